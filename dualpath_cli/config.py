@@ -1,0 +1,116 @@
+"""ModelConfig: the one description of a model, shared by recipes, flops, model and export.
+
+Torch-free, so that the command line can check a recipe before anything slow is imported.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+BlockKind = Literal["dual", "loop", "wide"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a model is. The defaults are the paper's backbone as trained (docs/paper.md)."""
+
+    vocab_size: int = 50304
+    """Rows of the embedding and of the head; at least the tokenizer's size."""
+    n_layers: int = 16
+    """Number of blocks."""
+    d_model: int = 768
+    """Width of the residual stream."""
+    n_heads: int = 12
+    """Number of query heads; the head size is d_model / n_heads."""
+    n_kv_heads: int = 12
+    """Number of key and value heads; fewer than n_heads gives grouped-query attention."""
+    max_seq_len: int = 4096
+    """Length in tokens of the training sequences and of evaluation windows."""
+    block: BlockKind | list[BlockKind] = "dual"
+    """Kind of every block, or a list with one kind per layer."""
+    loops: int = 4
+    """K, how often the deep sublayer is applied."""
+    d_ffn: int | None = None
+    """Configured FFN width of the deep path (dual and loop blocks)."""
+    d_ffn_wide: int | None = None
+    """Configured FFN width of the wide path (dual and wide blocks)."""
+    ffn_multiple_of: int = 256
+    """The effective FFN width is floor(2 d_ffn / 3) rounded up to a multiple of this."""
+    tie_embeddings: bool = False
+    """Whether the head shares the embedding's weight."""
+    rope_base: float = 500000.0
+    """Base of the rotary frequencies."""
+    qk_norm: Literal["after_rope", "before_rope", "none"] = "after_rope"
+    """Where queries and keys are RMS-normalised, per head, with a learned weight."""
+    norm_eps: float = 1e-5
+    """Epsilon of every RMSNorm."""
+    gate: Literal["two_gates", "convex", "softmax", "fixed"] = "two_gates"
+    """How a dual block weighs its paths: two sigmoids, (g, 1 - g), a softmax, or 0.5 each."""
+    combination: Literal["router", "final", "mean"] = "router"
+    """What the deep path returns: the routed mixture of steps, the last step, or their mean."""
+    step_index: Literal["zero_based", "one_based"] = "zero_based"
+    """The router's step input: (k-1)/(K-1) as trained, or k/(K-1) as the text says."""
+    gain_init: float = -7.0
+    """Initial value of the gains before the softplus."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights."""
+    residual_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the residual stream; bfloat16 exists to study the paper's numerics."""
+    rope_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type that the rotary frequencies are rounded to; bfloat16 as in the paper's training."""
+
+    def __post_init__(self) -> None:
+        for problem in self._problems():
+            raise ValueError(problem)
+
+    @property
+    def block_kinds(self) -> tuple[BlockKind, ...]:
+        """The kind of each block, from the first layer to the last."""
+        return (self.block,) * self.n_layers if isinstance(self.block, str) else tuple(self.block)
+
+    @property
+    def head_dim(self) -> int:
+        """N, the size of one attention head."""
+        return self.d_model // self.n_heads
+
+    def effective_width(self, d_ffn: int) -> int:
+        """Hidden width that SwiGLU really has for a configured one (Eq. heff, appendix B)."""
+        return effective_width(d_ffn, self.ffn_multiple_of)
+
+    @property
+    def routes_steps(self) -> bool:
+        """Whether deep paths have a router: with one step or without a mixture it has no choice."""
+        return self.combination == "router" and self.loops > 1
+
+    def _problems(self) -> list[str]:
+        """Everything that is wrong with the fields, as sentences."""
+        found = []
+        positive: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("vocab_size", "n_layers", "d_model", "n_heads", "n_kv_heads",
+                         "max_seq_len", "loops", "ffn_multiple_of")
+        }  # fmt: skip
+        found += [f"{k} must be at least 1, not {v}" for k, v in positive.items() if v < 1]
+        if found:
+            return found
+        if self.d_model % self.n_heads or self.head_dim % 2:
+            found.append(
+                f"d_model={self.d_model} with n_heads={self.n_heads} must give an even whole "
+                f"head size, not {self.d_model / self.n_heads:g}"
+            )
+        if self.n_heads % self.n_kv_heads:
+            found.append(f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}")
+        if len(self.block_kinds) != self.n_layers:
+            found.append(
+                f"block lists {len(self.block_kinds)} kinds for n_layers={self.n_layers} layers"
+            )
+        for name, kinds in (("d_ffn", {"dual", "loop"}), ("d_ffn_wide", {"dual", "wide"})):
+            used = sorted(kinds & set(self.block_kinds))
+            width = getattr(self, name)
+            if used and (width is None or width < 1):
+                found.append(f"block '{used[0]}' needs {name} of at least 1, not {width}")
+        return found
+
+
+def effective_width(d_ffn: int, multiple_of: int) -> int:
+    """``multiple_of * ceil(floor(2 d_ffn / 3) / multiple_of)`` (Eq. heff, appendix B)."""
+    return multiple_of * -(-(2 * d_ffn // 3) // multiple_of)

@@ -1,0 +1,17 @@
+"""The one exception for what a user did wrong, and the nearest-name hint that goes with it."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake that the user can mend: the command prints it as one line and exits with 2.
+
+    The message names the thing, its value and the way out.
+    """
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """Returns ``"; did you mean 'x'?"`` for the nearest candidate, or an empty string."""
+    near = difflib.get_close_matches(word, list(candidates), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
