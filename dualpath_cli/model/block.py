@@ -1,0 +1,132 @@
+"""The dual-path block: a looped deep path beside a wide path, added up by per-token gates.
+
+Shapes: B batch, T positions, D model width, K loops.
+"""
+
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dualpath_cli.config import BlockKind, ModelConfig
+from dualpath_cli.model.rope import Rope
+from dualpath_cli.model.routing import LayerTrace
+from dualpath_cli.model.sublayer import Sublayer
+
+
+class DeepPath(nn.Module):
+    """h_deep: one sublayer applied K times, its states mixed per token (Eqs. 2 and 3)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.d_ffn is not None  # ModelConfig refuses deep blocks without it
+        self.config = config
+        self.sublayer = Sublayer(config, config.d_ffn)
+        self.gains = nn.Parameter(torch.empty(config.loops))
+        if config.routes_steps:
+            self.router = nn.Linear(config.d_model + 1, 1)
+
+    def forward(
+        self, x_BTD: torch.Tensor, rope: Rope, trace: LayerTrace | None = None
+    ) -> torch.Tensor:
+        """Maps (B, T, D) to (B, T, D); writes the step weights into `trace`."""
+        h_BTD = x_BTD
+        states, weights = [], []
+        remaining_BT1 = torch.ones_like(x_BTD[..., :1])  # pi_k
+        for k in range(1, self.config.loops + 1):
+            h_BTD = self.sublayer(h_BTD, F.softplus(self.gains[k - 1]), rope)
+            states.append(h_BTD)
+            if self.config.routes_steps and k < self.config.loops:
+                q_BT1 = self.step_probability(h_BTD, k)
+                weights.append(remaining_BT1 * q_BT1)
+                remaining_BT1 = remaining_BT1 * (1 - q_BT1)
+        if self.config.combination == "mean":
+            weights = [remaining_BT1 / self.config.loops] * self.config.loops
+        elif self.config.combination == "final":
+            weights, states = [remaining_BT1], [h_BTD]
+        else:
+            weights.append(remaining_BT1)  # the last step takes what is left, so q_K is not needed
+        if trace is not None:
+            trace.step_weights = F.pad(
+                torch.cat(weights, dim=-1), (self.config.loops - len(weights), 0)
+            )
+        return reduce(torch.add, (w * h for w, h in zip(weights, states, strict=True)))
+
+    def step_probability(self, h_BTD: torch.Tensor, k: int) -> torch.Tensor:
+        """q_k = sigmoid(w . [h_k, step index] + b), (B, T, 1), in the router's own precision."""
+        first = 1 if self.config.step_index == "zero_based" else 0
+        index = (k - first) / max(1, self.config.loops - 1)
+        # The index is the same for all tokens: it joins the bias instead of widening h by one.
+        weight, bias = self.router.weight, self.router.bias
+        return _wide_linear(h_BTD, weight[:, :-1], bias + index * weight[:, -1]).sigmoid()
+
+
+class WidePath(nn.Module):
+    """h_wide: a sublayer with a bigger FFN, applied once (Eq. 4)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.d_ffn_wide is not None  # ModelConfig refuses wide blocks without it
+        self.sublayer = Sublayer(config, config.d_ffn_wide)
+        self.gain = nn.Parameter(torch.empty(1))  # not a scalar: FSDP2 shards dimension 0
+
+    def forward(self, x_BTD: torch.Tensor, rope: Rope) -> torch.Tensor:
+        """Maps (B, T, D) to (B, T, D)."""
+        return self.sublayer(x_BTD, F.softplus(self.gain[0]), rope)
+
+
+class PathGate(nn.Module):
+    """Weights of the two paths per token: the paper's two sigmoids or one of its variants."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.kind = config.gate
+        if self.kind != "fixed":
+            self.proj = nn.Linear(config.d_model, 1 if self.kind == "convex" else 2)
+
+    def forward(self, x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns (g_d, g_w), each (B, T, 1), for the block's input x."""
+        if self.kind == "fixed":
+            half = torch.full_like(x_BTD[..., :1], 0.5)
+            return half, half
+        logits = _wide_linear(x_BTD, self.proj.weight, self.proj.bias)
+        if self.kind == "convex":
+            g_BT1 = logits.sigmoid()
+            return g_BT1, 1 - g_BT1
+        gates_BT2 = logits.softmax(-1) if self.kind == "softmax" else logits.sigmoid()
+        return gates_BT2[..., :1], gates_BT2[..., 1:]
+
+
+class DualPathBlock(nn.Module):
+    """One layer, Eq. 5: ``y = g_d h_deep + g_w h_wide``; `loop` and `wide` blocks keep one path."""
+
+    def __init__(self, config: ModelConfig, kind: BlockKind) -> None:
+        super().__init__()
+        self.kind = kind
+        if kind != "wide":
+            self.deep = DeepPath(config)
+        if kind != "loop":
+            self.wide = WidePath(config)
+        if kind == "dual":
+            self.gate = PathGate(config)
+
+    def forward(
+        self, x_BTD: torch.Tensor, rope: Rope, trace: LayerTrace | None = None
+    ) -> torch.Tensor:
+        """Maps (B, T, D) to (B, T, D) in the type of x; writes its choices into `trace`."""
+        if self.kind == "wide":
+            return self.wide(x_BTD, rope)
+        if self.kind == "loop":
+            return self.deep(x_BTD, rope, trace).to(x_BTD.dtype)
+        g_d, g_w = self.gate(x_BTD)
+        if trace is not None:
+            trace.gate_deep, trace.gate_wide = g_d.squeeze(-1), g_w.squeeze(-1)
+        y_BTD = g_d * self.deep(x_BTD, rope, trace) + g_w * self.wide(x_BTD, rope)
+        return y_BTD.to(x_BTD.dtype)
+
+
+def _wide_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """A linear map in the weight's own type: a routing decision is worth more than bf16."""
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x.to(weight.dtype), weight, bias)

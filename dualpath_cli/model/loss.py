@@ -1,0 +1,41 @@
+"""Cross-entropy of next tokens without ever holding all logits at once."""
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+IGNORE = -100
+"""Target of a position that is not scored."""
+
+MAX_LOGITS = 2**28
+"""Logits held at once; 1 GiB of them in float32."""
+
+
+def next_token_nll(
+    x_BTD: torch.Tensor, head_VD: torch.Tensor, targets_BT: torch.Tensor
+) -> torch.Tensor:
+    """Returns every position's negative log-likelihood in nats, (B, T), 0 where it is IGNORE.
+
+    `x_BTD` is the normalised residual stream and `head_VD` the output matrix. The loss is float32
+    also where autocast makes the logits bf16. Above MAX_LOGITS logits the positions are taken in
+    chunks whose logits are computed again in the backward pass.
+    """
+    positions = x_BTD.flatten(0, 1)
+    targets = targets_BT.flatten()
+    chunk = max(1, MAX_LOGITS // head_VD.shape[0])
+    if len(targets) <= chunk:
+        nll = _nll(positions, head_VD, targets)
+    else:
+        nll = torch.cat(
+            [
+                checkpoint(_nll, x, head_VD, t, use_reentrant=False)
+                for x, t in zip(positions.split(chunk), targets.split(chunk), strict=True)
+            ]
+        )
+    return nll.view(targets_BT.shape)
+
+
+def _nll(x_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+    logits = F.linear(x_ND, head_VD)
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(wide, targets_N, ignore_index=IGNORE, reduction="none")
