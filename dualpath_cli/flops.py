@@ -1,4 +1,4 @@
-"""FLOPs and parameters of any ModelConfig, and the widths that a FLOP budget buys.
+"""FLOPs and parameters of any ModelConfig, counted from its fields alone.
 
 Torch-free. The accounting is the paper's (appendix FLOP-matching): two FLOPs a multiply-add, per
 token and layer, matrices only; norms, activations and softmaxes are not counted. One pass of a
@@ -11,12 +11,9 @@ sublayer over a token costs
 and a layer adds the gate (4 d) and, in every deep step but the last, the router (2 (d + 1)).
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 
-from dualpath_cli.config import BlockKind, ModelConfig, effective_width
-from dualpath_cli.errors import UserError
+from dualpath_cli.config import BlockKind, ModelConfig
 
 GATE_OUTPUTS = {"two_gates": 2, "softmax": 2, "convex": 1, "fixed": 0}
 """Columns of the gate's matrix, for each value of ModelConfig.gate."""
@@ -152,158 +149,3 @@ def parameters_non_embedding(config: ModelConfig) -> int:
     """Number of weights outside the embedding's and the head's matrices."""
     parts = parameters_by_part(config)
     return sum(parts.values()) - parts["embedding"] - parts["head"]
-
-
-@dataclass(frozen=True)
-class Target:
-    """What the widths of a block are solved for. The defaults are the paper's backbone."""
-
-    budget: int
-    """F_M: linear FLOPs per token and layer."""
-    block: BlockKind = "dual"
-    """Kind of block that spends them."""
-    alpha: float = 50
-    """Percent of a dual block's FLOPs, gate aside, that its deep path gets."""
-    loops: int = 4
-    """K of the deep path."""
-    matched_loops: int | None = None
-    """None matches linear FLOPs. A number K matches linear FLOPs plus attention scores to
-    ``budget`` plus the K + 1 passes of a dual block, so blocks with fewer passes get wider FFNs."""
-    d_model: int = 768
-    """Width of the residual stream."""
-    n_heads: int = 12
-    """Number of query heads."""
-    n_kv_heads: int = 12
-    """Number of key and value heads."""
-    seq_len: int = 4096
-    """Tokens that attention scores are averaged over."""
-    multiple_of: int = 64
-    """Widths are solved as multiples of this, effective widths round up to it (Eq. heff)."""
-
-    def __post_init__(self) -> None:
-        for name, value in (("budget", self.budget), ("K", self.loops),
-                            ("sequence length", self.seq_len),
-                            ("width multiple", self.multiple_of)):  # fmt: skip
-            if value < 1:
-                raise UserError(f"{name} must be at least 1, not {value}")
-        if self.block == "dual" and not 0 < self.alpha < 100:
-            raise UserError(
-                f"alpha={self.alpha:g} must lie between 0 and 100 percent: at either end one "
-                "path gets nothing; use block 'wide' or 'loop' for a single path"
-            )
-
-    @property
-    def total_budget(self) -> int:
-        """FLOPs per token and layer to match: linear, or linear plus attention scores."""
-        if self.matched_loops is None:
-            return self.budget
-        return self.budget + (self.matched_loops + 1) * score_flops(self.d_model, self.seq_len)
-
-    @property
-    def linear_budget(self) -> int:
-        """Linear FLOPs per token and layer that this block may spend to meet total_budget."""
-        if self.matched_loops is None:
-            return self.budget
-        own = passes(self.block, self.loops) * score_flops(self.d_model, self.seq_len)
-        return self.total_budget - own
-
-    def exact_widths(self) -> tuple[Fraction | None, Fraction | None]:
-        """Effective widths (deep, wide), before rounding, that spend the budget exactly."""
-        d, flops = self.d_model, Fraction(self.linear_budget)
-        projections = projection_flops(d, self.n_heads, self.n_kv_heads)
-        share = Fraction(1)
-        if self.block == "dual":
-            flops -= 4 * d  # the procedure takes the two gates off before it splits
-            share = Fraction(str(self.alpha)) / 100  # str: 0.1 means a tenth, not its binary form
-        deep = (flops * share / self.loops - projections) / (6 * d)
-        wide = (flops * (1 - share if self.block == "dual" else 1) - projections) / (6 * d)
-        return (None if self.block == "wide" else deep), (None if self.block == "loop" else wide)
-
-
-@dataclass(frozen=True)
-class Widths:
-    """Configured FFN widths that a budget buys."""
-
-    d_ffn: int | None
-    """Deep path's width; None for a wide block."""
-    d_ffn_wide: int | None
-    """Wide path's width; None for a loop block."""
-    clamped: tuple[str, ...] = ()
-    """Names of the widths that were raised to the smallest multiple and so exceed their share."""
-
-
-def solve_widths(target: Target) -> Widths:
-    """Solves a budget for the FFN widths (appendix FLOP-matching, "Solving for FFN widths").
-
-    Deep and dual widths are the largest multiples whose effective width stays at or below the
-    exact one. PureWide rounds up instead, first the effective width, then the configured one.
-    A width whose exact value is positive but below one multiple is raised to that multiple, as
-    the paper's F80M a25 K4 was; without a positive exact value a UserError names what would do.
-    """
-    m = target.multiple_of
-    exact_deep, exact_wide = target.exact_widths()
-    if any(exact is not None and exact <= 0 for exact in (exact_deep, exact_wide)):
-        raise UserError(_no_room(target))
-    if target.block == "wide":
-        assert exact_wide is not None
-        return Widths(None, _ceil(Fraction(3, 2) * _ceil(exact_wide, m), m))
-    found = {}
-    for name, exact in (("d_ffn", exact_deep), ("d_ffn_wide", exact_wide)):
-        found[name] = None if exact is None else _largest_width(exact, m)
-    clamped = tuple(name for name, width in found.items() if width == 0)
-    widths = {name: m if width == 0 else width for name, width in found.items()}
-    return Widths(widths["d_ffn"], widths["d_ffn_wide"], clamped)
-
-
-def _ceil(value: Fraction | int, multiple_of: int) -> int:
-    """The smallest multiple at or above ``value``."""
-    return int(-(-value // multiple_of)) * multiple_of
-
-
-def _largest_width(exact: Fraction, multiple_of: int) -> int:
-    """The largest multiple whose effective width is at most ``exact``; 0 if there is none."""
-    effective = int(exact // multiple_of) * multiple_of
-    # effective_width(w) <= effective means floor(2 w / 3) <= effective, so 2 w < 3 (effective + 1)
-    width = (3 * (effective + 1) - 1) // 2 // multiple_of * multiple_of
-    assert effective_width(width, multiple_of) <= effective
-    return width
-
-
-def _no_room(target: Target) -> str:
-    """One line: why the budget buys no width, and which alpha, K or budget would."""
-    given = f"K={target.loops}" if target.block != "wide" else ""
-    if target.block == "dual":
-        given = f"alpha={target.alpha:g} {given}"
-    given = f" with {given}" if given else ""
-    ways = [f"{name} {value}" for name, value in ways_out(target)]
-    advice = f"; {' or '.join(ways)} would do" if ways else ""
-    if target.block == "dual" and target.alpha < 1:
-        advice += f" (alpha is in percent: did you mean {100 * target.alpha:g}?)"
-    return (
-        f"a budget of {target.budget:,} FLOPs per token and layer leaves block '{target.block}'"
-        f"{given} no FLOPs for its FFN after the attention projections{advice}"
-    )
-
-
-def ways_out(target: Target) -> list[tuple[str, int]]:
-    """Nearest whole alpha, K and budget that each, changed alone, give every path a width."""
-    options: list[tuple[str, Iterable[int]]] = []
-    if target.block == "dual":
-        options.append(("alpha", sorted(range(1, 100), key=lambda a: abs(a - target.alpha))))
-    if target.block != "wide":
-        options.append(("loops", range(target.loops - 1, 0, -1)))
-    million = 10**6
-    start = target.budget // million * million
-    options.append(("budget", (start + million * 2**i for i in range(60))))
-    found = []
-    for field, values in options:
-        for value in values:
-            if _has_room(target, field, value):
-                found.append((field, value))
-                break
-    return found
-
-
-def _has_room(target: Target, field: str, value: int) -> bool:
-    changed = Target(**{**asdict(target), field: value})
-    return all(exact is None or exact > 0 for exact in changed.exact_widths())

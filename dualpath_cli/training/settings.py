@@ -36,6 +36,14 @@ class OptimSettings:
 class RunSettings:
     """How long and in which portions a run trains, and what it writes down."""
 
+    recipe: str = "custom"
+    """Name of the recipe, and of the folder for its runs; --config sets it."""
+    name: str = "default"
+    """Name of the run folder, below the recipe's."""
+    dir: str = "runs"
+    """Folder that holds all runs."""
+    budget: int | None = None
+    """Nominal FLOPs per token and layer that the model was solved for; fit prints the ratio."""
     max_tokens: int = 38_503_710_720
     """Training budget in tokens, rounded down to whole optimizer steps."""
     batch_tokens: int = 2_097_152
@@ -54,10 +62,6 @@ class RunSettings:
     """Optimizer steps between two checkpoints; one is always written at the end."""
     keep: int = 3
     """How many checkpoints are kept; 0 keeps all."""
-    dir: str = "runs"
-    """Folder that holds the run folders."""
-    name: str = "default"
-    """Name of the run folder, below the recipe's."""
     tensorboard: bool = True
     """Whether to log to TensorBoard too, where it is installed."""
     wandb: str | None = None

@@ -1,0 +1,1 @@
+"""A corpus of texts into tokenised, hashed litdata shards: `python -m data_prep`."""

@@ -1,0 +1,54 @@
+"""The `dualpath` command: looks at the first word and imports only what that word needs."""
+
+import sys
+
+from dualpath_cli.errors import UserError, did_you_mean
+
+COMMANDS = {
+    "fit": "Train a model from a recipe; the same command continues an interrupted run.",
+    "validate": "Score a trained model on named validation sets.",
+    "flops": "Solve FLOP-matched widths; count parameters and FLOPs; audit the paper's tables.",
+}
+HELP = f"""usage: dualpath COMMAND ...
+
+Pretrain and study dual-path language models.
+
+commands:
+{chr(10).join(f"  {name:10}{text}" for name, text in COMMANDS.items())}
+
+dualpath COMMAND --help explains a command. A recipe is a path or a packaged name:
+  dualpath fit --config recipes/f160m_a25_k4.yaml
+  dualpath flops --budget 80M --alpha 50 --k 4
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command and returns the exit code: 0, or 2 after a mistake of the user's."""
+    words = sys.argv[1:] if argv is None else argv
+    if not words or words[0] in ("-h", "--help"):
+        print(HELP, end="")
+        return 0
+    command, rest = words[0], words[1:]
+    if command == "--version":
+        from dualpath_cli import __version__
+
+        print(f"dualpath {__version__}")
+        return 0
+    try:
+        if command not in COMMANDS:
+            hint = did_you_mean(command, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"
+            raise UserError(f"no command '{command}'{hint}")
+        if command == "flops":
+            from dualpath_cli import flops_command
+
+            return flops_command.main(rest)
+        from dualpath_cli import launch
+
+        prepared = launch.prepare(command, rest)
+        from dualpath_cli.training import lightning_cli
+
+        return lightning_cli.run(prepared)
+    except UserError as error:
+        name = f" {command}" if command in COMMANDS else ""
+        print(f"dualpath{name}: error: {error}", file=sys.stderr)
+        return 2

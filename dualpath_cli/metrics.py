@@ -1,0 +1,50 @@
+"""Token loss and bits per byte, as every command computes them: sums that reduce over ranks."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torchmetrics import Metric
+
+from dualpath_cli.model.loss import IGNORE
+
+
+class LanguageModelLoss(Metric):
+    """Mean loss per scored token and bits per byte of text.
+
+    Loss is nats per token over all positions whose target is not `loss.IGNORE`. Bits per byte is
+    nats / (ln 2 x bytes) over those targets that stand for text: special tokens (end of text) have
+    no bytes and count in neither sum.
+    """
+
+    full_state_update = False
+    nats: torch.Tensor
+    tokens: torch.Tensor
+    text_nats: torch.Tensor
+    text_bytes: torch.Tensor
+    bytes_of_token: torch.Tensor
+
+    def __init__(self, token_bytes: Sequence[int]) -> None:
+        """`token_bytes` holds the number of UTF-8 bytes of each token id, 0 for special tokens."""
+        super().__init__()
+        for name in ("nats", "tokens", "text_nats", "text_bytes"):
+            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        table = torch.tensor(token_bytes, dtype=torch.int64)
+        self.register_buffer("bytes_of_token", table, persistent=False)
+
+    def update(self, nll: torch.Tensor, targets: torch.Tensor) -> None:
+        """Adds a batch: losses in nats and target ids, both (B, T)."""
+        scored = targets != IGNORE
+        nll = nll.double() * scored
+        n_bytes = self.bytes_of_token[targets.clamp(min=0)] * scored
+        self.nats += nll.sum()
+        self.tokens += scored.sum()
+        self.text_nats += (nll * (n_bytes > 0)).sum()
+        self.text_bytes += n_bytes.sum()
+
+    def compute(self) -> dict[str, torch.Tensor]:
+        """Returns `loss` and `bits_per_byte`; nan where nothing was scored."""
+        return {
+            "loss": self.nats / self.tokens,
+            "bits_per_byte": self.text_nats / (math.log(2) * self.text_bytes),
+        }

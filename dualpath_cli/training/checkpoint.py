@@ -1,0 +1,135 @@
+"""Checkpoints that are never half-written: beside their final name first, then renamed.
+
+A checkpoint is a file, or a folder of shards under `fsdp`. Both get their name in one step, after
+everything is on the disk; `last` then moves to the newest one.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.training.run_folder import CHECKPOINTS, LAST
+
+PARTIAL = ".partial"
+
+
+class DirectCheckpointIO(TorchCheckpointIO):
+    """Writes straight to the given path: `Checkpoints` gives a partial name and renames it.
+
+    Lightning's own goes through memory and a temporary folder that may be on another disk.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Saves with torch.save."""
+        torch.save(checkpoint, path)
+
+
+class Checkpoints(Callback):
+    """Saves every `every` optimizer steps and after the last one; keeps the newest `keep`."""
+
+    def __init__(self, run_folder: Path, every: int, keep: int) -> None:
+        self.folder = run_folder / CHECKPOINTS
+        self.every = every
+        self.keep = keep
+        self.saved_step = -1
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Clears what an interrupted save left behind."""
+        if trainer.is_global_zero:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for stale in self.folder.glob(f"*{PARTIAL}"):
+                _remove(stale)
+        trainer.strategy.barrier("cleared partial checkpoints")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Does not save again the step that the run was continued from."""
+        self.saved_step = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Saves when an optimizer step that is due has just been made."""
+        if trainer.global_step % self.every == 0 and trainer.global_step != self.saved_step:
+            self.save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves the last step."""
+        if trainer.global_step != self.saved_step:
+            self.save(trainer)
+
+    def save(self, trainer: Trainer) -> None:
+        """Writes ``checkpoints/step-N`` whole, moves `last` to it and drops the oldest ones."""
+        final = self.folder / f"step-{trainer.global_step:08d}"
+        partial = final.with_name(final.name + PARTIAL)
+        trainer.save_checkpoint(partial)
+        trainer.strategy.barrier("checkpoint written")
+        if trainer.is_global_zero:
+            publish(partial, final)
+            self._drop_oldest()
+        trainer.strategy.barrier("checkpoint published")
+        self.saved_step = trainer.global_step
+
+    def _drop_oldest(self) -> None:
+        steps = sorted(p for p in self.folder.glob("step-*") if not p.name.endswith(PARTIAL))
+        for old in steps[: -self.keep] if self.keep else []:
+            # Renamed first: a removal cut short must not leave half a checkpoint under its name.
+            _remove(old.rename(old.with_name(old.name + PARTIAL)))
+
+
+def publish(partial: Path, final: Path) -> None:
+    """Syncs a written checkpoint to disk, gives it its name and points `last` to it."""
+    for path in [*partial.rglob("*"), partial] if partial.is_dir() else [partial]:
+        _sync(path)
+    if final.exists():  # from a run that is being repeated from an older checkpoint
+        _remove(final)
+    partial.rename(final)
+    link = final.with_name(LAST + PARTIAL)
+    link.unlink(missing_ok=True)
+    link.symlink_to(final.name)
+    link.replace(final.with_name(LAST))
+    _sync(final.parent)
+
+
+def load_weights(model: DualPathLM, checkpoint: Path) -> None:
+    """Loads the model's weights from a checkpoint file or a folder of shards.
+
+    `model` may be sharded itself, over any number of ranks, whatever wrote the checkpoint.
+    """
+    if checkpoint.is_dir():
+        wanted = {"state_dict": {f"model.{k}": v for k, v in get_model_state_dict(model).items()}}
+        dcp.load(wanted, checkpoint_id=checkpoint)
+        weights = {k.removeprefix("model."): v for k, v in wanted["state_dict"].items()}
+        set_model_state_dict(model, weights)
+        return
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+    weights = {k.removeprefix("model."): v for k, v in saved.items() if k.startswith("model.")}
+    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

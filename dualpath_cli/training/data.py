@@ -1,0 +1,103 @@
+"""DualPathDataModule: the training stream from litdata shards, and named validation sets."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+from torch.utils.data import DataLoader, DistributedSampler
+
+from dualpath_cli.errors import UserError
+from dualpath_cli.text.documents import Source, read_documents
+from dualpath_cli.text.manifest import MANIFEST
+from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training.module import Batch
+from dualpath_cli.training.settings import DataSettings
+from dualpath_cli.windows import Tokens, Windows, collate, document_windows, folder_windows
+
+
+class DualPathDataModule(LightningDataModule):
+    """Streams training blocks of `seq_len` + 1 tokens and serves the validation windows."""
+
+    def __init__(
+        self,
+        settings: DataSettings,
+        tokenizer: Tokenizer,
+        *,
+        seq_len: int,
+        micro_batch: int,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.seq_len = seq_len
+        self.micro_batch = micro_batch
+        self.seed = seed
+        self.allow_zero_length_dataloader_with_multiple_devices = False
+
+    def train_dataloader(self) -> StreamingDataLoader:
+        """One stream per rank; its state is in the checkpoint, so a continued run sees no batch
+        twice. The part of an epoch that does not fill an optimizer step is left out.
+
+        Raises:
+            UserError: if the data does not fill a single step.
+        """
+        assert self.trainer is not None
+        # Built here and not before: litdata asks for the rank, which exists only by now.
+        blocks = StreamingDataset(
+            self.settings.path,
+            item_loader=TokensLoader(block_size=self.seq_len + 1),
+            shuffle=True,
+            drop_last=True,
+            seed=self.seed,
+        )
+        loader = StreamingDataLoader(
+            blocks,
+            batch_size=self.micro_batch,
+            num_workers=self.settings.workers,
+            drop_last=True,
+            collate_fn=split_blocks,
+            pin_memory=torch.cuda.is_available(),
+        )
+        accumulate = self.trainer.accumulate_grad_batches
+        steps = len(loader) // accumulate
+        if steps == 0:
+            raise UserError(
+                f"data.path '{self.settings.path}' gives each device {len(loader)} micro-batches "
+                f"an epoch, fewer than the {accumulate} of one optimizer step; lower "
+                "run.batch_tokens or prepare more data"
+            )
+        self.trainer.limit_train_batches = steps * accumulate
+        return loader
+
+    def val_dataloader(self) -> list[DataLoader[Tokens]]:
+        """One loader a validation set, in the order of `settings.val`."""
+        assert self.trainer is not None
+        ranks, rank = self.trainer.world_size, self.trainer.global_rank
+        loaders = []
+        for name, path in self.settings.val.items():
+            windows = Windows(self._windows(name, path), multiple_of=ranks * self.micro_batch)
+            sampler = DistributedSampler(windows, ranks, rank, shuffle=False)
+            loaders.append(
+                DataLoader(windows, self.micro_batch, sampler=sampler, collate_fn=collate)
+            )
+        return loaders
+
+    def _windows(self, name: str, path: str) -> list[Tokens]:
+        limit = self.settings.val_tokens
+        if (Path(path) / MANIFEST).is_file():
+            found = list(folder_windows(Path(path), self.seq_len, limit))
+        else:
+            documents = read_documents(Source(name, Path(path)))
+            found = list(document_windows(documents, self.tokenizer, self.seq_len, limit))
+        if not found:
+            raise UserError(f"data.val.{name} '{path}' holds no text to validate on")
+        return found
+
+
+def split_blocks(blocks: list[Tokens]) -> Batch:
+    """Stacks blocks of T + 1 tokens to inputs and next tokens, (B, T) int64 each."""
+    tokens = torch.from_numpy(np.stack(blocks).astype(np.int64))
+    return tokens[:, :-1], tokens[:, 1:]

@@ -1,0 +1,171 @@
+"""What a run writes down as it trains: metrics.csv, routing.csv, validation.csv, and loggers.
+
+Every `log_every` optimizer steps one row: loss and bits per byte over the tokens since the last
+row, learning rate, gradient norm (before clipping), tokens/s, model FLOP/s and, where the peak is
+known, MFU. Validation and saving are not counted as training time.
+"""
+
+import csv
+import io
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.throughput import get_available_flops
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from dualpath_cli.flops import training_flops_per_token
+from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.optim import learning_rate
+from dualpath_cli.training.run_folder import write_text
+from dualpath_cli.training.settings import RunSettings
+
+Row = dict[str, Any]
+
+
+class CsvTable:
+    """A CSV file that grows by rows and forgets those after the step that a run continues from."""
+
+    def __init__(self, path: Path, columns: list[str]) -> None:
+        self.path = path
+        self.columns = columns
+
+    def open(self, continued_from: int) -> None:
+        """Writes the header, and of an existing file the rows up to step `continued_from`."""
+        kept = [row for row in self.rows() if int(row["step"]) <= continued_from]
+        write_text(self.path, self._format(kept, header=True))
+
+    def rows(self) -> list[dict[str, str]]:
+        """All rows of the file; none if it does not exist."""
+        if not self.path.is_file():
+            return []
+        with self.path.open(newline="") as file:
+            # A machine that died may have left half a row at the end.
+            return [row for row in csv.DictReader(file) if None not in row.values()]
+
+    def append(self, *rows: Row) -> None:
+        """Adds rows; missing columns stay empty."""
+        with self.path.open("a", newline="") as file:
+            file.write(self._format(list(rows), header=False))
+
+    def _format(self, rows: list[Row], header: bool) -> str:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
+        if header:
+            writer.writeheader()
+        writer.writerows(
+            {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows
+        )
+        return text.getvalue()
+
+
+class MetricsLog(Callback):
+    """Measures training and hands each row to metrics.csv, all loggers and `show`."""
+
+    def __init__(
+        self, run_folder: Path, settings: RunSettings, show: Callable[[Row], None]
+    ) -> None:
+        self.settings = settings
+        self.show = show
+        self.metrics = CsvTable(
+            run_folder / "metrics.csv",
+            ["step", "tokens", "loss", "bits_per_byte", "lr", "grad_norm", "tokens_per_second",
+             "tflops_per_second", "mfu", "seconds"],
+        )  # fmt: skip
+        self.validation = CsvTable(
+            run_folder / "validation.csv", ["step", "tokens", "set", "loss", "bits_per_byte"]
+        )
+        self.step = 0
+        self.logged_step = 0
+        self.seconds = 0.0
+        self.since: float | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens the tables, cut to the step that the run is continued from."""
+        self.step = self.logged_step = trainer.global_step
+        if trainer.is_global_zero:
+            rows = self.metrics.rows()
+            before = [float(r["seconds"]) for r in rows if int(r["step"]) <= self.step]
+            self.total_seconds = before[-1] if before else 0.0
+            self.metrics.open(self.step)
+            self.validation.open(self.step)
+        if self.step == 0:
+            assert isinstance(pl_module, DualPathModule)
+            self._log_validation(trainer, pl_module)
+        self.since = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Logs when an optimizer step that is due has just been made."""
+        if trainer.global_step == self.step:
+            return  # still accumulating
+        self.step = trainer.global_step
+        if self.step % self.settings.log_every == 0 or self.step == trainer.max_steps:
+            assert isinstance(pl_module, DualPathModule)
+            self._log(trainer, pl_module)
+
+    def _log(self, trainer: Trainer, module: DualPathModule) -> None:
+        means = module.train_loss.compute()  # reduces over ranks and waits for the device
+        module.train_loss.reset()
+        self._pause()
+        seconds, self.seconds = self.seconds, 0.0
+        self.since = time.perf_counter()
+        new_tokens = (self.step - self.logged_step) * self.settings.batch_tokens
+        self.logged_step = self.step
+        speed = new_tokens / seconds
+        flops = speed * training_flops_per_token(module.config)
+        row: Row = {
+            "step": self.step,
+            "tokens": self.step * self.settings.batch_tokens,
+            "loss": means["loss"].item(),
+            "bits_per_byte": means["bits_per_byte"].item(),
+            "lr": learning_rate(self.step - 1, trainer.max_steps, module.optim),
+            "grad_norm": module.grad_norm.item(),
+            "tokens_per_second": speed,
+            "tflops_per_second": flops / 1e12,
+        }
+        peak = self._peak_flops(module)
+        if peak:
+            row["mfu"] = flops / (peak * trainer.world_size)
+        for logger in trainer.loggers:
+            logger.log_metrics({k: v for k, v in row.items() if k != "step"}, self.step)
+        if trainer.is_global_zero:
+            self.total_seconds += seconds
+            self.metrics.append({**row, "seconds": self.total_seconds})
+            self.show(row)
+
+    def _peak_flops(self, module: DualPathModule) -> float | None:
+        if self.settings.peak_tflops:
+            return self.settings.peak_tflops * 1e12
+        if module.device.type != "cuda":
+            return None
+        return get_available_flops(module.device, torch.bfloat16)
+
+    def _pause(self) -> None:
+        if self.since is not None:
+            self.seconds += time.perf_counter() - self.since
+            self.since = None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stops the clock."""
+        self._pause()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes down the results, and starts the clock again."""
+        assert isinstance(pl_module, DualPathModule)
+        if trainer.sanity_checking:
+            return  # a fresh run's step 0; the tables are opened when training starts
+        self._log_validation(trainer, pl_module)
+        self.since = time.perf_counter()
+
+    def _log_validation(self, trainer: Trainer, module: DualPathModule) -> None:
+        at = {"step": self.step, "tokens": self.step * self.settings.batch_tokens}
+        for name, result in module.val_results.items():
+            named = {f"val/{name}/{key}": value for key, value in result.items()}
+            for logger in trainer.loggers:
+                logger.log_metrics(named, self.step)
+            if trainer.is_global_zero:
+                self.validation.append({**at, "set": name, **result})

@@ -1,0 +1,110 @@
+"""DualPathModule: Lightning's view of the model. Glue only."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.metrics import LanguageModelLoss
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.training.checkpoint import load_weights
+from dualpath_cli.training.optim import build_optimizer, build_scheduler
+from dualpath_cli.training.parallel import build_model
+from dualpath_cli.training.settings import OptimSettings
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Input tokens and target tokens, each (B, T)."""
+
+
+class DualPathModule(LightningModule):
+    """Wraps a DualPathLM; `model` exists from `configure_model` on, built for the strategy."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        optim: OptimSettings,
+        token_bytes: Sequence[int],
+        val_names: Sequence[str],
+        *,
+        seed: int,
+        compile_blocks: bool,
+        weights: Path | None = None,
+    ) -> None:
+        """`weights` is a checkpoint to start from instead of the initial values of `seed`."""
+        super().__init__()
+        self.config = config
+        self.optim = optim
+        self.seed = seed
+        self.compile_blocks = compile_blocks
+        self.weights = weights
+        self.model: DualPathLM | None = None
+        self.train_loss = LanguageModelLoss(token_bytes)
+        self.val_names = list(val_names)
+        self.val_losses = nn.ModuleList(LanguageModelLoss(token_bytes) for _ in val_names)
+        self.val_results: dict[str, dict[str, float]] = {}
+        self.grad_norm = torch.zeros(())
+
+    def configure_model(self) -> None:
+        """Builds the model once; a sharding strategy has set the device mesh by now."""
+        if self.model is None:
+            mesh = self.device_mesh["data_parallel"] if self.device_mesh is not None else None
+            self.model = build_model(self.config, self.seed, self.compile_blocks, mesh)
+            if self.weights is not None:
+                load_weights(self.model, self.weights)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Losses in nats per position, (B, T)."""
+        assert self.model is not None
+        return self.model(tokens, targets)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        """Mean loss in nats per token of one micro-batch, all of whose positions are scored."""
+        tokens, targets = batch
+        nll = self(tokens, targets)
+        self.train_loss.update(nll.detach(), targets)
+        return nll.mean()
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Adds a batch to the loss of its validation set."""
+        tokens, targets = batch
+        # Windows of text come in many lengths. Only the training length is worth a graph.
+        compiled = tokens.shape[1] == self.config.max_seq_len
+        with torch.compiler.set_stance("default" if compiled else "force_eager"):
+            nll = self(tokens, targets)
+        self.val_losses[dataloader_idx].update(nll, targets)
+
+    def on_validation_epoch_end(self) -> None:
+        """Publishes `val/<set>/loss` and `val/<set>/bits_per_byte`."""
+        for name, metric in zip(self.val_names, self.val_losses, strict=True):
+            assert isinstance(metric, LanguageModelLoss)
+            self.val_results[name] = {k: v.item() for k, v in metric.compute().items()}
+            metric.reset()
+            for key, value in self.val_results[name].items():
+                # Reduced over ranks by the metric, and so equal on all of them.
+                self.log(f"val/{name}/{key}", value, logger=False)
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Ends the run with its last step; asked to stop, Lightning validates once more."""
+        if self.trainer.global_step >= self.trainer.max_steps:
+            self.trainer.should_stop = True
+
+    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+        """Clips by the global L2 norm, `optim.clip`, and keeps the norm from before."""
+        limit = self.optim.clip if self.optim.clip > 0 else float("inf")
+        norm = nn.utils.clip_grad_norm_(self.parameters(), limit)
+        self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def configure_optimizers(self) -> Any:
+        """AdamW by parameter kind and the warm-up and cosine schedule, stepped with it."""
+        assert self.model is not None
+        optimizer = build_optimizer(self.model.named_parameters(), self.optim)
+        scheduler = build_scheduler(optimizer, self.trainer.max_steps, self.optim)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }

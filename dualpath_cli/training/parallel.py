@@ -1,0 +1,117 @@
+"""Builds the model for one device or many: compile each block, then shard, then fill in weights.
+
+The order matters: a compiled block stays one graph inside its FSDP unit, and sharding on the meta
+device means that no rank ever holds the whole model.
+"""
+
+from functools import cache
+
+import torch
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    ModelParallelStrategy,
+    Strategy,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.model import DualPathLM
+
+STRATEGIES = ("auto", "single", "ddp", "fsdp")
+
+
+class FullyShardedStrategy(ModelParallelStrategy):
+    """FSDP2 over all devices of all nodes.
+
+    Lightning's defaults would mean tensor parallelism inside a node, and the number of devices is
+    known only once the trainer has counted them.
+    """
+
+    def setup_environment(self) -> None:
+        """Sets both sizes before the process group and its mesh are made."""
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        self._tensor_parallel_size = 1
+        super().setup_environment()
+
+
+def build_strategy(name: str) -> Strategy | str:
+    """Returns the Lightning strategy that a recipe's `trainer.strategy` names.
+
+    `auto` is `single` on one device and `ddp` on several; `fsdp` is FSDP2 over all devices.
+
+    Raises:
+        UserError: for an unknown name.
+    """
+    if name not in STRATEGIES:
+        hint = did_you_mean(name, STRATEGIES) or f"; choose from {', '.join(STRATEGIES)}"
+        raise UserError(f"trainer.strategy '{name}' is not known{hint}")
+    if name == "fsdp":
+        return FullyShardedStrategy()
+    return DDPStrategy(gradient_as_bucket_view=True) if name == "ddp" else "auto"
+
+
+def build_model(
+    config: ModelConfig, seed: int, compile_blocks: bool, mesh: DeviceMesh | None = None
+) -> DualPathLM:
+    """Returns an initialised model; with a mesh, sharded over it by FSDP2, one unit a layer.
+
+    The initial weights depend on `seed` alone, not on the number of devices.
+    """
+    if mesh is None:
+        model = DualPathLM(config)
+        model.init_weights(seed)
+        _compile(model, compile_blocks)
+        return model
+    with torch.device("meta"):
+        model = DualPathLM(config)
+    _compile(model, compile_blocks)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    # The root unit holds embedding, final norm and head together: tied weights cannot be split.
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device=mesh.device_type)
+    model.tie_weights()
+    with torch.no_grad():
+        for name, value in model.initial_values(seed):
+            copy_into(model.get_parameter(name), value)
+    return model
+
+
+def copy_into(parameter: torch.Tensor, value: torch.Tensor) -> None:
+    """Copies a whole tensor, which every rank holds, into a parameter that may be sharded."""
+    if isinstance(parameter, DTensor):
+        value = distribute_tensor(
+            value.to(parameter.device, parameter.dtype),
+            parameter.device_mesh,
+            parameter.placements,
+            src_data_rank=None,  # each rank cuts its own part: nothing is sent
+        )
+    parameter.copy_(value)
+
+
+def _compile(model: DualPathLM, wanted: bool) -> None:
+    if not wanted or not can_compile():
+        return
+    # Block by block: the graph of one layer serves all layers of its kind. In place, so that
+    # parameter names stay as they are.
+    for block in model.blocks:
+        block.compile()
+
+
+@cache
+def can_compile() -> bool:
+    """Whether torch.compile works here, tried once on a tiny function; says so where it doesn't.
+
+    On the CPU it needs a C++ compiler and Python's headers, on a GPU a working Triton.
+    """
+    try:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
+    except Exception as error:  # whatever is missing, the run can go on without it
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        print(f"dualpath: running eagerly: torch.compile does not work here ({reason:.120})")
+        return False
+    return True

@@ -1,0 +1,87 @@
+"""Every so often: gates, gains and expected loops of each layer, from one sequence, to routing.csv.
+
+One extra forward pass of one sequence every `gates_every` steps: the training graph stays free of
+read-outs.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.distributed.tensor import DTensor
+
+from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.training.metrics_log import CsvTable, Row
+from dualpath_cli.training.module import DualPathModule
+
+
+class RoutingLog(Callback):
+    """Writes a row per layer; gains are after the softplus (s in Eq. 1)."""
+
+    def __init__(self, run_folder: Path, every: int, loops: int) -> None:
+        self.every = every
+        self.gain_columns = [f"gain_deep_{k}" for k in range(1, loops + 1)]
+        self.table = CsvTable(
+            run_folder / "routing.csv",
+            ["step", "layer", "gate_deep", "gate_wide", "expected_loops", *self.gain_columns,
+             "gain_wide"],
+        )  # fmt: skip
+        self.step = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens the table, cut to the step that the run is continued from."""
+        self.step = trainer.global_step
+        if trainer.is_global_zero:
+            self.table.open(self.step)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Reads out when an optimizer step that is due has just been made."""
+        if trainer.global_step == self.step:
+            return
+        self.step = trainer.global_step
+        if self.step % self.every:
+            return
+        assert isinstance(pl_module, DualPathModule)
+        assert pl_module.model is not None
+        # All ranks: under fsdp a forward pass is a collective.
+        with trainer.precision_plugin.forward_context():
+            rows = self.read_out(pl_module.model, batch[0][:1])
+        for logger in trainer.loggers:
+            for row in rows:
+                layer = f"{row['layer']:02d}"
+                named = {f"routing/layer_{layer}/{k}": v for k, v in row.items() if k != "layer"}
+                logger.log_metrics(named, self.step)
+        if trainer.is_global_zero:
+            self.table.append(*({"step": self.step, **row} for row in rows))
+
+    @torch.no_grad()
+    def read_out(self, model: DualPathLM, tokens: torch.Tensor) -> list[Row]:
+        """Means over the tokens (B, T) per layer; a layer leaves out what it does not have."""
+        trace = RoutingTrace()
+        with torch.compiler.set_stance("force_eager"):
+            model(tokens, trace=trace)
+        rows: list[Row] = []
+        for i, (layer, block) in enumerate(zip(trace.layers, model.blocks, strict=True)):
+            row: Row = {"layer": i}
+            for key, values in (
+                ("gate_deep", layer.gate_deep),
+                ("gate_wide", layer.gate_wide),
+                ("expected_loops", layer.expected_loops),
+            ):
+                if values is not None:
+                    row[key] = values.float().mean().item()
+            if hasattr(block, "deep"):
+                row |= dict(zip(self.gain_columns, _gains(block.deep.gains), strict=True))
+            if hasattr(block, "wide"):
+                (row["gain_wide"],) = _gains(block.wide.gain)
+            rows.append(row)
+        return rows
+
+
+def _gains(parameter: torch.Tensor) -> list[float]:
+    whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+    return F.softplus(whole.float()).tolist()

@@ -1,0 +1,150 @@
+"""The run folder: what it holds, how a RUN given by the user is understood. Torch-free.
+
+runs/<recipe>/<name>/
+    recipe.yaml      the resolved recipe
+    versions.json    packages, git commit, data fingerprint
+    tokenizer.json   the tokenizer of the training data
+    metrics.csv      a row per logged step; routing.csv and validation.csv beside it
+    checkpoints/     step-00001000, ...; `last` points to the newest complete one
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.recipes import Recipe, parse
+
+RECIPE = "recipe.yaml"
+VERSIONS = "versions.json"
+CHECKPOINTS = "checkpoints"
+LAST = "last"
+
+# What a continued run may change: nothing of it decides the numbers.
+_FREE_KEYS = {
+    "run": {"dir", "name", "compile", "log_every", "gates_every", "validate_every", "save_every",
+            "keep", "tensorboard", "wandb", "peak_tflops"},
+    "data": {"val", "val_tokens", "workers"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """A RUN as the user gave it: its folder, and the checkpoint that is meant."""
+
+    folder: Path
+    checkpoint: Path
+
+    @property
+    def step(self) -> int:
+        """Optimizer step at which the checkpoint was written."""
+        return step_of(self.checkpoint)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step in a checkpoint's name."""
+    return int(checkpoint.resolve().name.removeprefix("step-"))
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint of a run folder, or None."""
+    last = folder / CHECKPOINTS / LAST
+    return last.resolve() if last.exists() else None
+
+
+def find_run(path: str) -> Run:
+    """Understands a run folder, or a checkpoint inside one.
+
+    Raises:
+        UserError: if there is nothing, or nothing of ours, at `path`.
+    """
+    given = Path(path)
+    if not given.exists():
+        siblings = [p.name for p in given.parent.iterdir()] if given.parent.is_dir() else []
+        hint = did_you_mean(given.name, siblings) or "; runs are kept as runs/<recipe>/<name>"
+        raise UserError(f"no run or checkpoint at '{path}'{hint}")
+    if (given / RECIPE).is_file():
+        checkpoint = newest_checkpoint(given)
+        if checkpoint is None:
+            raise UserError(f"run '{path}' has no complete checkpoint yet; let fit write one first")
+        return Run(given, checkpoint)
+    folder = given.resolve().parent.parent
+    if given.resolve().name.startswith("step-") and (folder / RECIPE).is_file():
+        return Run(folder, given.resolve())
+    raise UserError(
+        f"'{path}' is neither a run folder (it would hold {RECIPE}) nor a checkpoint inside one "
+        f"({CHECKPOINTS}/step-...)"
+    )
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The resolved recipe that a run was started with."""
+    return parse((folder / RECIPE).read_text(encoding="utf-8"), str(folder / RECIPE))
+
+
+def check_same_recipe(folder: Path, recipe: Recipe) -> None:
+    """Refuses to continue a run under a recipe that would have given other numbers.
+
+    Raises:
+        UserError: naming the first difference.
+    """
+    before = read_recipe(folder)
+    for section in ("model", "optim", "run", "data"):
+        old, new = before.get(section, {}), recipe.get(section, {})
+        for key in sorted((old.keys() | new.keys()) - _FREE_KEYS.get(section, set())):
+            if old.get(key) != new.get(key):
+                raise UserError(
+                    f"{folder} holds a run with {section}.{key}={old.get(key)}, this one has "
+                    f"{new.get(key)}; give this one a name (--run.name NAME)"
+                )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a whole file or none: beside the target first, then renamed over it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def start(folder: Path, recipe: Recipe, data_fingerprint: str) -> None:
+    """Writes the resolved recipe and the versions into a new or a continued run folder."""
+    write_text(folder / RECIPE, yaml.safe_dump(recipe, sort_keys=False))
+    write_text(folder / VERSIONS, json.dumps(versions(data_fingerprint), indent=2) + "\n")
+
+
+def versions(data_fingerprint: str) -> dict[str, Any]:
+    """What a run's numbers depend on beside its recipe."""
+    packages = ("dualpath", "torch", "lightning", "litdata", "torchmetrics", "jsonargparse")
+    return {
+        "packages": {name: importlib.metadata.version(name) for name in packages},
+        "python": platform.python_version(),
+        "git_commit": _git_commit(),
+        "data_fingerprint": data_fingerprint,
+    }
+
+
+def _git_commit() -> str | None:
+    """The checkout's commit, with `+changes` where files differ from it; None outside of one."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

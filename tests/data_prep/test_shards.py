@@ -1,0 +1,85 @@
+"""Shards: litdata reads back exactly the tokens that were written."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import litdata
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.shards import ShardWriter
+
+
+def write(folder: Path, stream: np.ndarray, chunk_tokens: int, pieces: int) -> tuple:
+    writer = ShardWriter(folder, stream.dtype.type, chunk_tokens)
+    for piece in np.array_split(stream.astype(np.uint32), pieces):
+        writer.add(piece)
+    return writer.close()
+
+
+def blocks(folder: Path, block_size: int) -> np.ndarray:
+    dataset = litdata.StreamingDataset(
+        str(folder), item_loader=litdata.TokensLoader(block_size=block_size), shuffle=False
+    )
+    read = [dataset[index] for index in range(len(dataset))]
+    return np.stack(read) if read else np.empty((0, block_size))
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+@settings(deadline=None, max_examples=25)
+@given(
+    length=st.integers(1, 400),
+    chunk_tokens=st.integers(2, 150),
+    block_size=st.integers(1, 40),
+    pieces=st.integers(1, 9),
+)
+def test_blocks_of_any_length_are_those_of_the_stream(
+    dtype: type, length: int, chunk_tokens: int, block_size: int, pieces: int
+) -> None:
+    top = np.iinfo(dtype).max
+    stream = np.random.default_rng(length).integers(0, top, length, dtype, endpoint=True)
+    chunks = [stream[i : i + chunk_tokens] for i in range(0, length, chunk_tokens)]
+    expected = [chunk[: len(chunk) // block_size * block_size] for chunk in chunks]
+    if not sum(map(len, expected)):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        written, _ = write(Path(folder), stream, chunk_tokens, pieces)
+        read = blocks(Path(folder), block_size)
+    assert len(written) == len(chunks)
+    assert read.dtype == dtype
+    np.testing.assert_array_equal(read.ravel(), np.concatenate(expected))
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_the_loader_gives_the_stream_in_order(tmp_path: Path, dtype: type) -> None:
+    stream = np.arange(1000, dtype=dtype)
+    write(tmp_path, stream, chunk_tokens=300, pieces=7)
+    dataset = litdata.StreamingDataset(
+        str(tmp_path), item_loader=litdata.TokensLoader(block_size=10), shuffle=False
+    )
+    batches = list(litdata.StreamingDataLoader(dataset, batch_size=4, num_workers=0))
+    read = np.concatenate([batch.long().numpy().ravel() for batch in batches])
+    np.testing.assert_array_equal(read, stream)
+
+
+def test_equal_streams_give_equal_bytes_however_they_arrive(tmp_path: Path) -> None:
+    stream = np.arange(1000, dtype=np.uint16)
+    for name, pieces in (("a", 1), ("b", 13)):
+        write(tmp_path / name, stream, chunk_tokens=256, pieces=pieces)
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert len(files) == 5
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_the_index_changes_with_the_tokens(tmp_path: Path) -> None:
+    # litdata takes `updated_at` for the version of a remote dataset in its cache.
+    versions = set()
+    for start in (0, 1):
+        folder = tmp_path / str(start)
+        write(folder, np.arange(start, start + 100, dtype=np.uint16), 64, 1)
+        versions.add(json.loads((folder / "index.json").read_text())["updated_at"])
+    assert len(versions) == 2

@@ -1,0 +1,329 @@
+"""The dual-path language model in float64, one token, one head and one step at a time.
+
+Written from the equations of the paper (section 3; where the text is silent, docs/paper.md), slow
+and obvious on purpose, and without a line shared with ``dualpath_cli.model``. A stream is a list
+with one vector per token; weights are looked up under their names in the model's ``state_dict``.
+Everything is elementary torch arithmetic, so autograd gives the reference gradients too. At the
+end: what the tests need besides, names and shapes of all weights, large random ones, errors.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from dualpath_cli.config import ModelConfig
+
+Weights = dict[str, Tensor]
+Stream = list[Tensor]
+
+
+def logits(weights: Weights, config: ModelConfig, tokens: Tensor) -> Tensor:
+    """Logits (B, T, V) of token numbers (B, T), each sequence by itself."""
+    return torch.stack(
+        [torch.stack(sequence_logits(weights, config, sequence)) for sequence in tokens.tolist()]
+    )
+
+
+def sequence_logits(weights: Weights, config: ModelConfig, tokens: list[int]) -> list[Tensor]:
+    """Embedding, blocks, final norm, head: logits (V,) of every token of one sequence."""
+    embedding = weights["embed.weight"]
+    head = embedding if config.tie_embeddings else weights["head.weight"]
+    stream = [embedding[token] for token in tokens]
+    for layer, kind in enumerate(kinds(config)):
+        stream = block(below(weights, f"blocks.{layer}"), config, kind, stream)
+    return [head @ rms_norm(x, weights["norm.weight"], config.norm_eps) for x in stream]
+
+
+def nll(logits: Tensor, targets: Tensor, ignore: int = -100) -> Tensor:
+    """Negative log-likelihood (B, T) in nats of each target; 0 where the target is ignored."""
+    rows = []
+    for logits_T, targets_T in zip(logits, targets.tolist(), strict=True):
+        row = []
+        for scores, target in zip(logits_T, targets_T, strict=True):
+            ignored = target == ignore
+            row.append(scores.sum() * 0 if ignored else -torch.log(softmax(scores)[target]))
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+def block(weights: Weights, config: ModelConfig, kind: str, x: Stream) -> Stream:
+    """One layer: ``y = g_d h_deep + g_w h_wide`` (Eq. two-gates), or one of its paths alone."""
+    if kind == "loop":
+        return deep_path(below(weights, "deep"), config, x)
+    if kind == "wide":
+        return wide_path(below(weights, "wide"), config, x)
+    h_deep = deep_path(below(weights, "deep"), config, x)
+    h_wide = wide_path(below(weights, "wide"), config, x)
+    y = []
+    for t in range(len(x)):
+        g_d, g_w = gates(below(weights, "gate"), config, x[t])
+        y.append(g_d * h_deep[t] + g_w * h_wide[t])
+    return y
+
+
+def gates(
+    weights: Weights, config: ModelConfig, x: Tensor
+) -> tuple[Tensor | float, Tensor | float]:
+    """``(g_d, g_w)`` of one token, from ``(l_d, l_w) = x W_g + b_g`` (above Eq. two-gates)."""
+    if config.gate == "fixed":
+        return 0.5, 0.5
+    W_g, b_g = weights["proj.weight"], weights["proj.bias"]
+    l_d = W_g[0] @ x + b_g[0]
+    if config.gate == "convex":
+        return sigmoid(l_d), 1 - sigmoid(l_d)
+    l_w = W_g[1] @ x + b_g[1]
+    if config.gate == "softmax":
+        total = torch.exp(l_d) + torch.exp(l_w)
+        return torch.exp(l_d) / total, torch.exp(l_w) / total
+    return sigmoid(l_d), sigmoid(l_w)
+
+
+def deep_path(weights: Weights, config: ModelConfig, x: Stream) -> Stream:
+    """``h_deep = sum_{k<K} pi_k q_k h^(k) + pi_K h^(K)`` of every token (Eqs. deep, deep-mix)."""
+    deep = []
+    for states in zip(*deep_states(weights, config, x), strict=True):
+        mixture = torch.zeros_like(states[0])
+        for weight, h in zip(step_weights(weights, config, list(states)), states, strict=True):
+            mixture = mixture + weight * h
+        deep.append(mixture)
+    return deep
+
+
+def deep_states(weights: Weights, config: ModelConfig, x: Stream) -> list[Stream]:
+    """``h^(k) = Phi_deep(h^(k-1); softplus(alpha^(k)))``, h^(0) = x: the streams of k = 1..K."""
+    states = []
+    h = x
+    for k in range(1, config.loops + 1):
+        s = softplus(weights["gains"][k - 1])
+        h = sublayer(below(weights, "sublayer"), config, h, s)
+        states.append(h)
+    return states
+
+
+def step_weights(weights: Weights, config: ModelConfig, h: list[Tensor]) -> list[Tensor]:
+    """``pi_k q_k`` for k < K and ``pi_K``, where ``pi_k = prod_{j<k} (1 - q_j)`` (Eq. deep-mix).
+
+    `h` are the K states of one token. Variants: all weight on the last, or the same on each.
+    """
+    K = len(h)
+    one = torch.ones((), dtype=h[0].dtype)
+    if config.combination == "final":
+        return [0 * one] * (K - 1) + [one]
+    if config.combination == "mean":
+        return [one / K] * K
+    q = [halting(weights, config, h[k - 1], k) for k in range(1, K)]  # q_K weighs nothing
+    out = []
+    for k in range(1, K + 1):
+        pi_k = one
+        for j in range(1, k):
+            pi_k = pi_k * (1 - q[j - 1])
+        out.append(pi_k * q[k - 1] if k < K else pi_k)
+    return out
+
+
+def halting(weights: Weights, config: ModelConfig, h: Tensor, k: int) -> Tensor:
+    """``q_k = sigmoid(w . [h^(k), index of step k] + b)`` (above Eq. deep-mix)."""
+    numerator = k - 1 if config.step_index == "zero_based" else k
+    index = torch.tensor([numerator / max(1, config.loops - 1)], dtype=h.dtype)
+    return sigmoid(weights["router.weight"][0] @ torch.cat([h, index]) + weights["router.bias"][0])
+
+
+def wide_path(weights: Weights, config: ModelConfig, x: Stream) -> Stream:
+    """``h_wide = Phi_wide(x; softplus(beta))`` (Eq. wide)."""
+    return sublayer(below(weights, "sublayer"), config, x, softplus(weights["gain"].sum()))
+
+
+def sublayer(weights: Weights, config: ModelConfig, x: Stream, s: Tensor) -> Stream:
+    """``u = x + s Attn(RMSNorm(x))``, ``Phi(x; s) = u + s FFN(RMSNorm(u))`` (Eq. sublayer)."""
+    eps = config.norm_eps
+    normed = [rms_norm(x_t, weights["attn_norm.weight"], eps) for x_t in x]
+    attended = attention(below(weights, "attn"), config, normed)
+    out = []
+    for x_t, a_t in zip(x, attended, strict=True):
+        u_t = x_t + s * a_t
+        out.append(
+            u_t + s * ffn(below(weights, "ffn"), rms_norm(u_t, weights["ffn_norm.weight"], eps))
+        )
+    return out
+
+
+def ffn(weights: Weights, x: Tensor) -> Tensor:
+    """SwiGLU without biases: ``W_2 (silu(W x) * V x)``."""
+    gate = weights["gate_proj.weight"] @ x
+    up = weights["up_proj.weight"] @ x
+    return weights["down_proj.weight"] @ (gate * sigmoid(gate) * up)
+
+
+def attention(weights: Weights, config: ModelConfig, x: Stream) -> Stream:
+    """Causal attention without biases: each token looks at itself and those before it.
+
+    Query head j reads key and value head ``j // (H / Hkv)``; scores are ``q . k / sqrt(N)``.
+    """
+    H = config.n_heads
+    N = config.d_model // H
+    group = H // config.n_kv_heads
+    queries, keys, values = [], [], []  # [token][head] -> (N,)
+    for t in range(len(x)):
+        q = (weights["q_proj.weight"] @ x[t]).split(N)
+        k = (weights["k_proj.weight"] @ x[t]).split(N)
+        queries.append([placed(weights, config, "q_norm.weight", head, t) for head in q])
+        keys.append([placed(weights, config, "k_norm.weight", head, t) for head in k])
+        values.append((weights["v_proj.weight"] @ x[t]).split(N))
+    out = []
+    for t in range(len(x)):
+        heads = []
+        for j in range(H):
+            q, shared = queries[t][j], j // group
+            scores = [q @ keys[past][shared] / math.sqrt(N) for past in range(t + 1)]
+            shares = softmax(torch.stack(scores))
+            heads.append(sum(shares[past] * values[past][shared] for past in range(t + 1)))
+        out.append(weights["o_proj.weight"] @ torch.cat(heads))
+    return out
+
+
+def placed(weights: Weights, config: ModelConfig, norm: str, x: Tensor, position: int) -> Tensor:
+    """A query or key of one head, turned by its position and normalised, in the order chosen."""
+    if config.qk_norm == "none":
+        return rope(config, x, position)
+    if config.qk_norm == "before_rope":
+        return rope(config, rms_norm(x, weights[norm], config.norm_eps), position)
+    return rms_norm(rope(config, x, position), weights[norm], config.norm_eps)
+
+
+def rope(config: ModelConfig, x: Tensor, position: int) -> Tensor:
+    """Channels i and i + N/2 turned by ``position * base^(-2i/N)``, i < N/2 (half-split)."""
+    N = len(x)
+    cos, sin = [], []
+    for i in range(N // 2):
+        frequency = config.rope_base ** (-2 * i / N)
+        if config.rope_dtype == "bfloat16":
+            frequency = torch.tensor(frequency, dtype=torch.float64).bfloat16().item()
+        cos.append(math.cos(position * frequency))
+        sin.append(math.sin(position * frequency))
+    cos_, sin_ = torch.tensor(cos, dtype=x.dtype), torch.tensor(sin, dtype=x.dtype)
+    first, second = x[: N // 2], x[N // 2 :]
+    return torch.cat([cos_ * first - sin_ * second, sin_ * first + cos_ * second])
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``weight * x / sqrt(mean(x^2) + eps)``."""
+    return weight * x / torch.sqrt((x * x).sum() / len(x) + eps)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Exponentials over their sum."""
+    return torch.exp(x) / torch.exp(x).sum()
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """``1 / (1 + e^-x)``."""
+    return 1 / (1 + torch.exp(-x))
+
+
+def softplus(x: Tensor) -> Tensor:
+    """``log(1 + e^x)``."""
+    return torch.log1p(torch.exp(x))
+
+
+def kinds(config: ModelConfig) -> list[str]:
+    """The kind of each block."""
+    return [config.block] * config.n_layers if isinstance(config.block, str) else config.block
+
+
+def below(weights: Weights, prefix: str) -> Weights:
+    """The weights under a prefix, without it."""
+    return {
+        name.removeprefix(prefix + "."): weight
+        for name, weight in weights.items()
+        if name.startswith(prefix + ".")
+    }
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all weights of a model; a tied head is not listed."""
+    d, K = config.d_model, config.loops
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed.weight": (config.vocab_size, d),
+        "norm.weight": (d,),
+    }
+    if not config.tie_embeddings:
+        shapes["head.weight"] = (config.vocab_size, d)
+    for layer, kind in enumerate(kinds(config)):
+        here = f"blocks.{layer}"
+        if kind != "wide":
+            shapes |= sublayer_shapes(config, f"{here}.deep.sublayer", config.d_ffn)
+            shapes[f"{here}.deep.gains"] = (K,)
+            if K > 1 and config.combination == "router":
+                shapes[f"{here}.deep.router.weight"] = (1, d + 1)
+                shapes[f"{here}.deep.router.bias"] = (1,)
+        if kind != "loop":
+            shapes |= sublayer_shapes(config, f"{here}.wide.sublayer", config.d_ffn_wide)
+            shapes[f"{here}.wide.gain"] = ()
+        if kind == "dual" and config.gate != "fixed":
+            n_logits = 1 if config.gate == "convex" else 2
+            shapes[f"{here}.gate.proj.weight"] = (n_logits, d)
+            shapes[f"{here}.gate.proj.bias"] = (n_logits,)
+    return shapes
+
+
+def sublayer_shapes(
+    config: ModelConfig, prefix: str, d_ffn: int | None
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of one sublayer; the FFN width is rounded up to a multiple."""
+    assert d_ffn is not None
+    d = config.d_model
+    N = d // config.n_heads
+    multiple = config.ffn_multiple_of
+    h = multiple * math.ceil((2 * d_ffn // 3) / multiple)
+    shapes = {
+        "attn_norm.weight": (d,),
+        "attn.q_proj.weight": (config.n_heads * N, d),
+        "attn.k_proj.weight": (config.n_kv_heads * N, d),
+        "attn.v_proj.weight": (config.n_kv_heads * N, d),
+        "attn.o_proj.weight": (d, config.n_heads * N),
+        "ffn_norm.weight": (d,),
+        "ffn.gate_proj.weight": (h, d),
+        "ffn.up_proj.weight": (h, d),
+        "ffn.down_proj.weight": (d, h),
+    }
+    if config.qk_norm != "none":
+        shapes |= {"attn.q_norm.weight": (N,), "attn.k_norm.weight": (N,)}
+    return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
+
+
+def random_weights(config: ModelConfig, seed: int) -> Weights:
+    """Weights so large that every term of every equation shows in the logits."""
+    rng = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in sorted(parameter_shapes(config).items()):
+        noise = torch.randn(shape, generator=rng, dtype=torch.float64)
+        if name == "embed.weight":
+            weights[name] = 0.3 * noise
+        elif "norm" in name:
+            weights[name] = 1 + 0.4 * noise
+        elif len(shape) < 2:  # gains and biases
+            weights[name] = noise
+        else:
+            weights[name] = 1.2 * noise / math.sqrt(shape[1])
+    return weights
+
+
+def load(model: torch.nn.Module, weights: Weights) -> torch.nn.Module:
+    """Gives each parameter of a model the weight of its name, and returns the model."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name].view_as(parameter))
+    return model
+
+
+def random_tokens(config: ModelConfig, batch: int, length: int, seed: int = 0) -> Tensor:
+    """Token numbers (batch, length)."""
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randint(config.vocab_size, (batch, length), generator=rng)
+
+
+def difference(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference of two tensors, relative to the largest entry expected."""
+    assert actual.shape == expected.shape
+    return ((actual.double() - expected).abs().max() / expected.abs().max()).item()

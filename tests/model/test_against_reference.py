@@ -1,0 +1,274 @@
+"""The model agrees with a float64 reference written from the equations, gradients included."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.model import DualPathLM, RoutingTrace
+from tests.model import reference
+from tests.model.reference import difference, random_tokens
+
+OUTPUTS = 1e-10
+"""Largest difference of logits allowed, relative to the largest logit."""
+GRADIENTS = 1e-8
+"""Largest difference of a parameter's gradient allowed, relative to its largest entry."""
+WRONG = 1e-6
+"""Least difference that a wrong reading of the paper makes, on the scale of OUTPUTS."""
+
+TINY = ModelConfig(
+    vocab_size=13,
+    n_layers=2,
+    d_model=12,
+    n_heads=2,
+    n_kv_heads=2,
+    max_seq_len=8,
+    loops=2,
+    d_ffn=17,
+    d_ffn_wide=31,
+    ffn_multiple_of=4,
+)
+
+VARIANTS = {
+    "dual, one loop": {"loops": 1},
+    "dual, two loops": {"loops": 2},
+    "dual, four loops": {"loops": 4, "n_layers": 1},
+    "loop": {"block": "loop", "loops": 3},
+    "loop, one loop": {"block": "loop", "loops": 1},
+    "wide": {"block": "wide"},
+    "mixed blocks": {"block": ["wide", "dual", "loop"], "n_layers": 3},
+    "convex gate": {"gate": "convex"},
+    "softmax gate": {"gate": "softmax"},
+    "fixed gate": {"gate": "fixed"},
+    "last step only": {"combination": "final", "loops": 3},
+    "mean of the steps": {"combination": "mean", "loops": 3},
+    "QK-norm before RoPE": {"qk_norm": "before_rope"},
+    "no QK-norm": {"qk_norm": "none"},
+    "step index from one": {"step_index": "one_based", "loops": 3},
+    "step index from one, one loop": {"step_index": "one_based", "loops": 1},
+    "grouped queries": {"d_model": 16, "n_heads": 4, "n_kv_heads": 2},
+    "one key-value head": {"d_model": 16, "n_heads": 4, "n_kv_heads": 1},
+    "tied": {"tie_embeddings": True},
+    "RoPE base 100": {"rope_base": 100.0},
+    "RoPE frequencies in bfloat16": {"rope_dtype": "bfloat16"},
+    "large epsilon": {"norm_eps": 0.1},
+}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
+def test_logits_and_all_gradients_follow_the_equations(changes):
+    config = dataclasses.replace(TINY, **changes)
+    weights = reference.random_weights(config, seed=0)
+    outputs, gradients = errors(config, weights, random_tokens(config, batch=2, length=5))
+    assert outputs <= OUTPUTS
+    assert max(gradients.values()) <= GRADIENTS, max(gradients, key=gradients.__getitem__)
+
+
+@st.composite
+def small_configs(draw) -> ModelConfig:
+    n_layers = draw(st.integers(1, 2))
+    n_kv_heads = draw(st.integers(1, 2))
+    n_heads = n_kv_heads * draw(st.integers(1, 2))
+    kind = st.sampled_from(["dual", "loop", "wide"])
+    return ModelConfig(
+        vocab_size=draw(st.integers(2, 9)),
+        n_layers=n_layers,
+        d_model=n_heads * 2 * draw(st.integers(1, 3)),
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        max_seq_len=6,
+        block=draw(kind | st.lists(kind, min_size=n_layers, max_size=n_layers)),
+        loops=draw(st.integers(1, 3)),
+        d_ffn=draw(st.integers(2, 20)),
+        d_ffn_wide=draw(st.integers(2, 40)),
+        ffn_multiple_of=draw(st.sampled_from([1, 4])),
+        tie_embeddings=draw(st.booleans()),
+        rope_base=draw(st.sampled_from([50.0, 500000.0])),
+        qk_norm=draw(st.sampled_from(["after_rope", "before_rope", "none"])),
+        norm_eps=draw(st.sampled_from([1e-5, 1e-2])),
+        gate=draw(st.sampled_from(["two_gates", "convex", "softmax", "fixed"])),
+        combination=draw(st.sampled_from(["router", "router", "final", "mean"])),
+        step_index=draw(st.sampled_from(["zero_based", "one_based"])),
+        rope_dtype=draw(st.sampled_from(["float32", "bfloat16"])),
+    )
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(
+    config=small_configs(),
+    seed=st.integers(0, 99),
+    batch=st.integers(1, 2),
+    length=st.integers(1, 4),
+)
+def test_any_small_model_follows_the_equations(config, seed, batch, length):
+    weights = reference.random_weights(config, seed)
+    outputs, gradients = errors(config, weights, random_tokens(config, batch, length))
+    assert outputs <= OUTPUTS
+    assert max(gradients.values()) <= GRADIENTS, max(gradients, key=gradients.__getitem__)
+
+
+def test_far_positions_follow_the_equations():
+    config = dataclasses.replace(TINY, n_layers=1, max_seq_len=70)
+    weights = reference.random_weights(config, seed=0)
+    tokens = random_tokens(config, batch=1, length=70)
+    expected = reference.logits(weights, config, tokens)
+    assert difference(model_with(config, weights)(tokens), expected) <= OUTPUTS
+
+
+@pytest.mark.parametrize("loops", [1, 2, 4])
+def test_recorded_gates_and_step_weights_are_those_of_the_equations(loops):
+    config = dataclasses.replace(TINY, n_layers=1, loops=loops)
+    weights = reference.random_weights(config, seed=1)
+    tokens = random_tokens(config, batch=1, length=5)
+    trace = RoutingTrace()
+    model_with(config, weights)(tokens, trace=trace)
+
+    layer = reference.below(weights, "blocks.0")
+    x = [weights["embed.weight"][token] for token in tokens[0].tolist()]
+    gates = [reference.gates(reference.below(layer, "gate"), config, x_t) for x_t in x]
+    states = reference.deep_states(reference.below(layer, "deep"), config, x)
+    steps = [
+        torch.stack(reference.step_weights(reference.below(layer, "deep"), config, list(h)))
+        for h in zip(*states, strict=True)
+    ]
+    (recorded,) = trace.layers
+    expected_gates = torch.tensor(gates, dtype=torch.float64)
+    assert difference(recorded.gate_deep[0], expected_gates[:, 0]) <= OUTPUTS
+    assert difference(recorded.gate_wide[0], expected_gates[:, 1]) <= OUTPUTS
+    assert difference(recorded.step_weights[0], torch.stack(steps)) <= OUTPUTS
+
+
+def test_the_loss_is_the_negative_log_likelihood_of_the_targets():
+    weights = reference.random_weights(TINY, seed=0)
+    tokens = random_tokens(TINY, batch=2, length=5)
+    targets = random_tokens(TINY, batch=2, length=5, seed=1)
+    targets[0, 1] = targets[1, 4] = -100
+    expected = reference.nll(reference.logits(weights, TINY, tokens), targets)
+    assert difference(model_with(TINY, weights)(tokens, targets), expected) <= OUTPUTS
+
+
+# The controls: what is not in the paper must not pass for it.
+
+WRONG_SETTINGS = {
+    "RoPE base 10000": {"rope_base": 10000.0},
+    "QK-norm before RoPE": {"qk_norm": "before_rope"},
+    "no QK-norm": {"qk_norm": "none"},
+    "step index from one": {"step_index": "one_based"},
+    "epsilon 1e-6": {"norm_eps": 1e-6},
+    "RoPE frequencies in bfloat16": {"rope_dtype": "bfloat16"},
+    "softmax gate": {"gate": "softmax"},
+    "last step only": {"combination": "final"},
+    "mean of the steps": {"combination": "mean"},
+}
+
+
+@pytest.mark.parametrize("changes", WRONG_SETTINGS.values(), ids=WRONG_SETTINGS.keys())
+def test_a_wrong_setting_does_not_agree(changes):
+    """Also shows that each of these settings changes something."""
+    config = dataclasses.replace(TINY, loops=3)
+    weights = reference.random_weights(config, seed=0)
+    tokens = random_tokens(config, batch=1, length=6)
+    wrong = reference.logits(weights, dataclasses.replace(config, **changes), tokens)
+    assert difference(model_with(config, weights)(tokens), wrong) >= WRONG
+
+
+def with_silu_on_the_other_matrix(weights: reference.Weights) -> reference.Weights:
+    swap = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
+    return {
+        name: weights[".".join(swap.get(part, part) for part in name.split("."))]
+        for name in weights
+    }
+
+
+def with_neighbouring_channels_turned(weights: reference.Weights) -> reference.Weights:
+    """Interleaved RoPE is half-split RoPE of channels in the order 0, 2, .. 1, 3, .."""
+    reordered = dict(weights)
+    for name, weight in weights.items():
+        if any(part in name for part in ("q_proj", "k_proj", "q_norm", "k_norm")):
+            heads = weight.unflatten(0, (-1, 8))  # head size 8
+            reordered[name] = torch.cat([heads[:, 0::2], heads[:, 1::2]], dim=1).flatten(0, 1)
+    return reordered
+
+
+def with_heads_sharing_keys_in_turns(weights: reference.Weights) -> reference.Weights:
+    """Query head j reading key and value head ``j % Hkv``: query heads 1 and 2 of 4 swapped."""
+    swapped = dict(weights)
+    for name, weight in weights.items():
+        if "q_proj" in name:
+            swapped[name] = weight.unflatten(0, (4, -1))[[0, 2, 1, 3]].flatten(0, 1)
+        if "o_proj" in name:
+            swapped[name] = weight.unflatten(1, (4, -1))[:, [0, 2, 1, 3]].flatten(1, 2)
+    return swapped
+
+
+WRONG_WEIGHTS = {
+    "SiLU on the other matrix": with_silu_on_the_other_matrix,
+    "neighbouring channels turned": with_neighbouring_channels_turned,
+    "heads sharing keys in turns": with_heads_sharing_keys_in_turns,
+    "gates in the order wide, deep": lambda weights: {
+        name: weight.flip(0) if "gate.proj" in name else weight for name, weight in weights.items()
+    },
+    "step index in front of the state": lambda weights: {
+        name: weight.roll(1, dims=1) if name.endswith("router.weight") else weight
+        for name, weight in weights.items()
+    },
+    "gains from the last step to the first": lambda weights: {
+        name: weight.flip(0) if name.endswith("gains") else weight
+        for name, weight in weights.items()
+    },
+    "gains without softplus": lambda weights: {
+        name: weight.expm1().abs().log() if "gain" in name else weight
+        for name, weight in weights.items()
+    },
+}
+
+
+@pytest.mark.parametrize("misread", WRONG_WEIGHTS.values(), ids=WRONG_WEIGHTS.keys())
+def test_a_wrong_reading_of_the_weights_does_not_agree(misread):
+    config = dataclasses.replace(TINY, d_model=32, n_heads=4, n_kv_heads=2, loops=3)
+    weights = reference.random_weights(config, seed=0)
+    tokens = random_tokens(config, batch=1, length=6)
+    model = model_with(config, weights)
+    assert difference(model(tokens), reference.logits(weights, config, tokens)) <= OUTPUTS
+    wrong = reference.logits(misread(weights), config, tokens)
+    assert difference(model(tokens), wrong) >= WRONG
+
+
+@pytest.mark.parametrize("changes", [v for v in VARIANTS.values() if "rope_base" not in v], ids=str)
+def test_the_model_has_exactly_the_weights_of_the_equations(changes):
+    config = dataclasses.replace(TINY, **changes)
+    expected = reference.parameter_shapes(config)
+    actual = {name: tuple(p.shape) for name, p in DualPathLM(config).named_parameters()}
+    expected |= {name: (1,) for name in expected if name.endswith("wide.gain")}
+    assert actual == expected
+
+
+def model_with(config: ModelConfig, weights: reference.Weights) -> DualPathLM:
+    """A float64 model that has these weights."""
+    return reference.load(DualPathLM(config).double(), weights)
+
+
+def errors(
+    config: ModelConfig, weights: reference.Weights, tokens: Tensor
+) -> tuple[float, dict[str, float]]:
+    """Errors of the model's logits, and of its gradients under a random cotangent, by name."""
+    weights = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    expected = reference.logits(weights, config, tokens)
+    model = model_with(config, weights)
+    actual = model(tokens)
+    rng = torch.Generator().manual_seed(2)
+    cotangent = torch.randn(expected.shape, generator=rng, dtype=expected.dtype)
+    expected.backward(cotangent)
+    actual.backward(cotangent)
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name} gets no gradient"
+        gradient = weights[name].grad.view_as(parameter)
+        # Absolute where a gradient vanishes, as a query's does over a single key.
+        scale = gradient.abs().max().clamp(min=1e-6)
+        gradients[name] = ((parameter.grad - gradient).abs().max() / scale).item()
+    return difference(actual, expected), gradients

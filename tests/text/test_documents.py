@@ -1,0 +1,210 @@
+"""Sources: every format gives the same texts, as a stream, and mistakes name their place."""
+
+import gzip
+import json
+import tempfile
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualpath_cli.errors import UserError
+from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
+
+TEXTS = ["one\ntwo\r\n", "", "é 日本 \U0001f600", "last"]
+
+
+def write(path: Path, texts: list[str]) -> Path:
+    """Writes texts as the file's extension says; a .txt file holds them joined."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"id": list(range(len(texts))), "text": texts}), path)
+        return path
+    if ".txt" in path.suffixes:
+        data = "".join(texts).encode()
+    else:
+        data = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    if path.suffix == ".gz":
+        data = gzip.compress(data)
+    elif path.suffix in (".zst", ".zstd"):
+        data = zstandard.ZstdCompressor().compress(data)
+    path.write_bytes(data)
+    return path
+
+
+JSONL = ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.jsonl.zstd"]
+
+
+@pytest.mark.parametrize("name", [*JSONL, "a.parquet"])
+def test_a_row_is_a_document(tmp_path: Path, name: str) -> None:
+    source = parse_source(str(write(tmp_path / name, TEXTS)))
+    assert source.name == "a"
+    assert list(read_documents(source)) == TEXTS
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.zst"])
+def test_a_plain_file_is_one_document_with_its_line_ends(tmp_path: Path, name: str) -> None:
+    source = parse_source(str(write(tmp_path / name, TEXTS)))
+    assert list(read_documents(source)) == ["".join(TEXTS)]
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbftext")
+    assert list(read_documents(parse_source(str(tmp_path / "a.txt")))) == ["text"]
+
+
+def test_a_folder_is_all_its_readable_files_in_order(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    write(tmp_path / "b" / "1.parquet", ["third"])
+    write(tmp_path / "a.jsonl.gz", ["first", "second"])
+    write(tmp_path / "c.txt", ["fourth"])
+    (tmp_path / "notes.md").write_text("not read")
+    source = parse_source(f"all={tmp_path}")
+    assert source == Source("all", tmp_path)
+    assert list(read_documents(source)) == ["first", "second", "third", "fourth"]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor().compress])
+def test_files_of_several_compressed_parts_are_read_to_the_end(tmp_path: Path, compress) -> None:
+    suffix = ".gz" if compress is gzip.compress else ".zst"
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(compress(b'{"text": "one"}\n') + compress(b'{"text": "two"}\n'))
+    assert list(read_documents(parse_source(str(path)))) == ["one", "two"]
+
+
+@pytest.mark.parametrize("name", [*JSONL, "a.parquet", "a.txt", "a.txt.gz"])
+def test_the_bytes_reported_are_the_size_of_the_file(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, [f"document {n} " * 50 for n in range(3000)])
+    counts: list[int] = []
+    assert list(read_documents(Source("a", path), counts.append))
+    assert sum(counts) == path.stat().st_size
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_reading_is_lazy(tmp_path: Path, name: str) -> None:
+    random = Random(0)
+    path = write(tmp_path / name, [random.randbytes(2000).hex() for _ in range(3000)])
+    counts: list[int] = []
+    assert len(list(islice(read_documents(Source("a", path), counts.append), 3))) == 3
+    assert sum(counts) < path.stat().st_size / 2
+
+
+RENDERED = [
+    ("gsm8k", {"question": "1+1?", "answer": "It is 2.\n#### 2"}, "1+1?", "It is 2.\n#### 2"),
+    ("triviaqa", {"question": "Who?", "answer": "Ada"}, "Who?", "Ada"),
+    ("triviaqa", {"question": "Who?", "answer": ["Ada", "A. L."]}, "Who?", "Ada"),
+    ("triviaqa", {"question": "Who?", "answer": {"value": "Ada", "aliases": []}}, "Who?", "Ada"),
+    (
+        "arc",
+        {"query": "Question: Why?\nAnswer:", "choices": ["No.", "So."], "gold": 1},
+        "Why?",
+        "So.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "question", "answer"), RENDERED)
+def test_known_names_are_rendered_as_question_and_answer(
+    tmp_path: Path, name: str, row: dict, question: str, answer: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    for file in ("rows.jsonl", "rows.parquet"):
+        source = parse_source(f"{name}={tmp_path / file}")
+        assert list(read_documents(source)) == [f"Question: {question}\nAnswer: {answer}"]
+
+
+def test_real_gsm8k_and_arc_are_read_to_the_end(shared_data: Path) -> None:
+    for spec, count in [
+        ("gsm8k=gsm8k/test.jsonl", 1319),
+        ("arc=tasks/arc_challenge_test.jsonl", 1172),
+    ]:
+        name, _, file = spec.partition("=")
+        texts = list(read_documents(Source(name, shared_data / file)))
+        assert len(texts) == count
+        assert all(t.startswith("Question: ") and t.count("\nAnswer: ") == 1 for t in texts)
+
+
+def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path, monkeypatch) -> None:
+    folder = tmp_path / "quality=high" / "kind=actual"
+    folder.mkdir(parents=True)
+    write(folder / "a.txt", TEXTS)
+    monkeypatch.chdir(tmp_path)
+    assert parse_source("quality=high/kind=actual") == Source(
+        "kind=actual", Path("quality=high/kind=actual")
+    )
+
+
+@given(st.lists(st.text(), max_size=20))
+def test_any_texts_come_back_from_json_lines(texts: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "a.jsonl.gz", texts)
+        assert list(read_documents(Source("a", path))) == texts
+
+
+WRONG = {
+    "line 2: not JSON": ("a.jsonl", b'{"text": "a"}\n{"text": \n'),
+    "line 2: a JSON list": ("a.jsonl", b'{"text": "a"}\n[1]\n'),
+    "line 1: not UTF-8": ("a.jsonl", b'{"text": "\xff"}\n'),
+    "line 3: no field 'text'; did you mean 'texts'": ("a.jsonl", b'{"text":""}\n\n{"texts":""}'),
+    "line 1: no field 'text' .fields: id": ("a.jsonl", b'{"id": 1}'),
+    "line 1: no text in the values of text": ("a.jsonl", b'{"text": null}'),
+    "line 1: half of a surrogate pair": ("a.jsonl", b'{"text": "\\ud800"}'),
+    "cannot be read after line 0: .*[Tt]runcated": ("a.jsonl.gz", gzip.compress(b"{}" * 99)[:-9]),
+    "cannot be read after line 0": ("a.jsonl.zst", b"no zstd"),
+    "cannot be read as Parquet": ("a.parquet", b"no parquet"),
+    "not UTF-8 at byte 2": ("a.txt", b"ab\xff"),
+}
+
+
+@pytest.mark.parametrize("reason", WRONG)
+def test_what_cannot_be_read_is_named_with_its_place(tmp_path: Path, reason: str) -> None:
+    name, data = WRONG[reason]
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=reason) as caught:
+        list(read_documents(parse_source(str(path))))
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_zstd_file_that_is_cut_off_is_not_taken_for_complete(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl.zst", [f"document {n}" for n in range(50_000)])
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"a\.jsonl\.zst: cannot be read after line \d+"):
+        list(read_documents(parse_source(str(path))))
+
+
+def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"body": ["a"]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"no column 'text' \(columns: body\)"):
+        list(read_documents(parse_source(str(tmp_path / "a.parquet"))))
+
+
+@pytest.mark.parametrize("spec", ["hf:openai/gsm8k", "gsm8k=hf:openai/gsm8k:main"])
+def test_hub_datasets_are_not_supported_yet(spec: str) -> None:
+    with pytest.raises(UserError, match=r"not supported yet; .*\.jsonl"):
+        parse_source(spec)
+
+
+def test_a_misspelt_path_is_pointed_out(tmp_path: Path) -> None:
+    write(tmp_path / "novels.jsonl", TEXTS)
+    with pytest.raises(UserError, match=r"does not exist.*did you mean 'novels\.jsonl'"):
+        parse_source(f"a={tmp_path / 'novel.jsonl'}")
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.json.gz", "a", "a.parquet.gz"])
+def test_an_unknown_format_is_named_with_the_known_ones(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("x")
+    with pytest.raises(UserError, match=r"format is not known .*\.parquet"):
+        parse_source(str(tmp_path / name))
+
+
+def test_a_folder_without_readable_files_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no readable file"):
+        source_files(Source("a", tmp_path))

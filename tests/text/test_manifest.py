@@ -1,0 +1,111 @@
+"""Manifest: what was prepared is found again, and what changed since is named."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from dualpath_cli.errors import UserError
+from dualpath_cli.text.manifest import Chunk, Manifest, SourceCount, sha256_of
+from dualpath_cli.text.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path, small: Tokenizer) -> Path:
+    """A data folder of two chunks."""
+    files = {"chunk-0-0.bin": b"12345678", "chunk-0-1.bin": b"9876", "index.json": b"{}"}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    small.save(tmp_path)
+    chunks = [Chunk(name, len(files[name]), sha256_of(tmp_path / name)) for name in list(files)[:2]]
+    Manifest(
+        documents=2,
+        tokens=6,
+        text_bytes=9,
+        dtype="uint16",
+        vocab_size=small.vocab_size,
+        eot_id=small.eot_id,
+        tokenizer=small.fingerprint,
+        sources=[SourceCount("a", "a.txt", 2, 0, 6, 9)],
+        chunks=chunks,
+        index_sha256=sha256_of(tmp_path / "index.json"),
+        request="request",
+    ).write(tmp_path)
+    return tmp_path
+
+
+def test_what_is_written_is_read(folder: Path) -> None:
+    manifest = Manifest.read(folder)
+    manifest.verify(folder)
+    assert (manifest.tokens, manifest.sources[0].name) == (6, "a")
+    before = (folder / "manifest.json").read_bytes()
+    manifest.write(folder)
+    assert (folder / "manifest.json").read_bytes() == before
+
+
+def test_a_flipped_byte_is_found_by_verify(folder: Path) -> None:
+    path = folder / "chunk-0-1.bin"
+    data = bytearray(path.read_bytes())
+    data[1] ^= 1
+    path.write_bytes(data)
+    manifest = Manifest.read(folder)
+    manifest.check_sizes(folder)
+    with pytest.raises(UserError, match=r"chunk-0-1\.bin: changed .*--overwrite"):
+        manifest.verify(folder)
+
+
+def _truncate(folder: Path) -> None:
+    (folder / "chunk-0-0.bin").write_bytes(b"1234567")
+
+
+def _remove(name: str):
+    return lambda folder: (folder / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (_truncate, r"chunk-0-0\.bin: 7 bytes instead of 8"),
+        (_remove("chunk-0-0.bin"), r"chunk-0-0\.bin: chunk is missing"),
+        (_remove("index.json"), r"index\.json: missing"),
+        (lambda folder: (folder / "index.json").write_text("[]"), r"index\.json: changed"),
+        (_remove("manifest.json"), r"has no manifest\.json"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "cannot be read"),
+        (lambda folder: (folder / "manifest.json").write_text("{}"), "cannot be read"),
+    ],
+)
+def test_a_damaged_folder_is_named_with_the_way_out(folder: Path, damage, reason: str) -> None:
+    damage(folder)
+    with pytest.raises(UserError, match=reason) as caught:
+        Manifest.read(folder).check_sizes(folder)
+    assert "python -m data_prep" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_edited_manifest_is_found(folder: Path) -> None:
+    content = json.loads((folder / "manifest.json").read_text())
+    content["chunks"].pop()
+    (folder / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="fingerprint does not fit"):
+        Manifest.read(folder)
+
+
+def test_another_tokenizer_is_found_by_verify(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|endoftext|>", "<|end_of_text|>"))
+    with pytest.raises(UserError, match="not the tokenizer of these tokens"):
+        Manifest.read(folder).verify(folder)
+
+
+def test_a_missing_folder_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"does not exist; make it with .* --out"):
+        Manifest.read(tmp_path / "none")
+
+
+def test_the_fingerprint_is_that_of_the_tokens_alone(folder: Path) -> None:
+    manifest = Manifest.read(folder)
+    elsewhere = dataclasses.replace(manifest, request="other", sources=[])
+    assert elsewhere.fingerprint == manifest.fingerprint
+    for change in ({"dtype": "uint32"}, {"tokenizer": "x"}, {"chunks": manifest.chunks[:1]}):
+        assert dataclasses.replace(manifest, **change).fingerprint != manifest.fingerprint
