@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,9 @@ from data_prep.progress import PreparationProgress
 from dualpath_cli.errors import UserError
 from dualpath_cli.text.manifest import MANIFEST, Manifest, SourceCount
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
+
+if TYPE_CHECKING:
+    from data_prep.shards import ShardWriter
 
 BATCH_CHARACTERS = 1 << 20
 """About this much text is tokenised at a time; a longer document goes alone."""
@@ -101,30 +105,12 @@ def _write_shards(request: Request, folder: Path) -> Manifest:
     tokenizer = request.tokenizer
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     writer = ShardWriter(folder, dtype, request.chunk_tokens)
-    end = np.array([tokenizer.eot_id], dtype=np.uint32)
     counts: list[SourceCount] = []
-    left = request.max_tokens
+    limit = request.max_tokens
     with PreparationProgress(sum(corpus.bytes for corpus in request.corpora)) as progress:
         for corpus in request.corpora:
-            progress.source(corpus.name)
-            documents = tokens = text_bytes = empty = 0
-            for text, ids in encoded(corpus.documents(progress.read), tokenizer):
-                if left is not None and left <= 0:
-                    break
-                if not text:
-                    empty += 1
-                    continue
-                writer.add(ids)
-                writer.add(end)
-                documents += 1
-                tokens += len(ids) + 1
-                text_bytes += len(text.encode())
-                progress.written(len(ids) + 1)
-                if left is not None:
-                    left -= len(ids) + 1
-            counts.append(
-                SourceCount(corpus.name, corpus.path, documents, empty, tokens, text_bytes)
-            )
+            left = None if limit is None else limit - sum(count.tokens for count in counts)
+            counts.append(_write_corpus(corpus, tokenizer, writer, left, progress))
     if not any(count.documents for count in counts):
         raise UserError(f"no text in {', '.join(corpus.path for corpus in request.corpora)}")
     chunks, index_sha256 = writer.close()
@@ -141,6 +127,33 @@ def _write_shards(request: Request, folder: Path) -> Manifest:
         index_sha256=index_sha256,
         request=request.digest,
     )
+
+
+def _write_corpus(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    writer: "ShardWriter",
+    limit: int | None,
+    progress: PreparationProgress,
+) -> SourceCount:
+    """Writes documents, each with its end-of-text, until `limit` tokens are reached."""
+    end = np.array([tokenizer.eot_id], dtype=np.uint32)
+    documents = tokens = text_bytes = empty = 0
+    progress.source(corpus.name)
+    if limit is None or limit > 0:
+        for text, ids in encoded(corpus.documents(progress.read), tokenizer):
+            if not text:
+                empty += 1
+                continue
+            writer.add(ids)
+            writer.add(end)
+            documents += 1
+            tokens += len(ids) + 1
+            text_bytes += len(text.encode())
+            progress.written(len(ids) + 1)
+            if limit is not None and tokens >= limit:
+                break
+    return SourceCount(corpus.name, corpus.path, documents, empty, tokens, text_bytes)
 
 
 def encoded(

@@ -23,7 +23,7 @@ class Hardware:
     tflops: float
     """Sustained TFLOP/s of each GPU."""
     asked: bool
-    """Whether the user gave any of the three; otherwise only tables show the hours."""
+    """Whether the user gave any of the three; otherwise only the table of a budget has hours."""
 
 
 @dataclass(frozen=True)

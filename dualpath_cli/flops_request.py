@@ -99,7 +99,7 @@ def _fitting_heads(dim: int, wanted: int) -> str:
     return f"--heads {_nearest_divisor(dim // 2, wanted)} would"
 
 
-def _hardware(options: Options) -> Hardware:
+def _hardware(options: Options, tokens_of_recipe: int | None = None) -> Hardware:
     tokens = options["tokens"]
     gpus = paper.GPUS if options["gpus"] is None else options["gpus"]
     tflops = DEFAULT_TFLOPS if options["tflops"] is None else options["tflops"]
@@ -108,7 +108,9 @@ def _hardware(options: Options) -> Hardware:
     if not 0 < tflops < float("inf"):
         raise UserError(f"--tflops must be a number above 0, not {tflops:g}")
     return Hardware(
-        tokens=paper.TRAINING_TOKENS if tokens is None else parse_size(str(tokens), "--tokens"),
+        tokens=parse_size(str(tokens), "--tokens")
+        if tokens is not None
+        else tokens_of_recipe or paper.TRAINING_TOKENS,
         gpus=gpus,
         tflops=tflops,
         asked=any(options[name] is not None for name in HARDWARE_OPTIONS),
@@ -157,7 +159,7 @@ def from_recipes(options: Options) -> Description:
     return Description(
         config,
         reading=next((r for r in paper.READINGS if _reads_as(config, r)), None),
-        hardware=_hardware(options),
+        hardware=_hardware(options, (merged.get("run") or {}).get("max_tokens")),
         seq_len=seq_len,
         budget=None if budget is None else parse_size(str(budget), "--budget"),
     )
@@ -175,8 +177,11 @@ def _model_config(recipe: str, model: object, reading: paper.Reading | None) -> 
             raise UserError(f"recipe '{recipe}': its model has no field '{name}'{hint}")
     try:
         return ModelConfig(**model)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"recipe '{recipe}': {error}") from None
+    except TypeError as error:
+        what = "a field of its model has the wrong type"
+        raise UserError(f"recipe '{recipe}': {what} ({error})") from None
 
 
 def _reads_as(config: ModelConfig, reading: paper.Reading) -> bool:

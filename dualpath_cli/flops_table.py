@@ -23,7 +23,8 @@ def as_text(descriptions: Sequence[Description]) -> str:
     first = descriptions[0]
     lines = [*_title(first), ""]
     lines += align(_rows(descriptions))
-    paragraphs = [_training(first.hardware), *_clamp_notes(first)]
+    paragraphs = [_training(first.hardware)] if _shows_hours(first) else []
+    paragraphs += _clamp_notes(first)
     if len(descriptions) == 2:
         paragraphs.append(what_differs(*descriptions))
     for paragraph in paragraphs:
@@ -93,7 +94,8 @@ def _rows(descriptions: Sequence[Description]) -> list[list[str]]:
         what = "linear + attention" if total else "linear total"
         row(f"ratio to the budget, {what}", lambda d: f"{d.budget_ratio:.4f}")
     row("training FLOPs per token", lambda d: d.training_flops)
-    row("training hours", lambda d: f"{d.hours:,.2f}" if d.hours < 10 else f"{d.hours:,.1f}")
+    if _shows_hours(first):
+        row("training hours", lambda d: _hours(d.hours))
     return rows
 
 
@@ -109,6 +111,17 @@ def _number(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _hours(hours: float) -> str:
+    if hours < 0.01:
+        return "< 0.01"
+    return f"{hours:.2f}" if hours < 10 else f"{hours:,.1f}"
+
+
+def _shows_hours(description: Description) -> bool:
+    # the paper's GPUs are a fair assumption for a budget like the paper's, not for any recipe
+    return description.hardware.asked or description.target is not None
 
 
 def _training(hardware: Hardware) -> str:
@@ -146,19 +159,20 @@ def what_differs(written: Description, trained: Description) -> str:
             )
             if before is not None and after is not None and before != after
         ]
-        effect = f" ({', '.join(changes)})" if changes else ", which changes nothing here"
+        effect = f" ({', '.join(changes)})" if changes else " (no change here)"
         causes.append(
             f"effective widths round up to {multiples[1]} instead of {multiples[0]}{effect}"
         )
     if written.config.tie_embeddings != trained.config.tie_embeddings:
         head = flops.parameters_by_part(trained.config)["head"]
         causes.append(f"the head has its own matrix ({head / 1e6:.1f}M)")
+    router = " and the router's step index" if trained.config.routes_steps else ""
     more_flops = trained.layer["linear_total"] / written.layer["linear_total"] - 1
     more_params = flops.parameters(trained.config) - flops.parameters(written.config)
     return (
         f"What differs: as trained, {' and '.join(causes)}: {100 * more_flops:.2f} % more linear "
         f"FLOPs and {more_params / 1e6:.1f}M more parameters than as written; the order of RoPE "
-        "and QK-norm and the router's step index differ too, at no cost."
+        f"and QK-norm{router} {'differ' if router else 'differs'} too, at no cost."
     )
 
 

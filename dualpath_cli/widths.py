@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import islice
 from typing import Literal
 
 from dualpath_cli.config import BlockKind, effective_width
@@ -151,11 +150,11 @@ def ways_out(target: Target) -> dict[str, int]:
 
     Each is a change of that field alone; a field that cannot help is left out.
     """
-    found = {}
+    found: dict[str, int] = {}
     if target.block == "dual":
-        alphas = sorted(range(1, 100), key=lambda alpha: abs(alpha - target.alpha))
-        fitting = (alpha for alpha in alphas if replace(target, alpha=alpha).has_room)
-        found |= {"alpha": alpha for alpha in islice(fitting, 1)}
+        fitting = [a for a in range(1, 100) if replace(target, alpha=a).has_room]
+        if fitting:
+            found["alpha"] = min(fitting, key=lambda a: abs(a - target.alpha))
     if target.block != "wide" and replace(target, loops=1).has_room:
         found["loops"] = _last(1, target.loops, lambda k: replace(target, loops=k).has_room)
     enough = target.budget

@@ -1,22 +1,18 @@
-"""`dualpath flops` as its users meet it: output formats, mistakes, help, start-up."""
+"""`dualpath flops`: what its formats, options, recipes and tables hold."""
 
 import csv
 import io
 import json
 import re
 import shlex
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
-import jsonargparse
 import pytest
 import yaml
 
-from dualpath_cli import flops, flops_command, recipes
+from dualpath_cli import flops, flops_command
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError
-from dualpath_cli.sizes import parse_size
 
 KEYS = ["block", "alpha", "loops", "d_ffn", "d_ffn_wide", "d_ffn_effective",
         "d_ffn_wide_effective", "params", "params_non_embedding", "flops_per_token_per_layer",
@@ -37,35 +33,13 @@ def answer(line: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.rstrip("\n")
 
 
-def mistake(line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line of a command that must fail, without its prefix."""
-    assert flops_command.main(shlex.split(line)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    prefix = "dualpath flops: error: "
-    assert captured.err.startswith(prefix)
-    assert captured.err.count("\n") == 1
-    return captured.err.removeprefix(prefix).rstrip("\n")
-
-
 @pytest.fixture
-def recipe(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A recipe named `small`, and one named `longer` that goes over it."""
-    known: dict[str, dict[str, Any]] = {
-        "small": {"model": dict(SMALL), "run": {"max_tokens": 1000}},
-        "longer": {"model": {"max_seq_len": 64}},
-        "empty": {"run": {}},
-        "typo": {"model": SMALL | {"n_layer": 2}},
-        "broken": {"model": SMALL | {"n_heads": 5}},
-    }
-
-    def load(name: str) -> dict[str, Any]:
-        if name not in known:
-            raise UserError(f"no recipe '{name}'")
-        return known[name]
-
-    monkeypatch.setattr(recipes, "load", load)
-    return known
+def recipe_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe of a small mixed model, and one that changes its length."""
+    monkeypatch.chdir(tmp_path)
+    small = {"model": SMALL, "run": {"max_tokens": 1000}}
+    Path("small.yaml").write_text(yaml.safe_dump(small))
+    Path("longer.yaml").write_text(yaml.safe_dump({"model": {"max_seq_len": 64}}))
 
 
 # Formats
@@ -224,46 +198,44 @@ def test_options_without_effect_are_named_on_stderr(capsys: pytest.CaptureFixtur
 # Recipes
 
 
-def test_a_recipe_is_described_as_it_is(recipe: dict, capsys: pytest.CaptureFixture[str]) -> None:
-    model = json.loads(answer("--config small --format json", capsys))
+def test_a_recipe_is_described_as_it_is(
+    recipe_files: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = json.loads(answer("--config small.yaml --format json", capsys))
     config = ModelConfig(**SMALL)
     assert list(model) == KEYS
     assert model["params"] == flops.parameters(config)
     assert model["flops_per_token_per_layer"] == flops.mean_layer_flops(config)
     assert (model["block"], model["budget"], model["reading"]) == (SMALL["block"], None, None)
-    assert "1 dual + 1 loop + 1 wide blocks" in answer("--config small", capsys)
+    assert "1 dual + 1 loop + 1 wide blocks" in answer("--config small.yaml", capsys)
 
 
 def test_later_recipes_win_and_a_reading_goes_on_top(
-    recipe: dict, capsys: pytest.CaptureFixture[str]
+    recipe_files: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     section = yaml.safe_load(
-        answer("--config small --config longer --reading as_written --format yaml", capsys)
+        answer(
+            "--config small.yaml --config longer.yaml --reading as_written --format yaml", capsys
+        )
     )
     fields = {"max_seq_len": 64, "tie_embeddings": True, "ffn_multiple_of": 64}
     assert section["model"].items() >= (SMALL | fields).items()
 
 
-def test_a_recipe_is_compared_to_a_budget(recipe: dict, capsys: pytest.CaptureFixture[str]) -> None:
-    model = json.loads(answer("--config small --budget 40K --format json", capsys))
-    assert model["budget_ratio"] == model["flops_per_token_per_layer"]["linear_total"] / 40_000
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--config nowhere", "no recipe 'nowhere'"),
-        ("--config empty", "recipe 'empty' has no model section"),
-        ("--config typo", "no field 'n_layer'; did you mean 'n_layers'?"),
-        ("--config broken", "n_heads=5"),
-        ("--config small --k 3 --alpha 5", "drop --alpha, --loops"),
-        ("--config small --table", "drop --table"),
-    ],
-)
-def test_mistakes_with_recipes(
-    line: str, words: str, recipe: dict, capsys: pytest.CaptureFixture[str]
+def test_hours_of_a_recipe_are_for_its_own_tokens_and_only_when_asked(
+    recipe_files: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert words in mistake(line, capsys)
+    assert "hours" not in answer("--config small.yaml", capsys)
+    text = answer("--config small.yaml --gpus 1 --tflops 1", capsys)
+    assert "Training: 1,000 tokens on 1 GPU" in text
+    assert "Training: 5 tokens" in answer("--config small.yaml --tokens 5", capsys)
+
+
+def test_a_recipe_is_compared_to_a_budget(
+    recipe_files: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = json.loads(answer("--config small.yaml --budget 40K --format json", capsys))
+    assert model["budget_ratio"] == model["flops_per_token_per_layer"]["linear_total"] / 40_000
 
 
 # Tables
@@ -302,128 +274,3 @@ def test_audit_comes_as_text_json_and_csv(capsys: pytest.CaptureFixture[str]) ->
     record = json.loads(answer("--audit --format json", capsys))
     rows = list(csv.DictReader(io.StringIO(answer("--audit --format csv", capsys))))
     assert len(rows) == len(record["numbers"]) == 96
-
-
-# Mistakes
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("", "give --budget"),
-        ("--alpha 50", "give --budget"),
-        ("--budget 80X", "--budget must be a whole number above 0 such as 80M"),
-        ("--budget", "--budget"),
-        ("--budget 80M --alpha fifty", "--alpha: invalid float value: 'fifty'"),
-        ("--budget 80M --alpha 120", "alpha must lie between 0 and 100 percent, not at 120"),
-        ("--budget 80M --k 0", "--loops must be at least 1, not 0"),
-        ("--budget 80M --block wid", "not 'wid'; did you mean 'wide'?"),
-        ("--budget 80M --reading trained", "did you mean 'as_trained'?"),
-        ("--budget 80M --format jsn", "did you mean 'json'?"),
-        ("--budget 80M --match all", "--match must be linear or total, not 'all'"),
-        ("--budgte 80M", "unknown option '--budgte'; did you mean '--budget'?"),
-        ("--budget 80M --qqqqq", "unknown option '--qqqqq'; see --help"),
-        ("--bud 80M", "did you mean '--budget'?"),
-        ("80M", "unexpected argument '80M'"),
-        ("--budget 80M --dim 770 --heads 12", "--heads 11 would"),
-        ("--budget 80M --dim 333", "--dim 334 would"),
-        ("--budget 80M --kv-heads 5", "does not divide the 12 query heads; 4 would"),
-        ("--budget 80M --layers 0", "--layers must be at least 1, not 0"),
-        ("--budget 80M --vocab -3", "--vocab must be at least 1, not -3"),
-        ("--budget 80M --tokens lots", "--tokens must be a whole number"),
-        ("--budget 80M --gpus 0", "--gpus must be at least 1"),
-        ("--budget 80M --tflops 0", "--tflops must be a number above 0"),
-        ("--budget 80M --tflops nan", "--tflops must be a number above 0"),
-        ("--budget 80M --table --k 3", "drop --loops"),
-        ("--budget 80M --table --format yaml", "drop --table"),
-        ("--budget 1M --table", "would do"),
-        ("--audit --budget 80M", "drop --budget"),
-        ("--audit --format yaml", "table, json or csv"),
-    ],
-)
-def test_mistakes_are_one_line_with_a_way_out(
-    line: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert words in mistake(line, capsys)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "--budget 80M --alpha 20 --k 4",
-        "--budget 80M --block loop --k 30",
-        "--budget 3M --block wide",
-        "--budget 80M --alpha 95 --k 2",
-        "--budget 90M --k 50 --match total --block loop",
-    ],
-)
-def test_what_an_impossible_budget_is_told_to_try_really_works(
-    line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    hint = mistake(line, capsys).split("projections; ")[1].removesuffix(" would do")
-    for way in hint.split(" or "):
-        if found := re.fullmatch(r"a budget of (\S+)", way):
-            parse_size(found[1], "hint")
-            instead = re.sub(r"--budget \S+", f"--budget {found[1]}", line)
-        elif found := re.fullmatch(r"K=(\d+)", way):
-            instead = re.sub(r"--k \S+", f"--k {found[1]}", line)
-        else:
-            instead = re.sub(r"--alpha \S+", f"--alpha {way.removeprefix('alpha ')}", line)
-        assert instead != line
-        answer(instead, capsys)
-
-
-# Both ways in, help, start-up
-
-
-def both_parsers() -> dict[str, Any]:
-    import argparse
-
-    parsers = {"argparse": argparse.ArgumentParser(), "jsonargparse": jsonargparse.ArgumentParser()}
-    for parser in parsers.values():
-        flops_command.add_arguments(parser)
-    return parsers
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        DUAL,
-        "--budget 80M --loops 2 --block loop --format yaml",
-        "--audit",
-        "--budget 80M --table",
-        "--budget 1.28G --dim 1024 --kv-heads 4 --format csv --tokens 1e9 --gpus 8 --tflops 300",
-        "--config small --config longer --seq-len 8",
-        "--budget 80M --match total --format json",
-    ],
-)
-def test_jsonargparse_and_argparse_give_the_same_output(line: str, recipe: dict) -> None:
-    outputs = {
-        name: flops_command.run(parser.parse_args(shlex.split(line)))
-        for name, parser in both_parsers().items()
-    }
-    assert outputs["argparse"] == outputs["jsonargparse"] != ""
-
-
-def test_help_is_sentences_and_states_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    text = " ".join(answer("--help", capsys).split())
-    for option in both_parsers()["argparse"]._actions:
-        if "--help" not in option.option_strings:
-            assert option.help[0].isalnum()
-            assert option.help.endswith(".")
-    for default in ("dual.", "50.", "4.", "16.", "768.", "50304.", "38503710720.", "64.", "68"):
-        assert f"Default: {default}" in text
-
-
-def test_answers_import_nothing_slow() -> None:
-    """0.3 s for the process leave no room for torch, lightning, rich, jsonargparse or numpy."""
-    script = (
-        "import sys; from dualpath_cli.cli import main; "
-        "codes = [main(['flops', *a.split()]) for a in sys.argv[1:]]; "
-        "slow = {'torch', 'lightning', 'rich', 'jsonargparse', 'numpy', 'yaml'}; "
-        "slow &= set(sys.modules); "
-        "sys.exit(f'{codes} {slow}' if slow or any(codes) else 0)"
-    )
-    lines = [DUAL, "--audit", "--budget 80M --table", f"{DUAL} --format yaml", "--help"]
-    done = subprocess.run([sys.executable, "-c", script, *lines], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -112,6 +112,9 @@ def test_a_limit_stops_after_the_document_that_reaches_it(
 ) -> None:
     path = jsonl("a.jsonl.gz", ["hello"] * 10)  # three tokens each: hell, o, end
     assert prepare(request(path, small, tmp_path / "out", max_tokens=7)).tokens == 9
+    corpus = corpus_of_source(parse_source(str(path)))
+    manifest = prepare(Request([corpus, corpus, corpus], small, tmp_path / "three", 64, 32))
+    assert [source.tokens for source in manifest.sources] == [30, 3, 0]
 
 
 def test_documents_are_read_no_further_than_a_batch_ahead(small: Tokenizer) -> None:
