@@ -305,6 +305,7 @@ def _quiet() -> None:
         ".*tensorboardX.*",
         ".*JsonargparseDeprecationWarning.*",
         ".*instantiate_classes.*",
-        ".*Trainer already configured with model summary.*",
+        ".*isinstance.treespec, LeafSpec.*",
+        ".*IterableDataset. has .__len__. defined.*",
     ):
         warnings.filterwarnings("ignore", message=message)
