@@ -79,7 +79,7 @@ def collate(windows: list[Tokens]) -> tuple[torch.Tensor, torch.Tensor]:
     Padding comes after all tokens, so causal attention never sees it; its targets are IGNORE.
     """
     longest = max(2, *(len(window) for window in windows)) - 1
-    padded = -(-longest // PAD_TO) * PAD_TO if longest % PAD_TO else longest
+    padded = -(-longest // PAD_TO) * PAD_TO
     tokens = torch.zeros(len(windows), padded, dtype=torch.int64)
     targets = torch.full((len(windows), padded), IGNORE, dtype=torch.int64)
     for row, window in enumerate(windows):

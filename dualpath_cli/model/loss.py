@@ -32,7 +32,7 @@ def next_token_nll(
                 for x, t in zip(positions.split(chunk), targets.split(chunk), strict=True)
             ]
         )
-    return nll.view(targets_BT.shape)
+    return nll.view(targets_BT.shape).clone()  # not a view: hooks on a model's output want none
 
 
 def _nll(x_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:

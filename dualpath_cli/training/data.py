@@ -1,6 +1,8 @@
 """DualPathDataModule: the training stream from litdata shards, and named validation sets."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,9 +39,8 @@ class DualPathDataModule(LightningDataModule):
         self.seed = seed
         self.allow_zero_length_dataloader_with_multiple_devices = False
 
-    def train_dataloader(self) -> StreamingDataLoader:
-        """One stream per rank; its state is in the checkpoint, so a continued run sees no batch
-        twice. The part of an epoch that does not fill an optimizer step is left out.
+    def train_dataloader(self) -> "TrainingStream":
+        """One stream a rank; its state is in the checkpoint, so a continued run repeats no batch.
 
         Raises:
             UserError: if the data does not fill a single step.
@@ -53,24 +54,23 @@ class DualPathDataModule(LightningDataModule):
             drop_last=True,
             seed=self.seed,
         )
-        loader = StreamingDataLoader(
+        accumulate = self.trainer.accumulate_grad_batches
+        stream = TrainingStream(
             blocks,
+            accumulate,
             batch_size=self.micro_batch,
             num_workers=self.settings.workers,
             drop_last=True,
             collate_fn=split_blocks,
             pin_memory=torch.cuda.is_available(),
         )
-        accumulate = self.trainer.accumulate_grad_batches
-        steps = len(loader) // accumulate
-        if steps == 0:
+        if len(stream) == 0:
             raise UserError(
-                f"data.path '{self.settings.path}' gives each device {len(loader)} micro-batches "
-                f"an epoch, fewer than the {accumulate} of one optimizer step; lower "
-                "run.batch_tokens or prepare more data"
+                f"data.path '{self.settings.path}' gives a device fewer than the {accumulate} "
+                f"micro-batches of {self.micro_batch} sequences that one optimizer step takes; "
+                "lower run.batch_tokens or prepare more data"
             )
-        self.trainer.limit_train_batches = steps * accumulate
-        return loader
+        return stream
 
     def val_dataloader(self) -> list[DataLoader[Tokens]]:
         """One loader a validation set, in the order of `settings.val`."""
@@ -95,6 +95,37 @@ class DualPathDataModule(LightningDataModule):
         if not found:
             raise UserError(f"data.val.{name} '{path}' holds no text to validate on")
         return found
+
+
+class TrainingStream(StreamingDataLoader):
+    """Micro-batches in epochs of whole optimizer steps, continued exactly after an interruption.
+
+    What is left of an epoch after its last whole step is left out, so that every step has
+    `accumulate` micro-batches. litdata alone, continued, would train on the part of the epoch that
+    was done before once the next epoch begins.
+    """
+
+    def __init__(self, blocks: StreamingDataset, accumulate: int, **settings: Any) -> None:
+        super().__init__(blocks, **settings)
+        self.accumulate = accumulate
+
+    def __len__(self) -> int:
+        """Micro-batches an epoch."""
+        return super().__len__() // self.accumulate * self.accumulate
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields the rest of a continued epoch, or the next one."""
+        if self._epoch_is_done():
+            self.restore = False
+        for batch in super().__iter__():
+            self.restore = False
+            yield batch
+            if self._epoch_is_done():
+                return
+
+    def _epoch_is_done(self) -> bool:
+        assert self.batch_size
+        return self._num_samples_yielded_streaming >= len(self) * self.batch_size
 
 
 def split_blocks(blocks: list[Tokens]) -> Batch:

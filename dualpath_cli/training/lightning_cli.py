@@ -208,7 +208,9 @@ class DualPathCLI(LightningCLI):
             raise UserError(f"interrupted; the same command continues {at}") from None
         self._show_validation()
         self.console.print(
-            f"run folder: {folder}\nnext: dualpath validate --ckpt_path {folder}", highlight=False
+            f"run folder: {folder}\nnext: dualpath validate --ckpt_path {folder}",
+            highlight=False,
+            soft_wrap=True,
         )
 
     def validate(self) -> None:
@@ -305,6 +307,7 @@ def _quiet() -> None:
         ".*tensorboardX.*",
         ".*JsonargparseDeprecationWarning.*",
         ".*instantiate_classes.*",
+        ".*sync_dist=True.*",  # our metrics reduce over ranks themselves
         ".*isinstance.treespec, LeafSpec.*",
         ".*IterableDataset. has .__len__. defined.*",
     ):

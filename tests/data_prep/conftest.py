@@ -7,15 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.text.byte_level import byte_of_character, definition_from_gpt2_files
+from dualpath_cli.text.byte_level import byte_of_character
 from dualpath_cli.text.tokenizer import Tokenizer
-
-
-def tokenizer_with(merges: list[str]) -> Tokenizer:
-    """A byte-level BPE with these merges and end-of-text."""
-    tokens = [*byte_of_character(), *(m.replace(" ", "") for m in merges), "<|endoftext|>"]
-    vocab = {token: id for id, token in enumerate(tokens)}
-    return Tokenizer(definition_from_gpt2_files(vocab, "#version: 0.2\n" + "\n".join(merges)))
+from tests.small_tokenizer import tokenizer_with
 
 
 @pytest.fixture(scope="session")

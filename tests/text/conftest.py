@@ -4,17 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.text.byte_level import byte_of_character, definition_from_gpt2_files
 from dualpath_cli.text.tokenizer import Tokenizer
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    if not SHARED.is_dir():
-        pytest.skip("no shared/data folder beside the checkout")
-    return SHARED
+from tests.small_tokenizer import definition_with
 
 
 @pytest.fixture(scope="session")
@@ -30,10 +21,7 @@ def gpt2(gpt2_folder: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def small_definition() -> dict:
     """The 256 bytes, three merges and end-of-text."""
-    merges = ["h e", "l l", "he ll"]
-    tokens = [*byte_of_character(), "he", "ll", "hell", "<|endoftext|>"]
-    vocab = {token: id for id, token in enumerate(tokens)}
-    return definition_from_gpt2_files(vocab, "#version: 0.2\n" + "\n".join(merges) + "\n")
+    return definition_with(["h e", "l l", "he ll"])
 
 
 @pytest.fixture(scope="session")

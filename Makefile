@@ -1,0 +1,45 @@
+# dualpath: `make` lists what there is.
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint quickstart prepare-data
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first Python on the PATH that the package supports.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
+	&& echo $$p && break; done)
+OUT ?= data/nemotron-cc
+
+help: ## Lists the targets.
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(VENV)/installed ## Creates .venv and installs the package with its tools (uv if there, else pip).
+
+$(VENV)/installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 on the PATH; name one with PYTHON=..."; exit 2; }
+	@if command -v uv >/dev/null; then \
+		uv venv --allow-existing --quiet --python $(PYTHON) $(VENV) && \
+		uv pip install --python $(BIN)/python --editable '.[dev,tensorboard]'; \
+	else \
+		$(PYTHON) -m venv $(VENV) && \
+		$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev,tensorboard]'; \
+	fi
+	@touch $@
+
+test: setup ## Runs all tests; none needs a GPU or the network.
+	$(BIN)/pytest
+
+lint: setup ## Checks style, formatting and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+quickstart: setup ## Trains a small dual-path model on a generated corpus, a few minutes on a CPU.
+	$(BIN)/python -m data_prep --source sample --out data/sample
+	$(BIN)/dualpath fit --config quickstart
+	@echo "try:  $(BIN)/dualpath fit --config quickstart --run.name wide --model.block wide --model.d_ffn_wide 2688"
+	@echo "      $(BIN)/dualpath flops --budget 80M --alpha 50 --k 4"
+
+prepare-data: setup ## Makes a data folder: SOURCE='NAME=PATH ...' TOKENIZER=gpt2|PATH OUT=DIR.
+	@test -n "$(SOURCE)" || { echo "prepare-data needs SOURCE: sample, or NAME=PATH of text, JSONL or Parquet"; exit 2; }
+	$(BIN)/python -m data_prep --source $(SOURCE) $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) --out $(OUT)

@@ -1,0 +1,113 @@
+"""The built wheel: what is in it, and that it works where there is no checkout."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import dualpath_cli
+from dualpath_cli import recipes
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    if find_spec("hatchling") is None:
+        pytest.skip("building a wheel needs hatchling: pip install -e '.[dev]'")
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the wheel is unpacked into."""
+    folder = tmp_path_factory.mktemp("installed")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def python(installed: Path, *words: str) -> str:
+    """Output of python in an empty folder, with the wheel before all else it could import."""
+    elsewhere = installed.parent / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=elsewhere,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("package", ["dualpath_cli", "data_prep"])
+def test_what_runs_here_is_the_wheel(package: str, installed: Path) -> None:
+    file = python(installed, "-c", f"import {package}; print({package}.__file__)").strip()
+    assert Path(file) == installed / package / "__init__.py"
+
+
+def test_a_recipe_is_found_by_its_bare_name(installed: Path) -> None:
+    described = python(installed, "-m", "dualpath_cli", "flops", "--config", "f80m_a50_k4")
+    assert "483,156,880" in described
+
+
+def test_fit_resolves_a_recipe_and_its_base(installed: Path) -> None:
+    words = ["-m", "dualpath_cli", "fit", "--config", "f80m_a50_k4", "--print_config"]
+    assert "max_tokens: 38503710720" in python(installed, *words)
+
+
+def test_all_recipes_are_packaged(installed: Path) -> None:
+    listed = "from dualpath_cli import recipes; print(*recipes.names())"
+    assert python(installed, "-c", listed).split() == recipes.names()
+    for name in recipes.names():
+        packaged = installed / "dualpath_cli" / "_recipes" / f"{name}.yaml"
+        assert packaged.read_bytes() == (CHECKOUT / "recipes" / f"{name}.yaml").read_bytes()
+
+
+def test_the_papers_numbers_are_packaged(installed: Path) -> None:
+    table = python(installed, "-m", "dualpath_cli", "flops", "--budget", "80M", "--table")
+    assert "a75 K4" in table
+    assert (installed / "dualpath_cli" / "paper_tables.json").is_file()
+
+
+def test_data_preparation_is_packaged(installed: Path) -> None:
+    assert "--tokenizer" in python(installed, "-m", "data_prep", "--help")
+
+
+def test_it_holds_every_module_and_no_more(installed: Path) -> None:
+    for package in ("dualpath_cli", "data_prep"):
+        packaged = {path.relative_to(installed) for path in (installed / package).rglob("*.py")}
+        assert packaged == {
+            path.relative_to(CHECKOUT) for path in (CHECKOUT / package).rglob("*.py")
+        }
+    version = dualpath_cli.__version__
+    assert {path.name for path in installed.iterdir()} == {
+        "dualpath_cli",
+        "data_prep",
+        f"dualpath-{version}.dist-info",
+    }
+
+
+def test_it_declares_the_command_the_license_and_the_version(installed: Path) -> None:
+    (distribution,) = importlib.metadata.distributions(path=[str(installed)])
+    assert distribution.version == dualpath_cli.__version__
+    (command,) = distribution.entry_points.select(group="console_scripts")
+    assert (command.name, command.value) == ("dualpath", "dualpath_cli.cli:main")
+    metadata = distribution.metadata
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    text = distribution.read_text("licenses/LICENSE")
+    assert text == (CHECKOUT / "LICENSE").read_text(encoding="utf-8")

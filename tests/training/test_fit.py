@@ -1,0 +1,245 @@
+"""`dualpath fit` and `validate` on a tiny recipe: what is written, continued and refused."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from dualpath_cli.cli import main
+from dualpath_cli.training import parallel
+from dualpath_cli.training.run_folder import find_run, newest_checkpoint
+from tests.training.conftest import SEQ_LEN, Fit, prepare, write_blocks
+
+# Columns that say how fast a run was, not what it computed.
+MEASURED = {"tokens_per_second", "tflops_per_second", "mfu", "seconds"}
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return [{k: v for k, v in row.items() if k not in MEASURED} for row in csv.DictReader(file)]
+
+
+def back_to_step(run: Path, step: int) -> None:
+    """Leaves a run as if it had been interrupted after a checkpoint."""
+    checkpoints = run / "checkpoints"
+    for path in checkpoints.glob("step-*"):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (checkpoints / "last").unlink()
+    (checkpoints / "last").symlink_to(f"step-{step:08d}")
+
+
+def test_a_run_folder_holds_what_the_run_was(fit: Fit, texts: Path) -> None:
+    run = fit()
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    assert recipe["model"]["loops"] == 2
+    assert recipe["model"]["rope_base"] == 500000.0, "defaults are written out"
+    versions = json.loads((run / "versions.json").read_text())
+    manifest = json.loads((texts / "train" / "manifest.json").read_text())
+    assert versions["data_fingerprint"] == manifest["fingerprint"]
+    assert versions["packages"]["torch"] == torch.__version__.split("+")[0]
+    tokenizers = (texts / "train" / "tokenizer.json", run / "tokenizer.json")
+    assert tokenizers[0].read_bytes() == tokenizers[1].read_bytes()
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
+        "last", "step-00000002", "step-00000004", "step-00000006",
+    ]  # fmt: skip
+    assert find_run(str(run)).step == 6
+
+
+def test_metrics_are_logged_at_every_step_and_the_loss_falls(fit: Fit) -> None:
+    run = fit(optim={"lr": 1e-2}, run={"max_tokens": 30 * 4 * SEQ_LEN}, data={"max_epochs": 9})
+    metrics = rows(run / "metrics.csv")
+    assert [int(row["step"]) for row in metrics] == list(range(1, 31))
+    assert [int(row["tokens"]) for row in metrics] == [4 * SEQ_LEN * n for n in range(1, 31)]
+    losses = [float(row["loss"]) for row in metrics]
+    assert sum(losses[-5:]) / 5 < losses[0] - 0.5
+    assert all(float(row["grad_norm"]) > 0 for row in metrics)
+
+
+def test_validation_is_logged_before_during_and_after(fit: Fit) -> None:
+    run = fit(run={"validate_every": 4})
+    assert [(row["step"], row["set"]) for row in rows(run / "validation.csv")] == [
+        ("0", "held_out"), ("4", "held_out"), ("6", "held_out"),
+    ]  # fmt: skip
+
+
+def test_routing_is_read_out_per_layer(fit: Fit) -> None:
+    run = fit(model={"block": ["dual", "wide"]})
+    first, second = rows(run / "routing.csv")[:2]
+    assert (first["step"], first["layer"]) == ("3", "0")
+    assert 0 < float(first["gate_deep"]) < 1
+    assert 1 < float(first["expected_loops"]) < 2
+    assert float(first["gain_deep_2"]) == pytest.approx(0.3133, abs=0.05)  # softplus(-1)
+    assert second["gate_deep"] == second["expected_loops"] == second["gain_deep_1"] == ""
+    assert second["gain_wide"] != ""
+
+
+@pytest.mark.parametrize("block", ["loop", "wide"])
+def test_the_single_axis_models_train(fit: Fit, block: str) -> None:
+    assert len(rows(fit(model={"block": block}) / "metrics.csv")) == 6
+
+
+def test_accumulated_micro_batches_are_one_batch(fit: Fit, tmp_path: Path) -> None:
+    # 24 blocks: litdata's order depends on what it drops, so nothing may be left over.
+    data = prepare(tmp_path / "blocks", write_blocks(tmp_path / "blocks.jsonl", 24))
+    runs = [
+        rows(
+            fit(run={"name": f"of-{n}", "micro_batch": n}, data={"path": str(data)}) / "metrics.csv"
+        )
+        for n in (4, 2, 1)
+    ]
+    for whole, *parts in zip(*runs, strict=True):
+        for part in parts:
+            assert float(part["loss"]) == pytest.approx(float(whole["loss"]), rel=1e-4)
+            assert float(part["grad_norm"]) == pytest.approx(float(whole["grad_norm"]), rel=1e-3)
+
+
+def test_the_same_recipe_gives_the_same_numbers(fit: Fit) -> None:
+    assert rows(fit(run={"name": "a"}) / "metrics.csv") == rows(
+        fit(run={"name": "b"}) / "metrics.csv"
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
+    fit: Fit, texts: Path, tmp_path: Path, workers: int
+) -> None:
+    # 11 blocks an epoch: 10 fill five micro-batches, of which four fill two steps.
+    data = prepare(tmp_path / "short", texts / "train.jsonl", max_tokens=11 * (SEQ_LEN + 1))
+    changes: dict[str, Any] = {
+        "data": {"path": str(data), "max_epochs": 99, "workers": workers},
+        "run": {"max_tokens": 14 * 4 * SEQ_LEN, "save_every": 1},
+    }
+    run = fit(**changes)
+    tables = ("metrics.csv", "validation.csv", "routing.csv")
+    whole = {name: rows(run / name) for name in tables}
+    weights = torch.load(newest_checkpoint(run), weights_only=True)["state_dict"]
+    for step in (3, 4, 5):
+        back_to_step(run, step)
+        fit(**changes)
+        assert {name: rows(run / name) for name in tables} == whole
+        again = torch.load(newest_checkpoint(run), weights_only=True)["state_dict"]
+        assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+
+def test_a_killed_run_continues_from_its_newest_checkpoint(
+    fit: Fit, texts: Path, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"run": {"max_tokens": 60 * 4 * SEQ_LEN, "save_every": 1},
+                               "data": {"max_epochs": 99}}  # fmt: skip
+    whole = rows(fit(**changes) / "metrics.csv")
+    recipe = tmp_path / "recipe.yaml"
+    words = ["fit", "--config", str(recipe), "--run.name", "killed"]
+    process = subprocess.Popen([sys.executable, "-m", "dualpath_cli", *words])
+    run = tmp_path / "runs" / "tiny" / "killed"
+    while not (run / "checkpoints" / "step-00000003").exists():
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert main(words) == 0
+    assert rows(run / "metrics.csv") == whole
+    assert not list((run / "checkpoints").glob("*.partial"))
+
+
+def test_a_finished_run_is_left_alone(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (fit() / "metrics.csv").read_bytes()
+    capsys.readouterr()
+    run = fit()
+    assert "is finished: nothing to do" in capsys.readouterr().out
+    assert (run / "metrics.csv").read_bytes() == before
+
+
+def test_a_run_is_not_continued_under_another_recipe(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit()
+    fit(expected=2, optim={"lr": 1e-2})
+    error = capsys.readouterr().err
+    assert "optim.lr=0.003, this one has 0.01" in error
+    assert "--run.name" in error
+
+
+def test_a_batch_that_is_not_whole_is_refused_with_the_next_one(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(expected=2, run={"batch_tokens": 5 * SEQ_LEN})
+    error = capsys.readouterr().err
+    assert f"run.batch_tokens={5 * SEQ_LEN}" in error
+    assert f"the next one is {6 * SEQ_LEN}" in error
+
+
+def test_an_unknown_strategy_and_an_unknown_trainer_key_are_one_line(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for changes, text in (
+        ({"strategy": "fsdb"}, "trainer.strategy 'fsdb' is not known; did you mean 'fsdp'?"),
+        ({"precison": "bf16-mixed"}, "precison"),
+    ):
+        fit(expected=2, trainer=changes)
+        error = capsys.readouterr().err
+        assert text in error
+        assert len(error.strip().splitlines()) == 1
+
+
+def test_validate_gives_the_numbers_of_the_runs_end(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fit()
+    last = rows(run / "validation.csv")[-1]
+    capsys.readouterr()
+    for path in (run, run / "checkpoints" / "step-00000006", run / "checkpoints" / "last"):
+        assert main(["validate", "--ckpt_path", str(path)]) == 0
+        shown = capsys.readouterr().out
+        assert f"{float(last['loss']):.4f}" in shown
+        assert f"{float(last['bits_per_byte']):.4f}" in shown
+    assert main(["validate", "--ckpt_path", str(run / "checkpoints" / "step-00000002")]) == 0
+    assert f"{float(last['loss']):.4f}" not in capsys.readouterr().out
+
+
+def test_validate_takes_other_sets_and_a_prepared_folder(
+    fit: Fit, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fit()
+    capsys.readouterr()
+    words = ["--data.val", json.dumps({"packed": str(texts / "train")})]
+    assert main(["validate", "--ckpt_path", str(run), *words]) == 0
+    shown = capsys.readouterr().out
+    assert "packed" in shown
+    assert "held_out" not in shown
+
+
+def test_where_compiling_fails_the_run_says_so_once_and_goes_on(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("No working C++ compiler found\nand much more")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    parallel.can_compile.cache_clear()
+    run = fit(run={"compile": True})
+    parallel.can_compile.cache_clear()
+    assert len(rows(run / "metrics.csv")) == 6
+    said = [line for line in capsys.readouterr().out.splitlines() if "eagerly" in line]
+    assert said == [
+        "dualpath: running eagerly: torch.compile does not work here "
+        "(No working C++ compiler found)"
+    ]
+
+
+def test_wandb_without_the_package_says_how_to_get_it(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    fit(expected=2, run={"wandb": "project"})
+    assert "pip install 'dualpath[wandb]'" in capsys.readouterr().err
