@@ -107,7 +107,8 @@ class ModelConfig:
             used = sorted(kinds & set(self.block_kinds))
             width = getattr(self, name)
             if used and (width is None or width < 1):
-                found.append(f"block '{used[0]}' needs {name} of at least 1, not {width}")
+                has = "and has none" if width is None else f"of at least 1, not {width}"
+                found.append(f"block '{used[0]}' needs {name} {has}")
         return found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli import recipes
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
 from dualpath_cli.training import run_folder
@@ -23,6 +23,7 @@ from dualpath_cli.training.arguments import (
     check_keys,
     settings_from,
 )
+from dualpath_cli.training.settings import STRATEGIES
 
 DESCRIPTIONS = {
     "fit": "Trains a model from a recipe; the same command continues an interrupted run.",
@@ -96,6 +97,8 @@ def prepare(command: str, words: list[str]) -> Launch:
     if {"-h", "--help"} & set(rest):
         parser.print_help()
         raise SystemExit(0)
+    if command == "fit" and not names and not any(word.startswith("--model") for word in rest):
+        raise UserError("fit needs --config RECIPE: a path or a packaged name such as quickstart")
     recipe: recipes.Recipe = {}
     run = None
     if command == "validate":
@@ -113,11 +116,13 @@ def prepare(command: str, words: list[str]) -> Launch:
     # The dataclasses' types are JSON and YAML types but for tuples.
     values = json.loads(json.dumps(values))
     ckpt_path = values.pop("ckpt_path")
-    check_validation_sets(settings)
+    check_strategy(values["trainer"])
     if run is not None:
+        check_validation_sets(settings)
         return Launch(command, values, settings, run.folder, run.checkpoint, None)
     folder = Path(settings.run.dir) / settings.run.recipe / settings.run.name
     manifest = check_training_data(settings)
+    check_validation_sets(settings)
     checkpoint = run_folder.find_run(ckpt_path).checkpoint if ckpt_path else None
     if run_folder.newest_checkpoint(folder) and not ckpt_path:
         run_folder.check_same_recipe(folder, values)
@@ -134,6 +139,8 @@ def check_training_data(settings: Settings) -> Manifest:
     folder = Path(settings.data.path)
     manifest = Manifest.read(folder)
     manifest.check_sizes(folder)
+    if not (folder / run_folder.TOKENIZER).is_file():
+        raise UserError(f"{folder / run_folder.TOKENIZER} is missing; prepare the folder again")
     if manifest.vocab_size > settings.model.vocab_size:
         raise UserError(
             f"data.path '{folder}' uses a tokenizer of {manifest.vocab_size} entries, more than "
@@ -145,6 +152,18 @@ def check_training_data(settings: Settings) -> Manifest:
             f"of the {manifest.tokens} tokens in '{folder}'; raise data.max_epochs to allow it"
         )
     return manifest
+
+
+def check_strategy(trainer: dict[str, Any]) -> None:
+    """Checks the name of the strategy, where it is one of ours and not a class of Lightning's.
+
+    Raises:
+        UserError: for an unknown name.
+    """
+    name = trainer.get("strategy", "auto")
+    if isinstance(name, str) and name not in STRATEGIES:
+        hint = did_you_mean(name, STRATEGIES) or f"; choose from {', '.join(STRATEGIES)}"
+        raise UserError(f"trainer.strategy '{name}' is not known{hint}")
 
 
 def epochs(settings: Settings, manifest: Manifest) -> float:

@@ -34,7 +34,7 @@ def find(recipe: str, beside: Path | None = None) -> Path:
     Raises:
         UserError: if there is no such file and no packaged recipe of that name.
     """
-    named = Path(recipe).with_suffix(".yaml").name if "/" not in recipe else recipe
+    named = recipe if "/" in recipe or recipe.endswith(".yaml") else f"{recipe}.yaml"
     for candidate in (Path(recipe), beside and beside / recipe, beside and beside / named):
         if candidate and candidate.is_file():
             return candidate
@@ -73,7 +73,7 @@ def parse(text: str, name: str) -> Recipe:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         what = getattr(error, "problem", None) or "cannot be read"
-        raise UserError(f"recipe {name}{where} is not YAML: {what}") from error
+        raise UserError(f"recipe {name}{where} cannot be read: {what}") from error
     if not isinstance(content, dict):
         raise UserError(f"recipe {name} must be a mapping of sections, not {content!r:.40}")
     return content
@@ -87,17 +87,35 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Recipe:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"recipe {path} cannot be read: {error}") from error
     bases = own.pop("base", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise UserError(f"recipe {path}: base must be a name or a list of names, not {bases!r:.40}")
     resolved: Recipe = {}
-    for base in [bases] if isinstance(bases, str) else bases:
-        found = find(str(base), beside=path.parent)
+    for base in bases:
+        found = find(base, beside=path.parent)
         resolved = merge(resolved, _load(found, (*seen, path.resolve())))
     return merge(resolved, own)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's numbers: PyYAML alone reads `5e-4` as a string."""
+    """YAML with 1.2's numbers (PyYAML alone reads `5e-4` as a string), no dates, no key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuses a key that stands twice: PyYAML would keep the last and say nothing."""
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key '{key.value}' stands there twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if not tag.endswith(":timestamp")]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),

@@ -28,6 +28,10 @@ def parse_size(text: str, name: str) -> int:
     )
 
 
+class Size(int):
+    """A whole number that may be written `38.5B` or `1e6`, in recipes and on the command line."""
+
+
 def format_size(value: int) -> str:
     """Writes a number with a suffix where three decimals keep it exact; parse_size reads it back.
 

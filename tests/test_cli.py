@@ -119,6 +119,7 @@ def write_data(folder: Path, content: bytes) -> None:
     (folder / INDEX).write_text("{}")
     chunk = Chunk("chunk-0-0.bin", 2048, hashlib.sha256(bytes(2048)).hexdigest())
     (folder / chunk.name).write_bytes(content)
+    (folder / "tokenizer.json").touch()
     Manifest(
         documents=1,
         tokens=1024,
@@ -173,7 +174,7 @@ MISTAKES = {
     "did you mean 'f80m_a50_k4'?",
     "fit --config recipes/qqqq.yaml": "no recipe 'recipes/qqqq.yaml'",
     "fit --config empty": "no recipe 'empty'",
-    "fit --config no_yaml.yaml": "recipe no_yaml.yaml line 3 is not YAML",
+    "fit --config no_yaml.yaml": "recipe no_yaml.yaml line 3 cannot be read",
     "fit --config circle.yaml": "recipe circle.yaml has itself as a base",
     "fit --config no_base.yaml": "did you mean 'quickstart'?",
     # its keys
@@ -199,7 +200,7 @@ MISTAKES = {
     "fit --config heads.yaml": "d_model=16 with n_heads=3 must give an even whole head size",
     "fit --config kv_heads.yaml": "n_kv_heads=3 must divide n_heads=2",
     "fit --config layers.yaml": "block lists 3 kinds for n_layers=2 layers",
-    "fit --config no_width.yaml": "block 'dual' needs d_ffn of at least 1",
+    "fit --config no_width.yaml": "block 'dual' needs d_ffn and has none",
     "fit --config zero_loops.yaml": "loops must be at least 1, not 0",
     # words
     "fit --config tiny.yaml --run.max_token 5": "unknown argument '--run.max_token'; "
@@ -207,8 +208,8 @@ MISTAKES = {
     "fit --config tiny.yaml --qqqq 5": "unknown argument '--qqqq'; --help lists what there is",
     "fit --config tiny.yaml stray": "unknown argument 'stray'",
     "fit tiny.yaml": "--config",
-    "fit --config tiny.yaml --run.max_tokens lots": "run.max_tokens must be a whole number, "
-    "not 'lots'",
+    "fit --config tiny.yaml --run.max_tokens lots": "run.max_tokens must be a whole number "
+    "above 0 such as 80M, 38.5B, 80e6 or 80000000, not 'lots'",
     "fit --config tiny.yaml --run.max_tokens": "run.max_tokens",
     "fit --config tiny.yaml --model.gate two_gate": "did you mean 'two_gates'?",
     "fit --config tiny.yaml --model.n_heads 3": "must give an even whole head size",

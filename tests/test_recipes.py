@@ -90,7 +90,7 @@ def test_the_base_and_the_overlays_alone_are_told_what_they_lack(fit: Fit) -> No
 def test_trainer_sections_hold_lightnings_arguments_and_our_strategies() -> None:
     from lightning.pytorch import Trainer
 
-    from dualpath_cli.training.parallel import STRATEGIES
+    from dualpath_cli.training.settings import STRATEGIES
 
     known = set(inspect.signature(Trainer.__init__).parameters)
     for name in recipes.names():
@@ -197,7 +197,7 @@ def test_as_written_has_fewer_parameters(name: str, millions: float, fit: Fit) -
                 "model.tie_embeddings": True,
                 "model.qk_norm": "before_rope",
                 "model.step_index": "one_based",
-                "optim.decay": ["matrices"],
+                "optim.decay": ["matrices", "gains", "biases"],
             },
         ),
         ("trained_numerics", {"model.residual_dtype": "bfloat16", "model.rope_dtype": "bfloat16"}),
@@ -436,7 +436,7 @@ def test_every_float_that_python_writes_is_read_back(number: float) -> None:
 )
 def test_bad_yaml_is_one_line_with_file_and_line_number(text: str, line: int, folder: Path) -> None:
     path = write(folder / "bad.yaml", text)
-    with pytest.raises(UserError, match=rf"bad\.yaml line {line} is not YAML: \w+") as error:
+    with pytest.raises(UserError, match=rf"bad\.yaml line {line} cannot be read: \w+") as error:
         recipes.load(path)
     assert "\n" not in str(error.value)
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import jsonargparse
+from jsonargparse.typing import register_type
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.recipes import Recipe
+from dualpath_cli.sizes import Size, parse_size
 from dualpath_cli.training.settings import DataSettings, OptimSettings, RunSettings
 
 SECTIONS: dict[str, type] = {
@@ -31,6 +33,20 @@ class Settings:
     optim: OptimSettings
     run: RunSettings
     data: DataSettings
+
+
+def _to_size(value: Any) -> Size:
+    try:
+        return Size(parse_size(str(value), "it"))
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+register_type(Size, int, _to_size, type_check=lambda value, cls: _is_size(value))
 
 
 def add_sections(parser: jsonargparse.ArgumentParser) -> None:
@@ -61,7 +77,7 @@ def check_keys(recipe: Recipe) -> None:
     known_top = [*SECTIONS, *OTHER_KEYS]
     for key, value in recipe.items():
         if key not in known_top:
-            hint = did_you_mean(key, known_top) or f"; sections are {', '.join(known_top)}"
+            hint = did_you_mean(str(key), known_top) or f"; sections are {', '.join(known_top)}"
             raise UserError(f"unknown key '{key}' in the recipe{hint}")
         if key not in SECTIONS:
             continue
@@ -70,7 +86,7 @@ def check_keys(recipe: Recipe) -> None:
         fields = [field.name for field in dataclasses.fields(SECTIONS[key])]
         for name in value:
             if name not in fields:
-                hint = did_you_mean(name, fields) or f"; {key} has {', '.join(fields)}"
+                hint = did_you_mean(str(name), fields) or f"; {key} has {', '.join(fields)}"
                 raise UserError(f"unknown key '{key}.{name}'{hint}")
 
 
@@ -91,15 +107,23 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
     value = re.search(r"(?:Got value|Given value): (.*)", message)
     if key and value:
         section, _, name = key[1].partition(".")
-        hints = typing.get_type_hints(SECTIONS[section]) if section in SECTIONS else {}
-        if name in hints:
+        hints: dict[str, Any] = {"trainer": dict, "seed_everything": int}
+        if section in SECTIONS:
+            hints = typing.get_type_hints(SECTIONS[section])
+        annotation = hints.get(name or section)
+        if annotation is not None:
             given = value[1].strip()
-            choices = _choices(hints[name])
             return (
-                f"{key[1]} must be {_describe(hints[name])}, not '{given}'"
-                f"{did_you_mean(given, choices)}"
+                f"{key[1]} must be {_describe(annotation)}, not '{given}'"
+                f"{did_you_mean(given, _choices(annotation))}"
             )
-    unknown = re.search(r"Unrecognized arguments: (\S+)|accept option '(.+?)'", message)
+    size = re.search(r'key "([\w.]+)":\s+Not of type Size: it (.*)', message)
+    if size:
+        return f"{size[1]} {size[2]}"
+    whole = re.search(r'key "(\w+)": Unable to load config [\'"](.*?)[\'"]', message)
+    if whole:
+        return f"{whole[1]} must be a mapping, not '{whole[2]}'; set --{whole[1]}.KEY VALUE instead"
+    unknown = re.search(r"[Uu]nrecognized arguments: (\S+)|accept option '(.+?)'", message)
     if unknown:
         word = unknown[1] or unknown[2]
         hint = did_you_mean("--" + word.lstrip("-"), options)
@@ -108,7 +132,14 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
 
 
 def _describe(annotation: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    names = {
+        dict: "a mapping",
+        int: "a whole number",
+        Size: "a whole number such as 80M or 80_000_000",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+    }
     if annotation in names:
         return names[annotation]
     if annotation is type(None):
@@ -116,7 +147,9 @@ def _describe(annotation: Any) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
-    if origin in (list, tuple):
+    if origin is tuple:
+        return f"a list of {len(arguments)} (each {_describe(arguments[0])})"
+    if origin is list:
         return f"a list (each {_describe(arguments[0])})"
     if origin is dict:
         return "a mapping of names to values"

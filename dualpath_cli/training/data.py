@@ -79,7 +79,9 @@ class DualPathDataModule(LightningDataModule):
         loaders = []
         for name, path in self.settings.val.items():
             windows = Windows(self._windows(name, path), multiple_of=ranks * self.micro_batch)
-            sampler = DistributedSampler(windows, ranks, rank, shuffle=False)
+            sampler: DistributedSampler[Tokens] = DistributedSampler(
+                windows, ranks, rank, shuffle=False
+            )
             loaders.append(
                 DataLoader(windows, self.micro_batch, sampler=sampler, collate_fn=collate)
             )

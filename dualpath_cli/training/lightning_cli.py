@@ -27,8 +27,7 @@ from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_strategy
 from dualpath_cli.training.progress import ProgressDisplay
 from dualpath_cli.training.routing_log import RoutingLog
-
-TOKENIZER = "tokenizer.json"
+from dualpath_cli.training.run_folder import TOKENIZER
 
 
 class Parser(OneLineParser, LightningArgumentParser):

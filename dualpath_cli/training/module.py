@@ -76,7 +76,9 @@ class DualPathModule(LightningModule):
         compiled = tokens.shape[1] == self.config.max_seq_len
         with torch.compiler.set_stance("default" if compiled else "force_eager"):
             nll = self(tokens, targets)
-        self.val_losses[dataloader_idx].update(nll, targets)
+        metric = self.val_losses[dataloader_idx]
+        assert isinstance(metric, LanguageModelLoss)
+        metric.update(nll, targets)
 
     def on_validation_epoch_end(self) -> None:
         """Publishes `val/<set>/loss` and `val/<set>/bits_per_byte`."""

@@ -17,10 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.model import DualPathLM
-
-STRATEGIES = ("auto", "single", "ddp", "fsdp")
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
@@ -38,16 +35,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
 
 def build_strategy(name: str) -> Strategy | str:
-    """Returns the Lightning strategy that a recipe's `trainer.strategy` names.
-
-    `auto` is `single` on one device and `ddp` on several; `fsdp` is FSDP2 over all devices.
-
-    Raises:
-        UserError: for an unknown name.
-    """
-    if name not in STRATEGIES:
-        hint = did_you_mean(name, STRATEGIES) or f"; choose from {', '.join(STRATEGIES)}"
-        raise UserError(f"trainer.strategy '{name}' is not known{hint}")
+    """Returns the Lightning strategy for one of the names in `settings.STRATEGIES`."""
     if name == "fsdp":
         return FullyShardedStrategy()
     return DDPStrategy(gradient_as_bucket_view=True) if name == "ddp" else "auto"

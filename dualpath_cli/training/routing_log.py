@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.training.metrics_log import CsvTable, Row
 from dualpath_cli.training.module import DualPathModule
 
@@ -74,9 +75,10 @@ class RoutingLog(Callback):
             ):
                 if values is not None:
                     row[key] = values.float().mean().item()
-            if hasattr(block, "deep"):
+            assert isinstance(block, DualPathBlock)
+            if block.kind != "wide":
                 row |= dict(zip(self.gain_columns, _gains(block.deep.gains), strict=True))
-            if hasattr(block, "wide"):
+            if block.kind != "loop":
                 (row["gain_wide"],) = _gains(block.wide.gain)
             rows.append(row)
         return rows

@@ -24,6 +24,7 @@ from dualpath_cli.recipes import Recipe, parse
 
 RECIPE = "recipe.yaml"
 VERSIONS = "versions.json"
+TOKENIZER = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
 LAST = "last"
 

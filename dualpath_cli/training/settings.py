@@ -3,6 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dualpath_cli.sizes import Size
+
+STRATEGIES = ("auto", "single", "ddp", "fsdp")
+"""Names for trainer.strategy: auto is single on one device and ddp on several; fsdp is FSDP2."""
+
 ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases"]
 
 
@@ -42,11 +47,11 @@ class RunSettings:
     """Name of the run folder, below the recipe's."""
     dir: str = "runs"
     """Folder that holds all runs."""
-    budget: int | None = None
+    budget: Size | None = None
     """Nominal FLOPs per token and layer that the model was solved for; fit prints the ratio."""
-    max_tokens: int = 38_503_710_720
+    max_tokens: Size = Size(38_503_710_720)
     """Training budget in tokens, rounded down to whole optimizer steps."""
-    batch_tokens: int = 2_097_152
+    batch_tokens: Size = Size(2_097_152)
     """Tokens of one optimizer step, over all devices and accumulation."""
     micro_batch: int = 2
     """Sequences in one forward pass of one device."""
@@ -78,7 +83,7 @@ class DataSettings:
     """Prepared data folder to train on (make prepare-data, python -m data_prep)."""
     val: dict[str, str] = field(default_factory=dict)
     """Validation sets by name: prepared data folders or text, JSONL and Parquet files."""
-    val_tokens: int | None = None
+    val_tokens: Size | None = None
     """At most so many tokens of each validation set."""
     max_epochs: float = 1.0
     """How often the token budget may pass over the training data."""
