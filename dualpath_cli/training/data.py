@@ -51,6 +51,9 @@ class DualPathDataModule(LightningDataModule):
             self.settings.path,
             item_loader=TokensLoader(block_size=self.seq_len + 1),
             shuffle=True,
+            # Over the whole chunk: litdata's default of 256 neighbouring blocks puts a batch
+            # into one or two documents, and the loss jumps with them.
+            item_shuffle_window="full",
             drop_last=True,
             seed=self.seed,
         )

@@ -18,7 +18,7 @@ from dualpath_cli.cli import COMMANDS
 from dualpath_cli.errors import UserError
 from dualpath_cli.launch import Launch, epochs
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training import run_folder
+from dualpath_cli.training import curve, run_folder
 from dualpath_cli.training.arguments import OneLineParser, add_sections
 from dualpath_cli.training.checkpoint import Checkpoints, DirectCheckpointIO
 from dualpath_cli.training.data import DualPathDataModule
@@ -206,6 +206,8 @@ class DualPathCLI(LightningCLI):
             at = f"from step {run_folder.step_of(newest)}" if newest else "from the start"
             raise UserError(f"interrupted; the same command continues {at}") from None
         self._show_validation()
+        if trainer.is_global_zero:
+            self.console.print(f"curve: {curve.draw(folder)}", highlight=False, soft_wrap=True)
         self.console.print(
             f"run folder: {folder}\nnext: dualpath validate --ckpt_path {folder}",
             highlight=False,
