@@ -8,6 +8,7 @@ COMMANDS = {
     "fit": "Train a model from a recipe; the same command continues an interrupted run.",
     "validate": "Score a trained model on named validation sets.",
     "flops": "Solve FLOP-matched widths; count parameters and FLOPs; audit the paper's tables.",
+    "ablate": "Override a trained model's loops and gates, and measure what each override costs.",
 }
 HELP = f"""usage: dualpath COMMAND ...
 
@@ -23,7 +24,7 @@ dualpath COMMAND --help explains a command. A recipe is a path or a packaged nam
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command and returns the exit code: 0, or 2 after a mistake of the user's."""
+    """Runs one command; returns 0, 2 after a mistake of the user's, or 130 after Ctrl-C."""
     words = sys.argv[1:] if argv is None else argv
     if not words or words[0] in ("-h", "--help"):
         print(HELP, end="")
@@ -52,3 +53,6 @@ def main(argv: list[str] | None = None) -> int:
         name = f" {command}" if command in COMMANDS else ""
         print(f"dualpath{name}: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt as interrupt:
+        print("; ".join([f"dualpath {command}: interrupted", *map(str, interrupt.args)]))
+        return 130

@@ -1,7 +1,7 @@
-"""From the words after `fit` or `validate` to a checked launch, before anything slow is imported.
+"""From the words after `fit`, `validate` or `ablate` to a checked launch; imports nothing slow.
 
 1. every `--config` is found, its bases resolved, and all are merged in their order;
-2. for `validate --ckpt_path RUN` the run's own recipe comes first;
+2. for `validate` and `ablate --ckpt_path RUN` the run's own recipe comes first;
 3. keys, types, data folder, tokenizer, validation sets and checkpoint are checked;
 4. what remains, LightningCLI gets as one resolved recipe.
 """
@@ -13,7 +13,8 @@ from typing import Any
 
 from dualpath_cli import recipes
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.text.documents import Source, source_files
+from dualpath_cli.sizes import parse_size
+from dualpath_cli.text.documents import Source, parse_source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
 from dualpath_cli.training import run_folder
 from dualpath_cli.training.arguments import (
@@ -28,7 +29,25 @@ from dualpath_cli.training.settings import STRATEGIES
 DESCRIPTIONS = {
     "fit": "Trains a model from a recipe; the same command continues an interrupted run.",
     "validate": "Scores a run's model on its validation sets, or on others given by --data.val.",
+    "ablate": "Scores a run's model with forced loops, overridden gates and shuffled gates: the 16 "
+    "rows of the paper's inference-time ablations, each paired with the learned router.",
 }
+
+DECIDED_ELSEWHERE = {
+    "max_steps": "run.max_tokens",
+    "max_epochs": "run.max_tokens and data.max_epochs",
+    "limit_train_batches": "run.max_tokens",
+    "accumulate_grad_batches": "run.batch_tokens and run.micro_batch",
+    "gradient_clip_val": "optim.clip",
+    "val_check_interval": "run.validate_every",
+    "check_val_every_n_epoch": "run.validate_every",
+    "limit_val_batches": "data.val_tokens",
+    "log_every_n_steps": "run.log_every",
+    "logger": "run.tensorboard or run.wandb",
+    "default_root_dir": "run.dir",
+    "enable_checkpointing": "run.save_every",
+}
+"""Arguments of lightning.Trainer that a recipe's own sections decide."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +60,11 @@ class Launch:
     settings: Settings
     run_folder: Path
     checkpoint: Path | None
-    """Where to continue from (fit), or what to score (validate)."""
+    """Where to continue from (fit), or what to score (validate, ablate)."""
     manifest: Manifest | None
-    """Of the training data; None for validate."""
+    """Of the training data; None but for fit."""
+    out: Path | None = None
+    """Folder for the tables of ablate; None for the other commands."""
 
     @property
     def arguments(self) -> list[str]:
@@ -53,9 +74,13 @@ class Launch:
 
 def build_parser(command: str) -> OneLineParser:
     """The quick parser: the recipe's own sections checked, Lightning's `trainer` passed on."""
+    usage = "[--config RECIPE] [--ckpt_path RUN] [--SECTION.KEY VALUE ...]"
+    if command == "ablate":
+        usage = "--ckpt_path RUN [--sources NAME=PATH ...] [--max_tokens N] [--out DIR] "
+        usage += "[--SECTION.KEY VALUE ...]"
     parser = OneLineParser(
         prog=f"dualpath {command}",
-        usage=f"dualpath {command} [--config RECIPE] [--ckpt_path RUN] [--SECTION.KEY VALUE ...]",
+        usage=f"dualpath {command} {usage}",
         description=DESCRIPTIONS[command],
         allow_abbrev=False,
     )
@@ -67,10 +92,12 @@ def build_parser(command: str) -> OneLineParser:
     )
     what = (
         "Run folder or checkpoint to score; its recipe, tokenizer and model are read from there."
-        if command == "validate"
-        else "Run folder or checkpoint to start from, instead of this run's own newest one."
+        if command != "fit"
+        else "Run folder or checkpoint to start from: of another run, or an older one of this run."
     )
     parser.add_argument("--ckpt_path", type=str | None, default=None, metavar="RUN", help=what)
+    if command == "ablate":
+        _add_ablate_arguments(parser)
     parser.add_argument(
         "--seed_everything", type=int, default=0, help="Seed of the weights and of the data order."
     )
@@ -101,8 +128,8 @@ def prepare(command: str, words: list[str]) -> Launch:
         raise UserError("fit needs --config RECIPE: a path or a packaged name such as quickstart")
     recipe: recipes.Recipe = {}
     run = None
-    if command == "validate":
-        run = run_folder.find_run(_run_to_score(rest))
+    if command != "fit":
+        run = run_folder.find_run(_run_to_score(command, rest))
         recipe = _on_this_machine(run_folder.read_recipe(run.folder))
     for name in names:
         recipe = recipes.merge(recipe, recipes.load(name))
@@ -112,21 +139,28 @@ def prepare(command: str, words: list[str]) -> Launch:
     check_keys(recipe)
     values = parser.parse_args(["--config", json.dumps(recipe), *rest]).as_dict()
     values.pop("config")
+    out = _take_ablate_values(values, run) if command == "ablate" and run is not None else None
     settings = settings_from(values)
     # The dataclasses' types are JSON and YAML types but for tuples.
     values = json.loads(json.dumps(values))
     ckpt_path = values.pop("ckpt_path")
-    check_strategy(values["trainer"])
+    check_trainer(values["trainer"])
     if run is not None:
         check_validation_sets(settings)
-        return Launch(command, values, settings, run.folder, run.checkpoint, None)
+        return Launch(command, values, settings, run.folder, run.checkpoint, None, out)
     folder = Path(settings.run.dir) / settings.run.recipe / settings.run.name
     manifest = check_training_data(settings)
     check_validation_sets(settings)
-    checkpoint = run_folder.find_run(ckpt_path).checkpoint if ckpt_path else None
-    if run_folder.newest_checkpoint(folder) and not ckpt_path:
+    checkpoint = run_folder.newest_checkpoint(folder)
+    if checkpoint is not None:
         run_folder.check_same_recipe(folder, values)
-        checkpoint = run_folder.newest_checkpoint(folder)
+        run_folder.check_same_data(folder, manifest.fingerprint)
+    if ckpt_path:
+        start = run_folder.find_run(ckpt_path)
+        run_folder.check_same_recipe(start.folder, values, sections=("model",))
+        # A run that began elsewhere and was interrupted goes on from its own checkpoint.
+        if checkpoint is None or start.folder.resolve() == folder.resolve():
+            checkpoint = start.checkpoint
     return Launch(command, values, settings, folder, checkpoint, manifest)
 
 
@@ -154,16 +188,24 @@ def check_training_data(settings: Settings) -> Manifest:
     return manifest
 
 
-def check_strategy(trainer: dict[str, Any]) -> None:
-    """Checks the name of the strategy, where it is one of ours and not a class of Lightning's.
+def check_trainer(trainer: dict[str, Any]) -> None:
+    """Checks the strategy's name, and that no argument says what another section decides.
 
     Raises:
-        UserError: for an unknown name.
+        UserError: for an unknown name, `single` with several devices, or an argument that is not
+            Lightning's to set here.
     """
+    for key in sorted(trainer.keys() & DECIDED_ELSEWHERE.keys()):
+        raise UserError(f"trainer.{key} is not used; set {DECIDED_ELSEWHERE[key]} instead")
     name = trainer.get("strategy", "auto")
     if isinstance(name, str) and name not in STRATEGIES:
         hint = did_you_mean(name, STRATEGIES) or f"; choose from {', '.join(STRATEGIES)}"
         raise UserError(f"trainer.strategy '{name}' is not known{hint}")
+    devices = trainer.get("devices", "auto")
+    if name == "single" and str(devices) not in ("auto", "1", "-1"):
+        raise UserError(
+            f"trainer.strategy 'single' cannot use trainer.devices={devices}; choose ddp or fsdp"
+        )
 
 
 def epochs(settings: Settings, manifest: Manifest) -> float:
@@ -184,10 +226,65 @@ def check_validation_sets(settings: Settings) -> None:
             source_files(Source(name, Path(path)))
 
 
-def _run_to_score(words: list[str]) -> str:
+def _add_ablate_arguments(parser: OneLineParser) -> None:
+    parser.add_argument(
+        "--sources",
+        type=str,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=PATH",
+        help="Texts to score, .txt, .jsonl or .parquet; by default the run's validation sets.",
+    )
+    parser.add_argument(
+        "--max_tokens",
+        type=str | None,
+        default=None,
+        metavar="N",
+        help="At most so many tokens of each source, such as 20K; by default data.val_tokens.",
+    )
+    parser.add_argument(
+        "--out",
+        type=str | None,
+        default=None,
+        metavar="DIR",
+        help="Folder for ablations.json and ablations.csv; by default RUN/ablations/step-N.",
+    )
+
+
+def _take_ablate_values(values: dict[str, Any], run: run_folder.Run) -> Path:
+    """Moves the words of ablate to the recipe's data section, and returns the folder to write to.
+
+    Raises:
+        UserError: for the first mistake in them.
+    """
+    sources, max_tokens, out = (values.pop(key) for key in ("sources", "max_tokens", "out"))
+    found = [parse_source(source) for source in sources]
+    names = [source.name for source in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"--sources has two texts named '{name}'; give NAME=PATH")
+    if found:
+        values["data"]["val"] = {source.name: str(source.path) for source in found}
+    if not values["data"]["val"]:
+        raise UserError("the run names no validation set; give a text: --sources NAME=PATH")
+    if max_tokens is not None:
+        values["data"]["val_tokens"] = parse_size(str(max_tokens), "--max_tokens")
+    trainer = values["trainer"]
+    devices, strategy = trainer.get("devices", 1), trainer.get("strategy", "auto")
+    if strategy not in ("auto", "single") or devices not in (1, "1"):
+        raise UserError("ablate runs on one device; leave out trainer.devices and trainer.strategy")
+    folder = Path(out) if out else run.folder / "ablations" / run.checkpoint.name
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        raise UserError(f"--out '{folder}': '{existing}' is a file; give a folder")
+    return folder
+
+
+def _run_to_score(command: str, words: list[str]) -> str:
     given, _ = _take_options(words, ("--ckpt_path",))
     if not given:
-        raise UserError("validate needs --ckpt_path RUN: a run folder or a checkpoint inside one")
+        raise UserError(f"{command} needs --ckpt_path RUN: a run folder or a checkpoint inside one")
     return given[-1]
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dualpath_cli.config import BlockKind, ModelConfig
+from dualpath_cli.model.intervention import Intervention
 from dualpath_cli.model.rope import Rope
 from dualpath_cli.model.routing import LayerTrace
 from dualpath_cli.model.sublayer import Sublayer
@@ -28,35 +29,45 @@ class DeepPath(nn.Module):
             self.router = nn.Linear(config.d_model + 1, 1)
 
     def forward(
-        self, x_BTD: torch.Tensor, rope: Rope, trace: LayerTrace | None = None
+        self,
+        x_BTD: torch.Tensor,
+        rope: Rope,
+        trace: LayerTrace | None = None,
+        loops: int | None = None,
     ) -> torch.Tensor:
-        """Maps (B, T, D) to (B, T, D); writes the step weights into `trace`."""
+        """Maps (B, T, D) to (B, T, D); writes the step weights into `trace`.
+
+        `loops` is a forced number of steps (`Intervention.loops`); by default it is the trained K.
+        """
+        trained = self.config.loops
+        loops = trained if loops is None else loops
         h_BTD = x_BTD
         states, weights = [], []
         remaining_BT1 = torch.ones_like(x_BTD[..., :1])  # pi_k
-        for k in range(1, self.config.loops + 1):
-            h_BTD = self.sublayer(h_BTD, F.softplus(self.gains[k - 1]), rope)
+        for k in range(1, loops + 1):
+            h_BTD = self.sublayer(h_BTD, F.softplus(self.gains[min(k, trained) - 1]), rope)
             states.append(h_BTD)
-            if self.config.routes_steps and k < self.config.loops:
-                q_BT1 = self.step_probability(h_BTD, k)
+            if self.config.routes_steps and k < loops:
+                q_BT1 = self.step_probability(h_BTD, k, last=min(loops, trained))
                 weights.append(remaining_BT1 * q_BT1)
                 remaining_BT1 = remaining_BT1 * (1 - q_BT1)
         if self.config.combination == "mean":
-            weights = [remaining_BT1 / self.config.loops] * self.config.loops
+            weights = [remaining_BT1 / loops] * loops
         elif self.config.combination == "final":
             weights, states = [remaining_BT1], [h_BTD]
         else:
             weights.append(remaining_BT1)  # the last step takes what is left, so q_K is not needed
         if trace is not None:
-            trace.step_weights = F.pad(
-                torch.cat(weights, dim=-1), (self.config.loops - len(weights), 0)
-            )
+            trace.step_weights = F.pad(torch.cat(weights, dim=-1), (loops - len(weights), 0))
         return reduce(torch.add, (w * h for w, h in zip(weights, states, strict=True)))
 
-    def step_probability(self, h_BTD: torch.Tensor, k: int) -> torch.Tensor:
-        """q_k = sigmoid(w . [h_k, step index] + b), (B, T, 1), in the router's own precision."""
+    def step_probability(self, h_BTD: torch.Tensor, k: int, last: int) -> torch.Tensor:
+        """q_k = sigmoid(w . [h_k, step index] + b), (B, T, 1), in the router's own precision.
+
+        The step index reaches 1 with the schedule's `last` step and stays there.
+        """
         first = 1 if self.config.step_index == "zero_based" else 0
-        index = (k - first) / max(1, self.config.loops - 1)
+        index = min(1.0, (k - first) / max(1, last - 1))
         # The index is the same for all tokens: it joins the bias instead of widening h by one.
         weight, bias = self.router.weight, self.router.bias
         return _wide_linear(h_BTD, weight[:, :-1], bias + index * weight[:, -1]).sigmoid()
@@ -112,17 +123,31 @@ class DualPathBlock(nn.Module):
             self.gate = PathGate(config)
 
     def forward(
-        self, x_BTD: torch.Tensor, rope: Rope, trace: LayerTrace | None = None
+        self,
+        x_BTD: torch.Tensor,
+        rope: Rope,
+        trace: LayerTrace | None = None,
+        intervention: Intervention | None = None,
+        order_B2T: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Maps (B, T, D) to (B, T, D) in the type of x; writes its choices into `trace`."""
+        """Maps (B, T, D) to (B, T, D) in the type of x; writes what it did into `trace`.
+
+        `order_B2T` belongs to shuffled gates: the positions that g_d and g_w are taken from.
+        """
+        loops = None if intervention is None else intervention.loops
         if self.kind == "wide":
             return self.wide(x_BTD, rope)
         if self.kind == "loop":
-            return self.deep(x_BTD, rope, trace).to(x_BTD.dtype)
+            return self.deep(x_BTD, rope, trace, loops).to(x_BTD.dtype)
         g_d, g_w = self.gate(x_BTD)
+        if order_B2T is not None:
+            g_d = g_d.gather(1, order_B2T[:, 0, :, None])
+            g_w = g_w.gather(1, order_B2T[:, 1, :, None])
+        elif intervention is not None and isinstance(intervention.gates, tuple):
+            g_d, g_w = (torch.full_like(g_d, value) for value in intervention.gates)
         if trace is not None:
             trace.gate_deep, trace.gate_wide = g_d.squeeze(-1), g_w.squeeze(-1)
-        y_BTD = g_d * self.deep(x_BTD, rope, trace) + g_w * self.wide(x_BTD, rope)
+        y_BTD = g_d * self.deep(x_BTD, rope, trace, loops) + g_w * self.wide(x_BTD, rope)
         return y_BTD.to(x_BTD.dtype)
 
 

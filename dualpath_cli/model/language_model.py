@@ -5,13 +5,14 @@ Shapes: B batch, T positions, D model width, V vocabulary.
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model.block import DualPathBlock
+from dualpath_cli.model.intervention import SHUFFLED, Intervention, shuffled_positions
 from dualpath_cli.model.loss import next_token_nll
 from dualpath_cli.model.norm import RMSNorm
 from dualpath_cli.model.rope import rope_tables
@@ -41,18 +42,31 @@ class DualPathLM(nn.Module):
         targets: torch.Tensor | None = None,
         *,
         trace: RoutingTrace | None = None,
+        intervention: Intervention | None = None,
+        token_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Maps tokens (B, T) to logits (B, T, V), or with targets to losses in nats (B, T).
 
         Targets are the next tokens; positions whose target is ``loss.IGNORE`` get 0. An empty
-        `trace` is filled with one LayerTrace per layer.
+        `trace` is filled with one LayerTrace per layer, of what an `intervention` made of it.
+        `token_mask` (B, T) is True at tokens and False at padding, which shuffling leaves alone;
+        without it all positions are tokens.
+
+        Raises:
+            ValueError: if the intervention makes no sense for this model.
         """
+        if intervention is not None and (problem := intervention.problem(self.config)):
+            raise ValueError(f"{intervention.name}: {problem}")
         x_BTD = self.embed(tokens)
         if self.config.residual_dtype == "bfloat16":
             x_BTD = x_BTD.bfloat16()
         rope = rope_tables(self.config, tokens.shape[1], like=x_BTD)
-        for block in self.blocks:
-            x_BTD = block(x_BTD, rope, None if trace is None else trace.add_layer())
+        orders: Iterable[torch.Tensor | None] = [None] * len(self.blocks)
+        if intervention is not None and intervention.gates == SHUFFLED:
+            orders = shuffled_positions(tokens, token_mask, len(self.blocks), intervention.seed)
+        for block, order_B2T in zip(self.blocks, orders, strict=True):
+            layer = None if trace is None else trace.add_layer()
+            x_BTD = block(x_BTD, rope, layer, intervention, order_B2T)
         x_BTD = self.norm(x_BTD)
         if targets is None:
             return self.head(x_BTD)

@@ -37,7 +37,6 @@ class DualPathDataModule(LightningDataModule):
         self.seq_len = seq_len
         self.micro_batch = micro_batch
         self.seed = seed
-        self.allow_zero_length_dataloader_with_multiple_devices = False
 
     def train_dataloader(self) -> "TrainingStream":
         """One stream a rank; its state is in the checkpoint, so a continued run repeats no batch.

@@ -1,4 +1,4 @@
-"""The LightningCLI subclass behind `dualpath fit` and `dualpath validate`."""
+"""The LightningCLI subclass behind `dualpath fit`, `validate` and `ablate`."""
 
 import importlib.util
 import logging
@@ -17,6 +17,7 @@ from dualpath_cli import flops, flops_command
 from dualpath_cli.cli import COMMANDS
 from dualpath_cli.errors import UserError
 from dualpath_cli.launch import Launch, epochs
+from dualpath_cli.study import ablate
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training import curve, run_folder
 from dualpath_cli.training.arguments import OneLineParser, add_sections
@@ -171,6 +172,7 @@ class DualPathCLI(LightningCLI):
         commands: dict[str, Callable[[], None]] = {
             "fit": self.fit,
             "validate": self.validate,
+            "ablate": self.ablate,
             "flops": self.flops,
         }
         commands[subcommand]()
@@ -201,10 +203,13 @@ class DualPathCLI(LightningCLI):
                 datamodule=self.datamodule,
                 ckpt_path=None if checkpoint is None else str(checkpoint),
             )
-        except KeyboardInterrupt:
+        except SystemExit as end:
+            if not trainer.interrupted:
+                raise
+            # Lightning leaves by sys.exit(1) after Ctrl-C, without a word on what is kept.
             newest = run_folder.newest_checkpoint(folder)
-            at = f"from step {run_folder.step_of(newest)}" if newest else "from the start"
-            raise UserError(f"interrupted; the same command continues {at}") from None
+            at = f"step {run_folder.step_of(newest)}" if newest else "the start"
+            raise KeyboardInterrupt(f"the same command continues from {at}") from end
         self._show_validation()
         if trainer.is_global_zero:
             self.console.print(f"curve: {curve.draw(folder)}", highlight=False, soft_wrap=True)
@@ -223,6 +228,11 @@ class DualPathCLI(LightningCLI):
             )
         self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
         self._show_validation()
+
+    def ablate(self) -> None:
+        """Scores the checkpoint under the paper's interventions on every source."""
+        assert self.launch is not None
+        ablate.run(self.launch, self.trainer, self.model, self.datamodule, self.console)
 
     def flops(self) -> None:
         """Prints what `dualpath flops` prints."""

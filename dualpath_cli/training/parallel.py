@@ -7,6 +7,7 @@ device means that no rank ever holds the whole model.
 from functools import cache
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies import (
     DDPStrategy,
     ModelParallelStrategy,
@@ -100,6 +101,7 @@ def can_compile() -> bool:
         torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:  # whatever is missing, the run can go on without it
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        print(f"dualpath: running eagerly: torch.compile does not work here ({reason:.120})")
+        say = rank_zero_only(print)
+        say(f"dualpath: running eagerly: torch.compile does not work here ({reason:.120})")
         return False
     return True

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,11 @@ CHECKPOINTS = "checkpoints"
 LAST = "last"
 
 # What a continued run may change: nothing of it decides the numbers.
+_NUMBERS = ("model", "optim", "run", "data", "seed_everything")
 _FREE_KEYS = {
     "run": {"dir", "name", "compile", "log_every", "gates_every", "validate_every", "save_every",
             "keep", "tensorboard", "wandb", "peak_tflops"},
-    "data": {"val", "val_tokens", "workers"},
+    "data": {"val", "val_tokens", "workers", "max_epochs"},
 }  # fmt: skip
 
 
@@ -90,21 +92,38 @@ def read_recipe(folder: Path) -> Recipe:
     return parse((folder / RECIPE).read_text(encoding="utf-8"), str(folder / RECIPE))
 
 
-def check_same_recipe(folder: Path, recipe: Recipe) -> None:
+def check_same_recipe(folder: Path, recipe: Recipe, sections: Sequence[str] = _NUMBERS) -> None:
     """Refuses to continue a run under a recipe that would have given other numbers.
 
     Raises:
         UserError: naming the first difference.
     """
     before = read_recipe(folder)
-    for section in ("model", "optim", "run", "data"):
-        old, new = before.get(section, {}), recipe.get(section, {})
+    for section in sections:
+        old, new = before.get(section), recipe.get(section)
+        if not isinstance(old, dict) or not isinstance(new, dict):
+            old, new = {"": old}, {"": new}
         for key in sorted((old.keys() | new.keys()) - _FREE_KEYS.get(section, set())):
             if old.get(key) != new.get(key):
+                name = f"{section}.{key}".rstrip(".")
                 raise UserError(
-                    f"{folder} holds a run with {section}.{key}={old.get(key)}, this one has "
+                    f"{folder} holds a run with {name}={old.get(key)}, this one has "
                     f"{new.get(key)}; give this one a name (--run.name NAME)"
                 )
+
+
+def check_same_data(folder: Path, fingerprint: str) -> None:
+    """Refuses to continue a run on a data folder that holds other tokens than it began with.
+
+    Raises:
+        UserError: naming both fingerprints.
+    """
+    before = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))["data_fingerprint"]
+    if before != fingerprint:
+        raise UserError(
+            f"{folder} was begun on data {before[:12]}, data.path now holds {fingerprint[:12]}; "
+            "prepare the same data again or give this run a name (--run.name NAME)"
+        )
 
 
 def write_text(path: Path, text: str) -> None:

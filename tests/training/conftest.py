@@ -85,7 +85,7 @@ def tiny_recipe(texts: Path, runs: Path) -> Recipe:
 def fit(texts: Path, tmp_path: Path) -> Fit:
     """Trains the tiny recipe, changed by keyword (section={...}), and returns the run folder."""
 
-    def run(expected: int = 0, **changes: dict[str, Any]) -> Path:
+    def run(expected: int = 0, **changes: Any) -> Path:
         recipe = merge(tiny_recipe(texts, tmp_path / "runs"), changes)
         path = tmp_path / "recipe.yaml"
         path.write_text(yaml.safe_dump(recipe))

@@ -170,6 +170,51 @@ def test_a_run_is_not_continued_under_another_recipe(
     assert "--run.name" in error
 
 
+def test_a_run_is_not_continued_with_another_seed_or_on_other_data(
+    fit: Fit, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = prepare(tmp_path / "data", texts / "train.jsonl")
+    fit(data={"path": str(data)})
+    fit(expected=2, data={"path": str(data)}, seed_everything=2)
+    assert "seed_everything=1, this one has 2" in capsys.readouterr().err
+    shutil.rmtree(data)
+    prepare(data, texts / "val.jsonl")
+    fit(expected=2, data={"path": str(data), "max_epochs": 9})
+    assert "prepare the same data again" in capsys.readouterr().err
+
+
+def test_a_run_may_begin_at_another_runs_checkpoint(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = fit()
+    start = str(whole / "checkpoints" / "step-00000004")
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--ckpt_path", start]
+    assert main([*words, "--run.name", "fork"]) == 0
+    fork = whole.with_name("fork")
+    assert rows(fork / "metrics.csv") == rows(whole / "metrics.csv")[4:]
+    capsys.readouterr()
+    assert main([*words, "--run.name", "other", "--model.loops", "3"]) == 2
+    assert "model.loops=2, this one has 3" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_where_the_run_continues(fit: Fit, tmp_path: Path) -> None:
+    fit()  # writes the recipe
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "stopped"]
+    more = ["--run.max_tokens", str(5000 * 4 * SEQ_LEN), "--data.max_epochs", "9999"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dualpath_cli", *words, *more], stdout=subprocess.PIPE, text=True
+    )
+    checkpoints = tmp_path / "runs" / "tiny" / "stopped" / "checkpoints"
+    while not (checkpoints / "last").exists():
+        assert process.poll() is None, "the run ended before it could be interrupted"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    step = int((checkpoints / "last").resolve().name.removeprefix("step-"))
+    assert f"interrupted; the same command continues from step {step}" in out
+
+
 def test_a_batch_that_is_not_whole_is_refused_with_the_next_one(
     fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:

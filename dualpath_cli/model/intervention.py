@@ -1,0 +1,98 @@
+"""Intervention: what one forward pass does instead of what the model has learned. Plain data.
+
+Shapes: B batch, T positions, L layers.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from dualpath_cli.config import ModelConfig
+
+LEARNED = "learned"
+SHUFFLED: Literal["shuffled"] = "shuffled"
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """A row of the paper's inference-time ablations (table `ablations`), or several in one.
+
+    The default changes nothing.
+
+    Raises:
+        ValueError: for a field that means nothing.
+    """
+
+    loops: int | None = None
+    """K', the steps that every deep path runs instead of the trained K. The last one takes the
+    remaining mass. Below K the router's step index is rescaled to K' steps; above K it stays that
+    of K steps and at most 1, and the K-th gain repeats."""
+    gates: tuple[float, float] | Literal["shuffled"] | None = None
+    """(g_d, g_w) of every token in every dual block; or `shuffled`: the learned values of g_d, and
+    independently those of g_w, permuted over the positions of each sequence, anew in each layer."""
+    seed: int = 0
+    """Seed of the permutations."""
+
+    def __post_init__(self) -> None:
+        if self.loops is not None and (type(self.loops) is not int or self.loops < 1):
+            raise ValueError(f"loops must be a whole number from 1 on, not {self.loops!r}")
+        if self.gates is not None and self.gates != SHUFFLED:
+            pair = isinstance(self.gates, tuple) and len(self.gates) == 2
+            if not pair or not all(_is_gate(value) for value in self.gates):
+                raise ValueError(
+                    f"gates must be (g_d, g_w), each from 0 to 1, or 'shuffled', not {self.gates!r}"
+                )
+        if type(self.seed) is not int or self.seed < 0:
+            raise ValueError(f"seed must be a whole number from 0 on, not {self.seed!r}")
+
+    @property
+    def name(self) -> str:
+        """A short name: `learned`, `K=3`, `gates=1,0`, `shuffled`; with a seed `shuffled:7`."""
+        parts = [] if self.loops is None else [f"K={self.loops}"]
+        if self.gates == SHUFFLED:
+            parts.append(f"{SHUFFLED}:{self.seed}" if self.seed else SHUFFLED)
+        elif self.gates is not None:
+            parts.append("gates=" + ",".join(f"{value:g}" for value in self.gates))
+        return " ".join(parts) or LEARNED
+
+    def problem(self, config: ModelConfig) -> str | None:
+        """Why this makes no sense for a model, as the end of a sentence; None if it does."""
+        kinds = set(config.block_kinds)
+        if self.gates is not None and "dual" not in kinds:
+            return "the model has no dual block, so it has no gates"
+        if self.loops is not None:
+            if kinds == {"wide"}:
+                return "the model has only wide blocks, so it has no loop"
+            if self.loops > 1 and config.loops == 1 and config.combination == "router":
+                return "the model was trained with one loop, so it has no router to weigh more"
+        return None
+
+
+def _is_gate(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= 1
+
+
+def shuffled_positions(
+    tokens: torch.Tensor, token_mask: torch.Tensor | None, n_layers: int, seed: int
+) -> torch.Tensor:
+    """Where each position gets its g_d and its g_w from: (L, B, 2, T) int64, a permutation of T.
+
+    `tokens` is (B, T). Positions where `token_mask` (B, T) is False are padding: they keep their
+    own gates, and no token gets theirs. The permutations of a sequence depend on the seed and on
+    its own tokens only: not on its batch, its padding or the device.
+    """
+    batch, length = tokens.shape
+    tokens_BT = tokens.long().cpu()
+    mask_BT = torch.ones_like(tokens_BT) if token_mask is None else token_mask.cpu()
+    order_LB2T = torch.arange(length).repeat(n_layers, batch, 2, 1)
+    for row in range(batch):
+        (real,) = mask_BT[row].nonzero(as_tuple=True)
+        content = f"{seed}/".encode() + tokens_BT[row, real].numpy().tobytes()
+        digest = hashlib.blake2b(content, digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+        keys = torch.rand(n_layers, 2, len(real), generator=generator, dtype=torch.float64)
+        order_LB2T[:, row][..., real] = real[keys.argsort(-1)]
+    return order_LB2T.to(tokens.device)
