@@ -33,9 +33,7 @@ def test_no_window_crosses_two_documents(texts: list[str], length: int) -> None:
 
 
 @given(documents, st.integers(1, 9), st.integers(1, 40))
-def test_a_limit_keeps_exactly_the_first_tokens(
-    texts: list[str], length: int, limit: int
-) -> None:
+def test_a_limit_keeps_exactly_the_first_tokens(texts: list[str], length: int, limit: int) -> None:
     whole = [t for w in document_windows(texts, TOKENIZER, length) for t in w[1:]]
     cut = [t for w in document_windows(texts, TOKENIZER, length, limit) for t in w[1:]]
     assert cut == whole[:limit]
