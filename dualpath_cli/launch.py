@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli import recipes
-from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.checks import check_trainer, check_training_data, check_validation_sets
+from dualpath_cli.errors import UserError
 from dualpath_cli.sizes import parse_size
-from dualpath_cli.text.documents import Source, parse_source, source_files
-from dualpath_cli.text.manifest import MANIFEST, Manifest
+from dualpath_cli.text.documents import parse_source
+from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.training import run_folder
 from dualpath_cli.training.arguments import (
     OneLineParser,
@@ -24,7 +25,6 @@ from dualpath_cli.training.arguments import (
     check_keys,
     settings_from,
 )
-from dualpath_cli.training.settings import STRATEGIES
 
 DESCRIPTIONS = {
     "fit": "Trains a model from a recipe; the same command continues an interrupted run.",
@@ -32,22 +32,6 @@ DESCRIPTIONS = {
     "ablate": "Scores a run's model with forced loops, overridden gates and shuffled gates: the 16 "
     "rows of the paper's inference-time ablations, each paired with the learned router.",
 }
-
-DECIDED_ELSEWHERE = {
-    "max_steps": "run.max_tokens",
-    "max_epochs": "run.max_tokens and data.max_epochs",
-    "limit_train_batches": "run.max_tokens",
-    "accumulate_grad_batches": "run.batch_tokens and run.micro_batch",
-    "gradient_clip_val": "optim.clip",
-    "val_check_interval": "run.validate_every",
-    "check_val_every_n_epoch": "run.validate_every",
-    "limit_val_batches": "data.val_tokens",
-    "log_every_n_steps": "run.log_every",
-    "logger": "run.tensorboard or run.wandb",
-    "default_root_dir": "run.dir",
-    "enable_checkpointing": "run.save_every",
-}
-"""Arguments of lightning.Trainer that a recipe's own sections decide."""
 
 
 @dataclass(frozen=True)
@@ -162,68 +146,6 @@ def prepare(command: str, words: list[str]) -> Launch:
         if checkpoint is None or start.folder.resolve() == folder.resolve():
             checkpoint = start.checkpoint
     return Launch(command, values, settings, folder, checkpoint, manifest)
-
-
-def check_training_data(settings: Settings) -> Manifest:
-    """Checks that the data folder is whole, fits the model and lasts for the token budget.
-
-    Raises:
-        UserError: naming what is wrong and the way out.
-    """
-    folder = Path(settings.data.path)
-    manifest = Manifest.read(folder)
-    manifest.check_sizes(folder)
-    if not (folder / run_folder.TOKENIZER).is_file():
-        raise UserError(f"{folder / run_folder.TOKENIZER} is missing; prepare the folder again")
-    if manifest.vocab_size > settings.model.vocab_size:
-        raise UserError(
-            f"data.path '{folder}' uses a tokenizer of {manifest.vocab_size} entries, more than "
-            f"model.vocab_size={settings.model.vocab_size}; raise it to {manifest.vocab_size}"
-        )
-    if epochs(settings, manifest) > settings.data.max_epochs:
-        raise UserError(
-            f"run.max_tokens={settings.run.max_tokens} is {epochs(settings, manifest):.2f} epochs "
-            f"of the {manifest.tokens} tokens in '{folder}'; raise data.max_epochs to allow it"
-        )
-    return manifest
-
-
-def check_trainer(trainer: dict[str, Any]) -> None:
-    """Checks the strategy's name, and that no argument says what another section decides.
-
-    Raises:
-        UserError: for an unknown name, `single` with several devices, or an argument that is not
-            Lightning's to set here.
-    """
-    for key in sorted(trainer.keys() & DECIDED_ELSEWHERE.keys()):
-        raise UserError(f"trainer.{key} is not used; set {DECIDED_ELSEWHERE[key]} instead")
-    name = trainer.get("strategy", "auto")
-    if isinstance(name, str) and name not in STRATEGIES:
-        hint = did_you_mean(name, STRATEGIES) or f"; choose from {', '.join(STRATEGIES)}"
-        raise UserError(f"trainer.strategy '{name}' is not known{hint}")
-    devices = trainer.get("devices", "auto")
-    if name == "single" and str(devices) not in ("auto", "1", "-1"):
-        raise UserError(
-            f"trainer.strategy 'single' cannot use trainer.devices={devices}; choose ddp or fsdp"
-        )
-
-
-def epochs(settings: Settings, manifest: Manifest) -> float:
-    """How often the token budget passes over the training data."""
-    return settings.run.max_tokens / manifest.tokens
-
-
-def check_validation_sets(settings: Settings) -> None:
-    """Checks that every validation set exists and is of a known kind.
-
-    Raises:
-        UserError: for the first that is not.
-    """
-    for name, path in settings.data.val.items():
-        if not Path(path).exists():
-            raise UserError(f"data.val.{name}: '{path}' does not exist")
-        if not (Path(path) / MANIFEST).is_file():
-            source_files(Source(name, Path(path)))
 
 
 def _add_ablate_arguments(parser: OneLineParser) -> None:

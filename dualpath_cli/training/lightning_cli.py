@@ -1,6 +1,5 @@
 """The LightningCLI subclass behind `dualpath fit`, `validate` and `ablate`."""
 
-import importlib.util
 import logging
 import shutil
 import warnings
@@ -9,26 +8,22 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from rich.console import Console
 from rich.table import Table
 
 from dualpath_cli import flops, flops_command
+from dualpath_cli.checks import epochs
 from dualpath_cli.cli import COMMANDS
 from dualpath_cli.errors import UserError
-from dualpath_cli.launch import Launch, epochs
+from dualpath_cli.launch import Launch
 from dualpath_cli.study import ablate
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training import curve, run_folder
 from dualpath_cli.training.arguments import OneLineParser, add_sections
-from dualpath_cli.training.checkpoint import Checkpoints, DirectCheckpointIO
 from dualpath_cli.training.data import DualPathDataModule
-from dualpath_cli.training.metrics_log import MetricsLog
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.parallel import build_strategy
-from dualpath_cli.training.progress import ProgressDisplay
-from dualpath_cli.training.routing_log import RoutingLog
 from dualpath_cli.training.run_folder import TOKENIZER
+from dualpath_cli.training.trainer import build_trainer
 
 
 class Parser(OneLineParser, LightningArgumentParser):
@@ -95,8 +90,8 @@ class DualPathCLI(LightningCLI):
         """Builds trainer, module and data module from the launch's settings."""
         if self.launch is None:
             return
-        super_config = self.parser.instantiate_classes(self.config)
-        self.trainer = self._build_trainer(dict(super_config[self.launch.command].trainer))
+        section = self.parser.instantiate_classes(self.config)[self.launch.command].trainer
+        self.trainer = build_trainer(self.launch, dict(section), self.console)
         self.console.quiet = not self.trainer.is_global_zero
         model, optim = self.launch.settings.model, self.launch.settings.optim
         run, data = self.launch.settings.run, self.launch.settings.data
@@ -117,54 +112,6 @@ class DualPathCLI(LightningCLI):
         self.datamodule = DualPathDataModule(
             data, tokenizer, seq_len=model.max_seq_len, micro_batch=run.micro_batch, seed=seed
         )
-
-    def _build_trainer(self, config: dict[str, Any]) -> Trainer:
-        assert self.launch is not None
-        run, folder = self.launch.settings.run, self.launch.run_folder
-        name = config["strategy"]
-        if name == "single" and config["devices"] in ("auto", -1, "-1"):
-            config["devices"] = 1
-        config["strategy"] = build_strategy(name) if isinstance(name, str) else name
-        plugins = config["plugins"] or []
-        config["plugins"] = plugins if isinstance(plugins, list) else [plugins]
-        if name != "fsdp":
-            config["plugins"] = [*config["plugins"], DirectCheckpointIO()]
-        callbacks = config["callbacks"] or []
-        config["callbacks"] = callbacks if isinstance(callbacks, list) else [callbacks]
-        config["logger"] = False
-        if self.launch.command == "fit":
-            progress = ProgressDisplay(self.console)
-            log = MetricsLog(folder, run, show=progress.show)
-            config["callbacks"] += [progress, log, Checkpoints(folder, run.save_every, run.keep)]
-            if run.gates_every:
-                loops = self.launch.settings.model.loops
-                config["callbacks"].append(RoutingLog(folder, run.gates_every, loops))
-            config["logger"] = self._loggers()
-        config |= {
-            "max_epochs": -1,  # the token budget ends the run
-            "num_sanity_val_steps": -1,  # a fresh run begins with a validation, as its step 0
-            "use_distributed_sampler": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-        }
-        return Trainer(**config)
-
-    def _loggers(self) -> list[Logger]:
-        """TensorBoard where it is installed, W&B where a project is named; CSV is our own."""
-        assert self.launch is not None
-        run, folder = self.launch.settings.run, self.launch.run_folder
-        loggers: list[Logger] = []
-        if run.tensorboard and importlib.util.find_spec("tensorboard"):
-            loggers.append(TensorBoardLogger(folder, name="", version="tensorboard"))
-        if run.wandb:
-            if not importlib.util.find_spec("wandb"):
-                raise UserError("run.wandb needs the package wandb: pip install 'dualpath[wandb]'")
-            from lightning.pytorch.loggers import WandbLogger
-
-            name = f"{run.recipe}/{run.name}"
-            loggers.append(WandbLogger(name, folder, project=run.wandb, id=name.replace("/", "-")))
-        return loggers
 
     # -- commands --------------------------------------------------------------------------------
 
