@@ -23,6 +23,8 @@ DECIDED_ELSEWHERE = {
     "logger": "run.tensorboard or run.wandb",
     "default_root_dir": "run.dir",
     "enable_checkpointing": "run.save_every",
+    "num_sanity_val_steps": "run.validate_every",
+    "gradient_clip_algorithm": "optim.clip",
 }
 """Arguments of lightning.Trainer that a recipe's own sections decide."""
 
@@ -43,12 +45,48 @@ def check_training_data(settings: Settings) -> Manifest:
             f"data.path '{folder}' uses a tokenizer of {manifest.vocab_size} entries, more than "
             f"model.vocab_size={settings.model.vocab_size}; raise it to {manifest.vocab_size}"
         )
-    if epochs(settings, manifest) > settings.data.max_epochs:
+    most = settings.data.max_epochs
+    if most is not None and epochs(settings, manifest) > most:
         raise UserError(
             f"run.max_tokens={settings.run.max_tokens} is {epochs(settings, manifest):.2f} epochs "
             f"of the {manifest.tokens} tokens in '{folder}'; raise data.max_epochs to allow it"
         )
     return manifest
+
+
+def check_schedule(settings: Settings) -> None:
+    """Checks that the token budget is enough for a step, and for the warm-up.
+
+    Raises:
+        UserError: if it is not.
+    """
+    run, warmup = settings.run, settings.optim.warmup_steps
+    steps = run.max_tokens // run.batch_tokens
+    if steps == 0:
+        raise UserError(
+            f"run.max_tokens={run.max_tokens} is less than one batch of "
+            f"run.batch_tokens={run.batch_tokens}; raise the one or lower the other"
+        )
+    if warmup >= steps:
+        raise UserError(
+            f"optim.warmup_steps={warmup} must be less than the run's {steps} optimizer steps "
+            "(run.max_tokens / run.batch_tokens)"
+        )
+
+
+def check_checkpoint(checkpoint: Path, trainer: dict[str, Any]) -> None:
+    """Checks that a run is continued by the kind of strategy that wrote its checkpoint.
+
+    Raises:
+        UserError: if one of the two is fsdp, whose checkpoints are folders of shards.
+    """
+    sharded = trainer.get("strategy", "auto") == "fsdp"
+    if checkpoint.is_dir() != sharded:
+        wrote = "fsdp" if checkpoint.is_dir() else "single or ddp"
+        raise UserError(
+            f"checkpoint '{checkpoint}' was written with trainer.strategy {wrote}; continue with "
+            "that, or start a new run from its weights (--run.name NAME --ckpt_path RUN)"
+        )
 
 
 def check_trainer(trainer: dict[str, Any]) -> None:
@@ -64,6 +102,11 @@ def check_trainer(trainer: dict[str, Any]) -> None:
     if isinstance(name, str) and name not in STRATEGIES:
         hint = did_you_mean(name, STRATEGIES) or f"; choose from {', '.join(STRATEGIES)}"
         raise UserError(f"trainer.strategy '{name}' is not known{hint}")
+    if str(trainer.get("precision", "")).startswith("16"):
+        raise UserError(
+            f"trainer.precision {trainer['precision']} would clip gradients before their scale is "
+            "undone; use bf16-mixed or 32-true"
+        )
     devices = trainer.get("devices", "auto")
     if name == "single" and str(devices) not in ("auto", "1", "-1"):
         raise UserError(
@@ -76,14 +119,24 @@ def epochs(settings: Settings, manifest: Manifest) -> float:
     return settings.run.max_tokens / manifest.tokens
 
 
-def check_validation_sets(settings: Settings) -> None:
-    """Checks that every validation set exists and is of a known kind.
+def check_validation_sets(settings: Settings, tokenizer: str) -> None:
+    """Checks that every validation set exists, is of a known kind and has the run's tokens.
+
+    `tokenizer` is the fingerprint of the run's tokenizer, which texts are encoded by.
 
     Raises:
-        UserError: for the first that is not.
+        UserError: for the first that is not so.
     """
     for name, path in settings.data.val.items():
         if not Path(path).exists():
             raise UserError(f"data.val.{name}: '{path}' does not exist")
         if not (Path(path) / MANIFEST).is_file():
             source_files(Source(name, Path(path)))
+            continue
+        manifest = Manifest.read(Path(path))
+        manifest.check_sizes(Path(path))
+        if manifest.tokenizer != tokenizer:
+            raise UserError(
+                f"data.val.{name}: '{path}' was prepared with another tokenizer than the run's; "
+                "give its text instead, or prepare it again"
+            )

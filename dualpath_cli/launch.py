@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli import recipes
-from dualpath_cli.checks import check_trainer, check_training_data, check_validation_sets
+from dualpath_cli.checks import (
+    check_checkpoint,
+    check_schedule,
+    check_trainer,
+    check_training_data,
+    check_validation_sets,
+)
 from dualpath_cli.errors import UserError
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.text.documents import parse_source
 from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training import run_folder
 from dualpath_cli.training.arguments import (
     OneLineParser,
@@ -25,6 +32,7 @@ from dualpath_cli.training.arguments import (
     check_keys,
     settings_from,
 )
+from dualpath_cli.training.run_folder import TOKENIZER
 
 DESCRIPTIONS = {
     "fit": "Trains a model from a recipe; the same command continues an interrupted run.",
@@ -49,6 +57,8 @@ class Launch:
     """Of the training data; None but for fit."""
     out: Path | None = None
     """Folder for the tables of ablate; None for the other commands."""
+    weights: Path | None = None
+    """A checkpoint of another run whose weights fit starts from, at step 0."""
 
     @property
     def arguments(self) -> list[str]:
@@ -77,7 +87,8 @@ def build_parser(command: str) -> OneLineParser:
     what = (
         "Run folder or checkpoint to score; its recipe, tokenizer and model are read from there."
         if command != "fit"
-        else "Run folder or checkpoint to start from: of another run, or an older one of this run."
+        else "Another run, or a checkpoint of one, whose weights to start from; or an older "
+        "checkpoint of this run to go back to."
     )
     parser.add_argument("--ckpt_path", type=str | None, default=None, metavar="RUN", help=what)
     if command == "ablate":
@@ -130,22 +141,27 @@ def prepare(command: str, words: list[str]) -> Launch:
     ckpt_path = values.pop("ckpt_path")
     check_trainer(values["trainer"])
     if run is not None:
-        check_validation_sets(settings)
+        check_validation_sets(settings, Tokenizer.load(run.folder / TOKENIZER).fingerprint)
         return Launch(command, values, settings, run.folder, run.checkpoint, None, out)
+    check_schedule(settings)
     folder = Path(settings.run.dir) / settings.run.recipe / settings.run.name
     manifest = check_training_data(settings)
-    check_validation_sets(settings)
+    check_validation_sets(settings, manifest.tokenizer)
+    weights = None
     checkpoint = run_folder.newest_checkpoint(folder)
     if checkpoint is not None:
         run_folder.check_same_recipe(folder, values)
-        run_folder.check_same_data(folder, manifest.fingerprint)
+        run_folder.check_same_facts(folder, {"data_fingerprint": manifest.fingerprint})
     if ckpt_path:
         start = run_folder.find_run(ckpt_path)
         run_folder.check_same_recipe(start.folder, values, sections=("model",))
-        # A run that began elsewhere and was interrupted goes on from its own checkpoint.
-        if checkpoint is None or start.folder.resolve() == folder.resolve():
+        if start.folder.resolve() == folder.resolve():
             checkpoint = start.checkpoint
-    return Launch(command, values, settings, folder, checkpoint, manifest)
+        elif checkpoint is None:  # else it began there, and goes on from its own checkpoint
+            weights = start.checkpoint
+    if checkpoint is not None:
+        check_checkpoint(checkpoint, values["trainer"])
+    return Launch(command, values, settings, folder, checkpoint, manifest, weights=weights)
 
 
 def _add_ablate_arguments(parser: OneLineParser) -> None:

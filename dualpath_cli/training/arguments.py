@@ -60,12 +60,15 @@ def settings_from(values: dict[str, Any]) -> Settings:
     """Builds the checked settings from parsed sections.
 
     Raises:
-        UserError: if the model's fields contradict each other.
+        UserError: if a field is out of range or fields contradict each other.
     """
-    try:
-        return Settings(**{name: cls(**values[name]) for name, cls in SECTIONS.items()})
-    except ValueError as error:
-        raise UserError(f"model: {error}") from error
+    built = {}
+    for name, section in SECTIONS.items():
+        try:
+            built[name] = section(**values[name])
+        except ValueError as error:
+            raise UserError(f"{name}: {error}") from error
+    return Settings(**built)
 
 
 def check_keys(recipe: Recipe) -> None:

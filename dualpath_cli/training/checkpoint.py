@@ -84,7 +84,9 @@ class Checkpoints(Callback):
         self.saved_step = trainer.global_step
 
     def _drop_oldest(self) -> None:
-        steps = sorted(p for p in self.folder.glob("step-*") if not p.name.endswith(PARTIAL))
+        steps = [p for p in self.folder.glob("step-*") if not p.name.endswith(PARTIAL)]
+        # By age, not by step: a run that was taken back to an older step writes lower ones again.
+        steps.sort(key=lambda path: path.stat().st_mtime_ns)
         for old in steps[: -self.keep] if self.keep else []:
             # Renamed first: a removal cut short must not leave half a checkpoint under its name.
             _remove(old.rename(old.with_name(old.name + PARTIAL)))
@@ -94,14 +96,16 @@ def publish(partial: Path, final: Path) -> None:
     """Syncs a written checkpoint to disk, gives it its name and points `last` to it."""
     for path in [*partial.rglob("*"), partial] if partial.is_dir() else [partial]:
         _sync(path)
+    replaced = final.with_name(final.name + ".replaced" + PARTIAL)
     if final.exists():  # from a run that is being repeated from an older checkpoint
-        _remove(final)
+        final.rename(replaced)
     partial.rename(final)
     link = final.with_name(LAST + PARTIAL)
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)
     link.replace(final.with_name(LAST))
     _sync(final.parent)
+    _remove(replaced)
 
 
 def load_weights(model: DualPathLM, checkpoint: Path) -> None:

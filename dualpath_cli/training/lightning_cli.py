@@ -1,9 +1,9 @@
 """The LightningCLI subclass behind `dualpath fit`, `validate` and `ablate`."""
 
 import logging
-import shutil
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -22,6 +22,7 @@ from dualpath_cli.training import curve, run_folder
 from dualpath_cli.training.arguments import OneLineParser, add_sections
 from dualpath_cli.training.data import DualPathDataModule
 from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.parallel import can_compile
 from dualpath_cli.training.run_folder import TOKENIZER
 from dualpath_cli.training.trainer import build_trainer
 
@@ -106,8 +107,10 @@ class DualPathCLI(LightningCLI):
             [*table, *[0] * (model.vocab_size - len(table))],
             list(data.val),
             seed=seed,
-            compile_blocks=run.compile and fitting,
-            weights=None if fitting else self.launch.checkpoint,
+            compile_blocks=run.compile
+            and fitting
+            and can_compile(self.trainer.strategy.root_device),
+            weights=self.launch.weights if fitting else self.launch.checkpoint,
         )
         self.datamodule = DualPathDataModule(
             data, tokenizer, seq_len=model.max_seq_len, micro_batch=run.micro_batch, seed=seed
@@ -141,9 +144,16 @@ class DualPathCLI(LightningCLI):
         # Lightning counts micro-batches here. Without an interval only the last step validates.
         trainer.val_check_interval = (run.validate_every or steps) * accumulate
         trainer.check_val_every_n_epoch = None
+        facts = {
+            "data_fingerprint": self.launch.manifest.fingerprint,
+            "devices": trainer.world_size,
+            "precision": str(trainer.precision),
+        }
+        step = None if checkpoint is None else run_folder.step_of(checkpoint)
+        if step is not None:
+            run_folder.check_same_facts(folder, facts)
         if trainer.is_global_zero:
-            run_folder.start(folder, self.launch.recipe, self.launch.manifest.fingerprint)
-            shutil.copyfile(f"{self.launch.settings.data.path}/{TOKENIZER}", folder / TOKENIZER)
+            self._write_down(facts, step)
         try:
             trainer.fit(
                 self.model,
@@ -165,6 +175,17 @@ class DualPathCLI(LightningCLI):
             highlight=False,
             soft_wrap=True,
         )
+
+    def _write_down(self, facts: dict[str, Any], step: int | None) -> None:
+        """Puts recipe, versions and tokenizer into the run folder."""
+        assert self.launch is not None
+        folder = self.launch.run_folder
+        tokenizer = Path(self.launch.settings.data.path) / TOKENIZER
+        try:
+            run_folder.start(folder, self.launch.recipe, facts, step)
+            run_folder.write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"run folder '{folder}' cannot be written: {error}") from error
 
     def validate(self) -> None:
         """Scores the checkpoint on every validation set."""
@@ -201,12 +222,7 @@ class DualPathCLI(LightningCLI):
                 f"of one pass (run.micro_batch={run.micro_batch} x {model.max_seq_len} tokens x "
                 f"{self.trainer.world_size} devices); the next one is {(accumulate + 1) * together}"
             )
-        steps = run.max_tokens // run.batch_tokens
-        if steps == 0:
-            raise UserError(
-                f"run.max_tokens={run.max_tokens} is less than one batch of {run.batch_tokens}"
-            )
-        return steps, accumulate
+        return run.max_tokens // run.batch_tokens, accumulate
 
     def _summary(self, steps: int, accumulate: int) -> str:
         assert self.launch is not None

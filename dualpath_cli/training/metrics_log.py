@@ -2,7 +2,7 @@
 
 Every `log_every` optimizer steps one row: loss and bits per byte over the tokens since the last
 row, learning rate, gradient norm (before clipping), tokens/s, model FLOP/s and, where the peak is
-known, MFU. Validation and saving are not counted as training time.
+known, MFU. Validation is not counted as training time; compiling, saving and read-outs are.
 """
 
 import csv
@@ -108,7 +108,8 @@ class MetricsLog(Callback):
             self._log(trainer, pl_module)
 
     def _log(self, trainer: Trainer, module: DualPathModule) -> None:
-        means = module.train_loss.compute()  # reduces over ranks and waits for the device
+        # Reduced over ranks; reading the numbers waits for the device, before the clock stops.
+        means = {key: value.item() for key, value in module.train_loss.compute().items()}
         module.train_loss.reset()
         self._pause()
         seconds, self.seconds = self.seconds, 0.0
@@ -120,8 +121,8 @@ class MetricsLog(Callback):
         row: Row = {
             "step": self.step,
             "tokens": self.step * self.settings.batch_tokens,
-            "loss": means["loss"].item(),
-            "bits_per_byte": means["bits_per_byte"].item(),
+            "loss": means["loss"],
+            "bits_per_byte": means["bits_per_byte"],
             "lr": learning_rate(self.step - 1, trainer.max_steps, module.optim),
             "grad_norm": module.grad_norm.item(),
             "tokens_per_second": speed,

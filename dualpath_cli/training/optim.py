@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from dualpath_cli.errors import UserError
 from dualpath_cli.training.settings import OptimSettings, ParameterGroup
 
 
@@ -62,16 +61,7 @@ def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float
 def build_scheduler(
     optimizer: torch.optim.Optimizer, total_steps: int, settings: OptimSettings
 ) -> LambdaLR:
-    """Returns the schedule of `learning_rate`, stepped once an optimizer step.
-
-    Raises:
-        UserError: if the warm-up does not end before the run does.
-    """
-    if settings.warmup_steps >= total_steps:
-        raise UserError(
-            f"optim.warmup_steps={settings.warmup_steps} must be less than the run's "
-            f"{total_steps} optimizer steps (run.max_tokens / run.batch_tokens)"
-        )
+    """Returns the schedule of `learning_rate`, stepped once an optimizer step."""
     return LambdaLR(
         optimizer, lambda step: learning_rate(step, total_steps, settings) / settings.lr
     )

@@ -39,7 +39,9 @@ def build_strategy(name: str) -> Strategy | str:
     """Returns the Lightning strategy for one of the names in `settings.STRATEGIES`."""
     if name == "fsdp":
         return FullyShardedStrategy()
-    return DDPStrategy(gradient_as_bucket_view=True) if name == "ddp" else "auto"
+    if name == "ddp":
+        return DDPStrategy(gradient_as_bucket_view=True, broadcast_buffers=False)
+    return "auto"
 
 
 def build_model(
@@ -82,7 +84,7 @@ def copy_into(parameter: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def _compile(model: DualPathLM, wanted: bool) -> None:
-    if not wanted or not can_compile():
+    if not wanted:
         return
     # Block by block: the graph of one layer serves all layers of its kind. In place, so that
     # parameter names stay as they are.
@@ -91,13 +93,12 @@ def _compile(model: DualPathLM, wanted: bool) -> None:
 
 
 @cache
-def can_compile() -> bool:
+def can_compile(device: torch.device) -> bool:
     """Whether torch.compile works here, tried once on a tiny function; says so where it doesn't.
 
     On the CPU it needs a C++ compiler and Python's headers, on a GPU a working Triton.
     """
     try:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:  # whatever is missing, the run can go on without it
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)

@@ -57,9 +57,16 @@ def step_of(checkpoint: Path) -> int:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint of a run folder, or None."""
+    """The newest complete checkpoint of a run folder, or None.
+
+    Without `last`, in a copy that left symbolic links out, it is the one of the highest step: a
+    checkpoint has its name only when it is complete.
+    """
     last = folder / CHECKPOINTS / LAST
-    return last.resolve() if last.exists() else None
+    if last.exists():
+        return last.resolve()
+    complete = [p for p in (folder / CHECKPOINTS).glob("step-*") if p.name[5:].isdigit()]
+    return max(complete, key=step_of, default=None)
 
 
 def find_run(path: str) -> Run:
@@ -112,18 +119,19 @@ def check_same_recipe(folder: Path, recipe: Recipe, sections: Sequence[str] = _N
                 )
 
 
-def check_same_data(folder: Path, fingerprint: str) -> None:
-    """Refuses to continue a run on a data folder that holds other tokens than it began with.
+def check_same_facts(folder: Path, facts: dict[str, Any]) -> None:
+    """Refuses to continue a run on other data, devices or precision than it began with.
 
     Raises:
-        UserError: naming both fingerprints.
+        UserError: naming the first fact that differs.
     """
-    before = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))["data_fingerprint"]
-    if before != fingerprint:
-        raise UserError(
-            f"{folder} was begun on data {before[:12]}, data.path now holds {fingerprint[:12]}; "
-            "prepare the same data again or give this run a name (--run.name NAME)"
-        )
+    before = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))
+    for name, now in facts.items():
+        if before.get(name) != now:
+            raise UserError(
+                f"{folder} was begun with {name} {before.get(name)}, now it is {now}; go back to "
+                "what it was or give this run a name (--run.name NAME)"
+            )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -137,20 +145,25 @@ def write_text(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def start(folder: Path, recipe: Recipe, data_fingerprint: str) -> None:
-    """Writes the resolved recipe and the versions into a new or a continued run folder."""
-    write_text(folder / RECIPE, yaml.safe_dump(recipe, sort_keys=False))
-    write_text(folder / VERSIONS, json.dumps(versions(data_fingerprint), indent=2) + "\n")
+def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None = None) -> None:
+    """Writes the resolved recipe and the versions into a run folder.
+
+    A run continued from `step` keeps what it began with, and gets files of its own for the rest.
+    """
+    suffix = "" if step is None else f"-{step:08d}"
+    recipe_text = yaml.safe_dump(recipe, sort_keys=False)
+    versions_text = json.dumps({**versions(), **facts}, indent=2) + "\n"
+    write_text((folder / RECIPE).with_stem(f"recipe{suffix}"), recipe_text)
+    write_text((folder / VERSIONS).with_stem(f"versions{suffix}"), versions_text)
 
 
-def versions(data_fingerprint: str) -> dict[str, Any]:
-    """What a run's numbers depend on beside its recipe."""
+def versions() -> dict[str, Any]:
+    """Packages, Python and git commit."""
     packages = ("dualpath", "torch", "lightning", "litdata", "torchmetrics", "jsonargparse")
     return {
         "packages": {name: importlib.metadata.version(name) for name in packages},
         "python": platform.python_version(),
         "git_commit": _git_commit(),
-        "data_fingerprint": data_fingerprint,
     }
 
 

@@ -36,6 +36,15 @@ class OptimSettings:
     clip: float = 1.0
     """Global L2 norm that gradients are clipped to; 0 switches clipping off."""
 
+    def __post_init__(self) -> None:
+        if not self.lr > 0 or min(self.lr_start, self.lr_end) < 0:
+            raise ValueError(f"lr must be above 0 and its ends not below, not {self.lr}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be from 0 to below 1, not {list(self.betas)}")
+        for name in ("warmup_steps", "eps", "weight_decay", "clip"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be below 0, but is {getattr(self, name)}")
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -74,6 +83,19 @@ class RunSettings:
     peak_tflops: float | None = None
     """The device's peak in TFLOP/s that MFU is measured against; known GPUs need none."""
 
+    def __post_init__(self) -> None:
+        for name in ("micro_batch", "log_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("gates_every", "validate_every", "keep"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be below 0, but is {getattr(self, name)}")
+        if self.save_every % self.log_every:
+            # Or the first row after a continuation would lack the tokens before it.
+            raise ValueError(
+                f"save_every={self.save_every} must be a multiple of log_every={self.log_every}"
+            )
+
 
 @dataclass(frozen=True)
 class DataSettings:
@@ -85,7 +107,7 @@ class DataSettings:
     """Validation sets by name: prepared data folders or text, JSONL and Parquet files."""
     val_tokens: Size | None = None
     """At most so many tokens of each validation set."""
-    max_epochs: float = 1.0
-    """How often the token budget may pass over the training data."""
+    max_epochs: float | None = 1.0
+    """How often the token budget may pass over the training data; null sets no limit."""
     workers: int = 1
     """Loader processes per device; local disks want 0 or 1."""

@@ -3,6 +3,8 @@
 import importlib.util
 from typing import Any
 
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from rich.console import Console
@@ -21,6 +23,9 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
     run, folder = launch.settings.run, launch.run_folder
     name = section["strategy"]
     devices = 1 if name == "single" else section["devices"]
+    accelerator = section["accelerator"]
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     plugins = _as_list(section["plugins"])
     if name != "fsdp":  # which writes its shards itself
         plugins.append(DirectCheckpointIO())
@@ -40,6 +45,10 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         "plugins": plugins,
         "callbacks": callbacks,
         "logger": _loggers(launch) if launch.command == "fit" else False,
+        # Ours run in float64 sums, which Apple's MPS lacks: `auto` is a CUDA GPU or the CPU.
+        "accelerator": accelerator,
+        # FSDP2 must not gather its weights for the first time under inference mode.
+        "inference_mode": False,
         "max_epochs": -1,  # the token budget ends the run
         "num_sanity_val_steps": -1,  # a fresh run begins with a validation, as its step 0
         "use_distributed_sampler": False,
@@ -47,7 +56,10 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    return Trainer(**{**section, **ours})
+    try:
+        return Trainer(**{**section, **ours})
+    except MisconfigurationException as error:  # what the recipe asks for is not on this machine
+        raise UserError(f"trainer: {' '.join(str(error).split())}") from error
 
 
 def _loggers(launch: Launch) -> list[Logger]:

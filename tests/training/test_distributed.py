@@ -34,7 +34,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> dict[str, A
     changes = {
         "run": {"batch_tokens": batch, "max_tokens": 5 * batch, "micro_batch": 2, "save_every": 2},
         # Two documents and batches of two: with two ranks, one batch is padding.
-        "data": {"path": str(data), "max_epochs": 9, "val": {"uneven": str(uneven)}},
+        "data": {
+            "path": str(data),
+            "max_epochs": 9,
+            "val": {"uneven": str(uneven), "folder": str(texts / "train")},
+        },
     }
     return merge(tiny_recipe(texts, folder / "runs"), changes)
 

@@ -15,9 +15,12 @@ import pytest
 import torch
 import yaml
 
+from data_prep.__main__ import main as data_prep
 from dualpath_cli.cli import main
 from dualpath_cli.training import parallel
+from dualpath_cli.training.checkpoint import Checkpoints, publish
 from dualpath_cli.training.run_folder import find_run, newest_checkpoint
+from tests.small_tokenizer import tokenizer_with
 from tests.training.conftest import SEQ_LEN, Fit, prepare, write_blocks
 
 # Columns that say how fast a run was, not what it computed.
@@ -180,21 +183,68 @@ def test_a_run_is_not_continued_with_another_seed_or_on_other_data(
     shutil.rmtree(data)
     prepare(data, texts / "val.jsonl")
     fit(expected=2, data={"path": str(data), "max_epochs": 9})
-    assert "prepare the same data again" in capsys.readouterr().err
+    assert "was begun with data_fingerprint" in capsys.readouterr().err
 
 
-def test_a_run_may_begin_at_another_runs_checkpoint(
+def test_a_run_may_begin_with_another_runs_weights(
     fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = fit()
-    start = str(whole / "checkpoints" / "step-00000004")
-    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--ckpt_path", start]
-    assert main([*words, "--run.name", "fork"]) == 0
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--ckpt_path", str(whole)]
+    assert main([*words, "--run.name", "fork", "--seed_everything", "5"]) == 0
     fork = whole.with_name("fork")
-    assert rows(fork / "metrics.csv") == rows(whole / "metrics.csv")[4:]
+    assert [row["step"] for row in rows(fork / "metrics.csv")] == list("123456")
+    first, last = rows(fork / "validation.csv")[0], rows(whole / "validation.csv")[-1]
+    assert (first["step"], first["loss"]) == ("0", last["loss"])
     capsys.readouterr()
     assert main([*words, "--run.name", "other", "--model.loops", "3"]) == 2
     assert "model.loops=2, this one has 3" in capsys.readouterr().err
+
+
+def test_a_run_goes_back_to_an_older_checkpoint(fit: Fit, tmp_path: Path) -> None:
+    run = fit(run={"keep": 2, "save_every": 1})
+    whole = rows(run / "metrics.csv")
+    names = sorted(p.name for p in (run / "checkpoints").iterdir())
+    assert names == ["last", "step-00000005", "step-00000006"]
+    older = str(run / "checkpoints" / "step-00000005")
+    assert main(["fit", "--config", str(tmp_path / "recipe.yaml"), "--ckpt_path", older]) == 0
+    assert rows(run / "metrics.csv") == whole
+    assert (run / "checkpoints" / "last").resolve().name == "step-00000006"
+    assert (run / "recipe-00000005.yaml").is_file(), "what a part was run with is kept apart"
+
+
+def test_the_newest_checkpoint_is_kept_also_after_going_back(tmp_path: Path) -> None:
+    keeper = Checkpoints(tmp_path, every=1, keep=2)
+    keeper.folder.mkdir()
+    for age, step in enumerate((5, 6, 3)):
+        partial = keeper.folder / f"step-{step:08d}.partial"
+        partial.touch()
+        os.utime(partial, (1000 + age, 1000 + age))
+        publish(partial, keeper.folder / f"step-{step:08d}")
+        keeper._drop_oldest()
+    assert newest_checkpoint(tmp_path) == (keeper.folder / "step-00000003").resolve()
+    (keeper.folder / "last").unlink()
+    assert newest_checkpoint(tmp_path) == keeper.folder / "step-00000006", "a copy without links"
+
+
+def test_a_checkpoint_is_not_continued_by_another_kind_of_strategy(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    back_to_step(fit(), 4)
+    fit(expected=2, trainer={"strategy": "fsdp"})
+    assert "was written with trainer.strategy single or ddp" in capsys.readouterr().err
+
+
+def test_a_validation_folder_of_another_tokenizer_is_refused(
+    fit: Fit, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = tmp_path / "other"
+    tokenizer.mkdir()
+    tokenizer_with(["a b"]).save(tokenizer)
+    words = ["--source", str(texts / "val.jsonl"), "--tokenizer", str(tokenizer)]
+    assert data_prep([*words, "--out", str(tmp_path / "val")]) == 0
+    fit(expected=2, data={"val": {"other": str(tmp_path / "val")}})
+    assert "another tokenizer than the run's" in capsys.readouterr().err
 
 
 def test_ctrl_c_says_where_the_run_continues(fit: Fit, tmp_path: Path) -> None:

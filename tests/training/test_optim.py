@@ -1,17 +1,20 @@
 """Parameter groups and the learning rate."""
 
 import math
+from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualpath_cli.checks import check_schedule
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.sizes import Size
+from dualpath_cli.training.arguments import Settings
 from dualpath_cli.training.optim import build_optimizer, build_scheduler, group_of, learning_rate
-from dualpath_cli.training.settings import OptimSettings, RunSettings
+from dualpath_cli.training.settings import DataSettings, OptimSettings, RunSettings
 
 PAPER = OptimSettings()
 STEPS = RunSettings().max_tokens // RunSettings().batch_tokens
@@ -102,6 +105,25 @@ def test_the_scheduler_sets_the_rate_of_each_step() -> None:
 
 
 def test_a_warm_up_longer_than_the_run_is_refused() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    run = RunSettings(max_tokens=Size(184 * 2_097_152 + 5))
+    settings = Settings(ModelConfig(d_ffn=64, d_ffn_wide=64), PAPER, run, DataSettings())
     with pytest.raises(UserError, match=r"optim.warmup_steps=184 must be less than .* 184"):
-        build_scheduler(optimizer, 184, PAPER)
+        check_schedule(settings)
+    check_schedule(replace(settings, optim=OptimSettings(warmup_steps=183)))
+
+
+@pytest.mark.parametrize(
+    ("section", "fields"),
+    [
+        (OptimSettings, {"lr": 0}),
+        (OptimSettings, {"betas": (1.5, 0.9)}),
+        (OptimSettings, {"clip": -1}),
+        (RunSettings, {"save_every": 0}),
+        (RunSettings, {"micro_batch": 0}),
+        (RunSettings, {"keep": -1}),
+        (RunSettings, {"save_every": 5, "log_every": 2}),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(section: type, fields: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        section(**fields)
