@@ -6,6 +6,7 @@ from typing import Any
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
+from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.arguments import Settings
 from dualpath_cli.training.run_folder import TOKENIZER
 from dualpath_cli.training.settings import STRATEGIES
@@ -119,10 +120,10 @@ def epochs(settings: Settings, manifest: Manifest) -> float:
     return settings.run.max_tokens / manifest.tokens
 
 
-def check_validation_sets(settings: Settings, tokenizer: str) -> None:
+def check_validation_sets(settings: Settings, tokenizer: Path) -> None:
     """Checks that every validation set exists, is of a known kind and has the run's tokens.
 
-    `tokenizer` is the fingerprint of the run's tokenizer, which texts are encoded by.
+    `tokenizer` is the folder of the run's tokenizer, which texts are encoded by.
 
     Raises:
         UserError: for the first that is not so.
@@ -135,7 +136,7 @@ def check_validation_sets(settings: Settings, tokenizer: str) -> None:
             continue
         manifest = Manifest.read(Path(path))
         manifest.check_sizes(Path(path))
-        if manifest.tokenizer != tokenizer:
+        if manifest.tokenizer != Tokenizer.load(tokenizer / TOKENIZER).fingerprint:
             raise UserError(
                 f"data.val.{name}: '{path}' was prepared with another tokenizer than the run's; "
                 "give its text instead, or prepare it again"

@@ -23,7 +23,6 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.text.documents import parse_source
 from dualpath_cli.text.manifest import Manifest
-from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training import run_folder
 from dualpath_cli.training.arguments import (
     OneLineParser,
@@ -32,7 +31,6 @@ from dualpath_cli.training.arguments import (
     check_keys,
     settings_from,
 )
-from dualpath_cli.training.run_folder import TOKENIZER
 
 DESCRIPTIONS = {
     "fit": "Trains a model from a recipe; the same command continues an interrupted run.",
@@ -141,12 +139,12 @@ def prepare(command: str, words: list[str]) -> Launch:
     ckpt_path = values.pop("ckpt_path")
     check_trainer(values["trainer"])
     if run is not None:
-        check_validation_sets(settings, Tokenizer.load(run.folder / TOKENIZER).fingerprint)
+        check_validation_sets(settings, run.folder)
         return Launch(command, values, settings, run.folder, run.checkpoint, None, out)
-    check_schedule(settings)
     folder = Path(settings.run.dir) / settings.run.recipe / settings.run.name
     manifest = check_training_data(settings)
-    check_validation_sets(settings, manifest.tokenizer)
+    check_schedule(settings)
+    check_validation_sets(settings, Path(settings.data.path))
     weights = None
     checkpoint = run_folder.newest_checkpoint(folder)
     if checkpoint is not None:

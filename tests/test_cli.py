@@ -108,6 +108,7 @@ RECIPES = {
 TINY: dict[str, dict[str, Any]] = {
     "model": {"vocab_size": 32, "n_layers": 2, "d_model": 16, "n_heads": 2, "n_kv_heads": 2,
               "max_seq_len": 16, "d_ffn": 24, "d_ffn_wide": 48, "ffn_multiple_of": 8},
+    "optim": {"warmup_steps": 4},
     "run": {"max_tokens": 1024, "batch_tokens": 64},
     "data": {"path": "data"},
     "trainer": {"accelerator": "cpu", "devices": 1},
@@ -211,6 +212,10 @@ MISTAKES = {
     "fit tiny.yaml": "--config",
     "fit --config tiny.yaml --run.max_tokens lots": "run.max_tokens must be a whole number "
     "above 0 such as 80M, 38.5B, 80e6 or 80000000, not 'lots'",
+    "fit --config tiny.yaml --trainer.precision 16-mixed": "use bf16-mixed or 32-true",
+    "fit --config tiny.yaml --optim.warmup_steps 16": "must be less than the run's 16 optimizer",
+    "fit --config tiny.yaml --run.batch_tokens 4096": "is less than one batch",
+    "fit --config tiny.yaml --run.save_every 0": "run: save_every must be at least 1, not 0",
     "fit --config tiny.yaml --trainer.max_steps 5": "trainer.max_steps is not used; "
     "set run.max_tokens instead",
     "fit --config tiny.yaml --trainer.strategy single --trainer.devices 2": "choose ddp or fsdp",

@@ -40,8 +40,8 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
     def prepare(*names: str, words: tuple[str, ...] = ()) -> launch.Launch:
         words += tuple(word for name in names for word in ("--config", name))
         with contextlib.chdir(nowhere), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch, "check_training_data", lambda settings: None)
-            patch.setattr(launch, "check_validation_sets", lambda settings: None)
+            patch.setattr(launch, "check_training_data", lambda *_: None)
+            patch.setattr(launch, "check_validation_sets", lambda *_: None)
             return launch.prepare("fit", list(words))
 
     return prepare

@@ -19,6 +19,7 @@ from data_prep.__main__ import main as data_prep
 from dualpath_cli.cli import main
 from dualpath_cli.training import parallel
 from dualpath_cli.training.checkpoint import Checkpoints, publish
+from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.run_folder import find_run, newest_checkpoint
 from tests.small_tokenizer import tokenizer_with
 from tests.training.conftest import SEQ_LEN, Fit, prepare, write_blocks
@@ -338,3 +339,20 @@ def test_wandb_without_the_package_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "wandb", None)
     fit(expected=2, run={"wandb": "project"})
     assert "pip install 'dualpath[wandb]'" in capsys.readouterr().err
+
+
+def test_validation_does_not_run_under_inference_mode(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FSDP2 may gather its weights for the first time there, and could not train on them then."""
+    seen = []
+    step = DualPathModule.validation_step
+
+    def watched(self: DualPathModule, *args: Any) -> None:
+        seen.append(torch.is_inference_mode_enabled())
+        step(self, *args)
+
+    monkeypatch.setattr(DualPathModule, "validation_step", watched)
+    fit()
+    assert seen
+    assert not any(seen)
