@@ -1,6 +1,7 @@
 """The arguments of a recipe, for both parsers: the quick one and LightningCLI's. Torch-free."""
 
 import dataclasses
+import difflib
 import re
 import typing
 from collections.abc import Iterable
@@ -129,8 +130,11 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
     unknown = re.search(r"[Uu]nrecognized arguments: (\S+)|accept option '(.+?)'", message)
     if unknown:
         word = unknown[1] or unknown[2]
-        hint = did_you_mean("--" + word.lstrip("-"), options)
-        return f"unknown argument '{word}'{hint or '; --help lists what there is'}"
+        # By the key alone first: a key is more often put into the wrong section than mistyped.
+        keys = {option.rpartition(".")[2]: option for option in options if "." in option}
+        near = difflib.get_close_matches(word.rpartition(".")[2], keys, n=1)
+        hint = f"; did you mean '{keys[near[0]]}'?" if near else "; --help lists what there is"
+        return f"unknown argument '{word}'{hint}"
     return " ".join(message.split())
 
 
