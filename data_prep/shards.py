@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 from litdata import TokensLoader
 from litdata.streaming.writer import BinaryWriter
 
+from dualpath_cli.atomic import sync
 from dualpath_cli.text.manifest import INDEX, Chunk, sha256_of
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
@@ -57,7 +57,7 @@ class ShardWriter:
         index["updated_at"] = digest.hexdigest()[:16]
         index_path.write_text(json.dumps(index, sort_keys=True))
         for path in [*paths, index_path]:
-            _sync(path)
+            sync(path)
         return chunks, sha256_of(index_path)
 
     def _flush(self) -> None:
@@ -65,11 +65,3 @@ class ShardWriter:
             self._writer.add_item(self._items, self._buffer[: self._filled])
             self._items += 1
             self._filled = 0
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from dualpath_cli.training.run_folder import write_text
+from dualpath_cli.atomic import write_text
 
 MEANINGS = {
     "gates=1,0": "deep only",

@@ -131,8 +131,8 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
     if unknown:
         word = unknown[1] or unknown[2]
         # By the key alone first: a key is more often put into the wrong section than mistyped.
-        keys = {option.rpartition(".")[2]: option for option in options if "." in option}
-        near = difflib.get_close_matches(word.rpartition(".")[2], keys, n=1)
+        keys = {option.lstrip("-").rpartition(".")[2]: option for option in options}
+        near = difflib.get_close_matches(word.lstrip("-").rpartition(".")[2], keys, n=1)
         hint = f"; did you mean '{keys[near[0]]}'?" if near else "; --help lists what there is"
         return f"unknown argument '{word}'{hint}"
     return " ".join(message.split())

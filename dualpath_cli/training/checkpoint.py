@@ -4,7 +4,6 @@ A checkpoint is a file, or a folder of shards under `fsdp`. Both get their name 
 everything is on the disk; `last` then moves to the newest one.
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 
+from dualpath_cli.atomic import sync
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.training.run_folder import CHECKPOINTS, LAST
 
@@ -95,7 +95,7 @@ class Checkpoints(Callback):
 def publish(partial: Path, final: Path) -> None:
     """Syncs a written checkpoint to disk, gives it its name and points `last` to it."""
     for path in [*partial.rglob("*"), partial] if partial.is_dir() else [partial]:
-        _sync(path)
+        sync(path)
     replaced = final.with_name(final.name + ".replaced" + PARTIAL)
     if final.exists():  # from a run that is being repeated from an older checkpoint
         final.rename(replaced)
@@ -104,7 +104,7 @@ def publish(partial: Path, final: Path) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)
     link.replace(final.with_name(LAST))
-    _sync(final.parent)
+    sync(final.parent)
     _remove(replaced)
 
 
@@ -122,14 +122,6 @@ def load_weights(model: DualPathLM, checkpoint: Path) -> None:
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
     weights = {k.removeprefix("model."): v for k, v in saved.items() if k.startswith("model.")}
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dualpath_cli import flops, flops_command
+from dualpath_cli.atomic import write_text
 from dualpath_cli.checks import epochs
 from dualpath_cli.cli import COMMANDS
 from dualpath_cli.errors import UserError
@@ -183,7 +184,7 @@ class DualPathCLI(LightningCLI):
         tokenizer = Path(self.launch.settings.data.path) / TOKENIZER
         try:
             run_folder.start(folder, self.launch.recipe, facts, step)
-            run_folder.write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
+            write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
         except OSError as error:
             raise UserError(f"run folder '{folder}' cannot be written: {error}") from error
 

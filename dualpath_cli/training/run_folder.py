@@ -10,7 +10,6 @@ runs/<recipe>/<name>/
 
 import importlib.metadata
 import json
-import os
 import platform
 import subprocess
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from dualpath_cli.atomic import write_text
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.recipes import Recipe, parse
 
@@ -132,17 +132,6 @@ def check_same_facts(folder: Path, facts: dict[str, Any]) -> None:
                 f"{folder} was begun with {name} {before.get(name)}, now it is {now}; go back to "
                 "what it was or give this run a name (--run.name NAME)"
             )
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a whole file or none: beside the target first, then renamed over it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None = None) -> None:
