@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.text.rows import CODECS, OnRead, json_rows, parquet_rows, read_text
+from dualpath_cli.text.rows import CODECS, KINDS, BadRow, OnRead, kind_of, read_rows
 
 FORMATS = "a .txt, .jsonl or .parquet file, .txt and .jsonl also as .gz or .zst, or a folder"
-_NAME = re.compile(r"[\w.-]+")
+NAME = re.compile(r"[\w.-]+")
+"""What a source may be called."""
+
+IDS = ("id", "warc_record_id", "uuid")
+"""Fields that name a document, the first that is there."""
+
+_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -24,11 +30,45 @@ class Source:
 
 
 @dataclass(frozen=True)
-class _Format:
+class Format:
     """How a row becomes a text."""
 
-    fields: list[str]
-    render: Callable[[dict[str, Any]], str]
+    fields: tuple[str, ...]
+    """The fields that it needs."""
+    _render: Callable[[dict[str, Any]], str]
+
+    def render(self, row: dict[str, Any]) -> str:
+        """Returns a row's text. Raises BadRow where a field is missing or holds no valid text."""
+        for field in self.fields:
+            if field not in row:
+                hint = did_you_mean(field, row) or f" (fields: {', '.join(row) or 'none'})"
+                raise BadRow(f"no field '{field}'{hint}")
+        try:
+            text = self._render(row)
+            text.encode()
+        except UnicodeEncodeError:
+            raise BadRow("half of a surrogate pair, which is not valid Unicode") from None
+        except (TypeError, KeyError, IndexError) as error:
+            wanted = ", ".join(self.fields)
+            reason = f"{type(error).__name__}: {error}"
+            raise BadRow(f"no text in the values of {wanted} ({reason})") from None
+        return text
+
+
+def format_of(name: str, kind: str | None, field: str = "text") -> Format:
+    """Returns how the rows of a source's files of one kind become texts.
+
+    gsm8k, arc and triviaqa have their own formats, others one field; a .txt file is its text.
+    """
+    if kind == ".txt":
+        return _field("text")
+    return _FORMATS.get(name) or _field(field)
+
+
+def document_id(row: dict[str, Any]) -> str | None:
+    """Returns what the row is called by its own fields, if anything."""
+    id = next((str(row[field]) for field in IDS if row.get(field) not in (None, "")), None)
+    return id and id.encode(errors="backslashreplace").decode()
 
 
 def parse_source(spec: str) -> Source:
@@ -37,20 +77,26 @@ def parse_source(spec: str) -> Source:
     Raises UserError for a Hugging Face dataset, a path that does not exist, and a file or folder
     with nothing readable in it.
     """
-    name, equals, rest = spec.partition("=")
-    # A path may hold an equals sign of its own: quality=high/kind=actual.
-    named = bool(equals) and _NAME.fullmatch(name) is not None and not Path(spec).exists()
-    if (rest if named else spec).startswith("hf:"):
+    name, rest = split_name(spec)
+    if rest.startswith("hf:"):
         raise UserError(
-            f"source '{spec}': datasets of the Hugging Face hub are not supported yet; "
-            f"download it and give {FORMATS}"
+            f"source '{spec}': only `python -m data_prep` reads datasets of the Hugging Face hub; "
+            f"here give {FORMATS}"
         )
-    path = Path(rest if named else spec)
+    path = Path(rest)
     if not path.exists() or str(path) == ".":
         raise UserError(f"source '{spec}': '{path}' does not exist; give {FORMATS}{_sibling(path)}")
-    source = Source(name if named else _stem(path), path)
+    source = Source(name or _stem(path), path)
     source_files(source)
     return source
+
+
+def split_name(spec: str) -> tuple[str | None, str]:
+    """Cuts `NAME=PATH` into its parts; a path may hold an equals sign: quality=high/kind=actual."""
+    name, equals, rest = spec.partition("=")
+    if equals and NAME.fullmatch(name) and not Path(spec).exists():
+        return name, rest
+    return None, spec
 
 
 def source_files(source: Source) -> list[Path]:
@@ -59,12 +105,12 @@ def source_files(source: Source) -> list[Path]:
     Raises UserError where the extension is not known or the folder holds no readable file.
     """
     if not source.path.is_dir():
-        if _kind(source.path) is None:
+        if kind_of(source.path) is None:
             raise UserError(
                 f"source '{source.path}': its format is not known by its name; give {FORMATS}"
             )
         return [source.path]
-    found = sorted(p for p in source.path.rglob("*") if p.is_file() and _kind(p) is not None)
+    found = sorted(p for p in source.path.rglob("*") if p.is_file() and kind_of(p) is not None)
     if not found:
         raise UserError(f"source '{source.path}': no readable file in the folder; give {FORMATS}")
     return found
@@ -73,43 +119,25 @@ def source_files(source: Source) -> list[Path]:
 def read_documents(source: Source, on_read: OnRead = lambda count: None) -> Iterator[str]:
     """Yields the texts of a source one after the other: a .txt file is one, else a row is one.
 
-    Only one is held at a time. `on_read` hears of the bytes read from the disk, before they are
-    decompressed; they add up to the sizes of `source_files`. Raises UserError, naming file and
-    line, where a row cannot be read, lacks a field or holds no valid Unicode.
+    About a megabyte is held at a time. `on_read` hears of the bytes read from the disk, before
+    they are decompressed; they add up to the sizes of `source_files`. Raises UserError, naming
+    file and line, where a row cannot be read, lacks a field or holds no valid Unicode.
     """
-    format = _FORMATS.get(source.name, _PLAIN)
     for path in source_files(source):
-        kind = _kind(path)
-        if kind == ".txt":
-            yield read_text(path, on_read)
-            continue
-        if kind == ".parquet":
-            rows = parquet_rows(path, format.fields, on_read)
-        else:
-            rows = json_rows(path, on_read)
-        for place, row in rows:
-            yield _render(format, row, place)
+        format = format_of(source.name, kind_of(path))
+        for rows in read_rows(path, format.fields, (), on_read, _READ_BYTES):
+            for number, row in rows.parsed():
+                try:
+                    if isinstance(row, BadRow):
+                        raise row
+                    text = format.render(row)
+                except BadRow as problem:
+                    raise UserError(f"{rows.place(number)}: {problem}") from None
+                yield text
 
 
-def _render(format: _Format, row: dict[str, Any], place: str) -> str:
-    for field in format.fields:
-        if field not in row:
-            hint = did_you_mean(field, row) or f" (fields: {', '.join(row) or 'none'})"
-            raise UserError(f"{place}: no field '{field}'{hint}")
-    try:
-        text = format.render(row)
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{place}: half of a surrogate pair, which is not valid Unicode") from None
-    except (TypeError, KeyError, IndexError) as error:
-        wanted = ", ".join(format.fields)
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{place}: no text in the values of {wanted} ({reason})") from None
-    return text
-
-
-def _text(row: dict[str, Any]) -> str:
-    return _string(row["text"])
+def _field(name: str) -> Format:
+    return Format((name,), lambda row: _string(row[name]))
 
 
 def _question_answer(row: dict[str, Any]) -> str:
@@ -132,25 +160,16 @@ def _string(value: Any) -> str:
     return value
 
 
-_PLAIN = _Format(["text"], _text)
 _FORMATS = {
-    "gsm8k": _Format(["question", "answer"], _question_answer),
-    "triviaqa": _Format(["question", "answer"], _question_answer),
-    "arc": _Format(["query", "choices", "gold"], _arc),
+    "gsm8k": Format(("question", "answer"), _question_answer),
+    "triviaqa": Format(("question", "answer"), _question_answer),
+    "arc": Format(("query", "choices", "gold"), _arc),
 }
-
-
-def _kind(path: Path) -> str | None:
-    """Returns .txt, .jsonl or .parquet, whether compressed or not, or None."""
-    if path.suffix == ".parquet":
-        return ".parquet"
-    inner = Path(path.stem).suffix if path.suffix in CODECS else path.suffix
-    return inner if inner in (".txt", ".jsonl") else None
 
 
 def _stem(path: Path) -> str:
     name = path.resolve().name
-    for suffix in [*CODECS, ".txt", ".jsonl", ".parquet"]:
+    for suffix in [*CODECS, *KINDS]:
         name = name.removesuffix(suffix)
     return name
 

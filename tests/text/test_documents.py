@@ -188,8 +188,8 @@ def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["hf:openai/gsm8k", "gsm8k=hf:openai/gsm8k:main"])
-def test_hub_datasets_are_not_supported_yet(spec: str) -> None:
-    with pytest.raises(UserError, match=r"not supported yet; .*\.jsonl"):
+def test_hub_datasets_are_refused_here(spec: str) -> None:
+    with pytest.raises(UserError, match=r"only `python -m data_prep` reads .*\.jsonl"):
         parse_source(spec)
 
 
