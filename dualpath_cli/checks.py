@@ -6,6 +6,7 @@ from typing import Any
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
+from dualpath_cli.text.storage import exists, is_remote, local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.arguments import Settings
 from dualpath_cli.training.run_folder import TOKENIZER
@@ -36,11 +37,11 @@ def check_training_data(settings: Settings) -> Manifest:
     Raises:
         UserError: naming what is wrong and the way out.
     """
-    folder = Path(settings.data.path)
+    folder = settings.data.path
     manifest = Manifest.read(folder)
     manifest.check_sizes(folder)
-    if not (folder / TOKENIZER).is_file():
-        raise UserError(f"{folder / TOKENIZER} is missing; prepare the folder again")
+    if not exists(f"{folder}/{TOKENIZER}"):
+        raise UserError(f"{folder}/{TOKENIZER} is missing; prepare the folder again")
     if manifest.vocab_size > settings.model.vocab_size:
         raise UserError(
             f"data.path '{folder}' uses a tokenizer of {manifest.vocab_size} entries, more than "
@@ -120,24 +121,33 @@ def epochs(settings: Settings, manifest: Manifest) -> float:
     return settings.run.max_tokens / manifest.tokens
 
 
-def check_validation_sets(settings: Settings, tokenizer: Path) -> None:
+def check_validation_sets(settings: Settings, tokenizer: str) -> None:
     """Checks that every validation set exists, is of a known kind and has the run's tokens.
 
-    `tokenizer` is the folder of the run's tokenizer, which texts are encoded by.
+    `tokenizer` is where the run's `tokenizer.json` lies, which texts are encoded by.
 
     Raises:
         UserError: for the first that is not so.
     """
     for name, path in settings.data.val.items():
-        if not Path(path).exists():
-            raise UserError(f"data.val.{name}: '{path}' does not exist")
-        if not (Path(path) / MANIFEST).is_file():
-            source_files(Source(name, Path(path)))
+        if not exists(f"{path}/{MANIFEST}"):
+            _check_texts(name, path)
             continue
-        manifest = Manifest.read(Path(path))
-        manifest.check_sizes(Path(path))
-        if manifest.tokenizer != Tokenizer.load(tokenizer / TOKENIZER).fingerprint:
+        manifest = Manifest.read(path)
+        manifest.check_sizes(path)
+        if manifest.tokenizer != Tokenizer.load(local_copy(tokenizer)).fingerprint:
             raise UserError(
                 f"data.val.{name}: '{path}' was prepared with another tokenizer than the run's; "
                 "give its text instead, or prepare it again"
             )
+
+
+def _check_texts(name: str, path: str) -> None:
+    if is_remote(path) and not exists(path):
+        raise UserError(
+            f"data.val.{name}: '{path}' is neither a prepared data folder nor a file; give one "
+            "of these, or a copy on this machine of a folder of texts"
+        )
+    if not is_remote(path) and not Path(path).exists():
+        raise UserError(f"data.val.{name}: '{path}' does not exist")
+    source_files(Source(name, Path(path)))

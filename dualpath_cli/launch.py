@@ -23,6 +23,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.text.documents import parse_source
 from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.text.storage import is_remote
 from dualpath_cli.training import run_folder
 from dualpath_cli.training.arguments import (
     OneLineParser,
@@ -139,12 +140,12 @@ def prepare(command: str, words: list[str]) -> Launch:
     ckpt_path = values.pop("ckpt_path")
     check_trainer(values["trainer"])
     if run is not None:
-        check_validation_sets(settings, run.folder)
+        check_validation_sets(settings, f"{run.folder}/{run_folder.TOKENIZER}")
         return Launch(command, values, settings, run.folder, run.checkpoint, None, out)
     folder = Path(settings.run.dir) / settings.run.recipe / settings.run.name
     manifest = check_training_data(settings)
     check_schedule(settings)
-    check_validation_sets(settings, Path(settings.data.path))
+    check_validation_sets(settings, f"{settings.data.path}/{run_folder.TOKENIZER}")
     weights = None
     checkpoint = run_folder.newest_checkpoint(folder)
     if checkpoint is not None:
@@ -195,13 +196,13 @@ def _take_ablate_values(values: dict[str, Any], run: run_folder.Run) -> Path:
         UserError: for the first mistake in them.
     """
     sources, max_tokens, out = (values.pop(key) for key in ("sources", "max_tokens", "out"))
-    found = [parse_source(source) for source in sources]
-    names = [source.name for source in found]
+    found = [_name_and_location(source) for source in sources]
+    names = [name for name, _ in found]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"--sources has two texts named '{name}'; give NAME=PATH")
     if found:
-        values["data"]["val"] = {source.name: str(source.path) for source in found}
+        values["data"]["val"] = dict(found)
     if not values["data"]["val"]:
         raise UserError("the run names no validation set; give a text: --sources NAME=PATH")
     if max_tokens is not None:
@@ -215,6 +216,17 @@ def _take_ablate_values(values: dict[str, Any], run: run_folder.Run) -> Path:
     if not existing.is_dir():
         raise UserError(f"--out '{folder}': '{existing}' is a file; give a folder")
     return folder
+
+
+def _name_and_location(spec: str) -> tuple[str, str]:
+    """Reads one of `--sources`; what lies on S3 is checked with the other validation sets."""
+    if is_remote(spec):
+        raise UserError(f"--sources '{spec}' has no name; give NAME={spec}")
+    name, _, location = spec.partition("=")
+    if is_remote(location):
+        return name, location
+    source = parse_source(spec)
+    return source.name, str(source.path)
 
 
 def _run_to_score(command: str, words: list[str]) -> str:

@@ -42,13 +42,15 @@ def document_windows(
                 return
 
 
-def folder_windows(folder: Path, length: int, max_tokens: int | None = None) -> Iterator[Tokens]:
+def folder_windows(
+    folder: str | Path, length: int, max_tokens: int | None = None
+) -> Iterator[Tokens]:
     """Yields the blocks of `length` + 1 tokens of a prepared data folder, in their order."""
-    from litdata import StreamingDataset, TokensLoader
     from litdata.utilities.env import _DistributedEnv
 
-    loader = TokensLoader(block_size=length + 1)
-    blocks = StreamingDataset(str(folder), item_loader=loader, shuffle=False)
+    from dualpath_cli.text.blocks import open_blocks
+
+    blocks = open_blocks(str(folder), length + 1, shuffle=False)
     # litdata would count this rank's share; here every rank takes its own from the whole.
     blocks.distributed_env = _DistributedEnv(world_size=1, global_rank=0, num_nodes=1)
     count = len(blocks) if max_tokens is None else min(len(blocks), max(1, max_tokens // length))

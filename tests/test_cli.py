@@ -22,7 +22,7 @@ import yaml
 from dualpath_cli import __version__, recipes
 from dualpath_cli.cli import COMMANDS, main
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.text.manifest import INDEX, Chunk, Manifest
+from dualpath_cli.text.manifest import INDEX, Manifest, StoredFile
 from dualpath_cli.training.arguments import SECTIONS
 
 SLOW = ("torch", "lightning", "litdata", "torchmetrics", "rich", "tiktoken", "matplotlib")
@@ -119,7 +119,7 @@ def write_data(folder: Path, content: bytes) -> None:
     """A data folder of 1,024 tokens below 32, as its manifest says."""
     folder.mkdir()
     (folder / INDEX).write_text("{}")
-    chunk = Chunk("chunk-0-0.bin", 2048, hashlib.sha256(bytes(2048)).hexdigest())
+    chunk = StoredFile("chunk-0-0.bin", 2048, hashlib.sha256(bytes(2048)).hexdigest())
     (folder / chunk.name).write_bytes(content)
     (folder / "tokenizer.json").touch()
     Manifest(
@@ -133,7 +133,9 @@ def write_data(folder: Path, content: bytes) -> None:
         sources=[],
         chunks=[chunk],
         index_sha256=hashlib.sha256(b"{}").hexdigest(),
+        beside=[],
         request="0" * 64,
+        settings={},
     ).write(folder)
 
 

@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.study.ablation_table import Row, source_table, write
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
+from dualpath_cli.text.storage import exists, local_copy
 from dualpath_cli.training.data import DualPathDataModule
 from dualpath_cli.training.module import Batch, DualPathModule
 from dualpath_cli.training.run_folder import step_of
@@ -106,7 +106,7 @@ def run(
             console.print(source_table(title, found, config.loops))
             sources[name] = {
                 "path": data.val[name],
-                "sha256": sha256(name, Path(data.val[name])),
+                "sha256": sha256(name, data.val[name]),
                 "tokens": int(tokens_W.sum()),
                 "sequences": len(tokens_W),
             }
@@ -214,12 +214,12 @@ def bootstrap_interval(
     return low_R, high_R
 
 
-def sha256(name: str, path: Path) -> str:
+def sha256(name: str, location: str) -> str:
     """Hash of a source's file, of its files one after the other; or a data folder's fingerprint."""
-    if (path / MANIFEST).is_file():
-        return Manifest.read(path).fingerprint
+    if exists(f"{location}/{MANIFEST}"):
+        return Manifest.read(location).fingerprint
     digest = hashlib.sha256()
-    for file in source_files(Source(name, path)):
+    for file in source_files(Source(name, local_copy(location))):
         with file.open("rb") as content:
             while block := content.read(2**20):
                 digest.update(block)

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dualpath_cli.atomic import write_text
 from dualpath_cli.errors import UserError
+from dualpath_cli.text.storage import local_copy, sha256_of, sizes
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
 MANIFEST = "manifest.json"
@@ -15,11 +17,11 @@ _WAY_OUT = "prepare it again with `python -m data_prep ... --overwrite`"
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """One file of tokens."""
+class StoredFile:
+    """One file of a data folder."""
 
     name: str
-    """File name in the data folder."""
+    """Path in the data folder."""
     bytes: int
     """Size on the disk."""
     sha256: str
@@ -27,18 +29,38 @@ class Chunk:
 
 @dataclass(frozen=True)
 class SourceCount:
-    """What one source gave."""
+    """What became of the documents of one source.
+
+    `read` is the sum of `documents`, `validation`, `exact_duplicates`, `near_duplicates`, `unused`
+    and all of `rejected`: no document goes unnoticed.
+    """
 
     name: str
     path: str
+    read: int
+    """Documents met."""
     documents: int
-    """Documents written."""
-    empty: int
-    """Documents left out because they hold no text."""
+    """Documents written, each counted once however often it is repeated."""
+    validation: int
+    """Documents held out, in val/NAME.jsonl."""
+    rejected: dict[str, int]
+    """Documents left out, by reason; they are in rejected.jsonl.zst."""
+    exact_duplicates: int
+    """Documents whose text is that of an earlier one."""
+    near_duplicates: int
+    """Documents that resemble an earlier one by MinHash."""
+    unused: int
+    """Documents beyond the tokens that were asked for."""
+    passes: float
+    """How often the source's documents are in the data; up to 1 unless it is repeated."""
     tokens: int
-    """Tokens written, each document's end-of-text included."""
+    """Tokens written, repeats and each document's end-of-text included."""
     text_bytes: int
-    """UTF-8 bytes of the documents written."""
+    """UTF-8 bytes of the documents written, repeats included."""
+    normalised: int
+    """Documents whose text was changed by cleaning, of those met."""
+    faults: list[str]
+    """Files that could not be read to their end, and why."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +68,7 @@ class Manifest:
     """The content of `manifest.json`: one stream of tokens, cut into chunks."""
 
     documents: int
-    """Documents, each followed by one end-of-text."""
+    """Documents, each followed by one end-of-text; repeats count."""
     tokens: int
     """Tokens in the chunks, end-of-text included."""
     text_bytes: int
@@ -60,12 +82,16 @@ class Manifest:
     tokenizer: str
     """Fingerprint of the tokenizer (`Tokenizer.fingerprint`)."""
     sources: list[SourceCount]
-    chunks: list[Chunk]
+    chunks: list[StoredFile]
     """In the order of the stream."""
     index_sha256: str
     """sha256 of litdata's `index.json`."""
+    beside: list[StoredFile]
+    """Files that are not trained on: held-out texts, rejected documents, duplicates."""
     request: str
     """Digest of what was asked for: an equal request need not be prepared again."""
+    settings: dict[str, Any]
+    """What was asked for, as a recipe of `python -m data_prep`."""
 
     @property
     def fingerprint(self) -> str:
@@ -74,24 +100,26 @@ class Manifest:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     @classmethod
-    def read(cls, folder: Path) -> "Manifest":
-        """Reads a data folder's manifest.
+    def read(cls, folder: str | Path) -> "Manifest":
+        """Reads the manifest of a data folder, on a disk or at s3://bucket/prefix.
 
         Raises UserError where the folder or its manifest is missing or not readable.
         """
-        path = folder / MANIFEST
-        if not folder.is_dir():
+        path = f"{folder}/{MANIFEST}"
+        found = sizes(folder)
+        if found is None:
             raise UserError(
                 f"data folder '{folder}' does not exist; "
                 f"make it with `python -m data_prep --source ... --out {folder}`"
             )
-        if not path.is_file():
+        if MANIFEST not in found:
             raise UserError(f"data folder '{folder}' has no {MANIFEST}; {_WAY_OUT}")
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(local_copy(path).read_text(encoding="utf-8"))
             stored = content.pop("fingerprint")
             content["sources"] = [SourceCount(**source) for source in content["sources"]]
-            content["chunks"] = [Chunk(**chunk) for chunk in content["chunks"]]
+            content["chunks"] = [StoredFile(**chunk) for chunk in content["chunks"]]
+            content["beside"] = [StoredFile(**file) for file in content["beside"]]
             manifest = cls(**content)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
@@ -103,44 +131,38 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Writes `manifest.json` into a data folder."""
         content: dict[str, Any] = {"fingerprint": self.fingerprint}
-        content |= {field.name: getattr(self, field.name) for field in fields(self)}
-        content["sources"] = [asdict(source) for source in self.sources]
-        content["chunks"] = [asdict(chunk) for chunk in self.chunks]
+        content |= asdict(self)
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        (folder / MANIFEST).write_text(text, encoding="utf-8")
+        write_text(folder / MANIFEST, text)
 
-    def check_sizes(self, folder: Path) -> None:
+    def check_sizes(self, folder: str | Path) -> None:
         """Raises UserError where a chunk is missing or of another size, or the index differs.
 
-        Takes milliseconds: chunks are not read.
+        Takes milliseconds, on S3 a listing: chunks are not read.
         """
+        found = sizes(folder) or {}
         for chunk in self.chunks:
-            path = folder / chunk.name
-            if not path.is_file():
+            path = f"{folder}/{chunk.name}"
+            if chunk.name not in found:
                 raise UserError(f"{path}: chunk is missing; {_WAY_OUT}")
-            if (size := path.stat().st_size) != chunk.bytes:
+            if (size := found[chunk.name]) != chunk.bytes:
                 raise UserError(f"{path}: {size} bytes instead of {chunk.bytes}; {_WAY_OUT}")
-        if not (folder / INDEX).is_file():
-            raise UserError(f"{folder / INDEX}: missing; {_WAY_OUT}")
-        if sha256_of(folder / INDEX) != self.index_sha256:
-            raise UserError(f"{folder / INDEX}: changed since it was prepared; {_WAY_OUT}")
+        if INDEX not in found:
+            raise UserError(f"{folder}/{INDEX}: missing; {_WAY_OUT}")
+        if sha256_of(f"{folder}/{INDEX}") != self.index_sha256:
+            raise UserError(f"{folder}/{INDEX}: changed since it was prepared; {_WAY_OUT}")
 
-    def verify(self, folder: Path) -> None:
+    def verify(self, folder: str | Path) -> None:
         """Raises UserError where any file differs from what was prepared; reads every byte."""
         self.check_sizes(folder)
-        for chunk in self.chunks:
-            if sha256_of(folder / chunk.name) != chunk.sha256:
+        found = sizes(folder) or {}
+        for file in [*self.chunks, *self.beside]:
+            path = f"{folder}/{file.name}"
+            if file.name not in found:
+                raise UserError(f"{path}: missing; {_WAY_OUT}")
+            if sha256_of(path) != file.sha256:
                 raise UserError(
-                    f"{folder / chunk.name}: changed since it was prepared "
-                    f"(its sha256 differs); {_WAY_OUT}"
+                    f"{path}: changed since it was prepared (its sha256 differs); {_WAY_OUT}"
                 )
-        if Tokenizer.load(folder / TOKENIZER).fingerprint != self.tokenizer:
-            raise UserError(
-                f"{folder / 'tokenizer.json'}: not the tokenizer of these tokens; {_WAY_OUT}"
-            )
-
-
-def sha256_of(path: Path) -> str:
-    """Returns the sha256 of a file as hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        if Tokenizer.load(local_copy(f"{folder}/{TOKENIZER}")).fingerprint != self.tokenizer:
+            raise UserError(f"{folder}/{TOKENIZER}: not the tokenizer of these tokens; {_WAY_OUT}")

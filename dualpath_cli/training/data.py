@@ -1,18 +1,19 @@
 """DualPathDataModule: the training stream from litdata shards, and named validation sets."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+from litdata import StreamingDataLoader, StreamingDataset
 from torch.utils.data import DataLoader, DistributedSampler
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.text.blocks import open_blocks
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.manifest import MANIFEST
+from dualpath_cli.text.storage import exists, local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.module import Batch
 from dualpath_cli.training.settings import DataSettings
@@ -46,9 +47,9 @@ class DualPathDataModule(LightningDataModule):
         """
         assert self.trainer is not None
         # Built here and not before: litdata asks for the rank, which exists only by now.
-        blocks = StreamingDataset(
+        blocks = open_blocks(
             self.settings.path,
-            item_loader=TokensLoader(block_size=self.seq_len + 1),
+            self.seq_len + 1,
             shuffle=True,
             # Over the whole chunk: litdata's default of 256 neighbouring blocks puts a batch
             # into one or two documents, and the loss jumps with them.
@@ -91,10 +92,10 @@ class DualPathDataModule(LightningDataModule):
 
     def _windows(self, name: str, path: str) -> list[Tokens]:
         limit = self.settings.val_tokens
-        if (Path(path) / MANIFEST).is_file():
-            found = list(folder_windows(Path(path), self.seq_len, limit))
+        if exists(f"{path}/{MANIFEST}"):
+            found = list(folder_windows(path, self.seq_len, limit))
         else:
-            documents = read_documents(Source(name, Path(path)))
+            documents = read_documents(Source(name, local_copy(path)))
             found = list(document_windows(documents, self.tokenizer, self.seq_len, limit))
         if not found:
             raise UserError(f"data.val.{name} '{path}' holds no text to validate on")
@@ -126,6 +127,16 @@ class TrainingStream(StreamingDataLoader):
             yield batch
             if self._epoch_is_done():
                 return
+
+    def load_state_dict(self, obj: dict[str, Any]) -> None:
+        """Continues an interrupted epoch.
+
+        On another machine data from S3 are cached in another place, which litdata would refuse;
+        that they are the same data, the run has checked.
+        """
+        here = self.dataset.input_dir
+        place = {"input_dir_path": here.path, "input_dir_url": here.url}
+        super().load_state_dict({**obj, "dataset": {**obj["dataset"], **place}})
 
     def _epoch_is_done(self) -> bool:
         assert self.batch_size

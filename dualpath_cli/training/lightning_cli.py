@@ -3,7 +3,6 @@
 import logging
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -18,6 +17,7 @@ from dualpath_cli.cli import COMMANDS
 from dualpath_cli.errors import UserError
 from dualpath_cli.launch import Launch
 from dualpath_cli.study import ablate
+from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training import curve, run_folder
 from dualpath_cli.training.arguments import OneLineParser, add_sections
@@ -100,7 +100,7 @@ class DualPathCLI(LightningCLI):
         seed = int(self.launch.recipe["seed_everything"])
         fitting = self.launch.command == "fit"
         source = data.path if fitting else self.launch.run_folder
-        tokenizer = Tokenizer.load(f"{source}/{TOKENIZER}")
+        tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
         table = tokenizer.token_bytes()
         self.model = DualPathModule(
             model,
@@ -181,7 +181,7 @@ class DualPathCLI(LightningCLI):
         """Puts recipe, versions and tokenizer into the run folder."""
         assert self.launch is not None
         folder = self.launch.run_folder
-        tokenizer = Path(self.launch.settings.data.path) / TOKENIZER
+        tokenizer = local_copy(f"{self.launch.settings.data.path}/{TOKENIZER}")
         try:
             run_folder.start(folder, self.launch.recipe, facts, step)
             write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))

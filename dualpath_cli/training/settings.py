@@ -102,12 +102,12 @@ class DataSettings:
     """Where tokens come from."""
 
     path: str = "data/nemotron-cc"
-    """Prepared data folder to train on (make prepare-data, python -m data_prep)."""
+    """Prepared data folder to train on (make prepare-data, python -m data_prep); a path or s3://."""
     val: dict[str, str] = field(default_factory=dict)
-    """Validation sets by name: prepared data folders or text, JSONL and Parquet files."""
+    """Validation sets by name: prepared data folders or text, JSONL, Parquet files; also s3://."""
     val_tokens: Size | None = None
     """At most so many tokens of each validation set."""
     max_epochs: float | None = 1.0
     """How often the token budget may pass over the training data; null sets no limit."""
     workers: int = 1
-    """Loader processes per device; local disks want 0 or 1."""
+    """Loader processes per device; local disks want 0 or 1, S3 1 or 2."""

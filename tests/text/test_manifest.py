@@ -7,18 +7,24 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.text.manifest import Chunk, Manifest, SourceCount, sha256_of
+from dualpath_cli.text.manifest import Manifest, StoredFile, sha256_of
 from dualpath_cli.text.tokenizer import Tokenizer
+from tests.source_counts import source_count
 
 
 @pytest.fixture
 def folder(tmp_path: Path, small: Tokenizer) -> Path:
     """A data folder of two chunks."""
-    files = {"chunk-0-0.bin": b"12345678", "chunk-0-1.bin": b"9876", "index.json": b"{}"}
+    files = {
+        "chunk-0-0.bin": b"12345678",
+        "chunk-0-1.bin": b"9876",
+        "rejected.jsonl.zst": b"rejected",
+        "index.json": b"{}",
+    }
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     small.save(tmp_path)
-    chunks = [Chunk(name, len(files[name]), sha256_of(tmp_path / name)) for name in list(files)[:2]]
+    stored = [StoredFile(name, len(data), sha256_of(tmp_path / name)) for name, data in files.items()]
     Manifest(
         documents=2,
         tokens=6,
@@ -27,10 +33,12 @@ def folder(tmp_path: Path, small: Tokenizer) -> Path:
         vocab_size=small.vocab_size,
         eot_id=small.eot_id,
         tokenizer=small.fingerprint,
-        sources=[SourceCount("a", "a.txt", 2, 0, 6, 9)],
-        chunks=chunks,
+        sources=[source_count("a", documents=2, tokens=6, text_bytes=9)],
+        chunks=stored[:2],
+        beside=stored[2:3],
         index_sha256=sha256_of(tmp_path / "index.json"),
         request="request",
+        settings={"seed": 0},
     ).write(tmp_path)
     return tmp_path
 
@@ -44,14 +52,15 @@ def test_what_is_written_is_read(folder: Path) -> None:
     assert (folder / "manifest.json").read_bytes() == before
 
 
-def test_a_flipped_byte_is_found_by_verify(folder: Path) -> None:
-    path = folder / "chunk-0-1.bin"
+@pytest.mark.parametrize("name", ["chunk-0-1.bin", "rejected.jsonl.zst"])
+def test_a_flipped_byte_is_found_by_verify(folder: Path, name: str) -> None:
+    path = folder / name
     data = bytearray(path.read_bytes())
     data[1] ^= 1
     path.write_bytes(data)
     manifest = Manifest.read(folder)
     manifest.check_sizes(folder)
-    with pytest.raises(UserError, match=r"chunk-0-1\.bin: changed .*--overwrite"):
+    with pytest.raises(UserError, match=rf"{name}: changed .*--overwrite"):
         manifest.verify(folder)
 
 

@@ -1,0 +1,239 @@
+"""`dualpath fit` on a data folder at s3://: the numbers of the local folder, or one line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from data_prep.__main__ import main as data_prep
+from data_prep.upload import upload
+from dualpath_cli.cli import main
+from dualpath_cli.text import storage
+from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.training.run_folder import newest_checkpoint
+from tests.s3 import s3_bucket, s3_server
+from tests.training.conftest import SEQ_LEN, Fit, write_text
+from tests.training.test_fit import back_to_step, rows
+
+URL = "s3://bucket/train"
+TABLES = ("metrics.csv", "validation.csv", "routing.csv")
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(endpoint: str, tmp_path: Path) -> Iterator[Any]:
+    with s3_bucket(endpoint, tmp_path / "cache") as client:
+        yield client
+
+
+def chunked(folder: Path, text: Path, tokenizer: Path) -> Path:
+    """A data folder of several chunks."""
+    words = ["--source", str(text), "--tokenizer", str(tokenizer), "--chunk-tokens", "1024"]
+    assert data_prep([*words, "--out", str(folder)]) == 0
+    assert len(Manifest.read(folder).chunks) > 2
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    text = write_text(folder / "text.jsonl", 4, documents=60, words=20)
+    return chunked(folder / "data", text, texts / "train" / "tokenizer.json")
+
+
+@pytest.fixture
+def remote(bucket: Any, data: Path) -> str:
+    upload(data, URL, lambda count: None)
+    return URL
+
+
+def tables(run: Path) -> dict[str, list[dict[str, str]]]:
+    return {name: rows(run / name) for name in TABLES}
+
+
+def merged(changes: dict[str, Any], name: str, **data: Any) -> dict[str, Any]:
+    return {**changes, "run": {**changes.get("run", {}), "name": name}, "data": data}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_run_from_s3_is_the_run_from_the_local_folder(
+    fit: Fit, data: Path, remote: str, workers: int
+) -> None:
+    # More than an epoch, so that every chunk is read.
+    changes = {"run": {"max_tokens": 60 * 4 * SEQ_LEN, "validate_every": 20, "gates_every": 20}}
+    local = fit(**merged(changes, "local", path=str(data), workers=workers, max_epochs=9))
+    distant = fit(**merged(changes, "s3", path=remote, workers=workers, max_epochs=9))
+    assert tables(distant) == tables(local)
+    assert (distant / "tokenizer.json").read_bytes() == (local / "tokenizer.json").read_bytes()
+    chunks = {chunk.name for chunk in Manifest.read(data).chunks}
+    cached = {path.name for path in storage.cache().glob("chunks/*/*/chunk-*.bin")}
+    assert cached == chunks, "nothing went past the cache"
+
+
+def test_a_run_is_continued_also_where_nothing_is_cached(
+    fit: Fit, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fit(data={"path": remote})
+    whole = tables(run)
+    weights = torch.load(newest_checkpoint(run), weights_only=True)["state_dict"]
+    for cache in ("cache", "another machine's"):
+        monkeypatch.setenv("DUALPATH_CACHE", str(tmp_path / cache))
+        back_to_step(run, 2)
+        fit(data={"path": remote})
+        assert tables(run) == whole
+        again = torch.load(newest_checkpoint(run), weights_only=True)["state_dict"]
+        assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+
+def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
+    fit: Fit, data: Path, remote: str, texts: Path, tmp_path: Path
+) -> None:
+    fit(data={"path": remote}, run={"name": "before"})
+    text = (data.parent / "text.jsonl").read_text().replace("cell", "fell")
+    (tmp_path / "other.jsonl").write_text(text)
+    tokenizer = texts / "train" / "tokenizer.json"
+    other = chunked(tmp_path / "other", tmp_path / "other.jsonl", tokenizer)
+    names_and_sizes = [[(c.name, c.bytes) for c in Manifest.read(f).chunks] for f in (data, other)]
+    assert names_and_sizes[0] == names_and_sizes[1]
+    upload(other, URL, lambda count: None, overwrite=True)
+    local = fit(data={"path": str(other)}, run={"name": "local"})
+    distant = fit(data={"path": remote}, run={"name": "after"})
+    assert tables(distant) == tables(local)
+    assert tables(distant) != tables(distant.with_name("before"))
+    assert len(list(storage.cache().glob("chunks/*/*"))) == 1, "the old chunks are gone"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_chunk_changed_behind_the_manifest_is_not_trained_on(
+    fit: Fit, bucket: Any, data: Path, remote: str, workers: int
+) -> None:
+    for chunk in Manifest.read(data).chunks:
+        bucket.put_object(Bucket="bucket", Key=f"train/{chunk.name}", Body=bytes(chunk.bytes))
+    with pytest.raises(RuntimeError, match=r"chunk-0-\d\.bin: changed since it was prepared"):
+        fit(data={"path": remote, "workers": workers})
+
+
+def test_validation_sets_may_lie_on_s3(
+    fit: Fit, bucket: Any, data: Path, remote: str, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket.upload_file(str(texts / "val.jsonl"), "bucket", "texts/val.jsonl")
+    distant = {"held_out": "s3://bucket/texts/val.jsonl", "packed": remote}
+    local = {"held_out": str(texts / "val.jsonl"), "packed": str(data)}
+    val = {name: {"path": str(data), "val": paths, "val_tokens": 2000}
+           for name, paths in (("s3", distant), ("local", local))}  # fmt: skip
+    runs = [fit(run={"name": name}, data=changes) for name, changes in val.items()]
+    assert len(rows(runs[0] / "validation.csv")) == 6
+    assert tables(runs[0]) == tables(runs[1])
+    shutil.rmtree(storage.cache())  # scored on another machine
+    capsys.readouterr()
+    assert main(["validate", "--ckpt_path", str(runs[0])]) == 0
+    shown = capsys.readouterr().out
+    for row in rows(runs[0] / "validation.csv")[-2:]:
+        assert f"{float(row['loss']):.4f}" in shown
+
+
+def test_ablate_scores_a_run_from_s3_on_texts_there(
+    fit: Fit, bucket: Any, remote: str, texts: Path, tmp_path: Path
+) -> None:
+    bucket.upload_file(str(texts / "val.jsonl"), "bucket", "texts/val.jsonl")
+    run = fit(data={"path": remote})
+    shutil.rmtree(storage.cache())
+    tables = []
+    for name, source in (("s3", "s3://bucket/texts/val.jsonl"), ("local", texts / "val.jsonl")):
+        out = tmp_path / name
+        words = ["--sources", f"text={source}", "--max_tokens", "100", "--out", str(out)]
+        assert main(["ablate", "--ckpt_path", str(run), *words]) == 0
+        tables.append((out / "ablations.csv").read_text())
+    assert tables[0] == tables[1]
+    reports = [json.loads((tmp_path / n / "ablations.json").read_text()) for n in ("s3", "local")]
+    assert reports[0]["sources"]["text"]["sha256"] == reports[1]["sources"]["text"]["sha256"]
+
+
+def remove(name: str) -> Any:
+    return lambda bucket: bucket.delete_object(Bucket="bucket", Key=f"train/{name}")
+
+
+def put(name: str, content: bytes) -> Any:
+    return lambda bucket: bucket.put_object(Bucket="bucket", Key=f"train/{name}", Body=content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "changes", "text"),
+    [
+        (remove("chunk-0-1.bin"), {}, "s3://bucket/train/chunk-0-1.bin: chunk is missing"),
+        (put("chunk-0-1.bin", b"12"), {}, "train/chunk-0-1.bin: 2 bytes instead of"),
+        (put("index.json", b"{}"), {}, "train/index.json: changed since it was prepared"),
+        (remove("index.json"), {}, "s3://bucket/train/index.json: missing"),
+        (remove("tokenizer.json"), {}, "s3://bucket/train/tokenizer.json is missing"),
+        (remove("manifest.json"), {}, "data folder 's3://bucket/train' has no manifest.json"),
+        (put("manifest.json", b"{"), {}, "s3://bucket/train/manifest.json: cannot be read"),
+        (None, {"path": "s3://bucket/no"}, "data folder 's3://bucket/no' does not exist; make it"),
+        (None, {"path": "s3://none/train"}, "there is no bucket 'none' at http://127.0.0.1"),
+        (None, {"path": "s3://"}, "'s3://' names no bucket"),
+        (None, {"val": {"x": "s3://bucket/x.jsonl"}}, "data.val.x: 's3://bucket/x.jsonl' is nei"),
+        (None, {"val": {"x": "s3://none/x.jsonl"}}, "there is no bucket 'none'"),
+        (None, {"val": {"x": f"{URL}/index.json"}}, "its format is not known by its name"),
+    ],
+)
+def test_a_mistake_is_one_line_before_training(
+    fit: Fit,
+    bucket: Any,
+    remote: str,
+    damage: Any,
+    changes: dict[str, Any],
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if damage:
+        damage(bucket)
+    run = fit(expected=2, data={"path": remote, **changes})
+    error = capsys.readouterr().err
+    assert text in error
+    assert len(error.strip().splitlines()) == 1
+    assert not run.exists()
+
+
+def test_other_data_than_the_run_began_with_are_refused(
+    fit: Fit, remote: str, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(data={"path": remote})
+    upload(texts / "train", URL, lambda count: None, overwrite=True)
+    fit(expected=2, data={"path": remote, "max_epochs": 9})
+    assert "was begun with data_fingerprint" in capsys.readouterr().err
+
+
+def test_an_unnamed_source_on_s3_is_refused(
+    fit: Fit, remote: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fit(data={"path": remote})
+    assert main(["ablate", "--ckpt_path", str(run), "--sources", "s3://bucket/a.jsonl"]) == 2
+    assert "give NAME=s3://bucket/a.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_ranks_share_the_cache(fit: Fit, data: Path, remote: str, tmp_path: Path) -> None:
+    fit(data={"path": remote})  # writes the recipe
+    recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    losses = []
+    for name, path in (("local", str(data)), ("s3", remote)):
+        shutil.rmtree(storage.cache(), ignore_errors=True)
+        words = ["--config", str(tmp_path / "recipe.yaml"), "--run.name", name]
+        words += ["--data.path", path, "--trainer.devices", "2", "--trainer.strategy", "ddp"]
+        command = [sys.executable, "-m", "dualpath_cli", "fit", *words]
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        run = Path(recipe["run"]["dir"]) / "tiny" / name
+        losses.append([row["loss"] for row in rows(run / "metrics.csv")])
+    assert losses[0] == losses[1]
