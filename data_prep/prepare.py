@@ -1,54 +1,68 @@
-"""The pipeline: corpora -> documents -> batches of ids -> shards -> manifest -> final name."""
+"""The pipeline: files -> pieces -> duplicates -> mix -> shards -> manifest -> final name."""
 
-import fcntl
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from data_prep.corpora import Corpus
-from data_prep.progress import PreparationProgress
+from data_prep.accounts import account
+from data_prep.contamination import Contamination
+from data_prep.corpora import Corpus, InputFile
+from data_prep.duplicates import Verdicts
+from data_prep.encoding import Encoded, Encoder
+from data_prep.fetching import on_this_disk
+from data_prep.mix import Pool, Portion, interleave, portions, wanted_tokens
+from data_prep.progress import ReadingStage, Stage
+from data_prep.records import stored, write_duplicates, write_held_out, write_rejected
+from data_prep.settings import Settings
+from data_prep.work_folder import WorkFolder, remove_leftover, replace
+from data_prep.worker import PieceSettings, token_type
 from dualpath_cli.errors import UserError
-from dualpath_cli.text.manifest import MANIFEST, Manifest, SourceCount
+from dualpath_cli.text.manifest import MANIFEST, Manifest
+from dualpath_cli.text.rows import OnRead
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
-if TYPE_CHECKING:
-    from data_prep.shards import ShardWriter
+_PIPELINE = 1
+"""Raised when the same request would give other bytes than before."""
 
-BATCH_CHARACTERS = 1 << 20
-"""About this much text is tokenised at a time; a longer document goes alone."""
+_MARGIN = 1.02
+"""How much more is encoded than seems needed, where duplicates and the like left too little."""
 
 
 @dataclass(frozen=True)
 class Request:
     """What is to be prepared."""
 
+    settings: Settings
     corpora: Sequence[Corpus]
     tokenizer: Tokenizer
     out: Path
-    chunk_tokens: int
-    """Tokens in a chunk; the last one may hold fewer."""
-    max_tokens: int | None = None
-    """Where set, the document that reaches this count is the last one."""
+    contamination: Contamination | None = None
+    strict: bool = False
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """All that decides the data folder's content."""
+        files = {c.settings.name: [file.identity for file in c.files] for c in self.corpora}
+        return {
+            "pipeline": _PIPELINE,
+            "settings": self.settings.as_recipe(),
+            "files": {
+                name: hashlib.sha256(json.dumps(identities).encode()).hexdigest()
+                for name, identities in files.items()
+            },
+            "tokenizer": self.tokenizer.fingerprint,
+            "contamination": self.contamination.fingerprint if self.contamination else None,
+        }
 
     @property
     def digest(self) -> str:
-        """sha256 of all that decides the data folder's content."""
-        content = [
-            [[c.name, c.identity] for c in self.corpora],
-            self.tokenizer.fingerprint,
-            self.chunk_tokens,
-            self.max_tokens,
-        ]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        """sha256 of `content`."""
+        return hashlib.sha256(json.dumps(self.content, sort_keys=True).encode()).hexdigest()
 
 
 def finished(request: Request, overwrite: bool) -> Manifest | None:
@@ -70,6 +84,7 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
             return None
         raise
     if manifest.request == request.digest:
+        remove_leftover(_work_path(out.resolve()), request.content)
         return manifest
     if overwrite:
         return None
@@ -80,124 +95,142 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
     )
 
 
-def prepare(request: Request, extra: Callable[[Path], None] | None = None) -> Manifest:
+def prepare(
+    request: Request,
+    workers: int = 1,
+    fetch: Callable[[InputFile, OnRead], Path] = on_this_disk,
+    *,
+    overwrite: bool = False,
+    extra: Callable[[Path], None] | None = None,
+) -> Manifest:
     """Writes the data folder and returns its manifest.
 
-    Everything is written into `OUT.partial`, which takes the final name when it is complete; what
-    was there before is replaced then. `extra` may write further files into that folder. Raises
-    UserError where a source cannot be read or holds no text.
+    Everything is made in `OUT.partial`, where an interrupted preparation is continued; the folder
+    takes its name when it is complete, and what was there before is replaced then. `extra` may
+    write further files into it; `fetch` is needed where files are elsewhere. Raises UserError
+    where a source holds no text, where something cannot be read and `strict` is set, and where
+    `OUT.partial` holds an unfinished preparation of something else, unless `overwrite`.
     """
     out = request.out.resolve()
-    partial = out.with_name(out.name + ".partial")
-    with _only_writer(partial):
-        manifest = _write_shards(request, partial)
-        request.tokenizer.save(partial)
-        if extra:
-            extra(partial)
-        manifest.write(partial)
-        _replace(partial, out)
+    with WorkFolder(_work_path(out), request.content, overwrite) as work:
+        folder = work.path / "finished"
+        folder.mkdir(exist_ok=True)
+        request.tokenizer.save(folder)
+        settings = PieceSettings(
+            tokenizer=folder,
+            min_chars=request.settings.min_chars,
+            near=request.settings.duplicates == "near",
+            contamination=request.contamination,
+            strict=request.strict,
+        )
+        with Encoder(settings, workers, fetch) as encoder:
+            mix = _encode(request, encoder, work.path)
+        manifest = _write(request, mix, work.path, folder, extra)
+        replace(folder, out)
+        work.remove()
     return manifest
 
 
-def _write_shards(request: Request, folder: Path) -> Manifest:
+def _work_path(out: Path) -> Path:
+    return out.with_name(out.name + ".partial")
+
+
+@dataclass(frozen=True)
+class _Mix:
+    """All documents, what is said of them, and what is taken."""
+
+    encoded: list[Encoded]
+    verdicts: Verdicts
+    portions: list[Portion]
+
+
+def _encode(request: Request, encoder: Encoder, work: Path) -> _Mix:
+    """Encodes as much of each corpus as the tokens asked for take, duplicates not counted."""
+    settings = request.settings
+    wanted = wanted_tokens(settings)
+    until = wanted
+    while True:
+        encoded = [
+            _encode_corpus(corpus, encoder, work / "pieces" / str(number), until[number])
+            for number, corpus in enumerate(request.corpora)
+        ]
+        pieces = [piece for each in encoded for piece in each.pieces]
+        with Stage("comparing documents", 0):
+            verdicts = Verdicts(pieces, work, settings.duplicates)
+        pools = _pools(settings, encoded, verdicts)
+        more = [
+            _more(tokens, pool, each)
+            for tokens, pool, each in zip(wanted, pools, encoded, strict=True)
+        ]
+        if not any(more):
+            return _Mix(encoded, verdicts, portions(settings, pools))
+        until = [new or old for new, old in zip(more, until, strict=True)]
+
+
+def _encode_corpus(corpus: Corpus, encoder: Encoder, folder: Path, until: int | None) -> Encoded:
+    size = sum(file.size or 0 for file in corpus.files)
+    with ReadingStage(f"reading {corpus.settings.name}", size, until) as stage:
+        return encoder.encode(corpus, folder, until, stage)
+
+
+def _pools(settings: Settings, encoded: Sequence[Encoded], verdicts: Verdicts) -> list[Pool]:
+    pools, first = [], 0
+    for source, each in zip(settings.sources, encoded, strict=True):
+        pools.append(Pool(source.name, each.pieces, verdicts, first, settings.val_fraction))
+        first += len(each.pieces)
+    return pools
+
+
+def _more(wanted: int | None, pool: Pool, encoded: Encoded) -> int | None:
+    """Returns until how many tokens to encode where too few could be used, or None."""
+    if wanted is None or encoded.complete or pool.tokens >= wanted:
+        return None
+    made = sum(piece.counts.tokens for piece in encoded.pieces)
+    return made + max(1, round(made * (wanted / max(pool.tokens, 1) * _MARGIN - 1)))
+
+
+def _write(
+    request: Request, mix: _Mix, work: Path, folder: Path, extra: Callable[[Path], None] | None
+) -> Manifest:
+    """Writes shards and all that goes beside them into `folder`; returns the manifest."""
     from data_prep.shards import ShardWriter  # imports litdata, hence torch: seconds
 
-    tokenizer = request.tokenizer
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    writer = ShardWriter(folder, dtype, request.chunk_tokens)
-    counts: list[SourceCount] = []
-    limit = request.max_tokens
-    with PreparationProgress(sum(corpus.bytes for corpus in request.corpora)) as progress:
-        for corpus in request.corpora:
-            left = None if limit is None else limit - sum(count.tokens for count in counts)
-            counts.append(_write_corpus(corpus, tokenizer, writer, left, progress))
-    if not any(count.documents for count in counts):
-        raise UserError(f"no text in {', '.join(corpus.path for corpus in request.corpora)}")
+    tokenizer, settings = request.tokenizer, request.settings
+    total = sum(portion.tokens for portion in mix.portions)
+    if not total:
+        faults = [fault for each in mix.encoded for fault in each.faults]
+        where = ", ".join(source.path for source in settings.sources)
+        raise UserError(f"no text in {where}" + "".join(f"; {fault}" for fault in faults[:3]))
+    writer = ShardWriter(folder, work / "shards", token_type(tokenizer), settings.chunk_tokens)
+    with Stage("writing shards", total, "tokens") as stage:
+        for tokens in interleave(mix.portions, settings.seed):
+            writer.add(tokens)
+            stage.advance(len(tokens))
     chunks, index_sha256 = writer.close()
-    return Manifest(
-        documents=sum(count.documents for count in counts),
-        tokens=sum(count.tokens for count in counts),
-        text_bytes=sum(count.text_bytes for count in counts),
-        dtype="uint16" if dtype is np.uint16 else "uint32",
+    with Stage("writing what was left out", 0):
+        write_held_out(folder, [portion.pool for portion in mix.portions], tokenizer)
+        write_rejected(folder, mix.encoded)
+        write_duplicates(folder, request.corpora, mix.encoded, mix.verdicts)
+    if extra:
+        extra(folder)
+    sources, first = [], 0
+    for source, each, taken in zip(settings.sources, mix.encoded, mix.portions, strict=True):
+        sources.append(account(source, each, mix.verdicts, first, taken))
+        first += len(each.pieces)
+    manifest = Manifest(
+        documents=sum(portion.documents for portion in mix.portions),
+        tokens=total,
+        text_bytes=sum(source.text_bytes for source in sources),
+        dtype="uint16" if token_type(tokenizer) is np.uint16 else "uint32",
         vocab_size=tokenizer.vocab_size,
         eot_id=tokenizer.eot_id,
         tokenizer=tokenizer.fingerprint,
-        sources=counts,
+        sources=sources,
         chunks=chunks,
         index_sha256=index_sha256,
+        beside=stored(folder, chunks),
         request=request.digest,
+        settings=settings.as_recipe(),
     )
-
-
-def _write_corpus(
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    writer: "ShardWriter",
-    limit: int | None,
-    progress: PreparationProgress,
-) -> SourceCount:
-    """Writes documents, each with its end-of-text, until `limit` tokens are reached."""
-    end = np.array([tokenizer.eot_id], dtype=np.uint32)
-    documents = tokens = text_bytes = empty = 0
-    progress.source(corpus.name)
-    if limit is None or limit > 0:
-        for text, ids in encoded(corpus.documents(progress.read), tokenizer):
-            if not text:
-                empty += 1
-                continue
-            writer.add(ids)
-            writer.add(end)
-            documents += 1
-            tokens += len(ids) + 1
-            text_bytes += len(text.encode())
-            progress.written(len(ids) + 1)
-            if limit is not None and tokens >= limit:
-                break
-    return SourceCount(corpus.name, corpus.path, documents, empty, tokens, text_bytes)
-
-
-def encoded(
-    documents: Iterable[str], tokenizer: Tokenizer
-) -> Iterator[tuple[str, npt.NDArray[np.uint32]]]:
-    """Yields (text, ids) for each document, tokenising about a megabyte at a time."""
-    batch: list[str] = []
-    characters = 0
-    for text in documents:
-        batch.append(text)
-        characters += len(text)
-        if characters >= BATCH_CHARACTERS:
-            yield from zip(batch, tokenizer.encode_batch(batch), strict=True)
-            batch, characters = [], 0
-    yield from zip(batch, tokenizer.encode_batch(batch), strict=True)
-
-
-@contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
-    """Empties and locks a working folder; the lock goes with the process, however that ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"another preparation is writing '{folder}'; wait for it to end"
-            ) from None
-        for left_over in folder.iterdir():
-            shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _replace(partial: Path, out: Path) -> None:
-    """Gives the finished folder its name; a folder cannot be replaced in one step as a file can."""
-    if not out.exists():
-        partial.rename(out)
-        return
-    old = out.with_name(out.name + ".old")
-    if old.exists():
-        shutil.rmtree(old)
-    out.rename(old)
-    partial.rename(out)
-    shutil.rmtree(old)
+    manifest.write(folder)
+    return manifest

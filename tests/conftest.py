@@ -9,6 +9,12 @@ import torch
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kills", type=int, default=3, help="How often test_kills.py kills a preparation."
+    )
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Real text beside the checkout; tests that need it skip where it is absent."""

@@ -1,215 +1,240 @@
 """A preparation: every document once, each with its end, whole or not there at all."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections import Counter
 from pathlib import Path
 
-import litdata
 import numpy as np
 import pytest
 
-from data_prep.corpora import Corpus, corpus_of_source
-from data_prep.prepare import BATCH_CHARACTERS, Request, encoded, finished, prepare
+from data_prep import encoding
+from data_prep.prepare import finished, prepare
 from dualpath_cli.errors import UserError
-from dualpath_cli.text.documents import parse_source
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
+from tests.data_prep.preparing import (
+    contents,
+    request,
+    rows_of,
+    source,
+    texts_of,
+    tokens_of,
+    write_jsonl,
+)
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "é 日本\n" * 40, "hello hello"]
-Write = Callable[[str, list[str]], Path]
 
 
-def request(path: Path, tokenizer: Tokenizer, out: Path, **options: int) -> Request:
-    options = {"chunk_tokens": 64, **options}
-    return Request([corpus_of_source(parse_source(str(path)))], tokenizer, out, **options)
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Several pieces of a few documents each, as a large corpus has.
+    monkeypatch.setattr(encoding, "PIECE_BYTES", 200)
 
 
-def tokens_of(folder: Path) -> list[int]:
-    dataset = litdata.StreamingDataset(
-        str(folder), item_loader=litdata.TokensLoader(block_size=1), shuffle=False
-    )
-    return [int(dataset[index][0]) for index in range(len(dataset))]
+def many(count: int, start: int = 0) -> list[str]:
+    """Different texts of different lengths."""
+    return [f"document {n} " + "hello " * (n % 7) for n in range(start, start + count)]
 
 
-@pytest.mark.parametrize(("size", "dtype"), [("small", "uint16"), ("large", "uint32")])
+def _request(path: Path, tokenizer: Tokenizer, out: Path, **settings):
+    return request([source("a", path)], tokenizer, out, **settings)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [("small", np.uint16), ("large", np.uint32)])
 def test_the_tokens_are_those_of_the_documents_each_with_its_end(
-    request_of: Callable[..., Request], size: str, dtype: str
+    size: str, dtype: type, tmp_path: Path, small: Tokenizer, large: Tokenizer
 ) -> None:
-    asked = request_of(size, TEXTS)
-    manifest = prepare(asked)
-    tokenizer = asked.tokenizer
+    tokenizer = {"small": small, "large": large}[size]
+    path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    manifest = prepare(_request(path, tokenizer, tmp_path / "out"))
     texts = [text for text in TEXTS if text]
-    expected = [id for text in texts for id in [*tokenizer.encode(text), tokenizer.eot_id]]
-    assert tokens_of(asked.out) == expected
-    assert expected.count(tokenizer.eot_id) == manifest.documents == len(texts)
-    assert (manifest.dtype, manifest.tokens) == (dtype, len(expected))
+    assert Counter(texts_of(tmp_path / "out")) == Counter(texts)
+    assert manifest.tokens == sum(len(tokenizer.encode(text)) + 1 for text in texts)
+    assert manifest.documents == len(texts)
+    assert manifest.dtype == np.dtype(dtype).name
     assert manifest.text_bytes == sum(len(text.encode()) for text in texts)
-    assert manifest.sources[0].empty == 1
+    assert manifest.sources[0].rejected == {"empty": 1}
 
 
-@pytest.fixture
-def request_of(
-    jsonl: Write, tmp_path: Path, small: Tokenizer, large: Tokenizer
-) -> Callable[..., Request]:
-    def make(size: str, texts: list[str]) -> Request:
-        tokenizer = {"small": small, "large": large}[size]
-        return request(jsonl("texts.jsonl.gz", texts), tokenizer, tmp_path / "out")
-
-    return make
-
-
-def test_the_folder_holds_what_its_manifest_says(
-    jsonl: Write, small: Tokenizer, tmp_path: Path
-) -> None:
-    manifest = prepare(request(jsonl("a.jsonl.gz", TEXTS), small, tmp_path / "out"))
+def test_the_folder_holds_what_its_manifest_says(small: Tokenizer, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [*TEXTS, "hello", *many(20)])
+    manifest = prepare(_request(path, small, tmp_path / "out", val_fraction=0.3))
     assert Manifest.read(tmp_path / "out") == manifest
     manifest.verify(tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+    assert set(contents(tmp_path / "out")) == {
         *(chunk.name for chunk in manifest.chunks),
+        "duplicates.jsonl.zst",
         "index.json",
         "manifest.json",
+        "rejected.jsonl.zst",
         "tokenizer.json",
+        "val/a.jsonl",
     }
     assert Tokenizer.load(tmp_path / "out").fingerprint == small.fingerprint
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_the_same_input_gives_the_same_bytes(
-    jsonl: Write, small: Tokenizer, tmp_path: Path
-) -> None:
-    path = jsonl("a.jsonl.gz", TEXTS * 20)
-    for name in ("one", "two"):
-        prepare(request(path, small, tmp_path / name))
-    for file in (tmp_path / "one").iterdir():
-        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
-
-
-def test_sources_are_counted_apart_and_follow_each_other(
-    jsonl: Write, small: Tokenizer, tmp_path: Path
-) -> None:
-    corpora = [
-        corpus_of_source(parse_source(f"{name}={jsonl(f'{name}.jsonl.gz', texts)}"))
-        for name, texts in (("x", ["hello"]), ("y", ["he", "ll"]))
-    ]
-    manifest = prepare(Request(corpora, small, tmp_path / "out", 64))
-    assert [(s.name, s.documents, s.text_bytes) for s in manifest.sources] == [
-        ("x", 1, 5),
-        ("y", 2, 4),
-    ]
-    values = small.token_values()
-    assert b"".join(values[id] for id in tokens_of(tmp_path / "out")) == (
-        b"hello<|endoftext|>he<|endoftext|>ll<|endoftext|>"
-    )
-
-
-def test_a_limit_stops_after_the_document_that_reaches_it(
-    jsonl: Write, small: Tokenizer, tmp_path: Path
-) -> None:
-    path = jsonl("a.jsonl.gz", ["hello"] * 10)  # three tokens each: hell, o, end
-    assert prepare(request(path, small, tmp_path / "out", max_tokens=7)).tokens == 9
-    corpus = corpus_of_source(parse_source(str(path)))
-    manifest = prepare(Request([corpus, corpus, corpus], small, tmp_path / "three", 64, 32))
-    assert [source.tokens for source in manifest.sources] == [30, 3, 0]
-
-
-def test_documents_are_read_no_further_than_a_batch_ahead(small: Tokenizer) -> None:
-    served = 0
-
-    def documents() -> Iterator[str]:
-        nonlocal served
-        while True:
-            served += 1
-            yield "x" * (BATCH_CHARACTERS // 4)
-
-    stream = encoded(documents(), small)
-    for _ in range(9):
-        next(stream)
-    assert served == 12
-
-
-def test_a_preparation_that_fails_leaves_nothing_under_the_final_name(
+def test_every_document_is_written_held_out_rejected_or_a_duplicate(
     small: Tokenizer, tmp_path: Path
 ) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "hello"}\n{"text": 1}\n')
-    with pytest.raises(UserError, match="line 2"):
-        prepare(request(tmp_path / "a.jsonl", small, tmp_path / "out"))
+    texts = [*many(60), "", "   ", *many(10), "hi", *many(5, start=100)]
+    path = write_jsonl(tmp_path / "a.jsonl", texts)
+    manifest = prepare(_request(path, small, tmp_path / "out", val_fraction=0.2, min_chars=3))
+    (count,) = manifest.sources
+    written = texts_of(tmp_path / "out")
+    held_out = [row["text"] for row in rows_of(tmp_path / "out" / "val" / "a.jsonl")]
+    rejected = rows_of(tmp_path / "out" / "rejected.jsonl.zst")
+    repeated = rows_of(tmp_path / "out" / "duplicates.jsonl.zst")
+    assert Counter([*written, *held_out]) == Counter(many(60) + many(5, start=100))
+    assert held_out
+    assert [(row["row"], row["reason"], row["text"]) for row in rejected] == [
+        (61, "empty", ""),
+        (62, "empty", "   "),
+        (73, "too short", "hi"),
+    ]
+    assert [(row["row"], row["kind"], row["of"]["row"]) for row in repeated] == [
+        (63 + n, "exact", 1 + n) for n in range(10)
+    ]
+    assert (count.read, count.documents, count.validation) == (78, len(written), len(held_out))
+    assert count.rejected == {"empty": 2, "too short": 1}
+    assert (count.exact_duplicates, count.near_duplicates, count.unused) == (10, 0, 0)
+
+
+def test_documents_are_shuffled_by_the_seed(small: Tokenizer, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", many(50))
+    orders = []
+    for seed in (0, 0, 1):
+        out = tmp_path / f"out{len(orders)}"
+        prepare(_request(path, small, out, seed=seed))
+        orders.append(texts_of(out))
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2]) == sorted(many(50)) != orders[0]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_bytes_do_not_depend_on_the_number_of_workers(
+    workers: int, small: Tokenizer, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [*many(80), "", *many(9)])
+    for out, processes in (("one", 1), ("more", workers)):
+        asked = _request(
+            path, small, tmp_path / out, duplicates="near", val_fraction=0.1, tokens=900
+        )
+        prepare(asked, processes)
+    assert contents(tmp_path / "one") == contents(tmp_path / "more")
+
+
+def test_a_limit_stops_after_the_document_that_reaches_it(small: Tokenizer, tmp_path: Path) -> None:
+    texts = many(50)
+    path = write_jsonl(tmp_path / "a.jsonl", texts)
+    lengths = np.cumsum([len(small.encode(text)) + 1 for text in texts])
+    for limit in (1, int(lengths[4]), int(lengths[4]) + 1, int(lengths[20]) - 1):
+        out = tmp_path / str(limit)
+        manifest = prepare(_request(path, small, out, tokens=limit))
+        documents = int(np.searchsorted(lengths, limit)) + 1
+        assert manifest.tokens == lengths[documents - 1]
+        assert sorted(texts_of(out)) == sorted(texts[:documents])
+        (count,) = manifest.sources
+        assert count.read == count.documents + count.unused
+        assert count.read < len(texts)
+
+
+def test_more_is_read_where_duplicates_leave_too_little(small: Tokenizer, tmp_path: Path) -> None:
+    # The first half is one text over and over, which fills the tokens asked for by itself.
+    texts = ["hello hello hello"] * 50 + many(50)
+    path = write_jsonl(tmp_path / "a.jsonl", texts)
+    manifest = prepare(_request(path, small, tmp_path / "out", tokens=300))
+    assert manifest.tokens >= 300
+    assert manifest.sources[0].exact_duplicates == 49
+    written = texts_of(tmp_path / "out")
+    assert len(set(written)) == len(written)
+
+
+def two_sources(folder: Path) -> list[Path]:
+    return [
+        write_jsonl(folder / f"{name}.jsonl", [f"{name} {text}" for text in many(count)])
+        for name, count in (("x", 400), ("y", 100))
+    ]
+
+
+def test_weights_decide_the_shares_of_tokens_everywhere(small: Tokenizer, tmp_path: Path) -> None:
+    x, y = two_sources(tmp_path)
+    sources = [source("x", x, weight=6), source("y", y, weight=2)]
+    manifest = prepare(request(sources, small, tmp_path / "out", tokens=2000))
+    texts = texts_of(tmp_path / "out")
+    lengths = np.array([len(small.encode(text)) + 1 for text in texts])
+    of_x = np.array([text.startswith("x") for text in texts])
+    assert abs(manifest.sources[0].tokens / manifest.tokens - 0.75) < 0.02
+    for part in np.array_split(np.arange(len(texts)), 5):
+        assert abs(lengths[part][of_x[part]].sum() / lengths[part].sum() - 0.75) < 0.1
+
+
+def test_the_scarcest_source_ends_a_weighted_mix(small: Tokenizer, tmp_path: Path) -> None:
+    x, y = two_sources(tmp_path)
+    sources = [source("x", x, weight=1), source("y", y, weight=1)]
+    manifest = prepare(request(sources, small, tmp_path / "out"))
+    counts = {count.name: count for count in manifest.sources}
+    assert (counts["y"].documents, counts["y"].unused, counts["y"].passes) == (100, 0, 1.0)
+    assert counts["x"].unused == 400 - counts["x"].documents > 250
+    assert abs(counts["x"].tokens - counts["y"].tokens) <= 30  # the longest document
+
+
+def test_a_source_is_repeated_as_often_as_is_allowed(small: Tokenizer, tmp_path: Path) -> None:
+    x, y = two_sources(tmp_path)
+    sources = [source("x", x, weight=1), source("y", y, weight=1, max_epochs=3)]
+    manifest = prepare(request(sources, small, tmp_path / "out"))
+    counts = {count.name: count for count in manifest.sources}
+    assert counts["y"].passes == 3
+    assert abs(counts["x"].tokens - counts["y"].tokens) <= 30  # the longest document
+    written = Counter(text for text in texts_of(tmp_path / "out") if text.startswith("y"))
+    assert set(written.values()) == {3}
+    assert len(written) == counts["y"].documents == 100
+    assert manifest.documents == counts["x"].documents + 300
+    # Each pass is in an order of its own.
+    order = [text for text in texts_of(tmp_path / "out") if text.startswith("y")]
+    assert order[:100] != order[100:200]
+
+
+def test_a_source_without_text_is_an_error(small: Tokenizer, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["", ""])
+    with pytest.raises(UserError, match=r"no text in .*a\.jsonl"):
+        prepare(_request(path, small, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_source_without_text_is_an_error(jsonl: Write, small: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no text in .*a\.jsonl\.gz"):
-        prepare(request(jsonl("a.jsonl.gz", ["", ""]), small, tmp_path / "out"))
-
-
-ENDLESS = """
-import sys, time
-from pathlib import Path
-from data_prep.corpora import Corpus
-from data_prep.prepare import Request, prepare
-from dualpath_cli.text.tokenizer import Tokenizer
-
-def documents(on_read):
-    while True:
-        yield "hello " * 50_000
-
-corpus = Corpus("endless", "endless", 1, "", documents)
-prepare(Request([corpus], Tokenizer.load(sys.argv[1]), Path(sys.argv[2]), 10_000))
-"""
-
-
-def test_killed_midway_nothing_is_under_the_final_name_and_the_next_run_succeeds(
-    jsonl: Write, small: Tokenizer, small_folder: Path, tmp_path: Path
-) -> None:
-    out, partial = tmp_path / "out", tmp_path / "out.partial"
-    process = subprocess.Popen([sys.executable, "-c", ENDLESS, str(small_folder), str(out)])
-    try:
-        deadline = time.monotonic() + 120
-        while not (partial / "chunk-0-30.bin").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        asked = request(jsonl("a.jsonl.gz", TEXTS), small, out)
-        with pytest.raises(UserError, match="another preparation is writing"):
-            prepare(asked)
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    assert not out.exists()
-    prepare(asked)
-    Manifest.read(out).verify(out)
-    assert not list(out.glob("chunk-0-30*"))
-
-
 def test_a_finished_request_is_recognised_until_something_about_it_changes(
-    jsonl: Write, small: Tokenizer, large: Tokenizer, tmp_path: Path
+    small: Tokenizer, large: Tokenizer, tmp_path: Path
 ) -> None:
-    path, out = jsonl("a.jsonl.gz", TEXTS), tmp_path / "out"
-    assert finished(request(path, small, out), overwrite=False) is None
-    manifest = prepare(request(path, small, out))
-    assert finished(request(path, small, out), overwrite=False) == manifest
-    for other in (
-        request(path, large, out),
-        request(path, small, out, chunk_tokens=65),
-        request(path, small, out, max_tokens=5),
-        request(jsonl("b.jsonl.gz", TEXTS), small, out),
-    ):
+    path, out = write_jsonl(tmp_path / "a.jsonl", TEXTS), tmp_path / "out"
+    assert finished(_request(path, small, out), overwrite=False) is None
+    manifest = prepare(_request(path, small, out))
+    assert finished(_request(path, small, out), overwrite=False) == manifest
+    others = [
+        _request(path, large, out),
+        _request(write_jsonl(tmp_path / "b.jsonl", TEXTS), small, out),
+        *(
+            _request(path, small, out, **{key: value})
+            for key, value in {
+                "chunk_tokens": 65,
+                "duplicates": "keep",
+                "min_chars": 2,
+                "seed": 1,
+                "tokens": 5,
+                "val_fraction": 0.1,
+            }.items()
+        ),
+    ]
+    for other in others:
         with pytest.raises(UserError, match=r"holds other data .*--overwrite"):
             finished(other, overwrite=False)
         assert finished(other, overwrite=True) is None
-    jsonl("a.jsonl.gz", [*TEXTS, "more"])
+    write_jsonl(path, [*TEXTS, "more"])
     with pytest.raises(UserError, match="holds other data"):
-        finished(request(path, small, out), overwrite=False)
+        finished(_request(path, small, out), overwrite=False)
 
 
-def test_a_damaged_folder_is_not_taken_for_finished(
-    jsonl: Write, small: Tokenizer, tmp_path: Path
-) -> None:
-    asked = request(jsonl("a.jsonl.gz", TEXTS), small, tmp_path / "out")
+def test_a_damaged_folder_is_not_taken_for_finished(small: Tokenizer, tmp_path: Path) -> None:
+    asked = _request(write_jsonl(tmp_path / "a.jsonl", TEXTS), small, tmp_path / "out")
     prepare(asked)
     chunk = tmp_path / "out" / "chunk-0-0.bin"
     chunk.write_bytes(chunk.read_bytes()[:-1])
@@ -219,31 +244,38 @@ def test_a_damaged_folder_is_not_taken_for_finished(
     prepare(asked).verify(tmp_path / "out")
 
 
-def test_a_folder_of_another_purpose_is_never_replaced(
-    jsonl: Write, small: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_folder_of_another_purpose_is_never_replaced(small: Tokenizer, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "manifest.json").write_text(json.dumps({"name": "a web page"}))
-    asked = request(jsonl("a.jsonl.gz", TEXTS), small, out)
+    asked = _request(write_jsonl(tmp_path / "a.jsonl", TEXTS), small, out)
     for overwrite in (False, True):
         with pytest.raises(UserError, match="not a data folder"):
             finished(asked, overwrite)
 
 
-def test_a_prepared_folder_is_replaced_as_a_whole(
-    jsonl: Write, small: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_prepared_folder_is_replaced_as_a_whole(small: Tokenizer, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    prepare(request(jsonl("a.jsonl.gz", TEXTS * 10), small, out))
-    manifest = prepare(request(jsonl("b.jsonl.gz", ["hello"]), small, out))
+    prepare(_request(write_jsonl(tmp_path / "a.jsonl", many(100)), small, out))
+    manifest = prepare(_request(write_jsonl(tmp_path / "b.jsonl", ["hello"]), small, out))
     assert [path.name for path in out.glob("chunk*")] == [manifest.chunks[0].name]
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["out"]
 
 
-def test_tokens_above_16_bits_are_kept(large: Tokenizer, tmp_path: Path) -> None:
-    corpus = Corpus("a", "a", 1, "", lambda on_read: iter(["zzzz"]))
-    prepare(Request([corpus], large, tmp_path / "out", 64))
-    ids = tokens_of(tmp_path / "out")
-    assert ids == [*large.encode("zzzz"), large.eot_id]
+def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(
+    small: Tokenizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "hello"}\n{"text": 1}\n')
+    with pytest.raises(UserError, match="line 2"):
+        prepare(_request(path, small, tmp_path / "out", strict=True))
+    other = _request(path, small, tmp_path / "out", seed=1)
+    with pytest.raises(UserError, match=r"unfinished .*seed: 0 then, 1 now.*--overwrite"):
+        prepare(other)
+    assert prepare(other, overwrite=True).settings["seed"] == 1
+
+
+def test_the_last_token_types_keep_large_ids(large: Tokenizer, tmp_path: Path) -> None:
+    prepare(_request(write_jsonl(tmp_path / "a.jsonl", ["zzzz"]), large, tmp_path / "out"))
+    assert tokens_of(tmp_path / "out") == [*large.encode("zzzz"), large.eot_id]
     assert large.eot_id > np.iinfo(np.uint16).max

@@ -14,8 +14,9 @@ from data_prep.shards import ShardWriter
 
 
 def write(folder: Path, stream: np.ndarray, chunk_tokens: int, pieces: int) -> tuple:
-    writer = ShardWriter(folder, stream.dtype.type, chunk_tokens)
-    for piece in np.array_split(stream.astype(np.uint32), pieces):
+    journal = folder.with_name(f"{folder.name}.journal")
+    writer = ShardWriter(folder, journal, stream.dtype.type, chunk_tokens)
+    for piece in np.array_split(stream, pieces):
         writer.add(piece)
     return writer.close()
 
@@ -46,8 +47,8 @@ def test_blocks_of_any_length_are_those_of_the_stream(
     if not sum(map(len, expected)):
         return
     with tempfile.TemporaryDirectory() as folder:
-        written, _ = write(Path(folder), stream, chunk_tokens, pieces)
-        read = blocks(Path(folder), block_size)
+        written, _ = write(Path(folder) / "data", stream, chunk_tokens, pieces)
+        read = blocks(Path(folder) / "data", block_size)
     assert len(written) == len(chunks)
     assert read.dtype == dtype
     np.testing.assert_array_equal(read.ravel(), np.concatenate(expected))
@@ -56,9 +57,9 @@ def test_blocks_of_any_length_are_those_of_the_stream(
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 def test_the_loader_gives_the_stream_in_order(tmp_path: Path, dtype: type) -> None:
     stream = np.arange(1000, dtype=dtype)
-    write(tmp_path, stream, chunk_tokens=300, pieces=7)
+    write(tmp_path / "data", stream, chunk_tokens=300, pieces=7)
     dataset = litdata.StreamingDataset(
-        str(tmp_path), item_loader=litdata.TokensLoader(block_size=10), shuffle=False
+        str(tmp_path / "data"), item_loader=litdata.TokensLoader(block_size=10), shuffle=False
     )
     batches = list(litdata.StreamingDataLoader(dataset, batch_size=4, num_workers=0))
     read = np.concatenate([batch.long().numpy().ravel() for batch in batches])
@@ -83,3 +84,21 @@ def test_the_index_changes_with_the_tokens(tmp_path: Path) -> None:
         write(folder, np.arange(start, start + 100, dtype=np.uint16), 64, 1)
         versions.add(json.loads((folder / "index.json").read_text())["updated_at"])
     assert len(versions) == 2
+
+
+@pytest.mark.parametrize("stopped_after", [0, 250, 256, 700, 999])
+def test_a_writer_goes_on_where_another_one_stopped(tmp_path: Path, stopped_after: int) -> None:
+    stream = np.arange(1000, dtype=np.uint16)
+    write(tmp_path / "whole", stream, chunk_tokens=256, pieces=1)
+    folder, journal = tmp_path / "data", tmp_path / "journal"
+    ShardWriter(folder, journal, np.uint16, 256).add(stream[:stopped_after])
+    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("chunk*")}
+    assert len(stamps) == stopped_after // 256
+    writer = ShardWriter(folder, journal, np.uint16, 256)
+    for piece in np.array_split(stream, 7):
+        writer.add(piece)
+    writer.close()
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (folder / path.name).read_bytes()
+    assert len(list(folder.iterdir())) == 5

@@ -1,0 +1,187 @@
+"""Encoding: the files of a corpus -> pieces, in order, by a pool of processes."""
+
+import json
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from data_prep import worker
+from data_prep.corpora import Corpus, InputFile
+from data_prep.download import Unavailable
+from data_prep.piece import Piece
+from data_prep.progress import ReadingStage
+from data_prep.worker import Batch, PieceSettings
+from dualpath_cli.atomic import write_text
+from dualpath_cli.errors import UserError
+from dualpath_cli.text.documents import IDS, format_of
+from dualpath_cli.text.rows import OnRead, UnreadableFile, kind_of, read_rows
+
+PIECE_BYTES = 8 << 20
+"""Uncompressed size of the rows that make a piece; a longer row goes alone."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What a corpus gave, from its beginning on."""
+
+    pieces: list[Piece]
+    faults: list[str]
+    """Files that could not be read to their end, and why."""
+    complete: bool
+    """Whether every file was read."""
+
+
+@dataclass(frozen=True)
+class _FileEnd:
+    """Follows a file's last piece."""
+
+    note: Path
+    pieces: int
+    fault: str | None
+
+
+_Item = Future[Path] | Path | _FileEnd
+
+
+class Encoder:
+    """Makes the pieces that are not there yet. A context manager that owns the processes.
+
+    Which pieces there are, and what is in them, depends on the files and settings alone.
+    """
+
+    def __init__(
+        self, settings: PieceSettings, workers: int, fetch: Callable[[InputFile, OnRead], Path]
+    ) -> None:
+        """`fetch` is `Fetcher.get`."""
+        self._settings = settings
+        self._workers = workers
+        self._fetch = fetch
+        self._executor: Executor = (
+            ProcessPoolExecutor(workers, get_context("spawn"), worker.start, (settings,))
+            if workers > 1
+            else _Here(settings)
+        )
+
+    def __enter__(self) -> "Encoder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._executor.shutdown(cancel_futures=True)
+
+    def encode(
+        self, corpus: Corpus, folder: Path, until: int | None, stage: ReadingStage
+    ) -> Encoded:
+        """Encodes documents in order until they hold `until` tokens, or all where it is None.
+
+        Pieces that `folder` holds already are not made again. Raises UserError where `strict` is
+        set and something cannot be read, OSError where a process dies, the disk is full or a
+        server does not answer for long.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        pieces: list[Piece] = []
+        faults: list[str] = []
+        tokens = 0
+        try:
+            with closing(self._in_order(self._work(corpus, folder, stage))) as items:
+                for item in items:
+                    if isinstance(item, _FileEnd):
+                        faults += [item.fault] if item.fault else []
+                        continue
+                    pieces.append(Piece(item))
+                    tokens += pieces[-1].counts.tokens
+                    stage.encoded(pieces[-1].counts.tokens)
+                    if until is not None and tokens >= until:
+                        return Encoded(pieces, faults, complete=False)
+        except BrokenProcessPool:
+            raise OSError(
+                "a worker process was killed, perhaps for want of memory; "
+                "the same command continues, with fewer --workers if need be"
+            ) from None
+        return Encoded(pieces, faults, complete=True)
+
+    def _in_order(self, work: Iterator[_Item]) -> Generator[Path | _FileEnd, None, None]:
+        """Yields finished items in order, keeping the processes busy."""
+        waiting: deque[_Item] = deque()
+        for item in work:
+            waiting.append(item)
+            if len(waiting) > self._workers + 2:
+                yield _finished(waiting.popleft())
+        while waiting:
+            yield _finished(waiting.popleft())
+
+    def _work(self, corpus: Corpus, folder: Path, stage: ReadingStage) -> Iterator[_Item]:
+        for number, file in enumerate(corpus.files):
+            note = folder / f"{number:05d}.json"
+            if note.exists():
+                known = json.loads(note.read_text())
+                for piece in range(known["pieces"]):
+                    yield folder / _piece_name(number, piece)
+                yield _FileEnd(note, **known)
+                stage.read(file.size or 0)
+                continue
+            count, fault = 0, None
+            try:
+                for batch in self._batches(corpus, file, folder, number, stage):
+                    count += 1
+                    there = batch.out.exists()
+                    yield batch.out if there else self._executor.submit(worker.make, batch)
+                if not count:
+                    fault = f"{file.name}: empty"
+            except UnreadableFile as error:
+                fault = str(error)
+            except Unavailable as error:
+                fault = f"{file.name}: {error}"
+            if fault and self._settings.strict:
+                raise UserError(fault)
+            yield _FileEnd(note, count, fault)
+
+    def _batches(
+        self, corpus: Corpus, file: InputFile, folder: Path, number: int, stage: ReadingStage
+    ) -> Iterator[Batch]:
+        path = self._fetch(file, stage.received)
+        name, field = corpus.settings.name, corpus.settings.field
+        fields = format_of(name, kind_of(path), field).fields
+        for piece, rows in enumerate(read_rows(path, fields, IDS, stage.read, PIECE_BYTES)):
+            yield Batch(name, field, file.name, rows, folder / _piece_name(number, piece))
+
+
+def _finished(item: _Item) -> Path | _FileEnd:
+    if isinstance(item, Future):
+        return item.result()
+    if isinstance(item, _FileEnd) and not item.note.exists():
+        # All pieces of the file are there by now.
+        write_text(item.note, json.dumps({"pieces": item.pieces, "fault": item.fault}))
+    return item
+
+
+def file_number(piece: Piece) -> int:
+    """Returns which of its corpus's files a piece is of."""
+    return int(piece.path.name.partition("-")[0])
+
+
+def _piece_name(file: int, piece: int) -> str:
+    return f"{file:05d}-{piece:05d}.arrow"
+
+
+class _Here(Executor):
+    """Does the work at once, in this process."""
+
+    def __init__(self, settings: PieceSettings) -> None:
+        worker.load(settings)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future

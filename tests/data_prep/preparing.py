@@ -1,0 +1,86 @@
+"""Requests for preparations, and what a prepared folder holds, read in the plainest way."""
+
+import io
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import litdata
+import zstandard
+
+from data_prep.corpora import find
+from data_prep.prepare import Request
+from data_prep.settings import Settings, SourceSettings
+from dualpath_cli.text.tokenizer import Tokenizer
+
+NOWHERE = "http://127.0.0.1:9/"
+
+
+def source(name: str, path: Path | str, **settings: Any) -> SourceSettings:
+    return SourceSettings(name, str(path), **settings)
+
+
+def request(
+    sources: Iterable[SourceSettings],
+    tokenizer: Tokenizer,
+    out: Path,
+    *,
+    strict: bool = False,
+    contamination: Any = None,
+    **settings: Any,
+) -> Request:
+    """A request for local files; `settings` are fields of Settings."""
+    asked = Settings(tuple(sources), "given", **{"chunk_tokens": 64, **settings})
+    corpora = [find(s, out.parent / "downloads", NOWHERE, None) for s in asked.sources]
+    return Request(asked, corpora, tokenizer, out, contamination, strict)
+
+
+def write_jsonl(path: Path, texts: Iterable[str], ids: Iterable[str] | None = None) -> Path:
+    rows = [{"text": text} for text in texts]
+    if ids:
+        rows = [{"id": id, **row} for id, row in zip(ids, rows, strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def tokens_of(folder: Path) -> list[int]:
+    """All tokens in the order of the stream, by litdata itself."""
+    dataset = litdata.StreamingDataset(
+        str(folder), item_loader=litdata.TokensLoader(block_size=1), shuffle=False
+    )
+    return [int(dataset[index][0]) for index in range(len(dataset))]
+
+
+def texts_of(folder: Path) -> list[str]:
+    """The texts of all documents in the order of the stream."""
+    tokenizer = Tokenizer.load(folder)
+    texts: list[str] = []
+    ids: list[int] = []
+    for token in tokens_of(folder):
+        if token == tokenizer.eot_id:
+            texts.append(tokenizer.decode(ids))
+            ids = []
+        else:
+            ids.append(token)
+    assert not ids
+    return texts
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file, compressed or not; none where it does not exist."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    if path.suffix == ".zst":
+        reader = zstandard.ZstdDecompressor().stream_reader(
+            io.BytesIO(data), read_across_frames=True
+        )
+        data = reader.read()
+    return [json.loads(line) for line in data.decode("utf-8", "surrogatepass").splitlines()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder by its path."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
