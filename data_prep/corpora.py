@@ -1,56 +1,78 @@
-"""Corpora: named streams of documents, from files or from the sample."""
+"""Corpora: the files that a source consists of, wherever they are."""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from data_prep import sample
-from dualpath_cli.text.documents import Source, read_documents, source_files
-from dualpath_cli.text.rows import OnRead
+from data_prep.download import RemoteFile
+from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
+from dualpath_cli.atomic import write_text
+from dualpath_cli.text.documents import Source, parse_source, source_files
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of documents, here or elsewhere."""
+
+    name: str
+    """What messages call it."""
+    size: int | None
+    """In bytes; None where it is not known before it is fetched."""
+    identity: str
+    """Changes when the content may have changed."""
+    origin: Path | RemoteFile
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A named stream of documents."""
+    """A source and its files, in the order in which they are read."""
 
-    name: str
-    path: str
-    """Where it comes from, for the manifest."""
-    bytes: int
-    """What `documents` reports as read, in all."""
-    identity: str
-    """Changes when the content may have changed."""
-    documents: Callable[[OnRead], Iterator[str]]
-    """Starts the stream; takes the listener of bytes read."""
+    settings: SourceSettings
+    files: list[InputFile]
 
 
-def corpus_of_source(source: Source) -> Corpus:
-    """Describes the documents of files, whose identity is that of `make`: their sizes and times."""
-    stats = [(path, path.stat()) for path in source_files(source)]
-    identity = [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
-    return Corpus(
-        name=source.name,
-        path=str(source.path),
-        bytes=sum(stat.st_size for _, stat in stats),
-        identity=json.dumps(identity),
-        documents=lambda on_read: read_documents(source, on_read),
-    )
+def find(settings: SourceSettings, downloads: Path, mirror: str, num_files: int | None) -> Corpus:
+    """Finds a source's files; lists of files elsewhere are fetched into `downloads`.
+
+    Raises UserError where there are none, OSError where a list cannot be fetched.
+    """
+    kind, _, rest = settings.path.partition(":")
+    if settings.path == SAMPLE:
+        files = [_sample(downloads)]
+    elif settings.path.startswith(HUB):
+        from data_prep.hub import hub_files
+
+        dataset, _, config = rest.partition(":")
+        files = [_remote(file) for file in hub_files(dataset, config or None)]
+    elif kind == NEMOTRON:
+        from data_prep.nemotron import nemotron_files
+
+        selected = nemotron_files(rest or "quality=high/kind=actual", mirror, downloads)
+        files = [_remote(file) for file in selected]
+    else:
+        source: Source = parse_source(f"{settings.name}={settings.path}")
+        files = [_local(path) for path in source_files(source)]
+    return Corpus(settings, files[:num_files] if settings.is_remote else files)
 
 
-def corpus_of_sample(name: str) -> Corpus:
-    """Describes the sample's training texts, whose identity is a digest of the texts themselves."""
-    texts = list(sample.documents("train"))
+def _local(path: Path) -> InputFile:
+    # The identity of `make`: sizes and times, since reading terabytes twice costs hours.
+    stat = path.stat()
+    identity = json.dumps([str(path.resolve()), stat.st_size, stat.st_mtime_ns])
+    return InputFile(str(path), stat.st_size, identity, path)
 
-    def documents(on_read: OnRead) -> Iterator[str]:
-        for text in texts:
-            on_read(len(text.encode()))
-            yield text
 
-    return Corpus(
-        name=name,
-        path=name,
-        bytes=sum(len(text.encode()) for text in texts),
-        identity=hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
-        documents=documents,
-    )
+def _remote(file: RemoteFile) -> InputFile:
+    return InputFile(file.name, file.size, json.dumps([file.url, file.sha256]), file)
+
+
+def _sample(folder: Path) -> InputFile:
+    """Writes the sample's training texts, once for each content."""
+    lines = [json.dumps({"text": text}) + "\n" for text in sample.documents("train")]
+    digest = hashlib.sha256("".join(lines).encode()).hexdigest()
+    path = folder / "sample" / f"train-{digest[:12]}.jsonl"
+    if not path.exists():
+        write_text(path, "".join(lines))
+    return InputFile(path.name, path.stat().st_size, digest, path)

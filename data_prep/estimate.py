@@ -1,0 +1,102 @@
+"""Estimate: what a preparation will download and use of the disk, before it begins."""
+
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.filesize import decimal
+
+from data_prep.corpora import Corpus
+from data_prep.download import RemoteFile, with_sizes
+from dualpath_cli.errors import UserError
+
+ASK_ABOVE = 20 * 10**9
+"""Bytes to download that are asked about first."""
+
+FILE_BYTES = 350 * 10**6
+"""Size of a file of Nemotron-CC, where the server does not say."""
+
+TOKENS_PER_BYTE = 0.2e9 / FILE_BYTES
+"""Tokens in a compressed byte: a file of Nemotron-CC holds about 0.2B."""
+
+DISK_BYTES_PER_TOKEN = 5.0
+"""Twice two bytes, in pieces and in shards, and what is noted of each document."""
+
+_SIZES_ASKED = 400
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one preparation takes."""
+
+    files: list[int]
+    """Files of each corpus that will probably be read."""
+    download: int
+    """Bytes that are not here yet."""
+    disk: int
+    """Bytes that will be written, downloads included."""
+
+
+def estimate(corpora: Sequence[Corpus], wanted: Sequence[int | None], downloads: Path) -> Estimate:
+    """Estimates from sizes, asking servers for those that are not known.
+
+    `wanted` are the tokens asked for of each corpus, None for all.
+    """
+    files, download, tokens = [], 0, 0.0
+    for corpus, target in zip(corpora, wanted, strict=True):
+        sizes, here = _sizes(corpus, target, downloads)
+        files.append(len(sizes))
+        download += sum(sizes) - here
+        held = sum(sizes) * TOKENS_PER_BYTE
+        tokens += held if target is None else min(held, target)
+    return Estimate(files, download, round(download + tokens * DISK_BYTES_PER_TOKEN))
+
+
+def _sizes(corpus: Corpus, wanted: int | None, downloads: Path) -> tuple[list[int], int]:
+    """Returns the sizes of the files that will be read, and how much of them is here."""
+    files = corpus.files
+    if wanted is not None:
+        size = files[0].size or FILE_BYTES
+        files = files[: max(1, math.ceil(wanted / (size * TOKENS_PER_BYTE)))]
+    remote = [file.origin for file in files if isinstance(file.origin, RemoteFile)]
+    if not remote:
+        return [file.size or 0 for file in files], sum(file.size or 0 for file in files)
+    known = [*with_sizes(remote[:_SIZES_ASKED]), *remote[_SIZES_ASKED:]]
+    sizes = [FILE_BYTES if file.size is None else file.size for file in known]
+    here = [
+        size for size, file in zip(sizes, known, strict=True) if (downloads / file.name).exists()
+    ]
+    return sizes, sum(here)
+
+
+def announce(plan: Estimate, out: Path, downloads: Path, *, yes: bool) -> None:
+    """Says what will be downloaded, and asks where that is much.
+
+    Raises UserError where the answer is no, nobody is there to ask, or the disk is too small.
+    """
+    if not plan.download:
+        return
+    there = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    print(
+        f"downloads about {decimal(plan.download)} into {downloads} and uses about "
+        f"{decimal(plan.disk)} of the disk in all; {decimal(free)} are free",
+        file=sys.stderr,
+    )
+    if plan.disk > free:
+        raise UserError(
+            f"--out '{out}': about {decimal(plan.disk)} are needed and {decimal(free)} are free; "
+            "name a larger disk, fewer --num-files or fewer --tokens"
+        )
+    if plan.download <= ASK_ABOVE or yes:
+        return
+    if not sys.stdin.isatty():
+        raise UserError(
+            f"about {decimal(plan.download)} would be downloaded; add --yes (make: YES=1), or "
+            "name fewer --num-files or fewer --tokens"
+        )
+    if input("go on? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise UserError("nothing was downloaded; name fewer --num-files or fewer --tokens")

@@ -1,0 +1,191 @@
+"""A web server on the loopback that lays files out like the real ones and misbehaves on order."""
+
+import email.utils
+import hashlib
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+MODIFIED = "Wed, 21 Oct 2015 07:28:00 GMT"
+
+
+@dataclass
+class Fault:
+    """What is wrong with one answer; the default is nothing."""
+
+    status: int | None = None
+    """Answers this instead of the file, with an empty body."""
+    headers: dict[str, str | None] = field(default_factory=dict)
+    """Set in place of the usual ones; None leaves one out."""
+    content: bytes | None = None
+    """Served instead of the file."""
+    cut: int | None = None
+    """Ends the connection after so many bytes of the body."""
+    reset: bool = False
+    """Ends the connection with no answer at all."""
+    silent: float = 0.0
+    """Says nothing for so many seconds."""
+    ranges: bool = True
+    """Whether a Range header is heeded."""
+    conditions: bool = True
+    """Whether an If-Range header is heeded."""
+    shift: int = 0
+    """A Content-Range begins so many bytes too early."""
+    chunked: bool = False
+    """Sends chunks and no Content-Length; a cut is one before the last chunk."""
+    until: threading.Event | None = None
+    """Sends the second half of the body only when this is set."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request as it arrived."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    """By lower-case name."""
+
+    @property
+    def start(self) -> int | None:
+        """First byte asked for; None without a Range."""
+        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("range", ""))
+        return int(match[1]) if match else None
+
+
+class Web:
+    """Serves `files` ({path: content}) at `url` while its context lasts; all may change meanwhile.
+
+    Like S3, CloudFront and the hub's storage it sends ETag, Last-Modified and Content-Length and
+    heeds Range and If-Range. `faults[path]` are used up one a request; `fallback` is for the
+    requests without. Paths in `tokens` ({path: token}) need that bearer token. `requests` lists
+    what has arrived.
+    """
+
+    def __init__(self, files: dict[str, bytes] | None = None) -> None:
+        self.files = dict(files or {})
+        self.faults: dict[str, list[Fault]] = {}
+        self.fallback = Fault()
+        self.tokens: dict[str, str] = {}
+        self.requests: list[Request] = []
+        self._lock = threading.Lock()
+        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"web": self}))
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> "Web":
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def asked(self, path: str, method: str = "GET") -> list[Request]:
+        """Returns the requests for one path."""
+        return [r for r in list(self.requests) if (r.path, r.method) == (path, method)]
+
+    def fault(self, request: Request) -> Fault:
+        """Logs a request and returns what is to go wrong with its answer."""
+        with self._lock:
+            self.requests.append(request)
+            planned = self.faults.get(request.path)
+            return planned.pop(0) if planned else self.fallback
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def handle_error(self, request, client_address) -> None:
+        pass  # clients that leave early are part of the tests
+
+
+class _Handler(BaseHTTPRequestHandler):
+    web: Web
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request(self.command, path, headers)
+        fault = self.web.fault(request)
+        time.sleep(fault.silent)
+        if fault.reset:
+            self.close_connection = True
+            return
+        if fault.status is not None:
+            self._head(fault.status, {"Content-Length": "0"}, fault)
+            return
+        if (token := self.web.tokens.get(path)) and headers.get("authorization") != (
+            f"Bearer {token}"
+        ):
+            status = 403 if "authorization" in headers else 401
+            self._head(status, {"Content-Length": "0", "X-Error-Code": "GatedRepo"}, fault)
+            return
+        content = self.web.files.get(path) if fault.content is None else fault.content
+        if content is None:
+            self._head(404, {"Content-Length": "0"}, fault)
+            return
+        self._file(content, request, fault)
+
+    def _file(self, content: bytes, request: Request, fault: Fault) -> None:
+        etag = f'"{hashlib.md5(content).hexdigest()}"'
+        headers = {"Accept-Ranges": "bytes", "ETag": etag, "Last-Modified": MODIFIED}
+        start, total = request.start, len(content)
+        condition = request.headers.get("if-range")
+        changed = fault.conditions and condition not in (None, etag, MODIFIED)
+        if start is None or not fault.ranges or changed:
+            body, status = content, 200
+        elif start >= total:
+            body, status = b"", 416
+            headers["Content-Range"] = f"bytes */{total}"
+        else:
+            start -= fault.shift
+            body, status = content[start:], 206
+            headers["Content-Range"] = f"bytes {start}-{total - 1}/{total}"
+        headers |= (
+            {"Transfer-Encoding": "chunked"}
+            if fault.chunked
+            else {"Content-Length": str(len(body))}
+        )
+        self._head(status, headers, fault)
+        if request.method == "HEAD":
+            return
+        half = len(body) // 2
+        if fault.until:
+            self._send(body[:half], fault)
+            fault.until.wait(60)
+            body = body[half:]
+        self._send(body[: fault.cut], fault)
+        if fault.cut is not None:
+            self.close_connection = True
+        elif fault.chunked:
+            self.wfile.write(b"0\r\n\r\n")
+
+    def _send(self, data: bytes, fault: Fault) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data) if fault.chunked else data)
+
+    def _head(self, status: int, headers: dict[str, str], fault: Fault) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Date": _now(), **fault.headers}.items():
+            if value is not None:
+                self.send_header(name, value)
+        self.end_headers()
+
+    def send_response(self, code: int, message: str | None = None) -> None:
+        self.send_response_only(code, message)  # without a second Date
+
+
+def _now() -> str:
+    return email.utils.formatdate(usegmt=True)
