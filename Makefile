@@ -1,6 +1,6 @@
 # dualpath: `make` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint quickstart prepare-data
+.PHONY: help setup test lint quickstart prepare-data torture
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,6 +9,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$p && break; done)
 OUT ?= data/nemotron-cc
+SOURCE ?= nemotron-cc
+TOKENIZER ?= $(if $(CONFIG)$(filter sample,$(SOURCE)),,gpt2)
 
 help: ## Lists the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,6 +42,10 @@ quickstart: setup ## Trains a small dual-path model on a generated corpus, a few
 	@echo "try:  $(BIN)/dualpath fit --config quickstart --run.name wide --model.block wide --model.d_ffn_wide 2688"
 	@echo "      $(BIN)/dualpath flops --budget 80M --alpha 50 --k 4"
 
-prepare-data: setup ## Makes a data folder: SOURCE='NAME=PATH ...' TOKENIZER=gpt2|PATH OUT=DIR.
-	@test -n "$(SOURCE)" || { echo "prepare-data needs SOURCE: sample, or NAME=PATH of text, JSONL or Parquet"; exit 2; }
-	$(BIN)/python -m data_prep --source $(SOURCE) $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) --out $(OUT)
+prepare-data: setup ## Makes a data folder, by default of a file of Nemotron-CC: see README, Data.
+	$(BIN)/python -m data_prep $(if $(CONFIG),--config $(CONFIG),--source $(SOURCE)) \
+		$(if $(TOKENIZER),--tokenizer $(TOKENIZER)) $(if $(NUM_FILES),--num-files $(NUM_FILES)) \
+		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(YES),--yes) --out $(OUT)
+
+torture: setup ## Kills a preparation 200 times; it must end with the bytes of an uninterrupted one.
+	$(BIN)/pytest tests/data_prep/test_kills.py --kills 200

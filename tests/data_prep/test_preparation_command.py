@@ -2,15 +2,16 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from data_prep import sample
-from data_prep.__main__ import main, parse_count
+from data_prep.__main__ import main
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
+from tests.data_prep.preparing import write_jsonl
 
 
 def test_the_sample_comes_with_tokenizer_and_held_out_texts(
@@ -26,25 +27,64 @@ def test_the_sample_comes_with_tokenizer_and_held_out_texts(
         f"{kind}.jsonl" for kind in sample.KINDS
     }
     assert f"{manifest.tokens:,} tokens" in capsys.readouterr().out
+    for path in (tmp_path / "data" / "downloads").rglob("*.jsonl"):
+        path.unlink()
     assert main(["--source", "sample", "--out", str(out)]) == 0
     assert "nothing to do" in capsys.readouterr().out
 
 
 def test_files_are_prepared_and_replaced_only_when_told(
-    tmp_path: Path,
-    small_folder: Path,
-    jsonl: Callable[[str, list[str]], Path],
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, small_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    arguments = ["--tokenizer", str(small_folder), "--out", str(out), "--source"]
-    one, two = str(jsonl("one.jsonl.gz", ["hello"])), str(jsonl("two.jsonl.gz", ["hell"]))
+    arguments = ["--tokenizer", str(small_folder), "--out", str(out), "--workers", "1", "--source"]
+    one = str(write_jsonl(tmp_path / "one.jsonl", ["hello"]))
+    two = str(write_jsonl(tmp_path / "two.jsonl", ["hell"]))
     assert main([*arguments, one, f"second={two}"]) == 0
     assert [source.name for source in Manifest.read(out).sources] == ["one", "second"]
     assert main([*arguments, one]) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert main([*arguments, one, "--overwrite"]) == 0
     assert Manifest.read(out).documents == 1
+
+
+def test_options_win_over_the_recipe(tmp_path: Path, small_folder: Path) -> None:
+    texts = [f"hello {n}" for n in range(9)]
+    recipe = {
+        "tokenizer": str(small_folder),
+        "sources": [{"name": "a", "path": str(write_jsonl(tmp_path / "a.jsonl", texts))}],
+        "seed": 1,
+        "min_chars": 3,
+    }
+    (tmp_path / "mix.yaml").write_text(yaml.safe_dump(recipe))
+    arguments = ["--config", str(tmp_path / "mix.yaml"), "--workers", "1"]
+    assert main([*arguments, "--seed", "2", "--out", str(tmp_path / "out")]) == 0
+    manifest = Manifest.read(tmp_path / "out")
+    assert (manifest.settings["seed"], manifest.settings["min_chars"]) == (2, 3)
+    # What the manifest holds is a recipe again, of the same data.
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(manifest.settings))
+    arguments = ["--config", str(tmp_path / "again.yaml"), "--workers", "1"]
+    assert main([*arguments, "--out", str(tmp_path / "again")]) == 0
+    assert Manifest.read(tmp_path / "again").fingerprint == manifest.fingerprint
+
+
+def test_what_was_left_out_and_what_is_missing_is_said(
+    tmp_path: Path, small_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts").mkdir()
+    write_jsonl(tmp_path / "texts" / "a.jsonl", ["hello", "", "hello", "hell"])
+    (tmp_path / "texts" / "b.jsonl.gz").write_bytes(b"not gzip")
+    arguments = ["--source", str(tmp_path / "texts"), "--tokenizer", str(small_folder)]
+    arguments += ["--tokens", "1000", "--workers", "1", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    assert "1 rejected, 1 exact duplicates, fingerprint" in captured.out
+    faults = captured.err.splitlines()
+    assert len(faults) == 3
+    assert all(line.startswith("warning: ") for line in faults)
+    assert "b.jsonl.gz: cannot be read" in faults[0]
+    assert "1 of 4 documents empty" in faults[1]
+    assert "tokens instead of 1,000: source 'texts' has no more" in faults[2]
 
 
 @pytest.mark.parametrize(
@@ -55,13 +95,17 @@ def test_files_are_prepared_and_replaced_only_when_told(
         ("--source FILE --out OUT", "--tokenizer is missing"),
         ("--source FILE --out OUT --tokenizer none", "'none' does not exist"),
         ("--source none.txt --out OUT --tokenizer TOKENIZER", "'none.txt' does not exist"),
-        ("--source hf:a/b --out OUT --tokenizer TOKENIZER", "not supported yet"),
-        ("--source BAD --out OUT --tokenizer TOKENIZER", "line 1: not JSON"),
+        ("--source BAD --strict --out OUT --tokenizer TOKENIZER", "line 1: not JSON"),
+        ("--source BAD --out OUT --tokenizer TOKENIZER", "no text in"),
         ("--source FILE --out FOLDER --tokenizer TOKENIZER", "not a data folder"),
-        ("--source FILE --out OUT --tokenizer TOKENIZER --max-tokens many", "'many' is not"),
-        ("--source FILE --out OUT --tokenizer TOKENIZER --max-tokens 0", "'0' is not"),
-        ("--source FILE --out OUT --tokenizer TOKENIZER --chunk-tokens 5", "not between 1,024"),
-        ("--source FILE --out OUT --tokenizer TOKENIZER --chunk 5x --frob", "error"),
+        ("--source FILE --out OUT --tokenizer TOKENIZER --tokens many", "tokens must be"),
+        ("--source FILE --out OUT --tokenizer TOKENIZER --chunk-tokens 5", "not between 64"),
+        ("--source FILE --out OUT --tokenizer TOKENIZER --workers 0", "--workers"),
+        ("--source FILE --out OUT --tokenizer TOKENIZER --decontaminate none", "'none' does not"),
+        ("--source FILE --out OUT --tokenizer TOKENIZER --frob", "unrecognized arguments: --frob"),
+        ("--config none --out OUT", "no such file"),
+        ("inspect OUT", "does not exist"),
+        ("inspect", "DIR"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(
@@ -80,7 +124,8 @@ def test_mistakes_are_one_line_and_exit_code_2(
         "FOLDER": tmp_path,
         "TOKENIZER": small_folder,
     }
-    assert main([str(places.get(word, word)) for word in arguments.split()]) == 2
+    words = [str(places.get(word, word)) for word in arguments.split()]
+    assert main(words if words[0] == "inspect" else ["--workers", "1", *words]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("error: ")
@@ -89,23 +134,9 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [
-        ("16M", 16_000_000),
-        ("38.5B", 38_500_000_000),
-        ("4_096", 4096),
-        ("4,096", 4096),
-        ("2K", 2000),
-    ],
-)
-def test_counts_are_written_with_their_multiples(written: str, meant: int) -> None:
-    assert parse_count(written) == meant
-
-
 def test_help_and_mistakes_do_not_wait_for_torch() -> None:
     code = (
-        "import sys; from data_prep.__main__ import main, parse_count; "
+        "import sys; from data_prep.__main__ import main; "
         "main(['--source', 'none.txt', '--tokenizer', 'none', '--out', 'none']); "
         "sys.exit('torch' in sys.modules or 'litdata' in sys.modules)"
     )

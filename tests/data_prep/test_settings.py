@@ -1,0 +1,144 @@
+"""Settings: recipes and options say the same things, and mistakes are named."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data_prep.settings import Settings, SourceSettings, check, read_recipe
+from dualpath_cli.errors import UserError
+from dualpath_cli.recipes import recipe_folder
+
+
+def settings_of(recipe: dict) -> Settings:
+    return Settings(**check(recipe, "recipe"))
+
+
+def test_a_recipe_becomes_settings_and_back() -> None:
+    recipe = {
+        "tokenizer": "gpt2",
+        "tokens": "38.5B",
+        "seed": 3,
+        "sources": [
+            {"name": "web", "path": "nemotron-cc:quality=high", "weight": 0.9},
+            {"path": "hf:a/Some-Math:4plus", "weight": "1", "max_epochs": 2, "field": "body"},
+        ],
+        "duplicates": "near",
+        "val_fraction": 1e-4,
+        "min_chars": "1K",
+    }
+    settings = settings_of(recipe)
+    assert settings.tokens == 38_500_000_000
+    assert settings.sources == (
+        SourceSettings("web", "nemotron-cc:quality=high", 0.9),
+        SourceSettings("Some-Math", "hf:a/Some-Math:4plus", 1.0, 2, "body"),
+    )
+    assert (settings.min_chars, settings.val_fraction, settings.num_files) == (1000, 1e-4, None)
+    assert settings_of(yaml.safe_load(yaml.safe_dump(settings.as_recipe()))) == settings
+
+
+@pytest.mark.parametrize("path", sorted((recipe_folder() / "data").glob("*.yaml")), ids=str)
+def test_every_shipped_recipe_is_read_by_its_name_and_its_path(path: Path) -> None:
+    assert read_recipe(path.stem) == read_recipe(str(path))
+    assert settings_of(read_recipe(path.stem)).sources
+
+
+def test_the_papers_recipe_has_tokens_for_its_training() -> None:
+    # 18,360 steps of 512 sequences, each a block of 4,097 tokens; every chunk loses a block.
+    settings = settings_of(read_recipe("paper"))
+    assert settings.tokens is not None
+    chunks = settings.tokens // settings.chunk_tokens + 1
+    assert settings.tokens >= 18_360 * 512 * 4097 + chunks * 4097
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "path"),
+    [
+        ("novels=a/b.jsonl", "novels", "a/b.jsonl"),
+        ("a/b.c.jsonl.gz", "b.c", "a/b.c.jsonl.gz"),
+        ("sample", "sample", "sample"),
+        ("nemotron-cc", "nemotron-cc", "nemotron-cc"),
+        ("nemotron-cc:quality=high/kind=actual", "nemotron-cc", None),
+        ("web=nemotron-cc:quality=low", "web", "nemotron-cc:quality=low"),
+        ("hf:openai/gsm8k:main", "gsm8k", "hf:openai/gsm8k:main"),
+        ("x=hf:openai/gsm8k", "x", "hf:openai/gsm8k"),
+    ],
+)
+def test_a_source_is_named_by_itself_or_by_where_it_is(
+    spec: str, name: str, path: str | None
+) -> None:
+    (source,) = settings_of({"sources": [spec], "tokenizer": "t"}).sources
+    assert (source.name, source.path) == (name, path or spec)
+    assert source.is_remote == (":" in spec or spec == "nemotron-cc")
+
+
+GOOD = {"sources": ["a=a.txt"], "tokenizer": "t"}
+TWO = [{"path": "a.txt", "weight": 1}, {"path": "b.txt", "weight": 1}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"token": 3}, "unknown key 'token'; did you mean 'tokens'"),
+        ({"tokens": "many"}, "tokens must be a whole number"),
+        ({"tokens": 0}, "tokens must be a whole number above 0"),
+        ({"tokens": True}, "tokens must be a whole number"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, not '-1'"),
+        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"duplicates": "nea"}, "'nea' is not one of keep, exact, near; did you mean 'near'"),
+        ({"val_fraction": 1}, "--val-fraction 1.0 is not at least 0 and below 1"),
+        ({"val_fraction": "x"}, "val_fraction must be a number"),
+        ({"chunk_tokens": 5}, "--chunk-tokens 5 is not between 64 and"),
+        ({"tokenizer": None}, "--tokenizer is missing"),
+        ({"sources": []}, "--source is missing"),
+        ({"sources": "a.txt"}, "must be a list"),
+        ({"sources": [3]}, "neither NAME=PATH nor a mapping"),
+        ({"sources": [{"name": "a"}]}, "a source has no path"),
+        ({"sources": [{"path": "a", "wieght": 1}]}, "'wieght' of a source; did you mean 'weight'"),
+        ({"sources": [{"path": "a", "weight": 0}]}, "weight 0 of 'a'"),
+        ({"sources": [{"path": "a", "weight": -1}]}, "weight of 'a' must be a number"),
+        ({"sources": [{"path": "a", "max_epochs": 0}]}, "max_epochs of 'a'"),
+        ({"sources": [{"path": "a", "name": "a/b"}]}, "'a/b' cannot name a source"),
+        ({"sources": ["a.txt", "b/a.jsonl"]}, "two sources are called 'a'"),
+        ({"sources": [*TWO, "c"]}, "source 'c' has no weight"),
+        ({"sources": ["a.txt", "b.txt"], "tokens": 5}, "2 sources: a recipe must say"),
+        ({"decontaminate": "a"}, "decontaminate must be a list"),
+    ],
+)
+def test_what_cannot_be_meant_is_named(changes: dict, reason: str) -> None:
+    with pytest.raises(UserError) as caught:
+        settings_of({**GOOD, **changes})
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("papr", None, "'papr': no such file; did you mean 'paper'"),
+        ("a.yaml", "sources: [", "cannot be read"),
+        ("a.yaml", "- 1", "must be a mapping"),
+        ("a.yaml", b"\xff", "cannot be read"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_is_named(
+    name: str,
+    content: str | bytes | None,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=reason) as caught:
+        read_recipe(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_setting_is_an_option_and_a_key() -> None:
+    from data_prep.command import _parser
+
+    options = {action.dest for action in _parser()._actions}
+    assert {field.name for field in fields(Settings)} <= options
