@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NoReturn
 
+from data_prep.nemotron import MIRROR
 from data_prep.settings import NEMOTRON, SAMPLE, Settings, check, read_recipe
 from dualpath_cli.errors import UserError
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from dualpath_cli.text.manifest import Manifest
     from dualpath_cli.text.tokenizer import Tokenizer
 
-COMMON_CRAWL = "https://data.commoncrawl.org/"
 
 _DESCRIPTION = """\
 Turns corpora into shards of tokens for `dualpath fit`: downloads, cleans, removes duplicates,
@@ -158,9 +158,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     how.add_argument(
         "--mirror",
-        default=COMMON_CRAWL,
+        default=MIRROR,
         metavar="URL",
-        help=f"Where Common Crawl's files are (default {COMMON_CRAWL}).",
+        help=f"Where Common Crawl's files are (default {MIRROR}).",
     )
     how.add_argument(
         "--strict",

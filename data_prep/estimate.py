@@ -11,16 +11,14 @@ from rich.filesize import decimal
 
 from data_prep.corpora import Corpus
 from data_prep.download import RemoteFile, with_sizes
+from data_prep.nemotron import FILE_BYTES, FILE_TOKENS
 from dualpath_cli.errors import UserError
 
 ASK_ABOVE = 20 * 10**9
 """Bytes to download that are asked about first."""
 
-FILE_BYTES = 350 * 10**6
-"""Size of a file of Nemotron-CC, where the server does not say."""
-
-TOKENS_PER_BYTE = 0.2e9 / FILE_BYTES
-"""Tokens in a compressed byte: a file of Nemotron-CC holds about 0.2B."""
+TOKENS_PER_BYTE = FILE_TOKENS / FILE_BYTES
+"""Tokens in a compressed byte; other corpora are taken to be like Nemotron-CC."""
 
 DISK_BYTES_PER_TOKEN = 5.0
 """Twice two bytes, in pieces and in shards, and what is noted of each document."""
