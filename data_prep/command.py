@@ -205,13 +205,16 @@ def _prepare(settings: Settings, options: argparse.Namespace) -> int:
     request = Request(settings, corpora, tokenizer, out, evaluations, strict=options.strict)
     if manifest := finished(request, options.overwrite):
         print(f"{out} holds this already, nothing to do: {_summary(manifest)}")
+    elif remote and _is_uploaded(remote, request.digest):
+        print(f"{remote} holds this already, nothing to do")
+        return 0
     else:
         plan = estimate(corpora, wanted_tokens(settings), downloads)
         announce(plan, out, downloads, yes=options.yes)
         with_val = any(source.path == SAMPLE for source in settings.sources)
-        with Fetcher(corpora, downloads, plan.files) as fetcher:
+        with Fetcher(plan.corpora, downloads, plan.files) as fetcher:
             manifest = prepare(
-                request,
+                replace(request, corpora=plan.corpora),
                 options.workers,
                 fetcher.get,
                 overwrite=options.overwrite,
@@ -241,6 +244,14 @@ def _contamination(settings: Settings) -> "Contamination | None":
     sources = [parse_source(spec) for spec in settings.decontaminate]
     texts = (text for source in sources for text in read_documents(source))
     return Contamination(texts) if sources else None
+
+
+def _is_uploaded(url: str, digest: str) -> bool:
+    from data_prep.upload import finished_remote
+
+    # Also finds, before hours of work, that the store cannot be reached.
+    manifest = finished_remote(url)
+    return manifest is not None and manifest.request == digest
 
 
 def _upload(folder: Path, url: str, overwrite: bool) -> None:

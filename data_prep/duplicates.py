@@ -30,8 +30,17 @@ class Verdicts:
     nine bytes a document.
     """
 
-    def __init__(self, pieces: Sequence[Piece], folder: Path, duplicates: Duplicates) -> None:
-        """Compares all documents; `folder` takes the verdicts."""
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        folder: Path,
+        duplicates: Duplicates,
+        on_compared: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """Compares all documents; `folder` takes the verdicts.
+
+        `on_compared` hears of documents compared, each `comparisons(duplicates)` times in all.
+        """
         self.pieces = pieces
         self.starts = np.cumsum([0, *(piece.documents for piece in pieces)], dtype=np.int64)
         """Index of each piece's first document, and the number of all."""
@@ -39,6 +48,7 @@ class Verdicts:
         folder.mkdir(parents=True, exist_ok=True)
         self._verdicts = np.memmap(folder / "verdicts", np.uint8, "w+", shape=total)
         self._firsts = np.memmap(folder / "firsts", np.int64, "w+", shape=total)
+        self._on_compared = on_compared
         if duplicates != "keep":
             self._judge(EXACT, Piece.digests)
         if duplicates == "near":
@@ -63,10 +73,17 @@ class Verdicts:
         return piece, int(document - self.starts[piece])
 
     def _judge(self, verdict: int, keys_of: Callable[[Piece], Keys]) -> None:
-        for repeated, firsts in repeats(self.pieces, keys_of, int(self.starts[-1])):
+        total = int(self.starts[-1])
+        for compared, repeated, firsts in repeats(self.pieces, keys_of, total):
+            self._on_compared(compared)
             new = self._verdicts[repeated] == KEPT
             self._verdicts[repeated[new]] = verdict
             self._firsts[repeated[new]] = firsts[new]
+
+
+def comparisons(duplicates: Duplicates) -> int:
+    """Returns how often each document is compared with the others."""
+    return {"keep": 0, "exact": 1, "near": 1 + BANDS}[duplicates]
 
 
 def _band(piece: Piece, number: int) -> Keys:
@@ -75,10 +92,10 @@ def _band(piece: Piece, number: int) -> Keys:
 
 def repeats(
     pieces: Sequence[Piece], keys_of: Callable[[Piece], Keys], total: int
-) -> Iterator[tuple[Indices, Indices]]:
-    """Yields the documents whose key an earlier document has, and the first one that has it.
+) -> Iterator[tuple[int, Indices, Indices]]:
+    """Yields how many documents were compared, those whose key an earlier one has, and that one.
 
-    Keys are (documents, words), and are compared in parts by their first word, so that memory
+    Keys are (documents, words). They are compared in parts by their first word, so that memory
     does not grow with the number of documents: each part reads the keys anew.
     """
     parts = np.uint64(-(-total // PART_DOCUMENTS) or 1)
@@ -92,7 +109,7 @@ def repeats(
         first = np.ones(len(indices), bool)
         first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
         leaders = np.maximum.accumulate(np.where(first, np.arange(len(indices)), 0))
-        yield indices[~first], indices[leaders[~first]]
+        yield len(indices), indices[~first], indices[leaders[~first]]
 
 
 def _part(

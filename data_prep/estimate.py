@@ -4,12 +4,12 @@ import math
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.filesize import decimal
 
-from data_prep.corpora import Corpus
+from data_prep.corpora import Corpus, InputFile
 from data_prep.download import RemoteFile, with_sizes
 from data_prep.nemotron import FILE_BYTES, FILE_TOKENS
 from dualpath_cli.errors import UserError
@@ -30,8 +30,10 @@ _SIZES_ASKED = 400
 class Estimate:
     """What one preparation takes."""
 
+    corpora: list[Corpus]
+    """With the sizes of the files that will probably be read."""
     files: list[int]
-    """Files of each corpus that will probably be read."""
+    """How many those are of each corpus."""
     download: int
     """Bytes that are not here yet."""
     disk: int
@@ -43,31 +45,39 @@ def estimate(corpora: Sequence[Corpus], wanted: Sequence[int | None], downloads:
 
     `wanted` are the tokens asked for of each corpus, None for all.
     """
-    files, download, tokens = [], 0, 0.0
+    sized, files, download, tokens = [], [], 0, 0.0
     for corpus, target in zip(corpora, wanted, strict=True):
-        sizes, here = _sizes(corpus, target, downloads)
-        files.append(len(sizes))
-        download += sum(sizes) - here
-        held = sum(sizes) * TOKENS_PER_BYTE
+        expected = _expected(corpus, target)
+        size = sum(_size(file) for file in expected)
+        sized.append(replace(corpus, files=[*expected, *corpus.files[len(expected) :]]))
+        files.append(len(expected))
+        download += sum(_size(file) for file in expected if not _is_here(file, downloads))
+        held = size * TOKENS_PER_BYTE
         tokens += held if target is None else min(held, target)
-    return Estimate(files, download, round(download + tokens * DISK_BYTES_PER_TOKEN))
+    return Estimate(sized, files, download, round(download + tokens * DISK_BYTES_PER_TOKEN))
 
 
-def _sizes(corpus: Corpus, wanted: int | None, downloads: Path) -> tuple[list[int], int]:
-    """Returns the sizes of the files that will be read, and how much of them is here."""
+def _expected(corpus: Corpus, wanted: int | None) -> list[InputFile]:
+    """Returns the files that will probably be read, with their sizes where a server says them."""
     files = corpus.files
     if wanted is not None:
-        size = files[0].size or FILE_BYTES
-        files = files[: max(1, math.ceil(wanted / (size * TOKENS_PER_BYTE)))]
+        files = files[: max(1, math.ceil(wanted / (_size(files[0]) * TOKENS_PER_BYTE)))]
     remote = [file.origin for file in files if isinstance(file.origin, RemoteFile)]
     if not remote:
-        return [file.size or 0 for file in files], sum(file.size or 0 for file in files)
+        return files
     known = [*with_sizes(remote[:_SIZES_ASKED]), *remote[_SIZES_ASKED:]]
-    sizes = [FILE_BYTES if file.size is None else file.size for file in known]
-    here = [
-        size for size, file in zip(sizes, known, strict=True) if (downloads / file.name).exists()
+    return [
+        replace(file, size=origin.size, origin=origin)
+        for file, origin in zip(files, known, strict=True)
     ]
-    return sizes, sum(here)
+
+
+def _size(file: InputFile) -> int:
+    return max(FILE_BYTES if file.size is None else file.size, 1)
+
+
+def _is_here(file: InputFile, downloads: Path) -> bool:
+    return isinstance(file.origin, Path) or (downloads / file.origin.name).exists()
 
 
 def announce(plan: Estimate, out: Path, downloads: Path, *, yes: bool) -> None:

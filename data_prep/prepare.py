@@ -12,7 +12,7 @@ import numpy as np
 from data_prep.accounts import account
 from data_prep.contamination import Contamination
 from data_prep.corpora import Corpus, InputFile
-from data_prep.duplicates import Verdicts
+from data_prep.duplicates import Verdicts, comparisons
 from data_prep.encoding import Encoded, Encoder
 from data_prep.fetching import on_this_disk
 from data_prep.mix import Pool, Portion, interleave, portions, wanted_tokens
@@ -155,8 +155,9 @@ def _encode(request: Request, encoder: Encoder, work: Path) -> _Mix:
             for number, corpus in enumerate(request.corpora)
         ]
         pieces = [piece for each in encoded for piece in each.pieces]
-        with Stage("comparing documents", 0):
-            verdicts = Verdicts(pieces, work, settings.duplicates)
+        documents = sum(piece.documents for piece in pieces) * comparisons(settings.duplicates)
+        with Stage("comparing documents", documents, "comparisons") as stage:
+            verdicts = Verdicts(pieces, work, settings.duplicates, stage.advance)
         pools = _pools(settings, encoded, verdicts)
         more = [
             _more(tokens, pool, each)
@@ -207,10 +208,11 @@ def _write(
             writer.add(tokens)
             stage.advance(len(tokens))
     chunks, index_sha256 = writer.close()
-    with Stage("writing what was left out", 0):
-        write_held_out(folder, [portion.pool for portion in mix.portions], tokenizer)
+    pools = [portion.pool for portion in mix.portions]
+    with Stage("writing what was left out", 2 * len(mix.verdicts.pieces), "pieces") as stage:
         write_rejected(folder, mix.encoded)
-        write_duplicates(folder, request.corpora, mix.encoded, mix.verdicts)
+        write_held_out(folder, pools, tokenizer, stage.advance)
+        write_duplicates(folder, request.corpora, mix.encoded, mix.verdicts, stage.advance)
     if extra:
         extra(folder)
     sources, first = [], 0

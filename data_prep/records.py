@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,16 @@ from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 REJECTED_NAME = "rejected.jsonl.zst"
 DUPLICATES_NAME = "duplicates.jsonl.zst"
 
+OnPiece = Callable[[int], None]
+"""Called with the number of pieces gone through since the last call."""
 
-def write_held_out(folder: Path, pools: Sequence[Pool], tokenizer: Tokenizer) -> None:
+
+def write_held_out(
+    folder: Path, pools: Sequence[Pool], tokenizer: Tokenizer, on_piece: OnPiece
+) -> None:
     """Writes the validation documents of each source to val/NAME.jsonl, where it has any."""
     for pool in pools:
-        texts = _held_out(pool, tokenizer)
+        texts = _held_out(pool, tokenizer, on_piece)
         first = next(texts, None)
         if first is None:
             continue
@@ -37,8 +42,9 @@ def write_held_out(folder: Path, pools: Sequence[Pool], tokenizer: Tokenizer) ->
         sync(path)
 
 
-def _held_out(pool: Pool, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+def _held_out(pool: Pool, tokenizer: Tokenizer, on_piece: OnPiece) -> Iterator[dict[str, Any]]:
     for number, piece in enumerate(pool.pieces):
+        on_piece(1)
         chosen = pool.to_hold_out(number)
         if not len(chosen):
             continue
@@ -64,7 +70,11 @@ def write_rejected(folder: Path, encoded: Sequence[Encoded]) -> None:
 
 
 def write_duplicates(
-    folder: Path, corpora: Sequence[Corpus], encoded: Sequence[Encoded], verdicts: Verdicts
+    folder: Path,
+    corpora: Sequence[Corpus],
+    encoded: Sequence[Encoded],
+    verdicts: Verdicts,
+    on_piece: OnPiece,
 ) -> None:
     """Writes duplicates.jsonl.zst, where there are any: their places, and of what they repeat."""
     if not verdicts.any():
@@ -84,6 +94,7 @@ def write_duplicates(
     path = folder / DUPLICATES_NAME
     with pa.CompressedOutputStream(str(path), "zstd") as out:
         for number, piece in enumerate(verdicts.pieces):
+            on_piece(1)
             of, firsts = verdicts.of(number), verdicts.firsts(number)
             repeated = (of != KEPT).nonzero()[0].tolist()
             ids = piece.ids() if repeated else []
