@@ -12,9 +12,11 @@ def main(arguments: list[str] | None = None) -> int:
     0 done, 2 a user's mistake, 1 the disk's or the network's, 130 interrupted; one line each.
     """
     words = sys.argv[1:] if arguments is None else arguments
+    inspecting = words[:1] == ["inspect"]
+    again = "" if inspecting else "; the same command continues"
     try:
-        if words[:1] == ["inspect"]:
-            from data_prep.inspection import inspect_command
+        if inspecting:
+            from data_prep.inspection_report import inspect_command
 
             return inspect_command(words[1:])
         return prepare_command(words)
@@ -22,10 +24,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {error}; the same command continues", file=sys.stderr)
+        print(f"error: {error}{again}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
+        print(f"interrupted{again}", file=sys.stderr)
         return 130
 
 

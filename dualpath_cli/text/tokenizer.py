@@ -45,6 +45,15 @@ class Tokenizer:
         Raises UserError unless it is a byte-level BPE, with an end-of-text token, that gives back
         every byte of a text.
         """
+        try:
+            self._read(definition, origin)
+        except UserError:
+            raise
+        except Exception as error:  # `tokenizers` raises bare Exception, a damaged file any
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UserError(f"tokenizer '{origin}': cannot be used ({reason})") from None
+
+    def _read(self, definition: Definition, origin: str) -> None:
         byte_level.check(definition, origin)
         # Neither cutting nor padding belongs to a vocabulary; dropout would make ids random.
         self._definition = {**definition, "truncation": None, "padding": None}

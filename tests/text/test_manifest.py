@@ -24,7 +24,9 @@ def folder(tmp_path: Path, small: Tokenizer) -> Path:
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     small.save(tmp_path)
-    stored = [StoredFile(name, len(data), sha256_of(tmp_path / name)) for name, data in files.items()]
+    stored = [
+        StoredFile(name, len(data), sha256_of(tmp_path / name)) for name, data in files.items()
+    ]
     Manifest(
         documents=2,
         tokens=6,
