@@ -17,7 +17,7 @@ from dualpath_cli.text.manifest import SourceCount
 from dualpath_cli.text.storage import is_remote
 
 _LOG_WIDTH = 120  # what is not a terminal gets no folded numbers
-_BAR = 16
+_BAR = 15
 
 _DESCRIPTION = """\
 Reads every byte of a data folder, compares it with the manifest, and says what is in it: what
