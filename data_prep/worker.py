@@ -5,12 +5,14 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from data_prep.clean import clean, problem
@@ -22,6 +24,9 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.text.documents import document_id, format_of
 from dualpath_cli.text.rows import BadRow, Rows
 from dualpath_cli.text.tokenizer import Tokenizer
+
+TOKENISED_CHARACTERS = 1 << 20
+"""About so much text is tokenised at a time; a longer document goes alone."""
 
 REJECTED = ".rejected.zst"
 """Suffix of the file beside a piece that holds its rejected documents as JSON lines."""
@@ -91,11 +96,23 @@ class Worker:
             counts.rejected[reason] = counts.rejected.get(reason, 0) + 1
             place = {"source": batch.source, "file": batch.file, "row": number, "id": id}
             rejected.append({**place, "reason": reason, "detail": detail, "text": text})
-        tokens = [np.append(ids, self._end) for ids in self._tokenizer.encode_batch(texts)]
+        tokens = [np.append(ids, self._end) for ids in self._encoded(texts)]
         # Before the piece, whose presence says that both are there.
         _write_json_lines(batch.out.with_suffix(REJECTED), rejected)
         Piece.write(batch.out, documents, tokens, self._dtype, counts)
         return batch.out
+
+    def _encoded(self, texts: list[str]) -> Iterator[npt.NDArray[np.uint32]]:
+        """Yields the ids of each text, tokenising about a megabyte at a time.
+
+        `tokenizers` needs some hundred bytes a token while it works.
+        """
+        start = characters = 0
+        for end, text in enumerate(texts, 1):
+            characters += len(text)
+            if characters >= TOKENISED_CHARACTERS or end == len(texts):
+                yield from self._tokenizer.encode_batch(texts[start:end])
+                start, characters = end, 0
 
     def _refusal(self, text: str) -> tuple[str, str]:
         """Returns why a text is left out, and details; empty where it is not."""
