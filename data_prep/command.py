@@ -290,14 +290,17 @@ def _warn(settings: Settings, manifest: "Manifest") -> None:
                 "see rejected.jsonl.zst",
                 file=sys.stderr,
             )
+    # The one that was used up: all its documents, as often as it may be repeated.
+    used_up = max(
+        zip(settings.sources, manifest.sources, strict=True),
+        key=lambda pair: pair[1].passes / pair[0].max_epochs,
+    )[1]
+    way_out = "lower its weight or raise its max_epochs in a recipe"
     if settings.tokens and manifest.tokens < settings.tokens:
-        # The one that was used up: all its documents, as often as it may be repeated.
-        used_up = max(
-            zip(settings.sources, manifest.sources, strict=True),
-            key=lambda pair: pair[1].passes / pair[0].max_epochs,
-        )[1]
         print(
             f"warning: {manifest.tokens:,} tokens instead of {settings.tokens:,}: source "
-            f"'{used_up.name}' has no more; lower its weight or raise its max_epochs in a recipe",
+            f"'{used_up.name}' has no more; {way_out}",
             file=sys.stderr,
         )
+    elif not settings.tokens and settings.shares() and len(settings.sources) > 1:
+        print(f"the mix ends with source '{used_up.name}'; for more, {way_out}", file=sys.stderr)

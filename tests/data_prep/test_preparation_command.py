@@ -87,6 +87,20 @@ def test_what_was_left_out_and_what_is_missing_is_said(
     assert "tokens instead of 1,000: source 'texts' has no more" in faults[2]
 
 
+def test_the_source_that_ends_a_weighted_mix_is_named(
+    tmp_path: Path, small_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = [
+        {"path": str(write_jsonl(tmp_path / f"{name}.jsonl", texts)), "weight": 1}
+        for name, texts in (("long", [f"hello {n}" for n in range(50)]), ("short", ["hello"]))
+    ]
+    recipe = {"tokenizer": str(small_folder), "sources": sources}
+    (tmp_path / "mix.yaml").write_text(yaml.safe_dump(recipe))
+    arguments = ["--config", str(tmp_path / "mix.yaml"), "--workers", "1"]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    assert "the mix ends with source 'short'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
