@@ -1,87 +1,151 @@
 """Contamination: documents that share a run of words with an evaluation text.
 
-The test of Brown et al., "Language Models are Few-Shot Learners" (2020), appendix C: runs of 13
-words, or of all its words where an evaluation text has fewer, but at least 8.
+Brown et al., "Language Models are Few-Shot Learners" (2020), appendix C, look for runs of 13 words,
+and of fewer, but at least 8, where a benchmark's texts are short. There one number is chosen for a
+benchmark; here each text shorter than 13 words is one run, of its own length.
 """
 
 import hashlib
-import json
-import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from data_prep.clean import clean
+from data_prep.words import Hashes, Words, longer, runs
 
 LONGEST = 13
 SHORTEST = 8
 """Words in a run. Shorter evaluation texts are not looked for: chance would find them."""
 
-Hashes = npt.NDArray[np.uint64]
-
-_WORD = re.compile(r"\w+")
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-
 
 class Contamination:
-    """Finds runs of words that stand in evaluation texts."""
+    """Finds runs of words that stand in evaluation texts; small enough to send to processes.
+
+    Words are the matches of `\\w+` in the lower case of a cleaned text. A run that is found has
+    been compared word by word: hashes only make it quick to see that there is nothing.
+    """
 
     skipped: int
-    """Evaluation texts too short to be looked for."""
+    """Evaluation texts that are too short to be looked for."""
+    fingerprint: str
+    """sha256 of what is looked for, whatever the order of the texts."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        evaluated = [_words(text) for text in texts]
-        used = [words for words in evaluated if len(words) >= SHORTEST]
-        self.skipped = len(evaluated) - len(used)
-        vocabulary = sorted({word for words in used for word in words})
-        self._ids = {word: id for id, word in enumerate(vocabulary, 1)}  # 0: unknown
-        found: dict[int, list[Hashes]] = {}
-        for words in used:
-            length = min(LONGEST, len(words))
-            found.setdefault(length, []).append(self._runs_of(words)[length])
-        self._known = {
-            length: np.unique(np.concatenate(each)) for length, each in sorted(found.items())
-        }
-        digest = hashlib.sha256(json.dumps(vocabulary).encode())
-        for length, runs in self._known.items():
-            digest.update(bytes([length]) + runs.astype("<u8").tobytes())
-        self.fingerprint = digest.hexdigest()
-        """sha256 of what is looked for."""
+        self.skipped = 0
+        lines: set[str] = set()
+        for text in texts:
+            words = Words(clean(text))
+            if len(words) < SHORTEST:
+                self.skipped += 1
+            else:
+                lines.add(" ".join(words[:]))
+        self.fingerprint = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+        self._id_of_word: dict[str, int] = {}
+        ids: list[int] = []
+        heads = [np.empty(0, np.uint64)]
+        found: dict[int, list[tuple[Hashes, npt.NDArray[np.uint32]]]] = {}
+        for line in sorted(lines):
+            hashes = Words(line).hashes
+            length = min(LONGEST, len(hashes))
+            count = len(hashes) - length + 1
+            places = np.arange(len(ids), len(ids) + count, dtype=np.uint32)
+            found.setdefault(length, []).append((runs(hashes, length), places))
+            heads.append(runs(hashes, SHORTEST)[:count])
+            ids += [self._id_of_word.setdefault(w, len(self._id_of_word)) for w in line.split(" ")]
+        self._ids = np.array(ids, np.uint32)
+        self._runs = {length: _Runs.of(parts) for length, parts in sorted(found.items())}
+        self._heads = _Heads(np.unique(np.concatenate(heads)))
 
     def hit(self, text: str) -> str | None:
-        """Returns the first run of words that a text shares with an evaluation text, or None."""
-        words = _words(text)
+        """Returns the first run of words that a cleaned text shares with an evaluation text.
+
+        None where there is none. The words are in lower case with a space between; of two runs
+        that begin with the same word it is the longer one.
+        """
+        words = Words(text)
         if len(words) < SHORTEST:
             return None
-        places = []
-        for length, runs in self._runs_of(words).items():
-            known = self._known.get(length)
-            if known is None or not len(runs):
-                continue
-            # 64-bit hashes of so few runs do not meet by chance.
-            nearest = known[np.minimum(np.searchsorted(known, runs), len(known) - 1)]
-            equal = np.flatnonzero(nearest == runs)
-            places += [(int(place), length) for place in equal[:1]]
-        if not places:
+        # Every run begins with eight words: one look-up serves all lengths, and mostly ends it.
+        hashes = runs(words.hashes, SHORTEST)
+        begins = self._heads.find(hashes)
+        if not len(begins):
             return None
-        place, length = min(places)
-        return " ".join(words[place : place + length])
+        hashes = hashes[begins]
+        likely: list[tuple[int, int]] = []
+        for length in range(SHORTEST, LONGEST + 1):
+            if length > SHORTEST:
+                fitting = begins <= len(words) - length
+                begins, hashes = begins[fitting], hashes[fitting]
+                hashes = longer(hashes, words.hashes[begins + length - 1])
+            if known := self._runs.get(length):
+                likely += [(begin, -length) for begin in begins[known.hold(hashes)].tolist()]
+        for begin, negative in sorted(likely):
+            end = begin - negative
+            if self._holds(words[begin:end], runs(words.hashes[begin:end], end - begin)):
+                return " ".join(words[begin:end])
+        return None
 
-    def _runs_of(self, words: list[str]) -> dict[int, Hashes]:
-        """Returns a 64-bit hash of each run of words, by the length of the run."""
-        get = self._ids.get
-        ids = np.array([get(word, 0) for word in words], np.uint64)
-        # SplitMix64's steps: ids that follow each other become numbers that have nothing in common.
-        mixed = (ids + np.uint64(1)) * _FACTOR
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed ^= mixed >> np.uint64(31)
-        hashes = np.zeros(len(ids) + 1, np.uint64)
-        runs = {}
-        for length in range(1, min(LONGEST, len(ids)) + 1):
-            hashes = hashes[:-1] * _FACTOR + mixed[length - 1 :]
-            if length >= SHORTEST:
-                runs[length] = hashes
-        return runs
+    def _holds(self, run: list[str], hash: Hashes) -> bool:
+        """Whether a run with this hash, (1,), is an evaluation text's in all its words."""
+        known = self._runs[len(run)]
+        first = int(np.searchsorted(known.hashes, hash[0]))
+        last = int(np.searchsorted(known.hashes, hash[0], side="right"))
+        ids = [self._id_of_word.get(word, -1) for word in run]
+        return any(
+            self._ids[place : place + len(run)].tolist() == ids
+            for place in known.places[first:last].tolist()
+        )
 
 
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
+@dataclass(frozen=True)
+class _Runs:
+    """The evaluation texts' runs of one length."""
+
+    hashes: Hashes
+    """(runs,), sorted; a run that stands in two places is there twice."""
+    places: npt.NDArray[np.uint32]
+    """Where each begins among all words of the evaluation texts, (runs,)."""
+
+    @classmethod
+    def of(cls, parts: list[tuple[Hashes, npt.NDArray[np.uint32]]]) -> "_Runs":
+        hashes, places = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(hashes, kind="stable")
+        return cls(hashes[order], places[order])
+
+    def hold(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        """Returns whether hashes are among them, (hashes,)."""
+        return _are_among(self.hashes, hashes)
+
+
+class _Heads:
+    """The first words of all runs; tells quickly which few of many hashes are among theirs."""
+
+    def __init__(self, hashes: Hashes) -> None:
+        """Takes sorted hashes."""
+        self._hashes = hashes
+        # A bit for each value of a hash's first bits: at most one in 16 that is not here passes.
+        width = max(16 * len(hashes), 8).bit_length()
+        self._shift = np.uint64(64 - width)
+        bits = np.zeros(1 << width, np.bool_)
+        bits[hashes >> self._shift] = True
+        self._filter = np.packbits(bits, bitorder="little")
+
+    def find(self, hashes: Hashes) -> npt.NDArray[np.intp]:
+        """Returns the indices of the hashes that are here."""
+        bit = hashes >> self._shift
+        byte = self._filter[bit >> np.uint64(3)]
+        passed = np.flatnonzero(byte >> (bit & np.uint64(7)).astype(np.uint8) & np.uint8(1))
+        return passed[_are_among(self._hashes, hashes[passed])]
+
+
+def _are_among(known: Hashes, hashes: Hashes) -> npt.NDArray[np.bool_]:
+    """Returns which hashes are among some known ones, which are sorted."""
+    if not len(known):
+        return np.zeros(len(hashes), np.bool_)
+    among: npt.NDArray[np.bool_] = (
+        known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)] == hashes
+    )
+    return among

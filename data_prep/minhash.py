@@ -4,70 +4,101 @@ Broder, "On the resemblance and containment of documents" (1997); banding as in 
 and Ullman, "Mining of Massive Datasets", section 3.4.
 """
 
+import functools
 import hashlib
-import re
 
 import numpy as np
 import numpy.typing as npt
-from datasketch import MinHash
+
+from data_prep.words import Hashes, Words, mix64, runs
 
 SHINGLE_WORDS = 5
 BANDS = 14
 ROWS = 8
 """Values in a band."""
 
-_WORD = re.compile(r"\w+")
-_FACTOR = 0x9E3779B97F4A7C15
-_SLICE = 1 << 9
-"""Features that are permuted at a time: their 112 values each stay in the processor's cache."""
-_MOST_WORDS = 1 << 20
+_HALVES = 2
+"""Halves of a shingle's 64-bit hash; each gives half the values of every band."""
 
-# 64 bits: with 32, the shingles of a large corpus are too many to tell apart.
-_EMPTY = MinHash(num_perm=BANDS * ROWS, seed=1, scheme="affine64", hashfunc=int)
+_SLICE = 1 << 10
+"""Shingles permuted at a time, so that what is between stays in the processor's cache."""
 
 
-class _WordHashes(dict[str, bytes]):
-    """64-bit hashes of words, made when they are first met."""
+def shingles(text: str) -> Hashes:
+    """Returns hashes of a text's shingles, its runs of five words, (shingles,), with repeats.
 
-    def __missing__(self, word: str) -> bytes:
-        if len(self) >= _MOST_WORDS:
-            self.clear()  # 150 MB or so: a cache, not a vocabulary
-        digest = self[word] = hashlib.blake2b(word.encode(), digest_size=8).digest()
-        return digest
-
-
-_word_hashes = _WordHashes()
-
-
-def band_keys(text: str) -> npt.NDArray[np.uint64]:
-    """Returns a 64-bit key for each band, (BANDS,): texts with an equal one are candidates.
-
-    The features of a text are its runs of five words, in lower case; a shorter text is one run,
-    and a text without words is itself the only feature.
+    A text of fewer words is one shingle, and so is one without words.
     """
-    signature = _EMPTY.copy()
-    features = shingles(text)
-    for start in range(0, len(features), _SLICE):
-        signature.update_batch(features[start : start + _SLICE].tolist())
-    bands = signature.hashvalues.astype("<u8").reshape(BANDS, ROWS)
-    keys = [hashlib.blake2b(band.tobytes(), digest_size=8).digest() for band in bands]
-    return np.frombuffer(b"".join(keys), "<u8").astype(np.uint64)
+    words = Words(text).hashes
+    if len(words):
+        return runs(words, min(SHINGLE_WORDS, len(words)))
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return np.array([int.from_bytes(digest, "little")], np.uint64)
 
 
-def shingles(text: str) -> npt.NDArray[np.uint64]:
-    """Returns 64-bit hashes of a text's different features, sorted, (features,)."""
-    words = _WORD.findall(text.lower()) or [text]
-    joined = b"".join(map(_word_hashes.__getitem__, words))
-    hashes = np.frombuffer(joined, "<u8").astype(np.uint64)
-    length = min(SHINGLE_WORDS, len(hashes))
-    count = len(hashes) - length + 1
-    combined = np.zeros(count, np.uint64)
-    # A polynomial of the words' hashes: the order of the words matters.
-    for offset in range(length):
-        combined = combined * np.uint64(_FACTOR) + hashes[offset : offset + count]
-    return np.unique(combined)
+def signature(text: str) -> npt.NDArray[np.uint32]:
+    """Returns the least hash among a text's shingles under each permutation, (BANDS, ROWS).
+
+    The values are those of two `datasketch.MinHash` of scheme affine32, one of the lower halves of
+    the shingles' hashes and one of the upper: 32 bits alone would take some short texts, whose one
+    shingle is all there is of them, for equal.
+    """
+    hashes = shingles(text)
+    factors, offsets = _permutations()
+    least = np.full(factors.shape[:2], np.iinfo(np.uint32).max, np.uint32)
+    buffer = np.empty((factors.shape[1], min(_SLICE, len(hashes))), np.uint32)
+    for half in range(_HALVES):
+        mixed = _mix32((hashes >> np.uint64(32 * half)).astype(np.uint32))
+        for start in range(0, len(mixed), _SLICE):
+            part = mixed[start : start + _SLICE]
+            permuted = np.multiply(factors[half], part, out=buffer[:, : len(part)])
+            permuted += offsets[half]
+            np.minimum(least[half], permuted.min(axis=1), out=least[half])
+    return least.reshape(_HALVES, BANDS, -1).swapaxes(0, 1).reshape(BANDS, ROWS)
+
+
+def band_keys(text: str) -> Hashes:
+    """Returns a 64-bit key for each band of a text's signature, (BANDS,).
+
+    Two texts with the same key in any band are candidates for near-duplicates: see `probability`.
+    """
+    keys: Hashes = (signature(text) * _band_factors()).sum(axis=1, dtype=np.uint64)
+    return mix64(keys)
 
 
 def probability(jaccard: float) -> float:
-    """Returns how likely two texts share a band, given the Jaccard index of their shingles."""
+    """Returns how likely two texts are candidates, given the Jaccard index of their shingles."""
     return float(1 - (1 - jaccard**ROWS) ** BANDS)
+
+
+def _mix32(hashes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Spreads each bit over all 32, in place, as datasketch does before it permutes."""
+    hashes ^= hashes >> np.uint32(16)
+    hashes *= np.uint32(0x85EBCA6B)
+    hashes ^= hashes >> np.uint32(13)
+    hashes *= np.uint32(0xC2B2AE35)
+    hashes ^= hashes >> np.uint32(16)
+    return hashes
+
+
+@functools.cache
+def _permutations() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """Returns factors and offsets of the permutations, each (_HALVES, permutations, 1)."""
+    # Imported late: it brings scipy, and most preparations sign nothing.
+    from datasketch import MinHash
+
+    count = BANDS * ROWS // _HALVES
+    # RandomState draws them, whose numbers numpy keeps the same for good.
+    each = [MinHash(count, seed, scheme="affine32").permutations for seed in range(_HALVES)]
+    factors, offsets = np.stack(each, axis=1)[..., None].astype(np.uint32)
+    return factors, offsets
+
+
+@functools.cache
+def _band_factors() -> Hashes:
+    """Returns an odd number for each value of each band, (BANDS, ROWS).
+
+    They differ from band to band, so that equal values in different bands give different keys.
+    """
+    numbers = mix64(np.arange(1, BANDS * ROWS + 1, dtype=np.uint64))
+    return (numbers | np.uint64(1)).reshape(BANDS, ROWS)
