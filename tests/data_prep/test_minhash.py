@@ -12,6 +12,7 @@ from datasketch import MinHash, MinHashLSH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_prep import minhash
 from data_prep.minhash import BANDS, ROWS, band_keys, probability, shingles, signature
 
 TEXTS = st.text(st.one_of(st.sampled_from("aAbß_1 .İΣς\u0301\ud800語"), st.characters(codec=None)))
