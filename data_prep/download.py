@@ -214,5 +214,5 @@ class Downloads:
             raise _Leaving
 
 
-class _Leaving(Exception):  # noqa: N818
+class _Leaving(Exception):
     """Ends a download between two arrivals of bytes."""

@@ -95,6 +95,10 @@ def _explained(dataset: str, endpoint: str, token: str | None) -> Iterator[None]
     )
 
     page = f"{endpoint}/datasets/{dataset}"
+    not_found = (
+        f"dataset '{dataset}' is not on the hub, or is private: check its name at {page}; for a "
+        "private one log in by `hf auth login` or set HF_TOKEN, then run this again"
+    )
     try:
         yield
     except HFValidationError:
@@ -114,16 +118,15 @@ def _explained(dataset: str, endpoint: str, token: str | None) -> Iterator[None]
             f"dataset '{dataset}' is given out under terms: {steps}, then run this again"
         ) from None
     except RepositoryNotFoundError:
-        raise UserError(
-            f"dataset '{dataset}' is not on the hub, or is private: check its name at {page}; for "
-            "a private one log in by `hf auth login` or set HF_TOKEN, then run this again"
-        ) from None
+        raise UserError(not_found) from None
     except OfflineModeIsEnabled:
         raise UserError(
             f"dataset '{dataset}': HF_HUB_OFFLINE is set; unset it and run this again"
         ) from None
     except HfHubHTTPError as error:
         status = error.response.status_code
+        if status == 401 and token is None:
+            raise UserError(not_found) from None
         if status == 401:
             raise UserError(
                 f"dataset '{dataset}': the hub does not accept your token (HF_TOKEN or "

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dualpath_cli.atomic import sync, write_text
@@ -17,7 +17,7 @@ class Part:
     """The beginning of one version of a file; `NAME.part.json` tells which version.
 
     `validator` is the ETag or Last-Modified of that version, `total` its length in bytes, each
-    None where the server did not say.
+    None where it is not known.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -27,11 +27,9 @@ class Part:
         self.validator: str | None = None
         self.total: int | None = None
         if self.length:
-            try:
+            with suppress(OSError, ValueError, KeyError, TypeError):
                 notes = json.loads(self._notes.read_text())
                 self.validator, self.total = notes["validator"], notes["total"]
-            except (OSError, ValueError, KeyError, TypeError):
-                self.discard()
 
     @property
     def length(self) -> int:

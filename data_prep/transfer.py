@@ -35,15 +35,15 @@ _TEMPORARY = {408, 425, 429}
 log = logging.getLogger(__name__)
 
 
-class Unavailable(Exception):  # noqa: N818
+class Unavailable(Exception):
     """One file cannot be had, now or later; the message is the reason."""
 
 
-class Unreachable(OSError):  # noqa: N818
+class Unreachable(OSError):
     """Trouble that outlasted all attempts but may pass; what has arrived is kept."""
 
 
-class _Interrupted(Exception):  # noqa: N818
+class _Interrupted(Exception):
     """A request ended without the whole file; the message is the reason."""
 
     def __init__(self, reason: str, retry_after: float = 0.0) -> None:
@@ -51,7 +51,7 @@ class _Interrupted(Exception):  # noqa: N818
         self.retry_after = retry_after
 
 
-class _WrongContent(Exception):  # noqa: N818
+class _WrongContent(Exception):
     """What the server sent is not the file that was asked for."""
 
 
@@ -143,20 +143,14 @@ def content_length(response: requests.Response) -> int | None:
 
 def _attempt(file: RemoteFile, part: Part, session: requests.Session, on_bytes: OnBytes) -> None:
     """Makes one request, unless all is there, and checks the result."""
-    if not _continuable(file, part):
-        part.discard()
+    if part.validator is None and file.sha256 is None:
+        part.discard()  # nothing could tell a part of an older version
     if not part.length or part.length != part.total:
         _receive(file, part, session, on_bytes)
     if file.size is not None and part.length != file.size:
         raise _WrongContent(f"{part.length:,} bytes instead of {file.size:,}")
     if file.sha256 is not None and part.sha256() != file.sha256:
         raise _WrongContent(f"its sha256 is not {file.sha256}")
-
-
-def _continuable(file: RemoteFile, part: Part) -> bool:
-    # Without a validator only the hash could tell a part of an older version.
-    known = part.validator is not None or file.sha256 is not None
-    return known and (file.size is None or part.total in (None, file.size))
 
 
 def _receive(file: RemoteFile, part: Part, session: requests.Session, on_bytes: OnBytes) -> None:

@@ -25,11 +25,11 @@ _BUFFER_BYTES = 1 << 20
 _BATCH_ROWS = 256
 
 
-class BadRow(ValueError):  # noqa: N818
+class BadRow(ValueError):
     """One row that is no document; the message is the reason, without the place."""
 
 
-class UnreadableFile(UserError):  # noqa: N818
+class UnreadableFile(UserError):
     """A file that cannot be read to its end; rows before the fault have been given out."""
 
 

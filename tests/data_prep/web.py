@@ -189,3 +189,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _now() -> str:
     return email.utils.formatdate(usegmt=True)
+
+
+def wait_for(condition) -> None:
+    """Waits until a condition holds, a minute at most."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_for_bytes(path) -> None:
+    """Waits until a file is there and not empty."""
+    wait_for(lambda: path.exists() and path.stat().st_size > 0)
