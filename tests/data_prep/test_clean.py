@@ -71,3 +71,7 @@ def test_a_text_of_whitespace_is_empty(text: str, min_chars: int) -> None:
 @given(st.text(st.characters(categories=["L"]), min_size=1), st.integers(0, 20))
 def test_a_text_is_too_short_with_fewer_characters(text: str, min_chars: int) -> None:
     assert problem(text, min_chars) == ("too short" if len(text) < min_chars else None)
+
+
+def test_compatible_characters_stay_apart() -> None:
+    assert clean("\ufb01 \u00b2") == "\ufb01 \u00b2"

@@ -145,3 +145,27 @@ def test_a_question_in_a_novel_is_found_and_nothing_else(shared_data: Path) -> N
         question = rng.choice(questions)
         text = f"{novel[:place]}\n{question}\n{novel[place:]}"
         assert sought.hit(text) == " ".join(words_of(question)[:13])
+
+
+def numbered(name: str, count: int) -> list[str]:
+    return [f"{name}{n}" for n in range(count)]
+
+
+def test_every_run_of_a_long_text_is_found() -> None:
+    text = numbered("w", 300)
+    sought = Contamination([" ".join(text)])
+    for start in range(288):
+        run = " ".join(text[start : start + 13])
+        assert sought.hit(f"before {run} after") == run
+
+
+def test_of_several_runs_the_first_is_returned_whatever_its_length() -> None:
+    words = numbered("w", 30)
+    thirteen, late = " ".join(words[:13]), " ".join(words[20:28])
+    assert Contamination([late, thirteen]).hit(" ".join(words)) == thirteen
+
+
+def test_the_fingerprint_tells_where_an_evaluation_text_ends() -> None:
+    first, second = " ".join(numbered("a", 9)), " ".join(numbered("b", 9))
+    variants = [[first, second], [f"{first} {second}"], [f"{first}{second}"]]
+    assert len({Contamination(variant).fingerprint for variant in variants}) == 3

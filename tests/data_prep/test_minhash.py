@@ -159,3 +159,7 @@ def test_equal_values_in_different_bands_give_different_keys(
 def test_keys_are_the_same_everywhere(text: str, keys: list[int]) -> None:
     # Written down once: keys that change would make earlier preparations irreproducible.
     assert band_keys(text)[[0, -1]].tolist() == keys
+
+
+def test_texts_without_words_that_begin_alike_share_no_band() -> None:
+    assert not (band_keys("...") == band_keys("....")).any()

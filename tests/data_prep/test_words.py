@@ -66,3 +66,8 @@ def test_no_two_words_of_real_texts_have_the_same_hash(shared_data: Path, corpus
                 assert hash_of_word.setdefault(word, hash) == hash
     assert len(hash_of_word) > 5_000
     assert len(set(hash_of_word.values())) == len(hash_of_word)
+
+
+def test_words_as_long_as_what_is_hashed_at_a_time_count_to_their_last_character() -> None:
+    long = "a" * (hashing._SPAN - 1)
+    assert len(set(Words(f"{long}a {long}b").hashes.tolist())) == 2
