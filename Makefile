@@ -45,7 +45,7 @@ quickstart: setup ## Trains a small dual-path model on a generated corpus, a few
 prepare-data: setup ## Makes a data folder, by default of a file of Nemotron-CC: see README, Data.
 	$(BIN)/python -m data_prep $(if $(CONFIG),--config $(CONFIG),--source $(SOURCE)) \
 		$(if $(TOKENIZER),--tokenizer $(TOKENIZER)) $(if $(NUM_FILES),--num-files $(NUM_FILES)) \
-		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(YES),--yes) --out $(OUT)
+		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(YES),--yes) --out "$(OUT)"
 
 torture: setup ## Kills a preparation 200 times; it must end with the bytes of an uninterrupted one.
 	$(BIN)/pytest tests/data_prep/test_kills.py --kills 200

@@ -2,7 +2,6 @@
 
 import sys
 
-from data_prep.command import prepare_command
 from dualpath_cli.errors import UserError
 
 
@@ -19,6 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
             from data_prep.inspection_report import inspect_command
 
             return inspect_command(words[1:])
+        from data_prep.command import prepare_command  # here, for a Ctrl-C meanwhile
+
         return prepare_command(words)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

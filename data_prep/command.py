@@ -199,6 +199,7 @@ def _prepare(settings: Settings, options: argparse.Namespace) -> int:
     remote = options.out if options.out.startswith("s3://") else None
     out = Path("data", PurePosixPath(options.out).name) if remote else Path(options.out)
     downloads = options.downloads or out.parent / "downloads"
+    _check_places(settings, out, downloads)
     corpora = [find(s, downloads, options.mirror, settings.num_files) for s in settings.sources]
     tokenizer = _tokenizer(settings)
     evaluations = _contamination(settings)
@@ -225,6 +226,27 @@ def _prepare(settings: Settings, options: argparse.Namespace) -> int:
     if remote:
         _upload(out, remote, options.overwrite)
     return 0
+
+
+def _check_places(settings: Settings, out: Path, downloads: Path) -> None:
+    """Raises UserError where what is written would be read, or replaced with the data folder."""
+    if downloads.resolve().is_relative_to(out.resolve()):
+        raise UserError(f"--downloads '{downloads}' lies in --out '{out}', which is replaced")
+    for source in settings.sources:
+        if source.is_remote or source.path == SAMPLE:
+            continue
+        path = Path(source.path).resolve()
+        if path.is_dir() and out.resolve().is_relative_to(path):
+            raise UserError(f"--out '{out}' lies in the source '{source.path}'; write elsewhere")
+        if path.is_dir() and downloads.resolve().is_relative_to(path):
+            raise UserError(f"--downloads '{downloads}' lies in the source '{source.path}'")
+        if path.is_relative_to(out.resolve()) and path.exists():
+            raise UserError(f"source '{source.path}' lies in --out '{out}', which is replaced")
+    with_sample = any(source.path == SAMPLE for source in settings.sources)
+    kinds = {"arithmetic", "facts", "prose"}  # the sample's own held-out texts are called so
+    taken = [source.name for source in settings.sources if source.name in kinds]
+    if with_sample and taken:
+        raise UserError(f"beside `sample` no source can be called '{taken[0]}'; name it apart")
 
 
 def _tokenizer(settings: Settings) -> "Tokenizer":

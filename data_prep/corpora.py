@@ -23,6 +23,12 @@ class InputFile:
     identity: str
     """Changes when the content may have changed."""
     origin: Path | RemoteFile
+    modified: int | None = None
+    """When a file on this disk was last changed, in nanoseconds."""
+
+    def has_changed(self) -> bool:
+        """Returns whether a file on this disk is another one than when it was found."""
+        return isinstance(self.origin, Path) and _modified(self.origin) != self.modified
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,9 @@ def find(settings: SourceSettings, downloads: Path, mirror: str, num_files: int 
         selected = nemotron_files(rest or "quality=high/kind=actual", mirror, downloads)
         files = [_remote(file) for file in selected]
     else:
-        source: Source = parse_source(f"{settings.name}={settings.path}")
-        files = [_local(path) for path in source_files(source)]
+        if not Path(settings.path).exists():
+            parse_source(f"{settings.name}={settings.path}")  # says what is wrong, and what is near
+        files = [_local(path) for path in source_files(Source(settings.name, Path(settings.path)))]
     return Corpus(settings, files[:num_files] if settings.is_remote else files)
 
 
@@ -61,11 +68,24 @@ def _local(path: Path) -> InputFile:
     # The identity of `make`: sizes and times, since reading terabytes twice costs hours.
     stat = path.stat()
     identity = json.dumps([str(path.resolve()), stat.st_size, stat.st_mtime_ns])
-    return InputFile(str(path), stat.st_size, identity, path)
+    return InputFile(_printable(str(path)), stat.st_size, identity, path, stat.st_mtime_ns)
+
+
+def _modified(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def _remote(file: RemoteFile) -> InputFile:
-    return InputFile(file.name, file.size, json.dumps([file.url, file.sha256]), file)
+    # Not the server: another mirror has the same files. The hub's names hold the commit.
+    return InputFile(file.name, file.size, json.dumps([file.name, file.sha256]), file)
+
+
+def _printable(name: str) -> str:
+    """Returns a file's name without what is not UTF-8, so that it can be written down."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _sample(folder: Path) -> InputFile:
@@ -75,4 +95,4 @@ def _sample(folder: Path) -> InputFile:
     path = folder / "sample" / f"train-{digest[:12]}.jsonl"
     if not path.exists():
         write_text(path, "".join(lines))
-    return InputFile(path.name, path.stat().st_size, digest, path)
+    return InputFile(path.name, path.stat().st_size, digest, path, path.stat().st_mtime_ns)

@@ -1,8 +1,10 @@
 """Duplicates: which documents repeat an earlier one, for corpora larger than memory."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +48,8 @@ class Verdicts:
         """Index of each piece's first document, and the number of all."""
         total = max(int(self.starts[-1]), 1)
         folder.mkdir(parents=True, exist_ok=True)
-        self._verdicts = np.memmap(folder / "verdicts", np.uint8, "w+", shape=total)
-        self._firsts = np.memmap(folder / "firsts", np.int64, "w+", shape=total)
+        self._verdicts = _on_disk(folder / "verdicts", np.uint8, total)
+        self._firsts = _on_disk(folder / "firsts", np.int64, total)
         self._on_compared = on_compared
         if duplicates != "keep":
             self._judge(EXACT, Piece.digests)
@@ -88,6 +90,15 @@ def comparisons(duplicates: Duplicates) -> int:
 
 def _band(piece: Piece, number: int) -> Keys:
     return piece.numbers(f"band{number}")[:, None]
+
+
+def _on_disk(path: Path, dtype: type[np.generic], length: int) -> npt.NDArray[Any]:
+    """Returns zeros that live in a file; raises OSError where the disk has no room for them."""
+    array: npt.NDArray[Any] = np.memmap(path, dtype, "w+", shape=length)
+    with open(path, "r+b") as file:
+        # A sparse file on a full disk would be a bus error at the first write.
+        os.posix_fallocate(file.fileno(), 0, array.nbytes)
+    return array
 
 
 def repeats(

@@ -1,6 +1,8 @@
 """Encoding: the files of a corpus -> pieces, in order, by a pool of processes."""
 
 import json
+import multiprocessing
+import signal
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -64,7 +66,7 @@ class Encoder:
         self._workers = workers
         self._fetch = fetch
         self._executor: Executor = (
-            ProcessPoolExecutor(workers, get_context("spawn"), worker.start, (settings,))
+            _Pool(workers, get_context("spawn"), worker.start, (settings,))
             if workers > 1
             else _Here(settings)
         )
@@ -78,6 +80,11 @@ class Encoder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # What is half done when something goes wrong is done again anyway: pieces are whole or
+        # not there. Waiting for it would hold up Ctrl-C.
+        if error is not None:
+            for process in multiprocessing.active_children():
+                process.terminate()
         self._executor.shutdown(cancel_futures=True)
 
     def encode(
@@ -106,8 +113,7 @@ class Encoder:
                         return Encoded(pieces, faults, complete=False)
         except BrokenProcessPool:
             raise OSError(
-                "a worker process was killed, perhaps for want of memory; "
-                "the same command continues, with fewer --workers if need be"
+                "a worker process was killed, perhaps for want of memory: use fewer --workers"
             ) from None
         return Encoded(pieces, faults, complete=True)
 
@@ -125,6 +131,7 @@ class Encoder:
         for number, file in enumerate(corpus.files):
             note = folder / f"{number:05d}.json"
             if note.exists():
+                self._check_unchanged(file)
                 known = json.loads(note.read_text())
                 for piece in range(known["pieces"]):
                     yield folder / _piece_name(number, piece)
@@ -145,7 +152,14 @@ class Encoder:
                 fault = f"{file.name}: {error}"
             if fault and self._settings.strict:
                 raise UserError(fault)
+            self._check_unchanged(file)
             yield _FileEnd(note, count, fault)
+
+    def _check_unchanged(self, file: InputFile) -> None:
+        if file.has_changed():
+            raise UserError(
+                f"{file.name}: changed while it was prepared; begin anew with --overwrite"
+            )
 
     def _batches(
         self, corpus: Corpus, file: InputFile, folder: Path, number: int, stage: ReadingStage
@@ -173,6 +187,18 @@ def file_number(piece: Piece) -> int:
 
 def _piece_name(file: int, piece: int) -> str:
     return f"{file:05d}-{piece:05d}.arrow"
+
+
+class _Pool(ProcessPoolExecutor):
+    """Starts processes as they are needed, deaf to Ctrl-C: that is this process's to handle."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        # A new process has the mask of the one that starts it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 class _Here(Executor):

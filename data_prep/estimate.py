@@ -85,15 +85,14 @@ def announce(plan: Estimate, out: Path, downloads: Path, *, yes: bool) -> None:
 
     Raises UserError where the answer is no, nobody is there to ask, or the disk is too small.
     """
-    if not plan.download:
-        return
     there = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
     free = shutil.disk_usage(there).free
-    print(
-        f"downloads about {decimal(plan.download)} into {downloads} and uses about "
-        f"{decimal(plan.disk)} of the disk in all; {decimal(free)} are free",
-        file=sys.stderr,
-    )
+    if plan.download:
+        print(
+            f"downloads about {decimal(plan.download)} into {downloads} and uses about "
+            f"{decimal(plan.disk)} of the disk in all; {decimal(free)} are free",
+            file=sys.stderr,
+        )
     if plan.disk > free:
         raise UserError(
             f"--out '{out}': about {decimal(plan.disk)} are needed and {decimal(free)} are free; "
@@ -101,10 +100,11 @@ def announce(plan: Estimate, out: Path, downloads: Path, *, yes: bool) -> None:
         )
     if plan.download <= ASK_ABOVE or yes:
         return
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise UserError(
             f"about {decimal(plan.download)} would be downloaded; add --yes (make: YES=1), or "
             "name fewer --num-files or fewer --tokens"
         )
-    if input("go on? [y/N] ").strip().lower() not in ("y", "yes"):
+    print("go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UserError("nothing was downloaded; name fewer --num-files or fewer --tokens")

@@ -2,6 +2,7 @@
 
 import hashlib
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -143,7 +144,11 @@ def portions(settings: Settings, pools: Sequence[Pool]) -> list[Portion]:
     )
     if settings.tokens is not None:
         total = min(total, settings.tokens)
-    return [_portion(pool, round(total * share)) for pool, share in zip(pools, shares, strict=True)]
+    return [
+        # Up, so that the sum is not below the whole; but no more than there is.
+        _portion(pool, min(math.ceil(total * share - 1e-6), pool.tokens * source.max_epochs))
+        for pool, source, share in zip(pools, settings.sources, shares, strict=True)
+    ]
 
 
 def _portion(pool: Pool, wanted: int) -> Portion:

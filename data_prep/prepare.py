@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,18 @@ from data_prep.encoding import Encoded, Encoder
 from data_prep.fetching import on_this_disk
 from data_prep.mix import Pool, Portion, interleave, portions, wanted_tokens
 from data_prep.progress import ReadingStage, Stage
-from data_prep.records import stored, write_duplicates, write_held_out, write_rejected
+from data_prep.records import (
+    first_reason,
+    stored,
+    write_duplicates,
+    write_held_out,
+    write_rejected,
+)
 from data_prep.settings import Settings
-from data_prep.work_folder import WorkFolder, remove_leftover, replace
+from data_prep.work_folder import WorkFolder, remove_leftovers, replace
 from data_prep.worker import PieceSettings, token_type
 from dualpath_cli.errors import UserError
-from dualpath_cli.text.manifest import MANIFEST, Manifest
+from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.text.rows import OnRead
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
@@ -31,6 +38,9 @@ _PIPELINE = 1
 
 _MARGIN = 1.02
 """How much more is encoded than seems needed, where duplicates and the like left too little."""
+
+_LEAST_GROWTH, _MOST_GROWTH = 1.25, 2.0
+"""By what factor at least, and at most, a source is read further then."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,7 @@ class Request:
             },
             "tokenizer": self.tokenizer.fingerprint,
             "contamination": self.contamination.fingerprint if self.contamination else None,
+            "strict": self.strict,
         }
 
     @property
@@ -71,11 +82,11 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
     Raises UserError where the folder holds something else and may not be replaced.
     """
     out = request.out
+    if os.path.ismount(out):
+        raise UserError(f"--out '{out}' is a mount point, not to be replaced; name a folder in it")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
-    # --overwrite must not delete a folder of another purpose that has a manifest.json.
-    if not ((out / MANIFEST).is_file() and (out / TOKENIZER).is_file()):
-        raise UserError(f"--out '{out}' exists and is not a data folder; choose another one")
+    _check_is_ours(out)
     try:
         manifest = Manifest.read(out)
         manifest.check_sizes(out)
@@ -84,7 +95,7 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
             return None
         raise
     if manifest.request == request.digest:
-        remove_leftover(_work_path(out.resolve()), request.content)
+        remove_leftovers(_work_path(out.resolve()), out.resolve(), request.content)
         return manifest
     if overwrite:
         return None
@@ -93,6 +104,22 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
         f"{', '.join(source.name for source in manifest.sources)}, fingerprint "
         f"{manifest.fingerprint[:12]}); choose another folder or add --overwrite"
     )
+
+
+def _check_is_ours(out: Path) -> None:
+    """Raises UserError unless all in a folder is of a data folder: it may be deleted later."""
+    try:
+        content = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+        listed = [file["name"] for key in ("chunks", "beside") for file in content[key]]
+        content["fingerprint"], content["request"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"--out '{out}' exists and is not a data folder; choose another one"
+        ) from None
+    known = {MANIFEST, INDEX, TOKENIZER, *listed}
+    names = (path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
+    if stranger := next((name for name in sorted(names) if name not in known), None):
+        raise UserError(f"--out '{out}' holds '{stranger}', which is no data; move it elsewhere")
 
 
 def prepare(
@@ -113,6 +140,9 @@ def prepare(
     """
     out = request.out.resolve()
     with WorkFolder(_work_path(out), request.content, overwrite) as work:
+        if manifest := finished(request, overwrite):  # by another process, just before
+            work.remove()
+            return manifest
         folder = work.path / "finished"
         folder.mkdir(exist_ok=True)
         request.tokenizer.save(folder)
@@ -125,7 +155,12 @@ def prepare(
         )
         with Encoder(settings, workers, fetch) as encoder:
             mix = _encode(request, encoder, work.path)
-        manifest = _write(request, mix, work.path, folder, extra)
+        try:
+            manifest = _write(request, mix, work.path, folder, extra)
+        except UserError:
+            work.remove()  # there is nothing to continue
+            raise
+        finished(request, overwrite)  # hours have passed: nobody else's folder is replaced
         replace(folder, out)
         work.remove()
     return manifest
@@ -187,7 +222,9 @@ def _more(wanted: int | None, pool: Pool, encoded: Encoded) -> int | None:
     if wanted is None or encoded.complete or pool.tokens >= wanted:
         return None
     made = sum(piece.counts.tokens for piece in encoded.pieces)
-    return made + max(1, round(made * (wanted / max(pool.tokens, 1) * _MARGIN - 1)))
+    # What comes may be unlike what came: neither everything at once, nor a little many times.
+    factor = wanted / max(pool.tokens, 1) * _MARGIN
+    return round(made * min(max(factor, _LEAST_GROWTH), _MOST_GROWTH)) + 1
 
 
 def _write(
@@ -199,9 +236,7 @@ def _write(
     tokenizer, settings = request.tokenizer, request.settings
     total = sum(portion.tokens for portion in mix.portions)
     if not total:
-        faults = [fault for each in mix.encoded for fault in each.faults]
-        where = ", ".join(source.path for source in settings.sources)
-        raise UserError(f"no text in {where}" + "".join(f"; {fault}" for fault in faults[:3]))
+        raise UserError(_nothing(settings, mix))
     writer = ShardWriter(folder, work / "shards", token_type(tokenizer), settings.chunk_tokens)
     with Stage("writing shards", total, "tokens") as stage:
         for tokens in interleave(mix.portions, settings.seed):
@@ -236,3 +271,13 @@ def _write(
     )
     manifest.write(folder)
     return manifest
+
+
+def _nothing(settings: Settings, mix: _Mix) -> str:
+    """Returns why there is nothing to write: the source without text, and what it has instead."""
+    for source, each, portion in zip(settings.sources, mix.encoded, mix.portions, strict=True):
+        if portion.pool.tokens:
+            continue
+        reasons = each.faults[:1] + [text for piece in each.pieces if (text := first_reason(piece))]
+        return f"no text in {source.path}" + "".join(f": {reason}" for reason in reasons[:1])
+    return "no text is left: all is held out or a duplicate; lower --val-fraction"

@@ -1,5 +1,6 @@
 """What goes beside the shards: held-out texts, rejected documents, duplicates."""
 
+import io
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from data_prep.corpora import Corpus
 from data_prep.duplicates import EXACT, KEPT, Verdicts
 from data_prep.encoding import Encoded, file_number
 from data_prep.mix import Pool
+from data_prep.piece import Piece
 from data_prep.worker import REJECTED
 from dualpath_cli.atomic import sync
 from dualpath_cli.text.manifest import INDEX, MANIFEST, StoredFile, sha256_of
@@ -67,6 +69,15 @@ def write_rejected(folder: Path, encoded: Sequence[Encoded]) -> None:
                     with open(part, "rb") as file:
                         shutil.copyfileobj(file, out)  # frames in a row are a zstd file
     sync(folder / REJECTED_NAME)
+
+
+def first_reason(piece: Piece) -> str | None:
+    """Returns why a piece's first rejected document was rejected, if any was."""
+    if not piece.counts.rejected:
+        return None
+    with pa.CompressedInputStream(str(piece.path.with_suffix(REJECTED)), "zstd") as part:
+        row = json.loads(io.BufferedReader(part).readline())
+    return f"row {row['row']} {row['reason']}" + f": {row['detail']}" * bool(row["detail"])
 
 
 def write_duplicates(

@@ -1,6 +1,8 @@
 """Settings: what to prepare, from a recipe of its own and the command line."""
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -16,6 +18,9 @@ NEMOTRON = "nemotron-cc"
 HUB = "hf:"
 
 Duplicates = Literal["keep", "exact", "near"]
+
+LARGEST = 10**15
+"""Counts are below it."""
 
 CHUNK_TOKENS = (1 << 6, 1 << 29)
 """Smallest and largest chunk: litdata's offsets within a chunk are 32-bit numbers of bytes."""
@@ -85,6 +90,11 @@ class Settings:
                 f"--tokens {self.tokens:,} of {len(names)} sources: a recipe must say their "
                 "weights (see recipes/data/paper.yaml)"
             )
+        if any(not share > 0 for share in self.shares() or []):
+            weights = ", ".join(f"{source.weight:g}" for source in self.sources)
+            raise UserError(
+                f"weights {weights} are too large or too far apart; give shares such as 0.9 and 0.1"
+            )
         low, high = CHUNK_TOKENS
         if not low <= self.chunk_tokens <= high:
             raise UserError(
@@ -130,7 +140,7 @@ def check(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
-            hint = did_you_mean(key, known) or f" (keys: {', '.join(sorted(known))})"
+            hint = did_you_mean(str(key), known) or f" (keys: {', '.join(sorted(known))})"
             raise UserError(f"{origin}: unknown key '{key}'{hint}")
         if value is not None:
             checked[key] = _checked(key, value, f"{origin}: {key}")
@@ -141,9 +151,9 @@ def _checked(key: str, value: Any, name: str) -> Any:
     if key == "sources":
         return tuple(_source(spec, name) for spec in _list(value, name))
     if key in ("tokens", "chunk_tokens", "num_files", "min_chars"):
-        return parse_size(str(value), name)
+        return _size(value, name)
     if key == "seed":
-        return _number(value, name, int, 0)
+        return _number(value, name, int, 0, 1 << 64)
     if key == "val_fraction":
         return _number(value, name, float, 0.0)
     if key == "decontaminate":
@@ -161,9 +171,9 @@ def _source(spec: Any, origin: str) -> SourceSettings:
     if not isinstance(spec, Mapping):
         raise UserError(f"{origin}: '{spec}' is neither NAME=PATH nor a mapping with a path")
     known = {field.name for field in fields(SourceSettings)}
-    if unknown := next((key for key in spec if key not in known), None):
+    if unknown := [str(key) for key in spec if key not in known]:
         raise UserError(
-            f"{origin}: unknown key '{unknown}' of a source{did_you_mean(str(unknown), known)} "
+            f"{origin}: unknown key '{unknown[0]}' of a source{did_you_mean(unknown[0], known)} "
             f"(keys: {', '.join(sorted(known))})"
         )
     if not spec.get("path"):
@@ -175,7 +185,7 @@ def _source(spec: Any, origin: str) -> SourceSettings:
         name=name,
         path=path,
         weight=None if weight is None else _number(weight, f"weight of '{name}'", float, 0.0),
-        max_epochs=_number(spec.get("max_epochs", 1), f"max_epochs of '{name}'", int, 1),
+        max_epochs=_number(spec.get("max_epochs", 1), f"max_epochs of '{name}'", int, 1, LARGEST),
         field=str(spec.get("field", "text")),
     )
     if source.weight == 0:
@@ -184,21 +194,29 @@ def _source(spec: Any, origin: str) -> SourceSettings:
 
 
 def default_name(path: str) -> str:
-    """Returns what a source without a name is called: the last part of where it is from."""
+    """Returns what a source without a name is called: the last part of where it is from.
+
+    What a name may not hold becomes '-'.
+    """
     if path.startswith(HUB):
-        return path.removeprefix(HUB).split(":")[0].split("/")[-1]
+        return _plain(path.removeprefix(HUB).split(":")[0].split("/")[-1])
     if path.partition(":")[0] == NEMOTRON:
         return NEMOTRON
     name = Path(path).resolve().name
     while (stem := Path(name)).suffix in (".gz", ".zst", ".zstd", ".txt", ".jsonl", ".parquet"):
         name = stem.stem
-    return name
+    return _plain(name)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name)
 
 
 def _name(name: str, origin: str) -> str:
     if not NAME.fullmatch(name):
         raise UserError(
-            f"{origin}: '{name}' cannot name a source; use letters, digits, '.', '_' and '-'"
+            f"{origin}: '{name}' cannot name a source; give NAME=PATH with "
+            "letters, digits, '.', '_' and '-' in NAME"
         )
     return name
 
@@ -209,12 +227,32 @@ def _list(value: Any, name: str) -> list[Any]:
     return list(value)
 
 
-def _number(value: Any, name: str, kind: type, least: float) -> Any:
+def _size(value: Any, name: str) -> int:
+    try:
+        size = parse_size(str(value), name)
+    except ValueError:  # more digits than Python reads or writes
+        size = LARGEST
+    if size >= LARGEST:
+        raise UserError(f"{name} must be below {LARGEST:,}, not '{_shown(value)}'")
+    return size
+
+
+def _number(value: Any, name: str, kind: type, least: float, below: float = math.inf) -> Any:
     try:
         number = kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = None
-    if number is None or isinstance(value, bool) or number != float(value) or number < least:
+    cut = isinstance(value, float) and number != value
+    if number is None or isinstance(value, bool) or cut or not least <= number < below:
         whole = "a whole number" if kind is int else "a number"
-        raise UserError(f"{name} must be {whole} of at least {least}, not '{value}'")
+        bound = f" and below {below}" if number is not None and number >= below else ""
+        raise UserError(f"{name} must be {whole} of at least {least}{bound}, not '{_shown(value)}'")
     return number
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = str(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -1,5 +1,6 @@
 """The folder that an unfinished preparation is kept in, so that it can be continued."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -31,15 +32,8 @@ class WorkFolder:
         self._overwrite = overwrite
 
     def __enter__(self) -> "WorkFolder":
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path, os.O_RDONLY)
+        self._lock = self._lock_folder()
         try:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(
-                    f"another preparation is writing '{self.path}'; wait for it to end"
-                ) from None
             self._claim()
         except BaseException:
             os.close(self._lock)
@@ -61,19 +55,48 @@ class WorkFolder:
                 _delete(path)
         shutil.rmtree(self.path)
 
+    def _lock_folder(self) -> int:
+        """Locks the folder, made where it is missing, and returns the lock's descriptor."""
+        while True:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError):
+                raise UserError(
+                    f"'{self.path}' cannot be made a folder: a file is in its way; choose another "
+                    "--out or move the file"
+                ) from None
+            lock = os.open(self.path, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The one that was opened may have been removed by the process that held it.
+                if self.path.exists() and os.path.samestat(os.fstat(lock), os.stat(self.path)):
+                    return lock
+            except BlockingIOError:
+                os.close(lock)
+                raise UserError(
+                    f"another preparation is writing '{self.path}'; wait for it to end"
+                ) from None
+            os.close(lock)
+
     def _claim(self) -> None:
         note = self.path / _REQUEST
         before = json.loads(note.read_text()) if note.exists() else None
         if before == self._content:
             return
-        if any(self.path.iterdir()) and not self._overwrite:
-            what = f" ({_difference(before, self._content)})" if before else ""
+        held = [path for path in self.path.iterdir() if path.name != f"{_REQUEST}.partial"]
+        if held and before is None:
             raise UserError(
-                f"'{self.path}' holds an unfinished preparation of something else{what}; finish "
-                "it with the settings it was begun with, or discard it with --overwrite"
+                f"'{self.path}' is wanted for unfinished work and holds something else; move it"
             )
-        for path in self.path.iterdir():
-            _delete(path)
+        if before is not None and not self._overwrite:
+            raise UserError(
+                f"'{self.path}' holds an unfinished preparation of something else "
+                f"({_difference(before, self._content)}); finish it with the settings it was begun "
+                "with, or discard it with --overwrite"
+            )
+        for path in held:
+            if path != note:
+                _delete(path)
         write_text(note, json.dumps(self._content, indent=1))
 
 
@@ -98,7 +121,7 @@ def _delete(path: Path) -> None:
 
 def replace(folder: Path, out: Path) -> None:
     """Gives a finished folder its name; a folder cannot be replaced in one step as a file can."""
-    old = out.with_name(f".{out.name}.replaced")
+    old = _replaced(out)
     if out.exists():
         if old.exists():
             shutil.rmtree(old)
@@ -109,8 +132,16 @@ def replace(folder: Path, out: Path) -> None:
         shutil.rmtree(old)
 
 
-def remove_leftover(path: Path, content: dict[str, Any]) -> None:
-    """Deletes what was left of a preparation that was killed after its folder got its name."""
+def remove_leftovers(path: Path, out: Path, content: dict[str, Any]) -> None:
+    """Deletes what a preparation left that was killed after its folder got its name."""
     note = path / _REQUEST
     if note.exists() and json.loads(note.read_text()) == content:
-        shutil.rmtree(path)
+        # Under its lock: the preparation may be about to do the same.
+        with contextlib.suppress(UserError), WorkFolder(path, content, overwrite=False) as work:
+            if _replaced(out).exists():
+                shutil.rmtree(_replaced(out))
+            work.remove()
+
+
+def _replaced(out: Path) -> Path:
+    return out.with_name(f".{out.name}.replaced")

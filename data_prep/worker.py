@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -147,7 +146,7 @@ def _write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     with pa.CompressedOutputStream(str(partial), "zstd") as sink:
-        sink.write(data.encode("utf-8", errors="surrogatepass"))
+        sink.write(data.encode("utf-8", errors="backslashreplace"))
     sync(partial)
     partial.replace(path)
 
@@ -171,7 +170,6 @@ def start(settings: PieceSettings) -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     load(settings)
 

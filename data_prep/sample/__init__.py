@@ -37,7 +37,7 @@ def documents(split: Split, kind: Kind | None = None, n: int | None = None) -> I
 
 def write_val(folder: Path) -> None:
     """Writes the held-out texts as `arithmetic.jsonl`, `facts.jsonl` and `prose.jsonl`."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for kind in KINDS:
         lines = [json.dumps({"text": text}) + "\n" for text in documents("val", kind)]
         (folder / f"{kind}.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -77,7 +77,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
             io.BytesIO(data), read_across_frames=True
         )
         data = reader.read()
-    return [json.loads(line) for line in data.decode("utf-8", "surrogatepass").splitlines()]
+    return [json.loads(line) for line in data.decode("utf-8").splitlines()]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -44,10 +44,24 @@ def _parquet(table: pa.Table, cut: int | None = None) -> bytes:
     return sink.getvalue().to_pybytes()[:cut]
 
 
+def _invalid(*values: bytes) -> pa.Array:
+    """Strings that are not checked to be UTF-8."""
+    array = pa.array(values)
+    return pa.Array.from_buffers(pa.string(), len(array), array.buffers())
+
+
+NANOSECONDS = pa.array([1, 2, 3, 4], pa.timestamp("ns"))  # Python holds microseconds
+INVALID = pa.table({"text": _invalid(b"caf\xe9", *map(str.encode, GOOD)), "id": NANOSECONDS})
 ROW = "unreadable"
 FAULTS = [
     Fault("decode", "f.jsonl.zst", zstandard.compress(LINES * 9000)[:-50], {}, "after line", True),
     Fault("decode", "f.jsonl.gz", gzip.compress(LINES * 9000)[:-50], {}, "after line", True),
+    Fault(
+        "decode", "f.jsonl.gz", gzip.compress(LINES) + b"\0" * 9, {}, "after line 3", True, kept=3
+    ),
+    Fault(
+        "decode", "f.jsonl.zst", zstandard.compress(LINES) + b"xxxx", {}, "after line 3", True, 3
+    ),
     Fault("decode", "f.jsonl.zst", b"not zstd at all", {}, "cannot be read", True),
     Fault("decode", "f.jsonl.gz", b"not gzip", {}, "cannot be read", True),
     Fault("decode", "f.parquet", _parquet(pa.table({"text": GOOD}), -9), {}, "Parquet", True),
@@ -62,6 +76,11 @@ FAULTS = [
     Fault("row", "f.jsonl", b'{"text": null}\n' + LINES, {ROW: 1}, "no text", kept=3),
     Fault("row", "f.jsonl", b'{"text": 7}\n' + LINES, {ROW: 1}, "int instead", kept=3),
     Fault("row", "f.jsonl", b'{"text": "\\ud800"}\n', {ROW: 1}, "surrogate"),
+    Fault("row", "f.jsonl", b'{"\\ud800": 1}\n' + LINES, {ROW: 1}, "fields: \ud800", kept=3),
+    Fault("row", "f.jsonl", b'{"text": "\xed\xa0\x80"}\n', {ROW: 1}, "surrogate"),
+    Fault("row", "f.jsonl", b'{"n": ' + b"9" * 5000 + b"}\n", {ROW: 1}, "too many digits"),
+    Fault("row", "f.parquet", _parquet(INVALID), {ROW: 1}, "column 'text': not UTF-8", kept=3),
+    Fault("row", "f.parquet", _parquet(pa.table({"text": NANOSECONDS})), {ROW: 4}, "column 'text'"),
     Fault("row", "f.jsonl", b"[" * 10**6 + b"\n", {ROW: 1}, "JSON"),
     Fault(
         "row", "f.parquet", _parquet(pa.table({"text": [None, *GOOD]})), {ROW: 1}, "None", kept=3

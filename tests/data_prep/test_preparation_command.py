@@ -1,5 +1,6 @@
 """`python -m data_prep`: what it writes, what it says, how it ends."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,11 @@ def test_the_source_that_ends_a_weighted_mix_is_named(
         ("--source BAD --strict --out OUT --tokenizer TOKENIZER", "line 1: not JSON"),
         ("--source BAD --out OUT --tokenizer TOKENIZER", "no text in"),
         ("--source FILE --out FOLDER --tokenizer TOKENIZER", "not a data folder"),
+        ("--source FILE --out HERE --tokenizer TOKENIZER", "lies in --out"),
+        ("--source HERE --out OUT --tokenizer TOKENIZER", "lies in the source"),
+        ("--source FILE --out OUT --downloads OUT --tokenizer TOKENIZER", "--downloads"),
+        ("--source FILE --out FILE/b --tokenizer TOKENIZER", "a file is in its way"),
+        ("--source sample facts=FILE --out OUT --tokenizer TOKENIZER", "called 'facts'"),
         ("--source FILE --out OUT --tokenizer TOKENIZER --tokens many", "tokens must be"),
         ("--source FILE --out OUT --tokenizer TOKENIZER --chunk-tokens 5", "not between 64"),
         ("--source FILE --out OUT --tokenizer TOKENIZER --workers 0", "--workers"),
@@ -135,10 +141,13 @@ def test_mistakes_are_one_line_and_exit_code_2(
         "FILE": tmp_path / "a.txt",
         "BAD": tmp_path / "bad.jsonl",
         "OUT": tmp_path / "out",
-        "FOLDER": tmp_path,
+        "FOLDER": small_folder,
+        "HERE": tmp_path,
         "TOKENIZER": small_folder,
     }
-    words = [str(places.get(word, word)) for word in arguments.split()]
+    words = [
+        re.sub("[A-Z]{3,}", lambda match: str(places[match[0]]), word) for word in arguments.split()
+    ]
     assert main(words if words[0] == "inspect" else ["--workers", "1", *words]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

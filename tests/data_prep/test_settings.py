@@ -63,6 +63,8 @@ def test_the_papers_recipe_has_tokens_for_its_training() -> None:
         ("web=nemotron-cc:quality=low", "web", "nemotron-cc:quality=low"),
         ("hf:openai/gsm8k:main", "gsm8k", "hf:openai/gsm8k:main"),
         ("x=hf:openai/gsm8k", "x", "hf:openai/gsm8k"),
+        ("data/quality=high/kind=actual", "kind-actual", None),
+        ("my corpus.jsonl", "my-corpus", None),
     ],
 )
 def test_a_source_is_named_by_itself_or_by_where_it_is(
@@ -86,6 +88,16 @@ TWO = [{"path": "a.txt", "weight": 1}, {"path": "b.txt", "weight": 1}]
         ({"tokens": True}, "tokens must be a whole number"),
         ({"seed": -1}, "seed must be a whole number of at least 0, not '-1'"),
         ({"seed": 1.5}, "seed must be a whole number"),
+        ({"seed": float("inf")}, "seed must be a whole number of at least 0, not 'inf'"),
+        ({"seed": 1 << 64}, "and below 18446744073709551616, not '18446744073709551616'"),
+        ({"seed": 10**400}, "seed must be a whole number of at least 0 and below 1844"),
+        ({"seed": 1 << 20_000}, "not 'a number of thousands of digits'"),
+        ({"tokens": 10**15}, "tokens must be below 1,000,000,000,000,000, not '1000"),
+        ({"tokens": "9" * 400}, "tokens must be below 1,000,000,000,000,000, not '9999"),
+        ({"tokens": "9" * 5000}, "tokens must be below 1,000,000,000,000,000, not '9999"),
+        ({"tokens": 1 << 20_000}, "not 'a number of thousands of digits'"),
+        ({1: 2}, "unknown key '1'"),
+        ({None: 2}, "unknown key 'None'"),
         ({"duplicates": "nea"}, "'nea' is not one of keep, exact, near; did you mean 'near'"),
         ({"val_fraction": 1}, "--val-fraction 1.0 is not at least 0 and below 1"),
         ({"val_fraction": "x"}, "val_fraction must be a number"),
@@ -98,7 +110,16 @@ TWO = [{"path": "a.txt", "weight": 1}, {"path": "b.txt", "weight": 1}]
         ({"sources": [{"path": "a", "wieght": 1}]}, "'wieght' of a source; did you mean 'weight'"),
         ({"sources": [{"path": "a", "weight": 0}]}, "weight 0 of 'a'"),
         ({"sources": [{"path": "a", "weight": -1}]}, "weight of 'a' must be a number"),
+        ({"sources": [{"path": "a", "weight": float("inf")}]}, "and below inf, not 'inf'"),
+        ({"sources": [{"path": "a", "weight": float("nan")}]}, "weight of 'a' must be a number"),
+        ({"sources": [{"path": "a", "weight": 10**400}]}, "weight of 'a' must be a number"),
+        (
+            {"sources": [{"path": "a", "weight": 1e308}, {"path": "b", "weight": 1e308}]},
+            "weights 1e+308, 1e+308 are too large",
+        ),
+        ({"sources": [{"path": "a", 0: 1}]}, "unknown key '0' of a source"),
         ({"sources": [{"path": "a", "max_epochs": 0}]}, "max_epochs of 'a'"),
+        ({"sources": [{"path": "a", "max_epochs": float("inf")}]}, "max_epochs of 'a'"),
         ({"sources": [{"path": "a", "name": "a/b"}]}, "'a/b' cannot name a source"),
         ({"sources": ["a.txt", "b/a.jsonl"]}, "two sources are called 'a'"),
         ({"sources": [*TWO, "c"]}, "source 'c' has no weight"),
@@ -119,6 +140,8 @@ def test_what_cannot_be_meant_is_named(changes: dict, reason: str) -> None:
         ("papr", None, "'papr': no such file; did you mean 'paper'"),
         ("a.yaml", "sources: [", "cannot be read"),
         ("a.yaml", "- 1", "must be a mapping"),
+        ("a.yaml", "[a]: 1", "unhashable key"),
+        ("a.yaml", "seed: " + "9" * 5000, "cannot be read"),
         ("a.yaml", b"\xff", "cannot be read"),
     ],
 )
@@ -135,6 +158,15 @@ def test_a_recipe_that_cannot_be_read_is_named(
     with pytest.raises(UserError, match=reason) as caught:
         read_recipe(name)
     assert "\n" not in str(caught.value)
+
+
+def test_a_path_with_a_colon_names_its_source() -> None:
+    (source,) = settings_of({"sources": ["a:b.jsonl"], "tokenizer": "t"}).sources
+    assert (source.name, source.path) == ("a-b", "a:b.jsonl")
+
+
+def test_every_seed_of_64_bits_is_taken() -> None:
+    assert settings_of({**GOOD, "seed": (1 << 64) - 1}).seed == (1 << 64) - 1
 
 
 def test_every_setting_is_an_option_and_a_key() -> None:
