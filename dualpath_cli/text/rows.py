@@ -1,5 +1,6 @@
 """Rows of one file as a stream: plain or compressed bytes, JSON lines, Parquet records."""
 
+import contextlib
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,10 @@ KINDS = (".txt", ".jsonl", ".parquet")
 
 _BUFFER_BYTES = 1 << 20
 _BATCH_ROWS = 256
+"""Most records that Arrow decodes at a time; fewer where they are long."""
+
+_NO_VALUE = (ValueError, OverflowError, LookupError, pa.ArrowException)
+"""What Arrow raises for a value that Python cannot hold."""
 
 
 class BadRow(ValueError):
@@ -46,11 +51,18 @@ class Rows:
     """Lines; one element, the whole text, of a .txt file; or records."""
     bytes: int
     """Size of the content, uncompressed."""
+    optional: tuple[str, ...] = ()
+    """Columns of records whose values, where Python cannot hold them, are None."""
 
     def parsed(self) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
         """Yields (number, object or what is wrong with it) for each row but blank lines."""
         if isinstance(self.content, pa.RecordBatch):
-            yield from enumerate(self.content.to_pylist(), self.first)
+            try:
+                records = self.content.to_pylist()
+            except _NO_VALUE:
+                slices = (self.content.slice(n, 1) for n in range(self.content.num_rows))
+                records = [_record(record, self.optional) for record in slices]
+            yield from enumerate(records, self.first)
             return
         parse = _text_object if self.kind == ".txt" else _json_object
         for number, line in enumerate(self.content, self.first):
@@ -67,10 +79,15 @@ class Rows:
         return self.path + unit[self.kind]
 
     def raw(self, number: int) -> str:
-        """Returns a row as it stands in the file; bytes that are not UTF-8 as backslash escapes."""
+        """Returns a row as it stands in the file; bytes that are not UTF-8 as backslash escapes.
+
+        A record is returned as JSON.
+        """
         offset = number - self.first
         if isinstance(self.content, pa.RecordBatch):
-            return json.dumps(self.content.slice(offset, 1).to_pylist()[0], default=str)
+            record = self.content.slice(offset, 1)
+            row = {name: _shown(values[0]) for name, values in _columns(record)}
+            return json.dumps(row, default=str)
         return self.content[offset].decode("utf-8", errors="backslashreplace").rstrip("\r\n")
 
 
@@ -125,14 +142,60 @@ class _CountedFile(io.RawIOBase):
         super().close()
 
 
-def _open(path: Path, on_read: OnRead) -> io.BufferedReader:
+class _Decompressed(io.RawIOBase):
+    """What a compressed file holds; all that stands before a fault comes before its OSError."""
+
+    def __init__(self, path: Path, on_read: OnRead) -> None:
+        self._path = path
+        self._stream = _decompress(path, on_read)
+        self._given = 0
+        self._fault: OSError | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._fault:
+            raise self._fault
+        try:
+            count: int = self._stream.readinto(buffer)
+        except OSError as fault:
+            # Arrow does not say how much of the buffer it filled before.
+            self._fault = fault
+            rest = self._rest()
+            if not rest:
+                raise
+            count = len(rest)
+            buffer[:count] = rest
+        self._given += count
+        return count
+
+    def _rest(self) -> bytes:
+        """Returns what follows the bytes given out, up to the fault: less than was asked for."""
+        rest = bytearray()
+        with contextlib.suppress(OSError), _decompress(self._path, lambda count: None) as stream:
+            left = self._given
+            while left:
+                left -= len(stream.read(min(left, _BUFFER_BYTES)))
+            while byte := stream.read(1):
+                rest += byte
+        return bytes(rest)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def _decompress(path: Path, on_read: OnRead) -> pa.CompressedInputStream:
     # Arrow's decompressor, unlike others, reads on across members of a file and raises OSError
     # where a file is cut off.
-    raw = _CountedFile(path, on_read)
-    if codec := CODECS.get(path.suffix):
-        stream = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec)
-        return io.BufferedReader(stream, _BUFFER_BYTES)
-    return io.BufferedReader(raw, _BUFFER_BYTES)
+    file = pa.PythonFile(_CountedFile(path, on_read), mode="r")
+    return pa.CompressedInputStream(file, CODECS[path.suffix])
+
+
+def _open(path: Path, on_read: OnRead) -> io.BufferedReader:
+    kind = _Decompressed if path.suffix in CODECS else _CountedFile
+    return io.BufferedReader(kind(path, on_read), _BUFFER_BYTES)
 
 
 def _whole(path: Path, on_read: OnRead) -> bytes:
@@ -166,38 +229,95 @@ def _lines(path: Path, on_read: OnRead, size: int) -> Iterator[Rows]:
 def _parquet(
     path: Path, fields: Sequence[str], optional: Sequence[str], on_read: OnRead, size: int
 ) -> Iterator[Rows]:
-    seen = 0
+    held: list[pa.RecordBatch] = []
+    held_bytes = given = 0
+    fault: Exception | None = None
+    there: tuple[str, ...] = ()
+
+    def records() -> Iterator[Rows]:
+        first = given + 1
+        for batch in pa.Table.from_batches(held).combine_chunks().to_batches():
+            yield Rows(str(path), ".parquet", first, batch, batch.nbytes, there)
+            first += batch.num_rows
+
     try:
-        with pq.ParquetFile(path) as file:
+        # Unless told otherwise Arrow holds a whole row group as it is on the disk.
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
             names = file.schema_arrow.names
             if missing := [field for field in fields if field not in names]:
                 raise UnreadableFile(
                     f"{path}: no column '{missing[0]}'{did_you_mean(missing[0], names)} "
                     f"(columns: {', '.join(names)})"
                 )
-            columns = [*fields, *(name for name in optional if name in names)]
-            on_disk, total, reported = path.stat().st_size, file.metadata.num_rows, 0
-            held: list[pa.RecordBatch] = []
-            for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
-                held.append(batch)
+            there = tuple(name for name in optional if name in names and name not in fields)
+            on_disk, total, read, reported = path.stat().st_size, file.metadata.num_rows, 0, 0
+            batch_rows = _batch_rows(file.metadata, size)
+            for batch in file.iter_batches(batch_size=batch_rows, columns=[*fields, *there]):
                 # Arrow does not say where it reads: the share of rows stands for that of bytes.
-                done = seen + sum(batch.num_rows for batch in held)
-                on_read(on_disk * done // total - reported)
-                reported = on_disk * done // total
-                if sum(batch.nbytes for batch in held) >= size:
-                    yield _records(path, seen, held)
-                    seen, held = done, []
-            if held:
-                yield _records(path, seen, held)
+                read += batch.num_rows
+                on_read(on_disk * read // total - reported)
+                reported = on_disk * read // total
+                for part in _parts(batch, size):
+                    held.append(part)
+                    held_bytes += part.nbytes
+                    if held_bytes >= size:
+                        yield from records()
+                        given += sum(part.num_rows for part in held)
+                        held, held_bytes = [], 0
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        after = f" after row {seen}" if seen else ""
-        raise UnreadableFile(f"{path}: cannot be read as Parquet{after}: {reason}") from None
+        fault = error
+    if held:
+        yield from records()
+        given += sum(part.num_rows for part in held)
+    if fault:
+        reason = str(fault).splitlines()[0]
+        after = f" after row {given}" if given else ""
+        raise UnreadableFile(f"{path}: cannot be read as Parquet{after}: {reason}")
 
 
-def _records(path: Path, seen: int, held: list[pa.RecordBatch]) -> Rows:
-    batch = pa.Table.from_batches(held).combine_chunks().to_batches()[0]
-    return Rows(str(path), ".parquet", seen + 1, batch, batch.nbytes)
+def _batch_rows(metadata: pq.FileMetaData, size: int) -> int:
+    """Returns how many records are about `size` bytes in the row group with the longest ones."""
+    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+    longest = max((g.total_byte_size // g.num_rows for g in groups if g.num_rows), default=0)
+    return min(max(size // max(longest, 1), 1), _BATCH_ROWS)
+
+
+def _parts(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
+    """Yields halves of halves until each has at most `size` bytes or one record."""
+    if batch.nbytes <= size or batch.num_rows <= 1:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    for part in (batch.slice(0, half), batch.slice(half)):
+        # A copy: a slice goes to another process together with what it is a slice of.
+        yield from _parts(part.take(pa.array(range(part.num_rows))), size)
+
+
+def _columns(record: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
+    return zip(record.schema.names, record.columns, strict=True)
+
+
+def _record(record: pa.RecordBatch, optional: Sequence[str]) -> dict[str, Any] | BadRow:
+    row: dict[str, Any] = {}
+    for name, values in _columns(record):
+        try:
+            row[name] = values[0].as_py()
+        except _NO_VALUE as error:
+            if name not in optional:
+                utf8 = isinstance(error, UnicodeDecodeError)
+                reason = "not UTF-8" if utf8 else f"cannot be read: {str(error).splitlines()[0]}"
+                return BadRow(f"column '{name}': {reason}")
+            row[name] = None
+    return row
+
+
+def _shown(value: pa.Scalar) -> Any:
+    """Returns a value as Python holds it, or else as a string."""
+    for kind in (None, pa.string(), pa.binary()):
+        with contextlib.suppress(*_NO_VALUE):
+            shown = (value.cast(kind) if kind else value).as_py()
+            return shown.decode(errors="backslashreplace") if kind == pa.binary() else shown
+    return f"a value of type {value.type}"
 
 
 def _text_object(content: bytes) -> dict[str, Any]:
@@ -221,6 +341,8 @@ def _json_object(line: bytes) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise BadRow("not JSON that can be read: nested too deeply") from None
+    except ValueError:
+        raise BadRow("not JSON that can be read: a number with too many digits") from None
     if not isinstance(row, dict):
         raise BadRow(f"a JSON {type(row).__name__}, not an object with fields")
     return row

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import pickle
 import resource
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import zstandard
 
 from data_prep.prepare import prepare
 from dualpath_cli.errors import UserError
+from dualpath_cli.text.rows import read_rows
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.preparing import request, rows_of, source, texts_of, write_jsonl
 
@@ -157,6 +159,16 @@ def test_rejected_rows_are_kept_as_they_stand_in_the_file(
         (1, None, '{"text": "\\xff"}'),
         (2, "x", '{"id": "x", "text": 3}'),
     ]
+
+
+def test_long_records_among_short_ones_come_in_small_batches(tmp_path: Path) -> None:
+    texts = ["short"] * 5000 + [chr(97 + n % 26) * 10_000 for n in range(100)] + ["last"]
+    (tmp_path / "a.parquet").write_bytes(_parquet(pa.table({"text": texts})))
+    batches = list(read_rows(tmp_path / "a.parquet", ["text"], [], lambda count: None, 50_000))
+    read = [row for batch in batches for row in batch.parsed()]
+    assert read == [(number, {"text": text}) for number, text in enumerate(texts, 1)]
+    # What another process is sent, too, is no more than the batch.
+    assert max(len(pickle.dumps(batch)) for batch in batches) < 2 * 50_000
 
 
 FULL_DISK = """
