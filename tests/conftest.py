@@ -1,9 +1,13 @@
 """Settings and paths that all tests share."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from tests.s3 import s3_bucket, s3_server
 
 # Tiny models gain nothing from threads and lose 40 times on a busy machine.
 torch.set_num_threads(1)
@@ -22,3 +26,17 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}")
     return folder
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """The endpoint of an S3 of our own."""
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(endpoint: str, tmp_path: Path) -> Iterator[Any]:
+    """A boto3 client of the empty s3://bucket."""
+    with s3_bucket(endpoint, tmp_path / "cache") as client:
+        yield client

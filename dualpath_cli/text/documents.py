@@ -86,7 +86,7 @@ def parse_source(spec: str) -> Source:
     path = Path(rest)
     if not path.exists() or str(path) == ".":
         raise UserError(f"source '{spec}': '{path}' does not exist; give {FORMATS}{_sibling(path)}")
-    source = Source(name or _stem(path), path)
+    source = Source(name or stem(path), path)
     source_files(source)
     return source
 
@@ -167,7 +167,8 @@ _FORMATS = {
 }
 
 
-def _stem(path: Path) -> str:
+def stem(path: Path) -> str:
+    """Returns a file's or folder's name without the endings of known formats."""
     name = path.resolve().name
     for suffix in [*CODECS, *KINDS]:
         name = name.removesuffix(suffix)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,9 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import Manifest, StoredFile, sha256_of
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.s3 import s3_bucket, s3_server
 from tests.source_counts import source_count
 
 URL = "s3://bucket/data"
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with s3_server() as url:
-        yield url
-
-
-@pytest.fixture
-def bucket(endpoint: str, tmp_path: Path) -> Iterator[Any]:
-    with s3_bucket(endpoint, tmp_path / "cache") as client:
-        yield client
 
 
 @pytest.fixture

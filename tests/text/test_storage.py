@@ -4,7 +4,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,8 @@ import pytest
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.text import storage
-from tests.s3 import s3_bucket, s3_server
 
 SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with s3_server() as url:
-        yield url
-
-
-@pytest.fixture
-def bucket(endpoint: str, tmp_path: Path) -> Iterator[Any]:
-    with s3_bucket(endpoint, tmp_path / "cache") as client:
-        yield client
 
 
 def put(bucket: Any, key: str, content: bytes) -> None:

@@ -35,14 +35,14 @@ def write_blocks(path: Path, count: int) -> Path:
     return path
 
 
-def prepare(folder: Path, text: Path, max_tokens: int | None = None) -> Path:
+def prepare(folder: Path, text: Path, tokens: int | None = None) -> Path:
     """A data folder made from a JSONL file."""
     from data_prep.__main__ import main as data_prep
 
     tokenizer = folder.with_name(folder.name + "-tokenizer")
     tokenizer.mkdir(parents=True, exist_ok=True)
     tokenizer_with(["h e", "l l", "he ll"]).save(tokenizer)
-    limit = [] if max_tokens is None else ["--max-tokens", str(max_tokens)]
+    limit = [] if tokens is None else ["--tokens", str(tokens)]
     words = ["--source", str(text), "--tokenizer", str(tokenizer), "--out", str(folder), *limit]
     assert data_prep(words) == 0
     return folder

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,11 @@ from dualpath_cli.cli import main
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.training.run_folder import newest_checkpoint
-from tests.s3 import s3_bucket, s3_server
 from tests.training.conftest import SEQ_LEN, Fit, write_text
 from tests.training.test_fit import back_to_step, rows
 
 URL = "s3://bucket/train"
 TABLES = ("metrics.csv", "validation.csv", "routing.csv")
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with s3_server() as url:
-        yield url
-
-
-@pytest.fixture
-def bucket(endpoint: str, tmp_path: Path) -> Iterator[Any]:
-    with s3_bucket(endpoint, tmp_path / "cache") as client:
-        yield client
 
 
 def chunked(folder: Path, text: Path, tokenizer: Path) -> Path:
