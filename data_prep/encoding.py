@@ -1,14 +1,14 @@
-"""Encoding: the files of a corpus -> pieces, in order, by a pool of processes."""
+"""Encoding: the files of corpora -> pieces, in order, by a pool of processes."""
 
 import json
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from types import TracebackType
@@ -30,13 +30,24 @@ PIECE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
+class Job:
+    """A corpus to encode."""
+
+    corpus: Corpus
+    folder: Path
+    """Where its pieces are."""
+    until: int | None
+    """Tokens that are enough; None: all there are."""
+
+
+@dataclass
 class Encoded:
     """What a corpus gave, from its beginning on."""
 
-    pieces: list[Piece]
-    faults: list[str]
+    pieces: list[Piece] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
     """Files that could not be read to their end, and why."""
-    complete: bool
+    complete: bool = True
     """Whether every file was read."""
 
 
@@ -87,60 +98,73 @@ class Encoder:
                 process.terminate()
         self._executor.shutdown(cancel_futures=True)
 
-    def encode(
-        self, corpus: Corpus, folder: Path, until: int | None, stage: ReadingStage
-    ) -> Encoded:
-        """Encodes documents in order until they hold `until` tokens, or all where it is None.
+    def encode(self, jobs: Sequence[Job], stage: ReadingStage) -> list[Encoded]:
+        """Encodes each corpus's documents in order until they hold as many tokens as asked for.
 
-        Pieces that `folder` holds already are not made again. Raises UserError where `strict` is
-        set and something cannot be read, OSError where a process dies, the disk is full or a
-        server does not answer for long.
+        All go through one queue: no process waits for a corpus's last piece. Pieces that are there
+        are not made again. Raises UserError where `strict` is set and something cannot be read,
+        OSError where a process dies, the disk is full or a server does not answer for long.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        pieces: list[Piece] = []
-        faults: list[str] = []
-        tokens = 0
+        enough: set[int] = set()
+        tokens = [0] * len(jobs)
+        encoded = [Encoded() for _ in jobs]
         try:
-            with closing(self._in_order(self._work(corpus, folder, stage))) as items:
-                for item in items:
+            with closing(self._ahead(self._work(jobs, enough, stage))) as items:
+                for number, item in items:
+                    if number in enough:
+                        continue  # begun before it was known that it is not needed
                     if isinstance(item, _FileEnd):
-                        faults += [item.fault] if item.fault else []
+                        self._end(item, encoded[number])
                         continue
-                    pieces.append(Piece(item))
-                    tokens += pieces[-1].counts.tokens
-                    stage.encoded(pieces[-1].counts.tokens)
-                    if until is not None and tokens >= until:
-                        return Encoded(pieces, faults, complete=False)
+                    piece = Piece(item.result() if isinstance(item, Future) else item)
+                    encoded[number].pieces.append(piece)
+                    tokens[number] += piece.counts.tokens
+                    stage.encoded(piece.counts.tokens)
+                    until = jobs[number].until
+                    if until is not None and tokens[number] >= until:
+                        encoded[number].complete = False
+                        enough.add(number)
         except BrokenProcessPool:
             raise OSError(
                 "a worker process was killed, perhaps for want of memory: use fewer --workers"
             ) from None
-        return Encoded(pieces, faults, complete=True)
+        return encoded
 
-    def _in_order(self, work: Iterator[_Item]) -> Generator[Path | _FileEnd, None, None]:
-        """Yields finished items in order, keeping the processes busy."""
-        waiting: deque[_Item] = deque()
+    def _ahead(
+        self, work: Iterator[tuple[int, _Item]]
+    ) -> Generator[tuple[int, _Item], None, None]:
+        """Yields items some time after they were begun, so that the processes are kept busy."""
+        waiting: deque[tuple[int, _Item]] = deque()
         for item in work:
             waiting.append(item)
             if len(waiting) > self._workers + 2:
-                yield _finished(waiting.popleft())
-        while waiting:
-            yield _finished(waiting.popleft())
+                yield waiting.popleft()
+        yield from waiting
 
-    def _work(self, corpus: Corpus, folder: Path, stage: ReadingStage) -> Iterator[_Item]:
-        for number, file in enumerate(corpus.files):
-            note = folder / f"{number:05d}.json"
+    def _work(
+        self, jobs: Sequence[Job], enough: Container[int], stage: ReadingStage
+    ) -> Iterator[tuple[int, _Item]]:
+        for number, job in enumerate(jobs):
+            job.folder.mkdir(parents=True, exist_ok=True)
+            for item in self._items(job, stage):
+                yield number, item
+                if number in enough:
+                    break
+
+    def _items(self, job: Job, stage: ReadingStage) -> Iterator[_Item]:
+        for number, file in enumerate(job.corpus.files):
+            note = job.folder / f"{number:05d}.json"
             if note.exists():
                 self._check_unchanged(file)
                 known = json.loads(note.read_text())
                 for piece in range(known["pieces"]):
-                    yield folder / _piece_name(number, piece)
+                    yield job.folder / _piece_name(number, piece)
                 yield _FileEnd(note, **known)
                 stage.read(file.size or 0)
                 continue
             count, fault = 0, None
             try:
-                for batch in self._batches(corpus, file, folder, number, stage):
+                for batch in self._batches(job, file, number, stage):
                     count += 1
                     there = batch.out.exists()
                     yield batch.out if there else self._executor.submit(worker.make, batch)
@@ -150,10 +174,17 @@ class Encoder:
                 fault = str(error)
             except Unavailable as error:
                 fault = f"{file.name}: {error}"
-            if fault and self._settings.strict:
-                raise UserError(fault)
             self._check_unchanged(file)
             yield _FileEnd(note, count, fault)
+
+    def _end(self, end: _FileEnd, encoded: Encoded) -> None:
+        """Notes that a file is done, all of whose pieces are there by now."""
+        if end.fault:
+            if self._settings.strict:
+                raise UserError(end.fault)
+            encoded.faults.append(end.fault)
+        if not end.note.exists():
+            write_text(end.note, json.dumps({"pieces": end.pieces, "fault": end.fault}))
 
     def _check_unchanged(self, file: InputFile) -> None:
         if file.has_changed():
@@ -162,22 +193,13 @@ class Encoder:
             )
 
     def _batches(
-        self, corpus: Corpus, file: InputFile, folder: Path, number: int, stage: ReadingStage
+        self, job: Job, file: InputFile, number: int, stage: ReadingStage
     ) -> Iterator[Batch]:
         path = self._fetch(file, stage.received)
-        name, field = corpus.settings.name, corpus.settings.field
+        name, field = job.corpus.settings.name, job.corpus.settings.field
         fields = format_of(name, kind_of(path), field).fields
         for piece, rows in enumerate(read_rows(path, fields, IDS, stage.read, PIECE_BYTES)):
-            yield Batch(name, field, file.name, rows, folder / _piece_name(number, piece))
-
-
-def _finished(item: _Item) -> Path | _FileEnd:
-    if isinstance(item, Future):
-        return item.result()
-    if isinstance(item, _FileEnd) and not item.note.exists():
-        # All pieces of the file are there by now.
-        write_text(item.note, json.dumps({"pieces": item.pieces, "fault": item.fault}))
-    return item
+            yield Batch(name, field, file.name, rows, job.folder / _piece_name(number, piece))
 
 
 def file_number(piece: Piece) -> int:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from data_prep.accounts import account
 from data_prep.contamination import Contamination
 from data_prep.corpora import Corpus, InputFile
 from data_prep.duplicates import Verdicts, comparisons
-from data_prep.encoding import Encoded, Encoder
+from data_prep.encoding import Encoded, Encoder, Job
 from data_prep.fetching import on_this_disk
-from data_prep.mix import Pool, Portion, interleave, portions, wanted_tokens
+from data_prep.mix import Pool, Portion, Tokens, interleave, portions, wanted_tokens
 from data_prep.progress import ReadingStage, Stage
 from data_prep.records import (
     first_reason,
@@ -26,6 +26,7 @@ from data_prep.records import (
     write_rejected,
 )
 from data_prep.settings import Settings
+from data_prep.shards import ShardWriter
 from data_prep.work_folder import WorkFolder, remove_leftovers, replace
 from data_prep.worker import PieceSettings, token_type
 from dualpath_cli.errors import UserError
@@ -185,10 +186,12 @@ def _encode(request: Request, encoder: Encoder, work: Path) -> _Mix:
     wanted = wanted_tokens(settings)
     until = wanted
     while True:
-        encoded = [
-            _encode_corpus(corpus, encoder, work / "pieces" / str(number), until[number])
+        jobs = [
+            Job(corpus, work / "pieces" / str(number), until[number])
             for number, corpus in enumerate(request.corpora)
         ]
+        with ReadingStage(*_extent(jobs)) as stage:
+            encoded = encoder.encode(jobs, stage)
         pieces = [piece for each in encoded for piece in each.pieces]
         documents = sum(piece.documents for piece in pieces) * comparisons(settings.duplicates)
         with Stage("comparing documents", documents, "comparisons") as stage:
@@ -203,10 +206,11 @@ def _encode(request: Request, encoder: Encoder, work: Path) -> _Mix:
         until = [new or old for new, old in zip(more, until, strict=True)]
 
 
-def _encode_corpus(corpus: Corpus, encoder: Encoder, folder: Path, until: int | None) -> Encoded:
-    size = sum(file.size or 0 for file in corpus.files)
-    with ReadingStage(f"reading {corpus.settings.name}", size, until) as stage:
-        return encoder.encode(corpus, folder, until, stage)
+def _extent(jobs: Sequence[Job]) -> tuple[int, int | None]:
+    """Returns the bytes of all files, and how many tokens are to be read of them; None: all."""
+    size = sum(file.size or 0 for job in jobs for file in job.corpus.files)
+    tokens = [job.until for job in jobs if job.until is not None]
+    return size, sum(tokens) if tokens else None
 
 
 def _pools(settings: Settings, encoded: Sequence[Encoded], verdicts: Verdicts) -> list[Pool]:
@@ -231,18 +235,13 @@ def _write(
     request: Request, mix: _Mix, work: Path, folder: Path, extra: Callable[[Path], None] | None
 ) -> Manifest:
     """Writes shards and all that goes beside them into `folder`; returns the manifest."""
-    from data_prep.shards import ShardWriter  # imports litdata, hence torch: seconds
-
     tokenizer, settings = request.tokenizer, request.settings
     total = sum(portion.tokens for portion in mix.portions)
     if not total:
         raise UserError(_nothing(settings, mix))
     writer = ShardWriter(folder, work / "shards", token_type(tokenizer), settings.chunk_tokens)
     with Stage("writing shards", total, "tokens") as stage:
-        for tokens in interleave(mix.portions, settings.seed):
-            writer.add(tokens)
-            stage.advance(len(tokens))
-    chunks, index_sha256 = writer.close()
+        chunks, index_sha256 = writer.write(_counted(mix.portions, settings.seed, stage), total)
     pools = [portion.pool for portion in mix.portions]
     with Stage("writing what was left out", 2 * len(mix.verdicts.pieces), "pieces") as stage:
         write_rejected(folder, mix.encoded)
@@ -271,6 +270,12 @@ def _write(
     )
     manifest.write(folder)
     return manifest
+
+
+def _counted(portions: Sequence[Portion], seed: int, stage: Stage) -> Iterator[Tokens]:
+    for tokens in interleave(portions, seed):
+        yield tokens
+        stage.advance(len(tokens))
 
 
 def _nothing(settings: Settings, mix: _Mix) -> str:

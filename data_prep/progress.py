@@ -78,11 +78,11 @@ class Stage:
 
 
 class ReadingStage(Stage):
-    """Shows how much of a corpus is read, or of the tokens wanted of it, and how fast."""
+    """Shows how much of the corpora is read, or of the tokens wanted of them, and how fast."""
 
-    def __init__(self, title: str, size: int, tokens: int | None) -> None:
+    def __init__(self, size: int, tokens: int | None) -> None:
         """`size` in bytes is what `read` adds up to; `tokens` are those asked for, None for all."""
-        super().__init__(title, *((size, "bytes") if tokens is None else (tokens, "tokens")))
+        super().__init__("reading", *((size, "bytes") if tokens is None else (tokens, "tokens")))
         self._tokens = self._received = 0
 
     def read(self, size: int) -> None:

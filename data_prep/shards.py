@@ -2,28 +2,46 @@
 
 import hashlib
 import json
-import shutil
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from litdata import TokensLoader
-from litdata.streaming.writer import BinaryWriter
 
-from dualpath_cli.atomic import sync, write_text
+from dualpath_cli.atomic import write_text
 from dualpath_cli.text.manifest import INDEX, StoredFile, sha256_of
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+_FORMATS = {np.uint16: "no_header_numpy:5", np.uint32: "no_header_numpy:6"}
+"""What litdata's index calls a bare array of a type."""
+
+_CONFIG: dict[str, Any] = {
+    "chunk_bytes": None,
+    "chunk_size": 1,
+    "compression": None,
+    "compression_batch_size": None,
+    "compression_level": None,
+    "data_spec": '[1, {"type": null, "context": null, "children_spec": []}]',
+    "encryption": None,
+    "ipc_compression": None,
+    "item_loader": "TokensLoader",
+    "types": "json",
+}
+"""What else litdata's index says of chunks that hold one item each."""
 
 
 class ShardWriter:
     """Writes one stream of tokens as chunks of equal length, the last one shorter.
 
     Tokens are stored as a bare array, which a `TokensLoader` cuts into blocks of any length; the
-    tail of each chunk that fills no block is not read. Equal streams give equal bytes. A writer
-    that is given the folder and journal of one that was interrupted passes over the tokens of the
-    chunks that are there.
+    tail of each chunk that fills no block is not read. Equal streams give equal bytes, those of
+    litdata's own writer given each chunk as one item. That one holds a chunk several times in
+    memory, and importing it costs seconds and half a gigabyte.
     """
 
     def __init__(
@@ -32,65 +50,77 @@ class ShardWriter:
         """Writes chunks into `folder` and notes each finished one in `journal`."""
         self._folder = folder
         self._journal = journal
-        self._buffer = np.empty(chunk_tokens, dtype)
-        self._filled = 0
-        self._chunks = 0
-        while self._note(self._chunks).exists():
-            self._chunks += 1
-        self._skip = self._chunks * chunk_tokens
-        folder.mkdir(parents=True, exist_ok=True)
+        self._dtype = dtype
+        self._chunk_tokens = chunk_tokens
 
-    def add(self, ids: Tokens) -> None:
-        """Appends ids, all of which fit the type."""
-        start = min(self._skip, len(ids))
-        self._skip -= start
-        while start < len(ids):
-            count = min(len(ids) - start, len(self._buffer) - self._filled)
-            self._buffer[self._filled : self._filled + count] = ids[start : start + count]
-            self._filled += count
-            start += count
-            if self._filled == len(self._buffer):
-                self._flush()
+    def write(self, stream: Iterable[Tokens], total: int) -> tuple[list[StoredFile], str]:
+        """Writes `total` tokens, in arrays of any length, and the index.
 
-    def close(self) -> tuple[list[StoredFile], str]:
-        """Writes what is left and the index; returns the chunks and the index's sha256."""
-        if self._filled:
-            self._flush()
-        notes = [json.loads(self._note(number).read_text()) for number in range(self._chunks)]
-        chunks = [StoredFile(**note["file"]) for note in notes]
-        # litdata keys its cache of remote data by this value, and would put the time here: a
-        # digest of the content does the same and keeps the index equal for equal data.
-        digest = hashlib.sha256("".join(chunk.sha256 for chunk in chunks).encode())
-        index = {
-            "chunks": [note["entry"] for note in notes],
-            "config": notes[0]["config"],
-            "updated_at": digest.hexdigest()[:16],
-        }
-        write_text(self._folder / INDEX, json.dumps(index, sort_keys=True))
+        Of chunks that the journal has from an interrupted writer, the tokens are passed over.
+        Returns the chunks and the index's sha256.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        source = _Stream(stream)
+        notes = []
+        for number, start in enumerate(range(0, total, self._chunk_tokens)):
+            length = min(self._chunk_tokens, total - start)
+            note = self._journal / f"{number}.json"
+            if note.exists():
+                for _ in source.take(length):
+                    pass
+            else:
+                file = self._write_chunk(f"chunk-0-{number}.bin", source.take(length), length)
+                write_text(note, json.dumps(asdict(file) | {"tokens": length}))
+            notes.append(json.loads(note.read_text()))
+        lengths = [note.pop("tokens") for note in notes]
+        chunks = [StoredFile(**note) for note in notes]
+        write_text(self._folder / INDEX, self._index(chunks, lengths))
         return chunks, sha256_of(self._folder / INDEX)
 
-    def _flush(self) -> None:
-        # A chunk is one item that we fill ourselves. litdata's own way, an item a document, adds
-        # four bytes for each and ends chunks where documents end. A writer of its own for each
-        # chunk leaves nothing open between chunks.
-        desk = self._journal / "writing"
-        shutil.rmtree(desk, ignore_errors=True)
-        writer = BinaryWriter(
-            str(desk), chunk_size=1, item_loader=TokensLoader(), chunk_index=self._chunks
-        )
-        writer.add_item(0, self._buffer[: self._filled])
-        writer.done()
-        writer.merge()
-        index: dict[str, Any] = json.loads((desk / INDEX).read_text())
-        (entry,) = index["chunks"]
-        written, path = desk / entry["filename"], self._folder / entry["filename"]
-        sync(written)
-        written.replace(path)
-        file = {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
-        note = {"file": file, "entry": entry, "config": index["config"]}
-        write_text(self._note(self._chunks), json.dumps(note))
-        self._chunks += 1
-        self._filled = 0
+    def _write_chunk(self, name: str, tokens: Iterable[Tokens], length: int) -> StoredFile:
+        size = length * np.dtype(self._dtype).itemsize
+        # litdata's header: the number of items, where each begins, where the last one ends.
+        header = np.array([1, 12, 12 + size], "<u4")
+        path, partial = self._folder / name, self._journal / "partial.bin"
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256()
+        with open(partial, "wb", buffering=1 << 20) as file:
+            for part in chain([header], tokens):
+                digest.update(part)
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        return StoredFile(name, header.nbytes + size, digest.hexdigest())
 
-    def _note(self, number: int) -> Path:
-        return self._journal / f"{number}.json"
+    def _index(self, chunks: list[StoredFile], lengths: list[int]) -> str:
+        # litdata keys its cache of remote data by `updated_at`, and would put the time there: a
+        # digest of the content does the same and keeps the index equal for equal data.
+        digest = hashlib.sha256("".join(chunk.sha256 for chunk in chunks).encode())
+        entries = [
+            {"chunk_bytes": chunk.bytes, "chunk_size": 1, "dim": length, "filename": chunk.name}
+            for chunk, length in zip(chunks, lengths, strict=True)
+        ]
+        index = {
+            "chunks": entries,
+            "config": _CONFIG | {"data_format": [_FORMATS[self._dtype]]},
+            "updated_at": digest.hexdigest()[:16],
+        }
+        return json.dumps(index, sort_keys=True)
+
+
+class _Stream:
+    """Arrays of any length, given out again in runs of as many tokens as asked for."""
+
+    def __init__(self, arrays: Iterable[Tokens]) -> None:
+        self._arrays = iter(arrays)
+        self._rest: Tokens = np.empty(0, np.uint16)
+
+    def take(self, count: int) -> Iterator[Tokens]:
+        """Yields the next `count` tokens."""
+        while count:
+            if not len(self._rest):
+                self._rest = next(self._arrays)
+            part, self._rest = self._rest[:count], self._rest[count:]
+            count -= len(part)
+            yield part

@@ -37,9 +37,8 @@ def prepare(
     folder.mkdir()
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     writer = ShardWriter(folder, folder.with_name("journal"), dtype, chunk_tokens)
-    for ids in streams:
-        writer.add(np.array([*ids, tokenizer.eot_id], dtype))
-    chunks, index_sha256 = writer.close()
+    stream = [np.array([*ids, tokenizer.eot_id], dtype) for ids in streams]
+    chunks, index_sha256 = writer.write(stream, sum(map(len, stream)))
     shutil.rmtree(folder.with_name("journal"))
     tokenizer.save(folder)
     (folder / "val").mkdir()

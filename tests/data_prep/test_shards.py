@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import litdata
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from litdata import TokensLoader
+from litdata.streaming.writer import BinaryWriter
 
 from data_prep.shards import ShardWriter
 
@@ -16,9 +19,7 @@ from data_prep.shards import ShardWriter
 def write(folder: Path, stream: np.ndarray, chunk_tokens: int, pieces: int) -> tuple:
     journal = folder.with_name(f"{folder.name}.journal")
     writer = ShardWriter(folder, journal, stream.dtype.type, chunk_tokens)
-    for piece in np.array_split(stream, pieces):
-        writer.add(piece)
-    return writer.close()
+    return writer.write(np.array_split(stream, pieces), len(stream))
 
 
 def blocks(folder: Path, block_size: int) -> np.ndarray:
@@ -90,15 +91,36 @@ def test_the_index_changes_with_the_tokens(tmp_path: Path) -> None:
 def test_a_writer_goes_on_where_another_one_stopped(tmp_path: Path, stopped_after: int) -> None:
     stream = np.arange(1000, dtype=np.uint16)
     write(tmp_path / "whole", stream, chunk_tokens=256, pieces=1)
-    folder, journal = tmp_path / "data", tmp_path / "journal"
-    ShardWriter(folder, journal, np.uint16, 256).add(stream[:stopped_after])
+
+    def cut_off() -> Iterator[np.ndarray]:
+        yield from np.array_split(stream[:stopped_after], 3)
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "data"
+    with pytest.raises(KeyboardInterrupt):
+        ShardWriter(folder, tmp_path / "data.journal", np.uint16, 256).write(cut_off(), 1000)
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("chunk*")}
     assert len(stamps) == stopped_after // 256
-    writer = ShardWriter(folder, journal, np.uint16, 256)
-    for piece in np.array_split(stream, 7):
-        writer.add(piece)
-    writer.close()
+    write(folder, stream, chunk_tokens=256, pieces=7)
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     for path in (tmp_path / "whole").iterdir():
         assert path.read_bytes() == (folder / path.name).read_bytes()
     assert len(list(folder.iterdir())) == 5
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_the_files_are_those_of_litdatas_writer(tmp_path: Path, dtype: type) -> None:
+    stream = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, 1000, dtype)
+    write(tmp_path / "ours", stream, chunk_tokens=300, pieces=7)
+    theirs = BinaryWriter(str(tmp_path / "theirs"), chunk_size=1, item_loader=TokensLoader())
+    for number, start in enumerate(range(0, 1000, 300)):
+        theirs.add_item(number, stream[start : start + 300])
+    theirs.done()
+    theirs.merge()
+    chunks = sorted(path.name for path in (tmp_path / "theirs").glob("*.bin"))
+    assert len(chunks) == 4
+    for name in chunks:
+        assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+    ours, index = (json.loads((tmp_path / n / "index.json").read_text()) for n in ("ours", "theirs"))
+    del ours["updated_at"], index["updated_at"]
+    assert ours == index
