@@ -1,10 +1,11 @@
-"""How fast text becomes shards, beside bare tiktoken on the same texts with the same processes.
+"""How fast text becomes shards, beside bare tiktoken, litdata.optimize and datatrove.
 
 python -m benchmarks.data_prep --texts FOLDER_OF_JSONL --tokenizer GPT2_FOLDER
 
-Both are timed on a corpus and on one three times as large; the speed is that of the difference, so
-that what happens once (starting processes, importing litdata) does not count. It is printed apart.
-Everything runs on as many cores as there are processes, this one included.
+Everything is timed on a corpus of eight files and on one three times as large; the speed is that of
+the difference, so that what happens once (starting processes, importing) does not count. It is
+printed apart. Everything runs on as many cores as there are processes, this one included. Then come
+the memory that preparing takes and the speed of reading what was prepared.
 """
 
 import argparse
@@ -12,15 +13,21 @@ import json
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -30,8 +37,11 @@ from data_prep.settings import Settings, SourceSettings
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 
+FILES = 8
 BATCH = 64
 """Documents that a process of the bare tokenizer gets at a time."""
+CHUNK_TOKENS = 1 << 25
+SEQUENCE = 4096
 
 _tokenizer: Tokenizer | None = None
 
@@ -47,9 +57,9 @@ def count(texts: list[str]) -> int:
     return sum(map(len, _tokenizer.encode_batch(texts)))
 
 
-def bare(corpus: Path, tokenizer: str, processes: int, work: Path) -> float:
+def bare(corpus: Path, tokenizer: str, processes: int, out: Path) -> float:
     """Returns the seconds of tokenising texts that are in memory, by processes that are there."""
-    texts = list(read_documents(Source("corpus", corpus)))
+    texts = [text for file in corpus.iterdir() for text in documents(file)]
     batches = [texts[n : n + BATCH] for n in range(0, len(texts), BATCH)]
     if processes == 1:
         load(tokenizer)
@@ -63,91 +73,221 @@ def bare(corpus: Path, tokenizer: str, processes: int, work: Path) -> float:
         return time.perf_counter() - start
 
 
-def ours(duplicates: str) -> Callable[[Path, str, int, Path], float]:
-    """Returns the measurement of a whole preparation, from the file to the finished folder."""
-
-    def measure(corpus: Path, tokenizer: str, processes: int, work: Path) -> float:
-        source = SourceSettings("corpus", str(corpus))
-        settings = Settings((source,), tokenizer, duplicates=duplicates)  # type: ignore[arg-type]
-        corpora = [find(source, work, "", None)]
-        request = Request(settings, corpora, Tokenizer.load(tokenizer), work / "out")
-        start = time.perf_counter()
-        prepare(request, processes)
-        seconds = time.perf_counter() - start
-        shutil.rmtree(work / "out")
-        return seconds
-
-    return measure
+def ours(duplicates: str, corpus: Path, tokenizer: str, processes: int, out: Path) -> float:
+    """Returns the seconds of a whole preparation, from the files to the finished folder."""
+    source = SourceSettings("corpus", str(corpus))
+    settings = Settings((source,), tokenizer, duplicates=duplicates)  # type: ignore[arg-type]
+    corpora = [find(source, out.parent, "", None)]
+    request = Request(settings, corpora, Tokenizer.load(tokenizer), out)
+    start = time.perf_counter()
+    prepare(request, processes)
+    return time.perf_counter() - start
 
 
-def write_corpora(texts: Path, folder: Path, tokens: int, tokenizer: Tokenizer) -> list[Path]:
+def litdata_optimize(corpus: Path, tokenizer: str, processes: int, out: Path) -> float:
+    """Returns the seconds of `litdata.optimize` with a generator of a file's tokens."""
+    from litdata import TokensLoader, optimize
+
+    start = time.perf_counter()
+    optimize(
+        partial(tokens_of_file, tokenizer=tokenizer),
+        [str(path) for path in sorted(corpus.iterdir())],
+        str(out),
+        chunk_size=CHUNK_TOKENS,
+        item_loader=TokensLoader(),
+        num_workers=processes,
+    )
+    return time.perf_counter() - start
+
+
+def tokens_of_file(path: str, tokenizer: str) -> Iterator[np.ndarray]:
+    """Yields the ids of each document of a file, with its end-of-text."""
+    if _tokenizer is None:
+        load(tokenizer)
+    assert _tokenizer is not None
+    with open(path, "rb") as lines:
+        for line in lines:
+            (ids,) = _tokenizer.encode_batch([json.loads(line)["text"]])
+            yield np.append(ids, _tokenizer.eot_id).astype(np.uint16)
+
+
+def datatrove(corpus: Path, tokenizer: str, processes: int, out: Path) -> float:
+    """Returns the seconds of datatrove's JsonlReader and DocumentTokenizer."""
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.readers import JsonlReader
+    from datatrove.pipeline.tokens import DocumentTokenizer
+
+    vocabulary = str(Path(tokenizer, "tokenizer.json"))
+    steps = [
+        JsonlReader(str(corpus)),
+        DocumentTokenizer(str(out), vocabulary, eos_token="<|endoftext|>"),
+    ]
+    start = time.perf_counter()
+    LocalPipelineExecutor(
+        steps, tasks=processes, workers=processes, logging_dir=str(out / "logs")
+    ).run()
+    return time.perf_counter() - start
+
+
+MEASUREMENTS: dict[str, Callable[[Path, str, int, Path], float]] = {
+    "tiktoken": bare,
+    "ours": partial(ours, "exact"),
+    "ours, near": partial(ours, "near"),
+    "litdata": litdata_optimize,
+    "datatrove": datatrove,
+}
+
+
+def memory(corpus: Path, tokenizer: str, processes: int, out: Path) -> tuple[float, float]:
+    """Returns the most MB resident of a preparation's main process and of any of its others."""
+    words = ["--source", str(corpus), "--tokenizer", tokenizer, "--workers", str(processes)]
+    command = [sys.executable, "-m", "data_prep", *words, "--out", str(out)]
+    main = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    peaks: dict[int, float] = {}
+    while main.poll() is None:
+        for path in Path(f"/proc/{main.pid}/task").glob("*/children"):
+            for pid in [main.pid, *map(int, path.read_text().split())]:
+                peaks[pid] = max(peaks.get(pid, 0.0), high_water(pid))
+        time.sleep(0.05)
+    assert main.returncode == 0, command
+    first = peaks.pop(main.pid)
+    return first, max(peaks.values(), default=0.0)
+
+
+def high_water(pid: int) -> float:
+    """Returns the most MB that a process has had resident, 0 where it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return max(
+        (int(line.split()[1]) / 1000 for line in lines if line.startswith("VmHWM")), default=0
+    )
+
+
+def reading(folder: Path, workers: int) -> float:
+    """Returns the tokens a second of an epoch as `fit` reads it, after the first batch."""
+    from dualpath_cli.text.blocks import open_blocks
+    from dualpath_cli.training.data import TrainingStream, split_blocks
+
+    blocks = open_blocks(
+        str(folder), SEQUENCE + 1, shuffle=True, item_shuffle_window="full", drop_last=True
+    )
+    batches = iter(
+        TrainingStream(blocks, 1, batch_size=8, num_workers=workers, collate_fn=split_blocks)
+    )
+    next(batches)
+    start = time.perf_counter()
+    tokens = sum(inputs.numel() for inputs, _ in batches)
+    return tokens / (time.perf_counter() - start)
+
+
+def documents(file: Path) -> list[str]:
+    return list(read_documents(Source("texts", file)))
+
+
+def write_corpora(texts: Path, folder: Path, tokens: int) -> list[Path]:
     """Writes a corpus of about `tokens` tokens and one of three times as many, no text twice."""
-    found = [text for file in sorted(texts.glob("*.jsonl*")) for text in
-             read_documents(Source("texts", file))]  # fmt: skip
+    found = [text for file in sorted(texts.glob("*.jsonl*")) for text in documents(file)]
     sizes = [len(text) / 4 for text in found]  # about four characters a token
-    paths = []
+    corpora = []
     for times in (1, 3):
-        path = folder / f"{times}.jsonl"
-        written, number = 0.0, 0
-        with open(path, "w") as file:
-            while written < tokens * times:
-                text = f"{number}\n{found[number % len(found)]}"
-                file.write(json.dumps({"text": text}) + "\n")
-                written += sizes[number % len(found)]
-                number += 1
-        paths.append(path)
-    return paths
+        corpus = folder / f"corpus{times}"
+        corpus.mkdir()
+        number = 0
+        for part in range(FILES):
+            written = 0.0
+            with open(corpus / f"{part}.jsonl", "w") as file:
+                while written < tokens * times / FILES:
+                    text = f"{number}\n{found[number % len(found)]}"
+                    file.write(json.dumps({"text": text}) + "\n")
+                    written += sizes[number % len(found)]
+                    number += 1
+        corpora.append(corpus)
+    return corpora
 
 
-def tokens_of(corpus: Path, tokenizer: Tokenizer) -> int:
-    return sum(map(len, tokenizer.encode_batch(list(read_documents(Source("c", corpus))))))
+def tokens_of(corpus: Path, tokenizer: str) -> int:
+    load(tokenizer)
+    return sum(count(documents(file)) for file in corpus.iterdir())
 
 
-def main() -> None:
+Seconds = dict[tuple[str, int], list[tuple[float, float]]]
+
+
+def show_speeds(seconds: Seconds, small: int, large: int) -> Table:
+    table = Table("path", "processes", "M tokens/s", "of tiktoken", "each round", "once, s")
+    for (what, processes), rounds in seconds.items():
+        rates = [(large - small) / (second - first) / 1e6 for first, second in rounds]
+        base = [
+            (large - small) / (second - first) / 1e6
+            for first, second in seconds["tiktoken", processes]
+        ]
+        once = [
+            first - small / (rate * 1e6) for (first, _), rate in zip(rounds, rates, strict=True)
+        ]
+        # Of one round: the machine's speed changes from round to round.
+        ratios = [rate / other for rate, other in zip(rates, base, strict=True)]
+        table.add_row(
+            what,
+            str(processes),
+            f"{median(rates):.2f}",
+            f"{median(ratios):.2f}",
+            " ".join(f"{ratio:.2f}" for ratio in ratios),
+            f"{median(once):.1f}",
+        )
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     shared = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--texts", type=Path, default=shared / "text")
     parser.add_argument("--tokenizer", default=str(shared / "gpt2"))
     parser.add_argument("--tokens", type=int, default=8_000_000, help="Of the small corpus.")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
-    options = parser.parse_args()
-    import data_prep.shards  # noqa: F401 - litdata and torch: seconds that are not ours
-
-    measurements = {"tiktoken": bare, "ours": ours("exact"), "ours, near": ours("near")}
+    parser.add_argument("--only", nargs="+", default=list(MEASUREMENTS), choices=MEASUREMENTS)
+    options = parser.parse_args(arguments)
+    chosen = [what for what in options.only if what != "datatrove" or find_spec("datatrove")]
     cores = sorted(os.sched_getaffinity(0))
-    seconds: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    console = Console(width=100)
+    seconds: Seconds = {}
     with tempfile.TemporaryDirectory() as name:
-        tokenizer = Tokenizer.load(options.tokenizer)
-        corpora = write_corpora(options.texts, Path(name), options.tokens, tokenizer)
-        small, large = (tokens_of(corpus, tokenizer) for corpus in corpora)
-        for _ in range(options.rounds):
+        folder = Path(name)
+        corpora = write_corpora(options.texts, folder, options.tokens)
+        small, large = (tokens_of(corpus, options.tokenizer) for corpus in corpora)
+
+        def measured(measure: Callable[..., Any], corpus: Path, processes: int) -> Any:
+            os.sched_setaffinity(0, cores[:processes])
+            result = measure(corpus, options.tokenizer, processes, folder / "out")
+            shutil.rmtree(folder / "out", ignore_errors=True)
+            return result
+
+        for number in range(options.rounds):
             for processes in options.processes:
-                os.sched_setaffinity(0, cores[:processes])
-                for what, measure in measurements.items():
-                    both = [measure(c, options.tokenizer, processes, Path(name)) for c in corpora]
+                for what in chosen:
+                    both = [measured(MEASUREMENTS[what], c, processes) for c in corpora]
                     seconds.setdefault((what, processes), []).append((both[0], both[1]))
-    table = Table("path", "processes", "M tokens/s", "of tiktoken", "rounds", "once, s")
-    for processes in options.processes:
-        base = 0.0
-        for what in measurements:
-            rounds = seconds[what, processes]
-            rates = [(large - small) / (second - first) / 1e6 for first, second in rounds]
-            once = median(
-                first - small / (rate * 1e6) for (first, _), rate in zip(rounds, rates, strict=True)
-            )
-            base = base or median(rates)
-            table.add_row(
-                what,
-                str(processes),
-                f"{median(rates):.2f}",
-                f"{median(rates) / base:.2f}",
-                " ".join(f"{rate:.2f}" for rate in rates),
-                f"{once:.1f}",
-            )
-    Console(width=100).print(table)
-    packages = ", ".join(f"{p} {version(p)}" for p in ("tiktoken", "pyarrow", "litdata"))
-    print(f"{small:,} and {large:,} tokens; Python {platform.python_version()}, {packages}")
+                    print(f"round {number + 1}: {what}, {processes}: {both}", file=sys.stderr)
+        console.print(
+            show_speeds(dict(sorted(seconds.items(), key=lambda e: e[0][1])), small, large)
+        )
+        packages = ["tiktoken", "pyarrow", "litdata", *(["datatrove"] * ("datatrove" in chosen))]
+        versions = ", ".join(f"{package} {version(package)}" for package in packages)
+        print(f"{small:,} and {large:,} tokens; Python {platform.python_version()}, {versions}")
+        table = Table("processes", "corpus, M tokens", "main, MB", "largest other, MB")
+        for processes in options.processes:
+            for corpus, tokens in zip(corpora, (small, large), strict=True):
+                peaks = measured(memory, corpus, processes)
+                table.add_row(str(processes), f"{tokens / 1e6:.0f}", *(f"{p:.0f}" for p in peaks))
+        console.print(table)
+        os.sched_setaffinity(0, cores)
+        ours("exact", corpora[-1], options.tokenizer, len(cores), folder / "out")
+        table = Table("loader workers", "read, M tokens/s")
+        for workers in (0, 1, 2):
+            table.add_row(str(workers), f"{reading(folder / 'out', workers) / 1e6:.1f}")
+        console.print(table)
 
 
 if __name__ == "__main__":
