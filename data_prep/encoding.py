@@ -130,9 +130,7 @@ class Encoder:
             ) from None
         return encoded
 
-    def _ahead(
-        self, work: Iterator[tuple[int, _Item]]
-    ) -> Generator[tuple[int, _Item], None, None]:
+    def _ahead(self, work: Iterator[tuple[int, _Item]]) -> Generator[tuple[int, _Item], None, None]:
         """Yields items some time after they were begun, so that the processes are kept busy."""
         waiting: deque[tuple[int, _Item]] = deque()
         for item in work:

@@ -11,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.duplicates import KEPT, Verdicts
-from data_prep.piece import Piece
+from data_prep.piece import Piece, Tokens
 from data_prep.settings import Settings
 
 OPEN_PIECES = 32
 """Pieces whose documents are shuffled together, over all sources: some 60M tokens."""
 
-Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 _GOLDEN = 0x9E3779B97F4A7C15
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +12,8 @@ import pyarrow as pa
 
 from data_prep.minhash import BANDS
 from dualpath_cli.atomic import sync
+
+Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 _COUNTS = b"counts"
 
@@ -57,23 +58,22 @@ class Piece:
         cls,
         path: Path,
         documents: list[Document],
-        tokens: Iterable[npt.NDArray[np.uint32]],
-        dtype: type[np.uint16 | np.uint32],
+        tokens: Tokens,
+        ends: npt.NDArray[np.int64],
         counts: PieceCounts,
     ) -> None:
-        """Writes a piece, whole or not at all; `tokens` are each document's ids."""
-        ids = [array.astype(dtype) for array in tokens]
-        ends = np.cumsum([0, *map(len, ids)], dtype=np.int64)
-        counts.tokens = int(ends[-1])
+        """Writes a piece, whole or not at all.
+
+        `ends`, (documents,), says where each document ends in `tokens`.
+        """
+        counts.tokens = len(tokens)
         columns = {
             "number": pa.array([d.number for d in documents], pa.int64()),
             "id": pa.array([d.id for d in documents], pa.string()),
             "id_hash": pa.array([d.id_hash for d in documents], pa.uint64()),
             "digest": pa.array([d.digest for d in documents], pa.binary(16)),
             "text_bytes": pa.array([d.text_bytes for d in documents], pa.uint32()),
-            "tokens": pa.LargeListArray.from_arrays(
-                ends, np.concatenate(ids) if ids else np.empty(0, dtype)
-            ),
+            "tokens": pa.LargeListArray.from_arrays(np.append(0, ends), tokens),
         }
         signed = [document.bands for document in documents if document.bands is not None]
         if len(signed) == len(documents):  # a piece without documents has the columns, too
@@ -115,7 +115,7 @@ class Piece:
         ids: list[str | None] = self._column("id").to_pylist()
         return ids
 
-    def tokens(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    def tokens(self) -> tuple[Tokens, npt.NDArray[np.int64]]:
         """Returns the tokens of all documents and, (documents + 1,), where each begins."""
         column = self._column("tokens")
         if not len(column):

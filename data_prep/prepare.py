@@ -16,7 +16,8 @@ from data_prep.corpora import Corpus, InputFile
 from data_prep.duplicates import Verdicts, comparisons
 from data_prep.encoding import Encoded, Encoder, Job
 from data_prep.fetching import on_this_disk
-from data_prep.mix import Pool, Portion, Tokens, interleave, portions, wanted_tokens
+from data_prep.mix import Pool, Portion, interleave, portions, wanted_tokens
+from data_prep.piece import Tokens
 from data_prep.progress import ReadingStage, Stage
 from data_prep.records import (
     first_reason,

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.recipes import parse, recipe_folder
 from dualpath_cli.sizes import parse_size
-from dualpath_cli.text.documents import NAME, split_name
+from dualpath_cli.text.documents import NAME, split_name, stem
 
 SAMPLE = "sample"
 NEMOTRON = "nemotron-cc"
@@ -202,10 +202,7 @@ def default_name(path: str) -> str:
         return _plain(path.removeprefix(HUB).split(":")[0].split("/")[-1])
     if path.partition(":")[0] == NEMOTRON:
         return NEMOTRON
-    name = Path(path).resolve().name
-    while (stem := Path(name)).suffix in (".gz", ".zst", ".zstd", ".txt", ".jsonl", ".parquet"):
-        name = stem.stem
-    return _plain(name)
+    return _plain(stem(Path(path)))
 
 
 def _plain(name: str) -> str:

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from data_prep.piece import Tokens
 from dualpath_cli.atomic import write_text
 from dualpath_cli.text.manifest import INDEX, StoredFile, sha256_of
-
-Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 _FORMATS = {np.uint16: "no_header_numpy:5", np.uint32: "no_header_numpy:6"}
 """What litdata's index calls a bare array of a type."""
@@ -86,8 +84,8 @@ class ShardWriter:
         digest = hashlib.sha256()
         with open(partial, "wb", buffering=1 << 20) as file:
             for part in chain([header], tokens):
-                digest.update(part)
-                file.write(part)
+                digest.update(part.data)
+                file.write(part.data)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

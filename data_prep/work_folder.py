@@ -135,6 +135,8 @@ def replace(folder: Path, out: Path) -> None:
 def remove_leftovers(path: Path, out: Path, content: dict[str, Any]) -> None:
     """Deletes what a preparation left that was killed after its folder got its name."""
     note = path / _REQUEST
+    with contextlib.suppress(OSError):
+        path.rmdir()  # it was killed just before doing so: nothing is in it
     if note.exists() and json.loads(note.read_text()) == content:
         # Under its lock: the preparation may be about to do the same.
         with contextlib.suppress(UserError), WorkFolder(path, content, overwrite=False) as work:

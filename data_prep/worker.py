@@ -17,7 +17,7 @@ import pyarrow as pa
 from data_prep.clean import clean, problem
 from data_prep.contamination import Contamination
 from data_prep.minhash import band_keys
-from data_prep.piece import Document, Piece, PieceCounts
+from data_prep.piece import Document, Piece, PieceCounts, Tokens
 from dualpath_cli.atomic import sync
 from dualpath_cli.errors import UserError
 from dualpath_cli.text.documents import document_id, format_of
@@ -62,8 +62,6 @@ class Worker:
     def __init__(self, settings: PieceSettings) -> None:
         self._settings = settings
         self._tokenizer = Tokenizer.load(settings.tokenizer)
-        end = np.array([self._tokenizer.eot_id], np.uint32)
-        self._end = end
         self._dtype = token_type(self._tokenizer)
 
     def make(self, batch: Batch) -> Path:
@@ -95,11 +93,20 @@ class Worker:
             counts.rejected[reason] = counts.rejected.get(reason, 0) + 1
             place = {"source": batch.source, "file": batch.file, "row": number, "id": id}
             rejected.append({**place, "reason": reason, "detail": detail, "text": text})
-        tokens = [np.append(ids, self._end) for ids in self._encoded(texts)]
+        tokens, ends = self._tokens(texts)
         # Before the piece, whose presence says that both are there.
         _write_json_lines(batch.out.with_suffix(REJECTED), rejected)
-        Piece.write(batch.out, documents, tokens, self._dtype, counts)
+        Piece.write(batch.out, documents, tokens, ends, counts)
         return batch.out
+
+    def _tokens(self, texts: list[str]) -> tuple[Tokens, npt.NDArray[np.int64]]:
+        """Returns the tokens of all texts, each with its end-of-text, and where each ends."""
+        ids = list(self._encoded(texts))
+        ends = np.cumsum([len(each) + 1 for each in ids], dtype=np.int64)
+        tokens = np.full(ends[-1] if ids else 0, self._tokenizer.eot_id, self._dtype)
+        for each, end in zip(ids, ends.tolist(), strict=True):
+            tokens[end - 1 - len(each) : end - 1] = each
+        return tokens, ends
 
     def _encoded(self, texts: list[str]) -> Iterator[npt.NDArray[np.uint32]]:
         """Yields the ids of each text, tokenising about a megabyte at a time.

@@ -32,8 +32,8 @@ def write_pieces(folder: Path, corpus: Corpus) -> list[Piece]:
             for row, (text, bands) in enumerate(documents, 1)
         ]
         path = folder / f"{number}.arrow"
-        ids = [np.array([1], np.uint32)] * len(rows)
-        Piece.write(path, rows, ids, np.uint16, PieceCounts(read=len(rows)))
+        ends = np.arange(1, len(rows) + 1)
+        Piece.write(path, rows, np.ones(len(rows), np.uint16), ends, PieceCounts(read=len(rows)))
         pieces.append(Piece(path))
     return pieces
 

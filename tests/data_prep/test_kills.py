@@ -1,10 +1,11 @@
 """Killed at any moment and started again, a preparation ends with the same bytes.
 
-`make torture` kills 200 times.
+`make torture` kills 200 times in each way.
 """
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,32 @@ import pytest
 
 from dualpath_cli.text.manifest import Manifest
 from tests.data_prep.preparing import contents, write_jsonl
+
+CHANGES = """
+import os, signal, sys
+
+left = int(sys.argv.pop(1))
+
+
+def before(event, args):
+    global left
+    written = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+    if written or event in ("os.mkdir", "os.remove", "os.rename", "os.rmdir"):
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+from data_prep import encoding
+from data_prep.__main__ import main
+
+encoding.PIECE_BYTES = 2_000
+sys.addaudithook(before)
+code = main(sys.argv[1:])
+print(-left)
+sys.exit(code)
+"""
+"""Kills itself before a change of the disk, given by its number; counts them where that is 0."""
 
 RUN = """
 import sys
@@ -87,3 +114,44 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(
 def _stamps(work: Path) -> dict[Path, int]:
     finished = [*work.rglob("*.arrow"), *work.rglob("chunk-*.bin")]
     return {path: path.stat().st_mtime_ns for path in finished}
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "replacing"])
+def test_killed_before_any_change_of_the_disk_it_ends_with_the_same_bytes(
+    there: bool, tmp_path: Path, small_folder: Path, request: pytest.FixtureRequest
+) -> None:
+    random_ = random.Random(2)
+    words = [f"w{n}" for n in range(50)]
+    texts = [" ".join(random_.choices(words, k=30)) for _ in range(40)]
+    path = write_jsonl(tmp_path / "a.jsonl", ["", *texts, *texts[::5]])
+    (tmp_path / "run.py").write_text(CHANGES)
+
+    def run(name: str, *options: str, kill: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(tmp_path / "run.py"), str(kill), "--source", str(path)]
+        command += ["--tokenizer", str(small_folder), "--workers", "1", "--duplicates", "near"]
+        command += ["--val-fraction", "0.2", "--chunk-tokens", "2000", *options]
+        return subprocess.run(
+            [*command, "--out", str(tmp_path / name)], stdout=subprocess.PIPE, text=True
+        )
+
+    def before(name: str) -> None:
+        for leftover in tmp_path.glob(f"*{name}*"):
+            shutil.rmtree(leftover)
+        if there:
+            assert run(name, "--seed", "1").returncode == 0
+
+    before("whole")
+    changes = int(run("whole", "--overwrite").stdout.split()[-1])
+    expected = contents(tmp_path / "whole")
+    assert changes > 50
+    kills = request.config.getoption("--kills")
+    # The last ones, where a folder takes another's place, are the rarest.
+    first = range(changes - kills, changes + 1) if kills < changes else range(1, changes + 1)
+    for kill in {*first, *random_.sample(range(1, changes + 1), min(kills, changes))}:
+        before("killed")
+        assert run("killed", "--overwrite", kill=kill).returncode == -signal.SIGKILL, kill
+        done = run("killed", "--overwrite")
+        assert done.returncode == 0, kill
+        assert contents(tmp_path / "killed") == expected, kill
+        folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+        assert folders == {"killed", "whole"}, kill

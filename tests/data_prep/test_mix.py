@@ -32,7 +32,9 @@ def pools_of(folder: Path, corpora: list[Lengths], val_fraction: float = 0.0) ->
                 ids.append(np.full(length, number, np.uint32))
                 number += 1
             path = folder / f"{source}-{len(pieces[-1])}.arrow"
-            Piece.write(path, rows, ids, np.uint16, PieceCounts(read=len(rows)))
+            ends = np.cumsum([len(each) for each in ids], dtype=np.int64)
+            tokens = np.concatenate([np.empty(0, np.uint16), *ids]).astype(np.uint16)
+            Piece.write(path, rows, tokens, ends, PieceCounts(read=len(rows)))
             pieces[-1].append(Piece(path))
     verdicts = Verdicts([piece for each in pieces for piece in each], folder / "v", "keep")
     starts = np.cumsum([0, *map(len, pieces)])

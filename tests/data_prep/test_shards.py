@@ -121,6 +121,8 @@ def test_the_files_are_those_of_litdatas_writer(tmp_path: Path, dtype: type) -> 
     assert len(chunks) == 4
     for name in chunks:
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
-    ours, index = (json.loads((tmp_path / n / "index.json").read_text()) for n in ("ours", "theirs"))
+    ours, index = (
+        json.loads((tmp_path / n / "index.json").read_text()) for n in ("ours", "theirs")
+    )
     del ours["updated_at"], index["updated_at"]
     assert ours == index

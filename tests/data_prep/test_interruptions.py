@@ -1,0 +1,86 @@
+"""What ends a preparation early: Ctrl-C, a killed worker, another one at the same folder."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dualpath_cli.text.manifest import Manifest
+from tests.data_prep.preparing import write_jsonl
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path, small_folder: Path) -> Start:
+    """Starts a preparation that takes seconds, with two workers."""
+    path = write_jsonl(tmp_path / "a.jsonl", (f"{n} hello there " * 2000 for n in range(1500)))
+    command = [sys.executable, "-m", "data_prep", "--source", str(path), "--workers", "2"]
+    command += ["--tokenizer", str(small_folder), "--out", str(tmp_path / "out")]
+
+    def run() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+        )
+
+    return run
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    """The processes that tokenise, as soon as both have begun a piece."""
+    while process.poll() is None:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        found = [
+            int(child)
+            for child in children
+            if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()
+        ]
+        if len(found) == 2:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(process.communicate())
+
+
+def test_ctrl_c_is_one_line_and_the_same_command_continues(start: Start, tmp_path: Path) -> None:
+    process = start()
+    workers = workers_of(process)
+    os.killpg(process.pid, signal.SIGINT)  # a terminal signals the whole group
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert err == "interrupted; the same command continues\n"
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    again = start()
+    assert (again.communicate()[1], again.returncode) == ("", 0)
+    Manifest.read(tmp_path / "out").verify(tmp_path / "out")
+
+
+def test_a_killed_worker_is_one_line_and_the_same_command_continues(
+    start: Start, tmp_path: Path
+) -> None:
+    process = start()
+    os.kill(workers_of(process)[0], signal.SIGKILL)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (1, "")
+    assert re.fullmatch(
+        r"error: a worker process was killed, .*; the same command continues\n", err
+    )
+    again = start()
+    assert (again.communicate()[1], again.returncode) == ("", 0)
+    Manifest.read(tmp_path / "out").verify(tmp_path / "out")
+
+
+def test_of_two_at_once_the_second_gives_way(start: Start, tmp_path: Path) -> None:
+    first = start()
+    workers_of(first)
+    second = start()
+    _, err = second.communicate(timeout=30)
+    assert second.returncode == 2
+    assert re.fullmatch(r"error: another preparation is writing '.*'; wait .*\n", err)
+    assert (first.communicate()[1], first.returncode) == ("", 0)
+    Manifest.read(tmp_path / "out").verify(tmp_path / "out")
