@@ -33,32 +33,49 @@ class DeepPath(nn.Module):
         x_BTD: torch.Tensor,
         rope: Rope,
         trace: LayerTrace | None = None,
-        loops: int | None = None,
+        intervention: Intervention | None = None,
+        token_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D); writes the step weights into `trace`.
 
-        `loops` is a forced number of steps (`Intervention.loops`); by default it is the trained K.
+        Of `intervention` the forced loops and the halting threshold matter here.
         """
         trained = self.config.loops
-        loops = trained if loops is None else loops
+        forced = None if intervention is None else intervention.loops
+        threshold = None if intervention is None else intervention.halting
+        loops = trained if forced is None else forced
         h_BTD = x_BTD
         states, weights = [], []
         remaining_BT1 = torch.ones_like(x_BTD[..., :1])  # pi_k
+        active_BT1 = torch.ones_like(remaining_BT1, dtype=torch.bool)
         for k in range(1, loops + 1):
-            h_BTD = self.sublayer(h_BTD, F.softplus(self.gains[min(k, trained) - 1]), rope)
+            new_BTD = self.sublayer(h_BTD, F.softplus(self.gains[min(k, trained) - 1]), rope)
+            h_BTD = new_BTD if threshold is None else torch.where(active_BT1, new_BTD, h_BTD)
             states.append(h_BTD)
             if self.config.routes_steps and k < loops:
                 q_BT1 = self.step_probability(h_BTD, k, last=min(loops, trained))
-                weights.append(remaining_BT1 * q_BT1)
-                remaining_BT1 = remaining_BT1 * (1 - q_BT1)
+                left_BT1 = remaining_BT1 * (1 - q_BT1)
+                if threshold is None:
+                    weights.append(remaining_BT1 * q_BT1)
+                    remaining_BT1 = left_BT1
+                    continue
+                active_BT1 = active_BT1 & (left_BT1 > threshold)
+                weights.append(torch.where(active_BT1, remaining_BT1 * q_BT1, remaining_BT1))
+                remaining_BT1 = torch.where(active_BT1, left_BT1, 0)
+                if not _any(active_BT1, token_mask):
+                    weights[-1] = weights[-1] + remaining_BT1  # of padding, which keeps nobody
+                    break
+        run = len(states)
         if self.config.combination == "mean":
             weights = [remaining_BT1 / loops] * loops
         elif self.config.combination == "final":
             weights, states = [remaining_BT1], [h_BTD]
-        else:
+        elif len(weights) < run:
             weights.append(remaining_BT1)  # the last step takes what is left, so q_K is not needed
         if trace is not None:
-            trace.step_weights = F.pad(torch.cat(weights, dim=-1), (loops - len(weights), 0))
+            unused = (run - len(weights), loops - run)
+            trace.step_weights = F.pad(torch.cat(weights, dim=-1), unused)
+            trace.loops_run = run
         return reduce(torch.add, (w * h for w, h in zip(weights, states, strict=True)))
 
     def step_probability(self, h_BTD: torch.Tensor, k: int, last: int) -> torch.Tensor:
@@ -128,27 +145,51 @@ class DualPathBlock(nn.Module):
         rope: Rope,
         trace: LayerTrace | None = None,
         intervention: Intervention | None = None,
+        token_mask: torch.Tensor | None = None,
         order_B2T: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D) in the type of x; writes what it did into `trace`.
 
-        `order_B2T` belongs to shuffled gates: the positions that g_d and g_w are taken from.
+        `intervention` is what applies to this layer, `token_mask` to which of its tokens (see
+        `DualPathLM.forward`); `order_B2T` belongs to shuffled gates: the positions that g_d and
+        g_w are taken from.
         """
-        loops = None if intervention is None else intervention.loops
         if self.kind == "wide":
             return self.wide(x_BTD, rope)
         if self.kind == "loop":
-            return self.deep(x_BTD, rope, trace, loops).to(x_BTD.dtype)
+            return self.deep(x_BTD, rope, trace, intervention, token_mask).to(x_BTD.dtype)
         g_d, g_w = self.gate(x_BTD)
-        if order_B2T is not None:
-            g_d = g_d.gather(1, order_B2T[:, 0, :, None])
-            g_w = g_w.gather(1, order_B2T[:, 1, :, None])
-        elif intervention is not None and isinstance(intervention.gates, tuple):
-            g_d, g_w = (torch.full_like(g_d, value) for value in intervention.gates)
+        if intervention is not None and intervention.gates is not None:
+            g_d, g_w = _overridden(g_d, g_w, intervention.gates, token_mask, order_B2T)
         if trace is not None:
             trace.gate_deep, trace.gate_wide = g_d.squeeze(-1), g_w.squeeze(-1)
-        y_BTD = g_d * self.deep(x_BTD, rope, trace, loops) + g_w * self.wide(x_BTD, rope)
+        h_deep = self.deep(x_BTD, rope, trace, intervention, token_mask)
+        y_BTD = g_d * h_deep + g_w * self.wide(x_BTD, rope)
         return y_BTD.to(x_BTD.dtype)
+
+
+def _overridden(
+    g_d: torch.Tensor,
+    g_w: torch.Tensor,
+    gates: tuple[float, float] | str,
+    token_mask: torch.Tensor | None,
+    order_B2T: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gates (B, T, 1) in place of the learned ones: constants, or theirs in another order."""
+    if order_B2T is not None:
+        # Where `token_mask` is False the order is that of the positions themselves.
+        return g_d.gather(1, order_B2T[:, 0, :, None]), g_w.gather(1, order_B2T[:, 1, :, None])
+    assert not isinstance(gates, str)
+    if token_mask is None:
+        return torch.full_like(g_d, gates[0]), torch.full_like(g_w, gates[1])
+    mask_BT1 = token_mask[..., None]
+    return torch.where(mask_BT1, gates[0], g_d), torch.where(mask_BT1, gates[1], g_w)
+
+
+def _any(active_BT1: torch.Tensor, token_mask: torch.Tensor | None) -> bool:
+    """Whether any token, padding aside, goes on."""
+    going = active_BT1 if token_mask is None else active_BT1 & token_mask[..., None]
+    return bool(going.any())
 
 
 def _wide_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

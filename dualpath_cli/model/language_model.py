@@ -49,14 +49,18 @@ class DualPathLM(nn.Module):
 
         Targets are the next tokens; positions whose target is ``loss.IGNORE`` get 0. An empty
         `trace` is filled with one LayerTrace per layer, of what an `intervention` made of it.
-        `token_mask` (B, T) is True at tokens and False at padding, which shuffling leaves alone;
-        without it all positions are tokens.
+        `token_mask` (B, T) is True at the tokens that an intervention is about: those that are not
+        padding, or those of the class that `Intervention.tokens` names. Gates are overridden and
+        shuffled there alone, and for no others a halting loop goes on. Without it, all positions.
 
         Raises:
-            ValueError: if the intervention makes no sense for this model.
+            ValueError: if the intervention makes no sense for this model, or names a class of
+                tokens and `token_mask` is missing.
         """
         if intervention is not None and (problem := intervention.problem(self.config)):
             raise ValueError(f"{intervention.name}: {problem}")
+        if intervention is not None and intervention.tokens and token_mask is None:
+            raise ValueError(f"{intervention.name}: token_mask must say which tokens those are")
         x_BTD = self.embed(tokens)
         if self.config.residual_dtype == "bfloat16":
             x_BTD = x_BTD.bfloat16()
@@ -64,9 +68,10 @@ class DualPathLM(nn.Module):
         orders: Iterable[torch.Tensor | None] = [None] * len(self.blocks)
         if intervention is not None and intervention.gates == SHUFFLED:
             orders = shuffled_positions(tokens, token_mask, len(self.blocks), intervention.seed)
-        for block, order_B2T in zip(self.blocks, orders, strict=True):
+        for number, (block, order_B2T) in enumerate(zip(self.blocks, orders, strict=True)):
             layer = None if trace is None else trace.add_layer()
-            x_BTD = block(x_BTD, rope, layer, intervention, order_B2T)
+            change = None if intervention is None else intervention.within(number)
+            x_BTD = block(x_BTD, rope, layer, change, token_mask, order_B2T)
         x_BTD = self.norm(x_BTD)
         if targets is None:
             return self.head(x_BTD)

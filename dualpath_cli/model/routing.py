@@ -15,6 +15,8 @@ class LayerTrace:
     """g_w of every token, (B, T) (Eq. 5)."""
     step_weights: torch.Tensor | None = None
     """Weight of each step in h_deep, pi_k q_k and pi_K, (B, T, K) (Eq. 3); sums to 1 over K."""
+    loops_run: int | None = None
+    """Steps that were really run: fewer than K where every token of the batch had halted."""
 
     @property
     def expected_loops(self) -> torch.Tensor | None:
