@@ -147,6 +147,8 @@ def prepare(
             return manifest
         folder = work.path / "finished"
         folder.mkdir(exist_ok=True)
+        for unfinished in folder.rglob("*.partial"):  # else the manifest would list it
+            unfinished.unlink()
         request.tokenizer.save(folder)
         settings = PieceSettings(
             tokenizer=folder,
