@@ -1,0 +1,430 @@
+"""Parts of speech: exact to the byte in any text, arithmetic by rule, mistakes in one line."""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import spacy
+from hypothesis import given
+from hypothesis import strategies as st
+from spacy.language import Language
+from spacy.tokens import Doc
+
+from dualpath_cli.errors import UserError
+from dualpath_cli.study import parts_of_speech
+from dualpath_cli.study.parts_of_speech import Span, Tagger, align, arithmetic, text_of
+from dualpath_cli.text.tokenizer import Tokenizer
+
+# Alignment
+
+TEXTS = st.text() | st.text(alphabet="ab 1.\n\u00a0é\u0301ß日本\ufffd\u200d🥐👩", max_size=20)
+
+
+def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
+    """The bytes as tokens that end at these places, and the rest."""
+    ends = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
+    return [data[start:end] for start, end in pairwise(ends)]
+
+
+PLACES = st.lists(st.integers(0, 10**6), max_size=12)
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> list[bytes]:
+    """Tokens of bytes cut out of a text, or of bytes that are no text at all."""
+    data = draw(TEXTS).encode()
+    first, last = sorted(draw(st.tuples(*[st.integers(0, len(data))] * 2)))
+    return cut(draw(st.just(data[first:last]) | st.binary(max_size=12)), draw(PLACES))
+
+
+def characters_of(data: bytes) -> list[tuple[str, int]]:
+    """Characters and their sizes: at each place the first size that is one, or a lone byte."""
+    found = []
+    at = 0
+    while at < len(data):
+        for size in (1, 2, 3, 4):
+            try:
+                found.append((data[at : at + size].decode(), size))
+                break
+            except UnicodeDecodeError:
+                continue
+        else:
+            found.append(("\ufffd", 1))
+        at += found[-1][1]
+    return found
+
+
+def aligned_slowly(window: list[bytes], spans: list[Span]) -> list[str]:
+    """For each token, asks each of its bytes for the span of its character, and counts."""
+    character_of_byte = [
+        number
+        for number, (_, size) in enumerate(characters_of(b"".join(window)))
+        for _ in range(size)
+    ]
+    tags = []
+    at = 0
+    for token in window:
+        votes = []
+        for _ in token:
+            over = [s for s, (a, b, _) in enumerate(spans) if a <= character_of_byte[at] < b]
+            votes += over[-1:]
+            at += 1
+        best = sorted(votes, key=lambda vote: (-votes.count(vote), votes.index(vote)))[:1]
+        tags.append(spans[best[0]][2] if best else "SPACE" if token else "")
+    return tags
+
+
+@given(windows(), st.data())
+def test_tokens_get_the_tags_that_a_count_of_their_bytes_one_by_one_gives(
+    window: list[bytes], data: st.DataObject
+) -> None:
+    place = st.integers(0, len(characters_of(b"".join(window))))
+    span = st.tuples(place, place, st.sampled_from(["NOUN", "VERB", "NUM"]))
+    spans = [(min(a, b), max(a, b), tag) for a, b, tag in data.draw(st.lists(span, max_size=6))]
+    assert align(window, spans) == aligned_slowly(window, spans)
+
+
+@given(windows())
+def test_the_text_of_a_window_has_one_character_for_each_and_for_each_broken_byte(
+    window: list[bytes],
+) -> None:
+    assert text_of(window) == "".join(c for c, _ in characters_of(b"".join(window)))
+
+
+def by_letter(window: list[bytes]) -> list[str]:
+    """Tags of a window whose text is tagged character by character, each as itself."""
+    return align(window, [(i, i + 1, c) for i, c in enumerate(text_of(window)) if c != " "])
+
+
+def test_parts_of_a_character_have_its_tag() -> None:
+    assert by_letter([b"a\xe6", b"\x97", b"\xa5b", b"\xe6\x9c\xac"]) == ["a", "日", "日", "本"]
+
+
+def test_a_window_may_begin_and_end_inside_a_character() -> None:
+    inside = ["日本語".encode()[1:][i : i + 1] for i in range(7)]
+    assert by_letter(inside) == ["\ufffd"] * 2 + ["本"] * 3 + ["\ufffd"] * 2
+    assert by_letter([b"\x9f\x91", b"\xa9", b"a", b"b\xf0\x9f"]) == ["\ufffd", "\ufffd", "a", "b"]
+
+
+def test_a_character_counts_by_its_bytes() -> None:
+    spans = [(0, 2, "ADJ"), (2, 3, "NOUN")]
+    assert align(["ab日".encode()], spans) == ["NOUN"]
+    assert align([b"ab", "日".encode()], spans) == ["ADJ", "NOUN"]
+
+
+def test_of_equal_shares_the_first_counts() -> None:
+    assert align([b"abcd"], [(2, 4, "VERB"), (0, 2, "NOUN")]) == ["NOUN"]
+
+
+def test_blanks_weigh_nothing_beside_a_word() -> None:
+    assert align([b"   I", b"  ", b"am"], [(3, 4, "PRON"), (6, 8, "AUX")]) == [
+        "PRON",
+        "SPACE",
+        "AUX",
+    ]
+
+
+def test_tokens_without_bytes_have_no_tag() -> None:
+    assert align([b"", b"a", b"", b" ", b""], [(0, 1, "DET")]) == ["", "DET", "", "SPACE", ""]
+    assert align([], []) == []
+
+
+# Arithmetic
+
+MARKED = """
+16 - 3 - 4 = <<16-3-4=9>>9 eggs
+NN S N S N S SSNNSNSNSNSSN
+
+5*3 48/2 2^3 1<2>1 7–9 3 × 4 ÷ 2 − 1
+NSN NNSN NSN NSNSN NSN N S N S N S N
+
+80,000+50,000=$<<80000+50000=130000>>130,000
+NNNNNNSNNNNNNSSSSNNNNNSNNNNNSNNNNNNSSNNNNNNN
+
+(16-3)*(-2) + .5*$20 at 50% * -1/-2
+ NNSN S SN  S NNSSNN    NNS S SNSSN
+
+2 hours * 3 - $5 + 4% - 1 ≥ x >= 2
+N       S N S SN S NS S N S   SS N
+
+sum: 1,000.50, 3.5, 1,2 and 1,0000.
+     NNNNNNNN  NNN  N N     N NNNN
+
+#### 72
+SSSS NN
+
+# 3 ## a ##### b
+  N
+
+the price + the tip * two, 2x+10=3*y, x^2, x=-3
+          S         S      N SNNSNS    SN   SSN
+
+3 x 4, 3x4, 3 X $4, 6 eggs x 2, solve x = 2x+5 for x or 5x
+N S N  NSN  N S SN  N      S N          S N SN          N
+
+$18, 18€, 50 %, ¢5, = == <= => <- ->
+SNN  NNS  NN S  SN  S SS SS S
+
+well-known, 30-minute, and/or, $12/hour, a 5-year-old, km/h, F-16, COVID-19
+            NN                 SNN         N                   NN        NN
+
+C++, A+ grades, Google+ is x-ray - not 5 - at all
+                                       N
+
+He came - and went -- 5 of them--7 <p> a < b
+                      N          N
+
+- 3 eggs
+  N
+
+* 3 eggs * * * a
+  N
+
+  * 3 eggs
+    N
+
+2 eggs - (3 / ((1+1))) = 2 eggs - <<2-3/2=.5>>
+N      S  N S   NSN    S N      S SSNSNSNSNNSS
+
+in the 1990s, 2nd, H2O, 12:30, 2020-05-01, 5-10
+       NNNN   N     N   NN NN  NNNNSNNSNN  NSNN
+
+x.5 and 3.8.18 and ... .5 -.5 ... -5 +1
+  N     NNN NN         NN SNN     SN SN
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "marks"), [tuple(pair.split("\n")[:2]) for pair in MARKED[1:].split("\n\n")]
+)
+def test_numbers_and_operators_are_told_from_other_uses_of_their_signs(
+    text: str, marks: str
+) -> None:
+    found = [" "] * len(text)
+    for start, end, tag in arithmetic(text):
+        found[start:end] = tag[0] * (end - start)
+    assert (text + "\n" + "".join(found)).rstrip() == (text + "\n" + marks).rstrip()
+
+
+def test_calculations_of_gsm8k_are_numbers_operators_and_brackets(shared_data: Path) -> None:
+    with open(shared_data / "gsm8k" / "test.jsonl") as lines:
+        answers = [json.loads(line)["answer"] for line in lines]
+    calculations = [c for answer in answers for c in re.findall("<<[^<>]*>>", answer)]
+    assert len(calculations) == 4282
+    left = set()
+    for calculation in calculations:
+        covered = {i for start, end, _ in arithmetic(calculation) for i in range(start, end)}
+        left |= {c for i, c in enumerate(calculation) if i not in covered}
+    assert left == {"(", ")"}
+
+
+# Tagger
+
+WORDS = {"she": "PRON", "sees": "VERB", "dog": "NOUN", "日本": "PROPN", "16=3": "NOUN"}
+
+
+@Language.component("test_fails")
+def fails(doc: Doc) -> Doc:
+    raise RuntimeError("this component should not run")
+
+
+@Language.component("test_parses")
+def parses(doc: Doc) -> Doc:
+    for word in doc:
+        word.dep_ = "aux"
+    return doc
+
+
+@Language.component("test_tags_as_intj")
+def tags_as_intj(doc: Doc) -> Doc:
+    for word in doc:
+        word.pos_ = "INTJ"
+    return doc
+
+
+def saved(nlp: Language, folder: Path) -> Path:
+    nlp.to_disk(folder)
+    return folder
+
+
+@pytest.fixture
+def tagger(tmp_path: Path) -> Tagger:
+    """Of a pipeline that knows the tags of five words."""
+    nlp = spacy.blank("en")
+    ruler = nlp.add_pipe("attribute_ruler")
+    for word, tag in WORDS.items():
+        ruler.add([[{"LOWER": word}]], {"POS": tag})
+    return Tagger(saved(nlp, tmp_path / "words"))
+
+
+def test_words_keep_the_pipelines_tags_and_arithmetic_has_its_own(tagger: Tagger) -> None:
+    window = [b"", b"She", b" sees", b" 16", b"=", b"3", b" dog", b"\n\n", b" unknown"]
+    (tags,) = tagger.tags([window])
+    assert tags == ["", "PRON", "VERB", "NUM", "SYM", "NUM", "NOUN", "SPACE", "X"]
+
+
+def test_windows_come_back_in_order_whatever_the_batch(tagger: Tagger) -> None:
+    many = [[b" dog"] * (i % 3) + [b"sees"] * (i % 2) for i in range(5 * parts_of_speech.BATCH)]
+    expected = [["NOUN"] * (i % 3) + ["VERB"] * (i % 2) for i in range(len(many))]
+    many[1::2] = [[b" " + token for token in window] for window in many[1::2]]
+    assert list(tagger.tags(iter(many))) == expected
+
+
+def test_a_text_longer_than_spacy_allows_is_tagged(tagger: Tagger) -> None:
+    blanks = b" " * (tagger.nlp.max_length + 1)
+    assert list(tagger.tags([[b"dog", blanks, b"sees"], [b"She"]])) == [
+        ["NOUN", "SPACE", "VERB"],
+        ["PRON"],
+    ]
+
+
+@pytest.mark.parametrize("piece", [13, 26, 39, 65])
+def test_texts_in_pieces_have_the_tags_of_the_whole(
+    tagger: Tagger, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    window = [" 日本".encode()[:5], " 日本".encode()[5:], b" sees", b" ", b"16=3"] * 5
+    assert len(text_of(window)) == 65
+    whole = ["PROPN", "PROPN", "VERB", "SPACE", "NUM"] * 5
+    monkeypatch.setattr(parts_of_speech, "PIECE", piece)
+    several = [window, [b"dog"], [b""], window[:-1], window]
+    assert list(tagger.tags(several)) == [whole, ["NOUN"], [""], whole[:-1], whole]
+
+
+def test_entities_and_lemmas_are_not_looked_for(tmp_path: Path) -> None:
+    nlp = spacy.blank("en")
+    for name in ("ner", "lemmatizer", "parser"):
+        nlp.add_pipe("test_fails", name=name)
+    nlp.add_pipe("test_tags_as_intj")
+    assert list(Tagger(saved(nlp, tmp_path / "all")).tags([[b"dog"]])) == [["INTJ"]]
+
+
+def test_the_parse_is_kept_for_the_rules_of_an_attribute_ruler(tmp_path: Path) -> None:
+    nlp = spacy.blank("en")
+    nlp.add_pipe("test_parses", name="parser")
+    nlp.add_pipe("attribute_ruler").add([[{"DEP": "aux"}]], {"POS": "AUX"})
+    assert list(Tagger(saved(nlp, tmp_path / "all")).tags([[b"dog"]])) == [["AUX"]]
+
+
+# The real thing
+
+
+@pytest.fixture(scope="module")
+def english(shared_data: Path) -> Tagger:
+    return Tagger(shared_data / "spacy_en_upos")
+
+
+@pytest.fixture(scope="module")
+def gpt2(shared_data: Path) -> Tokenizer:
+    return Tokenizer.load(shared_data / "gpt2")
+
+
+def test_windows_are_read_one_batch_at_a_time(english: Tagger) -> None:
+    windows = iter([[b"dog"]] * 10 * parts_of_speech.BATCH)
+    assert next(english.tags(windows)) == ["NOUN"]
+    assert len(list(windows)) == 9 * parts_of_speech.BATCH
+
+
+def tokens(tokenizer: Tokenizer, text: str) -> list[bytes]:
+    values = tokenizer.token_values()
+    return [values[id] for id in tokenizer.encode(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "tags"),
+    [
+        (
+            "She quickly ate the red apples.",
+            "PRON ADV VERB DET ADJ NOUN PUNCT",
+        ),
+        (
+            "He bought  three dogs and wants to eat in Paris.\n\nI know.",
+            "PRON VERB SPACE NUM NOUN CCONJ VERB PART VERB ADP PROPN PUNCT SPACE SPACE "
+            "PRON VERB PUNCT",
+        ),
+        (
+            "Janet sells 16 - 3 = <<16-3=13>>13 eggs a day.\n#### 13",
+            "PROPN PROPN VERB NUM SYM NUM SYM SYM NUM SYM NUM SYM NUM SYM NUM NOUN DET NOUN PUNCT "
+            "SPACE SYM NUM",
+        ),
+        (
+            "We ate 12 croissants in the café.",
+            "PRON VERB NUM NOUN NOUN NOUN ADP DET NOUN PUNCT",
+        ),
+    ],
+)
+def test_tokens_of_gpt2_get_the_tags_that_one_expects(
+    english: Tagger, gpt2: Tokenizer, text: str, tags: str
+) -> None:
+    window = tokens(gpt2, text)
+    (found,) = english.tags([window])
+    assert list(zip(window, found, strict=True)) == list(zip(window, tags.split(), strict=True))
+
+
+def test_each_word_of_real_text_gives_its_tag_to_its_bytes(
+    english: Tagger, gpt2: Tokenizer, shared_data: Path
+) -> None:
+    lines = (shared_data / "wikitext-2" / "test.txt").read_text().splitlines()
+    texts = [line for line in lines if len(line.encode()) > len(line)][:20]
+    texts.append("日本語 and ünïcödé: 👩\u200d🔬 cost 3\u00a0€ — ﷽ e\u0301\u0301 naïve… ½\ttab")
+    windows = [tokens(gpt2, text) for text in texts]
+    data = "".join(texts).encode()
+    windows += [[data[at : at + 1] for at in range(start, start + 500)] for start in range(9)]
+    assert len(windows) == 30
+    for window, found in zip(windows, english.tags(windows), strict=True):
+        doc = english.nlp(text_of(window))
+        spans = [(w.idx, w.idx + len(w), w.pos_) for w in doc if not w.is_space]
+        spans += arithmetic(text_of(window))
+        assert found == aligned_slowly(window, spans)
+
+
+# Mistakes
+
+
+def mistake(pipeline: str | Path) -> str:
+    with pytest.raises(UserError) as caught:
+        Tagger(pipeline)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_without_spacy_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    assert "the package spacy: pip install 'dualpath[pos]'" in mistake("en_core_web_sm")
+
+
+def test_a_name_that_is_not_installed_comes_with_the_command_that_installs_it() -> None:
+    message = mistake("en_not_there_sm")
+    assert "'en_not_there_sm' is not installed: python -m spacy download en_not_there_sm" in message
+
+
+def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    assert f"'{tmp_path / 'tagger'}' does not exist; give a folder" in mistake(tmp_path / "tagger")
+
+
+@pytest.mark.parametrize("damage", ["empty", "no_weights", "a_file"])
+def test_what_is_no_pipeline_or_a_damaged_one_is_named(
+    tmp_path: Path, shared_data: Path, damage: str
+) -> None:
+    path = tmp_path / "it"
+    if damage == "a_file":
+        path.write_text("")
+    else:
+        path.mkdir()
+        for name in ("config.cfg", "meta.json")[: 2 * (damage == "no_weights")]:
+            (path / name).write_bytes((shared_data / "spacy_en_upos" / name).read_bytes())
+    message = mistake(path)
+    assert message.startswith(f"spaCy pipeline '{path}': ")
+    assert message.endswith("; give a folder that spaCy's nlp.to_disk wrote")
+
+
+def test_a_pipeline_without_universal_tags_is_refused_with_one_that_has_them(
+    tmp_path: Path,
+) -> None:
+    message = mistake(saved(spacy.blank("en"), tmp_path / "blank"))
+    assert "sets no universal part-of-speech tags" in message
+    assert message.endswith("python -m spacy download en_core_web_sm")
