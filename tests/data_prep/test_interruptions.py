@@ -20,7 +20,7 @@ Start = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def start(tmp_path: Path, small_folder: Path) -> Start:
     """Starts a preparation that takes seconds, with two workers."""
-    path = write_jsonl(tmp_path / "a.jsonl", (f"{n} hello there " * 2000 for n in range(1500)))
+    path = write_jsonl(tmp_path / "a.jsonl", (f"{n} hello there " * 2000 for n in range(800)))
     command = [sys.executable, "-m", "data_prep", "--source", str(path), "--workers", "2"]
     command += ["--tokenizer", str(small_folder), "--out", str(tmp_path / "out")]
 
@@ -30,6 +30,13 @@ def start(tmp_path: Path, small_folder: Path) -> Start:
         )
 
     return run
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """How it ended: code, output, errors without the lines that say how far it is."""
+    out, err = process.communicate(timeout=120)
+    lines = err.splitlines(keepends=True)
+    return process.returncode, out, "".join(x for x in lines if not x.startswith("reading: "))
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
@@ -51,12 +58,10 @@ def test_ctrl_c_is_one_line_and_the_same_command_continues(start: Start, tmp_pat
     process = start()
     workers = workers_of(process)
     os.killpg(process.pid, signal.SIGINT)  # a terminal signals the whole group
-    out, err = process.communicate(timeout=30)
-    assert (process.returncode, out) == (130, "")
-    assert err == "interrupted; the same command continues\n"
+    assert end(process) == (130, "", "interrupted; the same command continues\n")
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
-    again = start()
-    assert (again.communicate()[1], again.returncode) == ("", 0)
+    code, _, err = end(start())
+    assert (code, err) == (0, "")
     Manifest.read(tmp_path / "out").verify(tmp_path / "out")
 
 
@@ -65,22 +70,21 @@ def test_a_killed_worker_is_one_line_and_the_same_command_continues(
 ) -> None:
     process = start()
     os.kill(workers_of(process)[0], signal.SIGKILL)
-    out, err = process.communicate(timeout=30)
-    assert (process.returncode, out) == (1, "")
+    code, out, err = end(process)
+    assert (code, out) == (1, "")
     assert re.fullmatch(
         r"error: a worker process was killed, .*; the same command continues\n", err
     )
-    again = start()
-    assert (again.communicate()[1], again.returncode) == ("", 0)
+    code, _, err = end(start())
+    assert (code, err) == (0, "")
     Manifest.read(tmp_path / "out").verify(tmp_path / "out")
 
 
 def test_of_two_at_once_the_second_gives_way(start: Start, tmp_path: Path) -> None:
     first = start()
     workers_of(first)
-    second = start()
-    _, err = second.communicate(timeout=30)
-    assert second.returncode == 2
+    code, _, err = end(start())
+    assert code == 2
     assert re.fullmatch(r"error: another preparation is writing '.*'; wait .*\n", err)
-    assert (first.communicate()[1], first.returncode) == ("", 0)
+    assert end(first)[::2] == (0, "")
     Manifest.read(tmp_path / "out").verify(tmp_path / "out")
