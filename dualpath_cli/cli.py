@@ -45,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
             return flops_command.main(rest)
         from dualpath_cli import launch
 
+        if command == "ablate" and len(launch.split_runs(rest)[0]) > 1:
+            return _ablate_several(*launch.split_runs(rest))
         prepared = launch.prepare(command, rest)
         from dualpath_cli.training import lightning_cli
 
@@ -56,3 +58,23 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print("; ".join([f"dualpath {command}: interrupted", *map(str, interrupt.args)]))
         return 130
+
+
+def _ablate_several(runs: list[str], words: list[str]) -> int:
+    """Ablates one run after the other, then sets them side by side."""
+    from dualpath_cli import launch
+
+    prepared, out = launch.prepare_several(runs, words)
+    from rich.console import Console
+
+    from dualpath_cli.study import ablation_runs
+    from dualpath_cli.training import lightning_cli
+
+    console = Console()
+    for number, each in enumerate(prepared, 1):
+        console.print(f"run {number} of {len(prepared)}: {each.checkpoint}", highlight=False)
+        lightning_cli.run(each)
+    folders = [each.ablate.out for each in prepared if each.ablate]
+    written = ablation_runs.combine(folders, out, console)
+    console.print("\n".join(map(str, written)), highlight=False, soft_wrap=True)
+    return 0

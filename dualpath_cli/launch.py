@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli import recipes
+from dualpath_cli.ablate_options import AblateOptions, add_ablate_arguments, take_ablate_options
 from dualpath_cli.checks import (
     check_checkpoint,
     check_schedule,
@@ -20,10 +21,7 @@ from dualpath_cli.checks import (
     check_validation_sets,
 )
 from dualpath_cli.errors import UserError
-from dualpath_cli.sizes import parse_size
-from dualpath_cli.text.documents import parse_source
 from dualpath_cli.text.manifest import Manifest
-from dualpath_cli.text.storage import is_remote
 from dualpath_cli.training import run_folder
 from dualpath_cli.training.arguments import (
     OneLineParser,
@@ -36,8 +34,8 @@ from dualpath_cli.training.arguments import (
 DESCRIPTIONS = {
     "fit": "Trains a model from a recipe; the same command continues an interrupted run.",
     "validate": "Scores a run's model on its validation sets, or on others given by --data.val.",
-    "ablate": "Scores a run's model with forced loops, overridden gates and shuffled gates: the 16 "
-    "rows of the paper's inference-time ablations, each paired with the learned router.",
+    "ablate": "Scores a run's model with forced loops and overridden gates, by layer, by class of "
+    "token, with halting: each paired with the learned router on identical tokens.",
 }
 
 
@@ -54,8 +52,8 @@ class Launch:
     """Where to continue from (fit), or what to score (validate, ablate)."""
     manifest: Manifest | None
     """Of the training data; None but for fit."""
-    out: Path | None = None
-    """Folder for the tables of ablate; None for the other commands."""
+    ablate: AblateOptions | None = None
+    """What ablate tries, and where its tables go; None for the other commands."""
     weights: Path | None = None
     """A checkpoint of another run whose weights fit starts from, at step 0."""
 
@@ -69,8 +67,8 @@ def build_parser(command: str) -> OneLineParser:
     """The quick parser: the recipe's own sections checked, Lightning's `trainer` passed on."""
     usage = "[--config RECIPE] [--ckpt_path RUN] [--SECTION.KEY VALUE ...]"
     if command == "ablate":
-        usage = "--ckpt_path RUN [--sources NAME=PATH ...] [--max_tokens N] [--out DIR] "
-        usage += "[--SECTION.KEY VALUE ...]"
+        usage = "--ckpt_path RUN [RUN ...] [--sources NAME=PATH ...] [--suite SUITE ...] "
+        usage += "[--max_tokens N] [--out DIR] [--SECTION.KEY VALUE ...]"
     parser = OneLineParser(
         prog=f"dualpath {command}",
         usage=f"dualpath {command} {usage}",
@@ -91,7 +89,7 @@ def build_parser(command: str) -> OneLineParser:
     )
     parser.add_argument("--ckpt_path", type=str | None, default=None, metavar="RUN", help=what)
     if command == "ablate":
-        _add_ablate_arguments(parser)
+        add_ablate_arguments(parser)
     parser.add_argument(
         "--seed_everything", type=int, default=0, help="Seed of the weights and of the data order."
     )
@@ -114,7 +112,7 @@ def prepare(command: str, words: list[str]) -> Launch:
         SystemExit: after --help.
     """
     parser = build_parser(command)
-    names, rest = _take_options(words, ("-c", "--config"))
+    names, rest = _take_options([_underscored(word) for word in words], ("-c", "--config"))
     if {"-h", "--help"} & set(rest):
         parser.print_help()
         raise SystemExit(0)
@@ -133,7 +131,7 @@ def prepare(command: str, words: list[str]) -> Launch:
     check_keys(recipe)
     values = parser.parse_args(["--config", json.dumps(recipe), *rest]).as_dict()
     values.pop("config")
-    out = _take_ablate_values(values, run) if command == "ablate" and run is not None else None
+    ablate = take_ablate_options(values, run) if command == "ablate" and run is not None else None
     settings = settings_from(values)
     # The dataclasses' types are JSON and YAML types but for tuples.
     values = json.loads(json.dumps(values))
@@ -141,7 +139,7 @@ def prepare(command: str, words: list[str]) -> Launch:
     check_trainer(values["trainer"])
     if run is not None:
         check_validation_sets(settings, f"{run.folder}/{run_folder.TOKENIZER}")
-        return Launch(command, values, settings, run.folder, run.checkpoint, None, out)
+        return Launch(command, values, settings, run.folder, run.checkpoint, None, ablate)
     folder = Path(settings.run.dir) / settings.run.recipe / settings.run.name
     manifest = check_training_data(settings)
     check_schedule(settings)
@@ -163,70 +161,44 @@ def prepare(command: str, words: list[str]) -> Launch:
     return Launch(command, values, settings, folder, checkpoint, manifest, weights=weights)
 
 
-def _add_ablate_arguments(parser: OneLineParser) -> None:
-    parser.add_argument(
-        "--sources",
-        type=str,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=PATH",
-        help="Texts to score, .txt, .jsonl or .parquet; by default the run's validation sets.",
-    )
-    parser.add_argument(
-        "--max_tokens",
-        type=str | None,
-        default=None,
-        metavar="N",
-        help="At most so many tokens of each source, such as 20K; by default data.val_tokens.",
-    )
-    parser.add_argument(
-        "--out",
-        type=str | None,
-        default=None,
-        metavar="DIR",
-        help="Folder for ablations.json and ablations.csv; by default RUN/ablations/step-N.",
-    )
+def split_runs(words: list[str]) -> tuple[list[str], list[str]]:
+    """Splits the RUNs that follow `--ckpt_path`, each time it is given, from all other words."""
+    runs, rest, taking = [], [], False
+    for word in words:
+        name, equals, value = _underscored(word).partition("=")
+        if word.startswith("-"):
+            taking = name == "--ckpt_path"
+        if not taking:
+            rest.append(word)
+        elif equals or not word.startswith("-"):
+            runs.append(value if equals else word)
+    return runs, rest
 
 
-def _take_ablate_values(values: dict[str, Any], run: run_folder.Run) -> Path:
-    """Moves the words of ablate to the recipe's data section, and returns the folder to write to.
+def prepare_several(runs: list[str], words: list[str]) -> tuple[list[Launch], Path]:
+    """Checked launches of ablate, one a run, each with a folder of its own in `--out`.
+
+    `words` are all others.
 
     Raises:
-        UserError: for the first mistake in them.
+        UserError: for the first mistake, and for several devices or no `--out`.
     """
-    sources, max_tokens, out = (values.pop(key) for key in ("sources", "max_tokens", "out"))
-    found = [_name_and_location(source) for source in sources]
-    names = [name for name, _ in found]
+    given, rest = _take_options(words, ("--out",))
+    if not given:
+        raise UserError("several RUNs need --out DIR: a folder for the tables of all of them")
+    out = Path(given[-1])
+    found = [run_folder.find_run(run) for run in runs]
+    names = [f"{run.folder.parent.name}-{run.folder.name}-{run.checkpoint.name}" for run in found]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"--sources has two texts named '{name}'; give NAME=PATH")
-    if found:
-        values["data"]["val"] = dict(found)
-    if not values["data"]["val"]:
-        raise UserError("the run names no validation set; give a text: --sources NAME=PATH")
-    if max_tokens is not None:
-        values["data"]["val_tokens"] = parse_size(str(max_tokens), "--max_tokens")
-    trainer = values["trainer"]
-    devices, strategy = trainer.get("devices", 1), trainer.get("strategy", "auto")
-    if strategy not in ("auto", "single") or devices not in (1, "1"):
-        raise UserError("ablate runs on one device; leave out trainer.devices and trainer.strategy")
-    folder = Path(out) if out else run.folder / "ablations" / run.checkpoint.name
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir():
-        raise UserError(f"--out '{folder}': '{existing}' is a file; give a folder")
-    return folder
-
-
-def _name_and_location(spec: str) -> tuple[str, str]:
-    """Reads one of `--sources`; what lies on S3 is checked with the other validation sets."""
-    if is_remote(spec):
-        raise UserError(f"--sources '{spec}' has no name; give NAME={spec}")
-    name, _, location = spec.partition("=")
-    if is_remote(location):
-        return name, location
-    source = parse_source(spec)
-    return source.name, str(source.path)
+            raise UserError(f"--ckpt_path names two runs whose tables would go to '{out / name}'")
+    launches = [
+        prepare("ablate", ["--ckpt_path", run, "--out", str(out / name), *rest])
+        for run, name in zip(runs, names, strict=True)
+    ]
+    if any(str(each.recipe["trainer"].get("devices", 1)) != "1" for each in launches):
+        raise UserError("several RUNs go on one device; give them one at a time for more")
+    return launches, out
 
 
 def _run_to_score(command: str, words: list[str]) -> str:
@@ -240,6 +212,14 @@ def _on_this_machine(recipe: recipes.Recipe) -> recipes.Recipe:
     """A run's recipe without what was true only of the machine that trained it."""
     trainer = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
     return recipes.merge(recipe, {"trainer": trainer})
+
+
+def _underscored(word: str) -> str:
+    """An option as it is declared, where it was written with hyphens: --max-tokens."""
+    name, equals, value = word.partition("=")
+    if not word.startswith("--") or "." in name:  # a.name.with-hyphens may be a user's own
+        return word
+    return "--" + name[2:].replace("-", "_") + equals + value
 
 
 def _take_options(words: list[str], names: tuple[str, ...]) -> tuple[list[str], list[str]]:

@@ -140,6 +140,28 @@ def results(budget_name: str) -> dict[str, dict[str, float]]:
     }
 
 
+def inference_ablation(intervention: str, source: str) -> float | None:
+    """Loss of F80M a50 K4 under an intervention (table `ablations`), nats a token, if it is there.
+
+    Sources go by their names: gsm8k, triviaqa, wikitext_103.
+    """
+    return _by_source("inference_ablations", intervention, source)
+
+
+def token_class_excess(override: str, source: str) -> float | None:
+    """What forcing a class of tokens cost the authors beyond random ones, over 15 checkpoints.
+
+    `override` is `arithmetic wide` or `function deep`; nats a token, from their revision.
+    """
+    return _by_source("token_class_excess", override, source)
+
+
+def _by_source(table: str, row: str, source: str) -> float | None:
+    tables = _tables()
+    values = dict(zip(tables["ablation_sources"], tables[table].get(row, []), strict=False))
+    return values.get(source.lower().replace("-", "_"))
+
+
 def stated(name: str) -> Any:
     """A number that the text states, by its name in paper_tables.json."""
     return _tables()["stated"][name]

@@ -67,6 +67,8 @@ class Windows(Dataset[Tokens]):
 
     def __init__(self, windows: Iterable[Tokens], multiple_of: int = 1) -> None:
         self.windows = sorted(windows, key=len, reverse=True)
+        self.n_filled = len(self.windows)
+        """Windows that are not there to fill up a batch: the first ones."""
         self.n_tokens = sum(len(window) - 1 for window in self.windows)
         missing = -len(self.windows) % multiple_of
         self.windows += [np.zeros(1, dtype=np.int64)] * missing

@@ -1,217 +1,321 @@
 """`dualpath ablate`: what interventions on one checkpoint cost, paired on identical windows.
 
 1. every source is cut into windows once, by the data module that `validate` uses;
-2. each batch of windows is scored under all interventions before the next one;
+2. each source is scored under the learned router, then under each intervention of the suites
+   (`suites.py`); what an earlier call finished is not scored again (`scoring.py`);
 3. each intervention is compared with the learned router window by window, with a bootstrap
-   interval over windows.
-
-Shapes: W windows (sequences), R interventions (rows of the table).
+   interval over windows; tables and figures are written.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch.utils.data import DataLoader
 
 from dualpath_cli.launch import Launch
-from dualpath_cli.model import DualPathLM, Intervention
-from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.study.ablation_table import Row, source_table, write
+from dualpath_cli.study import ablation_figures
+from dualpath_cli.study.ablation_table import (
+    Excess,
+    Result,
+    excess_table,
+    layer_table,
+    source_table,
+    write,
+)
+from dualpath_cli.study.intervals import BOOTSTRAP_SEED, RESAMPLES, Counts, bootstrap_interval
+from dualpath_cli.study.progress import StudyProgress
+from dualpath_cli.study.scoring import Floats, Masks, Pass, Scorer, Scores, ScoreStore
+from dualpath_cli.study.suites import LEARNED, Row, applicable, rows
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
 from dualpath_cli.text.storage import exists, local_copy
 from dualpath_cli.training.data import DualPathDataModule
-from dualpath_cli.training.module import Batch, DualPathModule
 from dualpath_cli.training.run_folder import step_of
+from dualpath_cli.windows import Tokens, Windows
 
-PAPER_ROWS = (
-    Intervention(),
-    *(Intervention(loops=loops) for loops in range(1, 11)),
-    Intervention(gates=(1.0, 0.0)),
-    Intervention(gates=(0.0, 1.0)),
-    Intervention(gates=(0.5, 0.5)),
-    Intervention(gates=(1.0, 1.0)),
-    Intervention(gates="shuffled"),
-)
-"""The 16 rows of the paper's table `ablations`; the first is the baseline of the others."""
-
-RESAMPLES = 1000
-BOOTSTRAP_SEED = 0
-
-Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
+SCORES = "scores"
+"""Folder of the finished passes, inside that of the tables."""
+LOG_WIDTH = 160
+"""Columns of a table that goes to a file."""
 
 
 def run(
     launch: Launch,
     trainer: Trainer,
-    module: DualPathModule,
+    scorer: Scorer,
     datamodule: DualPathDataModule,
     console: Console,
 ) -> None:
-    """Scores a run's checkpoint under the paper's interventions; prints, writes the tables.
+    """Scores a run's checkpoint under the suites asked for; prints and writes tables and figures.
 
     Raises:
-        UserError: if a source holds no text.
+        UserError: if a source holds no text, or tags are wanted and cannot be had.
     """
-    assert launch.checkpoint is not None
-    assert launch.out is not None
-    config, data = launch.settings.model, launch.settings.data
-    module.configure_model()
-    trainer.precision_plugin.convert_module(module)
-    module.to(trainer.strategy.root_device)
-    assert module.model is not None
-    datamodule.trainer = trainer
-    loaders = dict(zip(data.val, datamodule.val_dataloader(), strict=True))
-    interventions, skipped = applicable(PAPER_ROWS, module.model)
+    assert launch.ablate is not None
+    found, skipped = applicable(rows(launch.ablate, launch.settings.model), launch.settings.model)
     for reason in dict.fromkeys(skipped.values()):
         names = ", ".join(name for name, why in skipped.items() if why == reason)
         console.print(f"left out {names}: {reason}", highlight=False, soft_wrap=True)
-
-    rows: list[Row] = []
-    sources: dict[str, dict[str, Any]] = {}
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("forward passes"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=console,
-        disable=not console.is_terminal,
-    )
-    with progress:
-        passes = len(interventions) * sum(len(loader) for loader in loaders.values())
-        task = progress.add_task("", total=passes)
-        for name, loader in loaders.items():
-            progress.update(task, description=name)
-            nats_WR, tokens_W = score(
-                module.model,
-                loader,
-                interventions,
-                context=trainer.precision_plugin.forward_context,
-                after_pass=lambda: progress.advance(task),
-            )
-            found = compare(name, interventions, nats_WR, tokens_W)
-            rows += found
-            size = f"{tokens_W.sum():,} tokens in {len(tokens_W):,} sequences"
-            title = f"{name}: nats per token over {size}"
-            console.print(source_table(title, found, config.loops))
-            sources[name] = {
-                "path": data.val[name],
-                "sha256": sha256(name, data.val[name]),
-                "tokens": int(tokens_W.sum()),
-                "sequences": len(tokens_W),
-            }
+    with StudyProgress(console) as progress:
+        ablation = Ablation(launch, found, scorer, datamodule, console, progress)
+        try:
+            trainer.validate(scorer, datamodule=ablation, verbose=False)
+        except SystemExit as end:
+            # Lightning leaves by sys.exit(1) after Ctrl-C.
+            if not trainer.interrupted:
+                raise
+            raise KeyboardInterrupt("the same command continues") from end
+    if not trainer.is_global_zero:
+        return
     report = {
-        "checkpoint": {"path": str(launch.checkpoint), "step": step_of(launch.checkpoint)},
-        "model": dataclasses.asdict(config),
-        "precision": str(trainer.precision),
-        "device": str(trainer.strategy.root_device),
-        "max_tokens": data.val_tokens,
-        "sources": sources,
+        **ablation.facts,
+        "suites": launch.ablate.suites,
+        "sources": ablation.sources,
         "bootstrap": {"resamples": RESAMPLES, "seed": BOOTSTRAP_SEED},
-        "interventions": {i.name: dataclasses.asdict(i) for i in interventions},
+        "tagger": launch.ablate.tagger if "token-classes" in launch.ablate.suites else None,
+        "interventions": {
+            row.intervention.name: dataclasses.asdict(row.intervention) for row in found
+        },
         "skipped": skipped,
     }
-    written = write(launch.out, report, rows)
+    written = write(launch.ablate.out, report, ablation.results, ablation.excesses)
+    written += ablation_figures.draw(
+        launch.ablate.out, ablation.results, launch.settings.model.loops
+    )
     console.print("\n".join(map(str, written)), highlight=False, soft_wrap=True)
 
 
-def applicable(
-    interventions: Iterable[Intervention], model: DualPathLM
-) -> tuple[list[Intervention], dict[str, str]]:
-    """Splits into those that make sense for the model, and the names and reasons of the others."""
-    chosen, skipped = [], {}
-    for intervention in interventions:
-        problem = intervention.problem(model.config)
-        if problem is None:
-            chosen.append(intervention)
-        else:
-            skipped[intervention.name] = problem
-    return chosen, skipped
+class Ablation(LightningDataModule):
+    """One study: gives Lightning the passes that are not scored yet, and collects all of them."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        found: list[Row],
+        scorer: Scorer,
+        datamodule: DualPathDataModule,
+        console: Console,
+        progress: StudyProgress,
+    ) -> None:
+        """`found` are the rows to score, the learned router first."""
+        super().__init__()
+        assert launch.ablate is not None
+        self.results: list[Result] = []
+        self.excesses: list[Excess] = []
+        self.sources: dict[str, dict[str, Any]] = {}
+        self._launch, self._options = launch, launch.ablate
+        self._rows = found
+        self._scorer = scorer
+        self._datamodule = datamodule
+        self._console = console
+        self._progress = progress
+        self._scores: dict[tuple[str, int], Scores] = {}
+        self._windows: dict[str, Windows] = {}
+        self._masks: dict[tuple[str, int], Masks] = {}
+
+    def val_dataloader(self) -> list[DataLoader[Tokens]]:
+        """A loader for each pass that no earlier call finished.
+
+        Here and not before, for the number of ranks is known only by now.
+        """
+        assert self.trainer is not None
+        self._datamodule.trainer = self.trainer
+        self._store = ScoreStore(self._options.out / SCORES, self.facts)
+        missing: list[tuple[str, int, Pass]] = []
+        for name in self._launch.settings.data.val:
+            for number, one in self._passes(name):
+                scores = self._store.find(self.sources[name], one)
+                # On other nodes there may be other files: all ranks do what the first one misses.
+                if self.trainer.strategy.broadcast(scores is None):
+                    missing.append((name, number, one))
+                elif scores is not None:
+                    self._scores[name, number] = scores
+        loaders = [self._datamodule.loader(one.windows) for _, _, one in missing]
+        self._progress.begin(sum(len(loader) for loader in loaders))
+        self._scorer.passes = [one for _, _, one in missing]
+        self._scorer.on_batch = lambda one: self._progress.advance(
+            f"{one.source}: {one.intervention.name}"
+        )
+
+        def scored(number: int, scores: Scores) -> None:
+            name, row, one = missing[number]
+            self._store.keep(self.sources[name], one, scores)
+            self._scores[name, row] = scores
+            self._finish(name)
+
+        self._scorer.on_scored = scored
+        if self.trainer.is_global_zero:
+            for name in self._windows:
+                self._finish(name)
+        return loaders
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What decides the numbers of all passes."""
+        assert self.trainer is not None
+        assert self._launch.checkpoint is not None
+        config, checkpoint = self._launch.settings.model, self._launch.checkpoint
+        return {
+            "checkpoint": {
+                "path": str(checkpoint),
+                "step": step_of(checkpoint),
+                "sha256": checkpoint_digest(checkpoint),
+            },
+            "model": dataclasses.asdict(config),
+            "precision": str(self.trainer.precision),
+            "device": self.trainer.strategy.root_device.type,
+            "devices": self.trainer.world_size,
+            "micro_batch": self._launch.settings.run.micro_batch,
+            "max_tokens": self._launch.settings.data.val_tokens,
+        }
+
+    def _passes(self, name: str) -> list[tuple[int, Pass]]:
+        """Cuts a source into windows, tags them where a row needs it, and returns its passes."""
+        windows = self._windows[name] = self._datamodule.windows(name)
+        location = self._launch.settings.data.val[name]
+        self.sources[name] = {
+            "name": name,
+            "path": location,
+            "sha256": sha256(name, location),
+            "tokenizer": self._datamodule.tokenizer.fingerprint,
+            "tokens": windows.n_tokens,
+            "sequences": windows.n_filled,
+        }
+        if any(row.of_class for row in self._rows):
+            self._choose_tokens(name)
+        return [
+            (number, Pass(name, windows, row.intervention, self._masks.get((name, number))))
+            for number, row in enumerate(self._rows)
+        ]
+
+    def _choose_tokens(self, name: str) -> None:
+        from dualpath_cli.study import token_classes
+        from dualpath_cli.study.parts_of_speech import Tagger
+
+        if not hasattr(self, "_tagger"):
+            self._tagger = Tagger(self._options.tagger)
+        tags = token_classes.tag(self._windows[name], self._datamodule.tokenizer, self._tagger)
+        for number, row in enumerate(self._rows):
+            if row.of_class is None:
+                continue
+            masks = token_classes.of_class(tags, row.of_class)
+            if row.random_seed is not None:
+                masks = token_classes.random_others(tags, masks, row.random_seed, row.of_class.name)
+            self._masks[name, number] = masks
+
+    def _finish(self, name: str) -> None:
+        """Compares and prints a source's rows once all of them are there."""
+        if any((name, number) not in self._scores for number in range(len(self._rows))):
+            return
+        scores = [self._scores[name, number] for number in range(len(self._rows))]
+        tokens_W = np.array([len(w) - 1 for w in self._windows[name].windows], np.int64)
+        tokens_W = tokens_W[: self._windows[name].n_filled]
+        results = compare(name, self._rows, scores, tokens_W)
+        excesses = self._excesses(name, scores, tokens_W)
+        self.results += results
+        self.excesses += excesses
+        size = f"{tokens_W.sum():,} tokens in {len(tokens_W):,} sequences"
+        title = f"{name}: nats per token over {size}"
+        loops, paper = self._launch.settings.model.loops, self._options.compare_paper
+        for suite in self._options.suites:
+            own = [r for r in results if r.suite == suite or r.intervention == LEARNED.name]
+            if suite in ("paper", "halting"):
+                self._show(source_table(title, own, loops, paper))
+            elif suite == "layers" and len(own) > 1:
+                self._show(layer_table(title, own[1:]))
+            elif suite == "token-classes" and excesses:
+                self._show(excess_table(title, excesses, paper))
+
+    def _show(self, table: Table) -> None:
+        # What is no terminal counts as 80 columns wide, and numbers would be cut off.
+        wide = self._console.is_terminal or self._console.width > LOG_WIDTH
+        width = self._console.width if wide else LOG_WIDTH
+        self._console.print(table, width=width, crop=False)
+
+    def _excesses(self, name: str, scores: list[Scores], tokens_W: Counts) -> list[Excess]:
+        found = []
+        for number, row in enumerate(self._rows):
+            if row.of_class is None or row.random_seed is not None:
+                continue
+            random = [
+                scores[n].nats
+                for n, other in enumerate(self._rows)
+                if other.of_class == row.of_class and other.random_seed is not None
+            ]
+            chosen = sum(int(mask.sum()) for mask in self._masks[name, number])
+            found.append(
+                excess(name, row, chosen, scores[0].nats, scores[number].nats, random, tokens_W)
+            )
+        return found
 
 
-@torch.inference_mode()
-def score(
-    model: DualPathLM,
-    batches: Iterable[Batch],
-    interventions: Sequence[Intervention],
-    *,
-    context: Callable[[], AbstractContextManager[Any]],
-    after_pass: Callable[[], object] = lambda: None,
-) -> tuple[Floats, Counts]:
-    """Returns the nats (W, R) of each window under each intervention, and its tokens (W,).
-
-    Batches are input tokens and targets, (B, T) each, as `windows.collate` makes them. Windows
-    without a scored token, which fill up the last batch, are dropped. `context` is entered around
-    each forward pass (autocast), `after_pass` is called after it.
-    """
-    device = model.embed.weight.device
-    model.eval()
-    nats, counts = [], []
-    for tokens, targets in batches:
-        filled = (targets != IGNORE).any(1)
-        tokens, targets = tokens[filled].to(device), targets[filled].to(device)
-        scored = targets != IGNORE
-        columns = []
-        for intervention in interventions:
-            with context():
-                nll = model(tokens, targets, intervention=intervention, token_mask=scored)
-            columns.append(nll.double().sum(1))
-            after_pass()
-        nats.append(torch.stack(columns, dim=1).cpu().numpy())
-        counts.append(scored.sum(1).cpu().numpy())
-    return np.concatenate(nats), np.concatenate(counts)
-
-
-def compare(
-    source: str, interventions: Sequence[Intervention], nats_WR: Floats, tokens_W: Counts
-) -> list[Row]:
-    """Returns a row per intervention: its loss, and the difference to the first one's."""
+def compare(source: str, found: list[Row], scores: list[Scores], tokens_W: Counts) -> list[Result]:
+    """Returns a result per row: its loss, and the difference to the first one's."""
+    nats_WR = np.stack([each.nats for each in scores], axis=1)
     differences_WR = nats_WR - nats_WR[:, :1]
     low_R, high_R = bootstrap_interval(differences_WR, tokens_W)
     n_tokens = tokens_W.sum()
     return [
-        Row(
-            intervention=intervention.name,
+        Result(
+            suite=row.suite,
+            intervention=row.intervention.name,
             source=source,
             loss=float(nats_WR[:, r].sum() / n_tokens),
             difference=float(differences_WR[:, r].sum() / n_tokens),
             low=float(low_R[r]),
             high=float(high_R[r]),
+            expected_loops=float(scores[r].loops.sum() / n_tokens),
+            loops_run=scores[r].loops_run,
         )
-        for r, intervention in enumerate(interventions)
+        for r, row in enumerate(found)
     ]
 
 
-def bootstrap_interval(
-    nats_WR: Floats, tokens_W: Counts, resamples: int = RESAMPLES, seed: int = BOOTSTRAP_SEED
-) -> tuple[Floats, Floats]:
-    """Returns the 95 % interval of each column's mean per token: its ends, low (R,) and high (R,).
+def excess(
+    source: str,
+    row: Row,
+    chosen: int,
+    learned_W: Floats,
+    class_W: Floats,
+    random_SW: list[Floats],
+    tokens_W: Counts,
+) -> Excess:
+    """Returns what overriding a class costs beyond the mean over seeds of random others.
 
-    Percentiles over resamples: whole windows are drawn with replacement, the same ones for all
-    columns, and the nats of a draw are divided by its tokens. Windows of one document count as
-    independent. One window alone says nothing about others: both ends are nan.
+    `chosen` is the number of the class's tokens; the others are nats of each window.
     """
-    count = len(tokens_W)
-    if count < 2:
-        nan = np.full(nats_WR.shape[1], np.nan)
-        return nan, nan
-    draw = np.random.default_rng(seed)
-    means = np.empty((resamples, nats_WR.shape[1]))
-    for mean_R in means:
-        times_W = np.bincount(draw.integers(count, size=count), minlength=count)
-        mean_R[:] = times_W @ nats_WR / (times_W @ tokens_W)
-    low_R, high_R = np.percentile(means, [2.5, 97.5], axis=0)
-    return low_R, high_R
+    assert row.of_class is not None
+    random_W = np.mean(random_SW, axis=0)
+    n_tokens = int(tokens_W.sum())
+    (low,), (high,) = bootstrap_interval((class_W - random_W)[:, None], tokens_W)
+    return Excess(
+        token_class=row.of_class.name,
+        path=row.of_class.path,
+        source=source,
+        tokens=chosen,
+        share=chosen / n_tokens,
+        difference=float((class_W - learned_W).sum() / n_tokens),
+        random_difference=float((random_W - learned_W).sum() / n_tokens),
+        excess=float((class_W - random_W).sum() / n_tokens),
+        low=float(low),
+        high=float(high),
+    )
+
+
+def checkpoint_digest(checkpoint: Path) -> str:
+    """Hash of a checkpoint's file, or of all files of a folder of shards."""
+    digest = hashlib.sha256()
+    files = sorted(checkpoint.rglob("*")) if checkpoint.is_dir() else [checkpoint]
+    for file in files:
+        if file.is_file():
+            _hash(file, digest)
+    return digest.hexdigest()
 
 
 def sha256(name: str, location: str) -> str:
@@ -220,7 +324,11 @@ def sha256(name: str, location: str) -> str:
         return Manifest.read(location).fingerprint
     digest = hashlib.sha256()
     for file in source_files(Source(name, local_copy(location))):
-        with file.open("rb") as content:
-            while block := content.read(2**20):
-                digest.update(block)
+        _hash(file, digest)
     return digest.hexdigest()
+
+
+def _hash(file: Path, digest: Any) -> None:
+    with file.open("rb") as content:
+        while block := content.read(2**20):
+            digest.update(block)

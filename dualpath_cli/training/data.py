@@ -77,18 +77,22 @@ class DualPathDataModule(LightningDataModule):
 
     def val_dataloader(self) -> list[DataLoader[Tokens]]:
         """One loader a validation set, in the order of `settings.val`."""
+        return [self.loader(self.windows(name)) for name in self.settings.val]
+
+    def windows(self, name: str) -> Windows:
+        """The windows of a validation set, for as many ranks as there are."""
+        assert self.trainer is not None
+        found = self._windows(name, self.settings.val[name])
+        return Windows(found, multiple_of=self.trainer.world_size * self.micro_batch)
+
+    def loader(self, windows: Windows) -> DataLoader[Tokens]:
+        """This rank's part of windows: every other one, in their order."""
         assert self.trainer is not None
         ranks, rank = self.trainer.world_size, self.trainer.global_rank
-        loaders = []
-        for name, path in self.settings.val.items():
-            windows = Windows(self._windows(name, path), multiple_of=ranks * self.micro_batch)
-            sampler: DistributedSampler[Tokens] = DistributedSampler(
-                windows, ranks, rank, shuffle=False
-            )
-            loaders.append(
-                DataLoader(windows, self.micro_batch, sampler=sampler, collate_fn=collate)
-            )
-        return loaders
+        sampler: DistributedSampler[Tokens] = DistributedSampler(
+            windows, ranks, rank, shuffle=False
+        )
+        return DataLoader(windows, self.micro_batch, sampler=sampler, collate_fn=collate)
 
     def _windows(self, name: str, path: str) -> list[Tokens]:
         limit = self.settings.val_tokens

@@ -17,6 +17,7 @@ from dualpath_cli.cli import COMMANDS
 from dualpath_cli.errors import UserError
 from dualpath_cli.launch import Launch
 from dualpath_cli.study import ablate
+from dualpath_cli.study.scoring import Scorer
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training import curve, run_folder
@@ -102,7 +103,8 @@ class DualPathCLI(LightningCLI):
         source = data.path if fitting else self.launch.run_folder
         tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
         table = tokenizer.token_bytes()
-        self.model = DualPathModule(
+        module = Scorer if self.launch.command == "ablate" else DualPathModule
+        self.model = module(
             model,
             optim,
             [*table, *[0] * (model.vocab_size - len(table))],
@@ -199,8 +201,9 @@ class DualPathCLI(LightningCLI):
         self._show_validation()
 
     def ablate(self) -> None:
-        """Scores the checkpoint under the paper's interventions on every source."""
+        """Scores the checkpoint under interventions on every source."""
         assert self.launch is not None
+        assert isinstance(self.model, Scorer)
         ablate.run(self.launch, self.trainer, self.model, self.datamodule, self.console)
 
     def flops(self) -> None:
@@ -285,5 +288,6 @@ def _quiet() -> None:
         ".*sync_dist=True.*",  # our metrics reduce over ranks themselves
         ".*isinstance.treespec, LeafSpec.*",
         ".*IterableDataset. has .__len__. defined.*",
+        ".*across ranks is zero.*",  # an ablation all of whose passes are there already
     ):
         warnings.filterwarnings("ignore", message=message)

@@ -1,6 +1,5 @@
-"""The ablation of a checkpoint: its rows, its paired differences, its files, its mistakes."""
+"""The ablation of a checkpoint: its numbers, its files, its continuation, its mistakes."""
 
-import contextlib
 import csv
 import dataclasses
 import hashlib
@@ -14,145 +13,27 @@ import numpy as np
 import pytest
 import torch
 
+from dualpath_cli.ablate_options import TokenClass
 from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM, Intervention
-from dualpath_cli.study.ablate import PAPER_ROWS, applicable, bootstrap_interval, compare, score
-from dualpath_cli.windows import collate
-from tests.training.conftest import Fit
-
-NAMES = [
-    "learned",
-    *(f"K={loops}" for loops in range(1, 11)),
-    "gates=1,0",
-    "gates=0,1",
-    "gates=0.5,0.5",
-    "gates=1,1",
-    "shuffled",
-]
+from dualpath_cli.study.ablate import compare, excess
+from dualpath_cli.study.scoring import Scores
+from dualpath_cli.study.suites import Row
+from dualpath_cli.text.documents import Source, read_documents
+from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training.checkpoint import load_weights
+from dualpath_cli.windows import document_windows
+from tests.study.test_suites import NAMES
+from tests.training.conftest import SEQ_LEN, Fit
 
 TINY = ModelConfig(
     vocab_size=32, n_layers=2, d_model=16, n_heads=2, n_kv_heads=2, max_seq_len=16, loops=2,
     d_ffn=24, d_ffn_wide=48, ffn_multiple_of=8, gain_init=0.0, init_std=0.3,
 )  # fmt: skip
-
-
-def tiny_model(**changes) -> DualPathLM:
-    model = DualPathLM(dataclasses.replace(TINY, **changes))
-    model.init_weights(0)
-    for name, parameter in model.named_parameters():
-        if "gate.proj" in name:  # all gates are 1/2 at the start: nothing to override or shuffle
-            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
-    return model
-
-
-def windows(*lengths: int) -> list[np.ndarray]:
-    draw = np.random.default_rng(0)
-    return [draw.integers(0, 32, length) for length in lengths]
-
-
-# Rows
-
-
-def test_the_rows_are_the_sixteen_of_the_paper():
-    assert [row.name for row in PAPER_ROWS] == NAMES
-    assert len(NAMES) == 16
-
-
-@pytest.mark.parametrize(
-    ("changes", "kept"),
-    [
-        ({}, NAMES),
-        ({"block": "loop"}, NAMES[:11]),
-        ({"block": "wide"}, NAMES[:1]),
-        ({"block": ["wide", "dual"]}, NAMES),
-        ({"loops": 1}, [*NAMES[:2], *NAMES[11:]]),
-        ({"loops": 1, "combination": "mean"}, NAMES),
-    ],
-)
-def test_rows_that_make_no_sense_for_a_model_are_left_out_with_a_reason(changes, kept):
-    chosen, skipped = applicable(PAPER_ROWS, tiny_model(**changes))
-    assert [row.name for row in chosen] == kept
-    assert list(skipped) == [name for name in NAMES if name not in kept]
-    assert all(reason.startswith("the model ") for reason in skipped.values())
-
-
-# Scores
-
-
-def scored(model: DualPathLM, batch: int, lengths=(17, 12, 9, 5, 3)):
-    found = windows(*lengths)
-    batches = [collate(found[i : i + batch]) for i in range(0, len(found), batch)]
-    return score(model, batches, PAPER_ROWS, context=contextlib.nullcontext)
-
-
-def test_nats_of_a_window_are_the_sum_of_its_token_losses():
-    model = tiny_model()
-    nats, tokens = scored(model, batch=2)
-    assert tokens.tolist() == [16, 11, 8, 4, 2]
-    for w, window in enumerate(windows(17, 12, 9, 5, 3)):
-        ids = torch.from_numpy(window)[None]
-        for r, intervention in enumerate(PAPER_ROWS):
-            alone = model(ids[:, :-1], ids[:, 1:], intervention=intervention).sum().item()
-            assert nats[w, r] == pytest.approx(alone, rel=1e-5)
-
-
-def test_no_number_depends_on_the_batch_size():
-    (one, tokens), (all_, same) = scored(tiny_model(), 1), scored(tiny_model(), 5)
-    assert tokens.tolist() == same.tolist()
-    np.testing.assert_allclose(one, all_, rtol=1e-5)
-
-
-def test_the_trained_loops_differ_from_the_learned_router_by_exactly_nothing():
-    nats, _ = scored(tiny_model(loops=3), batch=2)
-    assert (nats[:, NAMES.index("K=3")] == nats[:, 0]).all()
-    others = np.delete(nats, [0, NAMES.index("K=3")], axis=1)
-    assert (others != nats[:, :1]).any(axis=0).all()
-
-
-def test_windows_that_fill_up_a_batch_count_nowhere():
-    found = [*windows(9, 5), np.zeros(1, dtype=np.int64)]
-    nats, tokens = score(tiny_model(), [collate(found)], PAPER_ROWS, context=contextlib.nullcontext)
-    assert nats.shape == (2, 16)
-    assert tokens.tolist() == [8, 4]
-
-
-# Differences and intervals
-
-
-def test_a_row_compared_with_itself_differs_by_nothing():
-    nats, tokens = scored(tiny_model(), batch=5)
-    twice = (Intervention(), Intervention())
-    for row in compare("text", twice, nats[:, [3, 3]], tokens):
-        assert (row.difference, row.low, row.high) == (0, 0, 0)
-
-
-def test_losses_and_differences_are_means_per_token():
-    nats, tokens = np.array([[10.0, 12.0], [1.0, 4.0]]), np.array([8, 2])
-    learned, other = compare("text", PAPER_ROWS[:2], nats, tokens)
-    assert (learned.loss, other.loss) == (11 / 10, 16 / 10)
-    assert (learned.difference, other.difference) == (0, 5 / 10)
-    assert (other.low, other.high) == (2 / 8, 3 / 2)  # each window drawn twice
-
-
-def test_the_interval_contains_the_mean_and_has_the_width_of_its_standard_error():
-    draw = np.random.default_rng(0)
-    tokens = draw.integers(50, 100, 400)
-    nats = tokens[:, None] * draw.normal([0.3, -2.0], [0.1, 0.5], (400, 2))
-    low, high = bootstrap_interval(nats, tokens)
-    mean = nats.sum(0) / tokens.sum()
-    assert (low < mean).all()
-    assert (mean < high).all()
-    np.testing.assert_allclose(high - low, 2 * 1.96 * np.array([0.1, 0.5]) / 20, rtol=0.15)
-    assert np.array_equal(bootstrap_interval(nats, tokens), (low, high))
-
-
-def test_a_single_window_has_no_interval():
-    low, high = bootstrap_interval(np.ones((1, 3)), np.array([5]))
-    assert np.isnan([*low, *high]).all()
-
-
-# The command
+FILES = {"ablations.json", "ablations.csv", "ablations.md", "ablations.tex"}
+OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3}, "optim": {"lr": 0.05}}
+"""A model whose gates and loops matter after six steps."""
 
 
 def table_of(folder: Path) -> tuple[dict, list[dict]]:
@@ -161,28 +42,105 @@ def table_of(folder: Path) -> tuple[dict, list[dict]]:
         return report, list(csv.DictReader(file))
 
 
+def ablate(run: Path, *words: str) -> tuple[dict, list[dict]]:
+    out = run / "ablations" / "step-00000006"
+    assert main(["ablate", "--ckpt_path", str(run), *words]) == 0
+    return table_of(out)
+
+
+# Differences
+
+
+def scores(nats: list[float]) -> Scores:
+    return Scores(np.array(nats), np.array([4.0, 6.0]), 2.0)
+
+
+def test_losses_and_differences_are_means_per_token():
+    found = [Row("paper", Intervention()), Row("paper", Intervention(loops=1))]
+    tokens = np.array([8, 2])
+    learned, other = compare("text", found, [scores([10.0, 1.0]), scores([12.0, 4.0])], tokens)
+    assert (learned.loss, other.loss) == (11 / 10, 16 / 10)
+    assert (learned.difference, learned.low, learned.high) == (0, 0, 0)
+    assert (other.difference, other.low, other.high) == (5 / 10, 2 / 8, 3 / 2)
+    assert (other.expected_loops, other.loops_run) == (1.0, 2.0)
+
+
+def test_the_excess_is_over_the_mean_of_the_random_tokens():
+    row = Row("token-classes", Intervention(), TokenClass("some", ("NUM",), "wide"))
+    learned, of_class = np.array([10.0, 1.0]), np.array([14.0, 2.0])
+    random = [np.array([11.0, 1.0]), np.array([13.0, 2.0])]
+    found = excess("text", row, 3, learned, of_class, random, np.array([8, 2]))
+    assert (found.difference, found.random_difference, found.excess) == (0.5, 0.25, 0.25)
+    assert (found.tokens, found.share) == (3, 0.3)
+    assert (found.low, found.high) == (2 / 8, 0.5 / 2)
+
+
+# The command
+
+
+def naive_loss(run: Path, text: Path, intervention: Intervention) -> float:
+    """Mean loss of a text's tokens, window by window."""
+    recipe = (run / "recipe.yaml").read_text()
+    import yaml
+
+    model = DualPathLM(ModelConfig(**yaml.safe_load(recipe)["model"]))
+    load_weights(model, run / "checkpoints" / "step-00000006")
+    tokenizer = Tokenizer.load(run / "tokenizer.json")
+    nats, tokens = 0.0, 0
+    for window in document_windows(read_documents(Source("a", text)), tokenizer, SEQ_LEN, None):
+        ids = torch.from_numpy(window.astype(np.int64))[None]
+        with torch.no_grad():
+            nll = model(ids[:, :-1], ids[:, 1:], intervention=intervention)
+        nats, tokens = nats + nll.double().sum().item(), tokens + nll.numel()
+    return nats / tokens
+
+
+def test_every_row_is_the_loss_of_the_model_under_its_intervention(fit: Fit, texts: Path):
+    run = fit(**OPEN)
+    _, rows = ablate(run, "--suite", "paper", "halting", "--loops", "1,2,4")
+    wanted = {i.name: i for i in (Intervention(), Intervention(loops=1), Intervention(loops=4),
+                                  Intervention(gates=(0.0, 1.0)), Intervention(gates="shuffled"),
+                                  Intervention(halting=0.3))}  # fmt: skip
+    found = {row["intervention"]: float(row["loss"]) for row in rows}
+    for name, intervention in wanted.items():
+        naive = naive_loss(run, texts / "val.jsonl", intervention)
+        assert found[name] == pytest.approx(naive, rel=1e-5), name
+    assert len({round(found[name], 6) for name in wanted}) == len(wanted)
+
+
+def test_the_trained_loops_differ_from_the_learned_router_by_exactly_nothing(fit: Fit):
+    report, _ = ablate(fit(**OPEN))
+    (row,) = [row for row in report["rows"] if row["intervention"] == "K=2"]
+    assert [row[key] for key in ("difference", "low", "high")] == [0, 0, 0]
+
+
 def test_the_command_writes_every_row_of_every_source(fit: Fit, texts: Path, capsys):
     run = fit()
     assert main(["validate", "--ckpt_path", str(run)]) == 0
     validated = float(re.search(r"held_out\D+([\d.]+)", capsys.readouterr().out)[1])
-    assert main(["ablate", "--ckpt_path", str(run)]) == 0
+    report, rows = ablate(run)
     shown = capsys.readouterr().out
     folder = run / "ablations" / "step-00000006"
-    assert sorted(path.name for path in folder.iterdir()) == ["ablations.csv", "ablations.json"]
-    assert str(folder / "ablations.json") in shown
+    figures = {"forced_loops.png", "forced_loops.pdf"}
+    assert {path.name for path in folder.iterdir()} == FILES | figures | {"scores"}
+    for name in FILES | figures:
+        assert str(folder / name) in shown
     assert "K=2 (as trained)" in shown
     assert "gates=1,0 (deep only)" in shown
 
-    report, rows = table_of(folder)
     assert set(report) == {
-        "checkpoint", "model", "precision", "device", "max_tokens", "sources", "bootstrap",
-        "interventions", "skipped", "rows",
+        "checkpoint", "model", "precision", "device", "devices", "micro_batch", "max_tokens",
+        "suites", "sources", "bootstrap", "tagger", "interventions", "skipped", "rows", "excess",
     }  # fmt: skip
-    assert report["checkpoint"]["step"] == 6
-    assert Path(report["checkpoint"]["path"]).name == "step-00000006"
+    checkpoint = run / "checkpoints" / "step-00000006"
+    assert report["checkpoint"] == {
+        "path": str(checkpoint),
+        "step": 6,
+        "sha256": hashlib.sha256(checkpoint.read_bytes()).hexdigest(),
+    }
     assert ModelConfig(**report["model"]).loops == 2
     assert list(report["interventions"]) == NAMES
-    assert report["interventions"]["shuffled"] == {"loops": None, "gates": "shuffled", "seed": 0}
+    assert report["interventions"]["shuffled"]["gates"] == "shuffled"
     val = texts / "val.jsonl"
     source = report["sources"]["held_out"]
     assert source["path"] == str(val)
@@ -195,14 +153,12 @@ def test_the_command_writes_every_row_of_every_source(fit: Fit, texts: Path, cap
         assert {k: str(v) for k, v in written.items()} == row
         assert written["low"] <= written["difference"] <= written["high"]
     assert report["rows"][0]["loss"] == pytest.approx(validated, abs=5e-5)
-    as_trained = report["rows"][NAMES.index("K=2")]
-    assert [as_trained[key] for key in ("difference", "low", "high")] == [0, 0, 0]
 
 
 def test_named_sources_a_token_limit_and_a_folder_can_be_given(fit: Fit, texts: Path, tmp_path):
     run, out = fit(), tmp_path / "tables"
     words = ["--sources", f"a={texts / 'train.jsonl'}", str(texts / "val.jsonl"),
-             "--max_tokens", "0.02K", "--out", str(out)]  # fmt: skip
+             "--max-tokens", "0.02K", "--out", str(out)]  # fmt: skip
     assert main(["ablate", "--ckpt_path", str(run), *words]) == 0
     assert not (run / "ablations").exists()
     report, rows = table_of(out)
@@ -214,25 +170,139 @@ def test_named_sources_a_token_limit_and_a_folder_can_be_given(fit: Fit, texts: 
     assert [row["intervention"] for row in rows] == NAMES * 2
 
 
+def test_halting_and_layers_have_tables_and_figures(fit: Fit, capsys):
+    run = fit(**OPEN)
+    report, _ = ablate(run, "--suite", "layers", "halting", "--loops", "1")
+    folder = run / "ablations" / "step-00000006"
+    assert {path.stem for path in folder.glob("*.png")} == {"halting", "layers"}
+    halting = [row for row in report["rows"] if row["suite"] == "halting"]
+    loops = [row["expected_loops"] for row in halting]
+    assert loops == sorted(loops)  # from the highest threshold to the lowest
+    assert 1 <= loops[0] < loops[-1] <= 2
+    assert halting[0]["loops_run"] <= halting[-1]["loops_run"] == 2
+    shown = capsys.readouterr().out
+    assert re.search(r"in one layer +│ +0 +│ +1 │|in one layer +┃ +0 +┃ +1 ┃", shown)
+    assert re.search(r"┃ +loops ┃ +run ┃", shown)
+    assert "| halting=0.5 |" in (folder / "ablations.md").read_text()
+    assert r"K=1 layers=0 & " in (folder / "ablations.tex").read_text()
+
+
 @pytest.mark.parametrize(
     ("block", "kept", "reason"),
     [("loop", 11, "it has no gates"), ("wide", 1, "it has no loop")],
 )
 def test_loop_and_wide_models_say_which_rows_make_no_sense(block, kept, reason, fit: Fit, capsys):
     run = fit(model={"block": block}, run={"gates_every": 0})
-    assert main(["ablate", "--ckpt_path", str(run)]) == 0
+    report, rows = ablate(run)
     assert re.search(rf"left out .*: the model .*, so {reason}\n", capsys.readouterr().out)
-    report, rows = table_of(run / "ablations" / "step-00000006")
     assert [row["intervention"] for row in rows] == NAMES[:kept]
     assert list(report["skipped"]) == NAMES[kept:]
 
 
 def test_an_interval_that_is_not_there_is_null(fit: Fit, texts: Path):
-    run = fit()
-    assert main(["ablate", "--ckpt_path", str(run), "--max_tokens", "5"]) == 0
-    report, rows = table_of(run / "ablations" / "step-00000006")
+    report, rows = ablate(fit(), "--max_tokens", "5")
     assert all(row["low"] is None and math.isfinite(row["loss"]) for row in report["rows"])
     assert all(row["high"] == "" for row in rows)
+
+
+def test_the_papers_numbers_stand_beside_ours_where_it_has_them(fit: Fit, texts: Path, capsys):
+    run, text = fit(), tmp_copy(texts)
+    words = ["--sources", f"wikitext-103={text}", f"mine={text}", "--compare-paper"]
+    assert main(["ablate", "--ckpt_path", str(run), *words]) == 0
+    theirs, ours = re.split(r"\nmine: ", capsys.readouterr().out)
+    assert re.search(r"│ K=1 .*│ +4\.846 │ +\+1\.820 │", theirs)
+    assert re.search(r"│ shuffled .*│ +3\.720 │ +\+0\.694 │", theirs)
+    assert "4.846" not in ours
+
+
+def tmp_copy(texts: Path) -> Path:
+    folder = texts / "compared"
+    folder.mkdir(exist_ok=True)
+    return Path(shutil.copy(texts / "val.jsonl", folder / "val.jsonl"))
+
+
+# Continuing
+
+
+def test_what_is_finished_is_not_scored_again(fit: Fit, monkeypatch):
+    run = fit()
+    first = ablate(run, "--max_tokens", "20")
+
+    def forward(*arguments, **keywords):
+        raise AssertionError("scored again")
+
+    monkeypatch.setattr(DualPathLM, "forward", forward)
+    assert ablate(run, "--max_tokens", "20") == first
+    assert not list((run / "ablations").rglob("*.partial"))
+    with pytest.raises(AssertionError, match="scored again"):
+        ablate(run, "--max_tokens", "21")
+
+
+def test_an_interrupted_study_goes_on_with_the_pass_that_it_stopped_in(fit: Fit, monkeypatch):
+    run = fit()
+    expected, _ = ablate(run)
+    shutil.rmtree(run / "ablations")
+    forward = DualPathLM.forward
+    passes: list[str] = []
+
+    def interrupted(self, *arguments, intervention, **keywords):
+        if len(set(passes)) == 5 and passes[-1] == intervention.name:
+            raise KeyboardInterrupt
+        passes.append(intervention.name)
+        return forward(self, *arguments, intervention=intervention, **keywords)
+
+    monkeypatch.setattr(DualPathLM, "forward", interrupted)
+    assert main(["ablate", "--ckpt_path", str(run)]) == 130
+    monkeypatch.setattr(DualPathLM, "forward", forward)
+    scored: list[str] = []
+
+    def counted(self, *arguments, intervention, **keywords):
+        scored.append(intervention.name)
+        return forward(self, *arguments, intervention=intervention, **keywords)
+
+    monkeypatch.setattr(DualPathLM, "forward", counted)
+    report, _ = ablate(run)
+    assert report == expected
+    assert list(dict.fromkeys(scored)) == NAMES[4:]
+
+
+def test_more_rows_score_only_what_is_new(fit: Fit, monkeypatch):
+    run = fit()
+    ablate(run, "--loops", "1-2")
+    forward = DualPathLM.forward
+    scored: list[str] = []
+
+    def counted(self, *arguments, intervention, **keywords):
+        scored.append(intervention.name)
+        return forward(self, *arguments, intervention=intervention, **keywords)
+
+    monkeypatch.setattr(DualPathLM, "forward", counted)
+    _, rows = ablate(run, "--loops", "1-3", "--seeds", "2")
+    assert set(scored) == {"K=3", "shuffled:1"}
+    assert [row["intervention"] for row in rows][1:4] == ["K=1", "K=2", "K=3"]
+
+
+# Several runs
+
+
+def test_several_runs_are_scored_one_after_the_other(fit: Fit, tmp_path: Path, capsys):
+    runs = [fit(run={"name": name}, seed_everything=seed) for seed, name in enumerate("ab")]
+    out = tmp_path / "both"
+    words = ["--ckpt_path", *map(str, runs), "--out", str(out), "--max_tokens", "20"]
+    assert main(["ablate", *words]) == 0
+    folders = sorted(path.name for path in out.iterdir())
+    assert folders == ["tiny-a-step-00000006", "tiny-b-step-00000006"]
+    (one, _), (other, _) = (table_of(out / folder) for folder in folders)
+    assert one["rows"][0]["loss"] != other["rows"][0]["loss"]
+    assert "run 2 of 2" in capsys.readouterr().out
+
+
+def test_several_runs_need_a_folder_of_their_own(fit: Fit, capsys):
+    run = str(fit())
+    assert main(["ablate", "--ckpt_path", run, run]) == 2
+    assert "several RUNs need --out DIR" in capsys.readouterr().err
+    assert main(["ablate", "--ckpt_path", run, "--ckpt_path", run, "--out", "x"]) == 2
+    assert "names two runs whose tables would go to 'x/tiny" in capsys.readouterr().err
 
 
 # Mistakes
@@ -255,6 +325,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("", "ablate needs --ckpt_path RUN"),
         ("--ckpt_path nowhere", "no run or checkpoint at 'nowhere'"),
+        ("--ckpt_path . nowhere --out x", "no run or checkpoint at 'nowhere'"),
         ("--ckpt_path .", "the run names no validation set; give a text: --sources NAME=PATH"),
         ("--ckpt_path . --sources a=txet.txt", "did you mean 'text.txt'?"),
         ("--ckpt_path . --sources a=text.txt a=recipe.yaml", "its format is not known"),
@@ -262,9 +333,18 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--ckpt_path . --sources", "--sources"),
         ("--ckpt_path . --sources text.txt --max_tokens lots", "--max_tokens must be a whole"),
         ("--ckpt_path . --sources text.txt --out text.txt/x", "'text.txt' is a file"),
-        ("--ckpt_path . --sources text.txt --trainer.devices 2", "ablate runs on one device"),
-        ("--ckpt_path . --sources text.txt --trainer.strategy ddp", "ablate runs on one device"),
         ("--ckpt_path . --source text.txt", "did you mean '--sources'?"),
+        ("--ckpt_path . --sources text.txt --suite layer", "did you mean 'layers'?"),
+        ("--ckpt_path . --sources text.txt --loops 3-1", "--loops '3-1': '3-1' is no number"),
+        ("--ckpt_path . --sources text.txt --loops 0", "is no number or range from 1 to 100"),
+        ("--ckpt_path . --sources text.txt --seeds 5000", "--seeds must be from 1 to 1000"),
+        ("--ckpt_path . --sources text.txt --classes a=NUM", "give NAME=UPOS,UPOS:wide or"),
+        ("--ckpt_path . --sources text.txt --classes a=NUMB:wide", "did you mean 'NUM'?"),
+        ("--ckpt_path . --sources text.txt --classes a=NUM:up", "the path is wide or deep"),
+        (
+            "--ckpt_path . --sources text.txt --classes a=NUM:wide a=SYM:wide",
+            "--classes has two classes named 'a'",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2_before_the_study_begins(
@@ -286,21 +366,11 @@ def test_validate_and_fit_know_nothing_of_its_options(run_folder, capsys, monkey
     assert "unknown argument '--sources'" in capsys.readouterr().err
 
 
-def test_repeated_it_gives_the_same_tables_and_leaves_no_partial_file(fit: Fit, texts: Path):
-    run = fit()
-    folder = run / "ablations" / "step-00000006"
-    assert main(["ablate", "--ckpt_path", str(run), "--max_tokens", "20"]) == 0
-    first = table_of(folder)
-    shutil.copy(folder / "ablations.json", folder / "ablations.json.partial")
-    assert main(["ablate", "--ckpt_path", str(run), "--max_tokens", "20"]) == 0
-    assert table_of(folder) == first
-    assert not list(folder.glob("*.partial"))
-
-
 def test_help_has_a_sentence_for_each_option(capsys):
     with pytest.raises(SystemExit):
         main(["ablate", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert "usage: dualpath ablate --ckpt_path RUN" in text
-    for option in ("--ckpt_path", "--sources", "--max_tokens", "--out"):
+    for option in ("--ckpt_path", "--sources", "--suite", "--loops", "--seeds", "--classes",
+                   "--tagger", "--max_tokens", "--out", "--compare_paper"):  # fmt: skip
         assert re.search(rf" {option} [^.]*[A-Z][^.]+\.", text), option
