@@ -39,6 +39,7 @@ lint: setup ## Checks style, formatting and types.
 quickstart: setup ## Trains a small dual-path model on a generated corpus, a few minutes on a CPU.
 	$(BIN)/python -m data_prep --source sample --out data/sample
 	$(BIN)/dualpath fit --config quickstart
+	$(BIN)/dualpath ablate --ckpt_path runs/quickstart/default --max_tokens 3000
 	@echo "try:  $(BIN)/dualpath fit --config quickstart --run.name wide --model.block wide --model.d_ffn_wide 2688"
 	@echo "      $(BIN)/dualpath flops --budget 80M --alpha 50 --k 4"
 
@@ -47,5 +48,5 @@ prepare-data: setup ## Makes a data folder, by default of a file of Nemotron-CC:
 		$(if $(TOKENIZER),--tokenizer $(TOKENIZER)) $(if $(NUM_FILES),--num-files $(NUM_FILES)) \
 		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(YES),--yes) --out "$(OUT)"
 
-torture: setup ## Kills a preparation 200 times; it must end with the bytes of an uninterrupted one.
+torture: setup ## Kills a preparation 200 times and before every change of the disk.
 	$(BIN)/pytest tests/data_prep/test_kills.py --kills 200
