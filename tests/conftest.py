@@ -1,5 +1,6 @@
 """Settings and paths that all tests share."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ import torch
 
 from tests.s3 import s3_bucket, s3_server
 
+# A job in the background is deaf to Ctrl-C, and so would be what its tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tiny models gain nothing from threads and lose 40 times on a busy machine.
 torch.set_num_threads(1)
 
