@@ -9,6 +9,7 @@
 
 import dataclasses
 import hashlib
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ from dualpath_cli.study.ablation_table import (
     source_table,
     write,
 )
-from dualpath_cli.study.intervals import BOOTSTRAP_SEED, RESAMPLES, Counts, bootstrap_interval
+from dualpath_cli.study.comparison import compare, excess
+from dualpath_cli.study.intervals import BOOTSTRAP_SEED, RESAMPLES, Counts
 from dualpath_cli.study.progress import StudyProgress
-from dualpath_cli.study.scoring import Floats, Masks, Pass, Scorer, Scores, ScoreStore
+from dualpath_cli.study.scoring import Masks, Pass, Scorer, Scores, ScoreStore
 from dualpath_cli.study.suites import LEARNED, Row, applicable, rows
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
@@ -155,7 +157,7 @@ class Ablation(LightningDataModule):
                 self._finish(name)
         return loaders
 
-    @property
+    @cached_property
     def facts(self) -> dict[str, Any]:
         """What decides the numbers of all passes."""
         assert self.trainer is not None
@@ -253,59 +255,6 @@ class Ablation(LightningDataModule):
                 excess(name, row, chosen, scores[0].nats, scores[number].nats, random, tokens_W)
             )
         return found
-
-
-def compare(source: str, found: list[Row], scores: list[Scores], tokens_W: Counts) -> list[Result]:
-    """Returns a result per row: its loss, and the difference to the first one's."""
-    nats_WR = np.stack([each.nats for each in scores], axis=1)
-    differences_WR = nats_WR - nats_WR[:, :1]
-    low_R, high_R = bootstrap_interval(differences_WR, tokens_W)
-    n_tokens = tokens_W.sum()
-    return [
-        Result(
-            suite=row.suite,
-            intervention=row.intervention.name,
-            source=source,
-            loss=float(nats_WR[:, r].sum() / n_tokens),
-            difference=float(differences_WR[:, r].sum() / n_tokens),
-            low=float(low_R[r]),
-            high=float(high_R[r]),
-            expected_loops=float(scores[r].loops.sum() / n_tokens),
-            loops_run=scores[r].loops_run,
-        )
-        for r, row in enumerate(found)
-    ]
-
-
-def excess(
-    source: str,
-    row: Row,
-    chosen: int,
-    learned_W: Floats,
-    class_W: Floats,
-    random_SW: list[Floats],
-    tokens_W: Counts,
-) -> Excess:
-    """Returns what overriding a class costs beyond the mean over seeds of random others.
-
-    `chosen` is the number of the class's tokens; the others are nats of each window.
-    """
-    assert row.of_class is not None
-    random_W = np.mean(random_SW, axis=0)
-    n_tokens = int(tokens_W.sum())
-    (low,), (high,) = bootstrap_interval((class_W - random_W)[:, None], tokens_W)
-    return Excess(
-        token_class=row.of_class.name,
-        path=row.of_class.path,
-        source=source,
-        tokens=chosen,
-        share=chosen / n_tokens,
-        difference=float((class_W - learned_W).sum() / n_tokens),
-        random_difference=float((random_W - learned_W).sum() / n_tokens),
-        excess=float((class_W - random_W).sum() / n_tokens),
-        low=float(low),
-        high=float(high),
-    )
 
 
 def checkpoint_digest(checkpoint: Path) -> str:

@@ -17,7 +17,7 @@ from dualpath_cli.ablate_options import TokenClass
 from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM, Intervention
-from dualpath_cli.study.ablate import compare, excess
+from dualpath_cli.study.comparison import compare, excess
 from dualpath_cli.study.scoring import Scores
 from dualpath_cli.study.suites import Row
 from dualpath_cli.text.documents import Source, read_documents
