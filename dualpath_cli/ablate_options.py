@@ -26,6 +26,10 @@ UPOS = (
 PATHS = {"wide": (0.0, 1.0), "deep": (1.0, 0.0)}
 """What forcing tokens to a path makes of (g_d, g_w)."""
 MOST_LOOPS = 100
+CONTROLS = 5
+"""Random draws beside a class of tokens, unless told otherwise."""
+RANDOM = "random-as-"
+"""What the name of the random tokens beside a class begins with."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,10 @@ class AblateOptions:
     suites: tuple[str, ...]
     loops: tuple[int, ...]
     """Forced loop counts of the suites `paper` and `layers`."""
-    seeds: int
-    """How many seeds the shuffled gates and the random tokens have, from 0 on."""
+    shuffles: int
+    """Seeds of the shuffled gates, from 0 on, a row each."""
+    controls: int
+    """Seeds of the random tokens that a class stands against; their mean counts."""
     classes: tuple[TokenClass, ...]
     tagger: str
     """spaCy pipeline, by name or path."""
@@ -96,10 +102,11 @@ def add_ablate_arguments(parser: OneLineParser) -> None:
     )
     parser.add_argument(
         "--seeds",
-        type=str,
-        default="1",
+        type=str | None,
+        default=None,
         metavar="N",
-        help="Seeds of the shuffled gates, a row each, and of random tokens: their mean counts.",
+        help="Seeds of the shuffled gates, a row each (default 1), and of the random tokens, whose "
+        f"mean counts (default {CONTROLS}).",
     )
     classes = " ".join(f"{c.name}={','.join(c.upos)}:{c.path}" for c in TOKEN_CLASSES)
     parser.add_argument(
@@ -154,7 +161,8 @@ def take_ablate_options(values: dict[str, Any], run: run_folder.Run) -> AblateOp
         out=_folder(given["out"], run),
         suites=_suites(given["suite"]),
         loops=_loops(given["loops"]),
-        seeds=_seeds(given["seeds"]),
+        shuffles=_seeds(given["seeds"], 1),
+        controls=_seeds(given["seeds"], CONTROLS),
         classes=_classes(given["classes"]),
         tagger=given["tagger"],
         compare_paper=given["compare_paper"],
@@ -217,7 +225,9 @@ def _loops(text: str) -> tuple[int, ...]:
     return tuple(sorted(counts))
 
 
-def _seeds(text: str) -> int:
+def _seeds(text: str | None, default: int) -> int:
+    if text is None:
+        return default
     count = parse_size(str(text), "--seeds")
     if not 1 <= count <= 1000:
         raise UserError(f"--seeds must be from 1 to 1000, not '{text}'")
@@ -238,6 +248,8 @@ def _class(spec: str) -> TokenClass:
     if not match:
         raise UserError(f"--classes '{spec}': give NAME=UPOS,UPOS:wide or NAME=UPOS,UPOS:deep")
     name, tags, path = match[1], tuple(match[2].split(",")), match[3]
+    if name.startswith(RANDOM):
+        raise UserError(f"--classes '{spec}': names with {RANDOM} are those of the random tokens")
     for tag in tags:
         if tag not in UPOS:
             raise UserError(

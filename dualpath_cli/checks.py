@@ -16,6 +16,8 @@ DECIDED_ELSEWHERE = {
     "max_steps": "run.max_tokens",
     "max_epochs": "run.max_tokens and data.max_epochs",
     "limit_train_batches": "run.max_tokens",
+    "overfit_batches": "run.max_tokens",
+    "fast_dev_run": "run.max_tokens",
     "accumulate_grad_batches": "run.batch_tokens and run.micro_batch",
     "gradient_clip_val": "optim.clip",
     "val_check_interval": "run.validate_every",

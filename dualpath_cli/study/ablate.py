@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from rich.console import Console
 from rich.table import Table
@@ -31,9 +32,11 @@ from dualpath_cli.study.ablation_table import (
 )
 from dualpath_cli.study.comparison import compare, excess
 from dualpath_cli.study.intervals import BOOTSTRAP_SEED, RESAMPLES, Counts
+from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.study.progress import StudyProgress
 from dualpath_cli.study.scoring import Masks, Pass, Scorer, Scores, ScoreStore
-from dualpath_cli.study.suites import LEARNED, Row, applicable, rows
+from dualpath_cli.study.suites import BASELINE, Row, applicable, rows
+from dualpath_cli.study.token_classes import count, masks_of, tag
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
 from dualpath_cli.text.storage import exists, local_copy
@@ -64,8 +67,10 @@ def run(
     for reason in dict.fromkeys(skipped.values()):
         names = ", ".join(name for name, why in skipped.items() if why == reason)
         console.print(f"left out {names}: {reason}", highlight=False, soft_wrap=True)
+    classes = launch.ablate.classes if "token-classes" in launch.ablate.suites else ()
+    tagger = Tagger(launch.ablate.tagger) if classes else None
     with StudyProgress(console) as progress:
-        ablation = Ablation(launch, found, scorer, datamodule, console, progress)
+        ablation = Ablation(launch, found, scorer, datamodule, console, progress, tagger)
         try:
             trainer.validate(scorer, datamodule=ablation, verbose=False)
         except SystemExit as end:
@@ -80,16 +85,21 @@ def run(
         "suites": launch.ablate.suites,
         "sources": ablation.sources,
         "bootstrap": {"resamples": RESAMPLES, "seed": BOOTSTRAP_SEED},
-        "tagger": launch.ablate.tagger if "token-classes" in launch.ablate.suites else None,
+        "tagger": tagger and tagger.facts,
+        "classes": [dataclasses.asdict(each) for each in classes],
         "interventions": {
-            row.intervention.name: dataclasses.asdict(row.intervention) for row in found
+            row.intervention.name: {
+                **dataclasses.asdict(row.intervention),
+                "random_seed": row.random_seed,
+            }
+            for row in found
         },
         "skipped": skipped,
     }
-    written = write(launch.ablate.out, report, ablation.results, ablation.excesses)
-    written += ablation_figures.draw(
-        launch.ablate.out, ablation.results, launch.settings.model.loops
-    )
+    results = [result for name in ablation.sources for result in ablation.results[name]]
+    excesses = [each for name in ablation.sources for each in ablation.excesses[name]]
+    written = write(launch.ablate.out, report, results, excesses)
+    written += ablation_figures.draw(launch.ablate.out, results, launch.settings.model.loops)
     console.print("\n".join(map(str, written)), highlight=False, soft_wrap=True)
 
 
@@ -104,12 +114,13 @@ class Ablation(LightningDataModule):
         datamodule: DualPathDataModule,
         console: Console,
         progress: StudyProgress,
+        tagger: Tagger | None,
     ) -> None:
-        """`found` are the rows to score, the learned router first."""
+        """`found` are the rows to score, the learned router first; `tagger` is for its classes."""
         super().__init__()
         assert launch.ablate is not None
-        self.results: list[Result] = []
-        self.excesses: list[Excess] = []
+        self.results: dict[str, list[Result]] = {}
+        self.excesses: dict[str, list[Excess]] = {}
         self.sources: dict[str, dict[str, Any]] = {}
         self._launch, self._options = launch, launch.ablate
         self._rows = found
@@ -117,6 +128,7 @@ class Ablation(LightningDataModule):
         self._datamodule = datamodule
         self._console = console
         self._progress = progress
+        self._tagger = tagger
         self._scores: dict[tuple[str, int], Scores] = {}
         self._windows: dict[str, Windows] = {}
         self._masks: dict[tuple[str, int], Masks] = {}
@@ -128,12 +140,13 @@ class Ablation(LightningDataModule):
         """
         assert self.trainer is not None
         self._datamodule.trainer = self.trainer
-        self._store = ScoreStore(self._options.out / SCORES, self.facts)
+        self._store = ScoreStore(self._options.out / SCORES, self._decisive)
+        first = self.trainer.is_global_zero
         missing: list[tuple[str, int, Pass]] = []
         for name in self._launch.settings.data.val:
             for number, one in self._passes(name):
-                scores = self._store.find(self.sources[name], one)
-                # On other nodes there may be other files: all ranks do what the first one misses.
+                # All ranks score what the first one misses: on other nodes are other files.
+                scores = self._store.find(one) if first else None
                 if self.trainer.strategy.broadcast(scores is None):
                     missing.append((name, number, one))
                 elif scores is not None:
@@ -147,19 +160,19 @@ class Ablation(LightningDataModule):
 
         def scored(number: int, scores: Scores) -> None:
             name, row, one = missing[number]
-            self._store.keep(self.sources[name], one, scores)
+            self._store.keep(one, scores)
             self._scores[name, row] = scores
             self._finish(name)
 
         self._scorer.on_scored = scored
-        if self.trainer.is_global_zero:
+        if first:
             for name in self._windows:
                 self._finish(name)
         return loaders
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What decides the numbers of all passes."""
+        """What all passes share, for the report."""
         assert self.trainer is not None
         assert self._launch.checkpoint is not None
         config, checkpoint = self._launch.settings.model, self._launch.checkpoint
@@ -171,10 +184,22 @@ class Ablation(LightningDataModule):
             },
             "model": dataclasses.asdict(config),
             "precision": str(self.trainer.precision),
-            "device": self.trainer.strategy.root_device.type,
+            "device": _device(self.trainer.strategy.root_device),
+            "torch": torch.__version__,
             "devices": self.trainer.world_size,
             "micro_batch": self._launch.settings.run.micro_batch,
             "max_tokens": self._launch.settings.data.val_tokens,
+        }
+
+    @property
+    def _decisive(self) -> dict[str, Any]:
+        """What of the facts decides numbers to the last bit; not where files are."""
+        names = ("model", "precision", "device", "torch", "devices", "micro_batch")
+        strategy = type(self.trainer.strategy).__name__ if self.trainer else None
+        return {name: self.facts[name] for name in names} | {
+            "checkpoint": self.facts["checkpoint"]["sha256"],
+            "strategy": strategy,
+            "matmul": torch.get_float32_matmul_precision(),
         }
 
     def _passes(self, name: str) -> list[tuple[int, Pass]]:
@@ -189,27 +214,17 @@ class Ablation(LightningDataModule):
             "tokens": windows.n_tokens,
             "sequences": windows.n_filled,
         }
-        if any(row.of_class for row in self._rows):
-            self._choose_tokens(name)
+        if self._tagger is not None:
+            self._console.print(f"tagging {name}", highlight=False)
+            tags = tag(windows, self._datamodule.tokenizer, self._tagger)
+            for number, row in enumerate(self._rows):
+                if row.of_class is not None:
+                    masks = masks_of(tags, row.of_class, row.random_seed)
+                    self._masks[name, number] = masks
         return [
             (number, Pass(name, windows, row.intervention, self._masks.get((name, number))))
             for number, row in enumerate(self._rows)
         ]
-
-    def _choose_tokens(self, name: str) -> None:
-        from dualpath_cli.study import token_classes
-        from dualpath_cli.study.parts_of_speech import Tagger
-
-        if not hasattr(self, "_tagger"):
-            self._tagger = Tagger(self._options.tagger)
-        tags = token_classes.tag(self._windows[name], self._datamodule.tokenizer, self._tagger)
-        for number, row in enumerate(self._rows):
-            if row.of_class is None:
-                continue
-            masks = token_classes.of_class(tags, row.of_class)
-            if row.random_seed is not None:
-                masks = token_classes.random_others(tags, masks, row.random_seed, row.of_class.name)
-            self._masks[name, number] = masks
 
     def _finish(self, name: str) -> None:
         """Compares and prints a source's rows once all of them are there."""
@@ -220,13 +235,13 @@ class Ablation(LightningDataModule):
         tokens_W = tokens_W[: self._windows[name].n_filled]
         results = compare(name, self._rows, scores, tokens_W)
         excesses = self._excesses(name, scores, tokens_W)
-        self.results += results
-        self.excesses += excesses
+        self.results[name] = results
+        self.excesses[name] = excesses
         size = f"{tokens_W.sum():,} tokens in {len(tokens_W):,} sequences"
         title = f"{name}: nats per token over {size}"
         loops, paper = self._launch.settings.model.loops, self._options.compare_paper
         for suite in self._options.suites:
-            own = [r for r in results if r.suite == suite or r.intervention == LEARNED.name]
+            own = [r for r in results if r.suite in (suite, BASELINE)]
             if suite in ("paper", "halting"):
                 self._show(source_table(title, own, loops, paper))
             elif suite == "layers" and len(own) > 1:
@@ -250,7 +265,7 @@ class Ablation(LightningDataModule):
                 for n, other in enumerate(self._rows)
                 if other.of_class == row.of_class and other.random_seed is not None
             ]
-            chosen = sum(int(mask.sum()) for mask in self._masks[name, number])
+            chosen = count(self._masks[name, number])
             found.append(
                 excess(name, row, chosen, scores[0].nats, scores[number].nats, random, tokens_W)
             )
@@ -275,6 +290,10 @@ def sha256(name: str, location: str) -> str:
     for file in source_files(Source(name, local_copy(location))):
         _hash(file, digest)
     return digest.hexdigest()
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _hash(file: Path, digest: Any) -> None:

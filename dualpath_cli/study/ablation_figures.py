@@ -3,13 +3,14 @@
 A source has the same colour in all of them.
 """
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualpath_cli.study.ablation_table import MEANINGS, Result, by_layer
-from dualpath_cli.study.suites import LEARNED
+from dualpath_cli.study.suites import BASELINE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,15 +34,17 @@ def draw(folder: Path, results: Sequence[Result], loops: int) -> list[Path]:
     }
     written = []
     for name, figure in figures.items():
-        if figure is None:
-            continue
         for suffix in ("png", "pdf"):
             path = folder / f"{name}.{suffix}"
+            if figure is None:
+                path.unlink(missing_ok=True)  # of an earlier study, with other suites
+                continue
             partial = path.with_name(f"{path.name}.partial")
             figure.savefig(partial, format=suffix, dpi=160, metadata=_undated(suffix))
             partial.replace(path)
             written.append(path)
-        plt.close(figure)
+        if figure is not None:
+            plt.close(figure)
     return written
 
 
@@ -75,7 +78,7 @@ def _halting(results: Sequence[Result]) -> "Figure | None":
         return None
     from matplotlib import pyplot as plt
 
-    rows = [r for r in results if r.suite == "halting" or r.intervention == LEARNED.name]
+    rows = [r for r in results if r.suite in ("halting", BASELINE)]
     figure, ax = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
     for source, color in _colors(rows):
         own = sorted((r for r in rows if r.source == source), key=lambda r: r.expected_loops)
@@ -111,7 +114,8 @@ def _layers(results: Sequence[Result]) -> "Figure | None":
         1, len(sources), figsize=(1.2 + width * len(sources), height), squeeze=False,
         sharey=True, layout="constrained",
     )  # fmt: skip
-    largest = max((abs(r.difference) for r in rows), default=0) or 1.0
+    finite = (abs(r.difference) for r in rows if math.isfinite(r.difference))
+    largest = max(finite, default=0) or 1.0
     # Differences span decades: linear below a thousandth of the largest, logarithmic above.
     norm = SymLogNorm(linthresh=largest / 1000, vmin=-largest, vmax=largest)
     for ax, source in zip(axes[0], sources, strict=True):

@@ -12,8 +12,10 @@ from typing import Any
 
 from rich.table import Table
 
+from dualpath_cli.ablate_options import TOKEN_CLASSES
 from dualpath_cli.atomic import write_text
 from dualpath_cli.paper import inference_ablation, token_class_excess
+from dualpath_cli.study.suites import BASELINE
 
 MEANINGS = {
     "gates=1,0": "deep only",
@@ -51,6 +53,8 @@ class Excess:
     """What overriding a class of tokens costs beyond overriding as many random others."""
 
     token_class: str
+    upos: str
+    """Its parts of speech, with commas between."""
     path: str
     """wide or deep: what its tokens are forced to."""
     source: str
@@ -66,7 +70,13 @@ class Excess:
     """The difference of the two."""
     low: float
     high: float
-    """Ends of the excess's 95 % interval."""
+    """Ends of the excess's 95 % interval over windows, given the random draws."""
+
+    @property
+    def as_paper(self) -> bool:
+        """Whether the class is one of the authors'."""
+        named = (self.token_class, tuple(self.upos.split(",")), self.path)
+        return named in [(each.name, each.upos, each.path) for each in TOKEN_CLASSES]
 
 
 def source_table(title: str, results: Sequence[Result], loops: int, paper: bool) -> Table:
@@ -92,7 +102,7 @@ def excess_table(title: str, rows: Sequence[Excess], paper: bool) -> Table:
     table = _table(title, "forced", [*columns, *(["paper's"] if paper else [])])
     for row in rows:
         name = f"{row.token_class} {row.path}"
-        of_paper = token_class_excess(name, row.source)
+        of_paper = token_class_excess(name, row.source) if row.as_paper else None
         table.add_row(
             name,
             f"{row.tokens:,}",
@@ -172,6 +182,8 @@ def write(
     }
     if excesses:
         texts["token_classes.csv"] = _csv(excess_rows)
+    else:  # of an earlier study, with other suites
+        (folder / "token_classes.csv").unlink(missing_ok=True)
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]
@@ -202,9 +214,9 @@ def _tables(
     """Every suite as a table: a row an intervention, a column a source, as in the paper."""
     sources = list(dict.fromkeys(row.source for row in results))
     parts = []
-    for suite in dict.fromkeys(row.suite for row in results):
+    for suite in dict.fromkeys(row.suite for row in results if row.suite != BASELINE):
         cells: Cells = [["intervention", *sources]]
-        own = {(r.intervention, r.source): r for r in results if r.suite == suite}
+        own = {(r.intervention, r.source): r for r in results if r.suite in (suite, BASELINE)}
         for name in dict.fromkeys(name for name, _ in own):
             found = [own.get((name, source)) for source in sources]
             cells.append([label(name, loops), *(_cell(row) if row else "" for row in found)])

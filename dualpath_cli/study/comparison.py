@@ -48,14 +48,17 @@ def excess(
 ) -> Excess:
     """Returns what overriding a class costs beyond the mean over seeds of random others.
 
-    `chosen` is the number of the class's tokens; the others are nats of each window.
+    `chosen` is the number of the class's tokens; the others are nats of each window. The interval
+    is over windows: what another random draw would change is not in it. A class without tokens
+    has no excess: nan.
     """
     assert row.of_class is not None
-    random_W = np.mean(random_SW, axis=0)
+    random_W = np.mean(random_SW, axis=0) if chosen else np.full(len(tokens_W), np.nan)
     n_tokens = int(tokens_W.sum())
     (low,), (high,) = bootstrap_interval((class_W - random_W)[:, None], tokens_W)
     return Excess(
         token_class=row.of_class.name,
+        upos=",".join(row.of_class.upos),
         path=row.of_class.path,
         source=source,
         tokens=chosen,

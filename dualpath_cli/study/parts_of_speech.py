@@ -59,6 +59,18 @@ class Tagger:
     def __init__(self, pipeline: str | Path = "en_core_web_sm") -> None:
         self.nlp = _load(str(pipeline))
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """What decides the tags, for a report."""
+        import spacy
+
+        meta = self.nlp.meta
+        return {
+            "pipeline": f"{meta['lang']}_{meta['name']}",
+            "version": meta["version"],
+            "spacy": spacy.__version__,
+        }
+
     def tags(self, windows: Iterable[Sequence[bytes]]) -> Iterator[list[str]]:
         """Yields a tag per token of each window, in order.
 

@@ -10,7 +10,8 @@ Shapes: W windows, B batch, T positions.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from dualpath_cli.windows import Windows
 
 Floats = npt.NDArray[np.float64]
 Masks = Sequence[npt.NDArray[np.bool_]]
+
+SEMANTICS = 1
+"""Raised when the same model, texts and interventions would give other numbers than before."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +68,13 @@ class Scorer(DualPathModule):
     on_batch: Callable[[Pass], object]
     """Called after each batch, with its pass."""
 
-    def on_validation_start(self) -> None:
-        """Begins with nothing scored."""
-        self._columns: list[torch.Tensor] = []
-        self._loops_run: list[float] = []
-
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Scores a batch; the last one of a pass ends it."""
         assert self.model is not None
         this = self.passes[dataloader_idx]
+        if batch_idx == 0:
+            self._columns: list[torch.Tensor] = []
+            self._loops_run: list[float] = []
         tokens, targets = batch
         scored = targets != IGNORE
         mask = scored if this.masks is None else self._mask(this.masks, tokens, batch_idx)
@@ -82,13 +84,14 @@ class Scorer(DualPathModule):
         )
         self._columns.append(torch.stack([nll.double().sum(1), _loops(trace, scored)], dim=1))
         runs = [layer.loops_run for layer in trace.layers if layer.loops_run is not None]
-        self._loops_run.append(float(np.mean(runs)) if runs else float("nan"))
+        # A batch of padding alone, which fills up a rank's share, halts at once.
+        counts = bool(runs) and bool(scored.any())
+        self._loops_run.append(float(np.mean(runs)) if counts else float("nan"))
         self.on_batch(this)
         if (batch_idx + 1) * len(tokens) * self.trainer.world_size == len(this.windows):
             scores = self._gathered(this.windows)
             if self.trainer.is_global_zero:
                 self.on_scored(dataloader_idx, scores)
-            self.on_validation_start()
 
     def on_validation_epoch_end(self) -> None:
         """Has nothing to publish."""
@@ -110,7 +113,7 @@ class Scorer(DualPathModule):
         every, every_run = self.all_gather((own, runs))
         ranked = every.reshape(-1, *own.shape).transpose(0, 1)  # (own windows, ranks, 2)
         columns = ranked.reshape(-1, 2)[: windows.n_filled].cpu().numpy()
-        return Scores(columns[:, 0].copy(), columns[:, 1].copy(), float(every_run.mean()))
+        return Scores(columns[:, 0].copy(), columns[:, 1].copy(), float(every_run.nanmean()))
 
 
 def _loops(trace: RoutingTrace, scored: torch.Tensor) -> torch.Tensor:
@@ -130,17 +133,18 @@ class ScoreStore:
         self._folder = folder
         self._facts = facts
 
-    def find(self, source: dict[str, Any], this: Pass) -> Scores | None:
-        """Returns a pass's scores where they are there; `source` are the facts of its source."""
-        path = self._path(source, this)
-        if not path.exists():
+    def find(self, this: Pass) -> Scores | None:
+        """Returns a pass's scores where they are there, and whole."""
+        try:
+            with np.load(self._path(this)) as arrays:
+                found = Scores(arrays["nats"], arrays["loops"], float(arrays["run"]))
+        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
             return None
-        with np.load(path) as arrays:
-            return Scores(arrays["nats"], arrays["loops"], float(arrays["run"]))
+        return found if len(found.nats) == this.windows.n_filled else None
 
-    def keep(self, source: dict[str, Any], this: Pass, scores: Scores) -> None:
+    def keep(self, this: Pass, scores: Scores) -> None:
         """Writes a pass's scores, whole or not at all."""
-        path = self._path(source, this)
+        path = self._path(this)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         with open(partial, "wb") as file:
@@ -148,15 +152,22 @@ class ScoreStore:
         sync(partial)
         partial.replace(path)
 
-    def _path(self, source: dict[str, Any], this: Pass) -> Path:
-        masks = hashlib.sha256()
-        for mask in this.masks or ():
-            masks.update(np.packbits(mask).tobytes())
+    def _path(self, this: Pass) -> Path:
         facts = {
+            "semantics": SEMANTICS,
             **self._facts,
-            "source": source,
+            # What is scored, wherever it came from.
+            "windows": _digest(this.windows.windows),
             "intervention": dataclasses.asdict(this.intervention),
-            "masks": masks.hexdigest() if this.masks is not None else None,
+            "masks": None if this.masks is None else _digest(this.masks),
         }
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         return self._folder / f"{this.source}-{digest[:16]}.npz"
+
+
+def _digest(arrays: Iterable[npt.NDArray[Any]]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{len(array)}/".encode())
+        digest.update(np.ascontiguousarray(array, np.int64).tobytes())
+    return digest.hexdigest()

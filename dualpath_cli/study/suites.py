@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from dualpath_cli.ablate_options import AblateOptions, TokenClass
+from dualpath_cli.ablate_options import RANDOM, AblateOptions, TokenClass
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import Intervention
 
 THRESHOLDS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
 """Remaining mass at which a token halts."""
 
-LEARNED = Intervention()
-"""What every row is compared with."""
+BASELINE = "baseline"
+"""The suite of the learned router, with which every row is compared."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Row:
 
 def rows(options: AblateOptions, config: ModelConfig) -> list[Row]:
     """Returns the rows of all suites asked for, the learned router first."""
-    found = [Row("paper", LEARNED)]
+    found = [Row(BASELINE, Intervention())]
     if "paper" in options.suites:
-        found += [Row("paper", each) for each in overrides(options.loops, options.seeds)]
+        found += [Row("paper", each) for each in overrides(options.loops, options.shuffles)]
     if "token-classes" in options.suites:
-        found += token_class_rows(options.classes, options.seeds)
+        found += token_class_rows(options.classes, options.controls)
     if "layers" in options.suites:
-        found += layer_rows(options.loops, options.seeds, config)
+        found += layer_rows(options.loops, options.shuffles, config)
     if "halting" in options.suites:
         found += [Row("halting", Intervention(halting=threshold)) for threshold in THRESHOLDS]
     return found
@@ -74,10 +74,10 @@ def token_class_rows(classes: Sequence[TokenClass], seeds: int) -> list[Row]:
     """Returns each class under its override, and random tokens in its place, a row a seed."""
     found = []
     for each in classes:
-        name = f"{each.name}"
+        name = each.name
         found.append(Row("token-classes", Intervention(gates=each.gates, tokens=name), each))
         for seed in range(seeds):
-            random = f"random-as-{name}" + (f":{seed}" if seed else "")
+            random = f"{RANDOM}{name}" + (f":{seed}" if seed else "")
             intervention = Intervention(gates=each.gates, tokens=random)
             found.append(Row("token-classes", intervention, each, seed))
     return found

@@ -4,7 +4,7 @@ Shapes: a list over windows, each entry (T,) over the window's input tokens.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,21 @@ Masks = list[npt.NDArray[np.bool_]]
 def tag(windows: Windows, tokenizer: Tokenizer, tagger: Tagger) -> Tags:
     """Returns the part of speech of each input token; end-of-text has none, the empty string."""
     values = tokenizer.token_values()
-    values[tokenizer.eot_id] = b""
-    pieces = ([values[id] for id in window[:-1].tolist()] for window in _filled(windows))
-    return [np.array(tags, dtype=np.str_) for tags in tagger.tags(pieces)]
+    values[tokenizer.eot_id] = b"\n\n"  # keeps the words of two documents apart
+    ids = [window[:-1] for window in windows.windows[: windows.n_filled]]
+    found = tagger.tags([values[id] for id in each.tolist()] for each in ids)
+    return [
+        np.where(each == tokenizer.eot_id, "", np.array(tags, dtype=np.str_))
+        for each, tags in zip(ids, found, strict=True)
+    ]
+
+
+def masks_of(tags: Tags, chosen: TokenClass, random_seed: int | None) -> Masks:
+    """Returns which tokens are of a class, or with a seed as many random others."""
+    members = of_class(tags, chosen)
+    if random_seed is None:
+        return members
+    return random_others(tags, members, random_seed, chosen.name)
 
 
 def of_class(tags: Tags, chosen: TokenClass) -> Masks:
@@ -38,7 +50,7 @@ def random_others(tags: Tags, members: Masks, seed: int, name: str) -> Masks:
     The draw depends on the seed, the class's name and the source's tags. Raises UserError where the
     others are fewer than the members.
     """
-    wanted = sum(int(mask.sum()) for mask in members)
+    wanted = count(members)
     others = [(each != "") & ~mask for each, mask in zip(tags, members, strict=True)]
     flat = np.concatenate(others)
     places = np.flatnonzero(flat)
@@ -56,10 +68,6 @@ def random_others(tags: Tags, members: Masks, seed: int, name: str) -> Masks:
     return np.split(chosen, ends[:-1])
 
 
-def _filled(windows: Windows) -> Iterable[npt.NDArray[np.integer]]:
-    return windows.windows[: windows.n_filled]
-
-
-def counts(masks: Sequence[npt.NDArray[np.bool_]]) -> int:
+def count(masks: Iterable[npt.NDArray[np.bool_]]) -> int:
     """Returns how many tokens masks choose."""
     return sum(int(mask.sum()) for mask in masks)

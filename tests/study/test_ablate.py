@@ -129,8 +129,9 @@ def test_the_command_writes_every_row_of_every_source(fit: Fit, texts: Path, cap
     assert "gates=1,0 (deep only)" in shown
 
     assert set(report) == {
-        "checkpoint", "model", "precision", "device", "devices", "micro_batch", "max_tokens",
-        "suites", "sources", "bootstrap", "tagger", "interventions", "skipped", "rows", "excess",
+        "checkpoint", "model", "precision", "device", "torch", "devices", "micro_batch",
+        "max_tokens", "suites", "sources", "bootstrap", "tagger", "classes", "interventions",
+        "skipped", "rows", "excess",
     }  # fmt: skip
     checkpoint = run / "checkpoints" / "step-00000006"
     assert report["checkpoint"] == {
@@ -266,6 +267,43 @@ def test_an_interrupted_study_goes_on_with_the_pass_that_it_stopped_in(fit: Fit,
     assert list(dict.fromkeys(scored)) == NAMES[4:]
 
 
+def test_a_damaged_pass_is_scored_again(fit: Fit):
+    run = fit()
+    expected, _ = ablate(run)
+    for path in (run / "ablations").rglob("*.npz"):
+        path.write_bytes(path.read_bytes()[:40])
+    assert ablate(run)[0] == expected
+
+
+def test_the_same_text_elsewhere_is_not_scored_again_and_another_is(fit: Fit, texts: Path):
+    run = fit()
+    copy = tmp_copy(texts)
+    ablate(run, "--sources", f"a={texts / 'val.jsonl'}")
+    scores = run / "ablations" / "step-00000006" / "scores"
+    kept = set(scores.iterdir())
+    ablate(run, "--sources", f"a={copy}")
+    assert set(scores.iterdir()) == kept
+    copy.write_text(copy.read_text().replace("shell", "cells"))
+    ablate(run, "--sources", f"a={copy}")
+    assert len(set(scores.iterdir())) == 2 * len(kept)
+
+
+def test_sources_are_in_the_order_that_they_were_asked_for(fit: Fit, texts: Path):
+    run = fit()
+    a, b = f"a={texts / 'val.jsonl'}", f"b={texts / 'train.jsonl'}"
+    ablate(run, "--sources", b, "--max_tokens", "20", "--loops", "1")
+    _, rows = ablate(run, "--sources", a, b, "--max_tokens", "20", "--loops", "1")
+    assert list(dict.fromkeys(row["source"] for row in rows)) == ["a", "b"]
+
+
+def test_a_pass_is_never_cut_short(fit: Fit, capsys):
+    run = str(fit())
+    for option in ("overfit_batches", "fast_dev_run", "limit_val_batches"):
+        capsys.readouterr()
+        assert main(["ablate", "--ckpt_path", run, f"--trainer.{option}", "1"]) == 2
+        assert f"trainer.{option} is not used" in capsys.readouterr().err
+
+
 def test_more_rows_score_only_what_is_new(fit: Fit, monkeypatch):
     run = fit()
     ablate(run, "--loops", "1-2")
@@ -290,8 +328,11 @@ def test_several_runs_are_scored_one_after_the_other(fit: Fit, tmp_path: Path, c
     out = tmp_path / "both"
     words = ["--ckpt_path", *map(str, runs), "--out", str(out), "--max_tokens", "20"]
     assert main(["ablate", *words]) == 0
-    folders = sorted(path.name for path in out.iterdir())
+    folders = sorted(path.name for path in out.iterdir() if path.is_dir())
     assert folders == ["tiny-a-step-00000006", "tiny-b-step-00000006"]
+    together = json.loads((out / "runs.json").read_text())
+    assert [row["intervention"] for row in together["rows"]] == NAMES
+    assert (out / "runs.csv").exists()
     (one, _), (other, _) = (table_of(out / folder) for folder in folders)
     assert one["rows"][0]["loss"] != other["rows"][0]["loss"]
     assert "run 2 of 2" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dualpath_cli.errors import UserError
 from dualpath_cli.paper import inference_ablation, token_class_excess
 from dualpath_cli.study.ablation_runs import combine, excess_over_runs
 from dualpath_cli.study.ablation_table import (
@@ -24,10 +25,11 @@ NAN = float("nan")
 
 
 def result(name: str, source: str = "text", suite: str = "paper", difference: float = 0.5):
+    suite = "baseline" if name == "learned" else suite
     return Result(suite, name, source, 2 + difference, difference, 0.25, 0.75, 1.5, 2.0)
 
 
-EXCESS = Excess("arithmetic", "wide", "gsm8k", 30, 0.3, 0.5, 0.125, 0.375, 0.25, 0.5)
+EXCESS = Excess("arithmetic", "NUM,SYM", "wide", "gsm8k", 30, 0.3, 0.5, 0.125, 0.375, 0.25, 0.5)
 
 
 def shown(table) -> str:
@@ -82,7 +84,8 @@ def test_each_suite_is_a_table_of_its_own(tmp_path: Path):
         "| arithmetic wide | gsm8k | 30 | +0.5000 | +0.1250 | +0.3750 | +0.2500 to +0.5000 |"
         in text
     )
-    assert text.count("| --- |") == 3
+    assert text.count("| learned | 2.5000 (+0.5000) |") == 1
+    assert text.count("| --- |") == 2
 
 
 def test_a_layer_is_a_column():
@@ -120,6 +123,8 @@ def test_papers_losses_and_differences_stand_beside_ours():
     assert "│ +1.444 │" in " ".join(text.split())
     text = shown(excess_table("title", [EXCESS], paper=True))
     assert "│ +0.37 │" in " ".join(text.split())
+    other = dataclasses.replace(EXCESS, upos="NUM")  # not the class of that name
+    assert "+0.37 " not in shown(excess_table("title", [other], paper=True))
 
 
 # Several runs
@@ -131,7 +136,8 @@ def reports(tmp_path: Path, excesses: list[float]) -> list[Path]:
         folder = tmp_path / str(number)
         row = dataclasses.asdict(dataclasses.replace(EXCESS, excess=value))
         folder.mkdir()
-        content = {"checkpoint": {"step": number}, "excess": [row]}
+        rows = [dataclasses.asdict(result("K=1", difference=value))]
+        content = {"checkpoint": {"step": number}, "excess": [row], "rows": rows}
         (folder / "ablations.json").write_text(json.dumps(content))
         folders.append(folder)
     return folders
@@ -141,9 +147,13 @@ def test_runs_are_set_side_by_side(tmp_path: Path):
     folders = reports(tmp_path, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
     console = Console(width=120, file=io.StringIO())
     paths = combine(folders, tmp_path, console)
-    assert [path.name for path in paths] == ["runs.json", "runs.csv"]
+    assert [path.name for path in paths] == ["runs.json", "runs.csv", "runs_token_classes.csv"]
     content = json.loads((tmp_path / "runs.json").read_text())
     (row,) = content["rows"]
+    assert (row["intervention"], row["runs"]) == ("K=1", 6)
+    assert row["difference"] == pytest.approx(0.35)
+    assert row["difference_sd"] == pytest.approx(0.035**0.5)
+    (row,) = content["token_classes"]
     assert row.pop("mean") == pytest.approx(0.35)
     assert row == {
         "forced": "arithmetic wide", "source": "gsm8k", "runs": 6, "least": 0.1, "most": 0.6,
@@ -163,3 +173,21 @@ def test_too_few_runs_are_said_to_be_too_few(tmp_path: Path):
 def test_a_class_that_not_all_runs_have_is_left_out():
     row = dataclasses.asdict(EXCESS)
     assert excess_over_runs([[row], []]) == []
+    assert excess_over_runs([[row], [{**row, "excess": None}]]) == []
+
+
+def test_a_run_without_numbers_is_named(tmp_path: Path):
+    folders = reports(tmp_path, [0.1, 0.2])
+    path = folders[1] / "ablations.json"
+    content = json.loads(path.read_text())
+    content["rows"][0]["loss"] = None
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"the losses in '.*1' are no numbers"):
+        combine(folders, tmp_path, Console(file=io.StringIO()))
+
+
+def test_tables_of_suites_that_are_no_longer_asked_for_go(tmp_path: Path):
+    written(tmp_path, [result("learned")], [EXCESS])
+    assert (tmp_path / "token_classes.csv").exists()
+    written(tmp_path, [result("learned")], [])
+    assert not (tmp_path / "token_classes.csv").exists()

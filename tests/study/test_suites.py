@@ -23,7 +23,7 @@ NAMES = [
 
 def names(*suites: str, config: ModelConfig = TINY, **changes) -> list[str]:
     options = AblateOptions(
-        out=Path("out"), suites=suites, loops=tuple(range(1, 11)), seeds=1,
+        out=Path("out"), suites=suites, loops=tuple(range(1, 11)), shuffles=1, controls=1,
         classes=TOKEN_CLASSES, tagger="", compare_paper=False,
     )  # fmt: skip
     found = rows(dataclasses.replace(options, **changes), config)
@@ -36,7 +36,7 @@ def test_the_rows_are_the_sixteen_of_the_paper():
 
 
 def test_loops_and_seeds_can_be_chosen():
-    chosen = names("paper", loops=(1, 20), seeds=2)
+    chosen = names("paper", loops=(1, 20), shuffles=2)
     assert chosen == ["learned", "K=1", "K=20", *NAMES[11:], "shuffled:1"]
 
 
@@ -57,7 +57,7 @@ def test_layers_without_what_is_overridden_are_left_out_quietly():
 
 def test_each_class_comes_with_random_tokens_for_each_seed():
     classes = (TokenClass("verbs", ("VERB",), "deep"),)
-    assert names("token-classes", classes=classes, seeds=2) == [
+    assert names("token-classes", classes=classes, controls=2) == [
         "learned",
         "gates=1,0 tokens=verbs",
         "gates=1,0 tokens=random-as-verbs",
@@ -83,7 +83,7 @@ def test_no_two_rows_of_all_suites_have_one_name():
 )
 def test_rows_that_make_no_sense_for_a_model_are_left_out_with_a_reason(changes, kept):
     config = dataclasses.replace(TINY, **changes)
-    options = AblateOptions(Path("out"), ("paper",), tuple(range(1, 11)), 1, (), "", False)
+    options = AblateOptions(Path("out"), ("paper",), tuple(range(1, 11)), 1, 1, (), "", False)
     chosen, skipped = applicable(rows(options, config), config)
     assert [row.intervention.name for row in chosen] == kept
     assert list(skipped) == [name for name in NAMES if name not in kept]
@@ -92,7 +92,7 @@ def test_rows_that_make_no_sense_for_a_model_are_left_out_with_a_reason(changes,
 
 def test_a_wide_model_has_no_layer_to_override_and_says_why():
     config = dataclasses.replace(TINY, block="wide")
-    options = AblateOptions(Path("out"), ("layers", "halting"), (1,), 1, (), "", False)
+    options = AblateOptions(Path("out"), ("layers", "halting"), (1,), 1, 1, (), "", False)
     chosen, skipped = applicable(rows(options, config), config)
     assert [row.intervention.name for row in chosen] == ["learned"]
     assert set(skipped) >= {"K=1 layers=0", "gates=1,0 layers=2", "halting=0.5"}

@@ -72,13 +72,16 @@ def test_every_other_token_is_as_likely_as_any():
 
 def test_input_tokens_are_tagged_and_end_of_text_is_not():
     tokenizer = tokenizer_with(["h e", "l l"])
-    window = np.array([tokenizer.eot_id, *tokenizer.encode("hello")])
+    hell = tokenizer.encode("hell")
+    window = np.array([tokenizer.eot_id, *hell, tokenizer.eot_id, *tokenizer.encode("hello")])
 
     class Fake:
         def tags(self, windows):
             for pieces in windows:
+                # Words of two documents do not touch.
+                assert b"".join(pieces) == b"\n\nhell\n\nhell"
                 yield [piece.decode().upper() for piece in pieces]
 
     tags = tag(Windows([window], multiple_of=4), tokenizer, Fake())
     # One entry for each input: the last token of a window is only a target.
-    assert [each.tolist() for each in tags] == [["", "HE", "LL"]]
+    assert [each.tolist() for each in tags] == [["", "HE", "LL", "", "HE", "LL"]]
