@@ -125,7 +125,10 @@ def _layers(results: Sequence[Result]) -> "Figure | None":
         ax.set(title=source, xlabel="only this layer", xticks=range(len(layers)))
         ax.set_xticklabels([str(layer) for layer in layers])
         ax.set_yticks(range(len(names)), [MEANINGS.get(name, name) for name in names])
-    figure.colorbar(image, ax=axes[0].tolist(), label="difference (nats per token)")
+    powers = [10.0**n for n in range(-9, 9) if largest / 1000 < 10.0**n <= largest]
+    ticks = [*(-value for value in reversed(powers)), 0.0, *powers]
+    label = "difference (nats per token)"
+    figure.colorbar(image, ax=axes[0].tolist(), label=label, ticks=ticks)
     return figure
 
 
