@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 from data_prep.corpora import Corpus, InputFile
 from data_prep.download import CONNECTIONS, Downloads, RemoteFile
@@ -33,12 +32,7 @@ class Fetcher:
             self._stack.enter_context(downloads)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def get(self, file: InputFile, on_received: OnRead) -> Path:

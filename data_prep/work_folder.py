@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from dualpath_cli.atomic import sync, write_text
@@ -40,12 +39,7 @@ class WorkFolder:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self._lock)
 
     def remove(self) -> None:

@@ -1,7 +1,5 @@
 """Several runs together: what a row costs on average, and whether a class does in all of them."""
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from rich.table import Table
 
 from dualpath_cli.atomic import write_text
 from dualpath_cli.errors import UserError
+from dualpath_cli.study.ablation_table import as_csv
 from dualpath_cli.study.intervals import signed_rank_p
 
 
@@ -37,9 +36,9 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
         "rows": rows,
         "token_classes": classes,
     }
-    texts = {"runs.json": json.dumps(content, indent=2) + "\n", "runs.csv": _csv(rows)}
+    texts = {"runs.json": json.dumps(content, indent=2) + "\n", "runs.csv": as_csv(rows)}
     if classes:
-        texts["runs_token_classes.csv"] = _csv(classes)
+        texts["runs_token_classes.csv"] = as_csv(classes)
     for name, text in texts.items():
         write_text(out / name, text)
     return [out / name for name in texts]
@@ -81,14 +80,6 @@ def _show(rows: Sequence[dict[str, Any]], runs: int, console: Console) -> None:
     console.print(table)
     if runs < 6:
         console.print("with fewer than six runs the test cannot give p < 0.05", highlight=False)
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return lines.getvalue()
 
 
 def excess_over_runs(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

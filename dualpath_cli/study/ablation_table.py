@@ -176,12 +176,12 @@ def write(
     texts = {
         "ablations.json": json.dumps({**report, "rows": rows, "excess": excess_rows}, indent=2)
         + "\n",
-        "ablations.csv": _csv(rows),
+        "ablations.csv": as_csv(rows),
         "ablations.md": _tables(results, excesses, loops, _markdown),
         "ablations.tex": _tables(results, excesses, loops, _latex),
     }
     if excesses:
-        texts["token_classes.csv"] = _csv(excess_rows)
+        texts["token_classes.csv"] = as_csv(excess_rows)
     else:  # of an earlier study, with other suites
         (folder / "token_classes.csv").unlink(missing_ok=True)
     for name, text in texts.items():
@@ -194,7 +194,8 @@ def _record(row: Result | Excess) -> dict[str, Any]:
     return {key: None if value != value else value for key, value in values}
 
 
-def _csv(records: Sequence[dict[str, Any]]) -> str:
+def as_csv(records: Sequence[dict[str, Any]]) -> str:
+    """Returns records of the same keys as CSV, None as nothing."""
     table = io.StringIO()
     writer = csv.DictWriter(table, list(records[0]), lineterminator="\n")
     writer.writeheader()
