@@ -229,5 +229,8 @@ class _Here(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # raised where the result is wanted, as a pool does
+            future.set_exception(error)
         return future

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from data_prep.prepare import prepare
+from data_prep import encoding
+from data_prep.prepare import Request, prepare
 from dualpath_cli.errors import UserError
 from dualpath_cli.text.rows import read_rows
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -147,6 +148,24 @@ def test_strict_stops_at_the_fault_and_names_it(
     assert fault.says in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_strict_minds_no_fault_beyond_what_is_needed(
+    workers: int, small: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Pieces are begun ahead of need: what is wrong with those that are not used is nobody's matter.
+    monkeypatch.setattr(encoding, "PIECE_BYTES", 100)
+    rows = [json.dumps({"text": f"document {n} " + "hello " * 20}) for n in range(6)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*rows[:3], "no JSON", *rows[3:]]) + "\n")
+
+    def asked(out: str, tokens: int) -> Request:
+        sources = [source("a", tmp_path / "a.jsonl")]
+        return request(sources, small, tmp_path / out, strict=True, tokens=tokens)
+
+    prepare(asked("few", 10), workers)
+    with pytest.raises(UserError, match="line 4: not JSON"):
+        prepare(asked("all", 10**6), workers)
 
 
 def test_rejected_rows_are_kept_as_they_stand_in_the_file(

@@ -164,3 +164,16 @@ def test_help_and_mistakes_do_not_wait_for_torch() -> None:
         "sys.exit('torch' in sys.modules or 'litdata' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL).returncode == 0
+
+
+def test_preparing_imports_neither_torch_nor_litdata(tmp_path: Path, small_folder: Path) -> None:
+    # Half a gigabyte and seconds, which is why chunks are not written by litdata.
+    (tmp_path / "a.txt").write_text("hello hello")
+    code = (
+        "import sys; from data_prep.__main__ import main; "
+        "failed = main(sys.argv[1:]); "
+        "sys.exit(failed or 'torch' in sys.modules or 'litdata' in sys.modules)"
+    )
+    words = ["--source", str(tmp_path / "a.txt"), "--tokenizer", str(small_folder)]
+    words += ["--workers", "1", "--duplicates", "near", "--out", str(tmp_path / "out")]
+    assert subprocess.run([sys.executable, "-c", code, *words]).returncode == 0
