@@ -67,7 +67,7 @@ def run(
     for reason in dict.fromkeys(skipped.values()):
         names = ", ".join(name for name, why in skipped.items() if why == reason)
         console.print(f"left out {names}: {reason}", highlight=False, soft_wrap=True)
-    classes = launch.ablate.classes if "token-classes" in launch.ablate.suites else ()
+    classes = dict.fromkeys(row.of_class for row in found if row.of_class)
     tagger = Tagger(launch.ablate.tagger) if classes else None
     with StudyProgress(console) as progress:
         ablation = Ablation(launch, found, scorer, datamodule, console, progress, tagger)

@@ -28,6 +28,10 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
         if any(row["loss"] is None for row in report["rows"]):
             raise UserError(f"the losses in '{folder}' are no numbers: leave that run out")
     rows = differences_over_runs([report["rows"] for report in reports])
+    if not rows:
+        raise UserError(
+            "the runs have no row in common: give --sources and --suite for all of them"
+        )
     classes = excess_over_runs([report["excess"] for report in reports])
     if classes:
         _show(classes, len(folders), console)

@@ -48,6 +48,16 @@ def ablate(run: Path, *words: str) -> tuple[dict, list[dict]]:
     return table_of(out)
 
 
+class ByLetter:
+    """A tagger: what begins with an `h` is a number, everything else a noun."""
+
+    facts = {"pipeline": "by letter"}  # noqa: RUF012
+
+    def tags(self, windows):
+        for pieces in windows:
+            yield ["NUM" if piece.strip().startswith(b"h") else "NOUN" for piece in pieces]
+
+
 # Differences
 
 
@@ -186,6 +196,89 @@ def test_halting_and_layers_have_tables_and_figures(fit: Fit, capsys):
     assert re.search(r"┃ +loops ┃ +run ┃", shown)
     assert "| halting=0.5 |" in (folder / "ablations.md").read_text()
     assert r"K=1 layers=0 & " in (folder / "ablations.tex").read_text()
+
+
+def test_a_class_of_tokens_stands_against_as_many_random_ones(
+    fit: Fit, texts: Path, monkeypatch, capsys
+):
+    run = fit(**OPEN)
+    monkeypatch.setattr("dualpath_cli.study.ablate.Tagger", lambda pipeline: ByLetter())
+    masks: dict[str, list[torch.Tensor]] = {}
+    forward = DualPathLM.forward
+
+    def watched(self, tokens, *arguments, intervention, token_mask, **keywords):
+        masks.setdefault(intervention.name, []).append(tokens[token_mask])
+        return forward(self, tokens, *arguments, intervention=intervention,
+                       token_mask=token_mask, **keywords)  # fmt: skip
+
+    monkeypatch.setattr(DualPathLM, "forward", watched)
+    words = ["--suite", "token-classes", "--seeds", "2"]
+    report, _ = ablate(run, *words, "--classes", "h=NUM:wide", "none=VERB:deep")
+    values = Tokenizer.load(run / "tokenizer.json").token_values()
+    chosen = {
+        name: [values[id].strip().startswith(b"h") for part in parts for id in part.tolist()]
+        for name, parts in masks.items()
+    }
+    of_class, random = chosen["gates=0,1 tokens=h"], chosen["gates=0,1 tokens=random-as-h"]
+    assert all(of_class)
+    assert not any(random)
+    assert len(of_class) == len(random) == len(chosen["gates=0,1 tokens=random-as-h:1"]) > 10
+
+    loss = {row["intervention"]: row["loss"] for row in report["rows"]}
+    found, empty = report["excess"]
+    assert (found["token_class"], found["tokens"]) == ("h", len(of_class))
+    controls = [loss["gates=0,1 tokens=random-as-h"], loss["gates=0,1 tokens=random-as-h:1"]]
+    assert found["difference"] == pytest.approx(loss["gates=0,1 tokens=h"] - loss["learned"])
+    assert found["random_difference"] == pytest.approx(np.mean(controls) - loss["learned"])
+    assert found["excess"] == pytest.approx(loss["gates=0,1 tokens=h"] - np.mean(controls))
+    assert found["low"] <= found["excess"] <= found["high"]
+    # A class that no token is of says nothing.
+    assert (empty["tokens"], empty["difference"], empty["excess"]) == (0, 0, None)
+    assert report["tagger"] == {"pipeline": "by letter"}
+    assert [each["upos"] for each in report["classes"]] == [["NUM"], ["VERB"]]
+    assert re.search(r"│ h wide +│", capsys.readouterr().out)
+
+
+def test_a_model_without_gates_needs_no_tagger(fit: Fit, capsys):
+    run = fit(model={"block": "loop"}, run={"gates_every": 0})
+    report, rows = ablate(run, "--suite", "token-classes", "--tagger", "nowhere")
+    assert [row["intervention"] for row in rows] == ["learned"]
+    assert (report["tagger"], report["excess"]) == (None, [])
+    assert "it has no gates" in capsys.readouterr().out
+
+
+def test_a_class_with_most_of_the_tokens_has_no_random_counterpart(fit: Fit, monkeypatch, capsys):
+    run = fit()
+    monkeypatch.setattr("dualpath_cli.study.ablate.Tagger", lambda pipeline: ByLetter())
+    words = ["--suite", "token-classes", "--classes", "most=NOUN:wide"]
+    assert main(["ablate", "--ckpt_path", str(run), *words]) == 2
+    captured = capsys.readouterr()
+    assert re.fullmatch(
+        r"dualpath ablate: error: class 'most' has \d+ tokens, more than .*\n", captured.err
+    )
+
+
+def test_a_model_of_one_loop_says_why_nothing_halts(fit: Fit, capsys):
+    run = fit(model={"loops": 1}, run={"gates_every": 0})
+    _, rows = ablate(run, "--suite", "halting", "layers", "--loops", "1-2")
+    assert {row["intervention"].partition(" ")[0] for row in rows} == {
+        "learned", "gates=1,0", "gates=0,1", "gates=0.5,0.5", "gates=1,1", "shuffled",
+    }  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "left out halting=0.5" in shown
+    assert "K=2 layers=0" in shown
+
+
+def test_one_token_is_a_source_and_none_is_not(fit: Fit, tmp_path: Path, capsys):
+    run = fit()
+    (tmp_path / "a.txt").write_text("h")
+    report, _ = ablate(run, "--suite", "paper", "halting", "--sources", str(tmp_path / "a.txt"))
+    assert report["sources"]["a"]["tokens"] == 1
+    (tmp_path / "a.txt").write_text("")
+    capsys.readouterr()
+    words = ["--sources", str(tmp_path / "a.txt")]
+    assert main(["ablate", "--ckpt_path", str(run), *words]) == 2
+    assert "holds no text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

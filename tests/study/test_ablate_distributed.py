@@ -17,9 +17,9 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_give_the_numbers_of_one(strategy: str, fit: Fit, tmp_path: Path) -> None:
     run = fit(**OPEN)
-    # An odd number of windows in batches of two: one process scores a batch of padding.
+    # An odd number of windows, each a batch of its own: one process scores a batch of padding.
     words = ["--ckpt_path", str(run), "--suite", "paper", "halting", "--loops", "1,2,3"]
-    words += ["--max_tokens", "130", "--run.micro_batch", "2", "--out"]
+    words += ["--max_tokens", "130", "--run.micro_batch", "1", "--out"]
     assert main(["ablate", *words, str(tmp_path / "one")]) == 0
     command = [sys.executable, "-m", "dualpath_cli", "ablate", *words, str(tmp_path / "two")]
     command += ["--trainer.strategy", strategy, "--trainer.devices", "2"]
@@ -33,7 +33,7 @@ def test_two_processes_give_the_numbers_of_one(strategy: str, fit: Fit, tmp_path
     assert len(one["rows"]) == len(two["rows"]) == 9 + 8
     for expected, row in zip(one["rows"], two["rows"], strict=True):
         assert row["intervention"] == expected["intervention"]
-        for key in ("loss", "difference", "low", "high", "expected_loops"):
+        for key in ("loss", "difference", "low", "high", "expected_loops", "loops_run"):
             assert row[key] == pytest.approx(expected[key], abs=1e-6), (row["intervention"], key)
     assert len({round(row["loss"], 5) for row in one["rows"]}) > 8
     # Each pass is kept once, and found again by the same command.

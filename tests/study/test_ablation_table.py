@@ -11,6 +11,7 @@ from rich.console import Console
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.paper import inference_ablation, token_class_excess
+from dualpath_cli.study.ablation_figures import draw
 from dualpath_cli.study.ablation_runs import combine, excess_over_runs
 from dualpath_cli.study.ablation_table import (
     Excess,
@@ -184,6 +185,30 @@ def test_a_run_without_numbers_is_named(tmp_path: Path):
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"the losses in '.*1' are no numbers"):
         combine(folders, tmp_path, Console(file=io.StringIO()))
+
+
+def test_runs_on_different_sources_have_nothing_in_common(tmp_path: Path):
+    folders = reports(tmp_path, [0.1, 0.2])
+    path = folders[1] / "ablations.json"
+    path.write_text(path.read_text().replace('"text"', '"other"'))
+    with pytest.raises(UserError, match="no row in common"):
+        combine(folders, tmp_path, Console(file=io.StringIO()))
+
+
+def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path: Path):
+    names = ("learned", "K=1", "K=2", "K=1 layers=0", "K=1 layers=1", "halting=0.5")
+    suites = ("baseline", "paper", "paper", "layers", "layers", "halting")
+    rows = [dataclasses.replace(result(name, suite=suite), difference=NAN, low=NAN, high=NAN)
+            for name, suite in zip(names, suites, strict=True)]  # fmt: skip
+    assert len(draw(tmp_path, rows, 2)) == 6
+
+
+def test_figures_of_suites_that_are_no_longer_asked_for_go(tmp_path: Path):
+    rows = [result("K=1 layers=0", suite="layers"), result("K=1"), result("K=2")]
+    draw(tmp_path, rows, 2)
+    assert {path.stem for path in tmp_path.iterdir()} == {"layers", "forced_loops"}
+    draw(tmp_path, rows[1:], 2)
+    assert {path.stem for path in tmp_path.iterdir()} == {"forced_loops"}
 
 
 def test_tables_of_suites_that_are_no_longer_asked_for_go(tmp_path: Path):
