@@ -154,18 +154,23 @@ class DualPathBlock(nn.Module):
         `DualPathLM.forward`); `order_B2T` belongs to shuffled gates: the positions that g_d and
         g_w are taken from.
         """
-        if self.kind == "wide":
-            return self.wide(x_BTD, rope)
-        if self.kind == "loop":
-            return self.deep(x_BTD, rope, trace, intervention, token_mask).to(x_BTD.dtype)
-        g_d, g_w = self.gate(x_BTD)
-        if intervention is not None and intervention.gates is not None:
-            g_d, g_w = _overridden(g_d, g_w, intervention.gates, token_mask, order_B2T)
+        h_deep = h_wide = None
+        if self.kind != "wide":
+            h_deep = self.deep(x_BTD, rope, trace, intervention, token_mask)
+        if self.kind != "loop":
+            h_wide = self.wide(x_BTD, rope)
         if trace is not None:
-            trace.gate_deep, trace.gate_wide = g_d.squeeze(-1), g_w.squeeze(-1)
-        h_deep = self.deep(x_BTD, rope, trace, intervention, token_mask)
-        y_BTD = g_d * h_deep + g_w * self.wide(x_BTD, rope)
-        return y_BTD.to(x_BTD.dtype)
+            trace.record_updates(x_BTD, h_deep, h_wide)
+        if h_deep is not None and h_wide is not None:
+            g_d, g_w = self.gate(x_BTD)
+            if intervention is not None and intervention.gates is not None:
+                g_d, g_w = _overridden(g_d, g_w, intervention.gates, token_mask, order_B2T)
+            if trace is not None:
+                trace.gate_deep, trace.gate_wide = g_d.squeeze(-1), g_w.squeeze(-1)
+            return (g_d * h_deep + g_w * h_wide).to(x_BTD.dtype)
+        only = h_wide if h_deep is None else h_deep
+        assert only is not None
+        return only.to(x_BTD.dtype)
 
 
 def _overridden(

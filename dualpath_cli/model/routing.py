@@ -1,8 +1,12 @@
-"""RoutingTrace: what `DualPathLM.forward` writes down about its routing when asked."""
+"""RoutingTrace: what `DualPathLM.forward` writes down about its routing when asked.
+
+Shapes: B batch, T positions, D model width, K loops.
+"""
 
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 
 
 @dataclass
@@ -17,6 +21,25 @@ class LayerTrace:
     """Weight of each step in h_deep, pi_k q_k and pi_K, (B, T, K) (Eq. 3); sums to 1 over K."""
     loops_run: int | None = None
     """Steps that were really run: fewer than K where every token of the batch had halted."""
+    update_deep: torch.Tensor | None = None
+    """Norm of what the deep path adds, Δ_d = h_deep - x, (B, T)."""
+    update_wide: torch.Tensor | None = None
+    """Norm of what the wide path adds, Δ_w = h_wide - x, (B, T)."""
+    cosine: torch.Tensor | None = None
+    """Cosine of Δ_d and Δ_w, (B, T) (Eq. 7); 0 where one of them is zero."""
+
+    @property
+    def deep_share(self) -> torch.Tensor | None:
+        """ρ_d, the part of the gated update that is the deep path's, (B, T) (Eq. 6).
+
+        g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖), from 0 to 1; nan where both are zero.
+        """
+        if self.gate_deep is None or self.gate_wide is None:
+            return None
+        assert self.update_deep is not None
+        assert self.update_wide is not None
+        deep, wide = self.gate_deep * self.update_deep, self.gate_wide * self.update_wide
+        return deep / (deep + wide)
 
     @property
     def expected_loops(self) -> torch.Tensor | None:
@@ -26,6 +49,24 @@ class LayerTrace:
         loops = self.step_weights.shape[-1]
         steps = torch.arange(1, loops + 1, device=self.step_weights.device)
         return (self.step_weights * steps).sum(-1)
+
+    def record_updates(
+        self, x_BTD: torch.Tensor, deep_BTD: torch.Tensor | None, wide_BTD: torch.Tensor | None
+    ) -> None:
+        """Writes down what the states h_deep and h_wide, each (B, T, D), add to the input x.
+
+        A path that the block does not have is None. In float32 at least, also under autocast.
+        """
+        precise = torch.promote_types(x_BTD.dtype, torch.float32)
+        with torch.autocast(x_BTD.device.type, enabled=False):
+            deep, wide = (
+                None if h_BTD is None else h_BTD.to(precise) - x_BTD.to(precise)
+                for h_BTD in (deep_BTD, wide_BTD)
+            )
+            self.update_deep = None if deep is None else deep.norm(dim=-1)
+            self.update_wide = None if wide is None else wide.norm(dim=-1)
+            if deep is not None and wide is not None:
+                self.cosine = F.cosine_similarity(deep, wide, dim=-1)
 
 
 @dataclass

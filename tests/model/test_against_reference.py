@@ -1,6 +1,7 @@
 """The model agrees with a float64 reference written from the equations, gradients included."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -140,6 +141,37 @@ def test_recorded_gates_and_step_weights_are_those_of_the_equations(loops):
     assert difference(recorded.gate_deep[0], expected_gates[:, 0]) <= OUTPUTS
     assert difference(recorded.gate_wide[0], expected_gates[:, 1]) <= OUTPUTS
     assert difference(recorded.step_weights[0], torch.stack(steps)) <= OUTPUTS
+
+
+@pytest.mark.parametrize("gate", ["two_gates", "fixed"])
+def test_recorded_updates_are_those_of_the_equations(gate):
+    config = dataclasses.replace(TINY, n_layers=1, loops=3, gate=gate)
+    weights = reference.random_weights(config, seed=2)
+    tokens = random_tokens(config, batch=1, length=5)
+    trace = RoutingTrace()
+    model_with(config, weights)(tokens, trace=trace)
+
+    layer = reference.below(weights, "blocks.0")
+    x = [weights["embed.weight"][token] for token in tokens[0].tolist()]
+    h_deep = reference.deep_path(reference.below(layer, "deep"), config, x)
+    h_wide = reference.wide_path(reference.below(layer, "wide"), config, x)
+    expected = []
+    for t in range(len(x)):
+        g_d, g_w = reference.gates(reference.below(layer, "gate"), config, x[t])
+        deep, wide = h_deep[t] - x[t], h_wide[t] - x[t]
+        deep_norm, wide_norm = math.sqrt(deep @ deep), math.sqrt(wide @ wide)
+        expected.append(
+            (
+                deep_norm,
+                wide_norm,
+                float(deep @ wide) / (deep_norm * wide_norm),
+                float(g_d * deep_norm / (g_d * deep_norm + g_w * wide_norm)),
+            )
+        )
+    (recorded,) = trace.layers
+    actual = (recorded.update_deep, recorded.update_wide, recorded.cosine, recorded.deep_share)
+    for values, column in zip(actual, torch.tensor(expected, dtype=torch.float64).T, strict=True):
+        assert difference(values[0], column) <= OUTPUTS
 
 
 def test_the_loss_is_the_negative_log_likelihood_of_the_targets():

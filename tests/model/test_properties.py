@@ -381,21 +381,6 @@ class TestGates:
         assert difference(with_weights(convex, merged)(tokens), expected) <= EXACT
 
 
-class TestTrace:
-    def test_recording_changes_nothing(self):
-        config = with_changes(SMALL, **ALL_KINDS)
-        model, tokens = with_weights(config), random_tokens(config, 2, 8)
-        assert torch.equal(model(tokens, trace=RoutingTrace()), model(tokens))
-
-    def test_a_block_records_the_choices_that_it_has(self):
-        config = with_changes(SMALL, **ALL_KINDS)
-        dual, loop, wide = traced(with_weights(config), random_tokens(config, 2, 8)).layers
-        assert dual.gate_deep.shape == dual.gate_wide.shape == (2, 8)
-        assert dual.step_weights.shape == loop.step_weights.shape == (2, 8, config.loops)
-        assert loop.gate_deep is loop.gate_wide is wide.gate_deep is wide.gate_wide is None
-        assert wide.step_weights is None
-
-
 class TestTokens:
     @pytest.mark.parametrize("changed", [0, 3, 7])
     def test_a_token_reaches_itself_and_the_later_ones_only(self, changed):

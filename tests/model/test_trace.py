@@ -1,0 +1,78 @@
+"""What forward writes down when asked: nothing else changes, and read-outs mean what they say."""
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dualpath_cli.model import Intervention, RoutingTrace
+from dualpath_cli.model.routing import LayerTrace
+from tests.model import reference
+from tests.model.reference import difference, random_tokens
+from tests.model.test_properties import (
+    ALL_KINDS,
+    EXACT,
+    SMALL,
+    traced,
+    with_changes,
+    with_weights,
+)
+
+
+def test_recording_changes_nothing():
+    config = with_changes(SMALL, **ALL_KINDS)
+    model, tokens = with_weights(config), random_tokens(config, 2, 8)
+    assert torch.equal(model(tokens, trace=RoutingTrace()), model(tokens))
+
+
+def test_a_block_records_the_choices_that_it_has():
+    config = with_changes(SMALL, **ALL_KINDS)
+    dual, loop, wide = traced(with_weights(config), random_tokens(config, 2, 8)).layers
+    assert dual.gate_deep.shape == dual.gate_wide.shape == (2, 8)
+    assert dual.step_weights.shape == loop.step_weights.shape == (2, 8, config.loops)
+    assert loop.gate_deep is loop.gate_wide is wide.gate_deep is wide.gate_wide is None
+    assert wide.step_weights is None
+    for updates in (dual.update_deep, dual.update_wide, loop.update_deep, wide.update_wide):
+        assert (updates > 0).all()
+    assert loop.update_wide is loop.cosine is loop.deep_share is None
+    assert wide.update_deep is wide.cosine is wide.deep_share is None
+    assert ((dual.deep_share > 0) & (dual.deep_share < 1)).all()
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_the_deep_share_follows_the_gates(g_d, g_w):
+    assume(g_d + g_w > 1e-6)
+    model, tokens = with_weights(SMALL), random_tokens(SMALL, 1, 4)
+    trace = RoutingTrace()
+    model(tokens, trace=trace, intervention=Intervention(gates=(g_d, g_w)))
+    for layer in trace.layers:
+        odds = g_d * layer.update_deep, g_w * layer.update_wide
+        error = layer.deep_share - odds[0] / (odds[0] + odds[1])
+        assert error.abs().max() <= EXACT
+    model(tokens, trace=(only_deep := RoutingTrace()), intervention=Intervention(gates=(1, 0)))
+    assert all((layer.deep_share == 1).all() for layer in only_deep.layers)
+
+
+def test_equal_paths_have_cosine_one():
+    weights = reference.random_weights(SMALL, seed=0)
+    config = with_changes(SMALL, loops=1, d_ffn=SMALL.d_ffn_wide)
+    names = reference.parameter_shapes(config)
+    equal = {n: weights[n.replace(".deep.", ".wide.").replace(".gains", ".gain")] for n in names}
+    for layer in traced(with_weights(config, equal), random_tokens(config, 2, 8)).layers:
+        assert (layer.cosine - 1).abs().max() <= EXACT
+        assert difference(layer.update_deep, layer.update_wide) <= EXACT
+
+
+def test_updates_are_summed_in_float32_where_the_stream_is_bfloat16():
+    x = torch.full((1, 1, 4096), 1.0, dtype=torch.bfloat16)
+    layer = LayerTrace()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer.record_updates(x, x + 1, x + 2)
+    assert layer.update_deep.dtype == layer.cosine.dtype == torch.float32
+    assert layer.update_deep.item() == pytest.approx(64, rel=1e-6)
+    assert layer.update_wide.item() == pytest.approx(128, rel=1e-6)
+    assert layer.cosine.item() == pytest.approx(1, rel=1e-6)
+    # Next to 1 a bfloat16 cannot hold what is added here.
+    layer.record_updates(x, x.float() + 1e-4, x.float() - 1e-4)
+    assert layer.update_deep.item() == pytest.approx(64e-4, rel=1e-3)
+    assert layer.cosine.item() == pytest.approx(-1, rel=1e-5)
