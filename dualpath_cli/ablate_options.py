@@ -7,8 +7,13 @@ from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.sizes import parse_size
-from dualpath_cli.text.documents import parse_source
-from dualpath_cli.text.storage import is_remote
+from dualpath_cli.study_options import (
+    TAGGER,
+    UPOS,
+    add_text_arguments,
+    out_folder,
+    take_sources,
+)
 from dualpath_cli.training import run_folder
 from dualpath_cli.training.arguments import OneLineParser
 
@@ -18,11 +23,6 @@ SUITES = {
     "layers": "each row of `paper` in one layer at a time",
     "halting": "thresholds of remaining mass at which a token stops looping",
 }
-UPOS = (
-    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN",
-    "PUNCT", "SCONJ", "SPACE", "SYM", "VERB", "X",
-)  # fmt: skip
-"""Universal part-of-speech tags, and spaCy's SPACE."""
 PATHS = {"wide": (0.0, 1.0), "deep": (1.0, 0.0)}
 """What forcing tokens to a path makes of (g_d, g_w)."""
 MOST_LOOPS = 100
@@ -75,15 +75,7 @@ class AblateOptions:
 def add_ablate_arguments(parser: OneLineParser) -> None:
     """Adds the options of `ablate` to the quick parser."""
     suites = "; ".join(f"{name}: {meaning}" for name, meaning in SUITES.items())
-    parser.add_argument(
-        "--sources",
-        type=str,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=PATH",
-        help="Texts to score, .txt, .jsonl or .parquet; by default the run's validation sets.",
-    )
+    add_text_arguments(parser)
     parser.add_argument(
         "--suite",
         type=str,
@@ -122,16 +114,9 @@ def add_ablate_arguments(parser: OneLineParser) -> None:
     parser.add_argument(
         "--tagger",
         type=str,
-        default="en_core_web_sm",
+        default=TAGGER,
         metavar="PIPELINE",
         help="The spaCy pipeline for token-classes, by name or path.",
-    )
-    parser.add_argument(
-        "--max_tokens",
-        type=str | None,
-        default=None,
-        metavar="N",
-        help="At most so many tokens of each source, such as 20K; by default data.val_tokens.",
     )
     parser.add_argument(
         "--out",
@@ -156,9 +141,9 @@ def take_ablate_options(values: dict[str, Any], run: run_folder.Run) -> AblateOp
     """
     names = ("sources", "suite", "loops", "seeds", "classes", "tagger", "max_tokens", "out")
     given = {name: values.pop(name) for name in (*names, "compare_paper")}
-    _take_sources(values, given["sources"], given["max_tokens"])
+    take_sources(values, given["sources"], given["max_tokens"])
     return AblateOptions(
-        out=_folder(given["out"], run),
+        out=out_folder(given["out"], run, "ablations"),
         suites=_suites(given["suite"]),
         loops=_loops(given["loops"]),
         shuffles=_seeds(given["seeds"], 1),
@@ -167,39 +152,6 @@ def take_ablate_options(values: dict[str, Any], run: run_folder.Run) -> AblateOp
         tagger=given["tagger"],
         compare_paper=given["compare_paper"],
     )
-
-
-def _take_sources(values: dict[str, Any], sources: list[str], max_tokens: str | None) -> None:
-    found = [_name_and_location(source) for source in sources]
-    names = [name for name, _ in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"--sources has two texts named '{name}'; give NAME=PATH")
-    if found:
-        values["data"]["val"] = dict(found)
-    if not values["data"]["val"]:
-        raise UserError("the run names no validation set; give a text: --sources NAME=PATH")
-    if max_tokens is not None:
-        values["data"]["val_tokens"] = parse_size(str(max_tokens), "--max_tokens")
-
-
-def _name_and_location(spec: str) -> tuple[str, str]:
-    """Reads one of `--sources`; what lies on S3 is checked with the other validation sets."""
-    if is_remote(spec):
-        raise UserError(f"--sources '{spec}' has no name; give NAME={spec}")
-    name, _, location = spec.partition("=")
-    if is_remote(location):
-        return name, location
-    source = parse_source(spec)
-    return source.name, str(source.path)
-
-
-def _folder(out: str | None, run: run_folder.Run) -> Path:
-    folder = Path(out) if out else run.folder / "ablations" / run.checkpoint.name
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir():
-        raise UserError(f"--out '{folder}': '{existing}' is a file; give a folder")
-    return folder
 
 
 def _suites(names: list[str]) -> tuple[str, ...]:

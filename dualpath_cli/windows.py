@@ -66,7 +66,10 @@ class Windows(Dataset[Tokens]):
     """
 
     def __init__(self, windows: Iterable[Tokens], multiple_of: int = 1) -> None:
-        self.windows = sorted(windows, key=len, reverse=True)
+        numbered = sorted(enumerate(windows), key=lambda each: len(each[1]), reverse=True)
+        self.windows = [window for _, window in numbered]
+        self.numbers = [number for number, _ in numbered]
+        """Place of each window in the source, from 0 on."""
         self.n_filled = len(self.windows)
         """Windows that are not there to fill up a batch: the first ones."""
         self.n_tokens = sum(len(window) - 1 for window in self.windows)

@@ -8,16 +8,11 @@
 """
 
 import dataclasses
-import hashlib
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from rich.console import Console
-from rich.table import Table
 from torch.utils.data import DataLoader
 
 from dualpath_cli.launch import Launch
@@ -31,23 +26,19 @@ from dualpath_cli.study.ablation_table import (
     write,
 )
 from dualpath_cli.study.comparison import compare, excess
+from dualpath_cli.study.facts import decisive_facts, source_facts, study_facts
 from dualpath_cli.study.intervals import BOOTSTRAP_SEED, RESAMPLES, Counts
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.study.progress import StudyProgress
 from dualpath_cli.study.scoring import Masks, Pass, Scorer, Scores, ScoreStore
 from dualpath_cli.study.suites import BASELINE, Row, applicable, rows
+from dualpath_cli.study.tables import print_table
 from dualpath_cli.study.token_classes import count, masks_of, tag
-from dualpath_cli.text.documents import Source, source_files
-from dualpath_cli.text.manifest import MANIFEST, Manifest
-from dualpath_cli.text.storage import exists, local_copy
 from dualpath_cli.training.data import DualPathDataModule
-from dualpath_cli.training.run_folder import step_of
 from dualpath_cli.windows import Tokens, Windows
 
 SCORES = "scores"
 """Folder of the finished passes, inside that of the tables."""
-LOG_WIDTH = 160
-"""Columns of a table that goes to a file."""
 
 
 def run(
@@ -122,6 +113,8 @@ class Ablation(LightningDataModule):
         self.results: dict[str, list[Result]] = {}
         self.excesses: dict[str, list[Excess]] = {}
         self.sources: dict[str, dict[str, Any]] = {}
+        self.facts: dict[str, Any] = {}
+        """What all passes share."""
         self._launch, self._options = launch, launch.ablate
         self._rows = found
         self._scorer = scorer
@@ -140,7 +133,10 @@ class Ablation(LightningDataModule):
         """
         assert self.trainer is not None
         self._datamodule.trainer = self.trainer
-        self._store = ScoreStore(self._options.out / SCORES, self._decisive)
+        self.facts = study_facts(self._launch, self.trainer)
+        self._store = ScoreStore(
+            self._options.out / SCORES, decisive_facts(self.facts, self.trainer)
+        )
         first = self.trainer.is_global_zero
         missing: list[tuple[str, int, Pass]] = []
         for name in self._launch.settings.data.val:
@@ -170,53 +166,18 @@ class Ablation(LightningDataModule):
                 self._finish(name)
         return loaders
 
-    @cached_property
-    def facts(self) -> dict[str, Any]:
-        """What all passes share, for the report."""
-        assert self.trainer is not None
-        assert self._launch.checkpoint is not None
-        config, checkpoint = self._launch.settings.model, self._launch.checkpoint
-        return {
-            "checkpoint": {
-                "path": str(checkpoint),
-                "step": step_of(checkpoint),
-                "sha256": checkpoint_digest(checkpoint),
-            },
-            "model": dataclasses.asdict(config),
-            "precision": str(self.trainer.precision),
-            "device": _device(self.trainer.strategy.root_device),
-            "torch": torch.__version__,
-            "devices": self.trainer.world_size,
-            "micro_batch": self._launch.settings.run.micro_batch,
-            "max_tokens": self._launch.settings.data.val_tokens,
-        }
-
-    @property
-    def _decisive(self) -> dict[str, Any]:
-        """What of the facts decides numbers to the last bit; not where files are."""
-        names = ("model", "precision", "device", "torch", "devices", "micro_batch")
-        strategy = type(self.trainer.strategy).__name__ if self.trainer else None
-        return {name: self.facts[name] for name in names} | {
-            "checkpoint": self.facts["checkpoint"]["sha256"],
-            "strategy": strategy,
-            "matmul": torch.get_float32_matmul_precision(),
-        }
-
     def _passes(self, name: str) -> list[tuple[int, Pass]]:
         """Cuts a source into windows, tags them where a row needs it, and returns its passes."""
         windows = self._windows[name] = self._datamodule.windows(name)
         location = self._launch.settings.data.val[name]
         self.sources[name] = {
-            "name": name,
-            "path": location,
-            "sha256": sha256(name, location),
-            "tokenizer": self._datamodule.tokenizer.fingerprint,
+            **source_facts(name, location, windows, self._datamodule.tokenizer.fingerprint),
             "tokens": windows.n_tokens,
-            "sequences": windows.n_filled,
         }
         if self._tagger is not None:
             self._console.print(f"tagging {name}", highlight=False)
-            tags = tag(windows, self._datamodule.tokenizer, self._tagger)
+            inputs = [window[:-1] for window in windows.windows[: windows.n_filled]]
+            tags = tag(inputs, self._datamodule.tokenizer, self._tagger)
             for number, row in enumerate(self._rows):
                 if row.of_class is not None:
                     masks = masks_of(tags, row.of_class, row.random_seed)
@@ -243,17 +204,11 @@ class Ablation(LightningDataModule):
         for suite in self._options.suites:
             own = [r for r in results if r.suite in (suite, BASELINE)]
             if suite in ("paper", "halting"):
-                self._show(source_table(title, own, loops, paper))
+                print_table(self._console, source_table(title, own, loops, paper))
             elif suite == "layers" and len(own) > 1:
-                self._show(layer_table(title, own[1:]))
+                print_table(self._console, layer_table(title, own[1:]))
             elif suite == "token-classes" and excesses:
-                self._show(excess_table(title, excesses, paper))
-
-    def _show(self, table: Table) -> None:
-        # What is no terminal counts as 80 columns wide, and numbers would be cut off.
-        wide = self._console.is_terminal or self._console.width > LOG_WIDTH
-        width = self._console.width if wide else LOG_WIDTH
-        self._console.print(table, width=width, crop=False)
+                print_table(self._console, excess_table(title, excesses, paper))
 
     def _excesses(self, name: str, scores: list[Scores], tokens_W: Counts) -> list[Excess]:
         found = []
@@ -270,33 +225,3 @@ class Ablation(LightningDataModule):
                 excess(name, row, chosen, scores[0].nats, scores[number].nats, random, tokens_W)
             )
         return found
-
-
-def checkpoint_digest(checkpoint: Path) -> str:
-    """Hash of a checkpoint's file, or of all files of a folder of shards."""
-    digest = hashlib.sha256()
-    files = sorted(checkpoint.rglob("*")) if checkpoint.is_dir() else [checkpoint]
-    for file in files:
-        if file.is_file():
-            _hash(file, digest)
-    return digest.hexdigest()
-
-
-def sha256(name: str, location: str) -> str:
-    """Hash of a source's file, of its files one after the other; or a data folder's fingerprint."""
-    if exists(f"{location}/{MANIFEST}"):
-        return Manifest.read(location).fingerprint
-    digest = hashlib.sha256()
-    for file in source_files(Source(name, local_copy(location))):
-        _hash(file, digest)
-    return digest.hexdigest()
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _hash(file: Path, digest: Any) -> None:
-    with file.open("rb") as content:
-        while block := content.read(2**20):
-            digest.update(block)

@@ -9,43 +9,26 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dualpath_cli.colors import MUTED, SOURCES
 from dualpath_cli.study.ablation_table import MEANINGS, Result, by_layer
+from dualpath_cli.study.figure_files import panels, plain, save
 from dualpath_cli.study.suites import BASELINE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SOURCES = ("#1F2A44", "#C7734C", "#4C8CB8", "#8E6F96", "#5F8A5A", "#B08D2F", "#A04A5A")
 TITLE = "loss less that of the learned router (nats per token)"
 
 
 def draw(folder: Path, results: Sequence[Result], loops: int) -> list[Path]:
     """Writes the figures that the results have rows for, as PNG and PDF; returns their paths."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     figures = {
         "forced_loops": _forced_loops(results, loops),
         "halting": _halting(results),
         "layers": _layers(results),
     }
-    written = []
-    for name, figure in figures.items():
-        for suffix in ("png", "pdf"):
-            path = folder / f"{name}.{suffix}"
-            if figure is None:
-                path.unlink(missing_ok=True)  # of an earlier study, with other suites
-                continue
-            partial = path.with_name(f"{path.name}.partial")
-            figure.savefig(partial, format=suffix, dpi=160, metadata=_undated(suffix))
-            partial.replace(path)
-            written.append(path)
-        if figure is not None:
-            plt.close(figure)
-    return written
+    return save(folder, figures)
 
 
 def _forced_loops(results: Sequence[Result], trained: int) -> "Figure | None":
@@ -53,9 +36,8 @@ def _forced_loops(results: Sequence[Result], trained: int) -> "Figure | None":
     points = [(int(m[1]), r) for r in results if (m := re.fullmatch(r"K=(\d+)", r.intervention))]
     if len({loops for loops, _ in points}) < 2:
         return None
-    from matplotlib import pyplot as plt
-
-    figure, ax = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
+    figure, axes = panels(5.2, 3.6)
+    ax = axes[0, 0]
     for source, color in _colors(r for _, r in points):
         own = [(loops, r) for loops, r in points if r.source == source]
         x = [loops for loops, _ in own]
@@ -63,9 +45,9 @@ def _forced_loops(results: Sequence[Result], trained: int) -> "Figure | None":
                         alpha=0.2, linewidth=0)  # fmt: skip
         ax.plot(x, [r.difference for _, r in own], color=color, marker="o", markersize=4,
                 label=source)  # fmt: skip
-    ax.axvline(trained, color="#56607A", linewidth=0.8, linestyle=":")
+    ax.axvline(trained, color=MUTED, linewidth=0.8, linestyle=":")
     ax.annotate(f"trained K = {trained}", (trained, 0.97), xycoords=("data", "axes fraction"),
-                xytext=(4, 0), textcoords="offset points", va="top", color="#56607A")  # fmt: skip
+                xytext=(4, 0), textcoords="offset points", va="top", color=MUTED)  # fmt: skip
     ax.set(xlabel="forced loops", ylabel=TITLE, xticks=sorted({loops for loops, _ in points}))
     _finish(ax)
     ax.legend(frameon=False)
@@ -76,10 +58,9 @@ def _halting(results: Sequence[Result]) -> "Figure | None":
     """Difference against mean expected loops, a line a source; labelled by the threshold."""
     if not any(r.suite == "halting" for r in results):
         return None
-    from matplotlib import pyplot as plt
-
     rows = [r for r in results if r.suite in ("halting", BASELINE)]
-    figure, ax = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
+    figure, axes = panels(5.2, 3.6)
+    ax = axes[0, 0]
     for source, color in _colors(rows):
         own = sorted((r for r in rows if r.source == source), key=lambda r: r.expected_loops)
         x = [r.expected_loops for r in own]
@@ -104,16 +85,12 @@ def _layers(results: Sequence[Result]) -> "Figure | None":
     if not rows:
         return None
     import numpy as np
-    from matplotlib import pyplot as plt
     from matplotlib.colors import SymLogNorm
 
     sources = list(dict.fromkeys(r.source for r in rows))
     names, layers, _ = by_layer(rows)
     width, height = 1.9 + 0.42 * len(layers), 1.1 + 0.24 * len(names)
-    figure, axes = plt.subplots(
-        1, len(sources), figsize=(1.2 + width * len(sources), height), squeeze=False,
-        sharey=True, layout="constrained",
-    )  # fmt: skip
+    figure, axes = panels(1.2 + width * len(sources), height, 1, len(sources), sharey=True)
     finite = (abs(r.difference) for r in rows if math.isfinite(r.difference))
     largest = max(finite, default=0) or 1.0
     # Differences span decades: linear below a thousandth of the largest, logarithmic above.
@@ -148,12 +125,6 @@ def _colors(results: Iterable[Result]) -> list[tuple[str, str]]:
 
 
 def _finish(ax: "Axes") -> None:
-    ax.axhline(0, color="#56607A", linewidth=0.8)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.axhline(0, color=MUTED, linewidth=0.8)
+    plain(ax)
     ax.yaxis.label.set_fontsize(8)
-
-
-def _undated(suffix: str) -> dict[str, None]:
-    """Without the time, equal numbers give equal files."""
-    return {"CreationDate": None} if suffix == "pdf" else {}

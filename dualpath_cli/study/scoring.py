@@ -157,15 +157,16 @@ class ScoreStore:
             "semantics": SEMANTICS,
             **self._facts,
             # What is scored, wherever it came from.
-            "windows": _digest(this.windows.windows),
+            "windows": array_digest(this.windows.windows),
             "intervention": dataclasses.asdict(this.intervention),
-            "masks": None if this.masks is None else _digest(this.masks),
+            "masks": None if this.masks is None else array_digest(this.masks),
         }
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         return self._folder / f"{this.source}-{digest[:16]}.npz"
 
 
-def _digest(arrays: Iterable[npt.NDArray[Any]]) -> str:
+def array_digest(arrays: Iterable[npt.NDArray[Any]]) -> str:
+    """Hash of whole numbers, and of where one array ends."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{len(array)}/".encode())

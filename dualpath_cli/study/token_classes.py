@@ -4,7 +4,7 @@ Shapes: a list over windows, each entry (T,) over the window's input tokens.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +13,16 @@ from dualpath_cli.ablate_options import TokenClass
 from dualpath_cli.errors import UserError
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.windows import Windows
+from dualpath_cli.windows import Tokens
 
 Tags = list[npt.NDArray[np.str_]]
 Masks = list[npt.NDArray[np.bool_]]
 
 
-def tag(windows: Windows, tokenizer: Tokenizer, tagger: Tagger) -> Tags:
-    """Returns the part of speech of each input token; end-of-text has none, the empty string."""
+def tag(ids: Sequence[Tokens], tokenizer: Tokenizer, tagger: Tagger) -> Tags:
+    """Returns the part of speech of each token; end-of-text has none, the empty string."""
     values = tokenizer.token_values()
     values[tokenizer.eot_id] = b"\n\n"  # keeps the words of two documents apart
-    ids = [window[:-1] for window in windows.windows[: windows.n_filled]]
     found = tagger.tags([values[id] for id in each.tolist()] for each in ids)
     return [
         np.where(each == tokenizer.eot_id, "", np.array(tags, dtype=np.str_))

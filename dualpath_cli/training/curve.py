@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dualpath_cli.colors import DEEP, MUTED, SOURCES, WIDE
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DEEP, WIDE, TRAIN = "#C7734C", "#4C8CB8", "#56607A"
-SETS = ("#1F2A44", "#8E6F96", "#5F8A5A", "#B08D2F", "#A04A5A")
+SETS = [color for color in SOURCES if color not in (DEEP, WIDE)]
 
 Points = list[tuple[float, float]]
 Row = dict[str, str]
@@ -45,7 +46,7 @@ def draw(run: Path) -> Path:
         ax.grid(alpha=0.25, linewidth=0.6)
         if what == "bits per byte":
             points = [(float(r["tokens"]), float(r["bits_per_byte"])) for r in metrics]
-            ax.plot(*_columns(points), color=TRAIN, linewidth=0.9, alpha=0.7, label="training")
+            ax.plot(*_columns(points), color=MUTED, linewidth=0.9, alpha=0.7, label="training")
             for name, color in zip(
                 dict.fromkeys(r["set"] for r in validation), SETS * 9, strict=False
             ):

@@ -1,13 +1,13 @@
 """DualPathDataModule: the training stream from litdata shards, and named validation sets."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from litdata import StreamingDataLoader, StreamingDataset
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.text.blocks import open_blocks
@@ -85,13 +85,13 @@ class DualPathDataModule(LightningDataModule):
         found = self._windows(name, self.settings.val[name])
         return Windows(found, multiple_of=self.trainer.world_size * self.micro_batch)
 
-    def loader(self, windows: Windows) -> DataLoader[Tokens]:
+    def loader(
+        self, windows: Dataset[Any], collate: Callable[[list[Any]], Any] = collate
+    ) -> DataLoader[Any]:
         """This rank's part of windows: every other one, in their order."""
         assert self.trainer is not None
         ranks, rank = self.trainer.world_size, self.trainer.global_rank
-        sampler: DistributedSampler[Tokens] = DistributedSampler(
-            windows, ranks, rank, shuffle=False
-        )
+        sampler: DistributedSampler[Any] = DistributedSampler(windows, ranks, rank, shuffle=False)
         return DataLoader(windows, self.micro_batch, sampler=sampler, collate_fn=collate)
 
     def _windows(self, name: str, path: str) -> list[Tokens]:

@@ -1,0 +1,86 @@
+"""What decides the numbers of a study: the checkpoint, the texts, how they were computed."""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from dualpath_cli.launch import Launch
+from dualpath_cli.text.documents import Source, source_files
+from dualpath_cli.text.manifest import MANIFEST, Manifest
+from dualpath_cli.text.storage import exists, local_copy
+from dualpath_cli.training.run_folder import step_of
+from dualpath_cli.windows import Windows
+
+
+def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
+    """Returns what all passes of a study share, for its report."""
+    assert launch.checkpoint is not None
+    return {
+        "checkpoint": {
+            "path": str(launch.checkpoint),
+            "step": step_of(launch.checkpoint),
+            "sha256": checkpoint_digest(launch.checkpoint),
+        },
+        "model": dataclasses.asdict(launch.settings.model),
+        "precision": str(trainer.precision),
+        "device": _device(trainer.strategy.root_device),
+        "torch": torch.__version__,
+        "devices": trainer.world_size,
+        "micro_batch": launch.settings.run.micro_batch,
+        "max_tokens": launch.settings.data.val_tokens,
+    }
+
+
+def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
+    """Returns what of the facts decides numbers to the last bit; not where files are."""
+    names = ("model", "precision", "device", "torch", "devices", "micro_batch")
+    return {name: facts[name] for name in names} | {
+        "checkpoint": facts["checkpoint"]["sha256"],
+        "strategy": type(trainer.strategy).__name__,
+        "matmul": torch.get_float32_matmul_precision(),
+    }
+
+
+def source_facts(name: str, location: str, windows: Windows, tokenizer: str) -> dict[str, Any]:
+    """Returns what a source is; `tokenizer` is the fingerprint of the one that cut it."""
+    return {
+        "name": name,
+        "path": location,
+        "sha256": sha256(name, location),
+        "tokenizer": tokenizer,
+        "sequences": windows.n_filled,
+    }
+
+
+def checkpoint_digest(checkpoint: Path) -> str:
+    """Hash of a checkpoint's file, or of all files of a folder of shards."""
+    digest = hashlib.sha256()
+    files = sorted(checkpoint.rglob("*")) if checkpoint.is_dir() else [checkpoint]
+    for file in files:
+        if file.is_file():
+            _hash(file, digest)
+    return digest.hexdigest()
+
+
+def sha256(name: str, location: str) -> str:
+    """Hash of a source's file, of its files one after the other; or a data folder's fingerprint."""
+    if exists(f"{location}/{MANIFEST}"):
+        return Manifest.read(location).fingerprint
+    digest = hashlib.sha256()
+    for file in source_files(Source(name, local_copy(location))):
+        _hash(file, digest)
+    return digest.hexdigest()
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _hash(file: Path, digest: Any) -> None:
+    with file.open("rb") as content:
+        while block := content.read(2**20):
+            digest.update(block)

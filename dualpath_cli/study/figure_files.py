@@ -1,0 +1,47 @@
+"""Figures as files: drawn without a display, written whole, the same bytes for the same numbers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def panels(
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> tuple["Figure", Any]:
+    """Returns a figure of so many inches and its axes, an array (rows, columns)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def plain(ax: "Axes") -> None:
+    """Leaves of the frame what is read off, and puts a light grid behind the lines."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, linewidth=0.6)
+
+
+def save(folder: Path, figures: Mapping[str, "Figure | None"]) -> list[Path]:
+    """Writes figures as PNG and PDF, and removes those that are None, which an earlier call left.
+
+    Returns the paths of what is written.
+    """
+    written = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        for suffix in ("png", "pdf"):
+            path = folder / f"{name}.{suffix}"
+            if figure is None:
+                path.unlink(missing_ok=True)
+                continue
+            partial = path.with_name(f"{path.name}.partial")
+            # Without the time, equal numbers give equal files.
+            undated = {"CreationDate": None} if suffix == "pdf" else {}
+            figure.savefig(partial, format=suffix, dpi=160, metadata=undated)
+            partial.replace(path)
+            written.append(path)
+    return written
