@@ -9,6 +9,7 @@ COMMANDS = {
     "validate": "Score a trained model on named validation sets.",
     "flops": "Solve FLOP-matched widths; count parameters and FLOPs; audit the paper's tables.",
     "ablate": "Override a trained model's loops and gates, and measure what each override costs.",
+    "routing": "Read what the gates do token by token: tables, figures, a page to explore.",
 }
 HELP = f"""usage: dualpath COMMAND ...
 
@@ -45,8 +46,8 @@ def main(argv: list[str] | None = None) -> int:
             return flops_command.main(rest)
         from dualpath_cli import launch
 
-        if command == "ablate" and len(launch.split_runs(rest)[0]) > 1:
-            return _ablate_several(*launch.split_runs(rest))
+        if command in launch.STUDIES and len(launch.split_runs(rest)[0]) > 1:
+            return _study_several(command, *launch.split_runs(rest))
         prepared = launch.prepare(command, rest)
         from dualpath_cli.training import lightning_cli
 
@@ -60,21 +61,22 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _ablate_several(runs: list[str], words: list[str]) -> int:
-    """Ablates one run after the other, then sets them side by side."""
+def _study_several(command: str, runs: list[str], words: list[str]) -> int:
+    """Studies one run after the other, then sets them side by side."""
     from dualpath_cli import launch
 
-    prepared, out = launch.prepare_several(runs, words)
+    prepared, folders, out = launch.prepare_several(command, runs, words)
     from rich.console import Console
 
     from dualpath_cli.study import ablation_runs
+    from dualpath_cli.study.routing import runs as routing_runs
     from dualpath_cli.training import lightning_cli
 
     console = Console()
     for number, each in enumerate(prepared, 1):
         console.print(f"run {number} of {len(prepared)}: {each.checkpoint}", highlight=False)
         lightning_cli.run(each)
-    folders = [each.ablate.out for each in prepared if each.ablate]
-    written = ablation_runs.combine(folders, out, console)
+    combine = {"ablate": ablation_runs.combine, "routing": routing_runs.combine}[command]
+    written = combine(folders, out, console)
     console.print("\n".join(map(str, written)), highlight=False, soft_wrap=True)
     return 0

@@ -1,7 +1,7 @@
-"""From the words after `fit`, `validate` or `ablate` to a checked launch; imports nothing slow.
+"""From the words after a command that runs a model to a checked launch; imports nothing slow.
 
 1. every `--config` is found, its bases resolved, and all are merged in their order;
-2. for `validate` and `ablate --ckpt_path RUN` the run's own recipe comes first;
+2. for all but `fit`, which need `--ckpt_path RUN`, the run's own recipe comes first;
 3. keys, types, data folder, tokenizer, validation sets and checkpoint are checked;
 4. what remains, LightningCLI gets as one resolved recipe.
 """
@@ -21,6 +21,11 @@ from dualpath_cli.checks import (
     check_validation_sets,
 )
 from dualpath_cli.errors import UserError
+from dualpath_cli.routing_options import (
+    RoutingOptions,
+    add_routing_arguments,
+    take_routing_options,
+)
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.training import run_folder
 from dualpath_cli.training.arguments import (
@@ -36,7 +41,16 @@ DESCRIPTIONS = {
     "validate": "Scores a run's model on its validation sets, or on others given by --data.val.",
     "ablate": "Scores a run's model with forced loops and overridden gates, by layer, by class of "
     "token, with halting: each paired with the learned router on identical tokens.",
+    "routing": "Reads what a run's gates do token by token: tables, figures and a page to look at "
+    "any text; --text prints one in the terminal.",
 }
+STUDIES = {
+    "ablate": "--ckpt_path RUN [RUN ...] [--sources NAME=PATH ...] [--suite SUITE ...] "
+    "[--max_tokens N] [--out DIR] [--SECTION.KEY VALUE ...]",
+    "routing": "--ckpt_path RUN [RUN ...] [--sources NAME=PATH ...] [--max_tokens N] [--out DIR] "
+    "[--text TEXT] [--SECTION.KEY VALUE ...]",
+}
+"""The commands that take several RUNs, and their usage."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +63,13 @@ class Launch:
     settings: Settings
     run_folder: Path
     checkpoint: Path | None
-    """Where to continue from (fit), or what to score (validate, ablate)."""
+    """Where to continue from (fit), or what to score or read (all others)."""
     manifest: Manifest | None
     """Of the training data; None but for fit."""
     ablate: AblateOptions | None = None
     """What ablate tries, and where its tables go; None for the other commands."""
+    routing: RoutingOptions | None = None
+    """What routing reads, and where it goes; None for the other commands."""
     weights: Path | None = None
     """A checkpoint of another run whose weights fit starts from, at step 0."""
 
@@ -66,9 +82,7 @@ class Launch:
 def build_parser(command: str) -> OneLineParser:
     """The quick parser: the recipe's own sections checked, Lightning's `trainer` passed on."""
     usage = "[--config RECIPE] [--ckpt_path RUN] [--SECTION.KEY VALUE ...]"
-    if command == "ablate":
-        usage = "--ckpt_path RUN [RUN ...] [--sources NAME=PATH ...] [--suite SUITE ...] "
-        usage += "[--max_tokens N] [--out DIR] [--SECTION.KEY VALUE ...]"
+    usage = STUDIES.get(command, usage)
     parser = OneLineParser(
         prog=f"dualpath {command}",
         usage=f"dualpath {command} {usage}",
@@ -90,6 +104,8 @@ def build_parser(command: str) -> OneLineParser:
     parser.add_argument("--ckpt_path", type=str | None, default=None, metavar="RUN", help=what)
     if command == "ablate":
         add_ablate_arguments(parser)
+    if command == "routing":
+        add_routing_arguments(parser)
     parser.add_argument(
         "--seed_everything", type=int, default=0, help="Seed of the weights and of the data order."
     )
@@ -131,7 +147,11 @@ def prepare(command: str, words: list[str]) -> Launch:
     check_keys(recipe)
     values = parser.parse_args(["--config", json.dumps(recipe), *rest]).as_dict()
     values.pop("config")
-    ablate = take_ablate_options(values, run) if command == "ablate" and run is not None else None
+    ablate, routing = None, None
+    if command == "ablate" and run is not None:
+        ablate = take_ablate_options(values, run)
+    if command == "routing" and run is not None:
+        routing = take_routing_options(values, run)
     settings = settings_from(values)
     # The dataclasses' types are JSON and YAML types but for tuples.
     values = json.loads(json.dumps(values))
@@ -139,7 +159,7 @@ def prepare(command: str, words: list[str]) -> Launch:
     check_trainer(values["trainer"])
     if run is not None:
         check_validation_sets(settings, f"{run.folder}/{run_folder.TOKENIZER}")
-        return Launch(command, values, settings, run.folder, run.checkpoint, None, ablate)
+        return Launch(command, values, settings, run.folder, run.checkpoint, None, ablate, routing)
     folder = Path(settings.run.dir) / settings.run.recipe / settings.run.name
     manifest = check_training_data(settings)
     check_schedule(settings)
@@ -175,8 +195,12 @@ def split_runs(words: list[str]) -> tuple[list[str], list[str]]:
     return runs, rest
 
 
-def prepare_several(runs: list[str], words: list[str]) -> tuple[list[Launch], Path]:
-    """Checked launches of ablate, one a run, each with a folder of its own in `--out`.
+def prepare_several(
+    command: str, runs: list[str], words: list[str]
+) -> tuple[list[Launch], list[Path], Path]:
+    """Checked launches of a study, one a run, each with a folder of its own in `--out`.
+
+    Returns the launches, their folders and that of all.
 
     `words` are all others.
 
@@ -185,20 +209,21 @@ def prepare_several(runs: list[str], words: list[str]) -> tuple[list[Launch], Pa
     """
     given, rest = _take_options(words, ("--out",))
     if not given:
-        raise UserError("several RUNs need --out DIR: a folder for the tables of all of them")
+        raise UserError("several RUNs need --out DIR: a folder for the files of all of them")
     out = Path(given[-1])
     found = [run_folder.find_run(run) for run in runs]
     names = [f"{run.folder.parent.name}-{run.folder.name}-{run.checkpoint.name}" for run in found]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"--ckpt_path names two runs whose tables would go to '{out / name}'")
+            raise UserError(f"--ckpt_path names two runs whose files would go to '{out / name}'")
+    folders = [out / name for name in names]
     launches = [
-        prepare("ablate", ["--ckpt_path", run, "--out", str(out / name), *rest])
-        for run, name in zip(runs, names, strict=True)
+        prepare(command, ["--ckpt_path", run, "--out", str(folder), *rest])
+        for run, folder in zip(runs, folders, strict=True)
     ]
     if any(str(each.recipe["trainer"].get("devices", 1)) != "1" for each in launches):
         raise UserError("several RUNs go on one device; give them one at a time for more")
-    return launches, out
+    return launches, folders, out
 
 
 def _run_to_score(command: str, words: list[str]) -> str:

@@ -107,7 +107,7 @@ class OneLineParser(jsonargparse.ArgumentParser):
 
 def explain(message: str, options: Iterable[str] = ()) -> str:
     """Says in one line what jsonargparse says in several, with what would be right."""
-    key = re.search(r'[Kk]ey "(?:fit\.|validate\.|ablate\.)?([\w.]+)"', message)
+    key = re.search(r'[Kk]ey "(?:fit\.|validate\.|ablate\.|routing\.)?([\w.]+)"', message)
     value = re.search(r"(?:Got value|Given value): (.*)", message)
     if key and value:
         section, _, name = key[1].partition(".")

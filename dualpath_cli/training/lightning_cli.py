@@ -1,4 +1,4 @@
-"""The LightningCLI subclass behind `dualpath fit`, `validate` and `ablate`."""
+"""The LightningCLI subclass behind every command that runs a model."""
 
 import logging
 import warnings
@@ -17,6 +17,8 @@ from dualpath_cli.cli import COMMANDS
 from dualpath_cli.errors import UserError
 from dualpath_cli.launch import Launch
 from dualpath_cli.study import ablate
+from dualpath_cli.study.routing import study
+from dualpath_cli.study.routing.reader import Reader
 from dualpath_cli.study.scoring import Scorer
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -103,7 +105,8 @@ class DualPathCLI(LightningCLI):
         source = data.path if fitting else self.launch.run_folder
         tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
         table = tokenizer.token_bytes()
-        module = Scorer if self.launch.command == "ablate" else DualPathModule
+        modules = {"ablate": Scorer, "routing": Reader}
+        module = modules.get(self.launch.command, DualPathModule)
         self.model = module(
             model,
             optim,
@@ -115,8 +118,10 @@ class DualPathCLI(LightningCLI):
             and can_compile(self.trainer.strategy.root_device),
             weights=self.launch.weights if fitting else self.launch.checkpoint,
         )
+        # What routing reads is inputs alone: the windows have no token more for a last target.
+        seq_len = model.max_seq_len - (self.launch.command == "routing")
         self.datamodule = DualPathDataModule(
-            data, tokenizer, seq_len=model.max_seq_len, micro_batch=run.micro_batch, seed=seed
+            data, tokenizer, seq_len=seq_len, micro_batch=run.micro_batch, seed=seed
         )
 
     # -- commands --------------------------------------------------------------------------------
@@ -126,6 +131,7 @@ class DualPathCLI(LightningCLI):
             "fit": self.fit,
             "validate": self.validate,
             "ablate": self.ablate,
+            "routing": self.routing,
             "flops": self.flops,
         }
         commands[subcommand]()
@@ -205,6 +211,12 @@ class DualPathCLI(LightningCLI):
         assert self.launch is not None
         assert isinstance(self.model, Scorer)
         ablate.run(self.launch, self.trainer, self.model, self.datamodule, self.console)
+
+    def routing(self) -> None:
+        """Reads what the checkpoint's gates do on every source, or on one text."""
+        assert self.launch is not None
+        assert isinstance(self.model, Reader)
+        study.run(self.launch, self.trainer, self.model, self.datamodule, self.console)
 
     def flops(self) -> None:
         """Prints what `dualpath flops` prints."""

@@ -436,7 +436,7 @@ def test_several_runs_need_a_folder_of_their_own(fit: Fit, capsys):
     assert main(["ablate", "--ckpt_path", run, run]) == 2
     assert "several RUNs need --out DIR" in capsys.readouterr().err
     assert main(["ablate", "--ckpt_path", run, "--ckpt_path", run, "--out", "x"]) == 2
-    assert "names two runs whose tables would go to 'x/tiny" in capsys.readouterr().err
+    assert "names two runs whose files would go to 'x/tiny" in capsys.readouterr().err
 
 
 # Mistakes

@@ -1,0 +1,1 @@
+"""Reading the routing of a trained model: read-outs, statistics, figures, a page."""

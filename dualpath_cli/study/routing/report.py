@@ -1,0 +1,155 @@
+"""From rows and sums to what one looks at: tables, summary.json, claims, figures, the page."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dualpath_cli.atomic import write_text
+from dualpath_cli.launch import Launch
+from dualpath_cli.study.ablation_table import as_csv
+from dualpath_cli.study.figure_files import save
+from dualpath_cli.study.routing import layer_figures, page, speech_figures, token_figures
+from dualpath_cli.study.routing.claims import Claim, claims
+from dualpath_cli.study.routing.examples import Example
+from dualpath_cli.study.routing.statistics import RESAMPLES, SEED, Sums
+from dualpath_cli.study.routing.summary import Statistics
+from dualpath_cli.study.routing.tokens import TOKENS, read_examples
+from dualpath_cli.study.tables import print_table
+
+SUMMARY, CLAIMS, PAGE = "summary.json", "claims.csv", "index.html"
+
+
+def write(
+    launch: Launch,
+    facts: dict[str, Any],
+    sources: dict[str, dict[str, Any]],
+    sums: Mapping[str, Sums],
+    console: Console,
+) -> None:
+    """Writes everything of one run to its folder and prints the tables."""
+    assert launch.routing is not None
+    options, model, out = launch.routing, launch.settings.model, launch.routing.out
+    layers = tuple(n for n, kind in enumerate(model.block_kinds) if kind == "dual")
+    found = {name: Statistics.of(sums[name], layers, model.loops) for name in sources}
+    average = Statistics.average(list(found.values()))
+    told = claims(found, average)
+    for name, each in sources.items():
+        each |= {"tokens": int(sums[name]["tokens"][0])}
+        each |= {key: float(sums[name][key]) for key in ("loss", "bits_per_byte")}
+    content = {
+        **facts,
+        "layers": layers,
+        "bands": {name: [layers[n] for n in own] for name, own in average.bands.items()},
+        "bootstrap": {"resamples": RESAMPLES, "seed": SEED, "weights": "Poisson(1)"},
+        "sources": {name: sources[name] | found[name].report() for name in sources},
+        "average": average.report(),
+        "claims": [asdict(claim) | {"verdict": claim.verdict} for claim in told],
+    }
+    show(found, told, console)
+    write_text(out / SUMMARY, json.dumps(content, indent=2) + "\n")
+    rows = [asdict(claim) | {"verdict": claim.verdict} for claim in told]
+    write_text(out / CLAIMS, as_csv(rows))
+    written = [out / TOKENS, out / SUMMARY, out / CLAIMS]
+    drawn, shown = examples(out / TOKENS, launch)
+    written += save(
+        out,
+        {
+            "depth": layer_figures.depth(found),
+            "polarisation": layer_figures.polarisation(found),
+            "gate_density": layer_figures.bands(sums, average),
+            "gate_density_layers": layer_figures.grid(sums, layers),
+            "tokens": token_figures.coloured_text(drawn),
+            "layers_by_token": token_figures.layer_grid(drawn, layers),
+            "aligned": token_figures.aligned(found, options.anchor),
+            "parts_of_speech": speech_figures.heat_maps(found, average),
+            "parts_of_speech_box": speech_figures.boxes(sums, average),
+        },
+    )
+    title = (
+        f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {facts['checkpoint']['step']:,}"
+    )
+    written.append(page.write(out / PAGE, title, _facts(facts, sources), layers, shown))
+    console.print("\n".join(map(str, written)), highlight=False, soft_wrap=True)
+    console.print(f"page: {(out / PAGE).resolve().as_uri()}", highlight=False, soft_wrap=True)
+
+
+def examples(tokens: Path, launch: Launch) -> tuple[list[Example], list[Example]]:
+    """Reads the sequences that are drawn, and those that are on the page."""
+    assert launch.routing is not None
+    chosen = list(launch.routing.examples)
+    drawn, shown = [], []
+    for name in launch.settings.data.val:
+        own = [number for source, number in chosen if source == name]
+        found = read_examples(tokens, name, own, launch.routing.sequences)
+        drawn += found[: max(1, len(own))]
+        shown += found
+    return drawn, shown
+
+
+def show(sources: Mapping[str, Statistics], told: Sequence[Claim], console: Console) -> None:
+    """Prints a row a layer and source, and a row a claim."""
+    table = Table(title="routing by layer", title_justify="left")
+    table.add_column("source", no_wrap=True)
+    for name in ("layer", "deep share", "95 % interval", "g_d", "g_w", "cosine", "|g_d - g_w|",
+                 "loops"):  # fmt: skip
+        table.add_column(name, justify="right", no_wrap=True)
+    columns = ("gate_deep", "gate_wide", "cosine", "gate_difference", "expected_loops")
+    for source, of in sources.items():
+        share = of.estimate(of.means["deep_share"])
+        for place, layer in enumerate(of.layers):
+            table.add_row(
+                source if place == 0 else "", str(layer), f"{share['mean'][place]:.3f}",
+                interval(share["low"][place], share["high"][place]),
+                *(f"{of.means[name][0, place]:.3f}" for name in columns),
+                end_section=place == len(of.layers) - 1,
+            )  # fmt: skip
+    print_table(console, table)
+    print_table(console, claim_table(told))
+
+
+def claim_table(told: Sequence[Claim]) -> Table:
+    """The claims as a table: a claim once, a row a source."""
+    table = Table(title="the paper's claims", title_justify="left")
+    table.add_column("claim")
+    table.add_column("source")
+    for name in ("value", "95 % interval", "claimed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    by_claim: dict[str, list[Claim]] = {}
+    for each in told:
+        by_claim.setdefault(f"{each.claim}: {each.number}", []).append(each)
+    for name, own in by_claim.items():
+        for each in own:
+            table.add_row(
+                name if each is own[0] else "", each.source, f"{each.value:+.3f}",
+                interval(each.low, each.high, sign="+"),
+                f"{'>' if each.above else '<'} {each.bound:g}", each.verdict,
+                end_section=each is own[-1],
+            )  # fmt: skip
+    return table
+
+
+def interval(low: float | None, high: float | None, sign: str = "") -> str:
+    """Both ends of an interval, or nothing."""
+    if low is None or high is None or low != low:
+        return ""
+    return f"{low:{sign}.3f} to {high:{sign}.3f}"
+
+
+def _facts(facts: dict[str, Any], sources: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
+    model, tagger = facts["model"], facts["tagger"]
+    return [
+        ("checkpoint", f"{facts['checkpoint']['path']}, sha256 {facts['checkpoint']['sha256']}"),
+        ("model", f"{model['n_layers']} layers, width {model['d_model']}, K = {model['loops']}"),
+        ("computed with", f"torch {facts['torch']}, {facts['device']}, {facts['precision']}"),
+        ("parts of speech", "not tagged" if tagger is None else " ".join(tagger.values())),
+        *(
+            (name, f"{each['path']}, sha256 {each['sha256']}, {each['tokens']:,} tokens")
+            for name, each in sources.items()
+        ),
+    ]

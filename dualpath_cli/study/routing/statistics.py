@@ -1,0 +1,186 @@
+"""RoutingStatistics: everything that is summed over a source's tokens, in memory that stays fixed.
+
+Intervals come from the Poisson bootstrap: each of 1,000 resamples weighs every sequence by an
+independent Poisson(1) number, which a stream can do that does not know how many sequences follow.
+So each sum is kept 1,001 times, first as it is, then resampled; whatever is computed from sums is
+computed from all of them, and the percentiles are its interval.
+
+Shapes: B sequences, T positions, L layers with gates, C columns, R 1 + resamples, P parts of
+speech, O offsets from an anchor.
+"""
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchmetrics import Metric
+
+from dualpath_cli.model import RoutingTrace
+from dualpath_cli.study_options import UPOS
+
+Sums = dict[str, npt.NDArray[np.float64]]
+"""What `RoutingStatistics.compute` returns."""
+
+RESAMPLES = 1000
+SEED = 0
+
+READOUTS = (
+    "gate_deep", "gate_wide", "update_deep", "update_wide", "cosine", "deep_share",
+    "expected_loops",
+)  # fmt: skip
+"""Fields of LayerTrace, each a number for every token and layer."""
+CORNERS = ("only_deep", "only_wide", "both_open", "both_closed")
+DERIVED = ("gate_difference", *CORNERS)
+"""|g_d - g_w|, and whether a token's gates are in a corner of the unit square."""
+CORNER = 0.1
+"""A gate below this is closed, one above 1 - this is open."""
+
+GATE_BINS = 64
+CONTRIBUTION_BINS, CONTRIBUTION_END = 256, 8.0
+"""Of log(1 + g |update|); what is larger counts in the last bin."""
+SHARE_BINS = 400
+BEFORE, AFTER = 16, 48
+"""Offsets from the anchor that are kept: the tokens before it, and after it."""
+
+
+def columns(loops: int) -> tuple[str, ...]:
+    """Names of what is averaged: read-outs, what follows from the gates, each step's weight."""
+    return (*READOUTS, *DERIVED, *(f"step_{k}" for k in range(1, loops + 1)))
+
+
+def dual_layers(trace: RoutingTrace) -> torch.Tensor:
+    """Stacks the read-outs of the layers with gates: (B, T, L, READOUTS and a weight a step)."""
+    found = []
+    for layer in trace.layers:
+        if layer.gate_deep is None:
+            continue
+        values = [getattr(layer, name) for name in READOUTS]
+        assert layer.step_weights is not None
+        found.append(torch.cat([torch.stack(values, -1), layer.step_weights], -1))
+    return torch.stack(found, 2)
+
+
+def resample_weights(source: str, sequence: int) -> npt.NDArray[np.float64]:
+    """Returns how often each resample has a sequence, (R,), the first one being 1.
+
+    It depends on the source's name and the sequence's number alone: not on batches or ranks, and is
+    the same for several runs on one source.
+    """
+    key = int.from_bytes(hashlib.blake2b(source.encode(), digest_size=8).digest(), "big")
+    drawn = np.random.default_rng((SEED, key, sequence)).poisson(1, RESAMPLES)
+    return np.concatenate(([1.0], drawn))
+
+
+class RoutingStatistics(Metric):
+    """Sums over the tokens of one source, reduced over ranks by addition."""
+
+    full_state_update = False
+    sequences: torch.Tensor
+    tokens: torch.Tensor
+    sums: torch.Tensor
+    gate_density: torch.Tensor
+    contribution_density: torch.Tensor
+    tag_tokens: torch.Tensor
+    tag_sums: torch.Tensor
+    tag_shares: torch.Tensor
+    aligned_tokens: torch.Tensor
+    aligned_sums: torch.Tensor
+
+    def __init__(self, n_layers: int, loops: int) -> None:
+        """`n_layers` counts the layers with gates."""
+        super().__init__()
+        resamples, offsets = 1 + RESAMPLES, BEFORE + 1 + AFTER
+        sums = {
+            "sequences": (),
+            "tokens": (resamples,),
+            "sums": (resamples, n_layers, len(columns(loops))),
+            "gate_density": (n_layers, GATE_BINS, GATE_BINS),  # deep, wide
+            "contribution_density": (n_layers, CONTRIBUTION_BINS, CONTRIBUTION_BINS),
+            "tag_tokens": (resamples, len(UPOS)),
+            "tag_sums": (resamples, len(UPOS), n_layers),  # of deep shares
+            "tag_shares": (len(UPOS), SHARE_BINS),  # of all layers
+            "aligned_tokens": (resamples, offsets),
+            "aligned_sums": (resamples, offsets, n_layers),  # of deep shares
+        }
+        for name, shape in sums.items():
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(
+        self,
+        values: torch.Tensor,
+        text: torch.Tensor,
+        weights: torch.Tensor,
+        tags: torch.Tensor,
+        anchors: torch.Tensor,
+    ) -> None:
+        """Adds a batch.
+
+        `values` is of `dual_layers`; `text` (B, T) is True at tokens that count; `weights` (B, R)
+        are 0 for a sequence that only fills up the batch; `tags` (B, T) are places in UPOS, -1
+        without one; `anchors` (B,) are positions, -1 without one.
+        """
+        values = torch.where(text[..., None, None], values.double(), 0)
+        g_d, g_w, norm_d, norm_w = values[..., :4].unbind(-1)
+        share = values[..., READOUTS.index("deep_share")]
+        open_d, open_w = 1 - g_d < CORNER, 1 - g_w < CORNER
+        closed_d, closed_w = g_d < CORNER, g_w < CORNER
+        both_closed = closed_d & closed_w & text[..., None]
+        corners = (open_d & closed_w, open_w & closed_d, open_d & open_w, both_closed)
+        derived = torch.stack([(g_d - g_w).abs(), *(corner.double() for corner in corners)], -1)
+        split = len(READOUTS)
+        every = torch.cat([values[..., :split], derived, values[..., split:]], -1)
+
+        self.sequences += text.any(1).sum()
+        self.tokens += weights.T @ text.double().sum(1)
+        self.sums += torch.einsum("br,blc->rlc", weights, every.sum(1))
+        self.gate_density += _density(g_w[text], g_d[text], GATE_BINS, 1.0)
+        self.contribution_density += _density(
+            torch.log1p(g_w * norm_w)[text], torch.log1p(g_d * norm_d)[text],
+            CONTRIBUTION_BINS, CONTRIBUTION_END,
+        )  # fmt: skip
+        self._add_tags(share, torch.where(text, tags, -1), weights)
+        self._add_aligned(share, text, anchors, weights)
+
+    def compute(self) -> Sums:
+        """Returns the sums of all ranks by name, in float64."""
+        return {name: getattr(self, name).cpu().numpy() for name in self._defaults}
+
+    def _add_tags(self, share: torch.Tensor, tags: torch.Tensor, weights: torch.Tensor) -> None:
+        places = torch.arange(len(UPOS), device=tags.device)
+        member = (tags[..., None] == places).double()  # (B, T, P)
+        self.tag_tokens += weights.T @ member.sum(1)
+        sums = torch.einsum("btp,btl->bpl", member, share)
+        self.tag_sums += torch.einsum("br,bpl->rpl", weights, sums)
+        tagged = tags >= 0
+        bins = tags[tagged][:, None] * SHARE_BINS + _bin(share[tagged], SHARE_BINS, 1.0)
+        self.tag_shares += _count(bins, self.tag_shares)
+
+    def _add_aligned(
+        self, share: torch.Tensor, text: torch.Tensor, anchors: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        offsets = torch.arange(-BEFORE, AFTER + 1, device=anchors.device)
+        places = anchors[:, None] + offsets  # (B, O)
+        inside = (anchors[:, None] >= 0) & (places >= 0) & (places < text.shape[1])
+        places = places.clamp(0, text.shape[1] - 1)
+        counted = (inside & text.gather(1, places)).double()
+        shares = share.gather(1, places[..., None].expand(-1, -1, share.shape[-1]))
+        self.aligned_tokens += weights.T @ counted
+        self.aligned_sums += torch.einsum("br,bol->rol", weights, shares * counted[..., None])
+
+
+def _bin(values: torch.Tensor, bins: int, end: float) -> torch.Tensor:
+    """The number of the bin between 0 and `end` that each value is in; 0 for what is no number."""
+    return (values.nan_to_num() * (bins / end)).long().clamp(0, bins - 1)
+
+
+def _density(wide: torch.Tensor, deep: torch.Tensor, bins: int, end: float) -> torch.Tensor:
+    """Counts pairs (tokens, L) in a square of bins for each layer: (L, deep, wide)."""
+    layers = torch.arange(wide.shape[-1], device=wide.device)
+    numbers = (layers * bins + _bin(deep, bins, end)) * bins + _bin(wide, bins, end)
+    return _count(numbers, torch.empty(len(layers), bins, bins, dtype=torch.float64))
+
+
+def _count(numbers: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    counts = torch.bincount(numbers.flatten(), minlength=like.numel())
+    return counts.reshape(like.shape).double()

@@ -1,0 +1,241 @@
+"""`dualpath routing`: reads what one checkpoint's gates do on texts, and shows it.
+
+1. every source is cut into sequences, tagged, and searched for the anchor;
+2. one pass over each source writes down a row for every token, and sums (`reader.py`,
+   `tokens.py`, `statistics.py`); a source that an earlier call finished is not read again;
+3. from rows and sums come the summary, the claims of the paper, figures and the page.
+"""
+
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import LightningDataModule, Trainer
+from rich.console import Console
+from torch.utils.data import DataLoader
+
+from dualpath_cli.atomic import sync
+from dualpath_cli.errors import UserError
+from dualpath_cli.launch import Launch
+from dualpath_cli.study.facts import decisive_facts, source_facts, study_facts
+from dualpath_cli.study.parts_of_speech import Tagger
+from dualpath_cli.study.progress import StudyProgress
+from dualpath_cli.study.routing import report
+from dualpath_cli.study.routing.anchors import anchor_positions
+from dualpath_cli.study.routing.reader import (
+    Batch,
+    Numbered,
+    Reader,
+    Reading,
+    Text,
+    collate_numbered,
+)
+from dualpath_cli.study.routing.statistics import Sums
+from dualpath_cli.study.routing.terminal import show_text
+from dualpath_cli.study.routing.tokens import TOKENS, TokenTable
+from dualpath_cli.study.scoring import array_digest
+from dualpath_cli.study.token_classes import tag
+from dualpath_cli.study_options import UPOS
+from dualpath_cli.training.data import DualPathDataModule
+
+SUMS = "sums"
+"""Folder of the finished sources' sums."""
+SEMANTICS = 1
+"""Raised when the same model and texts would give other numbers than before."""
+
+
+def run(
+    launch: Launch,
+    trainer: Trainer,
+    reader: Reader,
+    datamodule: DualPathDataModule,
+    console: Console,
+) -> None:
+    """Reads a run's checkpoint on every source; prints and writes what was found.
+
+    Raises:
+        UserError: if the model has no gates, a source holds no text, or tags cannot be had.
+    """
+    assert launch.routing is not None
+    options = launch.routing
+    if "dual" not in launch.settings.model.block_kinds:
+        raise UserError("the model has no dual block, so there is no routing to read")
+    if options.text is not None:
+        show_text(options.text, options.layer, reader, datamodule.tokenizer, console)
+        return
+    tagger = _tagger(options.tagger)
+    with StudyProgress(console) as progress:
+        study = RoutingStudy(launch, reader, datamodule, console, progress, tagger)
+        try:
+            trainer.validate(reader, datamodule=study, verbose=False)
+        except SystemExit as end:
+            # Lightning leaves by sys.exit(1) after Ctrl-C.
+            if not trainer.interrupted:
+                raise
+            raise KeyboardInterrupt("the same command continues") from end
+        finally:
+            study.abandon()
+    if trainer.is_global_zero:
+        study.remove_old()
+        facts = {**study.facts, "tagger": tagger and tagger.facts, "anchor": options.anchor}
+        report.write(launch, facts, study.sources, study.sums, console)
+
+
+def _tagger(pipeline: str | None) -> Tagger | None:
+    if pipeline is None:
+        return None
+    try:
+        return Tagger(pipeline)
+    except UserError as error:
+        raise UserError(f"{error}; or without parts of speech: --tagger none") from None
+
+
+class RoutingStudy(LightningDataModule):
+    """One study: gives Lightning the sources that were not read yet, and collects all of them."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        reader: Reader,
+        datamodule: DualPathDataModule,
+        console: Console,
+        progress: StudyProgress,
+        tagger: Tagger | None,
+    ) -> None:
+        super().__init__()
+        assert launch.routing is not None
+        self.facts: dict[str, Any] = {}
+        """What all sources share."""
+        self.sources: dict[str, dict[str, Any]] = {}
+        self.sums: dict[str, Sums] = {}
+        self._launch, self._options = launch, launch.routing
+        self._reader = reader
+        self._datamodule = datamodule
+        self._console = console
+        self._progress = progress
+        self._tagger = tagger
+        self._table: TokenTable | None = None
+
+    def val_dataloader(self) -> list[DataLoader[Batch]]:
+        """A loader for each source that no earlier call finished.
+
+        Here and not before, for the number of ranks is known only by now.
+        """
+        assert self.trainer is not None
+        self._datamodule.trainer = self.trainer
+        self.facts = study_facts(self._launch, self.trainer)
+        missing = []
+        for name in self._launch.settings.data.val:
+            text = self._text(name)
+            # All ranks read what the first one misses: on other nodes are other files.
+            sums = self._find(name) if self.trainer.is_global_zero else None
+            if self.trainer.strategy.broadcast(sums is None):
+                missing.append(text)
+            elif sums is not None:
+                self.sums[name] = sums
+        self._reader.texts = missing
+        self._reader.on_sequence = self._keep
+        self._reader.on_text = self._finish
+        self._reader.on_batch = lambda text: self._progress.advance(text.source)
+        loaders = [
+            self._datamodule.loader(Numbered(text.windows), collate_numbered) for text in missing
+        ]
+        self._progress.begin(sum(map(len, loaders)))
+        return loaders
+
+    def abandon(self) -> None:
+        """Removes the rows of a source that was not finished."""
+        if self._table is not None:
+            self._table.abandon()
+
+    def remove_old(self) -> None:
+        """Removes rows and sums of other sources and settings, which an earlier call left."""
+        for folder in (TOKENS, SUMS):
+            for path in (self._options.out / folder).iterdir():
+                if path.stem not in (source["key"] for source in self.sources.values()):
+                    path.unlink()
+
+    def _text(self, name: str) -> Text:
+        """Cuts a source into sequences, tags them and looks for the anchor."""
+        windows = self._datamodule.windows(name)
+        tokenizer = self._datamodule.tokenizer
+        ids = windows.windows[: windows.n_filled]
+        tags = None
+        if self._tagger is not None:
+            self._console.print(f"tagging {name}", highlight=False)
+            place = {upos: number for number, upos in enumerate(UPOS)}
+            tags = [
+                np.array([place.get(upos, -1) for upos in of_window])
+                for of_window in tag(ids, tokenizer, self._tagger)
+            ]
+        numbers = windows.numbers[: windows.n_filled]
+        anchors = anchor_positions(ids, numbers, tokenizer.token_values(), self._options.anchor)
+        assert self.trainer is not None
+        decisive = {
+            "semantics": SEMANTICS,
+            **decisive_facts(self.facts, self.trainer),
+            "windows": array_digest(ids),
+            "numbers": numbers,
+            "tags": None if tags is None else array_digest(tags),
+            "anchors": anchors.tolist(),
+        }
+        digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+        location = self._launch.settings.data.val[name]
+        self.sources[name] = {
+            **source_facts(name, location, windows, tokenizer.fingerprint),
+            "anchored": int((anchors >= 0).sum()),
+            "key": f"{name}-{digest[:16]}",
+        }
+        return Text(name, windows, tags, anchors)
+
+    def _find(self, name: str) -> Sums | None:
+        """The sums of a source that an earlier call finished."""
+        if not self._rows(name).is_file():
+            return None
+        try:
+            return read_sums(self._options.out, self.sources[name]["key"])
+        except (OSError, EOFError, ValueError, zipfile.BadZipFile):
+            return None
+
+    def _keep(self, text: Text, reading: Reading) -> None:
+        """Writes the rows of a sequence."""
+        if self._table is None:
+            values = self._datamodule.tokenizer.token_values()
+            layers, loops = reading.values.shape[1], self._launch.settings.model.loops
+            self._table = TokenTable(self._rows(text.source), values, layers, loops)
+        number = text.windows.numbers[reading.place]
+        upos = None
+        if text.tags is not None:
+            upos = [UPOS[tag] for tag in text.tags[reading.place][reading.positions]]
+        self._table.add(text.source, number, reading.ids, upos, reading.nats, reading.values)
+
+    def _finish(self, text: Text, sums: Sums) -> None:
+        """Gives rows and sums of a source their names, the sums last: they say that it is done."""
+        assert self._table is not None
+        self._table.finish()
+        self._table = None
+        path = sums_path(self._options.out, self.sources[text.source]["key"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            np.savez_compressed(file, **sums)  # type: ignore[arg-type]
+        sync(partial)
+        partial.replace(path)
+        self.sums[text.source] = sums
+
+    def _rows(self, name: str) -> Path:
+        return self._options.out / TOKENS / f"{self.sources[name]['key']}.parquet"
+
+
+def read_sums(out: Path, key: str) -> Sums:
+    """Reads the sums of a finished source, by the key that the summary gives."""
+    with np.load(sums_path(out, key)) as arrays:
+        return dict(arrays)
+
+
+def sums_path(out: Path, key: str) -> Path:
+    """Where the sums of a source are."""
+    return out / SUMS / f"{key}.npz"

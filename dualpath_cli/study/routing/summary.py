@@ -1,0 +1,183 @@
+"""What a source's sums say: means, differences and their intervals.
+
+Shapes: R 1 + resamples, L layers with gates, C columns, P parts of speech, O offsets.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dualpath_cli.ablate_options import TOKEN_CLASSES
+from dualpath_cli.study.routing.statistics import AFTER, BEFORE, SHARE_BINS, Sums, columns
+from dualpath_cli.study_options import UPOS
+
+Floats = npt.NDArray[np.float64]
+
+CLASSES: Mapping[str, tuple[str, ...]] = {each.name: each.upos for each in TOKEN_CLASSES} | {
+    "structure": ("SPACE", "PUNCT", "SYM"),
+    "closed-class": ("ADP", "AUX", "CCONJ", "DET", "PART", "PRON", "SCONJ"),
+}
+"""Classes of tokens: the authors' two of `ablate`; what their paper names as leaning deep; function
+words as grammars have them."""
+LEAST_TOKENS = 10
+"""A part of speech with fewer tokens in a source is left out, as in the paper."""
+LEAST_ALIGNED = 10
+"""So is an offset that fewer sequences reach."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The sums of one source, or of several with equal weight, as means; nan where nothing is."""
+
+    layers: tuple[int, ...]
+    """Numbers of the layers with gates."""
+    means: Mapping[str, Floats]
+    """Of each column: (R, L)."""
+    tag_means: Floats
+    """Deep share by part of speech, (R, P, L); nan where a source has too few tokens."""
+    class_differences: Mapping[str, Floats]
+    """Deep share of a class of tokens less that of all other tokens, (R, L)."""
+    aligned: Floats
+    """Deep share by offset from the anchor, (R, O, L); nan where too few sequences reach."""
+    sequences: int
+    """Of the source, or the least of several."""
+
+    @classmethod
+    def of(cls, sums: Sums, layers: Sequence[int], loops: int) -> "Statistics":
+        """Makes means of one source's sums."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means_RLC = sums["sums"] / sums["tokens"][:, None, None]
+            tag_means = sums["tag_sums"] / sums["tag_tokens"][..., None]
+            aligned = sums["aligned_sums"] / sums["aligned_tokens"][..., None]
+            classes = {name: _difference(sums, upos) for name, upos in CLASSES.items()}
+        tag_means[:, sums["tag_tokens"][0] < LEAST_TOKENS] = np.nan
+        aligned[:, sums["aligned_tokens"][0] < LEAST_ALIGNED] = np.nan
+        names = columns(loops)
+        return cls(
+            tuple(layers),
+            {name: means_RLC[..., number] for number, name in enumerate(names)},
+            tag_means, classes, aligned, int(sums["sequences"]),
+        )  # fmt: skip
+
+    @classmethod
+    def average(cls, several: Sequence["Statistics"]) -> "Statistics":
+        """Averages sources, or runs of as many layers, each with the same weight."""
+        first = several[0]
+        return cls(
+            first.layers,
+            {
+                name: np.mean([each.means[name] for each in several], 0)
+                for name in first.means
+                if all(name in each.means for each in several)
+            },
+            _mean_where_any([each.tag_means for each in several]),
+            {
+                name: _mean_where_any([each.class_differences[name] for each in several])
+                for name in first.class_differences
+            },
+            _mean_where_any([each.aligned for each in several]),
+            min(each.sequences for each in several),
+        )
+
+    @cached_property
+    def bands(self) -> dict[str, list[int]]:
+        """Early, middle and late layers, as places in `layers`: thirds, the last one the largest.
+
+        In the paper layers 0 to 4, 5 to 9 and 10 to 15. Two layers are early and late.
+        """
+        count = len(self.layers)
+        ends = [count // 3, 2 * count // 3] if count >= 3 else [count // 2, count // 2]
+        places = list(range(count))
+        bands = {"early": places[: ends[0]], "middle": places[ends[0] : ends[1]],
+                 "late": places[ends[1] :]}  # fmt: skip
+        return {name: own for name, own in bands.items() if own}
+
+    def in_band(self, values_RL: Floats, band: str) -> Floats:
+        """Means over a band's layers, (R,)."""
+        return values_RL[:, self.bands[band]].mean(1)
+
+    def estimate(self, values: Floats) -> dict[str, Any]:
+        """Mean and the ends of the 95 % interval of values (R, ...); None where nothing is known.
+
+        One sequence alone says nothing about others: it has no interval.
+        """
+        ends = np.full((2, *values.shape[1:]), np.nan)
+        known = np.isfinite(values[0])
+        if self.sequences > 1 and known.any():
+            # A resample may have none of a rare tag's sequences: it says nothing of that tag.
+            ends[:, known] = np.nanpercentile(values[1:, known], [2.5, 97.5], axis=0)
+        return {"mean": _plain(values[0]), "low": _plain(ends[0]), "high": _plain(ends[1])}
+
+    def report(self) -> dict[str, Any]:
+        """Everything with its interval, as JSON has it: lists are over the layers with gates."""
+        share = self.means["deep_share"]
+        return {
+            "mean_over_layers": {"deep_share": self.estimate(share.mean(1))},
+            "layers": {name: self.estimate(values) for name, values in self.means.items()},
+            "upos": {
+                UPOS[place]: {
+                    "deep_share": self.estimate(self.tag_means[:, place].mean(1)),
+                    "layers": self.estimate(self.tag_means[:, place]),
+                }
+                for place in self.known_tags
+            },
+            "classes": {
+                name: {
+                    "difference": self.estimate(values.mean(1)),
+                    "layers": self.estimate(values),
+                }
+                for name, values in self.class_differences.items()
+                if np.isfinite(values[0]).all()
+            },
+        }
+
+    @property
+    def known_tags(self) -> list[int]:
+        """Places in UPOS of the tags with enough tokens, by growing deep share."""
+        mean = self.tag_means[0].mean(1)
+        return [int(place) for place in np.argsort(mean) if np.isfinite(mean[place])]
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Offsets from the anchor, (O,)."""
+        return np.arange(-BEFORE, AFTER + 1)
+
+
+def tag_box(shares: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Quantiles of a histogram of deep shares, (SHARE_BINS,), to half a bin: what a box shows."""
+    reached = np.cumsum(shares) / shares.sum()
+    middles = (np.arange(SHARE_BINS) + 0.5) / SHARE_BINS
+    names = {"whislo": 0.05, "q1": 0.25, "med": 0.5, "q3": 0.75, "whishi": 0.95}
+    return {name: float(middles[np.searchsorted(reached, part)]) for name, part in names.items()}
+
+
+def _difference(sums: Sums, upos: Sequence[str]) -> Floats:
+    """Mean deep share of the tags less that of all other tagged tokens, (R, L)."""
+    member = np.isin(UPOS, upos)
+    tokens, total = sums["tag_tokens"], sums["tag_sums"]
+    if min(tokens[0, member].sum(), tokens[0, ~member].sum()) < LEAST_TOKENS:
+        return np.full((len(tokens), total.shape[-1]), np.nan)
+    inside, outside = (
+        total[:, chosen].sum(1) / tokens[:, chosen].sum(1)[:, None] for chosen in (member, ~member)
+    )
+    return np.asarray(inside - outside)
+
+
+def _mean_where_any(arrays: Sequence[Floats]) -> Floats:
+    """Mean over those sources that have a value at all, as their first row says."""
+    stacked = np.stack(arrays)
+    known = np.isfinite(stacked[:, :1])
+    with np.errstate(invalid="ignore"):
+        total = np.where(known, stacked, 0).sum(0) / known.sum(0)
+    return np.asarray(total)
+
+
+def _plain(values: npt.NDArray[np.floating]) -> Any:
+    """A list or number, with None for what is no number."""
+    objects = np.asarray(values, dtype=object)
+    objects[~np.isfinite(values)] = None
+    return objects.tolist()

@@ -1,0 +1,136 @@
+"""Figures of tokens: a text coloured by deep share, layer by token, two sources aligned."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dualpath_cli.colors import INK, MUTED, share_colormap
+from dualpath_cli.study.figure_files import panels
+from dualpath_cli.study.routing.examples import Example
+from dualpath_cli.study.routing.summary import Statistics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_TOKENS, MOST_COLUMNS = 160, 60
+"""Tokens of an example that are drawn, as text and layer by layer."""
+WIDTH = 108
+"""Characters in a line of text."""
+
+
+def coloured_text(examples: Sequence[Example]) -> "Figure":
+    """Each token on its deep share, the mean over layers: blue wide, red deep.
+
+    The paper's figure `routing_pref_page_8`.
+    """
+    placed = [_lines(example.first(MOST_TOKENS)) for example in examples]
+    rows = [1.8 + max(row for row, _, _ in each) for each in placed]
+    figure, axes = panels(7.2, 0.19 * sum(rows) + 0.5, len(examples), height_ratios=rows)
+    colors = share_colormap()
+    for ax, example, places, height in zip(axes[:, 0], examples, placed, rows, strict=True):
+        ax.set(xlim=(0, WIDTH), ylim=(height - 0.5, -0.6))
+        ax.axis("off")
+        shares = example.deep_share.mean(1)
+        ax.set_title(_title(example, MOST_TOKENS), fontsize=8, loc="left")
+        for (row, column, text), share in zip(places, shares, strict=False):
+            ax.add_patch(_box(column, row, len(text), colors(float(share))))
+            ax.text(column, row, text, family="monospace", fontsize=7.6, va="center",
+                    color=INK, parse_math=False)  # fmt: skip
+    _bar(figure, axes, "deep share, mean over layers")
+    return figure
+
+
+def layer_grid(examples: Sequence[Example], layers: Sequence[int]) -> "Figure":
+    """Deep share of each layer (up) and token (across), as in the paper's `sequence_grid`."""
+    cut = [example.first(MOST_COLUMNS) for example in examples]
+    width = max(7.2, 0.16 * max(len(example.tokens) for example in cut) + 1.5)
+    height = len(cut) * (0.2 * len(layers) + 1.3)
+    figure, axes = panels(width, height, len(cut))
+    for ax, example in zip(axes[:, 0], cut, strict=True):
+        ax.imshow(example.deep_share.T, cmap=share_colormap(), vmin=0, vmax=1, aspect="auto",
+                  origin="lower", interpolation="nearest")  # fmt: skip
+        ax.set_title(_title(example, MOST_COLUMNS), fontsize=8, loc="left")
+        ax.set_xticks(range(len(example.tokens)))
+        ax.set_xticklabels([_shown(token) for token in example.tokens], rotation=90, fontsize=6.5,
+                           family="monospace", parse_math=False)  # fmt: skip
+        step = 1 if len(layers) <= 8 else 3
+        ax.set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
+        ax.set_ylabel("layer")
+    _bar(figure, axes, "deep share")
+    return figure
+
+
+def aligned(sources: Mapping[str, Statistics], anchor: str) -> "Figure | None":
+    """Deep share of one source less that of another, by layer and offset from the anchor.
+
+    The paper's figure `sequence_grid`, panel c. Blank where a source has too few sequences, light
+    where the 95 % interval holds zero.
+    """
+    with_anchor = {name: of for name, of in sources.items() if np.isfinite(of.aligned[0]).any()}
+    pairs = list(combinations(with_anchor, 2))
+    if not pairs:
+        return None
+    height = 0.22 * len(next(iter(with_anchor.values())).layers) + 1.2
+    figure, axes = panels(7.2, height * len(pairs) + 0.2, len(pairs))
+    gaps = {(a, b): with_anchor[a].aligned - with_anchor[b].aligned for a, b in pairs}
+    most = max(float(np.nanmax(np.abs(gap[0]), initial=1e-9)) for gap in gaps.values())
+    for ax, ((one, other), gap) in zip(axes[:, 0], gaps.items(), strict=True):
+        first = with_anchor[one]
+        found = first.estimate(gap)
+        low, high = (np.array(found[end], dtype=float) for end in ("low", "high"))
+        sure = np.where((low > 0) | (high < 0), 1.0, 0.35)
+        ends = (first.offsets[0] - 0.5, first.offsets[-1] + 0.5, -0.5, len(first.layers) - 0.5)
+        image = ax.imshow(gap[0].T, alpha=sure.T, cmap=share_colormap(), vmin=-most, vmax=most,
+                          origin="lower", aspect="auto", extent=ends,
+                          interpolation="nearest")  # fmt: skip
+        ax.axvline(0, color=MUTED, linewidth=0.8, linestyle=":")
+        ax.set_title(f"deep share, {one} less {other}", fontsize=8, loc="left")
+        ax.set(ylabel="layer", xlabel=f"tokens after '{anchor}'")
+        step = 1 if len(first.layers) <= 8 else 3
+        ax.set_yticks(range(0, len(first.layers), step), [str(n) for n in first.layers[::step]])
+    figure.colorbar(image, ax=axes.ravel().tolist(), fraction=0.03)
+    return figure
+
+
+def _title(example: Example, most: int) -> str:
+    cut = f", first {most} of {example.length:,} tokens" if example.length > most else ""
+    return f"{example.source}, sequence {example.number}{cut}"
+
+
+def _lines(example: Example) -> list[tuple[int, int, str]]:
+    """Row, column and text of each token, broken into lines at newlines and at the width."""
+    row = column = 0
+    placed = []
+    for token in example.tokens:
+        text = "".join(c if c.isprintable() else " " for c in token.strip("\r\n"))[:WIDTH]
+        if column + len(text) > WIDTH:
+            row, column = row + 1, 0
+        placed.append((row, column, text))
+        column += len(text)
+        if "\n" in token:
+            row, column = row + 1, 0
+    return placed
+
+
+def _box(column: int, row: int, width: int, color: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((column, row - 0.46), width, 0.92, facecolor=color, linewidth=0)
+
+
+def _shown(token: str) -> str:
+    visible = token.replace(" ", "·").replace("\n", "↵")
+    return "".join(c if c.isprintable() else " " for c in visible)
+
+
+def _bar(figure: "Figure", axes: Any, label: str) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    scale = ScalarMappable(Normalize(0, 1), share_colormap())
+    bar = figure.colorbar(scale, ax=axes.ravel().tolist(), location="bottom", aspect=45,
+                          shrink=0.5, pad=0.02)  # fmt: skip
+    bar.set_ticks([0, 0.5, 1], labels=["0 wide", label, "1 deep"])
+    bar.ax.tick_params(labelsize=7)

@@ -1,0 +1,184 @@
+"""routing.parquet: a row for every token that was read, a file for each source.
+
+Shapes: N tokens, L layers with gates, K loops.
+"""
+
+import codecs
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dualpath_cli.atomic import sync
+from dualpath_cli.errors import UserError
+from dualpath_cli.study.routing.examples import Example
+from dualpath_cli.study.routing.statistics import READOUTS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TOKENS = "routing.parquet"
+"""A folder, which readers of Parquet take for one table."""
+ROWS = 1 << 16
+"""Rows of a row group: what is held in memory."""
+
+
+class TokenTable:
+    """Writes a source's part of the table beside its name, which it gets when it is complete.
+
+    Columns:
+
+    ==============================  ==========================================================
+    source, sequence, position      where the token is: both numbers count from 0
+    token_id, token, upos           what it is; upos is null where nothing was tagged
+    nats                            its loss, given the tokens before it
+    gate_deep, gate_wide,           a list over the layers with gates, (L,)
+    update_deep, update_wide,
+    cosine, deep_share,
+    expected_loops
+    step_weights                    a list over layers of lists over steps, (L, K)
+    ==============================  ==========================================================
+    """
+
+    def __init__(self, path: Path, token_values: Sequence[bytes], layers: int, loops: int) -> None:
+        """`token_values` are the bytes that each token id stands for."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._path, self._partial = path, path.with_name(f"{path.name}.partial")
+        self._values = token_values
+        per_layer = pa.list_(pa.float32(), layers)
+        self._schema = pa.schema(
+            [
+                ("source", pa.dictionary(pa.int32(), pa.string())),
+                ("sequence", pa.int32()),
+                ("position", pa.int32()),
+                ("token_id", pa.int32()),
+                ("token", pa.string()),
+                ("upos", pa.dictionary(pa.int32(), pa.string())),
+                ("nats", pa.float32()),
+                *((name, per_layer) for name in READOUTS),
+                ("step_weights", pa.list_(pa.list_(pa.float32(), loops), layers)),
+            ]
+        )
+        self._held: list[pa.RecordBatch] = []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._writer = pq.ParquetWriter(self._partial, self._schema, compression="zstd")
+
+    def add(
+        self,
+        source: str,
+        sequence: int,
+        ids: npt.NDArray[np.integer],
+        upos: Sequence[str] | None,
+        nats: npt.NDArray[np.floating],
+        values: npt.NDArray[np.floating],
+    ) -> None:
+        """Adds tokens of a sequence; `values` is (N, L, READOUTS and a weight a step)."""
+        import pyarrow as pa
+
+        columns: list[Any] = [
+            [source] * len(ids), np.full(len(ids), sequence), np.arange(len(ids)), ids,
+            pieces(self._values[id] for id in ids.tolist()),
+            [None] * len(ids) if upos is None else upos, nats,
+        ]  # fmt: skip
+        split = len(READOUTS)
+        columns += [_lists(values[..., column]) for column in range(split)]
+        columns.append(_lists(values[..., split:]))
+        arrays = [
+            column if isinstance(column, pa.Array) else pa.array(column, field.type)
+            for column, field in zip(columns, self._schema, strict=True)
+        ]
+        self._held.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        if sum(map(len, self._held)) >= ROWS:
+            self._flush()
+
+    def finish(self) -> None:
+        """Gives the part its name."""
+        self._flush()
+        self._writer.close()
+        sync(self._partial)
+        self._partial.replace(self._path)
+
+    def abandon(self) -> None:
+        """Removes what was written of an unfinished part."""
+        self._writer.close()
+        self._partial.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if self._held:
+            self._writer.write_table(pa.Table.from_batches(self._held).unify_dictionaries())
+        self._held = []
+
+
+def pieces(values: Iterable[bytes]) -> list[str]:
+    """Returns the text of each token; together they are the text of all.
+
+    A character in several tokens is the last one's, and bytes that are no character are U+FFFD.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    found = [decoder.decode(value) for value in values]
+    if rest := decoder.decode(b"", final=True):
+        found[-1] += rest
+    return found
+
+
+def read_examples(tokens: Path, source: str, wanted: Sequence[int], count: int) -> list[Example]:
+    """Reads sequences of a source: those wanted, then the first ones until there are `count`.
+
+    Raises:
+        UserError: if one that is wanted was not read.
+    """
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+
+    table = ds.dataset(tokens)
+    of_source = ds.field("source") == source
+    numbers = table.to_table(columns=["sequence"], filter=of_source)["sequence"]
+    there = sorted(pc.unique(numbers).to_pylist())
+    for number in wanted:
+        if number not in there:
+            raise UserError(
+                f"--examples {source}:{number}: no such sequence; they go from 0 to {there[-1]}"
+            )
+    chosen = list(dict.fromkeys([*wanted, *there]))[: max(count, len(wanted))]
+    here = of_source & ds.field("sequence").isin(chosen)
+    rows = table.to_table(filter=here)
+    return [
+        _example(source, number, rows.filter(pc.equal(rows["sequence"], number)))
+        for number in chosen
+    ]
+
+
+def _example(source: str, number: int, rows: "pa.Table") -> Example:
+    rows = rows.sort_by("position")
+    upos = rows["upos"].to_pylist()
+    names = [name for name in Example.__dataclass_fields__ if name in READOUTS]
+    return Example(
+        source,
+        number,
+        tokens=tuple(rows["token"].to_pylist()),
+        upos=None if upos[0] is None else tuple(upos),
+        nats=rows["nats"].to_numpy(),
+        step_weights=_stacked(rows["step_weights"]),
+        length=len(rows),
+        **{name: _stacked(rows[name]) for name in names},
+    )
+
+
+def _lists(values: npt.NDArray[np.floating]) -> "pa.Array":
+    """An array (N, ...) as lists of fixed size, nested as deep as it has further dimensions."""
+    import pyarrow as pa
+
+    array = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
+    for size in reversed(values.shape[1:]):
+        array = pa.FixedSizeListArray.from_arrays(array, size)
+    return array
+
+
+def _stacked(column: Any) -> npt.NDArray[np.float32]:
+    return np.array(column.to_pylist(), np.float32)

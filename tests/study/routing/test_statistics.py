@@ -1,0 +1,182 @@
+"""The streamed sums against loops over tokens, and the intervals against formulas."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualpath_cli.study.routing import statistics
+from dualpath_cli.study.routing.statistics import (
+    AFTER,
+    BEFORE,
+    CONTRIBUTION_BINS,
+    CONTRIBUTION_END,
+    GATE_BINS,
+    READOUTS,
+    SHARE_BINS,
+    RoutingStatistics,
+    columns,
+    resample_weights,
+)
+from dualpath_cli.study.routing.summary import Statistics
+from dualpath_cli.study_options import UPOS
+
+LAYERS, LOOPS = 2, 3
+COLUMN = {name: number for number, name in enumerate(columns(LOOPS))}
+
+
+def batch(seed: int, sequences: int, length: int) -> dict[str, torch.Tensor]:
+    """Random read-outs of sequences, some of whose positions are not text."""
+    draw = np.random.default_rng(seed)
+    values = draw.random((sequences, length, LAYERS, len(READOUTS) + LOOPS))
+    values[..., :2] = draw.choice(
+        [0.02, 0.4, 0.97], values[..., :2].shape
+    )  # gates, many in corners
+    values[..., 2:4] *= 20
+    text = draw.random((sequences, length)) < 0.8
+    values[~text] = math.nan  # what is no text must not count, whatever it holds
+    return {
+        "values": torch.from_numpy(values),
+        "text": torch.from_numpy(text),
+        "weights": torch.from_numpy(np.stack([resample_weights("a", n) for n in range(sequences)])),
+        "tags": torch.from_numpy(draw.integers(-1, len(UPOS), (sequences, length))),
+        "anchors": torch.from_numpy(draw.integers(-1, length, sequences)),
+    }
+
+
+def sums_of(*batches: dict[str, torch.Tensor]) -> statistics.Sums:
+    metric = RoutingStatistics(LAYERS, LOOPS)
+    for each in batches:
+        metric.update(**each)
+    return metric.compute()
+
+
+def part(whole: dict[str, torch.Tensor], rows: slice) -> dict[str, torch.Tensor]:
+    return {name: tensor[rows] for name, tensor in whole.items()}
+
+
+def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
+    data = batch(0, sequences=5, length=70)
+    actual = sums_of(data)
+    expected = {name: np.zeros_like(array) for name, array in actual.items()}
+    for s in range(5):
+        weight = data["weights"][s].numpy()
+        expected["sequences"] += bool(data["text"][s].any())
+        for t in range(70):
+            if not data["text"][s, t]:
+                continue
+            expected["tokens"] += weight
+            tag = int(data["tags"][s, t])
+            offset = t - int(data["anchors"][s])
+            near = data["anchors"][s] >= 0 and -BEFORE <= offset <= AFTER
+            if tag >= 0:
+                expected["tag_tokens"][:, tag] += weight
+            if near:
+                expected["aligned_tokens"][:, offset + BEFORE] += weight
+            for layer in range(LAYERS):
+                read = data["values"][s, t, layer].tolist()
+                g_d, g_w, norm_d, norm_w, _, share = read[:6]
+                for name, value in {
+                    **dict(zip(READOUTS, read, strict=False)),
+                    **{f"step_{k + 1}": read[len(READOUTS) + k] for k in range(LOOPS)},
+                    "gate_difference": abs(g_d - g_w),
+                    "only_deep": g_d > 0.9 and g_w < 0.1,
+                    "only_wide": g_w > 0.9 and g_d < 0.1,
+                    "both_open": g_d > 0.9 and g_w > 0.9,
+                    "both_closed": g_d < 0.1 and g_w < 0.1,
+                }.items():
+                    expected["sums"][:, layer, COLUMN[name]] += weight * value
+                expected["gate_density"][layer, int(g_d * GATE_BINS), int(g_w * GATE_BINS)] += 1
+                deep, wide = (
+                    int(math.log1p(g * norm) * CONTRIBUTION_BINS / CONTRIBUTION_END)
+                    for g, norm in ((g_d, norm_d), (g_w, norm_w))
+                )
+                expected["contribution_density"][layer, deep, wide] += 1
+                if tag >= 0:
+                    expected["tag_sums"][:, tag, layer] += weight * share
+                    expected["tag_shares"][tag, int(share * SHARE_BINS)] += 1
+                if near:
+                    expected["aligned_sums"][:, offset + BEFORE, layer] += weight * share
+    for name, array in expected.items():
+        assert array.any(), name
+        np.testing.assert_allclose(actual[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.lists(st.integers(0, 6), max_size=3), st.randoms())
+def test_batches_and_their_order_do_not_matter(seed, cuts, random):
+    data = batch(seed, sequences=6, length=9)
+    ends = sorted({0, 6, *cuts})
+    batches = [part(data, slice(a, b)) for a, b in zip(ends, ends[1:], strict=False)]
+    random.shuffle(batches)
+    whole, split = sums_of(data), sums_of(*batches)
+    for name, array in whole.items():
+        np.testing.assert_allclose(split[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+def test_memory_does_not_grow_with_the_text():
+    metric = RoutingStatistics(LAYERS, LOOPS)
+    metric.update(**batch(0, 2, 5))
+    before = {name: getattr(metric, name).shape for name in metric._defaults}
+    for seed in range(5):
+        metric.update(**batch(seed, 30, 40))
+    assert {name: getattr(metric, name).shape for name in metric._defaults} == before
+
+
+def test_the_edges_of_the_scales_are_in_the_last_bins():
+    data = batch(0, 1, 1)
+    data["values"][:] = 1.0
+    data["values"][..., 2:4] = 1e9
+    data["text"][:] = True
+    data["tags"][:] = 0
+    sums = sums_of(data)
+    assert (sums["gate_density"][:, -1, -1] == 1).all()
+    assert (sums["contribution_density"][:, -1, -1] == 1).all()
+    assert sums["tag_shares"][0, -1] == LAYERS
+
+
+# Resamples
+
+
+def test_the_weights_of_a_sequence_are_its_own():
+    first = resample_weights("a", 0)
+    assert first[0] == 1
+    assert (first == resample_weights("a", 0)).all()
+    assert (first != resample_weights("a", 1)).any()
+    assert (first != resample_weights("b", 0)).any()
+    many = np.stack([resample_weights("a", n)[1:] for n in range(200)])
+    # Poisson(1): mean and variance 1; 200,000 draws are within 5 standard errors.
+    assert abs(many.mean() - 1) < 5 / math.sqrt(many.size)
+    assert abs(many.var() - 1) < 5 * math.sqrt(3 / many.size)
+
+
+@pytest.mark.parametrize("sequences", [40, 400])
+def test_the_interval_is_that_of_the_mean_over_sequences_as_units(sequences):
+    """Against the standard error of a ratio of sums over sequences (Cochran 1977, eq. 2.39)."""
+    draw = np.random.default_rng(1)
+    tokens = draw.integers(1, 30, sequences)
+    levels = draw.normal(0.5, 0.1, sequences)  # tokens of a sequence are alike
+    data = batch(0, sequences, 30)
+    data["text"] = torch.from_numpy(np.arange(30) < tokens[:, None])
+    share = levels[:, None] + draw.normal(0, 0.02, (sequences, 30))
+    data["values"][:] = 0.3
+    data["values"][..., READOUTS.index("deep_share")] = torch.from_numpy(share)[..., None]
+    of = Statistics.of(sums_of(data), range(LAYERS), LOOPS)
+
+    inside = np.where(np.arange(30) < tokens[:, None], share, 0).sum(1)
+    mean = inside.sum() / tokens.sum()
+    error = math.sqrt((((inside - mean * tokens) ** 2).sum())) / tokens.sum()
+    found = of.estimate(of.means["deep_share"])
+    assert found["mean"] == pytest.approx([mean] * LAYERS, rel=1e-12)
+    for low, high in zip(found["low"], found["high"], strict=True):
+        assert (mean - low, high - mean) == pytest.approx((1.96 * error,) * 2, rel=0.15)
+
+
+def test_one_sequence_has_no_interval():
+    of = Statistics.of(sums_of(part(batch(0, 2, 9), slice(1))), range(LAYERS), LOOPS)
+    found = of.estimate(of.means["deep_share"])
+    assert None not in found["mean"]
+    assert found["low"] == found["high"] == [None, None]

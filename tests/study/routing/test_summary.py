@@ -1,0 +1,176 @@
+"""What is told from the sums: tags, classes, averages over sources, the claims' verdicts."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualpath_cli.study.routing.claims import Claim, claims, same_profile
+from dualpath_cli.study.routing.statistics import AFTER, BEFORE, SHARE_BINS
+from dualpath_cli.study.routing.summary import CLASSES, Statistics, tag_box
+from dualpath_cli.study_options import UPOS
+from tests.study.routing.test_statistics import LAYERS, LOOPS, batch, sums_of
+
+RESAMPLED = 11
+
+
+def statistics(layers: int = 6, **means: float | list[float]) -> Statistics:
+    """Statistics without spread: every resample is the same."""
+    names = ("deep_share", "gate_difference", "only_deep", "only_wide", "cosine")
+    columns = {name: np.broadcast_to(means.get(name, 0.3), (RESAMPLED, layers)) for name in names}
+    nothing = np.full((RESAMPLED, len(UPOS), layers), np.nan)
+    return Statistics(
+        tuple(range(layers)), columns, nothing,
+        {name: np.full((RESAMPLED, layers), np.nan) for name in CLASSES},
+        np.full((RESAMPLED, BEFORE + 1 + AFTER, layers), np.nan), sequences=100,
+    )  # fmt: skip
+
+
+def verdicts(of: Statistics) -> dict[str, str]:
+    return {claim.number: claim.verdict for claim in claims({"a": of}, of)}
+
+
+# Means and differences
+
+
+def test_a_rare_part_of_speech_is_left_out_and_a_frequent_one_is_a_mean():
+    data = batch(0, sequences=4, length=30)
+    data["text"][:] = True
+    data["values"] = data["values"].nan_to_num(0.5)
+    data["tags"][:] = UPOS.index("NOUN")
+    data["tags"].view(-1)[:9] = UPOS.index("NUM")
+    data["tags"].view(-1)[9:19] = UPOS.index("SYM")
+    of = Statistics.of(sums_of(data), range(LAYERS), LOOPS)
+    assert {UPOS[place] for place in of.known_tags} == {"NOUN", "SYM"}  # NUM has nine
+    report = of.report()["upos"]
+    share = data["values"][..., 5].reshape(-1, LAYERS).numpy()
+    assert report["SYM"]["layers"]["mean"] == pytest.approx(share[9:19].mean(0))
+    assert report["SYM"]["deep_share"]["mean"] == pytest.approx(share[9:19].mean())
+
+
+def test_a_class_is_compared_with_all_other_tagged_tokens():
+    data = batch(3, sequences=6, length=40)
+    of = Statistics.of(sums_of(data), range(LAYERS), LOOPS)
+    tags, text = data["tags"].numpy(), data["text"].numpy()
+    share = data["values"][..., 5].numpy()
+    for name, upos in CLASSES.items():
+        member = np.isin(tags, [UPOS.index(tag) for tag in upos]) & text
+        others = (tags >= 0) & ~member & text
+        expected = share[member].mean(0) - share[others].mean(0)
+        np.testing.assert_allclose(of.class_differences[name][0], expected)
+
+
+def test_sources_weigh_the_same_however_long_they_are():
+    short = Statistics.of(sums_of(batch(0, 2, 10)), range(LAYERS), LOOPS)
+    long = Statistics.of(sums_of(batch(1, 20, 30)), range(LAYERS), LOOPS)
+    both = Statistics.average([short, long])
+    for name in short.means:
+        np.testing.assert_allclose(both.means[name], (short.means[name] + long.means[name]) / 2)
+    # What one source does not have, the other one decides.
+    noun = UPOS.index("NOUN")
+    assert np.isnan(short.tag_means[0, noun]).all()
+    np.testing.assert_array_equal(both.tag_means[:, noun], long.tag_means[:, noun])
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        (16, {"early": (0, 4), "middle": (5, 9), "late": (10, 15)}),  # the paper's
+        (4, {"early": (0, 0), "middle": (1, 1), "late": (2, 3)}),
+        (2, {"early": (0, 0), "late": (1, 1)}),
+        (1, {"late": (0, 0)}),
+    ],
+)
+def test_bands_are_thirds_of_the_layers(layers, expected):
+    bands = statistics(layers).bands
+    assert {name: (own[0], own[-1]) for name, own in bands.items()} == expected
+
+
+@given(st.lists(st.integers(0, 5), min_size=SHARE_BINS, max_size=SHARE_BINS).filter(any))
+def test_a_box_has_the_quantiles_of_the_shares(counts):
+    values = np.repeat((np.arange(SHARE_BINS) + 0.5) / SHARE_BINS, counts)
+    box = tag_box(np.array(counts, dtype=float))
+    parts = {"whislo": 5, "q1": 25, "med": 50, "q3": 75, "whishi": 95}
+    for name, percent in parts.items():
+        expected = np.percentile(values, percent, method="inverted_cdf")
+        assert box[name] == pytest.approx(expected, abs=1e-9)
+
+
+# Claims
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "above", "verdict"),
+    [
+        (0.1, 0.2, True, "holds"), (0.1, 0.2, False, "fails"), (-0.2, -0.1, True, "fails"),
+        (-0.2, -0.1, False, "holds"), (-0.1, 0.1, True, "open"), (-0.1, 0.1, False, "open"),
+        (float("nan"), float("nan"), True, "open"),
+    ],
+)  # fmt: skip
+def test_a_claim_is_decided_only_by_a_whole_interval(low, high, above, verdict):
+    assert Claim("", "", "", 0.0, low, high, 0.0, above).verdict == verdict
+
+
+def test_the_profile_of_the_paper_holds_and_its_reverse_fails():
+    paper = statistics(deep_share=[0.45, 0.4, 0.3, 0.3, 0.5, 0.6], cosine=0.1)
+    assert verdicts(paper)["deep share, middle band"] == "holds"
+    assert verdicts(paper)["deep share, layer 5"] == "holds"
+    assert verdicts(paper)["late less middle band"] == "holds"
+    assert verdicts(paper)["cosine, middle band"] == "holds"
+    reverse = statistics(deep_share=[0.5, 0.5, 0.7, 0.7, 0.4, 0.3], cosine=0.9)
+    assert set(verdicts(reverse).values()) == {"fails", "open"}
+    assert verdicts(reverse)["deep share, middle band"] == "fails"
+
+
+def test_gates_that_part_with_depth_polarise():
+    growing = statistics(gate_difference=[0.1, 0.1, 0.2, 0.3, 0.5, 0.5], only_deep=[0] * 5 + [0.4])
+    found = verdicts(growing)
+    assert found["|g_d - g_w|, late less early"] == "holds"
+    assert found["tokens in the corners, late less early"] == "holds"
+    level = verdicts(statistics(gate_difference=0.2))
+    assert level["|g_d - g_w|, late less early"] == "open"
+
+
+def test_two_sources_are_compared_after_the_anchor_in_the_late_layers():
+    one, other = statistics(), statistics()
+    shares = np.full(one.aligned.shape, np.nan)
+    shares[:, BEFORE - 2 : BEFORE + 6] = 0.4
+    deeper = shares.copy()
+    deeper[:, BEFORE + 1 : BEFORE + 4, 4:] += 0.2  # after the anchor, late
+    deeper[:, BEFORE - 2 : BEFORE + 1] -= 0.9  # before it, which does not count
+    deeper[:, BEFORE + 4 :] = np.nan
+    found = claims(
+        {
+            "a": dataclasses.replace(one, aligned=deeper),
+            "b": dataclasses.replace(other, aligned=shares),
+        },
+        one,
+    )
+    (claim,) = [claim for claim in found if claim.source == "a, b"]
+    assert claim.value == pytest.approx(0.2)
+    assert (claim.verdict, "3 tokens" in claim.number) == ("holds", True)
+
+
+def test_the_order_of_parts_of_speech_is_compared_by_rank():
+    tags = np.full((RESAMPLED, len(UPOS), 6), np.nan)
+    tags[:, :5] = np.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None]
+    stretched = tags**3
+    turned = 1 - tags
+    of = statistics()
+    same, opposite = (
+        [c for c in claims({"a": dataclasses.replace(of, tag_means=tags),
+                            "b": dataclasses.replace(of, tag_means=other)}, of)
+         if c.source == "a, b"]
+        for other in (stretched, turned)
+    )  # fmt: skip
+    assert (same[0].value, same[0].verdict) == (pytest.approx(1), "holds")
+    assert (opposite[0].value, opposite[0].verdict) == (pytest.approx(-1), "fails")
+
+
+def test_two_runs_share_a_profile_where_their_layers_go_together():
+    one = statistics(deep_share=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    like, unlike = (statistics(deep_share=list(0.3 + sign * np.arange(6) / 20)) for sign in (1, -1))
+    (same,), (other,) = (list(same_profile("a", "b", one, each)) for each in (like, unlike))
+    assert (same.verdict, other.verdict) == ("holds", "fails")
