@@ -40,6 +40,7 @@ quickstart: setup ## Trains a small dual-path model on a generated corpus, a few
 	$(BIN)/python -m data_prep --source sample --out data/sample
 	$(BIN)/dualpath fit --config quickstart
 	$(BIN)/dualpath ablate --ckpt_path runs/quickstart/default --max_tokens 3000
+	$(BIN)/dualpath routing --ckpt_path runs/quickstart/default --max_tokens 3000 --tagger none
 	@echo "try:  $(BIN)/dualpath fit --config quickstart --run.name wide --model.block wide --model.d_ffn_wide 2688"
 	@echo "      $(BIN)/dualpath flops --budget 80M --alpha 50 --k 4"
 

@@ -52,12 +52,12 @@ class TokenTable:
         per_layer = pa.list_(pa.float32(), layers)
         self._schema = pa.schema(
             [
-                ("source", pa.dictionary(pa.int32(), pa.string())),
+                ("source", pa.string()),
                 ("sequence", pa.int32()),
                 ("position", pa.int32()),
                 ("token_id", pa.int32()),
                 ("token", pa.string()),
-                ("upos", pa.dictionary(pa.int32(), pa.string())),
+                ("upos", pa.string()),
                 ("nats", pa.float32()),
                 *((name, per_layer) for name in READOUTS),
                 ("step_weights", pa.list_(pa.list_(pa.float32(), loops), layers)),
@@ -111,7 +111,7 @@ class TokenTable:
         import pyarrow as pa
 
         if self._held:
-            self._writer.write_table(pa.Table.from_batches(self._held).unify_dictionaries())
+            self._writer.write_table(pa.Table.from_batches(self._held))
         self._held = []
 
 

@@ -1,0 +1,350 @@
+"""`dualpath routing`: its rows, its numbers, its files, its continuation, its mistakes."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualpath_cli.cli import main
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.study.routing.summary import CLASSES
+from dualpath_cli.study.routing.tokens import pieces
+from dualpath_cli.text.documents import Source, read_documents
+from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training.checkpoint import load_weights
+from tests.training.conftest import SEQ_LEN, Fit
+
+OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3, "loops": 3}, "optim": {"lr": 0.05}}
+"""A model whose gates and paths differ from token to token after six steps."""
+FIGURES = {
+    "depth", "polarisation", "gate_density", "gate_density_layers", "tokens", "layers_by_token",
+    "parts_of_speech", "parts_of_speech_box",
+}  # fmt: skip
+FILES = {"routing.parquet", "sums", "summary.json", "claims.csv", "index.html"}
+PER_LAYER = ["gate_deep", "gate_wide", "update_deep", "update_wide", "cosine", "deep_share",
+             "expected_loops"]  # fmt: skip
+
+
+class ByLetter:
+    """A tagger: what begins with an `h` is a number, with a blank a space, all else a noun."""
+
+    facts = {"pipeline": "by letter"}  # noqa: RUF012
+
+    def tags(self, windows):
+        tag = {b"h": "NUM", b" ": "SPACE"}
+        for values in windows:
+            yield [tag.get(value[:1], "NOUN") for value in values]
+
+
+@pytest.fixture
+def by_letter(monkeypatch):
+    monkeypatch.setattr("dualpath_cli.study.routing.study.Tagger", lambda pipeline: ByLetter())
+
+
+def routing(run: Path, *words: str) -> Path:
+    assert main(["routing", "--ckpt_path", str(run), *words]) == 0
+    out = [words[n + 1] for n, word in enumerate(words) if word == "--out"]
+    return Path(out[0]) if out else run / "routing" / "step-00000006"
+
+
+def rows_of(folder: Path) -> dict[str, np.ndarray]:
+    """The columns of the table, sorted by source, sequence and position."""
+    table = pq.read_table(folder / "routing.parquet")
+    table = table.sort_by([(name, "ascending") for name in ("source", "sequence", "position")])
+    return {name: np.array(table[name].to_pylist()) for name in table.column_names}
+
+
+def model_of(run: Path) -> tuple[DualPathLM, Tokenizer]:
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    model = DualPathLM(ModelConfig(**recipe["model"]))
+    load_weights(model, run / "checkpoints" / "step-00000006")
+    return model, Tokenizer.load(run / "tokenizer.json")
+
+
+# Rows
+
+
+def test_every_token_has_a_row_with_what_the_model_did(fit: Fit, texts: Path, by_letter):
+    """Against forward passes of one sequence each, cut by hand."""
+    run = fit(**OPEN)
+    rows = rows_of(routing(run))
+    model, tokenizer = model_of(run)
+    values = tokenizer.token_values()
+    row = sequence = 0
+    for document in read_documents(Source("a", texts / "val.jsonl")):
+        ids = tokenizer.encode(document)
+        for start in range(0, len(ids), SEQ_LEN - 1):
+            window = ids[start : start + SEQ_LEN - 1]
+            inputs = torch.tensor([[tokenizer.eot_id, *window]])
+            trace = RoutingTrace()
+            with torch.no_grad():
+                logits = model(inputs, trace=trace)[0]
+            losses = -logits.double().log_softmax(-1)
+            for position, id in enumerate(window):
+                assert rows["sequence"][row] == sequence
+                assert rows["position"][row] == position
+                assert rows["token_id"][row] == id
+                assert rows["token"][row] == values[id].decode()
+                upos = {b"h": "NUM", b" ": "SPACE"}.get(values[id][:1], "NOUN")
+                assert rows["upos"][row] == upos
+                assert rows["nats"][row] == pytest.approx(float(losses[position, id]), rel=1e-4)
+                for name in PER_LAYER:
+                    expected = [
+                        float(getattr(each, name)[0, position + 1]) for each in trace.layers
+                    ]
+                    assert rows[name][row] == pytest.approx(expected, rel=1e-4, abs=1e-5), name
+                steps = [each.step_weights[0, position + 1].tolist() for each in trace.layers]
+                assert rows["step_weights"][row] == pytest.approx(np.array(steps), abs=1e-5)
+                row += 1
+            sequence += 1
+    assert row == len(rows["token"]) > 100
+    assert rows["deep_share"].std() > 0.01
+
+
+@given(st.text(max_size=12), st.data())
+def test_the_texts_of_tokens_are_the_text_however_it_is_cut(text, data):
+    whole = text.encode(errors="replace")
+    cuts = data.draw(st.lists(st.integers(0, len(whole)), max_size=8).map(sorted))
+    ends = [0, *cuts, len(whole)]
+    values = [whole[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    found = pieces(values)
+    assert "".join(found) == whole.decode()
+    assert len(found) == len(values)
+
+
+def test_a_broken_character_at_the_end_is_shown():
+    assert pieces([b"a", "é".encode()[:1]]) == ["a", "\ufffd"]
+
+
+# Numbers
+
+
+def test_the_summary_is_what_plain_means_over_the_rows_give(fit: Fit, texts: Path, by_letter):
+    folder = routing(fit(**OPEN), "--sources", f"a={texts / 'val.jsonl'}",
+                     f"b={texts / 'train.jsonl'}")  # fmt: skip
+    summary, rows = json.loads((folder / "summary.json").read_text()), rows_of(folder)
+    averages = []
+    for source in ("a", "b"):
+        own = {name: column[rows["source"] == source] for name, column in rows.items()}
+        told = summary["sources"][source]
+        assert told["tokens"] == len(own["nats"])
+        assert told["sequences"] == len(set(own["sequence"]))
+        assert told["loss"] == pytest.approx(own["nats"].mean(), rel=1e-4)
+        for name in PER_LAYER:
+            mean = own[name].astype(float).mean(0)
+            assert told["layers"][name]["mean"] == pytest.approx(mean, rel=1e-5), name
+        gap = np.abs(own["gate_deep"] - own["gate_wide"])
+        assert told["layers"]["gate_difference"]["mean"] == pytest.approx(gap.mean(0), rel=1e-5)
+        steps = own["step_weights"].mean(0)
+        for k in range(3):
+            assert told["layers"][f"step_{k + 1}"]["mean"] == pytest.approx(steps[:, k], rel=1e-5)
+        for tag in ("NUM", "NOUN", "SPACE"):
+            mean = own["deep_share"][own["upos"] == tag].mean(0)
+            assert told["upos"][tag]["layers"]["mean"] == pytest.approx(mean, rel=1e-5)
+        for name, upos in CLASSES.items():
+            member = np.isin(own["upos"], upos)
+            if name in ("arithmetic", "structure"):
+                difference = own["deep_share"][member].mean() - own["deep_share"][~member].mean()
+                found = told["classes"][name]["difference"]
+                assert found["mean"] == pytest.approx(difference, rel=1e-4)
+                assert found["low"] < found["mean"] < found["high"]
+            else:
+                assert name not in told["classes"]  # no token is of that class
+        averages.append(own["deep_share"].mean(0))
+    found = summary["average"]["layers"]["deep_share"]["mean"]
+    assert found == pytest.approx(np.mean(averages, axis=0), rel=1e-5)
+    classes = {(c["claim"], c["source"]): c["value"] for c in summary["claims"]}
+    value = summary["sources"]["a"]["classes"]["arithmetic"]["difference"]["mean"]
+    assert classes["arithmetic (NUM, SYM) leans deep", "a"] == value
+
+
+def test_a_mixed_model_tells_of_its_dual_layers(fit: Fit, by_letter):
+    model = {**OPEN["model"], "n_layers": 4, "block": ["wide", "dual", "loop", "dual"]}
+    run = fit(model=model, optim=OPEN["optim"])
+    folder = routing(run)
+    summary, rows = json.loads((folder / "summary.json").read_text()), rows_of(folder)
+    assert summary["layers"] == [1, 3]
+    assert rows["deep_share"].shape[1:] == (2,)
+    assert rows["step_weights"].shape[1:] == (2, 3)
+    assert '"layers": [1, 3]' in (folder / "index.html").read_text()
+
+
+def test_the_anchor_lines_sequences_up(fit: Fit, tmp_path: Path, by_letter):
+    for name, lead in (("one", 2), ("two", 5)):
+        lines = [json.dumps({"text": "a" * (lead + n % 2) + "Q:" + "b" * 6}) for n in range(12)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    run = fit(**OPEN)
+    sources = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
+    folder = routing(run, "--sources", *sources, "--anchor", "Q:")
+    summary, rows = json.loads((folder / "summary.json").read_text()), rows_of(folder)
+    assert summary["sources"]["one"]["anchored"] == summary["sources"]["two"]["anchored"] == 12
+    means = []
+    for source in ("one", "two"):
+        own = rows["source"] == source
+        anchor = {s: p for s, p, t in zip(rows["sequence"][own], rows["position"][own],
+                                          rows["token"][own], strict=True) if t == ":"}  # fmt: skip
+        assert len(anchor) == 12
+        offset = rows["position"][own] - [anchor[s] for s in rows["sequence"][own]]
+        late = rows["deep_share"][own][:, 1]
+        means.append([late[offset == o].mean() for o in range(1, 7)])
+    (claim,) = [c for c in summary["claims"] if "after the anchor" in c["claim"]]
+    assert claim["value"] == pytest.approx(np.mean(np.subtract(*means)), rel=1e-4)
+    assert "6 tokens after the anchor" in claim["number"]
+    assert (folder / "aligned.png").exists()
+
+
+# Files
+
+
+def test_the_command_writes_and_names_everything(fit: Fit, by_letter, capsys):
+    run = fit(**OPEN)
+    capsys.readouterr()
+    folder = routing(run)
+    shown = capsys.readouterr().out
+    wanted = FILES | {f"{name}.{kind}" for name in FIGURES for kind in ("png", "pdf")}
+    assert {path.name for path in folder.iterdir()} == wanted
+    for name in wanted - {"sums"}:
+        assert str(folder / name) in shown
+    assert f"page: {(folder / 'index.html').as_uri()}" in shown
+    for name in FIGURES:
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    assert re.search(r"held_out +│ +0 │ +0\.\d{3} │ 0\.\d{3} to 0\.\d{3} │", shown)
+    assert "arithmetic (NUM, SYM) leans deep" in shown
+
+
+def test_chosen_sequences_come_first(fit: Fit, by_letter):
+    folder = routing(fit(**OPEN), "--examples", "held_out:3", "held_out:1", "--sequences", "4")
+    page = (folder / "index.html").read_text()
+    assert re.findall(r'"source": "held_out", "number": (\d+)', page) == ["3", "1", "0", "2"]
+
+
+def test_without_a_tagger_nothing_is_told_of_parts_of_speech(fit: Fit, by_letter):
+    run = fit(**OPEN)
+    routing(run)
+    folder = routing(run, "--tagger", "none")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["tagger"] is None
+    assert summary["sources"]["held_out"]["upos"] == {}
+    assert set(rows_of(folder)["upos"]) == {None}
+    assert not list(folder.glob("parts_of_speech*"))  # nor those of the call before
+    assert len(list((folder / "routing.parquet").iterdir())) == 1
+    assert len(list((folder / "sums").iterdir())) == 1
+
+
+def test_what_is_done_is_not_read_again(fit: Fit, texts: Path, by_letter, monkeypatch):
+    run = fit(**OPEN)
+    sources = ["--sources", f"a={texts / 'val.jsonl'}", f"b={texts / 'train.jsonl'}"]
+    whole = routing(run, *sources, "--out", str(run / "whole"))
+    read: list[int] = []
+    forward = DualPathLM.forward
+
+    def interrupted(self, tokens, *arguments, **keywords):
+        read.append(len(tokens))
+        if len(read) > most:
+            raise KeyboardInterrupt
+        return forward(self, tokens, *arguments, **keywords)
+
+    monkeypatch.setattr(DualPathLM, "forward", interrupted)
+    most = 20  # in the middle of the second source
+    out = ["--out", str(run / "parts")]
+    assert main(["routing", "--ckpt_path", str(run), *sources, *out]) == 130
+    left = [path.name for path in (run / "parts").rglob("*") if path.is_file()]
+    assert sorted(name.partition("-")[0] for name in left) == ["a", "a"]  # nothing half-written
+    first, most = len(read), 10**9
+    read.clear()
+    parts = routing(run, *sources, *out)
+    batches = sum(rows_of(parts)["position"] == 0) // 2 + 2
+    assert batches - 20 < len(read) < batches
+    read.clear()
+    routing(run, *sources, *out)
+    assert read == []
+    assert first == 21
+    for name in ("summary.json", "claims.csv", "index.html"):
+        texts_of = [(folder / name).read_text() for folder in (whole, parts)]
+        assert texts_of[0] == texts_of[1], name
+
+
+def test_several_runs_stand_side_by_side(fit: Fit, tmp_path: Path, by_letter, capsys):
+    runs = [fit(model={**OPEN["model"], "loops": k}, optim=OPEN["optim"], run={"name": f"k{k}"})
+            for k in (2, 3)]  # fmt: skip
+    out = tmp_path / "both"
+    assert main(["routing", "--ckpt_path", *map(str, runs), "--out", str(out)]) == 0
+    names = ["tiny-k2-step-00000006", "tiny-k3-step-00000006"]
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary["runs"]) == names
+    for name in names:
+        own = json.loads((out / name / "summary.json").read_text())
+        assert summary["runs"][name]["layers"] == own["average"]["layers"]
+        assert f'href="{name}/index.html"' in (out / "index.html").read_text()
+    assert {path.name for path in out.glob("*.png")} == {"depth.png", "polarisation.png"}
+    assert (out / "claims.csv").read_text().count("tiny-k3-step-00000006") > 3
+    assert "run 2 of 2" in capsys.readouterr().out
+
+
+# In the terminal
+
+
+def test_a_text_is_printed_with_its_deep_shares(fit: Fit, capsys):
+    run = fit(**OPEN)
+    model, tokenizer = model_of(run)
+    ids = tokenizer.encode("hell the")
+    trace = RoutingTrace()
+    with torch.no_grad():
+        model(torch.tensor([[tokenizer.eot_id, *ids]]), trace=trace)
+    shares = torch.stack([layer.deep_share[0, 1:] for layer in trace.layers], 1)
+    capsys.readouterr()
+    assert main(["routing", "--ckpt_path", str(run), "--text", "hell the"]) == 0
+    shown = capsys.readouterr().out
+    assert "\nhell the\n" in shown
+    for id, own in zip(ids, shares.tolist(), strict=True):
+        token = tokenizer.token_values()[id].decode()
+        cells = r" +".join(f"{share:.2f}" for share in (np.mean(own), *own))
+        assert re.search(rf"^ {re.escape(token)} +{cells}", shown, re.MULTILINE), (token, cells)
+    assert not (run / "routing").exists()
+    assert main(["routing", "--ckpt_path", str(run), "--text", "hell", "--layer", "1"]) == 0
+    assert "deep share, layer 1:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--text", "the " * 20], "--text has 60 tokens, the model takes 15; put it into a file"),
+        (["--text", "a", "--layer", "2"], "--layer 2 has no gates; layers 0, 1 have"),
+        (["--text", " "], "--text is empty"),
+        (["--text", "a", "--out", "x"], "--out goes with sources; --text alone is printed"),
+        (["--layer", "0"], "--layer goes with --text"),
+        (["--examples", "held_oot:1"], "no source 'held_oot'; did you mean 'held_out'?"),
+        (["--examples", "held_out"], "give SOURCE:N, such as gsm8k:0"),
+        (
+            ["--examples", "held_out:99", "--tagger", "none"],
+            "no such sequence; they go from 0 to 14",
+        ),
+        (["--anchor", ""], "--anchor is empty"),
+        (["--sequences", "0"], "--sequences"),
+        (["--tagger", "nowhere"], "; or without parts of speech: --tagger none"),
+        (["--tagger", "nowhere"], "python -m spacy download nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line(words, said, fit: Fit, capsys):
+    run = fit(**OPEN)
+    capsys.readouterr()
+    assert main(["routing", "--ckpt_path", str(run), *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.startswith("dualpath routing: error: ")
+    assert error.count("\n") == 1
+
+
+def test_a_model_without_gates_has_no_routing(fit: Fit, capsys):
+    run = fit(model={"block": "wide"}, run={"gates_every": 0})
+    assert main(["routing", "--ckpt_path", str(run)]) == 2
+    assert "the model has no dual block" in capsys.readouterr().err
