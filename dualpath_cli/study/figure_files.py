@@ -42,6 +42,7 @@ def save(folder: Path, figures: Mapping[str, "Figure | None"]) -> list[Path]:
             # Without the time, equal numbers give equal files.
             undated = {"CreationDate": None} if suffix == "pdf" else {}
             figure.savefig(partial, format=suffix, dpi=160, metadata=undated)
+            figure.set_layout_engine("none")  # it is laid out: the second file needs no other
             partial.replace(path)
             written.append(path)
     return written
