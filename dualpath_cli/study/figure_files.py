@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -10,12 +10,22 @@ if TYPE_CHECKING:
 
 
 def panels(
-    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+    width: float,
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    square: bool = False,
+    **options: Any,
 ) -> tuple["Figure", Any]:
-    """Returns a figure of so many inches and its axes, an array (rows, columns)."""
+    """Returns a figure of so many inches and its axes, an array (rows, columns).
+
+    `square` axes have a fixed aspect, and are drawn close together.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    layout: Literal["compressed", "constrained"] = "compressed" if square else "constrained"
+    figure = Figure(figsize=(width, height), layout=layout)
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 

@@ -110,11 +110,14 @@ def _aligned(one: str, other: str, of_one: Statistics, of_other: Statistics) -> 
     # Where both have enough sequences; the same tokens of both, counted from the anchor.
     known = np.isfinite(first[0, :, 0]) & np.isfinite(second[0, :, 0])
     gap = np.nanmean(first[:, known] - second[:, known], axis=1)
-    value, low, high = _ends(min(of_one, of_other, key=lambda s: s.sequences),
-                             of_one.in_band(gap, "late"))  # fmt: skip
-    number = f"deep share, late band, {known.sum()} tokens after the anchor"
+    few = min(of_one, of_other, key=lambda each: each.sequences)
     text = f"{one} is deeper than {other} after the anchor"
-    yield Claim(text, f"{one}, {other}", number, value, low, high, 0, True)
+    for where, values in {
+        "late band": of_one.in_band(gap, "late"),
+        "all layers": gap.mean(1),
+    }.items():
+        number = f"deep share, {known.sum()} tokens, {where}"
+        yield Claim(text, f"{one}, {other}", number, *_ends(few, values), 0, True)
 
 
 def _same_order(one: str, other: str, of_one: Statistics, of_other: Statistics) -> Iterator[Claim]:
@@ -126,7 +129,7 @@ def _same_order(one: str, other: str, of_one: Statistics, of_other: Statistics) 
         for each in (of_one, of_other)
     ]
     few = min(of_one, of_other, key=lambda each: each.sequences)
-    number = f"rank correlation of {len(common)} parts of speech"
+    number = "rank correlation"
     text = "parts of speech have one order in all texts"
     yield Claim(text, f"{one}, {other}", number, *_ends(few, _correlation(*ranks)), 0.5, True)
 

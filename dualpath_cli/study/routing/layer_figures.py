@@ -3,7 +3,7 @@
 Shapes: L layers with gates, S sources.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from dualpath_cli.study.routing.summary import Statistics
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 Floats = npt.NDArray[np.float64]
 
@@ -68,7 +69,7 @@ def bands(sums: Mapping[str, Sums], average: Statistics) -> "Figure":
     The paper's figure `gate_density`: (g_w, g_d) above, log(1 + g ‖Δ‖) below.
     """
     names = average.bands
-    figure, axes = panels(2.3 * len(names) + 0.8, 4.6, 2, len(names))
+    figure, axes = panels(2.3 * len(names) + 0.8, 4.6, 2, len(names), square=True)
     gates, contributions = (
         {
             name: np.mean([_density(each[kind][places].sum(0)) for each in sums.values()], 0)
@@ -82,11 +83,14 @@ def bands(sums: Mapping[str, Sums], average: Statistics) -> "Figure":
         which = (
             f"layers {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"layer {numbers[0]}"
         )
-        _square(ax, gates[name], 1.0, 1.0)
+        image = _square(ax, gates[name], 1.0, 1.0, _top(gates.values()))
         ax.set(title=f"{name}: {which}", xlabel="$g_w$")
+    _scale(figure, image, axes[0])
     for ax, name in zip(axes[1], names, strict=True):
-        _square(ax, contributions[name], CONTRIBUTION_END, end)
+        top = _top(contributions.values())
+        image = _square(ax, contributions[name], CONTRIBUTION_END, end, top)
         ax.set(xlabel=r"$\log(1 + g_w \|\Delta_w\|)$")
+    _scale(figure, image, axes[1])
     axes[0, 0].set_ylabel("$g_d$")
     axes[1, 0].set_ylabel(r"$\log(1 + g_d \|\Delta_d\|)$")
     for ax in axes.flat:
@@ -98,17 +102,19 @@ def grid(sums: Mapping[str, Sums], layers: tuple[int, ...]) -> "Figure":
     """Joint density of the gates in each layer (across) and source (down), as in the appendix."""
     size = 1.25 if len(layers) <= 8 else 0.8
     figure, axes = panels(
-        size * len(layers) + 0.9, size * len(sums) + 0.6, len(sums), len(layers),
-        sharex=True, sharey=True,
+        size * len(layers) + 1.7, size * len(sums) + 0.6, len(sums), len(layers),
+        square=True, sharex=True, sharey=True,
     )  # fmt: skip
+    top = _top(_density(layer) for each in sums.values() for layer in each["gate_density"])
     for row, (source, each) in zip(axes, sums.items(), strict=True):
         for place, ax in enumerate(row):
-            _square(ax, _density(each["gate_density"][place]), 1.0, 1.0)
+            image = _square(ax, _density(each["gate_density"][place]), 1.0, 1.0, top)
             ax.tick_params(labelsize=7)
         row[0].set_ylabel(f"{source}\n$g_d$", fontsize=8)
     for place, layer in enumerate(layers):
         axes[0, place].set_title(f"layer {layer}", fontsize=8)
         axes[-1, place].set_xlabel("$g_w$", fontsize=8)
+    _scale(figure, image, axes)
     return figure
 
 
@@ -146,16 +152,24 @@ def _end_of(densities: Any) -> float:
     return CONTRIBUTION_END * min(CONTRIBUTION_BINS, int(1.05 * last) + 2) / CONTRIBUTION_BINS
 
 
-def _square(ax: "Axes", density: Floats, extent: float, end: float) -> None:
+def _top(densities: Iterable[Floats]) -> float:
+    return max(float(density.max()) for density in densities) or 1.0
+
+
+def _square(ax: "Axes", density: Floats, extent: float, end: float, top: float) -> "AxesImage":
     """A density (deep, wide) with equal axes and the diagonal of equal weights."""
     from matplotlib.colors import LogNorm
 
-    shown = np.ma.masked_equal(density, 0)
-    top = float(density.max()) or 1.0
-    ax.imshow(
-        shown, origin="lower", extent=(0, extent, 0, extent), cmap="cividis",
-        norm=LogNorm(top / 1000, top), interpolation="nearest",
+    image = ax.imshow(
+        density, origin="lower", extent=(0, extent, 0, extent), cmap="cividis",
+        norm=LogNorm(top / 1000, top, clip=True), interpolation="nearest",
     )  # fmt: skip
-    ax.set_facecolor("#00204D")  # cividis at 0: what is empty is darkest
     ax.plot([0, end], [0, end], color="white", linewidth=0.7, linestyle="--")
     ax.set(xlim=(0, end), ylim=(0, end), aspect="equal")
+    return image
+
+
+def _scale(figure: "Figure", image: "AxesImage", axes: Any) -> None:
+    bar = figure.colorbar(image, ax=axes.ravel().tolist(), fraction=0.03)
+    bar.set_label("share of tokens in a bin", fontsize=8)
+    bar.ax.tick_params(labelsize=7)

@@ -54,9 +54,8 @@ def write(
     write_text(out / SUMMARY, json.dumps(content, indent=2) + "\n")
     rows = [asdict(claim) | {"verdict": claim.verdict} for claim in told]
     write_text(out / CLAIMS, as_csv(rows))
-    written = [out / TOKENS, out / SUMMARY, out / CLAIMS]
     drawn, shown = examples(out / TOKENS, launch)
-    written += save(
+    figures = save(
         out,
         {
             "depth": layer_figures.depth(found),
@@ -73,9 +72,15 @@ def write(
     title = (
         f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {facts['checkpoint']['step']:,}"
     )
-    written.append(page.write(out / PAGE, title, _facts(facts, sources), layers, shown))
-    console.print("\n".join(map(str, written)), highlight=False, soft_wrap=True)
-    console.print(f"page: {(out / PAGE).resolve().as_uri()}", highlight=False, soft_wrap=True)
+    page.write(out / PAGE, title, _facts(facts, sources), layers, shown)
+    names = dict.fromkeys(path.stem for path in figures)
+    for name, what in {
+        "tokens": out / TOKENS,
+        "numbers": f"{out / SUMMARY}, {CLAIMS}",
+        "figures": f"{out}: {', '.join(names)} (PNG, PDF)",
+        "page": (out / PAGE).resolve().as_uri(),
+    }.items():
+        console.print(f"{name:9}{what}", highlight=False, soft_wrap=True)
 
 
 def examples(tokens: Path, launch: Launch) -> tuple[list[Example], list[Example]]:
@@ -109,7 +114,9 @@ def show(sources: Mapping[str, Statistics], told: Sequence[Claim], console: Cons
                 end_section=place == len(of.layers) - 1,
             )  # fmt: skip
     print_table(console, table)
-    print_table(console, claim_table(told))
+    # A source's own claims are in claims.csv: here the average speaks for all.
+    several = [claim for claim in told if claim.source not in sources]
+    print_table(console, claim_table(several if len(sources) > 1 else told))
 
 
 def claim_table(told: Sequence[Claim]) -> Table:

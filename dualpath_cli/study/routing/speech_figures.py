@@ -19,7 +19,7 @@ def heat_maps(sources: Mapping[str, Statistics], average: Statistics) -> "Figure
     """Mean deep share by part of speech and layer: a map a source, and one of their mean.
 
     The paper's figure `pos_main`, panels a to d. Tags are sorted by the mean over sources and
-    layers, the deepest at the bottom; one with fewer than ten tokens in a source is blank there.
+    layers, the deepest at the bottom; one with fewer than ten tokens in a source is dark there.
     """
     tags = average.known_tags
     if not tags:
@@ -37,6 +37,7 @@ def heat_maps(sources: Mapping[str, Statistics], average: Statistics) -> "Figure
     for number, (ax, name, values) in enumerate(zip(axes.flat, maps, shown, strict=False)):
         image = ax.imshow(values, cmap=share_colormap(), vmin=0.5 - reach, vmax=0.5 + reach,
                           aspect="auto", interpolation="nearest")  # fmt: skip
+        ax.set_facecolor(MUTED)  # where a source has too few tokens
         ax.set_title(name, fontsize=8)
         ax.set_yticks(range(len(tags)), [UPOS[tag] for tag in tags], fontsize=7)
         step = 1 if len(average.layers) <= 8 else 3

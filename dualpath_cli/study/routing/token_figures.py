@@ -65,26 +65,32 @@ def layer_grid(examples: Sequence[Example], layers: Sequence[int]) -> "Figure":
 def aligned(sources: Mapping[str, Statistics], anchor: str) -> "Figure | None":
     """Deep share of one source less that of another, by layer and offset from the anchor.
 
-    The paper's figure `sequence_grid`, panel c. Blank where a source has too few sequences, light
-    where the 95 % interval holds zero.
+    The paper's figure `sequence_grid`, panel c. A dot says that the 95 % interval holds zero; what
+    too few sequences reach is left out.
     """
     with_anchor = {name: of for name, of in sources.items() if np.isfinite(of.aligned[0]).any()}
-    pairs = list(combinations(with_anchor, 2))
-    if not pairs:
+    gaps = {
+        (one, other): with_anchor[one].aligned - with_anchor[other].aligned
+        for one, other in combinations(with_anchor, 2)
+    }
+    gaps = {pair: gap for pair, gap in gaps.items() if np.isfinite(gap[0]).any()}
+    if not gaps:
         return None
     height = 0.22 * len(next(iter(with_anchor.values())).layers) + 1.2
-    figure, axes = panels(7.2, height * len(pairs) + 0.2, len(pairs))
-    gaps = {(a, b): with_anchor[a].aligned - with_anchor[b].aligned for a, b in pairs}
-    most = max(float(np.nanmax(np.abs(gap[0]), initial=1e-9)) for gap in gaps.values())
+    figure, axes = panels(7.2, height * len(gaps) + 0.2, len(gaps))
+    most = max(float(np.nanmax(np.abs(gap[0]))) for gap in gaps.values()) or 1.0
     for ax, ((one, other), gap) in zip(axes[:, 0], gaps.items(), strict=True):
         first = with_anchor[one]
-        found = first.estimate(gap)
+        (known,) = np.isfinite(gap[0, :, 0]).nonzero()
+        found = first.estimate(gap[:, known])
         low, high = (np.array(found[end], dtype=float) for end in ("low", "high"))
-        sure = np.where((low > 0) | (high < 0), 1.0, 0.35)
-        ends = (first.offsets[0] - 0.5, first.offsets[-1] + 0.5, -0.5, len(first.layers) - 0.5)
-        image = ax.imshow(gap[0].T, alpha=sure.T, cmap=share_colormap(), vmin=-most, vmax=most,
+        offsets = first.offsets[known]
+        ends = (offsets[0] - 0.5, offsets[-1] + 0.5, -0.5, len(first.layers) - 0.5)
+        image = ax.imshow(gap[0, known].T, cmap=share_colormap(), vmin=-most, vmax=most,
                           origin="lower", aspect="auto", extent=ends,
                           interpolation="nearest")  # fmt: skip
+        unsure, layer = ((low <= 0) & (high >= 0)).nonzero()
+        ax.plot(offsets[unsure], layer, ".", color=MUTED, markersize=1.5)
         ax.axvline(0, color=MUTED, linewidth=0.8, linestyle=":")
         ax.set_title(f"deep share, {one} less {other}", fontsize=8, loc="left")
         ax.set(ylabel="layer", xlabel=f"tokens after '{anchor}'")

@@ -148,9 +148,12 @@ def test_two_sources_are_compared_after_the_anchor_in_the_late_layers():
         },
         one,
     )
-    (claim,) = [claim for claim in found if claim.source == "a, b"]
-    assert claim.value == pytest.approx(0.2)
-    assert (claim.verdict, "3 tokens" in claim.number) == ("holds", True)
+    late, every = [claim for claim in found if claim.source == "a, b"]
+    assert (late.number, every.number) == (
+        "deep share, 3 tokens, late band", "deep share, 3 tokens, all layers",
+    )  # fmt: skip
+    assert (late.value, every.value) == (pytest.approx(0.2), pytest.approx(0.2 * 2 / 6))
+    assert (late.verdict, every.verdict) == ("holds", "holds")
 
 
 def test_the_order_of_parts_of_speech_is_compared_by_rank():
