@@ -100,7 +100,7 @@ def bands(sums: Mapping[str, Sums], average: Statistics) -> "Figure":
 
 def grid(sums: Mapping[str, Sums], layers: tuple[int, ...]) -> "Figure":
     """Joint density of the gates in each layer (across) and source (down), as in the appendix."""
-    size = 1.25 if len(layers) <= 8 else 0.8
+    size = 1.25 if len(layers) <= 8 else 0.6
     figure, axes = panels(
         size * len(layers) + 1.7, size * len(sums) + 0.6, len(sums), len(layers),
         square=True, sharex=True, sharey=True,
@@ -110,9 +110,10 @@ def grid(sums: Mapping[str, Sums], layers: tuple[int, ...]) -> "Figure":
         for place, ax in enumerate(row):
             image = _square(ax, _density(each["gate_density"][place]), 1.0, 1.0, top)
             ax.tick_params(labelsize=7)
+            ax.set(xticks=[0, 1], yticks=[0, 1])
         row[0].set_ylabel(f"{source}\n$g_d$", fontsize=8)
     for place, layer in enumerate(layers):
-        axes[0, place].set_title(f"layer {layer}", fontsize=8)
+        axes[0, place].set_title(f"layer {layer}" if len(layers) <= 8 else str(layer), fontsize=8)
         axes[-1, place].set_xlabel("$g_w$", fontsize=8)
     _scale(figure, image, axes)
     return figure

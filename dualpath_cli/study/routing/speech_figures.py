@@ -19,15 +19,15 @@ def heat_maps(sources: Mapping[str, Statistics], average: Statistics) -> "Figure
     """Mean deep share by part of speech and layer: a map a source, and one of their mean.
 
     The paper's figure `pos_main`, panels a to d. Tags are sorted by the mean over sources and
-    layers, the deepest at the bottom; one with fewer than ten tokens in a source is dark there.
+    layers, the deepest at the bottom; one with fewer than ten tokens in a source is grey there.
     """
     tags = average.known_tags
     if not tags:
         return None
     maps = dict(sources) | ({"mean of the sources": average} if len(sources) > 1 else {})
-    across = min(3, len(maps))
+    across = 2 if len(maps) in (2, 4) else min(3, len(maps))
     down = -(-len(maps) // across)
-    width = max(1.5, 0.3 * len(average.layers)) * across + 1.8
+    width = min(2.4, max(1.5, 0.3 * len(average.layers))) * across + 1.8
     figure, axes = panels(width, (0.17 * len(tags) + 0.7) * down, down, across,
                           sharex=True, sharey=True)  # fmt: skip
     shown = [of.tag_means[0, tags] for of in maps.values()]
@@ -37,7 +37,7 @@ def heat_maps(sources: Mapping[str, Statistics], average: Statistics) -> "Figure
     for number, (ax, name, values) in enumerate(zip(axes.flat, maps, shown, strict=False)):
         image = ax.imshow(values, cmap=share_colormap(), vmin=0.5 - reach, vmax=0.5 + reach,
                           aspect="auto", interpolation="nearest")  # fmt: skip
-        ax.set_facecolor(MUTED)  # where a source has too few tokens
+        ax.set_facecolor("#B9BDC7")  # where a source has too few tokens
         ax.set_title(name, fontsize=8)
         ax.set_yticks(range(len(tags)), [UPOS[tag] for tag in tags], fontsize=7)
         step = 1 if len(average.layers) <= 8 else 3
