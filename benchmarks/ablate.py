@@ -27,7 +27,7 @@ from dualpath_cli.study.suites import applicable, rows
 from dualpath_cli.text.documents import parse_source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training import lightning_cli
-from dualpath_cli.training.checkpoint import load_weights
+from dualpath_cli.training.weights import load_weights
 from dualpath_cli.windows import Windows, collate, document_windows
 
 

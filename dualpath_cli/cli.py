@@ -49,6 +49,10 @@ def main(argv: list[str] | None = None) -> int:
         if command in launch.STUDIES and len(launch.split_runs(rest)[0]) > 1:
             return _study_several(command, *launch.split_runs(rest))
         prepared = launch.prepare(command, rest)
+        if prepared.routing is not None and prepared.routing.text is not None:
+            from dualpath_cli.study.routing import terminal
+
+            return terminal.run(prepared)
         from dualpath_cli.training import lightning_cli
 
         return lightning_cli.run(prepared)

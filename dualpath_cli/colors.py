@@ -1,5 +1,6 @@
 """The colours of figures and pages: wide steel blue, deep terracotta, and what lies between."""
 
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,11 @@ DEEP, WIDE = "#C7734C", "#4C8CB8"
 EVEN = "#F6F5F2"
 """Between the two, where both paths have equal shares."""
 INK, MUTED = "#1F2A44", "#56607A"
-SOURCES = (INK, DEEP, WIDE, "#8E6F96", "#5F8A5A", "#B08D2F", "#A04A5A")
+SOURCES = (INK, DEEP, WIDE, "#8E6F96", "#5F8A5A", "#B08D2F", "#A04A5A", "#2F7F86", "#8C7B6B")
 """Of lines, one a source or run."""
 
 
+@cache
 def share_colormap() -> "ListedColormap":
     """Blue where a share is 0, nearly white at one half, terracotta at 1; even to the eye.
 

@@ -24,6 +24,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.routing_options import (
     RoutingOptions,
     add_routing_arguments,
+    check_routing,
     take_routing_options,
 )
 from dualpath_cli.text.manifest import Manifest
@@ -158,6 +159,8 @@ def prepare(command: str, words: list[str]) -> Launch:
     ckpt_path = values.pop("ckpt_path")
     check_trainer(values["trainer"])
     if run is not None:
+        if routing is not None:
+            check_routing(routing, settings.model)
         check_validation_sets(settings, f"{run.folder}/{run_folder.TOKENIZER}")
         return Launch(command, values, settings, run.folder, run.checkpoint, None, ablate, routing)
     folder = Path(settings.run.dir) / settings.run.recipe / settings.run.name
@@ -207,6 +210,8 @@ def prepare_several(
     Raises:
         UserError: for the first mistake, and for several devices or no `--out`.
     """
+    if any(_underscored(word).partition("=")[0] == "--text" for word in words):
+        raise UserError("--text takes one RUN; give the command for each of them")
     given, rest = _take_options(words, ("--out",))
     if not given:
         raise UserError("several RUNs need --out DIR: a folder for the files of all of them")

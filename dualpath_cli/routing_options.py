@@ -4,13 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.sizes import parse_size
+from dualpath_cli.study.parts_of_speech import check_pipeline
 from dualpath_cli.study_options import TAGGER, add_text_arguments, out_folder, take_sources
 from dualpath_cli.training import run_folder
 from dualpath_cli.training.arguments import OneLineParser
 
 NO_TAGGER = "none"
+AVERAGE = "average"
+"""The name of what is averaged over all sources."""
 PAGE_SEQUENCES = 12
 """Sequences of each source on the page, unless told otherwise: 48 of the usual four."""
 ANCHOR = "Answer"
@@ -48,7 +51,7 @@ def add_routing_arguments(parser: OneLineParser) -> None:
     )
     parser.add_argument(
         "--layer",
-        type=int | None,
+        type=str | None,
         default=None,
         metavar="N",
         help="Colour --text by this layer instead of the mean of all.",
@@ -73,7 +76,8 @@ def add_routing_arguments(parser: OneLineParser) -> None:
         type=str,
         default=str(PAGE_SEQUENCES),
         metavar="N",
-        help="So many sequences of each source are on the page.",
+        help="So many sequences of each source are on the page. A sequence is a document, or as "
+        "much of one as the model takes at once: a long document gives several.",
     )
     parser.add_argument(
         "--examples",
@@ -113,17 +117,40 @@ def take_routing_options(values: dict[str, Any], run: run_folder.Run) -> Routing
         if not given["text"].strip():
             raise UserError("--text is empty")
         values["data"]["val"] = {}
+    if AVERAGE in values["data"]["val"]:
+        raise UserError(f"a source may not be called '{AVERAGE}': that is the mean of all sources")
     if not given["anchor"].strip():
         raise UserError("--anchor is empty; give a word such as Answer")
     return RoutingOptions(
         out=out_folder(given["out"], run, "routing"),
         text=given["text"],
-        layer=given["layer"],
+        layer=None if given["layer"] is None else _whole("--layer", given["layer"]),
         tagger=None if given["tagger"].lower() == NO_TAGGER else given["tagger"],
         anchor=given["anchor"],
-        sequences=parse_size(given["sequences"], "--sequences"),
+        sequences=_whole("--sequences", given["sequences"], least=1),
         examples=tuple(_example(spec, values["data"]["val"]) for spec in given["examples"]),
     )
+
+
+def check_routing(options: RoutingOptions, model: ModelConfig) -> None:
+    """Raises UserError for what a model does not have, or a tagger that is not there."""
+    gated = [n for n, kind in enumerate(model.block_kinds) if kind == "dual"]
+    if not gated:
+        raise UserError("the model has no dual block, so there is no routing to read")
+    if options.layer is not None and options.layer not in gated:
+        layers = ", ".join(map(str, gated))
+        raise UserError(f"--layer {options.layer} has no gates; layers {layers} have")
+    if options.text is None and options.tagger is not None:
+        try:
+            check_pipeline(options.tagger)
+        except UserError as error:
+            raise UserError(f"{error}; or without parts of speech: --tagger none") from None
+
+
+def _whole(name: str, text: str, least: int = 0) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise UserError(f"{name} must be a whole number from {least} on, not '{text}'")
+    return int(text)
 
 
 def _example(spec: str, sources: dict[str, str]) -> tuple[str, int]:

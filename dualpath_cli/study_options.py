@@ -5,7 +5,8 @@ from typing import Any
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.sizes import parse_size
-from dualpath_cli.text.documents import parse_source
+from dualpath_cli.text.documents import parse_source, split_name
+from dualpath_cli.text.manifest import MANIFEST
 from dualpath_cli.text.storage import is_remote
 from dualpath_cli.training import run_folder
 from dualpath_cli.training.arguments import OneLineParser
@@ -28,7 +29,8 @@ def add_text_arguments(parser: OneLineParser) -> None:
         action="extend",
         default=[],
         metavar="NAME=PATH",
-        help="Texts to score, .txt, .jsonl or .parquet; by default the run's validation sets.",
+        help="Texts, .txt, .jsonl or .parquet, or prepared data folders; by default the run's "
+        "validation sets.",
     )
     parser.add_argument(
         "--max_tokens",
@@ -65,6 +67,9 @@ def _name_and_location(spec: str) -> tuple[str, str]:
     name, _, location = spec.partition("=")
     if is_remote(location):
         return name, location
+    given, path = split_name(spec)
+    if (Path(path) / MANIFEST).is_file():
+        return given or Path(path).resolve().name, path
     source = parse_source(spec)
     return source.name, str(source.path)
 

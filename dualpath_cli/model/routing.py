@@ -32,14 +32,14 @@ class LayerTrace:
     def deep_share(self) -> torch.Tensor | None:
         """ρ_d, the part of the gated update that is the deep path's, (B, T) (Eq. 6).
 
-        g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖), from 0 to 1; nan where both are zero.
+        g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖), from 0 to 1; one half where both are zero.
         """
         if self.gate_deep is None or self.gate_wide is None:
             return None
         assert self.update_deep is not None
         assert self.update_wide is not None
         deep, wide = self.gate_deep * self.update_deep, self.gate_wide * self.update_wide
-        return deep / (deep + wide)
+        return torch.where(deep + wide > 0, deep / (deep + wide), 0.5)
 
     @property
     def expected_loops(self) -> torch.Tensor | None:

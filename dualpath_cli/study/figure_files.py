@@ -1,5 +1,6 @@
 """Figures as files: drawn without a display, written whole, the same bytes for the same numbers."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,7 +52,10 @@ def save(folder: Path, figures: Mapping[str, "Figure | None"]) -> list[Path]:
             partial = path.with_name(f"{path.name}.partial")
             # Without the time, equal numbers give equal files.
             undated = {"CreationDate": None} if suffix == "pdf" else {}
-            figure.savefig(partial, format=suffix, dpi=160, metadata=undated)
+            with warnings.catch_warnings():
+                # A text may have characters that the font has not: a box stands for them.
+                warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+                figure.savefig(partial, format=suffix, dpi=160, metadata=undated)
             figure.set_layout_engine("none")  # it is laid out: the second file needs no other
             partial.replace(path)
             written.append(path)

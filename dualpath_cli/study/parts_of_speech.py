@@ -19,6 +19,7 @@ So `well-known`, `30-minute`, `and/or`, `$12/hour`, `x = 5` and `C++` keep spaCy
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -132,21 +133,30 @@ def align(window: Sequence[bytes], spans: Iterable[Span]) -> list[str]:
     return tags
 
 
-def _load(pipeline: str) -> Any:
-    """Returns spaCy's pipeline without the components that do nothing for universal tags."""
-    try:
-        import spacy
-    except ImportError:
-        raise UserError(
-            "parts of speech need the package spacy: pip install 'dualpath[pos]'"
-        ) from None
-    way_out = "give a folder that spaCy's nlp.to_disk wrote"
+def check_pipeline(pipeline: str) -> str:
+    """Looks whether spaCy and a pipeline are there, without importing either.
+
+    Returns what to do if the pipeline should turn out to be damaged. Raises UserError, with the
+    command that installs what is missing.
+    """
+    if find_spec("spacy") is None:
+        raise UserError("parts of speech need the package spacy: pip install 'dualpath[pos]'")
     if Path(pipeline).name == pipeline and not Path(pipeline).exists():  # a name, not a path
         way_out = f"python -m spacy download {pipeline}"
-        if not spacy.util.is_package(pipeline):
+        if not pipeline.isidentifier() or find_spec(pipeline) is None:
             raise UserError(f"spaCy pipeline '{pipeline}' is not installed: {way_out}")
-    elif not Path(pipeline).exists():
+        return way_out
+    way_out = "give a folder that spaCy's nlp.to_disk wrote"
+    if not Path(pipeline).exists():
         raise UserError(f"spaCy pipeline '{pipeline}' does not exist; {way_out}")
+    return way_out
+
+
+def _load(pipeline: str) -> Any:
+    """Returns spaCy's pipeline without the components that do nothing for universal tags."""
+    way_out = check_pipeline(pipeline)
+    import spacy
+
     try:
         nlp = spacy.load(pipeline, exclude=["ner", "lemmatizer"])
         if "parser" in nlp.pipe_names and "attribute_ruler" not in nlp.pipe_names:

@@ -1,6 +1,7 @@
 """Tables on the screen and in a log."""
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 LOG_WIDTH = 160
@@ -8,7 +9,15 @@ LOG_WIDTH = 160
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Prints a table; what is no terminal counts as 80 columns wide, and would cut numbers off."""
-    if not console.is_terminal and console.width < LOG_WIDTH:
-        console = Console(file=console.file, width=LOG_WIDTH, quiet=console.quiet)
-    console.print(table)
+    """Prints a table so that no number is cut off, if need be wider than the screen.
+
+    What is no terminal counts as 80 columns wide, but has room.
+    """
+    wide = console.width if console.is_terminal else max(console.width, LOG_WIDTH)
+    room = Console(
+        file=console.file, width=10 * LOG_WIDTH, quiet=console.quiet,
+        force_terminal=console.is_terminal, color_system=console.color_system,  # type: ignore[arg-type]
+    )  # fmt: skip
+    least = Measurement.get(room, room.options, table).minimum
+    room.width = max(wide, least)
+    room.print(table)

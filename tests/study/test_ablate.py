@@ -22,7 +22,7 @@ from dualpath_cli.study.scoring import Scores
 from dualpath_cli.study.suites import Row
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.checkpoint import load_weights
+from dualpath_cli.training.weights import load_weights
 from dualpath_cli.windows import document_windows
 from tests.study.test_suites import NAMES
 from tests.training.conftest import SEQ_LEN, Fit

@@ -8,9 +8,15 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
 
+from dualpath_cli.routing_options import AVERAGE
+from dualpath_cli.study.routing.statistics import CORNER
 from dualpath_cli.study.routing.summary import Statistics
 
 Floats = npt.NDArray[np.float64]
+
+
+REASONING = "gsm8k"
+"""The source that the paper calls a reasoning task; what it is compared with asks for knowledge."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +48,13 @@ class Claim:
 
 def claims(sources: Mapping[str, Statistics], average: Statistics) -> list[Claim]:
     """Returns every claim for each source, or pair of sources, that can speak of it."""
-    every = dict(sources) | ({"average": average} if len(sources) > 1 else {})
+    every = dict(sources) | ({AVERAGE: average} if len(sources) > 1 else {})
     found = [claim for name, each in every.items() for claim in _of_source(name, each)]
     anchored = [name for name, each in sources.items() if _after_anchor(each) is not None]
-    for one, other in combinations(anchored, 2):
-        found += _aligned(one, other, sources[one], sources[other])
+    if REASONING in anchored:
+        for other in anchored:
+            if other != REASONING:
+                found += _aligned(REASONING, other, sources[REASONING], sources[other])
     for one, other in combinations(sources, 2):
         found += _same_order(one, other, sources[one], sources[other])
     return found
@@ -57,7 +65,7 @@ def same_profile(one: str, other: str, of_one: Statistics, of_other: Statistics)
     profiles = [each.means["deep_share"] for each in (of_one, of_other)]
     if len(of_one.layers) < 3:
         return
-    text = "the deep share's profile over layers does not depend on K"
+    text = "runs share one profile of deep share over layers"
     number = f"correlation over {len(of_one.layers)} layers"
     few = min(of_one, of_other, key=lambda each: each.sequences)
     yield Claim(
@@ -68,7 +76,7 @@ def same_profile(one: str, other: str, of_one: Statistics, of_other: Statistics)
 def _of_source(source: str, of: Statistics) -> Iterator[Claim]:
     share, difference = of.means["deep_share"], of.means["gate_difference"]
     committed = of.means["only_deep"] + of.means["only_wide"]
-    last = of.layers[-1]
+    last = max(1, len(of.layers) // 8)  # two of the paper's sixteen
 
     def claim(text: str, number: str, values: Floats, bound: float, above: bool) -> Claim:
         return Claim(text, source, number, *_ends(of, values), bound, above)
@@ -77,19 +85,20 @@ def _of_source(source: str, of: Statistics) -> Iterator[Claim]:
         text = "the middle layers are wide-dominated"
         yield claim(text, "deep share, middle band", of.in_band(share, "middle"), 0.5, False)
         text = "the last layers are deep-dominated"
-        yield claim(text, f"deep share, layer {last}", share[:, -1], 0.5, True)
+        number = f"deep share, last {last} of {len(of.layers)} layers"
+        yield claim(text, number, share[:, -last:].mean(1), 0.5, True)
         rise = of.in_band(share, "late") - of.in_band(share, "middle")
-        yield claim("deep share rises to the end", "late less middle band", rise, 0, True)
+        yield claim("deep share rises to the end", "late - middle band", rise, 0, True)
         cosine = of.in_band(of.means["cosine"], "middle")
         yield claim("the paths do different things", "cosine, middle band", cosine, 0.5, False)
     if {"early", "late"} <= of.bands.keys():
         text = "gates polarise with depth"
-        for number, values in {
-            "|g_d - g_w|": difference,
-            "tokens in the corners": committed,
-        }.items():
-            rise = of.in_band(values, "late") - of.in_band(values, "early")
-            yield claim(text, f"{number}, late less early", rise, 0, True)
+        rise = of.in_band(difference, "late") - of.in_band(difference, "early")
+        yield claim(text, "|g_d - g_w|, late - early band", rise, 0, True)
+        if committed[0].any():  # where no token is in a corner, corners say nothing
+            rise = of.in_band(committed, "late") - of.in_band(committed, "early")
+            number = f"tokens with gates above {1 - CORNER:g} and below {CORNER:g}"
+            yield claim(text, f"{number}, late - early band", rise, 0, True)
     leanings = {
         "arithmetic": ("arithmetic (NUM, SYM) leans deep", True),
         "structure": ("SPACE, PUNCT, SYM lean deep", True),
@@ -99,7 +108,7 @@ def _of_source(source: str, of: Statistics) -> Iterator[Claim]:
     for name, (text, above) in leanings.items():
         values = of.class_differences[name]
         if np.isfinite(values[0]).all():
-            number = "deep share less that of other tokens"
+            number = "its deep share - that of other tokens"
             yield claim(text, number, values.mean(1), 0, above)
 
 
@@ -111,12 +120,10 @@ def _aligned(one: str, other: str, of_one: Statistics, of_other: Statistics) -> 
     known = np.isfinite(first[0, :, 0]) & np.isfinite(second[0, :, 0])
     gap = np.nanmean(first[:, known] - second[:, known], axis=1)
     few = min(of_one, of_other, key=lambda each: each.sequences)
-    text = f"{one} is deeper than {other} after the anchor"
-    for where, values in {
-        "late band": of_one.in_band(gap, "late"),
-        "all layers": gap.mean(1),
-    }.items():
-        number = f"deep share, {known.sum()} tokens, {where}"
+    bands = {"late": of_one.in_band(gap, "late"), "all": gap.mean(1)}
+    for which, values in bands.items():
+        text = f"{one} is deeper than {other} after the anchor, in {which} layers"
+        number = f"mean of {known.sum()} positions' deep share, {one} - {other}"
         yield Claim(text, f"{one}, {other}", number, *_ends(few, values), 0, True)
 
 
@@ -125,7 +132,7 @@ def _same_order(one: str, other: str, of_one: Statistics, of_other: Statistics) 
     if len(common) < 3:
         return
     ranks = [
-        rankdata(np.nan_to_num(each.tag_means[:, common].mean(2)), axis=1)
+        rankdata(each.tag_means[:, common].mean(2), axis=1, nan_policy="propagate")
         for each in (of_one, of_other)
     ]
     few = min(of_one, of_other, key=lambda each: each.sequences)

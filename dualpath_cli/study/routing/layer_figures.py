@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.colors import INK, MUTED, SOURCES
+from dualpath_cli.colors import DEEP, INK, MUTED, SOURCES, WIDE
 from dualpath_cli.study.figure_files import panels, plain
-from dualpath_cli.study.routing.statistics import CONTRIBUTION_BINS, CONTRIBUTION_END, Sums
+from dualpath_cli.study.routing.statistics import (
+    CONTRIBUTION_BINS,
+    CONTRIBUTION_END,
+    CORNER,
+    Sums,
+)
 from dualpath_cli.study.routing.summary import Statistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
+
+LINES = [color for color in SOURCES if color not in (INK, DEEP, WIDE)]
+"""Of sources and runs: not the mean's colour, nor those of the paths."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -51,11 +59,16 @@ def polarisation(lines: Mapping[str, Statistics]) -> "Figure":
         _line(axes[0, 0], each, "gate_difference", color, label)
         for name, style in (("only_deep", "-"), ("only_wide", "--")):
             _line(axes[0, 1], each, name, color, None, style)
-    axes[0, 1].plot([], [], "-", color=MUTED, label="deep")
-    axes[0, 1].plot([], [], "--", color=MUTED, label="wide")
+    axes[0, 1].plot([], [], "-", color=MUTED, label="the deep one is open")
+    axes[0, 1].plot([], [], "--", color=MUTED, label="the wide one is open")
     layers = max((each.layers for each in lines.values()), key=len)
     _layer_axis(axes[0, 0], layers, r"mean $|g_d - g_w|$")
-    _layer_axis(axes[0, 1], layers, "share of tokens that take one path alone")
+    title = f"share of tokens with gates above {1 - CORNER:g} and below {CORNER:g}"
+    _layer_axis(axes[0, 1], layers, title)
+    if not any(
+        each.means[name][0].any() for each in lines.values() for name in ("only_deep", "only_wide")
+    ):
+        axes[0, 1].text(0.5, 0.5, "no such token", transform=axes[0, 1].transAxes, ha="center")
     axes[0, 0].set_ylim(bottom=0)
     axes[0, 1].set_ylim(bottom=0)
     axes[0, 0].legend(frameon=False, fontsize=8)
@@ -137,8 +150,7 @@ def _layer_axis(ax: "Axes", layers: tuple[int, ...], title: str) -> None:
 
 
 def _colors(count: int) -> list[str]:
-    lines = [color for color in SOURCES if color != INK]  # which is the mean's
-    return [lines[number % len(lines)] for number in range(count)]
+    return [LINES[number % len(LINES)] for number in range(count)]
 
 
 def _density(counts: Floats) -> Floats:

@@ -117,7 +117,7 @@ class Reader(DualPathModule):
         """Reads a batch; the last one of a text ends it."""
         assert self.model is not None
         this = self.texts[dataloader_idx]
-        loss = self.val_losses[dataloader_idx]
+        loss = self.val_losses[dataloader_idx]  # any will do: it is emptied first
         assert isinstance(loss, LanguageModelLoss)
         if batch_idx == 0:
             layers = self.config.block_kinds.count("dual")
@@ -126,7 +126,8 @@ class Reader(DualPathModule):
         tokens, targets, places = batch
         trace = RoutingTrace()
         nll = self.model(tokens, targets, trace=trace)
-        loss.update(nll, targets)
+        of_text = loss.bytes_of_token[targets.clamp(min=0)] > 0
+        loss.update(nll, torch.where(of_text, targets, IGNORE))
         values = dual_layers(trace)
         text = torch.zeros_like(tokens, dtype=torch.bool)
         text[:, 1:] = (targets[:, :-1] != IGNORE) & (loss.bytes_of_token[tokens[:, 1:]] > 0)

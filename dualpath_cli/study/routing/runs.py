@@ -8,16 +8,24 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from dualpath_cli.atomic import write_text
+from dualpath_cli.colors import INK
+from dualpath_cli.errors import UserError
 from dualpath_cli.study.ablation_table import as_csv
 from dualpath_cli.study.figure_files import save
 from dualpath_cli.study.routing import layer_figures
 from dualpath_cli.study.routing.claims import same_profile
-from dualpath_cli.study.routing.report import CLAIMS, PAGE, SUMMARY, claim_table
+from dualpath_cli.study.routing.report import (
+    CLAIMS,
+    PAGE,
+    SUMMARY,
+    VERDICTS,
+    as_row,
+    claim_table,
+)
 from dualpath_cli.study.routing.study import read_sums
 from dualpath_cli.study.routing.summary import Statistics
 from dualpath_cli.study.tables import print_table
@@ -26,10 +34,21 @@ from dualpath_cli.study.tables import print_table
 def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
     """Reads what was written of each run and sets the runs side by side; returns the paths.
 
-    A run's line is the mean over its sources. The claims of all runs go to claims.csv.
+    A run's line is the mean over its sources. The claims of all runs go to claims.csv. Raises
+    UserError where the runs were read on different sources.
     """
-    summaries = {folder.name: json.loads((folder / SUMMARY).read_text()) for folder in folders}
-    lines = {folder.name: _average(folder, summaries[folder.name]) for folder in folders}
+    of_folder = {folder: json.loads((folder / SUMMARY).read_text()) for folder in folders}
+    sources = [
+        {name: source["sha256"] for name, source in each["sources"].items()}
+        for each in of_folder.values()
+    ]
+    if any(each != sources[0] for each in sources):
+        raise UserError("the runs name different validation sets: give --sources for all of them")
+    short = [Path(each["checkpoint"]["path"]).parents[1].name for each in of_folder.values()]
+    unique = len(set(short)) == len(short)
+    names = short if unique else [folder.name for folder in folders]
+    summaries = dict(zip(names, of_folder.values(), strict=True))
+    lines = dict(zip(names, (_average(*each) for each in of_folder.items()), strict=True))
     told = [
         claim
         for one, other in combinations(lines, 2)
@@ -37,9 +56,11 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
         for claim in same_profile(one, other, lines[one], lines[other])
     ]
     rows = [{"run": name, **row} for name, each in summaries.items() for row in each["claims"]]
+    rows += [{"run": claim.source, **as_row(claim)} for claim in told]
     if told:
-        print_table(console, claim_table(told))
-    print_table(console, _verdicts(rows, list(lines)))
+        print_table(console, claim_table(told, []))
+    found = verdicts([row for row in rows if row["run"] in lines])
+    print_table(console, _table(found, names))
     written = save(out, {"depth": layer_figures.depth(lines),
                          "polarisation": layer_figures.polarisation(lines)})  # fmt: skip
     content = {
@@ -50,8 +71,8 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
     }
     texts = {
         SUMMARY: json.dumps(content, indent=2) + "\n",
-        CLAIMS: as_csv(rows),
-        PAGE: _page(out, lines),
+        CLAIMS: as_csv(rows) if rows else "",
+        PAGE: _page(out, dict(zip(names, folders, strict=True)), found),
     }
     for name, text in texts.items():
         write_text(out / name, text)
@@ -69,44 +90,82 @@ def _average(folder: Path, summary: dict[str, Any]) -> Statistics:
     )
 
 
-def _verdicts(rows: Sequence[dict[str, Any]], runs: Sequence[str]) -> Table:
-    """A row a claim and source, a column a run."""
-    table = Table(title="the paper's claims, run by run", title_justify="left")
-    for name in ("claim", "source", "claimed", *runs):
-        table.add_column(name, no_wrap=name in ("claim", "source", "claimed"))
-    found: dict[tuple[str, str, str], dict[str, str]] = {}
+Verdicts = dict[tuple[str, str, str], dict[str, str]]
+"""By claim, source and test: a cell for each run, value and verdict."""
+
+
+def verdicts(rows: Sequence[dict[str, Any]]) -> Verdicts:
+    """Sets the runs' claims side by side, those of all sources one after the other."""
+    found: Verdicts = {}
     for row in rows:
-        claimed = f"{'>' if row['above'] else '<'} {row['bound']:g}"
-        # What polarises is measured twice: the number tells the two apart.
-        name = row["claim"] if "less early" not in row["number"] else row["number"]
+        test = f"{'>' if row['above'] else '<'} {row['bound']:g}"
         cell = f"{row['value']:+.3f} {row['verdict']}"
-        found.setdefault((name, row["source"], claimed), {})[row["run"]] = cell
-    for (claim, source, claimed), cells in found.items():
-        table.add_row(claim, source, claimed, *(cells.get(run, "") for run in runs))
+        key = (f"{row['claim']}: {row['number']}", row["source"], test)
+        found.setdefault(key, {})[row["run"]] = cell
+    claims = list(dict.fromkeys(claim for claim, _, _ in found))
+    return {key: found[key] for key in sorted(found, key=lambda key: claims.index(key[0]))}
+
+
+def _table(found: Verdicts, runs: Sequence[str]) -> Table:
+    table = Table(title="the paper's claims, run by run", title_justify="left", caption=VERDICTS,
+                  caption_justify="left")  # fmt: skip
+    table.add_column("claim")
+    for name in ("source", "test", *runs):
+        table.add_column(name, no_wrap=True)
+    before = ""
+    for (claim, source, test), cells in found.items():
+        name = "" if claim == before else claim
+        table.add_row(name, source, test, *(cells.get(run, "") for run in runs))
+        before = claim
     return table
 
 
-def _page(out: Path, runs: Mapping[str, Statistics]) -> str:
-    """A page with the runs' figure and a link to the page of each."""
-    picture = base64.b64encode((out / "depth.png").read_bytes()).decode()
+def _page(out: Path, folders: Mapping[str, Path], found: Verdicts) -> str:
+    """A page with the runs' figures, a link to the page of each, and the claims."""
     links = "\n".join(
-        f'<li><a href="{html.escape(name)}/{PAGE}">{html.escape(name)}</a>: mean deep share '
-        f"{np.mean(each.means['deep_share'][0]):.3f}</li>"
-        for name, each in runs.items()
+        f'<li><a href="{html.escape(folder.name)}/{PAGE}">{html.escape(name)}</a></li>'
+        for name, folder in folders.items()
+    )
+    pictures = "\n".join(
+        f'<img alt="{alt}" src="data:image/png;base64,'
+        f'{base64.b64encode((out / file).read_bytes()).decode()}">'
+        for file, alt in (
+            ("depth.png", "Deep share and cosine per layer, a line a run"),
+            ("polarisation.png", "Difference of the gates per layer, a line a run"),
+        )
+    )
+    head = "".join(
+        f"<th>{html.escape(each)}</th>" for each in ("claim", "source", "test", *folders)
+    )
+    body = "\n".join(
+        "<tr>"
+        + "".join(f"<td>{html.escape(each)}</td>" for each in key)
+        + "".join(f"<td>{html.escape(cells.get(run, ''))}</td>" for run in folders)
+        + "</tr>"
+        for key, cells in found.items()
     )
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
 <meta name="color-scheme" content="light">
-<title>Routing of {len(runs)} runs</title>
-<style>body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
-padding: 0 1rem; color: #1f2a44 }} img {{ max-width: 100% }}</style>
-<h1>Routing of {len(runs)} runs</h1>
+<title>Routing of {len(folders)} runs</title>
+<style>body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto;
+padding: 0 1rem; color: {INK} }} img {{ max-width: 100% }} .wide {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums }}
+td, th {{ padding: 0.2rem 0.7rem 0.2rem 0; text-align: left; vertical-align: top;
+border-bottom: 1px solid #dedbd4 }} td:nth-child(n + 3) {{ white-space: nowrap }}</style>
+<h1>Routing of {len(folders)} runs</h1>
 <p>Each run has a page of its own, to read token by token:</p>
 <ul>
 {links}
 </ul>
-<img alt="Deep share and cosine per layer, a line a run" src="data:image/png;base64,{picture}">
+{pictures}
+<h2>The paper's claims, run by run</h2>
+<div class="wide"><table><tr>{head}</tr>
+{body}
+</table></div>
+<p>{VERDICTS}. With intervals: <a href="{CLAIMS}">{CLAIMS}</a>,
+<a href="{SUMMARY}">{SUMMARY}</a>.</p>
 </html>
 """

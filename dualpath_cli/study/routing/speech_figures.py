@@ -7,8 +7,8 @@ import numpy as np
 
 from dualpath_cli.colors import DEEP, MUTED, WIDE, share_colormap
 from dualpath_cli.study.figure_files import panels, plain
-from dualpath_cli.study.routing.statistics import Sums
-from dualpath_cli.study.routing.summary import Statistics, tag_box
+from dualpath_cli.study.routing.statistics import SHARE_BINS, Sums
+from dualpath_cli.study.routing.summary import LEAST_TOKENS, Statistics, tag_box
 from dualpath_cli.study_options import UPOS
 
 if TYPE_CHECKING:
@@ -59,7 +59,11 @@ def boxes(sums: Mapping[str, Sums], average: Statistics) -> "Figure | None":
     tags = average.known_tags
     if not tags:
         return None
-    shares = np.sum([each["tag_shares"] for each in sums.values()], axis=0)
+    # A source weighs as much as another; what it has too few tokens of, it says nothing of.
+    shares = np.zeros((len(UPOS), SHARE_BINS))
+    for each in sums.values():
+        enough = each["tag_tokens"][0] >= LEAST_TOKENS
+        shares[enough] += (each["tag_shares"] / each["tag_tokens"][0].clip(1)[:, None])[enough]
     quantiles = sorted(((tag_box(shares[tag]), UPOS[tag]) for tag in tags), key=_median)
     found = [{**box, "label": tag} for box, tag in quantiles]
     figure, axes = panels(4.2, 0.2 * len(tags) + 0.8)

@@ -171,7 +171,8 @@ class RoutingStatistics(Metric):
 
 def _bin(values: torch.Tensor, bins: int, end: float) -> torch.Tensor:
     """The number of the bin between 0 and `end` that each value is in; 0 for what is no number."""
-    return (values.nan_to_num() * (bins / end)).long().clamp(0, bins - 1)
+    inside = values.nan_to_num(nan=0.0, posinf=end).clamp(0, end)
+    return (inside * (bins / end)).long().clamp(max=bins - 1)
 
 
 def _density(wide: torch.Tensor, deep: torch.Tensor, bins: int, end: float) -> torch.Tensor:

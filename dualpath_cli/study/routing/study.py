@@ -9,6 +9,7 @@
 import hashlib
 import json
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,14 @@ from dualpath_cli.study.routing.reader import (
     collate_numbered,
 )
 from dualpath_cli.study.routing.statistics import Sums
-from dualpath_cli.study.routing.terminal import show_text
-from dualpath_cli.study.routing.tokens import TOKENS, TokenTable
+from dualpath_cli.study.routing.tokens import TOKENS, TokenTable, merge
 from dualpath_cli.study.scoring import array_digest
 from dualpath_cli.study.token_classes import tag
 from dualpath_cli.study_options import UPOS
 from dualpath_cli.training.data import DualPathDataModule
 
-SUMS = "sums"
-"""Folder of the finished sources' sums."""
+PASSES = "passes"
+"""Folder of the rows and sums of finished sources, by what decides them."""
 SEMANTICS = 1
 """Raised when the same model and texts would give other numbers than before."""
 
@@ -61,12 +61,7 @@ def run(
     """
     assert launch.routing is not None
     options = launch.routing
-    if "dual" not in launch.settings.model.block_kinds:
-        raise UserError("the model has no dual block, so there is no routing to read")
-    if options.text is not None:
-        show_text(options.text, options.layer, reader, datamodule.tokenizer, console)
-        return
-    tagger = _tagger(options.tagger)
+    tagger = None if options.tagger is None else Tagger(options.tagger)
     with StudyProgress(console) as progress:
         study = RoutingStudy(launch, reader, datamodule, console, progress, tagger)
         try:
@@ -75,22 +70,15 @@ def run(
             # Lightning leaves by sys.exit(1) after Ctrl-C.
             if not trainer.interrupted:
                 raise
-            raise KeyboardInterrupt("the same command continues") from end
+            kept = ", ".join(study.sums) or "no source"
+            raise KeyboardInterrupt(f"{kept} finished; the same command continues") from end
         finally:
             study.abandon()
     if trainer.is_global_zero:
-        study.remove_old()
         facts = {**study.facts, "tagger": tagger and tagger.facts, "anchor": options.anchor}
+        rows = [pass_path(options.out, each["key"], "parquet") for each in study.sources.values()]
+        merge(rows, options.out / TOKENS, study.table_facts)
         report.write(launch, facts, study.sources, study.sums, console)
-
-
-def _tagger(pipeline: str | None) -> Tagger | None:
-    if pipeline is None:
-        return None
-    try:
-        return Tagger(pipeline)
-    except UserError as error:
-        raise UserError(f"{error}; or without parts of speech: --tagger none") from None
 
 
 class RoutingStudy(LightningDataModule):
@@ -151,18 +139,24 @@ class RoutingStudy(LightningDataModule):
         if self._table is not None:
             self._table.abandon()
 
-    def remove_old(self) -> None:
-        """Removes rows and sums of other sources and settings, which an earlier call left."""
-        for folder in (TOKENS, SUMS):
-            for path in (self._options.out / folder).iterdir():
-                if path.stem not in (source["key"] for source in self.sources.values()):
-                    path.unlink()
+    @property
+    def table_facts(self) -> dict[str, str]:
+        """What one should know of the table: the checkpoint, and which layers its lists are of."""
+        kinds = self._launch.settings.model.block_kinds
+        return {
+            "checkpoint": self.facts["checkpoint"]["sha256"],
+            "layers": json.dumps([n for n, kind in enumerate(kinds) if kind == "dual"]),
+        }
 
     def _text(self, name: str) -> Text:
         """Cuts a source into sequences, tags them and looks for the anchor."""
         windows = self._datamodule.windows(name)
         tokenizer = self._datamodule.tokenizer
         ids = windows.windows[: windows.n_filled]
+        for source, number in self._options.examples:
+            if source == name and number >= len(ids):
+                there = f"they go from 0 to {len(ids) - 1}"
+                raise UserError(f"--examples {name}:{number}: no such sequence; {there}")
         tags = None
         if self._tagger is not None:
             self._console.print(f"tagging {name}", highlight=False)
@@ -172,7 +166,9 @@ class RoutingStudy(LightningDataModule):
                 for of_window in tag(ids, tokenizer, self._tagger)
             ]
         numbers = windows.numbers[: windows.n_filled]
-        anchors = anchor_positions(ids, numbers, tokenizer.token_values(), self._options.anchor)
+        values = tokenizer.token_values()
+        values[tokenizer.eot_id] = b"\n\n"  # no word goes from one document into the next
+        anchors = anchor_positions(ids, numbers, values, self._options.anchor)
         assert self.trainer is not None
         decisive = {
             "semantics": SEMANTICS,
@@ -193,11 +189,11 @@ class RoutingStudy(LightningDataModule):
 
     def _find(self, name: str) -> Sums | None:
         """The sums of a source that an earlier call finished."""
-        if not self._rows(name).is_file():
+        if not self._path(name, "parquet").is_file():
             return None
         try:
             return read_sums(self._options.out, self.sources[name]["key"])
-        except (OSError, EOFError, ValueError, zipfile.BadZipFile):
+        except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error):
             return None
 
     def _keep(self, text: Text, reading: Reading) -> None:
@@ -205,11 +201,12 @@ class RoutingStudy(LightningDataModule):
         if self._table is None:
             values = self._datamodule.tokenizer.token_values()
             layers, loops = reading.values.shape[1], self._launch.settings.model.loops
-            self._table = TokenTable(self._rows(text.source), values, layers, loops)
+            self._table = TokenTable(self._path(text.source, "parquet"), values, layers, loops)
         number = text.windows.numbers[reading.place]
         upos = None
         if text.tags is not None:
-            upos = [UPOS[tag] for tag in text.tags[reading.place][reading.positions]]
+            tags = text.tags[reading.place][reading.positions]
+            upos = [None if tag < 0 else UPOS[tag] for tag in tags]
         self._table.add(text.source, number, reading.ids, upos, reading.nats, reading.values)
 
     def _finish(self, text: Text, sums: Sums) -> None:
@@ -217,8 +214,7 @@ class RoutingStudy(LightningDataModule):
         assert self._table is not None
         self._table.finish()
         self._table = None
-        path = sums_path(self._options.out, self.sources[text.source]["key"])
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = self._path(text.source, "npz")
         partial = path.with_suffix(".partial")
         with partial.open("wb") as file:
             np.savez_compressed(file, **sums)  # type: ignore[arg-type]
@@ -226,16 +222,16 @@ class RoutingStudy(LightningDataModule):
         partial.replace(path)
         self.sums[text.source] = sums
 
-    def _rows(self, name: str) -> Path:
-        return self._options.out / TOKENS / f"{self.sources[name]['key']}.parquet"
+    def _path(self, name: str, kind: str) -> Path:
+        return pass_path(self._options.out, self.sources[name]["key"], kind)
 
 
 def read_sums(out: Path, key: str) -> Sums:
     """Reads the sums of a finished source, by the key that the summary gives."""
-    with np.load(sums_path(out, key)) as arrays:
+    with np.load(pass_path(out, key, "npz")) as arrays:
         return dict(arrays)
 
 
-def sums_path(out: Path, key: str) -> Path:
-    """Where the sums of a source are."""
-    return out / SUMS / f"{key}.npz"
+def pass_path(out: Path, key: str, kind: str) -> Path:
+    """Where the rows (`parquet`) or sums (`npz`) of a finished source are."""
+    return out / PASSES / f"{key}.{kind}"

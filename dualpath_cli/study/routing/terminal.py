@@ -1,5 +1,7 @@
 """`dualpath routing --text`: the routing of one text in the terminal."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from rich.console import Console
@@ -8,68 +10,83 @@ from rich.text import Text
 
 from dualpath_cli.colors import share_colormap
 from dualpath_cli.errors import UserError
-from dualpath_cli.model import RoutingTrace
+from dualpath_cli.launch import Launch
+from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.study.routing.statistics import READOUTS, dual_layers
 from dualpath_cli.study.routing.tokens import pieces
 from dualpath_cli.study.tables import print_table
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.run_folder import TOKENIZER
+from dualpath_cli.training.weights import load_weights
+
+DEFINITION = "deep share = g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖) of a token, then averaged"
 
 
-def show_text(
-    text: str, layer: int | None, module: DualPathModule, tokenizer: Tokenizer, console: Console
-) -> None:
-    """Prints a text coloured by deep share, then a table of its tokens and layers.
+def run(launch: Launch) -> int:
+    """Prints a text coloured by deep share, then a table of its tokens, and one of the layers.
 
-    Colours are the mean over layers, or those of `layer`. Raises UserError where the text is longer
-    than the model, or the layer has no gates.
+    Colours are the mean over layers, or those of `--layer`. On the CPU, in float32. Returns 0.
+    Raises UserError where the text is longer than the model.
     """
-    config = module.config
-    layers = [n for n, kind in enumerate(config.block_kinds) if kind == "dual"]
-    if layer is not None and layer not in layers:
-        raise UserError(f"--layer {layer} has no gates; layers {', '.join(map(str, layers))} have")
-    ids = tokenizer.encode(text)
+    assert launch.routing is not None
+    assert launch.routing.text is not None
+    assert launch.checkpoint is not None
+    config, layer = launch.settings.model, launch.routing.layer
+    tokenizer = Tokenizer.load(launch.run_folder / TOKENIZER)
+    ids = tokenizer.encode(launch.routing.text)
     if len(ids) >= config.max_seq_len:
         raise UserError(
             f"--text has {len(ids):,} tokens, the model takes {config.max_seq_len - 1:,}; "
             "put it into a file: --sources NAME=FILE.txt"
         )
-    module.configure_model()
-    assert module.model is not None
+    model = DualPathLM(config)
+    load_weights(model, launch.checkpoint)
     trace = RoutingTrace()
     with torch.inference_mode():
-        module.model.eval()
-        module.model(torch.tensor([[tokenizer.eot_id, *ids]]), trace=trace)
+        model(torch.tensor([[tokenizer.eot_id, *ids]]), trace=trace)
+    values_of = tokenizer.token_values()
+    show(Console(), [values_of[id] for id in ids], trace, layer)
+    return 0
+
+
+def show(console: Console, tokens: Sequence[bytes], trace: RoutingTrace, layer: int | None) -> None:
+    """Prints what a trace of end-of-text and these tokens says."""
+    layers = [n for n, each in enumerate(trace.layers) if each.gate_deep is not None]
     values = dual_layers(trace)[0, 1:].double().numpy()
     shares = values[..., READOUTS.index("deep_share")]
     chosen = shares.mean(1) if layer is None else shares[:, layers.index(layer)]
     what = "mean over layers" if layer is None else f"layer {layer}"
-    console.print(Text("deep share, ").append(f"{what}: ").append_text(_legend()))
-    values_of = tokenizer.token_values()
-    texts = pieces(values_of[id] for id in ids)
+    legend = Text(f"deep share, {what}")
+    if console.color_system is not None:
+        legend.append(": ").append_text(_legend())
+    console.print(legend)
+    texts = pieces(tokens)
     coloured = Text()
-    for piece, share in zip(texts, chosen, strict=True):
-        coloured.append(piece, _style(share))
+    for text, share in zip(texts, chosen, strict=True):
+        coloured.append(text, _style(share))
     console.print(coloured)
-    print_table(console, _tokens(texts, shares, layers))
+    # Of a character that a later token completes, the bytes are shown.
+    names = [_visible(text or repr(value)[2:-1]) for text, value in zip(texts, tokens, strict=True)]
+    print_table(console, _tokens(names, shares, layers))
     print_table(console, _layers(values, layers))
 
 
-def _tokens(texts: list[str], shares: np.ndarray, layers: list[int]) -> Table:
+def _tokens(names: list[str], shares: np.ndarray, layers: list[int]) -> Table:
     """A row a token: deep share of each layer and their mean."""
     table = Table(title="deep share by token and layer", title_justify="left", box=None)
     table.add_column("token", no_wrap=True)
     for name in ["mean", *map(str, layers)]:
         table.add_column(name, justify="right", no_wrap=True)
-    for piece, own in zip(texts, shares, strict=True):
+    for name, own in zip(names, shares, strict=True):
         cells = [Text(f" {share:.2f} ", _style(share)) for share in (own.mean(), *own)]
-        table.add_row(Text(repr(piece)[1:-1]), *cells)
+        table.add_row(Text(name), *cells)
     return table
 
 
 def _layers(values: np.ndarray, layers: list[int]) -> Table:
     """A row a layer: every read-out, averaged over the tokens."""
-    table = Table(title="means over tokens", title_justify="left")
+    table = Table(title="means over tokens", title_justify="left", caption=DEFINITION,
+                  caption_justify="left")  # fmt: skip
     names = ("layer", "deep share", "g_d", "g_w", "‖Δ_d‖", "‖Δ_w‖", "cosine", "loops", "steps")
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
@@ -82,6 +99,10 @@ def _layers(values: np.ndarray, layers: list[int]) -> Table:
             str(layer), *(f"{means[READOUTS.index(name)]:.3f}" for name in order), steps
         )  # fmt: skip
     return table
+
+
+def _visible(text: str) -> str:
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text.replace("\n", "↵"))
 
 
 def _legend() -> Text:

@@ -1,5 +1,6 @@
 """Figures of tokens: a text coloured by deep share, layer by token, two sources aligned."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from dualpath_cli.study.routing.summary import Statistics
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_TOKENS, MOST_COLUMNS = 160, 60
+MOST_TOKENS, MOST_COLUMNS = 160, 44
 """Tokens of an example that are drawn, as text and layer by layer."""
 WIDTH = 108
 """Characters in a line of text."""
@@ -29,16 +30,18 @@ def coloured_text(examples: Sequence[Example]) -> "Figure":
     rows = [1.8 + max(row for row, _, _ in each) for each in placed]
     figure, axes = panels(7.2, 0.19 * sum(rows) + 0.5, len(examples), height_ratios=rows)
     colors = share_colormap()
+    reach = _reach([example.deep_share.mean(1) for example in examples])
     for ax, example, places, height in zip(axes[:, 0], examples, placed, rows, strict=True):
         ax.set(xlim=(0, WIDTH), ylim=(height - 0.5, -0.6))
         ax.axis("off")
         shares = example.deep_share.mean(1)
         ax.set_title(_title(example, MOST_TOKENS), fontsize=8, loc="left")
         for (row, column, text), share in zip(places, shares, strict=False):
-            ax.add_patch(_box(column, row, len(text), colors(float(share))))
+            color = colors(0.5 + (float(share) - 0.5) / (2 * reach))
+            ax.add_patch(_box(column, row, len(text), color))
             ax.text(column, row, text, family="monospace", fontsize=7.6, va="center",
                     color=INK, parse_math=False)  # fmt: skip
-    _bar(figure, axes, "deep share, mean over layers")
+    _bar(figure, axes, "deep share, mean over layers", reach)
     return figure
 
 
@@ -48,9 +51,10 @@ def layer_grid(examples: Sequence[Example], layers: Sequence[int]) -> "Figure":
     width = max(7.2, 0.16 * max(len(example.tokens) for example in cut) + 1.5)
     height = len(cut) * (0.2 * len(layers) + 1.3)
     figure, axes = panels(width, height, len(cut))
+    reach = _reach([example.deep_share for example in cut])
     for ax, example in zip(axes[:, 0], cut, strict=True):
-        ax.imshow(example.deep_share.T, cmap=share_colormap(), vmin=0, vmax=1, aspect="auto",
-                  origin="lower", interpolation="nearest")  # fmt: skip
+        ax.imshow(example.deep_share.T, cmap=share_colormap(), vmin=0.5 - reach, vmax=0.5 + reach,
+                  aspect="auto", origin="lower", interpolation="nearest")  # fmt: skip
         ax.set_title(_title(example, MOST_COLUMNS), fontsize=8, loc="left")
         ax.set_xticks(range(len(example.tokens)))
         ax.set_xticklabels([_shown(token) for token in example.tokens], rotation=90, fontsize=6.5,
@@ -58,7 +62,7 @@ def layer_grid(examples: Sequence[Example], layers: Sequence[int]) -> "Figure":
         step = 1 if len(layers) <= 8 else 3
         ax.set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
         ax.set_ylabel("layer")
-    _bar(figure, axes, "deep share")
+    _bar(figure, axes, "deep share", reach)
     return figure
 
 
@@ -82,6 +86,7 @@ def aligned(sources: Mapping[str, Statistics], anchor: str) -> "Figure | None":
     for ax, ((one, other), gap) in zip(axes[:, 0], gaps.items(), strict=True):
         first = with_anchor[one]
         (known,) = np.isfinite(gap[0, :, 0]).nonzero()
+        known = np.arange(known[0], known[-1] + 1)
         found = first.estimate(gap[:, known])
         low, high = (np.array(found[end], dtype=float) for end in ("low", "high"))
         offsets = first.offsets[known]
@@ -92,11 +97,12 @@ def aligned(sources: Mapping[str, Statistics], anchor: str) -> "Figure | None":
         unsure, layer = ((low <= 0) & (high >= 0)).nonzero()
         ax.plot(offsets[unsure], layer, ".", color=MUTED, markersize=1.5)
         ax.axvline(0, color=MUTED, linewidth=0.8, linestyle=":")
-        ax.set_title(f"deep share, {one} less {other}", fontsize=8, loc="left")
-        ax.set(ylabel="layer", xlabel=f"tokens after '{anchor}'")
+        ax.set_title(f"{one} − {other} (dot: the 95 % interval holds 0)", fontsize=8, loc="left")
+        ax.set(ylabel="layer", xlabel=f"tokens after the end of '{anchor}'")
         step = 1 if len(first.layers) <= 8 else 3
         ax.set_yticks(range(0, len(first.layers), step), [str(n) for n in first.layers[::step]])
-    figure.colorbar(image, ax=axes.ravel().tolist(), fraction=0.03)
+    bar = figure.colorbar(image, ax=axes.ravel().tolist(), fraction=0.03)
+    bar.set_label("difference of deep share", fontsize=8)
     return figure
 
 
@@ -110,7 +116,7 @@ def _lines(example: Example) -> list[tuple[int, int, str]]:
     row = column = 0
     placed = []
     for token in example.tokens:
-        text = "".join(c if c.isprintable() else " " for c in token.strip("\r\n"))[:WIDTH]
+        text = _shown(token, blank=" ")[:WIDTH]
         if column + len(text) > WIDTH:
             row, column = row + 1, 0
         placed.append((row, column, text))
@@ -126,17 +132,26 @@ def _box(column: int, row: int, width: int, color: Any) -> Any:
     return Rectangle((column, row - 0.46), width, 0.92, facecolor=color, linewidth=0)
 
 
-def _shown(token: str) -> str:
-    visible = token.replace(" ", "·").replace("\n", "↵")
+def _shown(token: str, blank: str = "·") -> str:
+    visible = token.replace(" ", blank).replace("\n", "↵")
     return "".join(c if c.isprintable() else " " for c in visible)
 
 
-def _bar(figure: "Figure", axes: Any, label: str) -> None:
+def _reach(shares: Sequence[np.ndarray]) -> float:
+    """How far from one half the colours reach: 98 % of the shares are inside, in steps of 0.05."""
+    far = np.abs(np.concatenate([each.ravel() for each in shares]) - 0.5)
+    return min(0.5, max(0.05, math.ceil(float(np.nanpercentile(far, 98)) * 20) / 20))
+
+
+def _bar(figure: "Figure", axes: Any, label: str, reach: float) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    scale = ScalarMappable(Normalize(0, 1), share_colormap())
+    low, high = 0.5 - reach, 0.5 + reach
+    scale = ScalarMappable(Normalize(low, high), share_colormap())
     bar = figure.colorbar(scale, ax=axes.ravel().tolist(), location="bottom", aspect=45,
-                          shrink=0.5, pad=0.02)  # fmt: skip
-    bar.set_ticks([0, 0.5, 1], labels=["0 wide", label, "1 deep"])
+                          shrink=0.5, pad=0.02, extend="both" if reach < 0.5 else "neither",
+                          label=label)  # fmt: skip
+    bar.set_ticks([low, 0.5, high], labels=[f"{low:.2f} wide", "0.5", f"{high:.2f} deep"])
     bar.ax.tick_params(labelsize=7)
+    bar.ax.xaxis.label.set_fontsize(8)

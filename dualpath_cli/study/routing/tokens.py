@@ -1,10 +1,10 @@
-"""routing.parquet: a row for every token that was read, a file for each source.
+"""routing.parquet: a row for every token that was read.
 
 Shapes: N tokens, L layers with gates, K loops.
 """
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dualpath_cli.atomic import sync
-from dualpath_cli.errors import UserError
 from dualpath_cli.study.routing.examples import Example
 from dualpath_cli.study.routing.statistics import READOUTS
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TOKENS = "routing.parquet"
-"""A folder, which readers of Parquet take for one table."""
 ROWS = 1 << 16
 """Rows of a row group: what is held in memory."""
 
@@ -31,7 +29,8 @@ class TokenTable:
     Columns:
 
     ==============================  ==========================================================
-    source, sequence, position      where the token is: both numbers count from 0
+    source, sequence, position      where the token is: the sequence in its source, and the token
+                                    among the sequence's text tokens, from 0 on
     token_id, token, upos           what it is; upos is null where nothing was tagged
     nats                            its loss, given the tokens before it
     gate_deep, gate_wide,           a list over the layers with gates, (L,)
@@ -72,7 +71,7 @@ class TokenTable:
         source: str,
         sequence: int,
         ids: npt.NDArray[np.integer],
-        upos: Sequence[str] | None,
+        upos: Sequence[str | None] | None,
         nats: npt.NDArray[np.floating],
         values: npt.NDArray[np.floating],
     ) -> None:
@@ -115,6 +114,21 @@ class TokenTable:
         self._held = []
 
 
+def merge(parts: Sequence[Path], path: Path, facts: Mapping[str, str]) -> None:
+    """Makes one table of those of several sources, with some facts as its metadata."""
+    import pyarrow.parquet as pq
+
+    schema = pq.read_schema(parts[0])
+    schema = schema.with_metadata({**(schema.metadata or {}), **facts})
+    partial = path.with_name(f"{path.name}.partial")
+    with pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+        for part in parts:
+            for batch in pq.ParquetFile(part).iter_batches(ROWS):
+                writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+    sync(partial)
+    partial.replace(path)
+
+
 def pieces(values: Iterable[bytes]) -> list[str]:
     """Returns the text of each token; together they are the text of all.
 
@@ -128,11 +142,7 @@ def pieces(values: Iterable[bytes]) -> list[str]:
 
 
 def read_examples(tokens: Path, source: str, wanted: Sequence[int], count: int) -> list[Example]:
-    """Reads sequences of a source: those wanted, then the first ones until there are `count`.
-
-    Raises:
-        UserError: if one that is wanted was not read.
-    """
+    """Reads sequences of a source: those wanted, then the first ones until there are `count`."""
     import pyarrow.compute as pc
     import pyarrow.dataset as ds
 
@@ -140,11 +150,6 @@ def read_examples(tokens: Path, source: str, wanted: Sequence[int], count: int) 
     of_source = ds.field("source") == source
     numbers = table.to_table(columns=["sequence"], filter=of_source)["sequence"]
     there = sorted(pc.unique(numbers).to_pylist())
-    for number in wanted:
-        if number not in there:
-            raise UserError(
-                f"--examples {source}:{number}: no such sequence; they go from 0 to {there[-1]}"
-            )
     chosen = list(dict.fromkeys([*wanted, *there]))[: max(count, len(wanted))]
     here = of_source & ds.field("sequence").isin(chosen)
     rows = table.to_table(filter=here)
@@ -162,7 +167,7 @@ def _example(source: str, number: int, rows: "pa.Table") -> Example:
         source,
         number,
         tokens=tuple(rows["token"].to_pylist()),
-        upos=None if upos[0] is None else tuple(upos),
+        upos=tuple(tag or "" for tag in upos) if any(upos) else None,
         nats=rows["nats"].to_numpy(),
         step_weights=_stacked(rows["step_weights"]),
         length=len(rows),

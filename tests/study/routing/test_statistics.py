@@ -1,6 +1,7 @@
 """The streamed sums against loops over tokens, and the intervals against formulas."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
 def test_batches_and_their_order_do_not_matter(seed, cuts, random):
     data = batch(seed, sequences=6, length=9)
     ends = sorted({0, 6, *cuts})
-    batches = [part(data, slice(a, b)) for a, b in zip(ends, ends[1:], strict=False)]
+    batches = [part(data, slice(a, b)) for a, b in pairwise(ends)]
     random.shuffle(batches)
     whole, split = sums_of(data), sums_of(*batches)
     for name, array in whole.items():
@@ -168,15 +169,21 @@ def test_the_interval_is_that_of_the_mean_over_sequences_as_units(sequences):
 
     inside = np.where(np.arange(30) < tokens[:, None], share, 0).sum(1)
     mean = inside.sum() / tokens.sum()
-    error = math.sqrt((((inside - mean * tokens) ** 2).sum())) / tokens.sum()
+    error = math.sqrt(((inside - mean * tokens) ** 2).sum()) / tokens.sum()
     found = of.estimate(of.means["deep_share"])
     assert found["mean"] == pytest.approx([mean] * LAYERS, rel=1e-12)
     for low, high in zip(found["low"], found["high"], strict=True):
         assert (mean - low, high - mean) == pytest.approx((1.96 * error,) * 2, rel=0.15)
 
 
-def test_one_sequence_has_no_interval():
-    of = Statistics.of(sums_of(part(batch(0, 2, 9), slice(1))), range(LAYERS), LOOPS)
+@pytest.mark.parametrize(("sequences", "there"), [(1, False), (9, False), (10, True)])
+def test_few_sequences_have_no_interval(sequences, there):
+    of = Statistics.of(sums_of(batch(0, sequences, 9)), range(LAYERS), LOOPS)
     found = of.estimate(of.means["deep_share"])
     assert None not in found["mean"]
-    assert found["low"] == found["high"] == [None, None]
+    assert all((low is not None) == there for low in (*found["low"], *found["high"]))
+
+
+def test_what_is_no_number_is_in_the_bins_of_its_side():
+    values = torch.tensor([math.nan, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf])
+    assert statistics._bin(values, 10, 1.0).tolist() == [0, 0, 0, 5, 9, 9, 9]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from dualpath_cli.study.routing.summary import CLASSES
 from dualpath_cli.study.routing.tokens import pieces
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.checkpoint import load_weights
+from dualpath_cli.training.weights import load_weights
 from tests.training.conftest import SEQ_LEN, Fit
 
 OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3, "loops": 3}, "optim": {"lr": 0.05}}
@@ -28,7 +29,7 @@ FIGURES = {
     "depth", "polarisation", "gate_density", "gate_density_layers", "tokens", "layers_by_token",
     "parts_of_speech", "parts_of_speech_box",
 }  # fmt: skip
-FILES = {"routing.parquet", "sums", "summary.json", "claims.csv", "index.html"}
+FILES = {"routing.parquet", "passes", "summary.json", "claims.csv", "index.html"}
 PER_LAYER = ["gate_deep", "gate_wide", "update_deep", "update_wide", "cosine", "deep_share",
              "expected_loops"]  # fmt: skip
 
@@ -47,6 +48,7 @@ class ByLetter:
 @pytest.fixture
 def by_letter(monkeypatch):
     monkeypatch.setattr("dualpath_cli.study.routing.study.Tagger", lambda pipeline: ByLetter())
+    monkeypatch.setattr("dualpath_cli.routing_options.check_pipeline", lambda pipeline: "")
 
 
 def routing(run: Path, *words: str) -> Path:
@@ -114,7 +116,7 @@ def test_the_texts_of_tokens_are_the_text_however_it_is_cut(text, data):
     whole = text.encode(errors="replace")
     cuts = data.draw(st.lists(st.integers(0, len(whole)), max_size=8).map(sorted))
     ends = [0, *cuts, len(whole)]
-    values = [whole[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    values = [whole[a:b] for a, b in pairwise(ends)]
     found = pieces(values)
     assert "".join(found) == whole.decode()
     assert len(found) == len(values)
@@ -177,27 +179,88 @@ def test_a_mixed_model_tells_of_its_dual_layers(fit: Fit, by_letter):
     assert '"layers": [1, 3]' in (folder / "index.html").read_text()
 
 
+def questions(path: Path, lead: int, count: int = 12) -> str:
+    """A file of questions of about `lead` letters, each with an answer of six."""
+    lines = [
+        json.dumps({"question": "a" * (lead + n % 2), "answer": "b" * 6}) for n in range(count)
+    ]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
 def test_the_anchor_lines_sequences_up(fit: Fit, tmp_path: Path, by_letter):
-    for name, lead in (("one", 2), ("two", 5)):
-        lines = [json.dumps({"text": "a" * (lead + n % 2) + "Q:" + "b" * 6}) for n in range(12)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    run = fit(**OPEN)
-    sources = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
-    folder = routing(run, "--sources", *sources, "--anchor", "Q:")
+    model = {**OPEN["model"], "max_seq_len": 32}
+    run = fit(model=model, optim=OPEN["optim"], run={"batch_tokens": 128, "max_tokens": 768})
+    sources = [f"triviaqa={questions(tmp_path / 'two.jsonl', 4)}",
+               f"gsm8k={questions(tmp_path / 'one.jsonl', 1)}"]  # fmt: skip
+    folder = routing(run, "--sources", *sources, "--anchor", "Answer:")
     summary, rows = json.loads((folder / "summary.json").read_text()), rows_of(folder)
-    assert summary["sources"]["one"]["anchored"] == summary["sources"]["two"]["anchored"] == 12
     means = []
-    for source in ("one", "two"):
+    for source in ("gsm8k", "triviaqa"):
+        assert summary["sources"][source]["anchored"] == 12
         own = rows["source"] == source
         anchor = {s: p for s, p, t in zip(rows["sequence"][own], rows["position"][own],
                                           rows["token"][own], strict=True) if t == ":"}  # fmt: skip
-        assert len(anchor) == 12
+        assert len(anchor) == 12  # of two colons the later one
         offset = rows["position"][own] - [anchor[s] for s in rows["sequence"][own]]
         late = rows["deep_share"][own][:, 1]
-        means.append([late[offset == o].mean() for o in range(1, 7)])
-    (claim,) = [c for c in summary["claims"] if c["number"] == "deep share, 6 tokens, late band"]
+        means.append([late[offset == o].mean() for o in range(1, 8)])
+    (claim,) = [c for c in summary["claims"] if "in late layers" in c["claim"]]
+    assert claim["source"] == "gsm8k, triviaqa"
     assert claim["value"] == pytest.approx(np.mean(np.subtract(*means)), rel=1e-4)
+    assert "7 positions" in claim["number"]
     assert (folder / "aligned.png").exists()
+
+
+def test_another_anchor_is_read_anew_and_one_that_is_nowhere_is_said(
+    fit: Fit, texts: Path, by_letter, capsys
+):
+    run = fit(**OPEN)
+    sources = ["--sources", f"a={texts / 'val.jsonl'}", f"b={texts / 'train.jsonl'}"]
+    first = routing(run, *sources, "--anchor", "he")
+    aligned = json.loads((first / "summary.json").read_text())["sources"]["a"]["anchored"]
+    assert aligned > 0
+    assert (first / "aligned.png").exists()
+    capsys.readouterr()
+    second = routing(run, *sources, "--anchor", "Zebra")
+    assert json.loads((second / "summary.json").read_text())["sources"]["a"]["anchored"] == 0
+    assert "no sequence has the anchor 'Zebra'" in capsys.readouterr().out
+    assert not (second / "aligned.png").exists()
+
+
+def test_end_of_text_inside_a_packed_block_is_context_alone(fit: Fit, texts: Path, by_letter):
+    run = fit(**OPEN)
+    folder = routing(run, "--sources", f"packed={texts / 'train'}")
+    summary, rows = json.loads((folder / "summary.json").read_text()), rows_of(folder)
+    tokenizer = Tokenizer.load(run / "tokenizer.json")
+    assert tokenizer.eot_id not in rows["token_id"]
+    lengths = np.bincount(rows["sequence"])
+    assert lengths.max() == SEQ_LEN - 1  # its first token is context
+    assert lengths.min() < SEQ_LEN - 1  # and so is end-of-text, where it has one
+    told = summary["sources"]["packed"]
+    assert told["tokens"] == len(rows["nats"])
+    assert told["loss"] == pytest.approx(rows["nats"].mean(), rel=1e-4)
+
+
+def test_a_model_of_one_layer_has_little_to_tell(fit: Fit, by_letter, capsys):
+    run = fit(model={**OPEN["model"], "n_layers": 1, "loops": 1}, run={"gates_every": 0})
+    folder = routing(run, "--tagger", "none")
+    assert json.loads((folder / "summary.json").read_text())["claims"] == []
+    assert (folder / "index.html").exists()
+
+
+def test_a_few_sequences_have_no_intervals_and_that_is_said(fit: Fit, tmp_path, by_letter, capsys):
+    run = fit(**OPEN)
+    (tmp_path / "short.txt").write_text("hello the cell")
+    folder = routing(run, "--sources", str(tmp_path / "short.txt"))
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    summary = json.loads((folder / "summary.json").read_text(), parse_constant=refuse)
+    assert {claim["low"] for claim in summary["claims"]} == {None}
+    assert {claim["verdict"] for claim in summary["claims"]} == {"open"}
+    assert "short has fewer than 10 sequences: no intervals" in capsys.readouterr().out
 
 
 # Files
@@ -212,12 +275,17 @@ def test_the_command_writes_and_names_everything(fit: Fit, by_letter, capsys):
     assert {path.name for path in folder.iterdir()} == wanted
     for name in ("routing.parquet", "summary.json"):
         assert str(folder / name) in shown
+    facts = pq.read_schema(folder / "routing.parquet").metadata
+    checkpoint = json.loads((folder / "summary.json").read_text())["checkpoint"]["sha256"]
+    assert facts[b"checkpoint"] == checkpoint.encode()
+    assert facts[b"layers"] == b"[0, 1]"
     assert all(name in shown for name in FIGURES)
     assert f"page     {(folder / 'index.html').as_uri()}" in shown
     for name in FIGURES:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     assert re.search(r"held_out +│ +0 │ +0\.\d{3} │ 0\.\d{3} to 0\.\d{3} │", shown)
+    assert re.search(r"  \d+ tokens +│ +1 │", shown)
     assert "arithmetic (NUM, SYM) leans deep" in shown
 
 
@@ -236,11 +304,9 @@ def test_without_a_tagger_nothing_is_told_of_parts_of_speech(fit: Fit, by_letter
     assert summary["sources"]["held_out"]["upos"] == {}
     assert set(rows_of(folder)["upos"]) == {None}
     assert not list(folder.glob("parts_of_speech*"))  # nor those of the call before
-    assert len(list((folder / "routing.parquet").iterdir())) == 1
-    assert len(list((folder / "sums").iterdir())) == 1
 
 
-def test_what_is_done_is_not_read_again(fit: Fit, texts: Path, by_letter, monkeypatch):
+def test_what_is_done_is_not_read_again(fit: Fit, texts: Path, by_letter, monkeypatch, capsys):
     run = fit(**OPEN)
     sources = ["--sources", f"a={texts / 'val.jsonl'}", f"b={texts / 'train.jsonl'}"]
     whole = routing(run, *sources, "--out", str(run / "whole"))
@@ -258,7 +324,9 @@ def test_what_is_done_is_not_read_again(fit: Fit, texts: Path, by_letter, monkey
     out = ["--out", str(run / "parts")]
     assert main(["routing", "--ckpt_path", str(run), *sources, *out]) == 130
     left = [path.name for path in (run / "parts").rglob("*") if path.is_file()]
-    assert sorted(name.partition("-")[0] for name in left) == ["a", "a"]  # nothing half-written
+    kinds = [(name[:2], Path(name).suffix) for name in left]
+    assert sorted(kinds) == [("a-", ".npz"), ("a-", ".parquet")]  # nothing half-written
+    assert "a finished; the same command continues" in capsys.readouterr().out
     first, most = len(read), 10**9
     read.clear()
     parts = routing(run, *sources, *out)
@@ -278,15 +346,18 @@ def test_several_runs_stand_side_by_side(fit: Fit, tmp_path: Path, by_letter, ca
             for k in (2, 3)]  # fmt: skip
     out = tmp_path / "both"
     assert main(["routing", "--ckpt_path", *map(str, runs), "--out", str(out)]) == 0
-    names = ["tiny-k2-step-00000006", "tiny-k3-step-00000006"]
     summary = json.loads((out / "summary.json").read_text())
-    assert list(summary["runs"]) == names
-    for name in names:
-        own = json.loads((out / name / "summary.json").read_text())
-        assert summary["runs"][name]["layers"] == own["average"]["layers"]
-        assert f'href="{name}/index.html"' in (out / "index.html").read_text()
+    assert list(summary["runs"]) == ["k2", "k3"]
+    page = (out / "index.html").read_text()
+    for name, told in summary["runs"].items():
+        folder = f"tiny-{name}-step-00000006"
+        own = json.loads((out / folder / "summary.json").read_text())
+        assert told["layers"] == own["average"]["layers"]
+        assert f'href="{folder}/index.html"' in page
+        for claim in own["claims"]:
+            assert f"<td>{claim['value']:+.3f} {claim['verdict']}</td>" in page
     assert {path.name for path in out.glob("*.png")} == {"depth.png", "polarisation.png"}
-    assert (out / "claims.csv").read_text().count("tiny-k3-step-00000006") > 3
+    assert (out / "claims.csv").read_text().count("\nk3,") == len(own["claims"]) > 2
     assert "run 2 of 2" in capsys.readouterr().out
 
 
@@ -311,7 +382,7 @@ def test_a_text_is_printed_with_its_deep_shares(fit: Fit, capsys):
         assert re.search(rf"^ {re.escape(token)} +{cells}", shown, re.MULTILINE), (token, cells)
     assert not (run / "routing").exists()
     assert main(["routing", "--ckpt_path", str(run), "--text", "hell", "--layer", "1"]) == 0
-    assert "deep share, layer 1:" in capsys.readouterr().out
+    assert "deep share, layer 1\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -329,7 +400,8 @@ def test_a_text_is_printed_with_its_deep_shares(fit: Fit, capsys):
             "no such sequence; they go from 0 to 14",
         ),
         (["--anchor", ""], "--anchor is empty"),
-        (["--sequences", "0"], "--sequences"),
+        (["--sequences", "0"], "--sequences must be a whole number from 1 on, not '0'"),
+        (["--text", "a", "--layer", "x"], "--layer must be a whole number from 0 on, not 'x'"),
         (["--tagger", "nowhere"], "; or without parts of speech: --tagger none"),
         (["--tagger", "nowhere"], "python -m spacy download nowhere"),
     ],
@@ -342,6 +414,17 @@ def test_a_mistake_is_one_line(words, said, fit: Fit, capsys):
     assert said in error
     assert error.startswith("dualpath routing: error: ")
     assert error.count("\n") == 1
+
+
+def test_several_runs_have_one_text_each_and_one_set_of_sources(fit: Fit, texts, tmp_path, capsys):
+    one = fit(**OPEN, run={"name": "one"})
+    two = fit(**OPEN, run={"name": "two"}, data={"val": {"other": str(texts / "train.jsonl")}})
+    capsys.readouterr()
+    runs = ["--ckpt_path", str(one), str(two)]
+    assert main(["routing", *runs, "--text", "a"]) == 2
+    assert "--text takes one RUN" in capsys.readouterr().err
+    assert main(["routing", *runs, "--tagger", "none", "--out", str(tmp_path / "x")]) == 2
+    assert "name different validation sets: give --sources" in capsys.readouterr().err
 
 
 def test_a_model_without_gates_has_no_routing(fit: Fit, capsys):

@@ -4,11 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.study.routing.claims import Claim, claims, same_profile
-from dualpath_cli.study.routing.statistics import AFTER, BEFORE, SHARE_BINS
+from dualpath_cli.study.routing.statistics import AFTER, BEFORE, RESAMPLES, SHARE_BINS
 from dualpath_cli.study.routing.summary import CLASSES, Statistics, tag_box
 from dualpath_cli.study_options import UPOS
 from tests.study.routing.test_statistics import LAYERS, LOOPS, batch, sums_of
@@ -74,6 +75,25 @@ def test_sources_weigh_the_same_however_long_they_are():
     np.testing.assert_array_equal(both.tag_means[:, noun], long.tag_means[:, noun])
 
 
+def test_an_average_knows_no_more_than_its_shortest_source():
+    few, many = (dataclasses.replace(statistics(), sequences=n) for n in (9, 1000))
+    both = Statistics.average([many, few])
+    assert both.estimate(both.means["cosine"])["low"] == [None] * 6
+    assert verdicts(both)["cosine, middle band"] == "open"
+    assert verdicts(many)["cosine, middle band"] == "holds"
+
+
+def test_what_is_in_one_sequence_alone_has_no_interval():
+    data = batch(0, sequences=40, length=30)
+    data["tags"][:] = UPOS.index("NOUN")
+    data["tags"][7] = UPOS.index("SYM")
+    data["weights"][7, 1:] = torch.poisson(torch.ones(RESAMPLES))  # none in a third of them
+    report = Statistics.of(sums_of(data), range(LAYERS), LOOPS).report()
+    assert report["upos"]["SYM"]["deep_share"]["mean"] > 0
+    assert report["upos"]["SYM"]["deep_share"]["low"] is None
+    assert report["upos"]["NOUN"]["deep_share"]["low"] is not None
+
+
 @pytest.mark.parametrize(
     ("layers", "expected"),
     [
@@ -116,8 +136,8 @@ def test_a_claim_is_decided_only_by_a_whole_interval(low, high, above, verdict):
 def test_the_profile_of_the_paper_holds_and_its_reverse_fails():
     paper = statistics(deep_share=[0.45, 0.4, 0.3, 0.3, 0.5, 0.6], cosine=0.1)
     assert verdicts(paper)["deep share, middle band"] == "holds"
-    assert verdicts(paper)["deep share, layer 5"] == "holds"
-    assert verdicts(paper)["late less middle band"] == "holds"
+    assert verdicts(paper)["deep share, last 1 of 6 layers"] == "holds"
+    assert verdicts(paper)["late - middle band"] == "holds"
     assert verdicts(paper)["cosine, middle band"] == "holds"
     reverse = statistics(deep_share=[0.5, 0.5, 0.7, 0.7, 0.4, 0.3], cosine=0.9)
     assert set(verdicts(reverse).values()) == {"fails", "open"}
@@ -127,33 +147,30 @@ def test_the_profile_of_the_paper_holds_and_its_reverse_fails():
 def test_gates_that_part_with_depth_polarise():
     growing = statistics(gate_difference=[0.1, 0.1, 0.2, 0.3, 0.5, 0.5], only_deep=[0] * 5 + [0.4])
     found = verdicts(growing)
-    assert found["|g_d - g_w|, late less early"] == "holds"
-    assert found["tokens in the corners, late less early"] == "holds"
-    level = verdicts(statistics(gate_difference=0.2))
-    assert level["|g_d - g_w|, late less early"] == "open"
+    assert found["|g_d - g_w|, late - early band"] == "holds"
+    assert found["tokens with gates above 0.9 and below 0.1, late - early band"] == "holds"
+    level = verdicts(statistics(gate_difference=0.2, only_deep=0.0, only_wide=0.0))
+    assert level["|g_d - g_w|, late - early band"] == "open"
+    assert len(level) == len(found) - 1  # no token is in a corner: nothing to say of them
 
 
 def test_two_sources_are_compared_after_the_anchor_in_the_late_layers():
-    one, other = statistics(), statistics()
+    one = statistics()
     shares = np.full(one.aligned.shape, np.nan)
     shares[:, BEFORE - 2 : BEFORE + 6] = 0.4
     deeper = shares.copy()
     deeper[:, BEFORE + 1 : BEFORE + 4, 4:] += 0.2  # after the anchor, late
     deeper[:, BEFORE - 2 : BEFORE + 1] -= 0.9  # before it, which does not count
     deeper[:, BEFORE + 4 :] = np.nan
-    found = claims(
-        {
-            "a": dataclasses.replace(one, aligned=deeper),
-            "b": dataclasses.replace(other, aligned=shares),
-        },
-        one,
-    )
-    late, every = [claim for claim in found if claim.source == "a, b"]
-    assert (late.number, every.number) == (
-        "deep share, 3 tokens, late band", "deep share, 3 tokens, all layers",
-    )  # fmt: skip
-    assert (late.value, every.value) == (pytest.approx(0.2), pytest.approx(0.2 * 2 / 6))
-    assert (late.verdict, every.verdict) == ("holds", "holds")
+    gsm8k, arc = (dataclasses.replace(one, aligned=each) for each in (deeper, shares))
+    for sources in ({"gsm8k": gsm8k, "arc": arc}, {"arc": arc, "gsm8k": gsm8k}):
+        late, every = [c for c in claims(sources, one) if c.source == "gsm8k, arc"]
+        assert late.number == every.number == "mean of 3 positions' deep share, gsm8k - arc"
+        assert ("in late layers" in late.claim, "in all layers" in every.claim) == (True, True)
+        assert (late.value, every.value) == (pytest.approx(0.2), pytest.approx(0.2 * 2 / 6))
+        assert (late.verdict, every.verdict) == ("holds", "holds")
+    # The paper says nothing of two sources that are both no reasoning task.
+    assert not [c for c in claims({"a": gsm8k, "b": arc}, one) if "anchor" in c.claim]
 
 
 def test_the_order_of_parts_of_speech_is_compared_by_rank():
@@ -170,6 +187,19 @@ def test_the_order_of_parts_of_speech_is_compared_by_rank():
     )  # fmt: skip
     assert (same[0].value, same[0].verdict) == (pytest.approx(1), "holds")
     assert (opposite[0].value, opposite[0].verdict) == (pytest.approx(-1), "fails")
+
+
+def test_a_tag_that_a_resample_lacks_is_not_ranked_in_it():
+    tags = np.full((RESAMPLED, len(UPOS), 6), np.nan)
+    tags[:, :5] = np.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None]
+    missing = tags.copy()
+    missing[1:5, 4] = np.nan  # the deepest one, in four of ten resamples
+    of = statistics()
+    sources = {name: dataclasses.replace(of, tag_means=each)
+               for name, each in (("a", tags), ("b", missing))}  # fmt: skip
+    (claim,) = [c for c in claims(sources, of) if c.source == "a, b"]
+    assert claim.value == pytest.approx(1)
+    assert np.isnan([claim.low, claim.high]).all()  # too many resamples say nothing
 
 
 def test_two_runs_share_a_profile_where_their_layers_go_together():
