@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from dualpath_cli.atomic import write_text
 from dualpath_cli.errors import UserError
-from dualpath_cli.study.routing.examples import Example, Floats
+from dualpath_cli.study.routing.examples import Example, Floats, share_reach
 
 MOST_BYTES = 5_000_000
 """Of the file: what mail and browsers take without complaint."""
@@ -73,6 +73,7 @@ def _page(
     data = {
         "layers": list(layers),
         "loops": examples[0].step_weights.shape[-1],
+        "reach": share_reach([each.deep_share for each in examples]),
         "tags": tags,
         "examples": [_record(each, tags) for each in examples],
     }

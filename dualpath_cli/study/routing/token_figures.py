@@ -1,6 +1,5 @@
 """Figures of tokens: a text coloured by deep share, layer by token, two sources aligned."""
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -9,7 +8,7 @@ import numpy as np
 
 from dualpath_cli.colors import INK, MUTED, share_colormap
 from dualpath_cli.study.figure_files import panels
-from dualpath_cli.study.routing.examples import Example
+from dualpath_cli.study.routing.examples import Example, share_reach
 from dualpath_cli.study.routing.summary import Statistics
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def coloured_text(examples: Sequence[Example]) -> "Figure":
     rows = [1.8 + max(row for row, _, _ in each) for each in placed]
     figure, axes = panels(7.2, 0.19 * sum(rows) + 0.5, len(examples), height_ratios=rows)
     colors = share_colormap()
-    reach = _reach([example.deep_share.mean(1) for example in examples])
+    reach = share_reach([example.deep_share.mean(1) for example in examples])
     for ax, example, places, height in zip(axes[:, 0], examples, placed, rows, strict=True):
         ax.set(xlim=(0, WIDTH), ylim=(height - 0.5, -0.6))
         ax.axis("off")
@@ -51,7 +50,7 @@ def layer_grid(examples: Sequence[Example], layers: Sequence[int]) -> "Figure":
     width = max(7.2, 0.16 * max(len(example.tokens) for example in cut) + 1.5)
     height = len(cut) * (0.2 * len(layers) + 1.3)
     figure, axes = panels(width, height, len(cut))
-    reach = _reach([example.deep_share for example in cut])
+    reach = share_reach([example.deep_share for example in cut])
     for ax, example in zip(axes[:, 0], cut, strict=True):
         ax.imshow(example.deep_share.T, cmap=share_colormap(), vmin=0.5 - reach, vmax=0.5 + reach,
                   aspect="auto", origin="lower", interpolation="nearest")  # fmt: skip
@@ -135,12 +134,6 @@ def _box(column: int, row: int, width: int, color: Any) -> Any:
 def _shown(token: str, blank: str = "·") -> str:
     visible = token.replace(" ", blank).replace("\n", "↵")
     return "".join(c if c.isprintable() else " " for c in visible)
-
-
-def _reach(shares: Sequence[np.ndarray]) -> float:
-    """How far from one half the colours reach: 98 % of the shares are inside, in steps of 0.05."""
-    far = np.abs(np.concatenate([each.ravel() for each in shares]) - 0.5)
-    return min(0.5, max(0.05, math.ceil(float(np.nanpercentile(far, 98)) * 20) / 20))
 
 
 def _bar(figure: "Figure", axes: Any, label: str, reach: float) -> None:

@@ -357,6 +357,22 @@ def test_colours_follow_the_layer_and_the_choice(visit):
     assert tab.inner_text("#legend").split() == ["0", "1"]
 
 
+def test_colours_reach_as_far_as_the_shares_and_from_0_to_1_when_asked(visit):
+    share = np.linspace(0.42, 0.58, 60, dtype=np.float32).reshape(20, 3)
+    near = dataclasses.replace(
+        example(["a "] * 20), gate_deep=share, gate_wide=1 - share, deep_share=share,
+        update_deep=np.ones_like(share), update_wide=np.ones_like(share),
+    )  # fmt: skip
+    tab = visit(examples=[near])
+    assert tab.inner_text("#legend").split("\n")[0].startswith("wide 0.4")
+    fitted = colours(tab)[:, 0]
+    tab.check("#full")
+    assert tab.inner_text("#legend").split("\n")[0].startswith("wide 0")
+    assert "wide 0.4" not in tab.inner_text("#legend")
+    whole = colours(tab)[:, 0]
+    assert np.ptp(fitted[:, 0] - fitted[:, 2]) > 3 * np.ptp(whole[:, 0] - whole[:, 2])
+
+
 def test_keys(visit):
     tab = visit()
     press(tab, "j", "j", "j", "k")
