@@ -63,7 +63,7 @@ def polarisation(lines: Mapping[str, Statistics]) -> "Figure":
     axes[0, 1].plot([], [], "--", color=MUTED, label="the wide one is open")
     layers = max((each.layers for each in lines.values()), key=len)
     _layer_axis(axes[0, 0], layers, r"mean $|g_d - g_w|$")
-    title = f"share of tokens with gates above {1 - CORNER:g} and below {CORNER:g}"
+    title = f"tokens with one gate above {1 - CORNER:g}, one below {CORNER:g}"
     _layer_axis(axes[0, 1], layers, title)
     if not any(
         each.means[name][0].any() for each in lines.values() for name in ("only_deep", "only_wide")
