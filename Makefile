@@ -36,7 +36,7 @@ lint: setup ## Checks style, formatting and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-quickstart: setup ## Trains a small dual-path model on a generated corpus, a few minutes on a CPU.
+quickstart: setup ## Trains a small model on a generated corpus, ablates it, writes a page of its routing.
 	$(BIN)/python -m data_prep --source sample --out data/sample
 	$(BIN)/dualpath fit --config quickstart
 	$(BIN)/dualpath ablate --ckpt_path runs/quickstart/default --max_tokens 3000
