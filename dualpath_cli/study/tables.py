@@ -18,6 +18,11 @@ def print_table(console: Console, table: Table) -> None:
         file=console.file, width=10 * LOG_WIDTH, quiet=console.quiet,
         force_terminal=console.is_terminal, color_system=console.color_system,  # type: ignore[arg-type]
     )  # fmt: skip
-    least = Measurement.get(room, room.options, table).minimum
-    room.width = max(wide, least)
+    for column in table.columns:
+        if column.no_wrap:  # or rich would shorten it to fit
+            cells = (column.header, *column.cells)
+            column.min_width = max(
+                Measurement.get(room, room.options, cell).maximum for cell in cells
+            )
+    room.width = max(wide, Measurement.get(room, room.options, table).minimum)
     room.print(table)

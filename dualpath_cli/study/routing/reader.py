@@ -18,11 +18,11 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 from dualpath_cli.metrics import LanguageModelLoss
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.study.routing.readouts import dual_layers
 from dualpath_cli.study.routing.statistics import (
     RESAMPLES,
     RoutingStatistics,
     Sums,
-    dual_layers,
     resample_weights,
 )
 from dualpath_cli.training.module import DualPathModule

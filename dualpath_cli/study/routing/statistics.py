@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torchmetrics import Metric
 
-from dualpath_cli.model import RoutingTrace
+from dualpath_cli.study.routing.readouts import READOUTS
 from dualpath_cli.study_options import UPOS
 
 Sums = dict[str, npt.NDArray[np.float64]]
@@ -25,11 +25,6 @@ Sums = dict[str, npt.NDArray[np.float64]]
 RESAMPLES = 1000
 SEED = 0
 
-READOUTS = (
-    "gate_deep", "gate_wide", "update_deep", "update_wide", "cosine", "deep_share",
-    "expected_loops",
-)  # fmt: skip
-"""Fields of LayerTrace, each a number for every token and layer."""
 CORNERS = ("only_deep", "only_wide", "both_open", "both_closed")
 DERIVED = ("gate_difference", *CORNERS)
 """|g_d - g_w|, and whether a token's gates are in a corner of the unit square."""
@@ -47,18 +42,6 @@ BEFORE, AFTER = 16, 48
 def columns(loops: int) -> tuple[str, ...]:
     """Names of what is averaged: read-outs, what follows from the gates, each step's weight."""
     return (*READOUTS, *DERIVED, *(f"step_{k}" for k in range(1, loops + 1)))
-
-
-def dual_layers(trace: RoutingTrace) -> torch.Tensor:
-    """Stacks the read-outs of the layers with gates: (B, T, L, READOUTS and a weight a step)."""
-    found = []
-    for layer in trace.layers:
-        if layer.gate_deep is None:
-            continue
-        values = [getattr(layer, name) for name in READOUTS]
-        assert layer.step_weights is not None
-        found.append(torch.cat([torch.stack(values, -1), layer.step_weights], -1))
-    return torch.stack(found, 2)
 
 
 def resample_weights(source: str, sequence: int) -> npt.NDArray[np.float64]:

@@ -12,7 +12,7 @@ from dualpath_cli.colors import share_colormap
 from dualpath_cli.errors import UserError
 from dualpath_cli.launch import Launch
 from dualpath_cli.model import DualPathLM, RoutingTrace
-from dualpath_cli.study.routing.statistics import READOUTS, dual_layers
+from dualpath_cli.study.routing.readouts import READOUTS, dual_layers
 from dualpath_cli.study.routing.tokens import pieces
 from dualpath_cli.study.tables import print_table
 from dualpath_cli.text.tokenizer import Tokenizer

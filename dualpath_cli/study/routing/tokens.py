@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dualpath_cli.atomic import sync
 from dualpath_cli.study.routing.examples import Example
-from dualpath_cli.study.routing.statistics import READOUTS
+from dualpath_cli.study.routing.readouts import READOUTS
 
 if TYPE_CHECKING:
     import pyarrow as pa

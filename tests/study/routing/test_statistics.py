@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.study.routing import statistics
+from dualpath_cli.study.routing.readouts import READOUTS
 from dualpath_cli.study.routing.statistics import (
     AFTER,
     BEFORE,
     CONTRIBUTION_BINS,
     CONTRIBUTION_END,
     GATE_BINS,
-    READOUTS,
     SHARE_BINS,
     RoutingStatistics,
     columns,

@@ -1,0 +1,26 @@
+"""Read-outs: what is read of every token in every layer with gates, as one tensor.
+
+Shapes: B sequences, T positions, L layers with gates.
+"""
+
+import torch
+
+from dualpath_cli.model import RoutingTrace
+
+READOUTS = (
+    "gate_deep", "gate_wide", "update_deep", "update_wide", "cosine", "deep_share",
+    "expected_loops",
+)  # fmt: skip
+"""Fields of LayerTrace, each a number for every token and layer."""
+
+
+def dual_layers(trace: RoutingTrace) -> torch.Tensor:
+    """Stacks the read-outs of the layers with gates: (B, T, L, READOUTS and a weight a step)."""
+    found = []
+    for layer in trace.layers:
+        if layer.gate_deep is None:
+            continue
+        values = [getattr(layer, name) for name in READOUTS]
+        assert layer.step_weights is not None
+        found.append(torch.cat([torch.stack(values, -1), layer.step_weights], -1))
+    return torch.stack(found, 2)
