@@ -57,7 +57,7 @@ def run(
     """Reads a run's checkpoint on every source; prints and writes what was found.
 
     Raises:
-        UserError: if the model has no gates, a source holds no text, or tags cannot be had.
+        UserError: if a source holds no text, or tags cannot be had.
     """
     assert launch.routing is not None
     options = launch.routing
