@@ -173,6 +173,24 @@ def test_two_sources_are_compared_after_the_anchor_in_the_late_layers():
     assert not [c for c in claims({"a": gsm8k, "b": arc}, one) if "anchor" in c.claim]
 
 
+def test_a_pair_knows_no_more_than_its_shorter_source():
+    shares = np.full(statistics().aligned.shape, 0.4)
+    tags = np.full((RESAMPLED, len(UPOS), 6), np.nan)
+    tags[:, :5] = np.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None]
+    long = dataclasses.replace(statistics(), aligned=shares + 0.2, tag_means=tags)
+    short = dataclasses.replace(statistics(), aligned=shares, tag_means=tags, sequences=9)
+    for other, verdict in ((long, "holds"), (short, "open")):
+        less = dataclasses.replace(other, aligned=shares)
+        pairs = [c for c in claims({"gsm8k": long, "arc": less}, long) if c.source == "gsm8k, arc"]
+        assert [claim.verdict for claim in pairs] == [verdict] * 3
+        rising = [{**each.means, "deep_share": np.tile(np.arange(6.0), (RESAMPLED, 1))}
+                  for each in (long, other)]  # fmt: skip
+        runs = (dataclasses.replace(each, means=means)
+                for each, means in zip((long, other), rising, strict=True))  # fmt: skip
+        (same,) = same_profile("a", "b", *runs)
+        assert same.verdict == verdict
+
+
 def test_the_order_of_parts_of_speech_is_compared_by_rank():
     tags = np.full((RESAMPLED, len(UPOS), 6), np.nan)
     tags[:, :5] = np.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None]
