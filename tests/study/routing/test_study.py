@@ -51,6 +51,18 @@ def by_letter(monkeypatch):
     monkeypatch.setattr("dualpath_cli.routing_options.check_pipeline", lambda pipeline: "")
 
 
+@pytest.fixture
+def drawn():
+    """For a test that looks at the files of figures."""
+
+
+@pytest.fixture(autouse=True)
+def undrawn(request, monkeypatch):
+    """Elsewhere figures are laid out, but not written, which would take most of the time."""
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr("dualpath_cli.study.routing.report.save", lambda folder, figures: [])
+
+
 def routing(run: Path, *words: str) -> Path:
     assert main(["routing", "--ckpt_path", str(run), *words]) == 0
     out = [words[n + 1] for n, word in enumerate(words) if word == "--out"]
@@ -188,7 +200,7 @@ def questions(path: Path, lead: int, count: int = 12) -> str:
     return str(path)
 
 
-def test_the_anchor_lines_sequences_up(fit: Fit, tmp_path: Path, by_letter):
+def test_the_anchor_lines_sequences_up(fit: Fit, tmp_path: Path, by_letter, drawn):
     model = {**OPEN["model"], "max_seq_len": 32}
     run = fit(model=model, optim=OPEN["optim"], run={"batch_tokens": 128, "max_tokens": 768})
     sources = [f"triviaqa={questions(tmp_path / 'two.jsonl', 4)}",
@@ -213,7 +225,7 @@ def test_the_anchor_lines_sequences_up(fit: Fit, tmp_path: Path, by_letter):
 
 
 def test_another_anchor_is_read_anew_and_one_that_is_nowhere_is_said(
-    fit: Fit, texts: Path, by_letter, capsys
+    fit: Fit, texts: Path, by_letter, drawn, capsys
 ):
     run = fit(**OPEN)
     sources = ["--sources", f"a={texts / 'val.jsonl'}", f"b={texts / 'train.jsonl'}"]
@@ -266,7 +278,7 @@ def test_a_few_sequences_have_no_intervals_and_that_is_said(fit: Fit, tmp_path, 
 # Files
 
 
-def test_the_command_writes_and_names_everything(fit: Fit, by_letter, capsys):
+def test_the_command_writes_and_names_everything(fit: Fit, by_letter, drawn, capsys):
     run = fit(**OPEN)
     capsys.readouterr()
     folder = routing(run)
@@ -295,7 +307,7 @@ def test_chosen_sequences_come_first(fit: Fit, by_letter):
     assert re.findall(r'"source": "held_out", "number": (\d+)', page) == ["3", "1", "0", "2"]
 
 
-def test_without_a_tagger_nothing_is_told_of_parts_of_speech(fit: Fit, by_letter):
+def test_without_a_tagger_nothing_is_told_of_parts_of_speech(fit: Fit, by_letter, drawn):
     run = fit(**OPEN)
     routing(run)
     folder = routing(run, "--tagger", "none")
