@@ -82,8 +82,7 @@ class Launch:
 
 def build_parser(command: str) -> OneLineParser:
     """The quick parser: the recipe's own sections checked, Lightning's `trainer` passed on."""
-    usage = "[--config RECIPE] [--ckpt_path RUN] [--SECTION.KEY VALUE ...]"
-    usage = STUDIES.get(command, usage)
+    usage = STUDIES.get(command, "[--config RECIPE] [--ckpt_path RUN] [--SECTION.KEY VALUE ...]")
     parser = OneLineParser(
         prog=f"dualpath {command}",
         usage=f"dualpath {command} {usage}",
@@ -203,9 +202,7 @@ def prepare_several(
 ) -> tuple[list[Launch], list[Path], Path]:
     """Checked launches of a study, one a run, each with a folder of its own in `--out`.
 
-    Returns the launches, their folders and that of all.
-
-    `words` are all others.
+    `words` are all but the RUNs. Returns the launches, their folders and the folder of all.
 
     Raises:
         UserError: for the first mistake, and for several devices or no `--out`.

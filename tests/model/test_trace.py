@@ -25,6 +25,18 @@ def test_recording_changes_nothing():
     assert torch.equal(model(tokens, trace=RoutingTrace()), model(tokens))
 
 
+def test_nothing_is_recorded_unless_asked_for(monkeypatch):
+    def record(*arguments):
+        raise AssertionError("nobody asked")
+
+    monkeypatch.setattr(LayerTrace, "record_updates", record)
+    config = with_changes(SMALL, **ALL_KINDS)
+    model, tokens = with_weights(config), random_tokens(config, 2, 8)
+    model(tokens)
+    with pytest.raises(AssertionError, match="nobody asked"):
+        model(tokens, trace=RoutingTrace())
+
+
 def test_a_block_records_the_choices_that_it_has():
     config = with_changes(SMALL, **ALL_KINDS)
     dual, loop, wide = traced(with_weights(config), random_tokens(config, 2, 8)).layers

@@ -14,7 +14,6 @@ from dualpath_cli.study.routing.summary import Statistics
 
 Floats = npt.NDArray[np.float64]
 
-
 REASONING = "gsm8k"
 """The source that the paper calls a reasoning task; what it is compared with asks for knowledge."""
 
@@ -118,6 +117,8 @@ def _aligned(one: str, other: str, of_one: Statistics, of_other: Statistics) -> 
     assert second is not None
     # Where both have enough sequences; the same tokens of both, counted from the anchor.
     known = np.isfinite(first[0, :, 0]) & np.isfinite(second[0, :, 0])
+    if not known.any():
+        return
     gap = np.nanmean(first[:, known] - second[:, known], axis=1)
     few = min(of_one, of_other, key=lambda each: each.sequences)
     bands = {"late": of_one.in_band(gap, "late"), "all": gap.mean(1)}

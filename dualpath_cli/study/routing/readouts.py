@@ -12,6 +12,8 @@ READOUTS = (
     "expected_loops",
 )  # fmt: skip
 """Fields of LayerTrace, each a number for every token and layer."""
+DEFINITION = "deep share = g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖) of a token, then averaged"
+"""What stands under tables."""
 
 
 def dual_layers(trace: RoutingTrace) -> torch.Tensor:

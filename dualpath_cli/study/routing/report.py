@@ -17,13 +17,13 @@ from dualpath_cli.study.figure_files import save
 from dualpath_cli.study.routing import layer_figures, page, speech_figures, token_figures
 from dualpath_cli.study.routing.claims import Claim, claims
 from dualpath_cli.study.routing.examples import Example
+from dualpath_cli.study.routing.readouts import DEFINITION
 from dualpath_cli.study.routing.statistics import RESAMPLES, SEED, Sums
 from dualpath_cli.study.routing.summary import LEAST_SEQUENCES, Statistics
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
 from dualpath_cli.study.tables import print_table
 
 SUMMARY, CLAIMS, PAGE = "summary.json", "claims.csv", "index.html"
-DEFINITION = "deep share = g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖) of a token, then averaged"
 VERDICTS = "holds, fails: the whole 95 % interval does; the tests are our reading of the paper"
 
 

@@ -30,6 +30,9 @@ from dualpath_cli.study.routing.study import read_sums
 from dualpath_cli.study.routing.summary import Statistics
 from dualpath_cli.study.tables import print_table
 
+SOURCE_FACTS = ("sha256", "tokens", "sequences", "anchored", "loss", "bits_per_byte")
+"""What of each source is in the summary of several runs."""
+
 
 def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
     """Reads what was written of each run and sets the runs side by side; returns the paths.
@@ -65,12 +68,19 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
                          "polarisation": layer_figures.polarisation(lines)})  # fmt: skip
     content = {
         "runs": {
-            name: {"checkpoint": summaries[name]["checkpoint"], **each.report()}
+            name: {
+                "checkpoint": summaries[name]["checkpoint"],
+                "sources": {
+                    source: {key: facts[key] for key in SOURCE_FACTS}
+                    for source, facts in summaries[name]["sources"].items()
+                },
+                **each.report(),
+            }
             for name, each in lines.items()
         }
     }
     texts = {
-        SUMMARY: json.dumps(content, indent=2) + "\n",
+        SUMMARY: json.dumps(content, indent=2, allow_nan=False) + "\n",
         CLAIMS: as_csv(rows) if rows else "",
         PAGE: _page(out, dict(zip(names, folders, strict=True)), found),
     }
@@ -99,7 +109,8 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> Verdicts:
     found: Verdicts = {}
     for row in rows:
         test = f"{'>' if row['above'] else '<'} {row['bound']:g}"
-        cell = f"{row['value']:+.3f} {row['verdict']}"
+        value = "" if row["value"] is None else f"{row['value']:+.3f} "
+        cell = f"{value}{row['verdict']}"
         key = (f"{row['claim']}: {row['number']}", row["source"], test)
         found.setdefault(key, {})[row["run"]] = cell
     claims = list(dict.fromkeys(claim for claim, _, _ in found))

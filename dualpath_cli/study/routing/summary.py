@@ -27,8 +27,6 @@ LEAST_TOKENS = 10
 """A part of speech with fewer tokens in a source is left out, as in the paper."""
 LEAST_ALIGNED = 10
 """So is an offset that fewer sequences reach."""
-
-
 LEAST_SEQUENCES = 10
 """Percentiles over resamples of fewer cover too little: of 5 sequences 0.88 instead of 0.95."""
 

@@ -8,18 +8,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dualpath_cli.colors import share_colormap
+from dualpath_cli.colors import INK, share_colormap
 from dualpath_cli.errors import UserError
 from dualpath_cli.launch import Launch
 from dualpath_cli.model import DualPathLM, RoutingTrace
-from dualpath_cli.study.routing.readouts import READOUTS, dual_layers
+from dualpath_cli.study.routing.readouts import DEFINITION, READOUTS, dual_layers
 from dualpath_cli.study.routing.tokens import pieces
 from dualpath_cli.study.tables import print_table
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.run_folder import TOKENIZER
 from dualpath_cli.training.weights import load_weights
-
-DEFINITION = "deep share = g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖) of a token, then averaged"
 
 
 def run(launch: Launch) -> int:
@@ -115,4 +113,4 @@ def _legend() -> Text:
 def _style(share: float) -> str:
     red, green, blue, _ = share_colormap()(float(share))
     color = "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))
-    return f"#1f2a44 on {color}"
+    return f"{INK} on {color}"

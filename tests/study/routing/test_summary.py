@@ -45,6 +45,8 @@ def test_a_rare_part_of_speech_is_left_out_and_a_frequent_one_is_a_mean():
     data["tags"].view(-1)[9:19] = UPOS.index("SYM")
     of = Statistics.of(sums_of(data), range(LAYERS), LOOPS)
     assert {UPOS[place] for place in of.known_tags} == {"NOUN", "SYM"}  # NUM has nine
+    means = [of.tag_means[0, place].mean() for place in of.known_tags]
+    assert means == sorted(means)
     report = of.report()["upos"]
     share = data["values"][..., 5].reshape(-1, LAYERS).numpy()
     assert report["SYM"]["layers"]["mean"] == pytest.approx(share[9:19].mean(0))
