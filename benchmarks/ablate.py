@@ -20,15 +20,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from dualpath_cli import launch
+from dualpath_cli.command import launch, lightning_cli
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.study.suites import applicable, rows
+from dualpath_cli.study.ablation.suites import applicable, rows
 from dualpath_cli.text.documents import parse_source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training import lightning_cli
 from dualpath_cli.training.weights import load_weights
-from dualpath_cli.windows import Windows, collate, document_windows
+from dualpath_cli.training.windows import Windows, collate, document_windows
 
 
 def bare_passes(prepared: launch.Launch, source: str) -> tuple[float, int]:

@@ -173,7 +173,7 @@ def high_water(pid: int) -> float:
 
 def reading(folder: Path, workers: int) -> float:
     """Returns the tokens a second of an epoch as `fit` reads it, after the first batch."""
-    from dualpath_cli.text.blocks import open_blocks
+    from dualpath_cli.training.blocks import open_blocks
     from dualpath_cli.training.data import TrainingStream, split_blocks
 
     blocks = open_blocks(

@@ -21,13 +21,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from dualpath_cli import launch
+from dualpath_cli.command import launch, lightning_cli
+from dualpath_cli.study.ablation.token_classes import tag
 from dualpath_cli.study.parts_of_speech import Tagger
-from dualpath_cli.study.token_classes import tag
 from dualpath_cli.text.documents import parse_source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training import lightning_cli
-from dualpath_cli.windows import Tokens, document_windows
+from dualpath_cli.training.windows import Tokens, document_windows
 
 
 def seconds(work: Callable[[], object]) -> float:

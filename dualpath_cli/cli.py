@@ -41,10 +41,10 @@ def main(argv: list[str] | None = None) -> int:
             hint = did_you_mean(command, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"
             raise UserError(f"no command '{command}'{hint}")
         if command == "flops":
-            from dualpath_cli import flops_command
+            from dualpath_cli.flops import command as flops_command
 
             return flops_command.main(rest)
-        from dualpath_cli import launch
+        from dualpath_cli.command import launch
 
         if command in launch.STUDIES and len(launch.split_runs(rest)[0]) > 1:
             return _study_several(command, *launch.split_runs(rest))
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
             from dualpath_cli.study.routing import terminal
 
             return terminal.run(prepared)
-        from dualpath_cli.training import lightning_cli
+        from dualpath_cli.command import lightning_cli
 
         return lightning_cli.run(prepared)
     except UserError as error:
@@ -67,14 +67,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def _study_several(command: str, runs: list[str], words: list[str]) -> int:
     """Studies one run after the other, then sets them side by side."""
-    from dualpath_cli import launch
+    from dualpath_cli.command import launch
 
     prepared, folders, out = launch.prepare_several(command, runs, words)
     from rich.console import Console
 
-    from dualpath_cli.study import ablation_runs
+    from dualpath_cli.command import lightning_cli
+    from dualpath_cli.study.ablation import runs as ablation_runs
     from dualpath_cli.study.routing import runs as routing_runs
-    from dualpath_cli.training import lightning_cli
 
     console = Console()
     for number, each in enumerate(prepared, 1):

@@ -14,13 +14,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli import flops, launch, paper, recipes
+from dualpath_cli import recipes
+from dualpath_cli.command import launch
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
+from dualpath_cli.flops import count as flops
+from dualpath_cli.flops import paper
+from dualpath_cli.flops.widths import solve_widths
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipes import Recipe, merge
-from dualpath_cli.training.settings import OptimSettings
-from dualpath_cli.widths import solve_widths
+from dualpath_cli.settings import OptimSettings
 
 ROWS = paper.configurations()
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.recipe)
@@ -90,7 +93,7 @@ def test_the_base_and_the_overlays_alone_are_told_what_they_lack(fit: Fit) -> No
 def test_trainer_sections_hold_lightnings_arguments_and_our_strategies() -> None:
     from lightning.pytorch import Trainer
 
-    from dualpath_cli.training.settings import STRATEGIES
+    from dualpath_cli.settings import STRATEGIES
 
     known = set(inspect.signature(Trainer.__init__).parameters)
     for name in recipes.names():

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
-from dualpath_cli.launch import Launch
+from dualpath_cli.command.launch import Launch
+from dualpath_cli.run_folder import step_of
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
 from dualpath_cli.text.storage import exists, local_copy
-from dualpath_cli.training.run_folder import step_of
-from dualpath_cli.windows import Windows
+from dualpath_cli.training.windows import Windows
 
 
 def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:

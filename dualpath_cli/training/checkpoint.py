@@ -13,7 +13,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from dualpath_cli.atomic import sync
-from dualpath_cli.training.run_folder import CHECKPOINTS, LAST
+from dualpath_cli.run_folder import CHECKPOINTS, LAST
 
 PARTIAL = ".partial"
 

@@ -10,14 +10,14 @@ from litdata import StreamingDataLoader, StreamingDataset
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.text.blocks import open_blocks
+from dualpath_cli.settings import DataSettings
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.manifest import MANIFEST
 from dualpath_cli.text.storage import exists, local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training.blocks import open_blocks
 from dualpath_cli.training.module import Batch
-from dualpath_cli.training.settings import DataSettings
-from dualpath_cli.windows import Tokens, Windows, collate, document_windows, folder_windows
+from dualpath_cli.training.windows import Tokens, Windows, collate, document_windows, folder_windows
 
 
 class DualPathDataModule(LightningDataModule):

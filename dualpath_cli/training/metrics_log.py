@@ -17,10 +17,10 @@ from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from dualpath_cli.atomic import write_text
-from dualpath_cli.flops import training_flops_per_token
+from dualpath_cli.flops.count import training_flops_per_token
+from dualpath_cli.settings import RunSettings
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.optim import learning_rate
-from dualpath_cli.training.settings import RunSettings
 
 Row = dict[str, Any]
 

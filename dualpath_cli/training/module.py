@@ -10,11 +10,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.metrics import LanguageModelLoss
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.settings import OptimSettings
+from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
-from dualpath_cli.training.settings import OptimSettings
 from dualpath_cli.training.weights import load_weights
 
 Batch = tuple[torch.Tensor, torch.Tensor]

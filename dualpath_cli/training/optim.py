@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from dualpath_cli.training.settings import OptimSettings, ParameterGroup
+from dualpath_cli.settings import OptimSettings, ParameterGroup
 
 
 def group_of(name: str) -> ParameterGroup:

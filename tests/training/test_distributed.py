@@ -16,8 +16,8 @@ import yaml
 from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.recipes import merge
+from dualpath_cli.run_folder import find_run, read_recipe
 from dualpath_cli.training.parallel import build_model
-from dualpath_cli.training.run_folder import find_run, read_recipe
 from dualpath_cli.training.weights import load_weights
 from tests.training.conftest import SEQ_LEN, prepare, tiny_recipe, write_blocks, write_text
 from tests.training.test_fit import back_to_step, rows

@@ -17,10 +17,10 @@ import yaml
 
 from data_prep.__main__ import main as data_prep
 from dualpath_cli.cli import main
+from dualpath_cli.run_folder import find_run, newest_checkpoint
 from dualpath_cli.training import parallel
 from dualpath_cli.training.checkpoint import Checkpoints, publish
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.run_folder import find_run, newest_checkpoint
 from tests.small_tokenizer import tokenizer_with
 from tests.training.conftest import SEQ_LEN, Fit, prepare, write_blocks
 

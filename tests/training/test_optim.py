@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.checks import check_schedule
+from dualpath_cli.command.arguments import Settings
+from dualpath_cli.command.checks import check_schedule
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.settings import DataSettings, OptimSettings, RunSettings
 from dualpath_cli.sizes import Size
-from dualpath_cli.training.arguments import Settings
 from dualpath_cli.training.optim import build_optimizer, build_scheduler, group_of, learning_rate
-from dualpath_cli.training.settings import DataSettings, OptimSettings, RunSettings
 
 PAPER = OptimSettings()
 STEPS = RunSettings().max_tokens // RunSettings().batch_tokens

@@ -15,9 +15,9 @@ import yaml
 from data_prep.__main__ import main as data_prep
 from data_prep.upload import upload
 from dualpath_cli.cli import main
+from dualpath_cli.run_folder import newest_checkpoint
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import Manifest
-from dualpath_cli.training.run_folder import newest_checkpoint
 from tests.training.conftest import SEQ_LEN, Fit, write_text
 from tests.training.test_fit import back_to_step, rows
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
 
-from dualpath_cli.routing_options import AVERAGE
+from dualpath_cli.study.routing.options import AVERAGE
 from dualpath_cli.study.routing.statistics import CORNER
 from dualpath_cli.study.routing.summary import Statistics
 

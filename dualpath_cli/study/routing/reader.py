@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import Dataset
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from dualpath_cli.metrics import LanguageModelLoss
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.study.routing.readouts import dual_layers
@@ -25,8 +24,9 @@ from dualpath_cli.study.routing.statistics import (
     Sums,
     resample_weights,
 )
+from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.windows import Tokens, Windows, collate
+from dualpath_cli.training.windows import Tokens, Windows, collate
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Tokens and those after them, (B, T) each, and the places of the sequences in their text, (B,)."""

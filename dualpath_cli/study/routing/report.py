@@ -10,13 +10,16 @@ from rich.console import Console
 from rich.table import Table
 
 from dualpath_cli.atomic import write_text
-from dualpath_cli.launch import Launch
-from dualpath_cli.routing_options import AVERAGE
-from dualpath_cli.study.ablation_table import as_csv
-from dualpath_cli.study.figure_files import save
-from dualpath_cli.study.routing import layer_figures, page, speech_figures, token_figures
+from dualpath_cli.command.launch import Launch
+from dualpath_cli.study.ablation.table import as_csv
+from dualpath_cli.study.figures import save
 from dualpath_cli.study.routing.claims import Claim, claims
-from dualpath_cli.study.routing.examples import Example
+from dualpath_cli.study.routing.figures import layers as layer_figures
+from dualpath_cli.study.routing.figures import speech as speech_figures
+from dualpath_cli.study.routing.figures import tokens as token_figures
+from dualpath_cli.study.routing.options import AVERAGE
+from dualpath_cli.study.routing.page import page
+from dualpath_cli.study.routing.page.examples import Example
 from dualpath_cli.study.routing.readouts import DEFINITION
 from dualpath_cli.study.routing.statistics import RESAMPLES, SEED, Sums
 from dualpath_cli.study.routing.summary import LEAST_SEQUENCES, Statistics

@@ -14,10 +14,10 @@ from rich.table import Table
 from dualpath_cli.atomic import write_text
 from dualpath_cli.colors import INK
 from dualpath_cli.errors import UserError
-from dualpath_cli.study.ablation_table import as_csv
-from dualpath_cli.study.figure_files import save
-from dualpath_cli.study.routing import layer_figures
+from dualpath_cli.study.ablation.table import as_csv
+from dualpath_cli.study.figures import save
 from dualpath_cli.study.routing.claims import same_profile
+from dualpath_cli.study.routing.figures import layers as layer_figures
 from dualpath_cli.study.routing.report import (
     CLAIMS,
     PAGE,

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torchmetrics import Metric
 
+from dualpath_cli.study.options import UPOS
 from dualpath_cli.study.routing.readouts import READOUTS
-from dualpath_cli.study_options import UPOS
 
 Sums = dict[str, npt.NDArray[np.float64]]
 """What `RoutingStatistics.compute` returns."""

@@ -19,9 +19,12 @@ from rich.console import Console
 from torch.utils.data import DataLoader
 
 from dualpath_cli.atomic import sync
+from dualpath_cli.command.launch import Launch
 from dualpath_cli.errors import UserError
-from dualpath_cli.launch import Launch
+from dualpath_cli.study.ablation.scoring import array_digest
+from dualpath_cli.study.ablation.token_classes import tag
 from dualpath_cli.study.facts import decisive_facts, source_facts, study_facts
+from dualpath_cli.study.options import UPOS
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.study.progress import StudyProgress
 from dualpath_cli.study.routing import report
@@ -36,9 +39,6 @@ from dualpath_cli.study.routing.reader import (
 )
 from dualpath_cli.study.routing.statistics import Sums
 from dualpath_cli.study.routing.tokens import TOKENS, TokenTable, merge
-from dualpath_cli.study.scoring import array_digest
-from dualpath_cli.study.token_classes import tag
-from dualpath_cli.study_options import UPOS
 from dualpath_cli.training.data import DualPathDataModule
 
 PASSES = "passes"

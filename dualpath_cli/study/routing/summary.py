@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.ablate_options import TOKEN_CLASSES
+from dualpath_cli.study.ablation.options import TOKEN_CLASSES
+from dualpath_cli.study.options import UPOS
 from dualpath_cli.study.routing.statistics import AFTER, BEFORE, SHARE_BINS, Sums, columns
-from dualpath_cli.study_options import UPOS
 
 Floats = npt.NDArray[np.float64]
 

@@ -9,14 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from dualpath_cli.colors import INK, share_colormap
+from dualpath_cli.command.launch import Launch
 from dualpath_cli.errors import UserError
-from dualpath_cli.launch import Launch
 from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.study.routing.readouts import DEFINITION, READOUTS, dual_layers
 from dualpath_cli.study.routing.tokens import pieces
 from dualpath_cli.study.tables import print_table
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.run_folder import TOKENIZER
 from dualpath_cli.training.weights import load_weights
 
 

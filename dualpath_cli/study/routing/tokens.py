@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dualpath_cli.atomic import sync
-from dualpath_cli.study.routing.examples import Example
+from dualpath_cli.study.routing.page.examples import Example
 from dualpath_cli.study.routing.readouts import READOUTS
 
 if TYPE_CHECKING:

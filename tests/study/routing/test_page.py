@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.study.routing import page as page_module
-from dualpath_cli.study.routing.examples import Example
-from dualpath_cli.study.routing.page import ALPHABET, MOST_BYTES, write
+from dualpath_cli.study.routing.page import page as page_module
+from dualpath_cli.study.routing.page.examples import Example
+from dualpath_cli.study.routing.page.page import ALPHABET, MOST_BYTES, write
 
 NASTY = (
     "He", " said", ",", " \"it's\"", "\n", "</script><!--", "<img src=x onerror=hit()>", "&lt;",

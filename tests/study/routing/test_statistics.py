@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dualpath_cli.study.options import UPOS
 from dualpath_cli.study.routing import statistics
 from dualpath_cli.study.routing.readouts import READOUTS
 from dualpath_cli.study.routing.statistics import (
@@ -23,7 +24,6 @@ from dualpath_cli.study.routing.statistics import (
     resample_weights,
 )
 from dualpath_cli.study.routing.summary import Statistics
-from dualpath_cli.study_options import UPOS
 
 LAYERS, LOOPS = 2, 3
 COLUMN = {name: number for number, name in enumerate(columns(LOOPS))}

@@ -48,7 +48,7 @@ class ByLetter:
 @pytest.fixture
 def by_letter(monkeypatch):
     monkeypatch.setattr("dualpath_cli.study.routing.study.Tagger", lambda pipeline: ByLetter())
-    monkeypatch.setattr("dualpath_cli.routing_options.check_pipeline", lambda pipeline: "")
+    monkeypatch.setattr("dualpath_cli.study.routing.options.check_pipeline", lambda pipeline: "")
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualpath_cli.study.options import UPOS
 from dualpath_cli.study.routing.claims import Claim, claims, same_profile
 from dualpath_cli.study.routing.statistics import AFTER, BEFORE, RESAMPLES, SHARE_BINS
 from dualpath_cli.study.routing.summary import CLASSES, Statistics, tag_box
-from dualpath_cli.study_options import UPOS
 from tests.study.routing.test_statistics import LAYERS, LOOPS, batch, sums_of
 
 RESAMPLED = 11

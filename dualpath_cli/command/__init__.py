@@ -1,0 +1,1 @@
+"""Commands: what there is, from words to a checked launch, and what runs it."""

@@ -1,0 +1,84 @@
+"""Lightning's Trainer for a launch: strategy, callbacks and loggers put together."""
+
+import importlib.util
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from rich.console import Console
+
+from dualpath_cli.command.launch import Launch
+from dualpath_cli.errors import UserError
+from dualpath_cli.training.checkpoint import Checkpoints, DirectCheckpointIO
+from dualpath_cli.training.metrics_log import MetricsLog
+from dualpath_cli.training.parallel import build_strategy
+from dualpath_cli.training.progress import ProgressDisplay
+from dualpath_cli.training.routing_log import RoutingLog
+
+
+def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> Trainer:
+    """Returns the trainer of a recipe's parsed `trainer` section, completed with what is ours."""
+    run, folder = launch.settings.run, launch.run_folder
+    name = section["strategy"]
+    devices = 1 if name == "single" else section["devices"]
+    accelerator = section["accelerator"]
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    plugins = _as_list(section["plugins"])
+    if name != "fsdp":  # which writes its shards itself
+        plugins.append(DirectCheckpointIO())
+    callbacks = _as_list(section["callbacks"])
+    if launch.command == "fit":
+        progress = ProgressDisplay(console)
+        callbacks += [
+            progress,
+            MetricsLog(folder, run, show=progress.show),
+            Checkpoints(folder, run.save_every, run.keep),
+        ]
+        if run.gates_every:
+            callbacks.append(RoutingLog(folder, run.gates_every, launch.settings.model.loops))
+    ours = {
+        "strategy": build_strategy(name) if isinstance(name, str) else name,
+        "devices": devices,
+        "plugins": plugins,
+        "callbacks": callbacks,
+        "logger": _loggers(launch) if launch.command == "fit" else False,
+        # Ours run in float64 sums, which Apple's MPS lacks: `auto` is a CUDA GPU or the CPU.
+        "accelerator": accelerator,
+        # FSDP2 must not gather its weights for the first time under inference mode.
+        "inference_mode": False,
+        "max_epochs": -1,  # the token budget ends the run
+        "num_sanity_val_steps": -1,  # a fresh run begins with a validation, as its step 0
+        "use_distributed_sampler": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    try:
+        return Trainer(**{**section, **ours})
+    except MisconfigurationException as error:  # what the recipe asks for is not on this machine
+        raise UserError(f"trainer: {' '.join(str(error).split())}") from error
+
+
+def _loggers(launch: Launch) -> list[Logger]:
+    """TensorBoard where it is installed, W&B where a project is named; CSV files are our own."""
+    run, folder = launch.settings.run, launch.run_folder
+    loggers: list[Logger] = []
+    if run.tensorboard and importlib.util.find_spec("tensorboard"):
+        loggers.append(TensorBoardLogger(folder, name="", version="tensorboard"))
+    if run.wandb:
+        if not importlib.util.find_spec("wandb"):
+            raise UserError("run.wandb needs the package wandb: pip install 'dualpath[wandb]'")
+        from lightning.pytorch.loggers import WandbLogger
+
+        name = f"{run.recipe}/{run.name}"
+        loggers.append(WandbLogger(name, folder, project=run.wandb, id=name.replace("/", "-")))
+    return loggers
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list) else [value]

@@ -1,0 +1,237 @@
+"""The paper's claims about its configurations, set against the tables.
+
+No verdict is stored: each is computed from paper_tables.json and the accounting.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Literal
+
+from dualpath_cli.flops import count as flops
+from dualpath_cli.flops import paper
+from dualpath_cli.flops.audit.tables import Row
+
+Verdict = Literal["holds", "as written", "fails", "open", "note"]
+"""``as written`` holds for the model of the text but not as trained; ``open`` cannot be decided
+from the tables; ``note`` answers a question that the paper does not claim to answer."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim of the paper, or a question to its tables, and what computation makes of it."""
+
+    claim: str
+    found: str
+    verdict: Verdict
+
+
+def holds(true: bool) -> Verdict:
+    """The verdict on a claim that is simply true or false."""
+    return "holds" if true else "fails"
+
+
+def _by_reading(verdicts: Mapping[paper.Reading, bool]) -> Verdict:
+    if verdicts["as_written"] and not verdicts["as_trained"]:
+        return "as written"
+    return holds(all(verdicts.values()))
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    """The claims about configurations, each set against the rows."""
+    return [
+        _widths_follow(rows),
+        _params_as_written(rows),
+        _wide_is_wider(rows),
+        _at_or_below(rows),
+        _matched_within(rows),
+        _residual(rows),
+        _wide_spends_most(rows),
+        _attention(rows),
+        _model_total(rows),
+        _caption(rows),
+        _hours_range(rows),
+        _hours_follow_flops(rows),
+    ]
+
+
+def _readings(texts: Mapping[paper.Reading, str]) -> str:
+    return "; ".join(f"{name.replace('_', ' ')}: {text}" for name, text in texts.items()) + "."
+
+
+def _widths_follow(rows: Sequence[Row]) -> Finding:
+    exact = sum(
+        (row.solved.d_ffn, row.solved.d_ffn_wide) == (row.printed.d_ffn, row.printed.d_ffn_wide)
+        for row in rows
+    )
+    clamped = [row.name for row in rows if row.solved.clamped]
+    return Finding(
+        "The widths follow from the budgets by the stated procedure.",
+        f"{exact} of {len(rows)} configurations are reproduced exactly, with PureWide rounded up "
+        "twice (first the effective, then the configured width) and "
+        f"{', '.join(clamped)} raised to the smallest width.",
+        holds(exact == len(rows)),
+    )
+
+
+def _params_as_written(rows: Sequence[Row]) -> Finding:
+    def right(params: Sequence[int]) -> int:
+        pairs = zip(rows, params, strict=True)
+        return sum(round(p / 1e6) == row.printed.params_millions for row, p in pairs)
+
+    written = right([row.params["as_written"] for row in rows])
+    trained = right([row.params["as_trained"] for row in rows])
+    untied = right([row.untied_params for row in rows])
+    return Finding(
+        "Embeddings are tied and effective widths are multiples of 64.",
+        f"So counted, {written} of {len(rows)} Params are reproduced; untied, {untied}; untied and "
+        f"in multiples of 256, {trained}. The tables come from the last kind of model.",
+        holds(written == len(rows)),
+    )
+
+
+def _wide_is_wider(rows: Sequence[Row]) -> Finding:
+    duals = [row for row in rows if row.printed.block == "dual"]
+    narrower = [r.name for r in duals if (r.printed.d_ffn_wide or 0) <= (r.printed.d_ffn or 0)]
+    return Finding(
+        "The wide path's FFN is wider than the deep path's.",
+        f"Not in {', '.join(narrower)}." if narrower else "In every dual configuration.",
+        holds(not narrower),
+    )
+
+
+def _at_or_below(rows: Sequence[Row]) -> Finding:
+    above = {
+        reading: [r for r in rows if r.printed.block != "wide" and r.linear_ratio[reading] > 1]
+        for reading in paper.READINGS
+    }
+    return Finding(
+        "All but PureWide stay at or below F_M.",
+        _readings({name: f"{len(a)} of 24 lie above" for name, a in above.items()}),
+        _by_reading({name: not a for name, a in above.items()}),
+    )
+
+
+def _matched_within(rows: Sequence[Row]) -> Finding:
+    within = paper.stated("matched_within_percent")
+    texts: dict[paper.Reading, str] = {}
+    kept: dict[paper.Reading, bool] = {}
+    for reading in paper.READINGS:
+        ratios = [row.linear_ratio[reading] for row in rows]
+        spreads = {}
+        for budget in paper.BUDGETS:
+            own = [r.linear_ratio[reading] for r in rows if r.printed.budget_name == budget]
+            spreads[budget] = 100 * (max(own) - min(own))
+        spread = ", ".join(f"{percent:.1f} % at {budget}" for budget, percent in spreads.items())
+        texts[reading] = f"{min(ratios):.3f} to {max(ratios):.3f} (spread {spread})"
+        kept[reading] = max(spreads.values()) <= within
+    return Finding(
+        f"Configurations of a budget agree on linear FLOPs to within {within} %.",
+        f"Linear FLOPs over F_M, {_readings(texts)}",
+        _by_reading(kept),
+    )
+
+
+def _residual(rows: Sequence[Row]) -> Finding:
+    below = paper.stated("residual_below_percent")
+    texts: dict[paper.Reading, str] = {}
+    kept: dict[paper.Reading, bool] = {}
+    for reading in paper.READINGS:
+        percents = [(100 * abs(row.linear_ratio[reading] - 1), row.name) for row in rows]
+        percent, worst = max(percents)
+        texts[reading] = f"up to {percent:.1f} % ({worst})"
+        kept[reading] = percent < below
+    return Finding(
+        f"The residual mismatch is below {below} % of F_M everywhere.",
+        _readings(texts),
+        _by_reading(kept),
+    )
+
+
+def _wide_spends_most(rows: Sequence[Row]) -> Finding:
+    wide = {row.printed.budget_name: row for row in rows if row.printed.block == "wide"}
+    duals = [row for row in rows if row.printed.block == "dual"]
+    more = {
+        reading: [
+            row
+            for row in duals
+            if row.linear_ratio[reading] >= wide[row.printed.budget_name].linear_ratio[reading]
+        ]
+        for reading in paper.READINGS
+    }
+    return Finding(
+        "PureWide spends strictly more linear FLOPs than every dual configuration.",
+        _readings({n: f"{len(m)} of {len(duals)} spend as much or more" for n, m in more.items()}),
+        _by_reading({name: not m for name, m in more.items()}),
+    )
+
+
+def _attention(rows: Sequence[Row]) -> Finding:
+    model = rows[0].printed.model_config("as_trained")
+    one = flops.score_flops(model.d_model, model.max_seq_len) / 1e6
+    passes = [row.passes for row in rows]
+    totals = []
+    for budget in paper.BUDGETS:
+        own = [r.total / r.printed.budget for r in rows if r.printed.budget_name == budget]
+        totals.append(f"{min(own):.2f} to {max(own):.2f} of F_M at {budget}")
+    return Finding(
+        "Attention compute is identical across configurations.",
+        f"A layer runs K + 1 (dual), K (loop) or 1 (wide) attention passes. At {model.max_seq_len} "
+        f"tokens one costs {one:.1f}M FLOPs per token, so {min(passes) * one:.1f}M to "
+        f"{max(passes) * one:.1f}M come on top of F_M, and a layer as trained spends "
+        f"{' and '.join(totals)} in all. `--match total` solves for equal sums instead.",
+        holds(len(set(passes)) == 1),
+    )
+
+
+def _model_total(rows: Sequence[Row]) -> Finding:
+    said = paper.stated("total_gflops_per_token")
+    model = rows[0].printed.model_config("as_trained")
+    forward = {
+        b: [r.training_flops["as_trained"] / 3e9 for r in rows if r.printed.budget_name == b]
+        for b in said
+    }
+    spans = [f"{min(f):.2f}G to {max(f):.2f}G" for f in forward.values()]
+    return Finding(
+        f"A model spends {' and '.join(f'{value}G' for value in said.values())} FLOPs per token.",
+        f"That is {model.n_layers} F_M, linear FLOPs alone. With attention scores and the head, a "
+        f"forward pass as trained takes {' and '.join(spans)}.",
+        holds(all(max(f) <= said[b] for b, f in forward.items())),
+    )
+
+
+def _caption(rows: Sequence[Row]) -> Finding:
+    caption, ablated = paper.stated("gate_density_caption"), paper.stated("ablated_model")
+    named = [r for r in rows if all(getattr(r.printed, k) == v for k, v in caption.items())]
+    budgets = [row.printed.budget_name for row in named]
+    return Finding(
+        "The gate densities by layer belong to the model of the ablations.",
+        f"The caption's widths, {caption['d_ffn']} and {caption['d_ffn_wide']}, are those of "
+        f"{' and '.join(row.name for row in named)}; the ablations name {ablated['budget']}.",
+        holds(budgets == [ablated["budget"]]),
+    )
+
+
+def _hours_range(rows: Sequence[Row]) -> Finding:
+    hours = [row.printed.hours_on_64_gpus for row in rows]
+    low, high = paper.stated("hours_range")
+    average = paper.stated("hours_mean")
+    return Finding(
+        f"Training took {low} to {high} hours, {average} on average.",
+        f"The Time columns run from {min(hours)} to {max(hours)} with a mean of {mean(hours):.2f}.",
+        holds((min(hours), max(hours), round(mean(hours), 1)) == (low, high, average)),
+    )
+
+
+def _hours_follow_flops(rows: Sequence[Row]) -> Finding:
+    slow, fast = (f(rows, key=lambda row: row.implied_tflops) for f in (min, max))
+    time = {row.name: row.printed.hours_on_64_gpus for row in rows}
+    labels = [row.printed.label for row in rows if row.printed.budget_name == "F80M"]
+    quicker = [label for label in labels if time[f"F160M {label}"] < time[f"F80M {label}"]]
+    return Finding(
+        "Do the hours compare the architectures' speed?",
+        f"No: they imply {slow.implied_tflops:.0f} ({slow.name}) to {fast.implied_tflops:.0f} "
+        f"({fast.name}) TFLOP/s a GPU, and {', '.join(quicker)} took less time at F160M than at "
+        "F80M.",
+        "note",
+    )

@@ -1,0 +1,127 @@
+"""`dualpath flops --audit`: the paper's tables beside ours, as text, records or one object."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from textwrap import wrap
+from typing import Any
+
+from dualpath_cli.flops import paper
+from dualpath_cli.flops.audit import claims as audit_claims
+from dualpath_cli.flops.audit import results as audit_results
+from dualpath_cli.flops.audit import tables as audit_tables
+from dualpath_cli.flops.audit.claims import Finding
+from dualpath_cli.flops.audit.tables import Row
+from dualpath_cli.flops.report import align
+from dualpath_cli.flops.request import DEFAULT_TFLOPS
+
+WIDTH = 100
+"""Columns that findings are wrapped to."""
+
+LEGEND = (
+    "Verdicts: holds; as written: holds for the model of the text, not as trained; fails; open: "
+    "the tables cannot decide it; note: no claim of the paper."
+)
+
+
+def numbers() -> list[dict[str, Any]]:
+    """Every number of the two configuration tables beside ours, one record each."""
+    return list(audit_tables.numbers(audit_tables.compare()))
+
+
+def as_record() -> dict[str, Any]:
+    """The whole audit as one object: the compared numbers and the findings."""
+    rows = audit_tables.compare()
+    return {
+        "numbers": list(audit_tables.numbers(rows)),
+        "configuration_tables": [asdict(finding) for finding in audit_claims.findings(rows)],
+        "result_tables": [asdict(finding) for finding in audit_results.findings()],
+    }
+
+
+def as_text() -> str:
+    """The whole audit for reading."""
+    rows = audit_tables.compare()
+    lines = [f"Source: arXiv 2605.30202. Parameters in millions, hours on {paper.GPUS} GPUs."]
+    for budget in paper.BUDGETS:
+        own = [row for row in rows if row.printed.budget_name == budget]
+        lines += ["", f"{budget}: widths and parameters", "", *align(_parameter_table(own))]
+        lines += ["", f"{budget}: FLOPs and hours", "", *align(_flops_table(own))]
+    lines += ["", *_disagreements(rows)]
+    lines += ["", *wrap(LEGEND, WIDTH), "", "What the configuration tables carry", ""]
+    lines += _paragraphs(audit_claims.findings(rows))
+    lines += ["", "What the result tables carry, and what they do not", ""]
+    lines += _paragraphs(audit_results.findings())
+    return "\n".join(lines)
+
+
+def _parameter_table(rows: Sequence[Row]) -> list[list[str]]:
+    table = [
+        ["", "d_ffn", "", "d_ffn_wide", "", "Params", "", "", "as written lacks", ""],
+        ["", "paper", "ours", "paper", "ours", "paper", "trained", "written", "head", "width"],
+    ]
+    for row in rows:
+        cells: list[object] = [row.printed.label]
+        for name in ("d_ffn", "d_ffn_wide"):
+            cells += [getattr(row.printed, name) or "-", getattr(row.solved, name) or "-"]
+        cells.append(row.printed.params_millions)
+        millions = (row.params["as_trained"], row.params["as_written"], row.tied_head, row.narrower)
+        cells += [f"{value / 1e6:.1f}" for value in millions]
+        table.append([str(cell) for cell in cells])
+    return table
+
+
+def _flops_table(rows: Sequence[Row]) -> list[list[str]]:
+    table = [
+        ["", "linear/F_M", "", "attention", "total/F_M", "hours", "ours at", "TFLOP/s"],
+        [
+            "",
+            "written",
+            "trained",
+            "passes",
+            "trained",
+            "paper",
+            f"{DEFAULT_TFLOPS:g} T",
+            "implied",
+        ],
+    ]
+    table += [
+        [
+            row.printed.label,
+            *(f"{row.linear_ratio[reading]:.4f}" for reading in paper.READINGS),
+            str(row.passes),
+            f"{row.total / row.printed.budget:.3f}",
+            f"{row.printed.hours_on_64_gpus:.1f}",
+            f"{row.hours('as_trained'):.1f}",
+            f"{row.implied_tflops:.0f}",
+        ]
+        for row in rows
+    ]
+    return table
+
+
+def _disagreements(rows: Sequence[Row]) -> list[str]:
+    """How many numbers disagree, by column and reading, each with its cause."""
+    compared = list(audit_tables.numbers(rows))
+    causes = {
+        "d_ffn": "",
+        "d_ffn_wide": "",
+        "params_millions": "as written: tied head, widths in 64 instead of 256 (columns above)",
+        "hours_on_64_gpus": "measured times, which follow no fixed rate (last column above)",
+    }
+    lines = [["Disagreements", "numbers", "as written", "as trained", "  cause"]]
+    for quantity, cause in causes.items():
+        of = [number for number in compared if number["quantity"] == quantity]
+        wrong = [sum(not number[f"agrees_{r}"] for number in of) for r in paper.READINGS]
+        lines.append([quantity, str(len(of)), *map(str, wrong), "  " + cause if any(wrong) else ""])
+    causes_column = [line.pop() for line in lines]
+    return [
+        (line + cause).rstrip() for line, cause in zip(align(lines), causes_column, strict=True)
+    ]
+
+
+def _paragraphs(findings: Sequence[Finding]) -> list[str]:
+    lines = []
+    for finding in findings:
+        for text, indent in ((finding.claim, f"{finding.verdict:12}"), (finding.found, " " * 12)):
+            lines += wrap(text, WIDTH, initial_indent=indent, subsequent_indent=" " * 12)
+    return lines

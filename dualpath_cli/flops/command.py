@@ -1,0 +1,265 @@
+"""`dualpath flops`: arguments, what they mean together, and the answer as text.
+
+The same arguments serve argparse (start-up within 0.3 s) and jsonargparse (the LightningCLI), so
+they keep to what both parse alike; values are checked in `run`, where both ways end.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn, get_args
+
+from dualpath_cli.config import BlockKind
+from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.flops import paper
+from dualpath_cli.flops.report import Description, as_csv, as_json, as_yaml
+from dualpath_cli.flops.request import (
+    HARDWARE_OPTIONS,
+    Options,
+    from_recipes,
+    solved,
+    solved_table,
+)
+from dualpath_cli.flops.table import as_text, configurations_text
+from dualpath_cli.flops.widths import Match
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "block": get_args(BlockKind),
+    "match": get_args(Match),
+    "reading": paper.READINGS,
+    "format": ("table", "json", "csv", "yaml"),
+}
+"""Options with a fixed set of values; the first of block, match and format is the default."""
+
+SOLVER_OPTIONS = ("alpha", "loops", "block", "match", "width_multiple", "layers", "dim", "heads",
+                  "kv_heads", "vocab")  # fmt: skip
+EVERY_OPTION = ("budget", *SOLVER_OPTIONS, "seq_len", "reading", "config", "table", "audit",
+                *HARDWARE_OPTIONS, "format")  # fmt: skip
+
+
+def add_arguments(parser: Any) -> None:
+    """Adds the options to an argparse or a jsonargparse parser."""
+    what = parser.add_argument_group("what is described")
+    what.add_argument(
+        "--budget",
+        metavar="FLOPS",
+        help="Solve FFN widths for so many linear FLOPs per token and layer, such as 80M.",
+    )
+    what.add_argument(
+        "--config",
+        action="append",
+        metavar="RECIPE",
+        help="Describe a recipe's model instead (path or name); may be repeated, later ones win. "
+        "With --budget the model is compared to it.",
+    )
+    what.add_argument(
+        "--table",
+        action="store_true",
+        help="Print the paper's 13 configurations, solved for --budget.",
+    )
+    what.add_argument(
+        "--audit",
+        action="store_true",
+        help="Set every number of the paper's two configuration tables beside ours, with causes, "
+        "and say what its result tables can and cannot carry.",
+    )
+    block = parser.add_argument_group("the block that spends the budget")
+    block.add_argument(
+        "--block", metavar="KIND", help="Kind of block: dual, loop or wide. Default: dual."
+    )
+    block.add_argument(
+        "--alpha",
+        type=float,
+        metavar="PERCENT",
+        help="Percent of a dual block's FLOPs that its deep path gets. Default: 50.",
+    )
+    block.add_argument(
+        "--loops", "--k", dest="loops", type=int, metavar="K",
+        help="K, passes of the deep path; --k is the same. Default: 4.",
+    )  # fmt: skip
+    block.add_argument(
+        "--match",
+        metavar="WHAT",
+        help="linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and "
+        "attention scores meet the budget plus the K + 1 attention passes of a dual block, so "
+        "wide and loop blocks get wider FFNs. Default: linear.",
+    )
+    block.add_argument(
+        "--width-multiple",
+        type=int,
+        metavar="N",
+        help="Multiple that widths are solved in and that effective widths round up to, under "
+        "both readings. Default: solve in 64; effective widths 64 as written, 256 as trained.",
+    )
+    backbone = parser.add_argument_group("the backbone")
+    for option, help_text in (
+        ("--layers", "Number of blocks. Default: 16."),
+        ("--dim", "Width of the residual stream. Default: 768."),
+        ("--heads", "Number of query heads. Default: one for 64 channels, so 12."),
+        ("--kv-heads", "Number of key and value heads. Default: as many as query heads."),
+        ("--vocab", "Rows of the embedding. Default: 50304."),
+        ("--seq-len", "Tokens a sequence, for attention scores. Default: 4096, or the recipe's."),
+    ):
+        backbone.add_argument(option, type=int, metavar="N", help=help_text)
+    hours = parser.add_argument_group("training hours")
+    hours.add_argument(
+        "--tokens", metavar="N", help="Training tokens, such as 38.5B. Default: 38503710720."
+    )
+    hours.add_argument("--gpus", type=int, metavar="N", help="Number of GPUs. Default: 64.")
+    hours.add_argument(
+        "--tflops",
+        type=float,
+        metavar="X",
+        help="TFLOP/s that each GPU sustains in training, not its peak. Default: 68, the median "
+        "that the paper's training times imply for its A100s.",
+    )
+    answer = parser.add_argument_group("the answer")
+    answer.add_argument(
+        "--reading",
+        metavar="READING",
+        help="as_written (the text) or as_trained (the authors' configuration). Default: both, "
+        "side by side; for yaml as_trained.",
+    )
+    answer.add_argument(
+        "--format",
+        metavar="FORMAT",
+        help="table, json, csv, or yaml (a model section for a recipe). Default: table.",
+    )
+
+
+def run(namespace: Any) -> str:
+    """Returns the text that answers the options; ``namespace`` has them as attributes.
+
+    Raises UserError for what the user can mend. Options without effect are named on stderr.
+    """
+    options = {name: getattr(namespace, name, None) for name in EVERY_OPTION}
+    given = [name for name, value in options.items() if value not in (None, False, [])]
+    for name, allowed in CHOICES.items():
+        if options[name] is not None and options[name] not in allowed:
+            raise UserError(
+                f"{_flag(name)} must be {', '.join(allowed[:-1])} or {allowed[-1]}, "
+                f"not '{options[name]}'{did_you_mean(str(options[name]), allowed)}"
+            )
+    form = options["format"] or "table"
+    if options["audit"]:
+        others = [name for name in given if name not in ("audit", "format")]
+        _refuse(given, others, "--audit takes the paper's own configurations")
+        return _audit(form)
+    if options["config"]:
+        _refuse(given, (*SOLVER_OPTIONS, "table"), "--config describes the recipe's own model")
+        return _rendered([from_recipes(options)], form, single=True)
+    if options["budget"] is None:
+        raise UserError(
+            "nothing to describe; give --budget (such as --budget 80M --alpha 50 --k 4), "
+            "--config RECIPE or --audit"
+        )
+    if options["table"]:
+        return _table(options, given, form)
+    _name_idle_options(options, given)
+    single = options["reading"] is not None
+    return _rendered(solved(options, _readings(options, form)), form, single)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _refuse(given: Sequence[str], refused: Sequence[str], because: str) -> None:
+    both = [_flag(name) for name in given if name in refused]
+    if both:
+        raise UserError(f"{because}; drop {', '.join(both)}")
+
+
+def _note(text: str) -> None:
+    """Says something beside the answer, so that json, csv and yaml stay loadable."""
+    print(f"dualpath flops: note: {text}", file=sys.stderr)
+
+
+def _name_idle_options(options: Options, given: Sequence[str]) -> None:
+    block = options["block"] or "dual"
+    idle = ["alpha"] if block != "dual" else []
+    if block == "wide" and options["match"] != "total":
+        idle.append("loops")
+    for name in idle:
+        if name in given:
+            _note(f"{_flag(name)} has no effect on block '{block}'")
+
+
+def _readings(options: Options, form: str) -> tuple[paper.Reading, ...]:
+    if options["reading"] is not None:
+        return (options["reading"],)
+    return ("as_trained",) if form == "yaml" else paper.READINGS
+
+
+def _rendered(descriptions: list[Description], form: str, single: bool) -> str:
+    if form == "yaml":
+        return as_yaml(descriptions[0])
+    if form == "table":
+        return as_text(descriptions)
+    records = [description.record() for description in descriptions]
+    return as_json(records, single) if form == "json" else as_csv(records)
+
+
+def _table(options: Options, given: Sequence[str], form: str) -> str:
+    swept = ("block", "alpha") if options["match"] == "total" else ("block", "alpha", "loops")
+    _refuse(given, swept, "--table goes through every block, alpha and K")
+    if form == "yaml":
+        raise UserError("--format yaml holds one model; drop --table, or ask for json or csv")
+    groups, without_room = solved_table(options, _readings(options, form))
+    if not groups:
+        solved(options, paper.READINGS)  # raises with what would do
+    if without_room:
+        _note(f"this budget leaves no room for an FFN in {', '.join(without_room)}")
+    if form == "table":
+        return configurations_text(groups)
+    records = [description.record() for group in groups for description in group]
+    return as_json(records, single=False) if form == "json" else as_csv(records)
+
+
+def _audit(form: str) -> str:
+    from dualpath_cli.flops.audit import report as audit
+
+    if form == "yaml":
+        raise UserError("--format yaml holds one model; --audit comes as table, json or csv")
+    if form == "table":
+        return audit.as_text()
+    return as_json([audit.as_record()], single=True) if form == "json" else as_csv(audit.numbers())
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with one-line errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _Parser(
+        prog="dualpath flops",
+        description="Solves FFN widths for a FLOP budget, and counts a model's parameters and "
+        "FLOPs, for the paper as written and as trained.",
+        allow_abbrev=False,  # jsonargparse takes none either
+    )
+    add_arguments(parser)
+    namespace, unknown = parser.parse_known_args(argv)
+    if unknown:
+        options = [option for action in parser._actions for option in action.option_strings]
+        word = unknown[0].split("=")[0]
+        raise UserError(
+            f"unknown option '{word}'{did_you_mean(word, options) or '; see --help'}"
+            if word.startswith("-")
+            else f"unexpected argument '{word}'; every value follows its option, as in --budget 80M"
+        )
+    return namespace
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answers ``dualpath flops`` with these arguments; returns the exit code, 2 for a mistake."""
+    try:
+        print(run(_parse(argv)))
+    except UserError as error:
+        print(f"dualpath flops: error: {error}", file=sys.stderr)
+        return 2
+    except SystemExit as stop:  # argparse, once --help is printed
+        return stop.code if isinstance(stop.code, int) else 0
+    return 0

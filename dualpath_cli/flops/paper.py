@@ -1,0 +1,167 @@
+"""The paper's numbers as data: its 26 configurations, its results, its two readings.
+
+Source: "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs", arXiv 2605.30202.
+Only numbers are carried over; they live in paper_tables.json beside this file.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from dualpath_cli.config import BlockKind, ModelConfig
+from dualpath_cli.flops.widths import Target
+
+Reading = Literal["as_written", "as_trained"]
+READINGS: tuple[Reading, ...] = get_args(Reading)
+
+AS_WRITTEN: Mapping[str, Any] = {
+    "ffn_multiple_of": 64,
+    "tie_embeddings": True,
+    "qk_norm": "before_rope",
+    "step_index": "one_based",
+}
+"""ModelConfig fields that the text settles. It gives no RoPE base, so that stays the default."""
+
+AS_TRAINED: Mapping[str, Any] = {
+    "ffn_multiple_of": 256,
+    "tie_embeddings": False,
+    "qk_norm": "after_rope",
+    "step_index": "zero_based",
+}
+"""The same fields as the authors trained them, which the Params columns confirm."""
+
+BUDGETS = {"F80M": 80_000_000, "F160M": 160_000_000}
+"""F_M in FLOPs per token and layer (Section 4.1)."""
+
+SOLVER_MULTIPLE = 64
+"""Widths are solved as multiples of this under both readings (Eq. heff)."""
+
+TRAINING_TOKENS = 38_503_710_720
+"""18,360 steps of 2,097,152 tokens; the text says 38B."""
+
+GPUS = 64
+"""GPUs (A100) of every run (Section 4.1)."""
+
+COMMONSENSE = ("ARC-c", "ARC-e", "HellaSwag", "PIQA", "SIQA", "WinoGrande")
+MATH = ("Algebra", "Counting", "Geometry", "Int. Algebra", "Number Theory", "Pre-algebra",
+        "Pre-calculus")  # fmt: skip
+
+
+def reading_fields(reading: Reading) -> dict[str, Any]:
+    """ModelConfig fields that a reading sets."""
+    return dict(AS_WRITTEN if reading == "as_written" else AS_TRAINED)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One row of the paper's configuration tables."""
+
+    budget_name: str
+    """F80M or F160M."""
+    block: BlockKind
+    """Kind of all 16 blocks."""
+    alpha: int | None
+    """Percent of the FLOPs on the deep path; None for single-axis controls."""
+    loops: int
+    """K; 1 for PureWide."""
+    d_ffn: int | None
+    """Configured width of the deep path."""
+    d_ffn_wide: int | None
+    """Configured width of the wide path."""
+    params_millions: int
+    """The Params column."""
+    hours_on_64_gpus: float
+    """The Time column: wall-clock hours of the training run."""
+
+    @property
+    def budget(self) -> int:
+        """F_M in FLOPs per token and layer."""
+        return BUDGETS[self.budget_name]
+
+    @property
+    def label(self) -> str:
+        """Short name within a budget, the one of the result columns: wide, loop_k2, a50_k4."""
+        if self.block == "wide":
+            return "wide"
+        return f"loop_k{self.loops}" if self.block == "loop" else f"a{self.alpha}_k{self.loops}"
+
+    @property
+    def recipe(self) -> str:
+        """Name of the recipe that trains it: f80m_a50_k4."""
+        return f"{self.budget_name.lower()}_{self.label}"
+
+    @property
+    def target(self) -> Target:
+        """What the paper solved the widths for."""
+        alpha = 50 if self.alpha is None else self.alpha
+        return Target(self.budget, self.block, alpha=alpha, loops=self.loops)
+
+    def model_config(self, reading: Reading) -> ModelConfig:
+        """The model under a reading, with the widths that the table prints."""
+        return ModelConfig(
+            block=self.block,
+            loops=self.loops,
+            d_ffn=self.d_ffn,
+            d_ffn_wide=self.d_ffn_wide,
+            **reading_fields(reading),
+        )
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    text = Path(__file__).with_name("paper_tables.json").read_text(encoding="utf-8")
+    tables: dict[str, Any] = json.loads(text)
+    return tables
+
+
+def configurations(budget_name: str | None = None) -> list[Configuration]:
+    """The 13 configurations of a budget, or all 26, in the order of the tables."""
+    tables = _tables()
+    return [
+        Configuration(name, **dict(zip(tables["configuration_columns"], row, strict=True)))
+        for name, rows in tables["configurations"].items()
+        if budget_name in (None, name)
+        for row in rows
+    ]
+
+
+def results(budget_name: str) -> dict[str, dict[str, float]]:
+    """Full results of a budget (appendix evaluation): metric -> configuration label -> value.
+
+    Accuracies end in ``Acc.``; everything else is bits per byte.
+    """
+    tables = _tables()
+    return {
+        metric: dict(zip(tables["result_columns"], values, strict=True))
+        for metric, values in tables["results"][budget_name].items()
+    }
+
+
+def inference_ablation(intervention: str, source: str) -> float | None:
+    """Loss of F80M a50 K4 under an intervention (table `ablations`), nats a token, if it is there.
+
+    Sources go by their names: gsm8k, triviaqa, wikitext_103.
+    """
+    return _by_source("inference_ablations", intervention, source)
+
+
+def token_class_excess(override: str, source: str) -> float | None:
+    """What forcing a class of tokens cost the authors beyond random ones, over 15 checkpoints.
+
+    `override` is `arithmetic wide` or `function deep`; nats a token, from their revision.
+    """
+    return _by_source("token_class_excess", override, source)
+
+
+def _by_source(table: str, row: str, source: str) -> float | None:
+    tables = _tables()
+    values = dict(zip(tables["ablation_sources"], tables[table].get(row, []), strict=False))
+    return values.get(source.lower().replace("-", "_"))
+
+
+def stated(name: str) -> Any:
+    """A number that the text states, by its name in paper_tables.json."""
+    return _tables()["stated"][name]

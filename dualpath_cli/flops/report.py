@@ -1,0 +1,183 @@
+"""What `dualpath flops` prints of a model: the record behind every format, and the formats."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.flops import count as flops
+from dualpath_cli.flops.widths import Target, Widths
+from dualpath_cli.sizes import format_size
+
+NUMERICS = ("norm_eps", "gain_init", "init_std", "residual_dtype", "rope_dtype")
+"""ModelConfig fields that say nothing about sizes; yaml names them only off their defaults."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What training hours are computed for."""
+
+    tokens: int
+    gpus: int
+    tflops: float
+    """Sustained TFLOP/s of each GPU."""
+    asked: bool
+    """Whether the user gave any of the three; otherwise only the table of a budget has hours."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model with what it was solved for."""
+
+    config: ModelConfig
+    reading: str | None
+    """as_written, as_trained, or None where a recipe's model is neither."""
+    hardware: Hardware
+    seq_len: int
+    """Tokens that attention scores are averaged over."""
+    budget: int | None = None
+    """F_M to compare with; a recipe has none unless it is given."""
+    target: Target | None = None
+    """What the widths were solved for; None for a recipe's model."""
+    widths: Widths | None = None
+    """The solved widths, which know what was clamped."""
+
+    @property
+    def loops(self) -> int:
+        """K, which is 1 without a deep path."""
+        return 1 if set(self.config.block_kinds) == {"wide"} else self.config.loops
+
+    @property
+    def layer(self) -> dict[str, int | float]:
+        """FLOPs per token and layer by part, the mean where kinds of blocks are mixed."""
+        return flops.mean_layer_flops(self.config, self.seq_len)
+
+    @property
+    def budget_ratio(self) -> float | None:
+        """What is spent of the budget: linear FLOPs, with attention scores under match total."""
+        if self.target is not None and self.target.match == "total":
+            spent = self.layer["linear_total"] + self.layer["attention_scores"]
+            return spent / self.target.matched_budget
+        return None if self.budget is None else self.layer["linear_total"] / self.budget
+
+    @property
+    def training_flops(self) -> int:
+        """FLOPs of one token in training, head included."""
+        return flops.training_flops_per_token(self.config, self.seq_len)
+
+    @property
+    def hours(self) -> float:
+        """Training hours on the hardware."""
+        rate = self.hardware.gpus * self.hardware.tflops * 1e12
+        return self.training_flops * self.hardware.tokens / rate / 3600
+
+    def effective(self, name: str) -> int | None:
+        """Effective width of ``d_ffn`` or ``d_ffn_wide``; None where no block has that path."""
+        width = self.width(name)
+        return None if width is None else self.config.effective_width(width)
+
+    def width(self, name: str) -> int | None:
+        """Configured ``d_ffn`` or ``d_ffn_wide``; None where no block has that path."""
+        unused = {"d_ffn": "wide", "d_ffn_wide": "loop"}[name]
+        value: int | None = getattr(self.config, name)
+        return None if set(self.config.block_kinds) == {unused} else value
+
+    def record(self) -> dict[str, Any]:
+        """Every number by name: the JSON object, and flattened the CSV row."""
+        block = self.config.block
+        dual = self.target is not None and self.target.block == "dual"
+        alpha = self.target.alpha if self.target is not None and dual else None
+        record = {
+            "block": block if isinstance(block, str) else list(block),
+            "alpha": int(alpha) if alpha is not None and alpha == int(alpha) else alpha,
+            "loops": self.loops,
+            "d_ffn": self.width("d_ffn"),
+            "d_ffn_wide": self.width("d_ffn_wide"),
+            "d_ffn_effective": self.effective("d_ffn"),
+            "d_ffn_wide_effective": self.effective("d_ffn_wide"),
+            "params": flops.parameters(self.config),
+            "params_non_embedding": flops.parameters_non_embedding(self.config),
+            "flops_per_token_per_layer": self.layer,
+            "budget": self.budget,
+            "budget_ratio": self.budget_ratio,
+            "reading": self.reading,
+        }
+        if self.target is not None and self.target.match == "total":
+            record |= {"match": "total", "matched_budget": self.target.matched_budget}
+        if self.hardware.asked:
+            record |= {"training_flops_per_token": self.training_flops}
+            record |= {"training_hours": round(self.hours, 3)}
+        return record
+
+
+def as_json(records: list[dict[str, Any]], single: bool) -> str:
+    """One object if ``single``, else a list."""
+    return json.dumps(records[0] if single else records, indent=2)
+
+
+def as_csv(records: Sequence[dict[str, Any]]) -> str:
+    """A header and one row a record; nested names are joined by a dot, lists by a space."""
+    import csv
+    import io
+
+    def flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        for name, value in record.items():
+            if isinstance(value, dict):
+                row |= flat(value, f"{prefix}{name}.")
+            else:
+                row[prefix + name] = " ".join(value) if isinstance(value, list) else value
+        return row
+
+    rows = [flat(record) for record in records]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().rstrip("\n")
+
+
+def as_yaml(description: Description) -> str:
+    """A `model:` section for a recipe, with a comment that says what it holds."""
+    config, ratio = description.config, description.budget_ratio
+    label = (description.reading or "as the recipe says").replace("_", " ")
+    lines = [f"# {label}: {flops.parameters(config):,} parameters"]
+    if ratio is not None and description.budget is not None:
+        lines[0] += f", {ratio:.4f} of {_budget_in_words(description)}"
+    lines.append("model:")
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name in NUMERICS and value == field.default:
+            continue
+        lines.append(f"  {field.name}: {_yaml_scalar(value)}")
+    return "\n".join(lines)
+
+
+def _yaml_scalar(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    text = json.dumps(list(value) if isinstance(value, tuple) else value)
+    # YAML 1.1 reads 1e-05 as a string, 1.0e-05 as a number
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
+
+
+def _budget_in_words(description: Description) -> str:
+    assert description.budget is not None
+    if description.target is not None and description.target.match == "total":
+        return (
+            f"{description.target.matched_budget:,} linear and attention FLOPs per token and layer"
+        )
+    return f"{format_size(description.budget)} linear FLOPs per token and layer"
+
+
+def align(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
+    """Pads columns to equal widths: the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(rows[0]))]
+    return [
+        (indent + "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=False))
+        )).rstrip()
+        for row in rows
+    ]  # fmt: skip

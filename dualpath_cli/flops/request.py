@@ -1,0 +1,188 @@
+"""What the options of `dualpath flops` ask for: options in, solved or loaded models out."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.flops import paper
+from dualpath_cli.flops.report import Description, Hardware
+from dualpath_cli.flops.widths import Target, solve_widths
+from dualpath_cli.sizes import parse_size
+
+DEFAULT_TFLOPS = 68.0
+"""Sustained TFLOP/s a GPU: the median that the paper's 26 training times imply for its A100s."""
+
+HARDWARE_OPTIONS = ("tokens", "gpus", "tflops")
+
+Options = Mapping[str, Any]
+"""Every option by its attribute name; None where the user said nothing."""
+
+
+def solved(options: Options, readings: Iterable[paper.Reading]) -> list[Description]:
+    """The model that a budget buys, once for each reading."""
+    target = target_of(options)
+    return [_describe(target, reading, options) for reading in readings]
+
+
+def solved_table(
+    options: Options, readings: Iterable[paper.Reading]
+) -> tuple[list[list[Description]], list[str]]:
+    """The paper's 13 configurations at the given budget, and the names of those without room.
+
+    Returns one list per configuration with its readings. Under match total all 13 meet the same
+    sum of linear FLOPs and attention scores, that of a dual block with the given K.
+    """
+    base = target_of(options)
+    groups, without_room = [], []
+    for row in paper.configurations("F80M"):  # the same 13 kinds at either budget
+        target = replace(
+            base,
+            block=row.block,
+            alpha=row.target.alpha,
+            loops=row.loops,
+            reference_loops=base.loops,
+        )
+        if target.has_room:
+            groups.append([_describe(target, reading, options) for reading in readings])
+        else:
+            without_room.append(row.label)
+    return groups, without_room
+
+
+def target_of(options: Options) -> Target:
+    """What the widths are solved for. Raises UserError for a backbone that cannot be."""
+
+    def given(name: str, default: Any) -> Any:
+        value = options[name]
+        if isinstance(value, int) and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        return default if value is None else value
+
+    given("layers", None), given("vocab", None)
+    dim = given("dim", 768)
+    heads = given("heads", max(1, dim // 64))
+    if dim % heads or dim // heads % 2:
+        raise UserError(
+            f"--dim {dim} does not split into {heads} heads of an even size; "
+            f"{_fitting_heads(dim, heads)}"
+        )
+    kv_heads = given("kv_heads", heads)
+    if heads % kv_heads:
+        raise UserError(
+            f"--kv-heads {kv_heads} does not divide the {heads} query heads; "
+            f"{_nearest_divisor(heads, kv_heads)} would"
+        )
+    return Target(
+        budget=parse_size(str(options["budget"]), "--budget"),
+        block=given("block", "dual"),
+        alpha=50 if options["alpha"] is None else options["alpha"],
+        loops=given("loops", 4),
+        match=given("match", "linear"),
+        d_model=dim,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        seq_len=given("seq_len", 4096),
+        multiple_of=given("width_multiple", paper.SOLVER_MULTIPLE),
+    )
+
+
+def _nearest_divisor(whole: int, wanted: int) -> int:
+    divisors = [n for n in range(1, whole + 1) if whole % n == 0]
+    return min(divisors, key=lambda n: abs(n - wanted))
+
+
+def _fitting_heads(dim: int, wanted: int) -> str:
+    if dim % 2:
+        return f"an odd width has no such heads, --dim {dim + 1} would"
+    return f"--heads {_nearest_divisor(dim // 2, wanted)} would"
+
+
+def _hardware(options: Options, tokens_of_recipe: int | None = None) -> Hardware:
+    tokens = options["tokens"]
+    gpus = paper.GPUS if options["gpus"] is None else options["gpus"]
+    tflops = DEFAULT_TFLOPS if options["tflops"] is None else options["tflops"]
+    if gpus < 1:
+        raise UserError(f"--gpus must be at least 1, not {gpus}")
+    if not 0 < tflops < float("inf"):
+        raise UserError(f"--tflops must be a number above 0, not {tflops:g}")
+    return Hardware(
+        tokens=parse_size(str(tokens), "--tokens")
+        if tokens is not None
+        else tokens_of_recipe or paper.TRAINING_TOKENS,
+        gpus=gpus,
+        tflops=tflops,
+        asked=any(options[name] is not None for name in HARDWARE_OPTIONS),
+    )
+
+
+def _describe(target: Target, reading: paper.Reading, options: Options) -> Description:
+    widths = solve_widths(target)
+    chosen = paper.reading_fields(reading)
+    if options["width_multiple"] is not None:
+        chosen["ffn_multiple_of"] = target.multiple_of
+    config = ModelConfig(
+        vocab_size=50304 if options["vocab"] is None else options["vocab"],
+        n_layers=16 if options["layers"] is None else options["layers"],
+        d_model=target.d_model,
+        n_heads=target.n_heads,
+        n_kv_heads=target.n_kv_heads,
+        max_seq_len=target.seq_len,
+        block=target.block,
+        loops=1 if target.block == "wide" else target.loops,
+        d_ffn=widths.d_ffn,
+        d_ffn_wide=widths.d_ffn_wide,
+        **chosen,
+    )
+    hardware = _hardware(options)
+    return Description(config, reading, hardware, target.seq_len, target.budget, target, widths)
+
+
+def from_recipes(options: Options) -> Description:
+    """The model of the recipes in ``config``, later ones over earlier ones.
+
+    ``reading`` then sets its fields over them. Raises UserError for a recipe without a usable
+    model section.
+    """
+    from dualpath_cli import recipes
+
+    names = options["config"]
+    merged: dict[str, Any] = {}
+    for name in names:
+        merged = recipes.merge(merged, recipes.load(name))
+    config = _model_config(" + ".join(names), merged.get("model"), options["reading"])
+    seq_len = config.max_seq_len if options["seq_len"] is None else options["seq_len"]
+    if seq_len < 1:
+        raise UserError(f"--seq-len must be at least 1, not {seq_len}")
+    budget = options["budget"]
+    return Description(
+        config,
+        reading=next((r for r in paper.READINGS if _reads_as(config, r)), None),
+        hardware=_hardware(options, (merged.get("run") or {}).get("max_tokens")),
+        seq_len=seq_len,
+        budget=None if budget is None else parse_size(str(budget), "--budget"),
+    )
+
+
+def _model_config(recipe: str, model: object, reading: paper.Reading | None) -> ModelConfig:
+    if not isinstance(model, dict):
+        raise UserError(f"recipe '{recipe}' has no model section to describe")
+    if reading is not None:
+        model = model | paper.reading_fields(reading)
+    known = [field.name for field in fields(ModelConfig)]
+    for name in model:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise UserError(f"recipe '{recipe}': its model has no field '{name}'{hint}")
+    try:
+        return ModelConfig(**model)
+    except ValueError as error:
+        raise UserError(f"recipe '{recipe}': {error}") from None
+    except TypeError as error:
+        what = "a field of its model has the wrong type"
+        raise UserError(f"recipe '{recipe}': {what} ({error})") from None
+
+
+def _reads_as(config: ModelConfig, reading: paper.Reading) -> bool:
+    return all(getattr(config, k) == v for k, v in paper.reading_fields(reading).items())

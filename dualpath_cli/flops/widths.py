@@ -1,0 +1,194 @@
+"""The FFN widths that a FLOP budget buys (appendix FLOP-matching, "Solving for FFN widths")."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal
+
+from dualpath_cli.config import BlockKind, effective_width
+from dualpath_cli.errors import UserError
+from dualpath_cli.flops.count import passes, projection_flops, score_flops
+from dualpath_cli.sizes import format_size
+
+Match = Literal["linear", "total"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What widths are solved for: a budget, the block that spends it, its backbone.
+
+    The defaults are the paper's backbone (appendix configurations).
+    """
+
+    budget: int
+    """F_M, linear FLOPs per token and layer."""
+    block: BlockKind = "dual"
+    """Kind of block that spends them."""
+    alpha: float = 50
+    """Percent of a dual block's FLOPs, gate aside, that its deep path gets."""
+    loops: int = 4
+    """K of the deep path."""
+    match: Match = "linear"
+    """linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and attention
+    scores together meet the budget plus the reference_loops + 1 attention passes of a dual block,
+    so that blocks with fewer passes get wider FFNs."""
+    reference_loops: int | None = None
+    """K of the dual block that `total` refers to; None means ``loops``."""
+    d_model: int = 768
+    """Width of the residual stream."""
+    n_heads: int = 12
+    """Number of query heads."""
+    n_kv_heads: int = 12
+    """Number of key and value heads."""
+    seq_len: int = 4096
+    """Tokens that attention scores are averaged over."""
+    multiple_of: int = 64
+    """Configured widths are multiples of this, and effective widths round up to it (Eq. heff)."""
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "loops", "seq_len", "multiple_of"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.block == "dual" and not 0 < self.alpha < 100:
+            raise UserError(
+                f"alpha must lie between 0 and 100 percent, not at {self.alpha:g}; "
+                "for a single path use block 'wide' or 'loop'"
+            )
+
+    @property
+    def matched_budget(self) -> int:
+        """FLOPs per token and layer to meet: linear, or linear and attention scores."""
+        if self.match == "linear":
+            return self.budget
+        reference = self.reference_loops or self.loops
+        return self.budget + passes("dual", reference) * score_flops(self.d_model, self.seq_len)
+
+    @property
+    def linear_budget(self) -> int:
+        """What of matched_budget this block can spend on linear FLOPs."""
+        if self.match == "linear":
+            return self.budget
+        own = passes(self.block, self.loops) * score_flops(self.d_model, self.seq_len)
+        return self.matched_budget - own
+
+    def exact_widths(self) -> tuple[Fraction | None, Fraction | None]:
+        """Effective widths (deep, wide) that spend the budget exactly; None for a missing path."""
+        projections = projection_flops(self.d_model, self.n_heads, self.n_kv_heads)
+
+        def width(flops_per_pass: Fraction) -> Fraction:
+            return (flops_per_pass - projections) / (6 * self.d_model)
+
+        flops = Fraction(self.linear_budget)
+        if self.block == "wide":
+            return None, width(flops)
+        if self.block == "loop":
+            return width(flops / self.loops), None
+        flops -= 4 * self.d_model  # the two gates are taken off before the split
+        share = Fraction(str(self.alpha)) / 100  # str: 12.1 is 121/10, not its binary neighbour
+        return width(flops * share / self.loops), width(flops * (1 - share))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether every path has FLOPs left for its FFN after its attention projections."""
+        return all(exact is None or exact > 0 for exact in self.exact_widths())
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Configured FFN widths that a budget buys."""
+
+    d_ffn: int | None
+    """Width of the deep path; None for a wide block."""
+    d_ffn_wide: int | None
+    """Width of the wide path; None for a loop block."""
+    clamped: tuple[str, ...] = ()
+    """Names of widths raised to the smallest multiple, which therefore exceed their share."""
+
+
+def solve_widths(target: Target) -> Widths:
+    """Returns the configured widths for a target.
+
+    Loop and dual widths are the largest multiples whose effective width stays at or below the
+    exact one. PureWide rounds up instead, first the effective width, then the configured one,
+    which gives the paper's 24576 and 50624. A width whose exact value is positive but below one
+    multiple is raised to it, as in the paper's F80M a25 K4.
+
+    Raises UserError where a path has nothing left for its FFN, and names what would do.
+    """
+    if not target.has_room:
+        raise UserError(_no_room(target))
+    m = target.multiple_of
+    exact_deep, exact_wide = target.exact_widths()
+    if target.block == "wide":
+        assert exact_wide is not None
+        return Widths(None, _ceil(Fraction(3, 2) * _ceil(exact_wide, m), m))
+    found = {
+        name: None if exact is None else largest_width(exact, m)
+        for name, exact in (("d_ffn", exact_deep), ("d_ffn_wide", exact_wide))
+    }
+    clamped = tuple(name for name, width in found.items() if width == 0)
+    found |= dict.fromkeys(clamped, m)
+    return Widths(found["d_ffn"], found["d_ffn_wide"], clamped)
+
+
+def largest_width(exact: Fraction, multiple_of: int) -> int:
+    """The largest multiple whose effective width is at most ``exact``; 0 if there is none."""
+    effective = int(exact // multiple_of) * multiple_of
+    # floor(2 w / 3) <= effective is 2 w <= 3 effective + 2
+    width = (3 * effective + 2) // 2 // multiple_of * multiple_of
+    assert effective_width(width, multiple_of) <= exact
+    return width
+
+
+def _ceil(value: Fraction | int, multiple_of: int) -> int:
+    """The smallest multiple at or above ``value``."""
+    return int(-(-value // multiple_of)) * multiple_of
+
+
+def ways_out(target: Target) -> dict[str, int]:
+    """Nearest whole alpha, largest K and smallest budget (to three digits) that have room.
+
+    Each is a change of that field alone; a field that cannot help is left out.
+    """
+    found: dict[str, int] = {}
+    if target.block == "dual":
+        fitting = [a for a in range(1, 100) if replace(target, alpha=a).has_room]
+        if fitting:
+            found["alpha"] = min(fitting, key=lambda a: abs(a - target.alpha))
+    if target.block != "wide" and replace(target, loops=1).has_room:
+        found["loops"] = _last(1, target.loops, lambda k: replace(target, loops=k).has_room)
+    enough = target.budget
+    while not replace(target, budget=enough).has_room:
+        enough *= 2
+    budget = 1 + _last(0, enough, lambda f: not (f and replace(target, budget=f).has_room))
+    found["budget"] = _ceil(budget, 10 ** max(0, len(str(budget)) - 3))
+    return found
+
+
+def _last(good: int, bad: int, is_good: Callable[[int], bool]) -> int:
+    """The last number that is good, between a good one and a later bad one."""
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if is_good(middle) else (good, middle)
+    return good
+
+
+def _no_room(target: Target) -> str:
+    """One line: which path has no room, and which alpha, K or budget would do."""
+    given = {
+        "wide": "",
+        "loop": f" with K={target.loops}",
+        "dual": f" with alpha={target.alpha:g} and K={target.loops}",
+    }[target.block]
+    names = {"alpha": "alpha {}", "loops": "K={}", "budget": "a budget of {}"}
+    ways = [
+        names[field].format(format_size(value) if field == "budget" else value)
+        for field, value in ways_out(target).items()
+    ]
+    percent = ""
+    if target.block == "dual" and target.alpha < 1:
+        percent = f" (alpha is in percent: {100 * target.alpha:g} rather than {target.alpha:g}?)"
+    return (
+        f"a budget of {format_size(target.budget)} leaves block '{target.block}'{given} nothing "
+        f"for an FFN after its attention projections; {' or '.join(ways)} would do{percent}"
+    )

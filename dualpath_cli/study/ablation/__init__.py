@@ -1,0 +1,1 @@
+"""What interventions on a trained model cost."""

@@ -1,0 +1,130 @@
+"""Figures of an ablation: loss against forced loops, loss against expected loops, layers.
+
+A source has the same colour in all of them.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dualpath_cli.colors import MUTED, SOURCES
+from dualpath_cli.study.ablation.suites import BASELINE
+from dualpath_cli.study.ablation.table import MEANINGS, Result, by_layer
+from dualpath_cli.study.figures import panels, plain, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TITLE = "loss less that of the learned router (nats per token)"
+
+
+def draw(folder: Path, results: Sequence[Result], loops: int) -> list[Path]:
+    """Writes the figures that the results have rows for, as PNG and PDF; returns their paths."""
+    figures = {
+        "forced_loops": _forced_loops(results, loops),
+        "halting": _halting(results),
+        "layers": _layers(results),
+    }
+    return save(folder, figures)
+
+
+def _forced_loops(results: Sequence[Result], trained: int) -> "Figure | None":
+    """Difference to the learned router against forced K, a line a source; the trained K marked."""
+    points = [(int(m[1]), r) for r in results if (m := re.fullmatch(r"K=(\d+)", r.intervention))]
+    if len({loops for loops, _ in points}) < 2:
+        return None
+    figure, axes = panels(5.2, 3.6)
+    ax = axes[0, 0]
+    for source, color in _colors(r for _, r in points):
+        own = [(loops, r) for loops, r in points if r.source == source]
+        x = [loops for loops, _ in own]
+        ax.fill_between(x, [r.low for _, r in own], [r.high for _, r in own], color=color,
+                        alpha=0.2, linewidth=0)  # fmt: skip
+        ax.plot(x, [r.difference for _, r in own], color=color, marker="o", markersize=4,
+                label=source)  # fmt: skip
+    ax.axvline(trained, color=MUTED, linewidth=0.8, linestyle=":")
+    ax.annotate(f"trained K = {trained}", (trained, 0.97), xycoords=("data", "axes fraction"),
+                xytext=(4, 0), textcoords="offset points", va="top", color=MUTED)  # fmt: skip
+    ax.set(xlabel="forced loops", ylabel=TITLE, xticks=sorted({loops for loops, _ in points}))
+    _finish(ax)
+    ax.legend(frameon=False)
+    return figure
+
+
+def _halting(results: Sequence[Result]) -> "Figure | None":
+    """Difference against mean expected loops, a line a source; labelled by the threshold."""
+    if not any(r.suite == "halting" for r in results):
+        return None
+    rows = [r for r in results if r.suite in ("halting", BASELINE)]
+    figure, axes = panels(5.2, 3.6)
+    ax = axes[0, 0]
+    for source, color in _colors(rows):
+        own = sorted((r for r in rows if r.source == source), key=lambda r: r.expected_loops)
+        x = [r.expected_loops for r in own]
+        ax.fill_between(x, [r.low for r in own], [r.high for r in own], color=color, alpha=0.2,
+                        linewidth=0)  # fmt: skip
+        ax.plot(x, [r.difference for r in own], color=color, marker="o", markersize=4,
+                label=source)  # fmt: skip
+        if source == rows[0].source:
+            for r in _apart(own):
+                text = r.intervention.removeprefix("halting=")
+                ax.annotate(text, (r.expected_loops, r.difference), xytext=(3, 5),
+                            textcoords="offset points", fontsize=7, color=color)  # fmt: skip
+    ax.set(xlabel="expected loops, mean over tokens and layers", ylabel=TITLE)
+    _finish(ax)
+    ax.legend(frameon=False, title="threshold at the points")
+    return figure
+
+
+def _layers(results: Sequence[Result]) -> "Figure | None":
+    """Heat map a source: an override a row, the layer that it is made in a column."""
+    rows = [r for r in results if r.suite == "layers"]
+    if not rows:
+        return None
+    import numpy as np
+    from matplotlib.colors import SymLogNorm
+
+    sources = list(dict.fromkeys(r.source for r in rows))
+    names, layers, _ = by_layer(rows)
+    width, height = 1.9 + 0.42 * len(layers), 1.1 + 0.24 * len(names)
+    figure, axes = panels(1.2 + width * len(sources), height, 1, len(sources), sharey=True)
+    finite = (abs(r.difference) for r in rows if math.isfinite(r.difference))
+    largest = max(finite, default=0) or 1.0
+    # Differences span decades: linear below a thousandth of the largest, logarithmic above.
+    norm = SymLogNorm(linthresh=largest / 1000, vmin=-largest, vmax=largest)
+    for ax, source in zip(axes[0], sources, strict=True):
+        _, _, differences = by_layer(r for r in rows if r.source == source)
+        grid = [[differences.get((name, layer), np.nan) for layer in layers] for name in names]
+        image = ax.imshow(grid, cmap="RdBu_r", norm=norm, aspect="auto")
+        ax.set(title=source, xlabel="only this layer", xticks=range(len(layers)))
+        ax.set_xticklabels([str(layer) for layer in layers])
+        ax.set_yticks(range(len(names)), [MEANINGS.get(name, name) for name in names])
+    powers = [10.0**n for n in range(-9, 9) if largest / 1000 < 10.0**n <= largest]
+    ticks = [*(-value for value in reversed(powers)), 0.0, *powers]
+    label = "difference (nats per token)"
+    figure.colorbar(image, ax=axes[0].tolist(), label=label, ticks=ticks)
+    return figure
+
+
+def _apart(rows: Sequence[Result]) -> list[Result]:
+    """Those of growing expected loops that are far enough from the one before for a label."""
+    least = 0.06 * (rows[-1].expected_loops - rows[0].expected_loops)
+    chosen: list[Result] = []
+    for row in rows:
+        if not chosen or row.expected_loops - chosen[-1].expected_loops > least:
+            chosen.append(row)
+    return chosen
+
+
+def _colors(results: Iterable[Result]) -> list[tuple[str, str]]:
+    sources = dict.fromkeys(r.source for r in results)
+    return list(zip(sources, SOURCES * (1 + len(sources) // len(SOURCES)), strict=False))
+
+
+def _finish(ax: "Axes") -> None:
+    ax.axhline(0, color=MUTED, linewidth=0.8)
+    plain(ax)
+    ax.yaxis.label.set_fontsize(8)

@@ -1,0 +1,213 @@
+"""The words of `dualpath ablate` beside a recipe's: checked without importing anything slow."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dualpath_cli import run_folder
+from dualpath_cli.command.arguments import OneLineParser
+from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.sizes import parse_size
+from dualpath_cli.study.options import (
+    TAGGER,
+    UPOS,
+    add_text_arguments,
+    out_folder,
+    take_sources,
+)
+
+SUITES = {
+    "paper": "the 16 rows of the paper's inference-time ablations",
+    "token-classes": "classes of tokens forced wide or deep, beside as many random tokens",
+    "layers": "each row of `paper` in one layer at a time",
+    "halting": "thresholds of remaining mass at which a token stops looping",
+}
+PATHS = {"wide": (0.0, 1.0), "deep": (1.0, 0.0)}
+"""What forcing tokens to a path makes of (g_d, g_w)."""
+MOST_LOOPS = 100
+CONTROLS = 5
+"""Random draws beside a class of tokens, unless told otherwise."""
+RANDOM = "random-as-"
+"""What the name of the random tokens beside a class begins with."""
+
+
+@dataclass(frozen=True)
+class TokenClass:
+    """Tokens by part of speech, and the path that they are forced to."""
+
+    name: str
+    upos: tuple[str, ...]
+    path: str
+    """A key of `PATHS`."""
+
+    @property
+    def gates(self) -> tuple[float, float]:
+        """(g_d, g_w) of the forced path."""
+        return PATHS[self.path]
+
+
+TOKEN_CLASSES = (
+    TokenClass("arithmetic", ("NUM", "SYM"), "wide"),
+    TokenClass("function", ("ADJ", "ADV", "PART", "PRON", "VERB"), "deep"),
+)
+"""Those of the authors' revision."""
+
+
+@dataclass(frozen=True)
+class AblateOptions:
+    """What is scored beside the learned router, and where the tables go."""
+
+    out: Path
+    suites: tuple[str, ...]
+    loops: tuple[int, ...]
+    """Forced loop counts of the suites `paper` and `layers`."""
+    shuffles: int
+    """Seeds of the shuffled gates, from 0 on, a row each."""
+    controls: int
+    """Seeds of the random tokens that a class stands against; their mean counts."""
+    classes: tuple[TokenClass, ...]
+    tagger: str
+    """spaCy pipeline, by name or path."""
+    compare_paper: bool
+
+
+def add_ablate_arguments(parser: OneLineParser) -> None:
+    """Adds the options of `ablate` to the quick parser."""
+    suites = "; ".join(f"{name}: {meaning}" for name, meaning in SUITES.items())
+    add_text_arguments(parser)
+    parser.add_argument(
+        "--suite",
+        type=str,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="SUITE",
+        help=f"What to try, one or more, or all; paper by default ({suites}).",
+    )
+    parser.add_argument(
+        "--loops",
+        type=str,
+        default="1-10",
+        metavar="LIST",
+        help="Forced loop counts, such as 1-10 or 1,2,8.",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=str | None,
+        default=None,
+        metavar="N",
+        help="Seeds of the shuffled gates, a row each (default 1), and of the random tokens, whose "
+        f"mean counts (default {CONTROLS}).",
+    )
+    classes = " ".join(f"{c.name}={','.join(c.upos)}:{c.path}" for c in TOKEN_CLASSES)
+    parser.add_argument(
+        "--classes",
+        type=str,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="CLASS",
+        help="Classes of tokens by universal part of speech and the path they are forced to, as "
+        f"NAME=UPOS,UPOS:wide or :deep. By default {classes}.",
+    )
+    parser.add_argument(
+        "--tagger",
+        type=str,
+        default=TAGGER,
+        metavar="PIPELINE",
+        help="The spaCy pipeline for token-classes, by name or path.",
+    )
+    parser.add_argument(
+        "--out",
+        type=str | None,
+        default=None,
+        metavar="DIR",
+        help="Folder for tables and figures; by default RUN/ablations/step-N. What is in it "
+        "already is not scored again.",
+    )
+    parser.add_argument(
+        "--compare_paper",
+        action="store_true",
+        help="Set the paper's numbers beside the loss, where source and row are in its table.",
+    )
+
+
+def take_ablate_options(values: dict[str, Any], run: run_folder.Run) -> AblateOptions:
+    """Takes the options of `ablate` out of parsed values; sources go to the data section.
+
+    Raises:
+        UserError: for the first mistake in them.
+    """
+    names = ("sources", "suite", "loops", "seeds", "classes", "tagger", "max_tokens", "out")
+    given = {name: values.pop(name) for name in (*names, "compare_paper")}
+    take_sources(values, given["sources"], given["max_tokens"])
+    return AblateOptions(
+        out=out_folder(given["out"], run, "ablations"),
+        suites=_suites(given["suite"]),
+        loops=_loops(given["loops"]),
+        shuffles=_seeds(given["seeds"], 1),
+        controls=_seeds(given["seeds"], CONTROLS),
+        classes=_classes(given["classes"]),
+        tagger=given["tagger"],
+        compare_paper=given["compare_paper"],
+    )
+
+
+def _suites(names: list[str]) -> tuple[str, ...]:
+    chosen = [name for given in names for name in given.split(",")] or ["paper"]
+    for name in chosen:
+        if name not in (*SUITES, "all"):
+            hint = did_you_mean(name, [*SUITES, "all"])
+            raise UserError(f"--suite '{name}' is none of {', '.join(SUITES)}, all{hint}")
+    return tuple(name for name in SUITES if name in chosen or "all" in chosen)
+
+
+def _loops(text: str) -> tuple[int, ...]:
+    counts: set[int] = set()
+    for part in str(text).split(","):
+        match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last <= MOST_LOOPS:
+            raise UserError(
+                f"--loops '{text}': '{part}' is no number or range from 1 to {MOST_LOOPS}; "
+                "give such as 1-10 or 1,2,8"
+            )
+        counts |= set(range(first, last + 1))
+    return tuple(sorted(counts))
+
+
+def _seeds(text: str | None, default: int) -> int:
+    if text is None:
+        return default
+    count = parse_size(str(text), "--seeds")
+    if not 1 <= count <= 1000:
+        raise UserError(f"--seeds must be from 1 to 1000, not '{text}'")
+    return count
+
+
+def _classes(specs: list[str]) -> tuple[TokenClass, ...]:
+    classes = [_class(spec) for spec in specs]
+    names = [each.name for each in classes]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"--classes has two classes named '{name}'")
+    return tuple(classes) or TOKEN_CLASSES
+
+
+def _class(spec: str) -> TokenClass:
+    match = re.fullmatch(r"([\w-]+)=([\w,]+):(\w+)", spec)
+    if not match:
+        raise UserError(f"--classes '{spec}': give NAME=UPOS,UPOS:wide or NAME=UPOS,UPOS:deep")
+    name, tags, path = match[1], tuple(match[2].split(",")), match[3]
+    if name.startswith(RANDOM):
+        raise UserError(f"--classes '{spec}': names with {RANDOM} are those of the random tokens")
+    for tag in tags:
+        if tag not in UPOS:
+            raise UserError(
+                f"--classes '{spec}': '{tag}' is no universal part of speech"
+                f"{did_you_mean(tag.upper(), UPOS)} (tags: {', '.join(UPOS)})"
+            )
+    if path not in PATHS:
+        raise UserError(f"--classes '{spec}': the path is wide or deep, not '{path}'")
+    return TokenClass(name, tags, path)

@@ -1,0 +1,113 @@
+"""Several runs together: what a row costs on average, and whether a class does in all of them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dualpath_cli.atomic import write_text
+from dualpath_cli.errors import UserError
+from dualpath_cli.study.ablation.table import as_csv
+from dualpath_cli.study.bootstrap import signed_rank_p
+
+
+def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
+    """Reads the tables of each run's folder, writes what they say together; returns the paths.
+
+    runs.csv has the mean difference and its standard deviation over the runs for each row that all
+    have; runs_token_classes.csv the mean excess of each class over random tokens, in how many runs
+    it is above zero, and the p-value of Wilcoxon's signed-rank test on the runs' excesses. Raises
+    UserError where a run's loss is no number.
+    """
+    reports = [json.loads((folder / "ablations.json").read_text()) for folder in folders]
+    for folder, report in zip(folders, reports, strict=True):
+        if any(row["loss"] is None for row in report["rows"]):
+            raise UserError(f"the losses in '{folder}' are no numbers: leave that run out")
+    rows = differences_over_runs([report["rows"] for report in reports])
+    if not rows:
+        raise UserError(
+            "the runs have no row in common: give --sources and --suite for all of them"
+        )
+    classes = excess_over_runs([report["excess"] for report in reports])
+    if classes:
+        _show(classes, len(folders), console)
+    content = {
+        "runs": [report["checkpoint"] for report in reports],
+        "rows": rows,
+        "token_classes": classes,
+    }
+    texts = {"runs.json": json.dumps(content, indent=2) + "\n", "runs.csv": as_csv(rows)}
+    if classes:
+        texts["runs_token_classes.csv"] = as_csv(classes)
+    for name, text in texts.items():
+        write_text(out / name, text)
+    return [out / name for name in texts]
+
+
+def differences_over_runs(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Returns a row for each row that all runs have: mean and standard deviation over them."""
+    keys = ("suite", "intervention", "source")
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for rows in runs:
+        for row in rows:
+            found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return [
+        {
+            **dict(zip(keys, names, strict=True)),
+            "runs": len(own),
+            "loss": mean(row["loss"] for row in own),
+            "difference": mean(row["difference"] for row in own),
+            "difference_sd": stdev(row["difference"] for row in own),
+        }
+        for names, own in found.items()
+        if len(own) == len(runs)
+    ]
+
+
+def _show(rows: Sequence[dict[str, Any]], runs: int, console: Console) -> None:
+    table = Table(title=f"excess over random tokens, {runs} runs", title_justify="left")
+    table.add_column("forced", no_wrap=True)
+    table.add_column("source", no_wrap=True)
+    for column in ("mean", "least", "most", "above 0", "Wilcoxon p"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["forced"], row["source"],
+            *(f"{row[key]:+.4f}" for key in ("mean", "least", "most")),
+            f"{row['above']} of {row['runs']}",
+            "" if row["p"] is None else f"{row['p']:.3g}",
+        )  # fmt: skip
+    console.print(table)
+    if runs < 6:
+        console.print("with fewer than six runs the test cannot give p < 0.05", highlight=False)
+
+
+def excess_over_runs(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Returns a row for each class and source that all runs have, from their `excess` rows."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for excesses in runs:
+        for row in excesses:
+            key = (f"{row['token_class']} {row['path']}", row["source"])
+            found.setdefault(key, []).append(row["excess"])
+    rows = []
+    for (forced, source), values in found.items():
+        if len(values) < len(runs) or None in values:  # a class without tokens
+            continue
+        p = signed_rank_p(values)
+        rows.append(
+            {
+                "forced": forced,
+                "source": source,
+                "runs": len(values),
+                "mean": mean(values),
+                "least": min(values),
+                "most": max(values),
+                "above": sum(value > 0 for value in values),
+                "p": None if p != p else p,
+            }
+        )
+    return rows

@@ -1,0 +1,87 @@
+"""The words that the commands about a trained run share; imports nothing slow."""
+
+from pathlib import Path
+from typing import Any
+
+from dualpath_cli import run_folder
+from dualpath_cli.command.arguments import OneLineParser
+from dualpath_cli.errors import UserError
+from dualpath_cli.sizes import parse_size
+from dualpath_cli.text.documents import parse_source, split_name
+from dualpath_cli.text.manifest import MANIFEST
+from dualpath_cli.text.storage import is_remote
+
+UPOS = (
+    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN",
+    "PUNCT", "SCONJ", "SPACE", "SYM", "VERB", "X",
+)  # fmt: skip
+"""Universal part-of-speech tags, and spaCy's SPACE."""
+TAGGER = "en_core_web_sm"
+"""The spaCy pipeline unless told otherwise."""
+
+
+def add_text_arguments(parser: OneLineParser) -> None:
+    """Adds `--sources` and `--max_tokens`."""
+    parser.add_argument(
+        "--sources",
+        type=str,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=PATH",
+        help="Texts, .txt, .jsonl or .parquet, or prepared data folders; by default the run's "
+        "validation sets.",
+    )
+    parser.add_argument(
+        "--max_tokens",
+        type=str | None,
+        default=None,
+        metavar="N",
+        help="At most so many tokens of each source, such as 20K; by default data.val_tokens.",
+    )
+
+
+def take_sources(values: dict[str, Any], sources: list[str], max_tokens: str | None) -> None:
+    """Puts texts given as NAME=PATH in the place of the run's validation sets.
+
+    Raises:
+        UserError: for two texts of one name, and where there is no text at all.
+    """
+    found = [_name_and_location(source) for source in sources]
+    names = [name for name, _ in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"--sources has two texts named '{name}'; give NAME=PATH")
+    if found:
+        values["data"]["val"] = dict(found)
+    if not values["data"]["val"]:
+        raise UserError("the run names no validation set; give a text: --sources NAME=PATH")
+    if max_tokens is not None:
+        values["data"]["val_tokens"] = parse_size(str(max_tokens), "--max_tokens")
+
+
+def _name_and_location(spec: str) -> tuple[str, str]:
+    """Reads one of `--sources`; what lies on S3 is checked with the other validation sets."""
+    if is_remote(spec):
+        raise UserError(f"--sources '{spec}' has no name; give NAME={spec}")
+    name, _, location = spec.partition("=")
+    if is_remote(location):
+        return name, location
+    given, path = split_name(spec)
+    if (Path(path) / MANIFEST).is_file():
+        return given or Path(path).resolve().name, path
+    source = parse_source(spec)
+    return source.name, str(source.path)
+
+
+def out_folder(out: str | None, run: run_folder.Run, kind: str) -> Path:
+    """Returns the folder for what a study writes: `--out`, or RUN/<kind>/step-N.
+
+    Raises:
+        UserError: if a file is in the way.
+    """
+    folder = Path(out) if out else run.folder / kind / run.checkpoint.name
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        raise UserError(f"--out '{folder}': '{existing}' is a file; give a folder")
+    return folder

@@ -1,0 +1,163 @@
+"""The words of `dualpath routing` beside a recipe's: checked without importing anything slow."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dualpath_cli import run_folder
+from dualpath_cli.command.arguments import OneLineParser
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.study.options import TAGGER, add_text_arguments, out_folder, take_sources
+from dualpath_cli.study.parts_of_speech import check_pipeline
+
+NO_TAGGER = "none"
+AVERAGE = "average"
+"""The name of what is averaged over all sources."""
+PAGE_SEQUENCES = 12
+"""Sequences of each source on the page, unless told otherwise: 48 of the usual four."""
+ANCHOR = "Answer"
+"""The word that the paper aligns question-answer texts at."""
+
+
+@dataclass(frozen=True)
+class RoutingOptions:
+    """What is read, and where it goes."""
+
+    out: Path
+    text: str | None
+    """A text to print in the terminal; nothing else is done then."""
+    layer: int | None
+    """The layer that colours `text`; None: the mean of all."""
+    tagger: str | None
+    """spaCy pipeline, by name or path; None: nothing is tagged."""
+    anchor: str
+    """Where sequences of two sources are aligned."""
+    sequences: int
+    """Sequences of each source on the page."""
+    examples: tuple[tuple[str, int], ...]
+    """Source and number of the sequences that are drawn; where a source is missing, its first."""
+
+
+def add_routing_arguments(parser: OneLineParser) -> None:
+    """Adds the options of `routing` to the quick parser."""
+    add_text_arguments(parser)
+    parser.add_argument(
+        "--text",
+        type=str | None,
+        default=None,
+        metavar="TEXT",
+        help="Print the routing of this text in the terminal, and write nothing.",
+    )
+    parser.add_argument(
+        "--layer",
+        type=str | None,
+        default=None,
+        metavar="N",
+        help="Colour --text by this layer instead of the mean of all.",
+    )
+    parser.add_argument(
+        "--tagger",
+        type=str,
+        default=TAGGER,
+        metavar="PIPELINE",
+        help="The spaCy pipeline for parts of speech, by name or path; none leaves them out.",
+    )
+    parser.add_argument(
+        "--anchor",
+        type=str,
+        default=ANCHOR,
+        metavar="WORD",
+        help="Where the sequences of two sources are aligned: the end of this word's first "
+        "occurrence.",
+    )
+    parser.add_argument(
+        "--sequences",
+        type=str,
+        default=str(PAGE_SEQUENCES),
+        metavar="N",
+        help="So many sequences of each source are on the page. A sequence is a document, or as "
+        "much of one as the model takes at once: a long document gives several.",
+    )
+    parser.add_argument(
+        "--examples",
+        type=str,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="SOURCE:N",
+        help="Sequences that are drawn and come first on the page, by source and number, such as "
+        "gsm8k:3; by default number 0 of each source.",
+    )
+    parser.add_argument(
+        "--out",
+        type=str | None,
+        default=None,
+        metavar="DIR",
+        help="Folder for tokens, figures and the page; by default RUN/routing/step-N.",
+    )
+
+
+def take_routing_options(values: dict[str, Any], run: run_folder.Run) -> RoutingOptions:
+    """Takes the options of `routing` out of parsed values; sources go to the data section.
+
+    Raises:
+        UserError: for the first mistake in them.
+    """
+    names = ("sources", "max_tokens", "text", "layer", "tagger", "anchor", "sequences", "examples")
+    given = {name: values.pop(name) for name in (*names, "out")}
+    if given["text"] is None:
+        if given["layer"] is not None:
+            raise UserError("--layer goes with --text; the page shows every layer")
+        take_sources(values, given["sources"], given["max_tokens"])
+    else:
+        for name in ("sources", "max_tokens", "examples", "out"):
+            if given[name]:
+                raise UserError(f"--{name} goes with sources; --text alone is printed")
+        if not given["text"].strip():
+            raise UserError("--text is empty")
+        values["data"]["val"] = {}
+    if AVERAGE in values["data"]["val"]:
+        raise UserError(f"a source may not be called '{AVERAGE}': that is the mean of all sources")
+    if not given["anchor"].strip():
+        raise UserError("--anchor is empty; give a word such as Answer")
+    return RoutingOptions(
+        out=out_folder(given["out"], run, "routing"),
+        text=given["text"],
+        layer=None if given["layer"] is None else _whole("--layer", given["layer"]),
+        tagger=None if given["tagger"].lower() == NO_TAGGER else given["tagger"],
+        anchor=given["anchor"],
+        sequences=_whole("--sequences", given["sequences"], least=1),
+        examples=tuple(_example(spec, values["data"]["val"]) for spec in given["examples"]),
+    )
+
+
+def check_routing(options: RoutingOptions, model: ModelConfig) -> None:
+    """Raises UserError for what a model does not have, or a tagger that is not there."""
+    gated = [n for n, kind in enumerate(model.block_kinds) if kind == "dual"]
+    if not gated:
+        raise UserError("the model has no dual block, so there is no routing to read")
+    if options.layer is not None and options.layer not in gated:
+        layers = ", ".join(map(str, gated))
+        raise UserError(f"--layer {options.layer} has no gates; layers {layers} have")
+    if options.text is None and options.tagger is not None:
+        try:
+            check_pipeline(options.tagger)
+        except UserError as error:
+            raise UserError(f"{error}; or without parts of speech: --tagger none") from None
+
+
+def _whole(name: str, text: str, least: int = 0) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise UserError(f"{name} must be a whole number from {least} on, not '{text}'")
+    return int(text)
+
+
+def _example(spec: str, sources: dict[str, str]) -> tuple[str, int]:
+    name, colon, number = spec.rpartition(":")
+    if not colon or not number.isdecimal():
+        raise UserError(f"--examples '{spec}': give SOURCE:N, such as gsm8k:0")
+    if name not in sources:
+        hint = did_you_mean(name, sources) or f"; there are {', '.join(sources)}"
+        raise UserError(f"--examples '{spec}': no source '{name}'{hint}")
+    return name, int(number)

@@ -1,0 +1,1 @@
+"""The page on which routing is read token by token."""

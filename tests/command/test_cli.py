@@ -1,0 +1,380 @@
+"""The `dualpath` command as a user sees it: help, mistakes, `--print_config`, and what it imports.
+
+Every mistake is made in one process, which refuses to import what is slow to import: what a user
+did wrong is found before that.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dualpath_cli import __version__, recipes
+from dualpath_cli.cli import COMMANDS, main
+from dualpath_cli.command.arguments import SECTIONS
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.text.manifest import INDEX, Manifest, StoredFile
+
+SLOW = ("torch", "lightning", "litdata", "torchmetrics", "rich", "tiktoken", "matplotlib")
+"""Packages that take a second or more, or are needed only once a run has begun."""
+
+SCRIPT = """
+import contextlib, io, json, sys, traceback
+
+slow, lines = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in slow:
+            raise RuntimeError(f"imports {name}")
+
+
+sys.meta_path.insert(0, Refuse())
+from dualpath_cli.cli import main
+
+for words in lines:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            try:
+                code = main(words)
+            except SystemExit as stop:
+                code = stop.code or 0
+            except BaseException:
+                traceback.print_exc(limit=-3)
+                code = "a traceback"
+    print(json.dumps({"code": code, "out": out.getvalue(), "err": err.getvalue()}))
+"""
+
+
+def run_without_slow_imports(lines: list[str], folder: Path) -> list[dict[str, Any]]:
+    """Runs command lines one after the other in a process of their own: code, out and err each."""
+    arguments = [json.dumps(SLOW), json.dumps([shlex.split(line) for line in lines])]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+# What a user has at hand
+
+RECIPES = {
+    "typo_section": "modle: {loops: 3}",
+    "typo_key": "model: {loop: 3}",
+    "typo_optim": "optim: {warmup_step: 3}",
+    "far_key": "run: {qqqq: 3}",
+    "number_key": "model: {3: dual}",
+    "number_section": "3: {loops: 3}",
+    "flat_section": "model: 3",
+    "type": "{base: tiny, model: {loops: many}}",
+    "half": "{base: tiny, model: {d_model: 16.5}}",
+    "bool": "{base: tiny, model: {tie_embeddings: maybe}}",
+    "choice": "{base: tiny, model: {gate: two_gate}}",
+    "choice_in_list": "{base: tiny, model: {block: [dual, wid]}}",
+    "group": "{base: tiny, optim: {decay: [matrix]}}",
+    "one_beta": "{base: tiny, optim: {betas: [0.9]}}",
+    "flat_trainer": "{base: tiny, trainer: 1}",
+    "seed": "{base: tiny, seed_everything: lucky}",
+    "heads": "{base: tiny, model: {n_heads: 3}}",
+    "kv_heads": "{base: tiny, model: {n_kv_heads: 3}}",
+    "layers": "{base: tiny, model: {block: [dual, dual, wide]}}",
+    "no_width": "{base: tiny, model: {d_ffn: null}}",
+    "zero_loops": "{base: tiny, model: {loops: 0}}",
+    "no_yaml": "model:\n  loops: 3\n bad: 4\n",
+    "circle": "base: circle",
+    "no_base": "base: quikstart",
+    "small_vocabulary": "{base: tiny, model: {vocab_size: 16}}",
+    "long": "{base: tiny, run: {max_tokens: 4096}}",
+    "no_data": "{base: tiny, data: {path: nowhere}}",
+    "no_manifest": "{base: tiny, data: {path: empty}}",
+    "cut_data": "{base: tiny, data: {path: cut}}",
+    "no_val": "{base: tiny, data: {val: {novels: nowhere.jsonl}}}",
+    "odd_val": "{base: tiny, data: {val: {novels: novels.doc}}}",
+    "strategy": "{base: tiny, trainer: {strategy: fsd}}",
+    "begun": "{base: tiny}",
+}
+
+TINY: dict[str, dict[str, Any]] = {
+    "model": {"vocab_size": 32, "n_layers": 2, "d_model": 16, "n_heads": 2, "n_kv_heads": 2,
+              "max_seq_len": 16, "d_ffn": 24, "d_ffn_wide": 48, "ffn_multiple_of": 8},
+    "optim": {"warmup_steps": 4},
+    "run": {"max_tokens": 1024, "batch_tokens": 64},
+    "data": {"path": "data"},
+    "trainer": {"accelerator": "cpu", "devices": 1},
+}  # fmt: skip
+
+
+def write_data(folder: Path, content: bytes) -> None:
+    """A data folder of 1,024 tokens below 32, as its manifest says."""
+    folder.mkdir()
+    (folder / INDEX).write_text("{}")
+    chunk = StoredFile("chunk-0-0.bin", 2048, hashlib.sha256(bytes(2048)).hexdigest())
+    (folder / chunk.name).write_bytes(content)
+    (folder / "tokenizer.json").touch()
+    Manifest(
+        documents=1,
+        tokens=1024,
+        text_bytes=4096,
+        dtype="uint16",
+        vocab_size=32,
+        eot_id=31,
+        tokenizer="0" * 64,
+        sources=[],
+        chunks=[chunk],
+        index_sha256=hashlib.sha256(b"{}").hexdigest(),
+        beside=[],
+        request="0" * 64,
+        settings={},
+    ).write(folder)
+
+
+def write_home(folder: Path) -> Path:
+    """Fills the folder that commands are run in: recipes, data, and runs.
+
+    runs/tiny/first has no checkpoint yet; runs/begun/default has one, of a model with two loops.
+    """
+    write_data(folder / "data", bytes(2048))
+    write_data(folder / "cut", bytes(1000))
+    (folder / "empty").mkdir()
+    (folder / "novels.doc").touch()
+    (folder / "novels.jsonl").touch()
+    (folder / "runs" / "tiny" / "first").mkdir(parents=True)
+    (folder / "runs" / "tiny" / "first" / "recipe.yaml").write_text(yaml.safe_dump(TINY))
+    checkpoints = folder / "runs" / "begun" / "default" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "step-00000010").touch()
+    (checkpoints / "last").symlink_to("step-00000010")
+    two_loops = ModelConfig(**{**TINY["model"], "loops": 2})
+    (checkpoints.parent / "recipe.yaml").write_text(
+        yaml.safe_dump({"model": dataclasses.asdict(two_loops)})
+    )
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    for name, text in RECIPES.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return folder
+
+
+# Mistakes: a command line, and words that its answer must hold
+
+MISTAKES = {
+    # the command
+    "fitt": "no command 'fitt'; did you mean 'fit'?",
+    "qqqq": "no command 'qqqq'; choose from fit, validate, flops",
+    # the recipe's file
+    "fit": "--config",
+    "fit --config": "--config needs a value",
+    "fit --config f80m_a50_k5": "no recipe 'f80m_a50_k5': neither a file nor a packaged name; "
+    "did you mean 'f80m_a50_k4'?",
+    "fit --config recipes/qqqq.yaml": "no recipe 'recipes/qqqq.yaml'",
+    "fit --config empty": "no recipe 'empty'",
+    "fit --config no_yaml.yaml": "recipe no_yaml.yaml line 3 cannot be read",
+    "fit --config circle.yaml": "recipe circle.yaml has itself as a base",
+    "fit --config no_base.yaml": "did you mean 'quickstart'?",
+    # its keys
+    "fit --config typo_section.yaml": "unknown key 'modle' in the recipe; did you mean 'model'?",
+    "fit --config typo_key.yaml": "unknown key 'model.loop'; did you mean 'loops'?",
+    "fit --config typo_optim.yaml": "'optim.warmup_step'; did you mean 'warmup_steps'?",
+    "fit --config far_key.yaml": "unknown key 'run.qqqq'; run has recipe, name, dir, budget",
+    "fit --config number_key.yaml": "unknown key 'model.3'",
+    "fit --config number_section.yaml": "unknown key '3'",
+    "fit --config flat_section.yaml": "'model' in the recipe must be a mapping, not 3",
+    # its values
+    "fit --config type.yaml": "model.loops must be a whole number, not 'many'",
+    "fit --config half.yaml": "model.d_model must be a whole number, not '16.5'",
+    "fit --config bool.yaml": "model.tie_embeddings must be true or false, not 'maybe'",
+    "fit --config choice.yaml": "model.gate must be one of two_gates, convex, softmax, fixed, "
+    "not 'two_gate'; did you mean 'two_gates'?",
+    "fit --config choice_in_list.yaml": "not 'wid'; did you mean 'wide'?",
+    "fit --config group.yaml": "not 'matrix'; did you mean 'matrices'?",
+    "fit --config one_beta.yaml": "optim.betas must be a list of 2 (each a number)",
+    "fit --config flat_trainer.yaml": "trainer must be a mapping",
+    "fit --config seed.yaml": "seed_everything must be a whole number, not 'lucky'",
+    # values that contradict each other
+    "fit --config heads.yaml": "d_model=16 with n_heads=3 must give an even whole head size",
+    "fit --config kv_heads.yaml": "n_kv_heads=3 must divide n_heads=2",
+    "fit --config layers.yaml": "block lists 3 kinds for n_layers=2 layers",
+    "fit --config no_width.yaml": "block 'dual' needs d_ffn and has none",
+    "fit --config zero_loops.yaml": "loops must be at least 1, not 0",
+    # words
+    "fit --config tiny.yaml --run.max_token 5": "unknown argument '--run.max_token'; "
+    "did you mean '--run.max_tokens'?",
+    "fit --config tiny.yaml --qqqq 5": "unknown argument '--qqqq'; --help lists what there is",
+    "fit --config tiny.yaml stray": "unknown argument 'stray'",
+    "fit tiny.yaml": "--config",
+    "fit --config tiny.yaml --run.max_tokens lots": "run.max_tokens must be a whole number "
+    "above 0 such as 80M, 38.5B, 80e6 or 80000000, not 'lots'",
+    "fit --config tiny.yaml --trainer.precision 16-mixed": "use bf16-mixed or 32-true",
+    "fit --config tiny.yaml --optim.warmup_steps 16": "must be less than the run's 16 optimizer",
+    "fit --config tiny.yaml --run.batch_tokens 4096": "is less than one batch",
+    "fit --config tiny.yaml --run.save_every 0": "run: save_every must be at least 1, not 0",
+    "fit --config tiny.yaml --trainer.max_steps 5": "trainer.max_steps is not used; "
+    "set run.max_tokens instead",
+    "fit --config tiny.yaml --trainer.strategy single --trainer.devices 2": "choose ddp or fsdp",
+    "fit --config tiny.yaml --run.max_tokens": "run.max_tokens",
+    "fit --config tiny.yaml --model.gate two_gate": "did you mean 'two_gates'?",
+    "fit --config tiny.yaml --model.n_heads 3": "must give an even whole head size",
+    "fit --config tiny.yaml --model 3": "model must be a mapping",
+    # data
+    "fit --config small_vocabulary.yaml": "data.path 'data' uses a tokenizer of 32 entries, more "
+    "than model.vocab_size=16; raise it to 32",
+    "fit --config long.yaml": "run.max_tokens=4096 is 4.00 epochs of the 1024 tokens in 'data'; "
+    "raise data.max_epochs to allow it",
+    "fit --config no_data.yaml": "data folder 'nowhere' does not exist; make it with `python -m "
+    "data_prep",
+    "fit --config no_manifest.yaml": "data folder 'empty' has no manifest.json",
+    "fit --config cut_data.yaml": "1000 bytes instead of 2048",
+    "fit --config no_val.yaml": "data.val.novels: 'nowhere.jsonl' does not exist",
+    "fit --config odd_val.yaml": "source 'novels.doc': its format is not known by its name",
+    "fit --config quickstart": "data folder 'data/sample' does not exist; make it with `python -m "
+    "data_prep",
+    # runs
+    "fit --config tiny.yaml --ckpt_path runs/tiny/frist": "no run or checkpoint at "
+    "'runs/tiny/frist'; did you mean 'first'?",
+    "fit --config tiny.yaml --ckpt_path runs/tiny/first": "has no complete checkpoint yet",
+    "fit --config tiny.yaml --ckpt_path data": "'data' is neither a run folder",
+    "fit --config begun.yaml": "runs/begun/default holds a run with model.loops=2, this one has 4; "
+    "give this one a name (--run.name NAME)",
+    "fit --config strategy.yaml": "trainer.strategy 'fsd' is not known; did you mean 'fsdp'?",
+    "validate": "validate needs --ckpt_path RUN",
+    "validate --ckpt_path": "--ckpt_path needs a value",
+    "validate --config tiny.yaml": "validate needs --ckpt_path RUN",
+    "validate --ckpt_path nowhere": "no run or checkpoint at 'nowhere'",
+    "validate --ckpt_path runs/begun/default/checkpoints/step-00000020": "no run or checkpoint",
+    "validate --ckpt_path runs/begun/default --data.val.novels novel.jsonl": "data.val.novels: "
+    "'novel.jsonl' does not exist",
+    "validate --ckpt_path runs/begun --data.val.novels novels.jsonl": "is neither a run folder",
+    "validate --ckpt_path runs/tiny/first": "run 'runs/tiny/first' has no complete checkpoint yet",
+    # flops has a file of tests for its mistakes
+    "flops --budget 80X": "--budget must be a whole number",
+}
+
+Answers = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """What each mistake is answered with."""
+    home = write_home(tmp_path_factory.mktemp("home"))
+    found = run_without_slow_imports(list(MISTAKES), home)
+    return dict(zip(MISTAKES, found, strict=True))
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_one_line_with_a_way_out_and_exit_code_2(line: str, answers: Answers) -> None:
+    answer = answers[line]
+    assert answer["code"] == 2, answer["err"]
+    assert answer["out"] == ""
+    assert answer["err"].startswith(("dualpath: error: ", f"dualpath {line.split()[0]}: error: "))
+    assert answer["err"].endswith("\n")
+    assert answer["err"].count("\n") == 1
+    assert MISTAKES[line] in answer["err"]
+
+
+def test_mistakes_leave_nothing_behind(tmp_path: Path) -> None:
+    home = write_home(tmp_path)
+    before = sorted(home.rglob("*"))
+    run_without_slow_imports(["fit --config small_vocabulary.yaml", "fit --config typo_key"], home)
+    assert sorted(home.rglob("*")) == before
+
+
+def test_help_and_printed_recipes_import_nothing_slow(tmp_path: Path) -> None:
+    lines = ["", "--help", "--version", "fit --help", "validate --help", "flops --help",
+             "fit --config quickstart --print_config"]  # fmt: skip
+    for line, answer in zip(lines, run_without_slow_imports(lines, tmp_path), strict=True):
+        assert (answer["code"], answer["err"]) == (0, ""), line
+        assert answer["out"], line
+
+
+def test_a_whole_recipe_passes_all_checks_and_only_then_imports_lightning(tmp_path: Path) -> None:
+    (answer,) = run_without_slow_imports(["fit --config tiny.yaml"], write_home(tmp_path))
+    assert answer["code"] == "a traceback"
+    assert "RuntimeError: imports lightning" in answer["err"]
+
+
+# Help and the recipe that is printed
+
+Command = Callable[..., str]
+
+
+@pytest.fixture
+def dualpath(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Command:
+    """Runs a command in an empty folder; it must end well, and returns what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> str:
+        code: Any = 0
+        with contextlib.suppress(SystemExit):
+            code = main(list(words))
+        captured = capsys.readouterr()
+        assert (code, captured.err) == (0, "")
+        return captured.out
+
+    return run
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]], ids=["nothing", "--help", "-h"])
+def test_help_lists_every_command_with_what_it_does(words: list[str], dualpath: Command) -> None:
+    shown = [line.split(maxsplit=1) for line in dualpath(*words).splitlines()]
+    for name, purpose in COMMANDS.items():
+        assert [name, purpose] in shown
+
+
+def test_the_version_is_one_line(dualpath: Command) -> None:
+    assert dualpath("--version") == f"dualpath {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["fit", "validate"])
+def test_help_has_a_sentence_for_every_field(command: str, dualpath: Command) -> None:
+    text = " ".join(dualpath(command, "--help").split())
+    for section, settings in SECTIONS.items():
+        for field in dataclasses.fields(settings):
+            # Python 3.13 writes `--x, --x+ X` where older ones write `--x X, --x+ X`.
+            option = re.escape(f" --{section}.{field.name}")
+            (described,) = re.findall(rf"{option}(?: |, )(.*?) \(type: ", text)
+            assert described.endswith("."), f"{option}: {described}"
+            assert len(described.split()) > 2, f"{option}: {described}"
+
+
+def test_help_wins_over_everything_else_on_the_line(dualpath: Command) -> None:
+    assert dualpath("fit", "--config", "quickstart", "--help") == dualpath("fit", "--help")
+
+
+@pytest.mark.parametrize("name", ["quickstart", "f80m_a50_k4", "f160m_wide"])
+def test_a_printed_recipe_is_the_same_recipe(name: str, dualpath: Command) -> None:
+    printed = dualpath("fit", "--config", name, "--print_config")
+    Path("printed.yaml").write_text(printed)
+    assert dualpath("fit", "--config", "printed.yaml", "--print_config") == printed
+
+
+def test_a_printed_recipe_holds_the_recipe_the_words_and_all_defaults(dualpath: Command) -> None:
+    words = ["--run.max_tokens", "1000", "--trainer.devices=2", "--data.val.mine", "mine.txt"]
+    printed = yaml.safe_load(dualpath("fit", "--config", "quickstart", *words, "--print_config"))
+    for section, settings in SECTIONS.items():
+        assert set(printed[section]) == {field.name for field in dataclasses.fields(settings)}
+    quickstart = recipes.load("quickstart")
+    quickstart["run"]["max_tokens"] = 1000
+    quickstart["data"]["val"]["mine"] = "mine.txt"
+    assert recipes.merge(printed, quickstart | {"trainer": {}}) == printed
+    assert printed["trainer"] == quickstart["trainer"] | {"devices": 2}
+    assert printed["run"]["recipe"] == "quickstart"
+
+
+def test_python_m_is_the_same_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dualpath_cli", "fitt"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "dualpath: error: no command 'fitt'; did you mean 'fit'?\n"

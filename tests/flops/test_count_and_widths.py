@@ -1,0 +1,285 @@
+"""FLOPs, parameters and solved widths, against the paper's tables and by their properties."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dualpath_cli.config import ModelConfig, effective_width
+from dualpath_cli.errors import UserError
+from dualpath_cli.flops import count as flops
+from dualpath_cli.flops import paper
+from dualpath_cli.flops.widths import Target, solve_widths, ways_out
+from dualpath_cli.sizes import format_size, parse_size
+
+CONFIGURATIONS = paper.configurations()
+each_configuration = pytest.mark.parametrize("row", CONFIGURATIONS, ids=lambda row: row.recipe)
+
+targets = st.builds(
+    Target,
+    budget=st.integers(10**6, 10**9),
+    block=st.sampled_from(["dual", "loop", "wide"]),
+    alpha=st.integers(1, 99),
+    loops=st.integers(1, 8),
+    match=st.sampled_from(["linear", "total"]),
+    d_model=st.sampled_from([384, 768]),
+    n_kv_heads=st.sampled_from([3, 12]),
+    seq_len=st.sampled_from([128, 4096]),
+    multiple_of=st.sampled_from([1, 8, 64, 256]),
+)
+
+
+def small(**changes: Any) -> ModelConfig:
+    fields: dict[str, Any] = {
+        "vocab_size": 96, "n_layers": 2, "d_model": 32, "n_heads": 4, "n_kv_heads": 4,
+        "max_seq_len": 16, "loops": 3, "d_ffn": 40, "d_ffn_wide": 96, "ffn_multiple_of": 8,
+    }  # fmt: skip
+    return ModelConfig(**(fields | changes))
+
+
+def spent(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> dict[str, int]:
+    """FLOPs of the paths with these widths, counted in the multiple that they are solved in."""
+    config = ModelConfig(
+        d_model=target.d_model, n_heads=target.n_heads, n_kv_heads=target.n_kv_heads,
+        max_seq_len=target.seq_len, block=target.block, loops=target.loops,
+        d_ffn=d_ffn, d_ffn_wide=d_ffn_wide, ffn_multiple_of=target.multiple_of,
+    )  # fmt: skip
+    return flops.layer_flops(config, target.block).as_dict()
+
+
+# The paper's tables
+
+
+def test_the_tables_hold_13_configurations_for_each_budget() -> None:
+    assert [len(paper.configurations(name)) for name in paper.BUDGETS] == [13, 13]
+    assert len({row.recipe for row in CONFIGURATIONS}) == 26
+
+
+@each_configuration
+def test_the_solver_gives_the_papers_widths(row: paper.Configuration) -> None:
+    widths = solve_widths(row.target)
+    assert (widths.d_ffn, widths.d_ffn_wide) == (row.d_ffn, row.d_ffn_wide)
+
+
+@each_configuration
+def test_params_round_to_the_papers_as_trained_and_not_as_written(row: paper.Configuration) -> None:
+    trained = flops.parameters(row.model_config("as_trained"))
+    written = flops.parameters(row.model_config("as_written"))
+    assert round(trained / 1e6) == row.params_millions
+    assert round(written / 1e6) != row.params_millions
+
+
+def test_only_f80m_a25_k4_is_clamped() -> None:
+    clamped = {row.recipe: solve_widths(row.target).clamped for row in CONFIGURATIONS}
+    assert {name: c for name, c in clamped.items() if c} == {"f80m_a25_k4": ("d_ffn",)}
+
+
+def test_linear_flops_by_hand() -> None:
+    """F80M a50 K4 as trained, worked out from the appendix's formulas with d = 768."""
+    config = next(r for r in CONFIGURATIONS if r.recipe == "f80m_a50_k4").model_config("as_trained")
+    layer = flops.layer_flops(config, "dual")
+    attention = 8 * 768**2
+    assert layer.deep == 4 * (attention + 6 * 768 * 1280)
+    assert layer.wide == attention + 6 * 768 * 7680
+    assert layer.gate == 4 * 768
+    assert layer.router == 3 * 2 * 769
+    assert layer.attention_scores == 5 * 2 * 4096 * 768
+
+
+# Accounting
+
+
+def test_layer_totals_add_up_and_the_model_is_the_sum_of_its_layers() -> None:
+    config = small(n_layers=3, block=["dual", "loop", "wide"])
+    for kind in ("dual", "loop", "wide"):
+        parts = flops.layer_flops(config, kind).as_dict()
+        assert parts["linear_total"] == parts["deep"] + parts["wide"] + parts["gate"]
+        assert parts["total"] == parts["linear_total"] + parts["router"] + parts["attention_scores"]
+    layers = flops.flops_by_layer(config)
+    dual, loop, wide = layers
+    assert (dual.deep, dual.wide) == (loop.deep, wide.wide)
+    assert (loop.wide, wide.deep, wide.router, loop.gate) == (0, 0, 0, 0)
+    mean = flops.mean_layer_flops(config)
+    for part in mean:
+        assert mean[part] == pytest.approx(sum(layer.as_dict()[part] for layer in layers) / 3)
+    head = 2 * config.d_model * config.vocab_size
+    assert flops.forward_flops_per_token(config) == sum(layer.total for layer in layers) + head
+    assert flops.training_flops_per_token(config) == 3 * flops.forward_flops_per_token(config)
+
+
+def test_attention_scores_grow_with_the_sequence_and_nothing_else_does() -> None:
+    config = small()
+    short, long = (flops.layer_flops(config, "dual", t).as_dict() for t in (16, 64))
+    changed = {part for part in short if short[part] != long[part]}
+    assert changed == {"attention_scores", "total"}
+    assert long["attention_scores"] == 4 * short["attention_scores"]
+
+
+@pytest.mark.parametrize(
+    ("gate", "columns"), [("two_gates", 2), ("softmax", 2), ("convex", 1), ("fixed", 0)]
+)
+def test_gate_variants_cost_a_matrix_of_their_columns(gate: str, columns: int) -> None:
+    config = small(gate=gate)
+    assert flops.layer_flops(config, "dual").gate == 2 * 32 * columns
+    assert flops.parameters_by_part(config)["gate"] == 2 * 33 * columns
+
+
+@pytest.mark.parametrize(
+    "changes", [{"loops": 1}, {"combination": "mean"}, {"combination": "final"}]
+)
+def test_without_a_choice_of_steps_there_is_no_router(changes: dict[str, Any]) -> None:
+    config = small(**changes)
+    assert flops.layer_flops(config, "dual").router == 0
+    assert flops.parameters_by_part(config)["router"] == 0
+
+
+def test_grouped_queries_save_the_key_and_value_matrices() -> None:
+    full, grouped = small(n_layers=1, block="wide"), small(n_layers=1, block="wide", n_kv_heads=1)
+    saved = 2 * 32 * 32 * 3 // 4  # three quarters of two d x d matrices
+    assert flops.parameters(full) - flops.parameters(grouped) == saved
+    assert (
+        flops.layer_flops(full, "wide").wide - flops.layer_flops(grouped, "wide").wide == 2 * saved
+    )
+
+
+def test_tying_saves_the_head_and_leaves_the_rest() -> None:
+    tied, untied = small(tie_embeddings=True), small()
+    assert flops.parameters(untied) - flops.parameters(tied) == 96 * 32
+    assert flops.parameters_non_embedding(untied) == flops.parameters_non_embedding(tied)
+
+
+# The solver
+
+
+def solved(target: Target) -> tuple[int | None, int | None]:
+    """Solved widths, or a rejected example where the budget buys none."""
+    assume(target.has_room)
+    widths = solve_widths(target)
+    assume(not widths.clamped)
+    return widths.d_ffn, widths.d_ffn_wide
+
+
+@given(targets)
+def test_solved_widths_are_the_largest_legal_ones(target: Target) -> None:
+    """The next multiple of either path would exceed its share; PureWide is the first above."""
+    d_ffn, d_ffn_wide = solved(target)
+    m = target.multiple_of
+    exact_deep, exact_wide = target.exact_widths()
+    if target.block == "wide":
+        assert d_ffn_wide is not None
+        assert exact_wide is not None
+        assert effective_width(d_ffn_wide, m) >= exact_wide
+        assert effective_width(d_ffn_wide - 2 * m, m) < exact_wide
+        return
+    for width, exact in ((d_ffn, exact_deep), (d_ffn_wide, exact_wide)):
+        if width is not None and exact is not None:
+            assert width % m == 0
+            assert effective_width(width, m) <= exact < effective_width(width + m, m)
+
+
+@given(targets)
+def test_solved_flops_stay_within_the_budget_and_one_multiple_of_it(target: Target) -> None:
+    d_ffn, d_ffn_wide = solved(target)
+    linear = spent(target, d_ffn, d_ffn_wide)["linear_total"]
+    step = 6 * target.d_model * target.multiple_of  # one multiple of one pass
+    if target.block == "wide":
+        assert target.linear_budget <= linear < target.linear_budget + 2 * step
+    else:
+        passes = flops.passes(target.block, target.loops)
+        assert target.linear_budget - passes * step < linear <= target.linear_budget
+
+
+@given(targets.filter(lambda target: target.match == "total" and target.block != "wide"))
+def test_match_total_meets_the_sum_that_the_dual_block_spends(target: Target) -> None:
+    parts = spent(target, *solved(target))
+    passes = flops.passes("dual", target.loops)
+    wanted = target.budget + passes * 2 * target.seq_len * target.d_model
+    rounding = passes * 6 * target.d_model * target.multiple_of
+    assert wanted - rounding < parts["linear_total"] + parts["attention_scores"] <= wanted
+
+
+@given(targets, st.integers(1, 10**8))
+def test_a_bigger_budget_never_buys_narrower_ffns(target: Target, more: int) -> None:
+    small_widths = solved(target)
+    large = solve_widths(replace(target, budget=target.budget + more))
+    for before, after in zip(small_widths, (large.d_ffn, large.d_ffn_wide), strict=True):
+        assert (before is None) == (after is None)
+        assert before is None or after is None or after >= before
+
+
+@given(targets)
+def test_ways_out_are_changes_that_really_solve(target: Target) -> None:
+    assume(not target.has_room)
+    with pytest.raises(UserError, match="would do"):
+        solve_widths(target)
+    ways = ways_out(target)
+    assert "budget" in ways
+    for field, value in ways.items():
+        changed: dict[str, Any] = {field: value}
+        solve_widths(replace(target, **changed))
+
+
+def test_the_suggested_k_is_the_largest_and_the_suggested_alpha_the_nearest() -> None:
+    target = Target(budget=80_000_000, alpha=20, loops=4)
+    ways = ways_out(target)
+    assert ways["alpha"] == 24
+    assert not replace(target, alpha=23).has_room
+    assert ways["loops"] == 3
+    assert 0.99 * ways["budget"] <= 4 * 8 * 768**2 / 0.2 + 4 * 768 <= ways["budget"]
+
+
+def test_a_width_is_clamped_up_only_while_its_exact_value_is_positive() -> None:
+    clamped = solve_widths(Target(budget=80_000_000, alpha=25, loops=4))
+    assert (clamped.d_ffn, clamped.clamped) == (64, ("d_ffn",))
+    with pytest.raises(UserError, match="alpha 24 or K=3 or a budget of"):
+        solve_widths(Target(budget=80_000_000, alpha=20, loops=4))
+
+
+def test_a_fraction_given_for_percent_is_pointed_out() -> None:
+    with pytest.raises(UserError, match=r"alpha is in percent: 50 rather than 0\.5"):
+        solve_widths(Target(budget=80_000_000, alpha=0.5))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"alpha": 0}, {"alpha": 100}, {"loops": 0}, {"budget": 0}, {"alpha": float("nan")}]
+)
+def test_targets_out_of_range_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        Target(**({"budget": 80_000_000} | changes))
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("80M", 80_000_000),
+        ("38.5B", 38_500_000_000),
+        ("1.28G", 1_280_000_000),
+        ("80e6", 80_000_000),
+        ("8E7", 80_000_000),
+        ("80_000_000", 80_000_000),
+        (" 2k ", 2000),
+        ("1.50T", 15 * 10**11),
+        ("7", 7),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, value: int) -> None:
+    assert parse_size(text, "--budget") == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "M", "0", "-1", "1.5", "80X", "1e-3", "0.0001K", "1,5M", "inf", "nan"]
+)
+def test_other_sizes_are_refused_by_name_and_value(text: str) -> None:
+    with pytest.raises(UserError, match="--budget") as caught:
+        parse_size(text, "--budget")
+    assert f"'{text}'" in str(caught.value)
+
+
+@given(st.integers(1, 10**15))
+def test_formatted_sizes_read_back_as_the_same_number(value: int) -> None:
+    assert parse_size(format_size(value), "size") == value

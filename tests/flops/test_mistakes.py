@@ -1,0 +1,113 @@
+"""`dualpath flops` and mistakes: one line on stderr, exit code 2, and a way out that works."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from dualpath_cli.flops import command as flops_command
+
+
+def mistake(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of a command that must fail, without its prefix."""
+    assert flops_command.main(shlex.split(line)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    prefix = "dualpath flops: error: "
+    assert captured.err.startswith(prefix)
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix(prefix).rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "give --budget"),
+        ("--alpha 50", "give --budget"),
+        ("--budget 80X", "--budget must be a whole number above 0 such as 80M"),
+        ("--budget", "--budget"),
+        ("--budget 80M --alpha fifty", "--alpha: invalid float value: 'fifty'"),
+        ("--budget 80M --alpha 120", "alpha must lie between 0 and 100 percent, not at 120"),
+        ("--budget 80M --k 0", "--loops must be at least 1, not 0"),
+        ("--budget 80M --block wid", "not 'wid'; did you mean 'wide'?"),
+        ("--budget 80M --reading trained", "did you mean 'as_trained'?"),
+        ("--budget 80M --format jsn", "did you mean 'json'?"),
+        ("--budget 80M --match all", "--match must be linear or total, not 'all'"),
+        ("--budgte 80M", "unknown option '--budgte'; did you mean '--budget'?"),
+        ("--budget 80M --qqqqq", "unknown option '--qqqqq'; see --help"),
+        ("--bud 80M", "did you mean '--budget'?"),
+        ("80M", "unexpected argument '80M'"),
+        ("--budget 80M --dim 770 --heads 12", "--heads 11 would"),
+        ("--budget 80M --dim 333", "--dim 334 would"),
+        ("--budget 80M --kv-heads 5", "does not divide the 12 query heads; 4 would"),
+        ("--budget 80M --layers 0", "--layers must be at least 1, not 0"),
+        ("--budget 80M --vocab -3", "--vocab must be at least 1, not -3"),
+        ("--budget 80M --tokens lots", "--tokens must be a whole number"),
+        ("--budget 80M --gpus 0", "--gpus must be at least 1"),
+        ("--budget 80M --tflops 0", "--tflops must be a number above 0"),
+        ("--budget 80M --tflops nan", "--tflops must be a number above 0"),
+        ("--budget 80M --table --k 3", "drop --loops"),
+        ("--budget 80M --table --format yaml", "drop --table"),
+        ("--budget 1M --table", "would do"),
+        ("--audit --budget 80M", "drop --budget"),
+        ("--audit --format yaml", "table, json or csv"),
+    ],
+)
+def test_mistakes_are_one_line_with_a_way_out(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in mistake(line, capsys)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--budget 80M --alpha 20 --k 4",
+        "--budget 80M --block loop --k 30",
+        "--budget 3M --block wide",
+        "--budget 80M --alpha 95 --k 2",
+        "--budget 90M --k 50 --match total --block loop",
+    ],
+)
+def test_what_an_impossible_budget_is_told_to_try_really_works(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hint = mistake(line, capsys).split("projections; ")[1].removesuffix(" would do")
+    for way in hint.split(" or "):
+        if found := re.fullmatch(r"a budget of (\S+)", way):
+            instead = re.sub(r"--budget \S+", f"--budget {found[1]}", line)
+        elif found := re.fullmatch(r"K=(\d+)", way):
+            instead = re.sub(r"--k \S+", f"--k {found[1]}", line)
+        else:
+            instead = re.sub(r"--alpha \S+", f"--alpha {way.removeprefix('alpha ')}", line)
+        assert instead != line
+        assert flops_command.main(shlex.split(instead)) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--config nowhere", "no recipe 'nowhere'"),
+        ("--config empty.yaml", "recipe 'empty.yaml' has no model section"),
+        ("--config typo.yaml", "no field 'n_layer'; did you mean 'n_layers'?"),
+        ("--config broken.yaml", "recipe 'broken.yaml': d_model=768 with n_heads=5"),
+        ("--config type.yaml", "recipe 'type.yaml': a field of its model has the wrong type"),
+        ("--config empty.yaml --k 3 --alpha 5", "drop --alpha, --loops"),
+        ("--config empty.yaml --table", "drop --table"),
+    ],
+)
+def test_mistakes_with_recipes_name_the_recipe(
+    line: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    widths = "d_ffn: 64, d_ffn_wide: 64"
+    Path("empty.yaml").write_text("run: {max_tokens: 5}")
+    Path("typo.yaml").write_text(f"model: {{{widths}, n_layer: 2}}")
+    Path("broken.yaml").write_text(f"model: {{{widths}, n_heads: 5}}")
+    Path("type.yaml").write_text(f"model: {{{widths}, n_layers: many}}")
+    assert words in mistake(line, capsys)

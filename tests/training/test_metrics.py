@@ -1,0 +1,54 @@
+"""Loss and bits per byte against sums done by hand."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.training.metrics import LanguageModelLoss
+
+TOKEN_BYTES = [1, 3, 2, 0]  # the last one is end-of-text
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, 1, 2, 3, IGNORE]), st.floats(0, 20, width=32)),
+        min_size=1,
+        max_size=40,
+    ),
+    st.integers(1, 5),
+)
+def test_both_are_the_sums_of_their_definition_however_batched(
+    scored: list[tuple[int, float]], batch: int
+) -> None:
+    metric = LanguageModelLoss(TOKEN_BYTES)
+    for start in range(0, len(scored), batch):
+        part = scored[start : start + batch]
+        metric.update(torch.tensor([[n for _, n in part]]), torch.tensor([[t for t, _ in part]]))
+    result = metric.compute()
+    kept = [(t, n) for t, n in scored if t != IGNORE]
+    text = [(t, n) for t, n in kept if TOKEN_BYTES[t]]
+    if not kept:
+        assert math.isnan(result["loss"])
+        return
+    assert result["loss"].item() == pytest.approx(sum(n for _, n in kept) / len(kept))
+    if text:
+        n_bytes = sum(TOKEN_BYTES[t] for t, _ in text)
+        expected = sum(n for _, n in text) / math.log(2) / n_bytes
+        assert result["bits_per_byte"].item() == pytest.approx(expected)
+
+
+def test_end_of_text_counts_in_the_loss_but_not_in_bits_per_byte() -> None:
+    metric = LanguageModelLoss(TOKEN_BYTES)
+    metric.update(torch.tensor([[1.0, 5.0]]), torch.tensor([[0, 3]]))
+    assert metric.compute()["loss"].item() == 3.0
+    assert metric.compute()["bits_per_byte"].item() == pytest.approx(1 / math.log(2))
+
+
+def test_uniform_predictions_over_bytes_cost_eight_bits() -> None:
+    metric = LanguageModelLoss([1] * 256)
+    metric.update(torch.full((2, 7), math.log(256)), torch.zeros(2, 7, dtype=torch.int64))
+    assert metric.compute()["bits_per_byte"].item() == pytest.approx(8.0)
