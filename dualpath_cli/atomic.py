@@ -1,16 +1,38 @@
 """Files that are whole or not there: written beside their name, synced, then renamed."""
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+PARTIAL = ".partial"
+"""What the names of unfinished files end in."""
+
+
+@contextmanager
+def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
+    """Yields a path beside `path` to write a file to, which then gets the name `path`.
+
+    The folder is made where it is missing. Where the block raises, `path` stays as it was and the
+    unfinished file is removed. `shared`: other threads and processes may write the same file at
+    the same time, so each has an unfinished one of its own; the last one to finish wins.
+    """
+    own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
+    partial = path.with_name(f"{path.name}{own}{PARTIAL}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield partial
+        sync(partial)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes a whole text file or none; its folder is made where it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    sync(partial)
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def sync(path: Path) -> None:

@@ -1,0 +1,93 @@
+"""How far long work is, and the time left: a bar on a terminal, a line now and then elsewhere."""
+
+import time
+from collections.abc import Callable
+from typing import Self
+
+from rich import progress as rich_progress
+from rich.console import Console
+from rich.filesize import decimal
+
+LINE_EVERY = 15.0
+"""Seconds between two lines where no terminal shows the bar."""
+REDRAW_EVERY = 0.1
+"""Seconds between two changes of the bar: work may be counted a thousand times a second."""
+
+Amounts = Callable[[int, int | None], str]
+"""Text for how much is done, and of how much, where that is known."""
+
+
+def counted(unit: str) -> Amounts:
+    """Amounts as whole numbers: `3 of 10 batches`."""
+    return lambda done, total: f"{done:,}{'' if total is None else f' of {total:,}'} {unit}"
+
+
+def bytes_of_bytes(done: int, total: int | None) -> str:
+    """Amounts in bytes: `1.2 MB of 3.4 MB`."""
+    return decimal(done) if total is None else f"{decimal(done)} of {decimal(total)}"
+
+
+class Progress:
+    """Shows how much of some work is done; a context manager around that work."""
+
+    def __init__(
+        self,
+        console: Console,
+        title: str,
+        amounts: Amounts,
+        total: int | None = None,
+        *,
+        transient: bool = False,
+    ) -> None:
+        """`total` is what `advance` adds up to, where it is known; `begin` may say it later.
+
+        A `transient` bar leaves the screen when the work is done.
+        """
+        self._console = console
+        self._title, self._amounts, self._status = title, amounts, ""
+        self._bar = rich_progress.Progress(
+            rich_progress.TextColumn("{task.description}"),
+            rich_progress.BarColumn(),
+            rich_progress.TextColumn("{task.fields[state]}"),
+            rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+            transient=transient,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(title, total=total, state="")
+        self.begin(total)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._show(time.monotonic(), line=False)
+        self._bar.stop()
+
+    def begin(self, total: int | None, done: int = 0) -> None:
+        """Starts the clock; `done` of `total` was done before, in no time of this one."""
+        self._total, self._done, self._before = total, done, done
+        self._start = self._last = time.monotonic()
+        self._bar.update(self._task, total=total, completed=done)
+
+    def advance(self, amount: int = 1, title: str | None = None, status: str | None = None) -> None:
+        """Counts what is done; title and status, a few words beside the amounts, stay till told."""
+        self._done += amount
+        self._title = self._title if title is None else title
+        self._status = self._status if status is None else status
+        now = time.monotonic()
+        if now - self._last >= (REDRAW_EVERY if self._console.is_terminal else LINE_EVERY):
+            self._show(now, line=not self._console.is_terminal)
+
+    def _show(self, now: float, line: bool) -> None:
+        self._last = now
+        state = self._amounts(self._done, self._total)
+        state += f", {self._status}" if self._status else ""
+        self._bar.update(self._task, completed=self._done, description=self._title, state=state)
+        if not line:
+            return
+        if self._total and self._done > self._before:
+            pace = (now - self._start) / (self._done - self._before)
+            state += f", {pace * (self._total - self._done) / 60:.1f} min left"
+        self._console.print(f"{self._title}: {state}", highlight=False, soft_wrap=True)
