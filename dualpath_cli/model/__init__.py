@@ -1,6 +1,6 @@
 """What the model is: equations only. Nothing here knows how it is run."""
 
-from dualpath_cli.model.intervention import Intervention
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.model.language_model import DualPathLM
 from dualpath_cli.model.routing import LayerTrace, RoutingTrace
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dualpath_cli.config import BlockKind, ModelConfig
-from dualpath_cli.model.intervention import Intervention
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.model.rope import Rope
 from dualpath_cli.model.routing import LayerTrace
 from dualpath_cli.model.sublayer import Sublayer

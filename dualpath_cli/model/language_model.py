@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.intervention import SHUFFLED, Intervention
 from dualpath_cli.model.block import DualPathBlock
-from dualpath_cli.model.intervention import SHUFFLED, Intervention, shuffled_positions
 from dualpath_cli.model.loss import next_token_nll
 from dualpath_cli.model.norm import RMSNorm
 from dualpath_cli.model.rope import rope_tables
 from dualpath_cli.model.routing import RoutingTrace
+from dualpath_cli.model.shuffle import shuffled_positions
 
 
 class DualPathLM(nn.Module):

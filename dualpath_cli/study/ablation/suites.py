@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.model import Intervention
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.study.ablation.options import RANDOM, AblateOptions, TokenClass
 
 THRESHOLDS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
