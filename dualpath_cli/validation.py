@@ -99,7 +99,8 @@ def _explain(cls: type, error: Any, prefix: str) -> str:
         case "missing" | "missing_keyword_only_argument" | "missing_argument":
             return f"{name}{'.' if path else ''}{error['loc'][-1]} is missing"
         case "value_error":
-            return f"{name}: {error['ctx']['error']}" if name else str(error["ctx"]["error"])
+            place = f"{name.rstrip('.')}: " if name else ""
+            return f"{place}{error['ctx']['error']}"
     shown = json.dumps(given) if isinstance(given, dict | list | bool | None) else str(given)
     hint = did_you_mean(shown, _choices(annotation))
     return f"{name} must be {describe(annotation)}, not '{shown:.60}'{hint}"

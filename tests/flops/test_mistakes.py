@@ -90,9 +90,12 @@ def test_what_an_impossible_budget_is_told_to_try_really_works(
     [
         ("--config nowhere", "no recipe 'nowhere'"),
         ("--config empty.yaml", "recipe 'empty.yaml' has no model section"),
-        ("--config typo.yaml", "no field 'n_layer'; did you mean 'n_layers'?"),
-        ("--config broken.yaml", "recipe 'broken.yaml': d_model=768 with n_heads=5"),
-        ("--config type.yaml", "recipe 'type.yaml': a field of its model has the wrong type"),
+        ("--config typo.yaml", "unknown key 'model.n_layer'; did you mean 'n_layers'?"),
+        ("--config broken.yaml", "'broken.yaml': model: d_model=768 with n_heads=5"),
+        (
+            "--config type.yaml",
+            "'type.yaml': model.n_layers must be a whole number, not 'many'",
+        ),
         ("--config empty.yaml --k 3 --alpha 5", "drop --alpha, --loops"),
         ("--config empty.yaml --table", "drop --table"),
     ],
