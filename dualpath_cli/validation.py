@@ -97,7 +97,7 @@ def _explain(cls: type, error: Any, prefix: str) -> str:
             hint = did_you_mean(unknown, keys) or f"; there are {', '.join(keys)}"
             return f"unknown key '{name}{'.' if path else ''}{unknown}'{hint}"
         case "missing" | "missing_keyword_only_argument" | "missing_argument":
-            return f"{name}{'.' if path else ''}{error['loc'][-1]} is missing"
+            return f"{name} is missing"
         case "value_error":
             place = f"{name.rstrip('.')}: " if name else ""
             return f"{place}{error['ctx']['error']}"
