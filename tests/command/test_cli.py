@@ -103,6 +103,7 @@ RECIPES = {
     "no_val": "{base: tiny, data: {val: {novels: nowhere.jsonl}}}",
     "odd_val": "{base: tiny, data: {val: {novels: novels.doc}}}",
     "strategy": "{base: tiny, trainer: {strategy: fsd}}",
+    "precison": "{base: tiny, trainer: {precison: 32}}",
     "begun": "{base: tiny}",
 }
 
@@ -216,6 +217,11 @@ MISTAKES = {
     "fit --config tiny.yaml --run.max_tokens lots": "run.max_tokens must be a whole number "
     "above 0 such as 80M, 38.5B, 80e6 or 80000000, not 'lots'",
     "fit --config tiny.yaml --trainer.precision 16-mixed": "did you mean 'bf16-mixed'?",
+    "fit --config tiny.yaml --trainer.precision 31-true": "trainer.precision must be one of 32-true, "
+    "bf16-mixed, bf16-true, 64-true, transformer-engine, bf16, 32, 64, not '31-true'",
+    "fit --config tiny.yaml --trainer.precison 32": "did you mean '--trainer.precision'?",
+    "fit --config precison.yaml": "unknown key 'trainer.precison'; did you mean 'precision'?",
+    "fit --config tiny.yaml --trainer.accelerator tpu": "must be one of auto, cpu, cuda, gpu",
     "fit --config tiny.yaml --optim.warmup_steps 16": "must be less than the run's 16 optimizer",
     "fit --config tiny.yaml --run.batch_tokens 4096": "is less than one batch",
     "fit --config tiny.yaml --run.save_every 0": "run: save_every must be at least 1, not 0",
