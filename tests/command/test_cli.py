@@ -217,7 +217,7 @@ MISTAKES = {
     "fit --config tiny.yaml --run.max_tokens lots": "run.max_tokens must be a whole number "
     "above 0 such as 80M, 38.5B, 80e6 or 80000000, not 'lots'",
     "fit --config tiny.yaml --trainer.precision 16-mixed": "did you mean 'bf16-mixed'?",
-    "fit --config tiny.yaml --trainer.precision 31-true": "trainer.precision must be one of 32-true, "
+    "fit --config tiny.yaml --trainer.precision 31-true": "precision must be one of 32-true, "
     "bf16-mixed, bf16-true, 64-true, transformer-engine, bf16, 32, 64, not '31-true'",
     "fit --config tiny.yaml --trainer.precison 32": "did you mean '--trainer.precision'?",
     "fit --config precison.yaml": "unknown key 'trainer.precison'; did you mean 'precision'?",
