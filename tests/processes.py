@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
+from dualpath_cli.cli import main
+from dualpath_cli.training import curve
+
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["dualpath_cli.command.lightning_cli", "pytest"])
 
@@ -21,22 +24,28 @@ in_processes = pytest.mark.xdist_group("processes")
 
 
 def _run(
-    words: list[str], log: Path, environment: dict[str, str], prepare: Callable[[], object]
+    words: list[str],
+    log: Path,
+    environment: dict[str, str],
+    prepare: Callable[[], object] | None,
 ) -> None:
     os.environ.update(environment)
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    prepare()
-    from dualpath_cli.cli import main
-
+    curve.draw = lambda run: run / "curve.png"  # it is drawn where it is looked at
+    if prepare is not None:
+        prepare()
     sys.exit(main(words))
 
 
 def start(
-    words: list[str], log: Path, prepare: Callable[[], object] = int, **environment: str
+    words: list[str],
+    log: Path,
+    prepare: Callable[[], object] | None = None,
+    **environment: str,
 ) -> BaseProcess:
-    """Starts `dualpath WORDS` after `prepare`; what it prints goes to the file `log`."""
+    """Starts `dualpath WORDS`, which prints to the file `log`; `prepare` is called there before."""
     arguments = (words, log, {**os.environ, **environment}, prepare)
     process = SERVER.Process(target=_run, args=arguments)
     process.start()
