@@ -290,17 +290,11 @@ def test_a_batch_that_is_not_whole_is_refused_with_the_next_one(
     assert f"the next one is {6 * SEQ_LEN}" in error
 
 
-def test_an_unknown_strategy_and_an_unknown_trainer_key_are_one_line(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for changes, text in (
-        ({"strategy": "fsdb"}, "trainer.strategy 'fsdb' is not known; did you mean 'fsdp'?"),
-        ({"precison": "bf16-mixed"}, "precison"),
-    ):
-        fit(expected=2, trainer=changes)
-        error = capsys.readouterr().err
-        assert text in error
-        assert len(error.strip().splitlines()) == 1
+def test_an_unknown_trainer_key_is_one_line(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(expected=2, trainer={"precison": "bf16-mixed"})
+    error = capsys.readouterr().err
+    assert "precison" in error
+    assert error.count("\n") == 1
 
 
 def test_validate_gives_the_numbers_of_the_runs_end(
