@@ -20,13 +20,12 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
-from dualpath_cli.flops.widths import solve_widths
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipes import Recipe, merge
 from dualpath_cli.settings import OptimSettings
 
 ROWS = paper.configurations()
-each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.settings.as_recipe())
+each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.recipe)
 
 INCOMPLETE = {"paper", "as_written", "trained_numerics", "h100"}
 """The base and the overlays: no model by themselves."""
@@ -100,23 +99,8 @@ def test_the_papers_26_configurations_have_a_recipe_each_and_no_other_does() -> 
 
 
 @each_row
-def test_a_recipe_gives_the_papers_params_column(row: paper.Configuration, fit: Fit) -> None:
-    config = fit(row.settings.as_recipe()).settings.model
-    weights = parameters_on_meta(config)
-    assert weights == flops.parameters(config)
-    assert round(weights / 1e6) == row.params_millions
-
-
-@each_row
-def test_a_recipe_has_the_widths_that_its_budget_buys(row: paper.Configuration, fit: Fit) -> None:
-    model = fit(row.settings.as_recipe()).settings.model
-    widths = solve_widths(row.target)
-    assert (model.d_ffn, model.d_ffn_wide) == (widths.d_ffn, widths.d_ffn_wide)
-
-
-@each_row
 def test_a_recipe_is_the_model_as_trained(row: paper.Configuration, fit: Fit) -> None:
-    settings = fit(row.settings.as_recipe()).settings
+    settings = fit(row.recipe).settings
     wanted = row.model_config("as_trained")
     # A wide block has no deep path, so that its K means nothing.
     loops = settings.model.loops if row.block == "wide" else row.loops
@@ -126,7 +110,7 @@ def test_a_recipe_is_the_model_as_trained(row: paper.Configuration, fit: Fit) ->
 
 @each_row
 def test_a_recipe_trains_as_the_paper_does(row: paper.Configuration, fit: Fit) -> None:
-    prepared = fit(row.settings.as_recipe())
+    prepared = fit(row.recipe)
     run = prepared.settings.run
     assert prepared.settings.optim == OptimSettings()
     assert run.max_tokens == paper.TRAINING_TOKENS == 18_360 * run.batch_tokens
@@ -151,7 +135,7 @@ def test_the_papers_optimizer_is_that_of_appendix_a() -> None:
 
 @each_row
 def test_the_first_line_says_what_the_recipe_is(row: paper.Configuration) -> None:
-    title = recipes.find(row.settings.as_recipe()).read_text().splitlines()[0]
+    title = recipes.find(row.recipe).read_text().splitlines()[0]
     kind = {"wide": "PureWide", "loop": "PureLoop", "dual": "dual path"}[row.block]
     for words in (row.budget_name, kind, f"{row.params_millions}M parameters"):
         assert words in title
