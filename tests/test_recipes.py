@@ -35,7 +35,7 @@ Fit = Callable[..., launch.Launch]
 
 @pytest.fixture(scope="module")
 def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
-    """What `dualpath fit --config A --config B ...` starts with, as if all data were there."""
+    """What `dualpath fit --config A --config B ...` starts with, as if all data and devices were there."""
     nowhere = tmp_path_factory.mktemp("nowhere")
 
     @functools.cache
@@ -44,6 +44,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
         with contextlib.chdir(nowhere), pytest.MonkeyPatch.context() as patch:
             patch.setattr(launch, "check_training_data", lambda *_: None)
             patch.setattr(launch, "check_validation_sets", lambda *_: None)
+            patch.setattr(launch, "check_devices", lambda *_: None)
             return launch.read(COMMANDS["fit"], words)
 
     return prepare
@@ -116,7 +117,7 @@ def test_a_recipe_trains_as_the_paper_does(row: paper.Configuration, fit: Fit) -
     assert run.max_tokens == paper.TRAINING_TOKENS == 18_360 * run.batch_tokens
     assert run.batch_tokens == paper.GPUS * 2 * 4 * 4096
     assert prepared.settings.data.path == "data/nemotron-cc"
-    assert prepared.recipe["trainer"]["precision"] == "bf16-mixed"
+    assert prepared.settings.trainer.precision == "bf16-mixed"
 
 
 def test_the_papers_optimizer_is_that_of_appendix_a() -> None:
