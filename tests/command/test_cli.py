@@ -144,7 +144,8 @@ def write_data(folder: Path, content: bytes) -> None:
 def write_home(folder: Path) -> Path:
     """Fills the folder that commands are run in: recipes, data, and runs.
 
-    runs/tiny/first has no checkpoint yet; runs/begun/default has one, of a model with two loops.
+    runs/tiny/first has no checkpoint yet; runs/begun/default has one, of a model with two loops;
+    that of runs/elsewhere/default was validated on a text that is not here.
     """
     write_data(folder / "data", bytes(2048))
     write_data(folder / "cut", bytes(1000))
@@ -153,14 +154,16 @@ def write_home(folder: Path) -> Path:
     (folder / "novels.jsonl").touch()
     (folder / "runs" / "tiny" / "first").mkdir(parents=True)
     (folder / "runs" / "tiny" / "first" / "recipe.yaml").write_text(yaml.safe_dump(TINY))
-    checkpoints = folder / "runs" / "begun" / "default" / "checkpoints"
-    checkpoints.mkdir(parents=True)
-    (checkpoints / "step-00000010").touch()
-    (checkpoints / "last").symlink_to("step-00000010")
-    two_loops = ModelConfig(**{**TINY["model"], "loops": 2})
-    (checkpoints.parent / "recipe.yaml").write_text(
-        yaml.safe_dump({"model": dataclasses.asdict(two_loops)})
-    )
+    two_loops = dataclasses.asdict(ModelConfig(**{**TINY["model"], "loops": 2}))
+    gone = {"val": {"novels": "/gone/novels.jsonl"}}
+    for name, data in (("begun", {}), ("elsewhere", gone)):
+        checkpoints = folder / "runs" / name / "default" / "checkpoints"
+        checkpoints.mkdir(parents=True)
+        (checkpoints / "step-00000010").touch()
+        (checkpoints / "last").symlink_to("step-00000010")
+        (checkpoints.parent / "recipe.yaml").write_text(
+            yaml.safe_dump({"model": two_loops, "data": data})
+        )
     (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     for name, text in RECIPES.items():
         (folder / f"{name}.yaml").write_text(text)
@@ -259,7 +262,10 @@ MISTAKES = {
     "validate --ckpt_path nowhere": "no run or checkpoint at 'nowhere'",
     "validate --ckpt_path runs/begun/default/checkpoints/step-00000020": "no run or checkpoint",
     "validate --ckpt_path runs/begun/default --data.val.novels novel.jsonl": "data.val.novels: "
-    "'novel.jsonl' does not exist",
+    "'novel.jsonl' does not exist; --data.val '{NAME: PATH}' takes the place of all the run's sets",
+    "validate --ckpt_path runs/elsewhere/default --data.val.mine novels.jsonl": "data.val.novels: "
+    "'/gone/novels.jsonl' does not exist; --data.val '{NAME: PATH}' takes the place of all",
+    "ablate --ckpt_path runs/elsewhere/default": "--sources NAME=PATH takes their place",
     "validate --ckpt_path runs/begun --data.val.novels novels.jsonl": "is neither a run folder",
     "validate --ckpt_path runs/tiny/first": "run 'runs/tiny/first' has no complete checkpoint yet",
     # flops has a file of tests for its mistakes
