@@ -35,7 +35,7 @@ Fit = Callable[..., launch.Launch]
 
 @pytest.fixture(scope="module")
 def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
-    """What `dualpath fit --config A --config B ...` starts with, as if all data and devices were there."""
+    """What `dualpath fit --config A --config B ...` starts with, as if data and GPUs were there."""
     nowhere = tmp_path_factory.mktemp("nowhere")
 
     @functools.cache
