@@ -1,5 +1,6 @@
 """The `dualpath` command: looks at the first word and imports only what that word needs."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -31,6 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(f"dualpath {__version__}")
         return 0
+    # Threads that wait must not spin: beside a busy process, spinning ones stop each other. OpenMP
+    # reads this as torch is imported. docs/benchmarks/threads.md has the numbers.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         if name not in COMMANDS:
             hint = did_you_mean(name, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"

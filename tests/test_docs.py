@@ -1,0 +1,34 @@
+"""The Markdown of the repository: links lead somewhere, and README lists the commands there are."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dualpath_cli.command.records import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings: lower case, no punctuation, hyphens for spaces."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        if path.startswith(("https:", "http:")):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_readme_lists_the_commands_as_help_does() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[`dualpath (\w+)`\]\(.*?\) \| (.*) \|$", text, re.MULTILINE)
+    assert rows == [(command.name, command.purpose) for command in COMMANDS.values()]
