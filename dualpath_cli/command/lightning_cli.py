@@ -109,16 +109,17 @@ class DualPathCLI(LightningCLI):
         table = tokenizer.token_bytes()
         modules = {"ablate": Scorer, "routing": Reader}
         module = modules.get(self.launch.command, DualPathModule)
+        weights = self.launch.weights if fitting else self.launch.checkpoint
         self.model = module(
             model,
             optim,
             [*table, *[0] * (model.vocab_size - len(table))],
             list(data.val),
-            seed=seed,
+            seed=seed if weights is None and self.launch.checkpoint is None else None,
             compile_blocks=run.compile
             and fitting
             and can_compile(self.trainer.strategy.root_device),
-            weights=self.launch.weights if fitting else self.launch.checkpoint,
+            weights=weights,
         )
         # What routing reads is inputs alone: the windows have no token more for a last target.
         seq_len = model.max_seq_len - (self.launch.command == "routing")

@@ -9,8 +9,8 @@ from torch._dynamo.testing import CompileCounter
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM, Intervention, RoutingTrace
+from dualpath_cli.model.gates import shuffled_positions
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.model.shuffle import shuffled_positions
 from tests.model import reference
 from tests.model.reference import Stream, Weights, difference, random_tokens
 

@@ -12,9 +12,10 @@ from dualpath_cli.command.checks import check_schedule
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.settings import DataSettings, OptimSettings, RunSettings
 from dualpath_cli.sizes import Size
-from dualpath_cli.training.optim import build_optimizer, build_scheduler, group_of, learning_rate
+from dualpath_cli.training.optim import build_optimizer, build_scheduler, learning_rate
 
 PAPER = OptimSettings()
 STEPS = RunSettings().max_tokens // RunSettings().batch_tokens
@@ -38,7 +39,7 @@ def test_every_parameter_is_in_exactly_one_group() -> None:
 
 
 def test_groups_are_what_their_names_say() -> None:
-    kinds = {name: group_of(name) for name, _ in model().named_parameters()}
+    kinds = {name: kind_of(name).group for name, _ in model().named_parameters()}
     assert {n for n, k in kinds.items() if k == "embeddings"} == {"embed.weight"}
     assert {n.split(".", 2)[2] for n, k in kinds.items() if k == "gains"} == {
         "deep.gains",
