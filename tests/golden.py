@@ -62,7 +62,7 @@ def main() -> None:
     """Writes the losses of all three kinds of block."""
     torch.set_num_threads(1)
     losses = {kind: train(DualPathLM(config_of(kind), seed=0)) for kind in get_args(BlockKind)}
-    GOLDEN.write_text(json.dumps(losses, indent=1) + "\n")
+    GOLDEN.write_text(json.dumps(losses) + "\n")
 
 
 if __name__ == "__main__":
