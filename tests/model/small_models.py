@@ -15,6 +15,8 @@ EXACT = 1e-12
 """Largest relative difference of two float64 results that are equal by the equations."""
 OUTPUTS = 1e-10
 """Largest difference of logits to the reference's, relative to the largest logit."""
+SHOWS = 1e-4
+"""Least difference that an intervention makes, on the same scale."""
 
 SMALL = ModelConfig(
     vocab_size=17, n_layers=2, d_model=16, n_heads=4, n_kv_heads=2, max_seq_len=16, loops=3,
