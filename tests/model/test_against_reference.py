@@ -111,54 +111,40 @@ def test_far_positions_follow_the_equations():
     assert difference(with_weights(config, weights)(tokens), expected) <= OUTPUTS
 
 
-@pytest.mark.parametrize("loops", [1, 2, 4])
-def test_recorded_gates_and_step_weights_are_those_of_the_equations(loops):
-    config = dataclasses.replace(TINY, n_layers=1, loops=loops)
+@pytest.mark.parametrize(
+    "changes", [{"loops": 1}, {"loops": 2}, {"loops": 4}, {"loops": 3, "gate": "fixed"}], ids=str
+)
+def test_what_is_recorded_is_that_of_the_equations(changes):
+    config = dataclasses.replace(TINY, n_layers=1, **changes)
     weights = reference.random_weights(config, seed=1)
     tokens = random_tokens(config, batch=1, length=5)
     (recorded,) = traced(with_weights(config, weights), tokens).layers
 
-    layer = reference.below(weights, "blocks.0")
+    deep, wide, gate = (
+        reference.below(weights, f"blocks.0.{part}") for part in ("deep", "wide", "gate")
+    )
     x = [weights["embed.weight"][token] for token in tokens[0].tolist()]
-    gates = [reference.gates(reference.below(layer, "gate"), config, x_t) for x_t in x]
-    states = reference.deep_states(reference.below(layer, "deep"), config, x)
-    steps = [
-        torch.stack(reference.step_weights(reference.below(layer, "deep"), config, list(h)))
-        for h in zip(*states, strict=True)
-    ]
-    expected_gates = torch.tensor(gates, dtype=torch.float64)
-    assert difference(recorded.gate_deep[0], expected_gates[:, 0]) <= OUTPUTS
-    assert difference(recorded.gate_wide[0], expected_gates[:, 1]) <= OUTPUTS
-    assert difference(recorded.step_weights[0], torch.stack(steps)) <= OUTPUTS
-
-
-@pytest.mark.parametrize("gate", ["two_gates", "fixed"])
-def test_recorded_updates_are_those_of_the_equations(gate):
-    config = dataclasses.replace(TINY, n_layers=1, loops=3, gate=gate)
-    weights = reference.random_weights(config, seed=2)
-    tokens = random_tokens(config, batch=1, length=5)
-    (recorded,) = traced(with_weights(config, weights), tokens).layers
-
-    layer = reference.below(weights, "blocks.0")
-    x = [weights["embed.weight"][token] for token in tokens[0].tolist()]
-    h_deep = reference.deep_path(reference.below(layer, "deep"), config, x)
-    h_wide = reference.wide_path(reference.below(layer, "wide"), config, x)
-    expected = []
+    states = reference.deep_states(deep, config, x)
+    h_deep = reference.deep_path(deep, config, x)
+    h_wide = reference.wide_path(wide, config, x)
     for t in range(len(x)):
-        g_d, g_w = reference.gates(reference.below(layer, "gate"), config, x[t])
-        deep, wide = h_deep[t] - x[t], h_wide[t] - x[t]
-        deep_norm, wide_norm = math.sqrt(deep @ deep), math.sqrt(wide @ wide)
-        expected.append(
-            (
-                deep_norm,
-                wide_norm,
-                float(deep @ wide) / (deep_norm * wide_norm),
-                float(g_d * deep_norm / (g_d * deep_norm + g_w * wide_norm)),
+        g_d, g_w = reference.gates(gate, config, x[t])
+        steps = reference.step_weights(deep, config, [h[t] for h in states])
+        delta_d, delta_w = h_deep[t] - x[t], h_wide[t] - x[t]
+        norm_d, norm_w = math.sqrt(delta_d @ delta_d), math.sqrt(delta_w @ delta_w)
+        for field, expected in {
+            "gate_deep": g_d,
+            "gate_wide": g_w,
+            "step_weights": torch.stack(steps),
+            "update_deep": norm_d,
+            "update_wide": norm_w,
+            "cosine": delta_d @ delta_w / (norm_d * norm_w),
+            "deep_share": g_d * norm_d / (g_d * norm_d + g_w * norm_w),
+        }.items():
+            actual = getattr(recorded, field)[0, t]
+            assert difference(actual, torch.as_tensor(expected, dtype=torch.float64)) <= OUTPUTS, (
+                field
             )
-        )
-    actual = (recorded.update_deep, recorded.update_wide, recorded.cosine, recorded.deep_share)
-    for values, column in zip(actual, torch.tensor(expected, dtype=torch.float64).T, strict=True):
-        assert difference(values[0], column) <= OUTPUTS
 
 
 def test_the_loss_is_the_negative_log_likelihood_of_the_targets():

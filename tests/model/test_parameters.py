@@ -171,7 +171,9 @@ def test_a_model_built_without_memory_starts_alike(tied):
     assert same_weights(model, direct)
     tokens = random_tokens(config, 1, 5)
     assert torch.equal(model(tokens), direct(tokens))
-    assert (model.head.weight.data_ptr() == model.embed.weight.data_ptr()) is tied
+    for lm in (model, direct):
+        assert (lm.head.weight.data_ptr() == lm.embed.weight.data_ptr()) is tied
+        assert ("head.weight" in dict(lm.named_parameters())) is not tied
 
 
 def test_a_model_draws_each_parameter_once(monkeypatch):
