@@ -61,7 +61,7 @@ class DeepPath(nn.Module):
             )
         if trace is not None:
             trace.record_steps(weights, loops_run=len(states), loops=len(steps))
-        weighed = states[-len(weights) :]
+        weighed = states[-len(weights) :]  # combination `final` weighs the last state alone
         return reduce(torch.add, (w * h for w, h in zip(weights, weighed, strict=True)))
 
     def next_state(
