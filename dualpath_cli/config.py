@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 BlockKind = Literal["dual", "loop", "wide"]
+ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases"]
+"""What weight decay tells apart."""
 
 
 @dataclass(frozen=True)

@@ -45,13 +45,13 @@ class Intervention:
             raise ValueError(f"loops must be a whole number from 1 on, not {self.loops!r}")
         if self.gates is not None and self.gates != SHUFFLED:
             pair = isinstance(self.gates, tuple) and len(self.gates) == 2
-            if not pair or not all(_is_gate(value) for value in self.gates):
+            if not pair or not all(_is_fraction(value) for value in self.gates):
                 raise ValueError(
                     f"gates must be (g_d, g_w), each from 0 to 1, or 'shuffled', not {self.gates!r}"
                 )
         if type(self.seed) is not int or self.seed < 0:
             raise ValueError(f"seed must be a whole number from 0 on, not {self.seed!r}")
-        if self.halting is not None and not _is_gate(self.halting):
+        if self.halting is not None and not _is_fraction(self.halting):
             raise ValueError(f"halting must be a number from 0 to 1, not {self.halting!r}")
         if self.layers is not None and not _are_layers(self.layers):
             raise ValueError(
@@ -83,19 +83,19 @@ class Intervention:
         return " ".join(parts) or LEARNED
 
     def within(self, layer: int) -> "Intervention | None":
-        """What applies to a layer: this, or None."""
+        """The intervention where it applies to a layer, from 0; else None."""
         return self if self.layers is None or layer in self.layers else None
 
     def problem(self, config: ModelConfig) -> str | None:
         """Why this makes no sense for a model, as the end of a sentence; None if it does."""
         if self.layers is not None and self.layers[-1] >= config.n_layers:
             return f"the model has no layer {self.layers[-1]}: they go up to {config.n_layers - 1}"
-        here = [config.block_kinds[layer] for layer in self.layers or range(config.n_layers)]
+        kinds = [config.block_kinds[layer] for layer in self.layers or range(config.n_layers)]
         place = "the model" if self.layers is None else "that part of the model"
-        if self.gates is not None and "dual" not in here:
+        if self.gates is not None and "dual" not in kinds:
             return f"{place} has no dual block, so it has no gates"
         if self.loops is not None or self.halting is not None:
-            if set(here) == {"wide"}:
+            if set(kinds) == {"wide"}:
                 return f"{place} has only wide blocks, so it has no loop"
             if config.loops == 1 and config.combination == "router" and (self.loops or 1) > 1:
                 return "the model was trained with one loop, so it has no router to weigh more"
@@ -104,7 +104,7 @@ class Intervention:
         return None
 
 
-def _is_gate(value: object) -> bool:
+def _is_fraction(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= 1
 
 

@@ -4,6 +4,9 @@ import hashlib
 
 
 def seed_from(*names: object) -> int:
-    """Returns a seed of 64 bits for the names, joined by slashes: the same on every machine."""
-    text = "/".join(map(str, names))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    """Returns a seed of 64 bits for the names, joined by slashes: the same on every machine.
+
+    Bytes are taken as they are, all else as its text.
+    """
+    content = b"/".join(n if isinstance(n, bytes) else str(n).encode() for n in names)
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")

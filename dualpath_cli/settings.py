@@ -4,13 +4,11 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import ModelConfig, ParameterGroup
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.recipes import Recipe
 from dualpath_cli.sizes import Size
 from dualpath_cli.validation import build
-
-ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases"]
 
 
 @dataclass(frozen=True)

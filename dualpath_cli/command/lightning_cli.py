@@ -114,16 +114,18 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
     source = settings.data.path if fitting else launch.run_folder
     tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
     token_bytes = tokenizer.token_bytes()
+    weights = launch.weights if fitting else launch.checkpoint
+    drawn = weights is None and launch.checkpoint is None  # else they are loaded
     module: DualPathModule = resolve(launch.command.module)(
         settings.model,
         settings.optim,
         [*token_bytes, *[0] * (settings.model.vocab_size - len(token_bytes))],
         list(settings.data.val),
-        seed=seed,
+        seed=seed if drawn else None,
         compile_blocks=settings.run.compile
         and fitting
         and can_compile(trainer.strategy.root_device),
-        weights=launch.weights if fitting else launch.checkpoint,
+        weights=weights,
     )
     # What routing reads is inputs alone: the windows have no token more for a last target.
     seq_len = settings.model.max_seq_len - (launch.command.name == "routing")

@@ -36,6 +36,6 @@ def next_token_nll(
 
 
 def _nll(x_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
-    logits = F.linear(x_ND, head_VD)
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(wide, targets_N, ignore_index=IGNORE, reduction="none")
+    logits_NV = F.linear(x_ND, head_VD)
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORE, reduction="none")

@@ -17,8 +17,8 @@ class Rope(NamedTuple):
     sin: torch.Tensor
 
 
-def rope_tables(config: ModelConfig, n_positions: int, like: torch.Tensor) -> Rope:
-    """Returns the tables for positions 0 .. n_positions - 1, on the device of `like`.
+def rope_tables(config: ModelConfig, n_positions: int, like: torch.Tensor, start: int = 0) -> Rope:
+    """Returns the tables for `n_positions` positions from `start` on, on the device of `like`.
 
     Angles are computed in float64 and the tables hold float32, or float64 beside a float64 model.
     They are made anew in each forward pass (64 numbers a position): a buffer would have to survive
@@ -28,14 +28,14 @@ def rope_tables(config: ModelConfig, n_positions: int, like: torch.Tensor) -> Ro
     frequencies = config.rope_base ** (-exponents / config.head_dim)
     if config.rope_dtype == "bfloat16":
         frequencies = frequencies.to(torch.bfloat16).double()
-    positions = torch.arange(n_positions, dtype=torch.float64, device=like.device)
+    positions = torch.arange(start, start + n_positions, dtype=torch.float64, device=like.device)
     angles = torch.outer(positions, frequencies)[:, None, :]
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     return Rope(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
 def rotate(x_BTHN: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Turns each head's channel pairs by their position's angles; float32 or wider comes out."""
+    """Turns each head's channel pairs by their position's angles; float32 or float64 comes out."""
     first, second = x_BTHN.chunk(2, dim=-1)
     return torch.cat(
         (first * rope.cos - second * rope.sin, second * rope.cos + first * rope.sin), dim=-1

@@ -50,6 +50,15 @@ class LayerTrace:
         steps = torch.arange(1, loops + 1, device=self.step_weights.device)
         return (self.step_weights * steps).sum(-1)
 
+    def record_steps(self, weights: list[torch.Tensor], loops_run: int, loops: int) -> None:
+        """Writes down the weights, (B, T, 1) each, of the last of the steps that were run.
+
+        Steps without one, and those of `loops` that were not run, weigh nothing.
+        """
+        unweighed = (loops_run - len(weights), loops - loops_run)
+        self.step_weights = F.pad(torch.cat(weights, dim=-1), unweighed)
+        self.loops_run = loops_run
+
     def record_updates(
         self, x_BTD: torch.Tensor, deep_BTD: torch.Tensor | None, wide_BTD: torch.Tensor | None
     ) -> None:

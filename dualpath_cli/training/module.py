@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.model import DualPathLM
+from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.settings import OptimSettings
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
@@ -31,11 +31,14 @@ class DualPathModule(LightningModule):
         token_bytes: Sequence[int],
         val_names: Sequence[str],
         *,
-        seed: int,
+        seed: int | None,
         compile_blocks: bool,
         weights: Path | None = None,
     ) -> None:
-        """`weights` is a checkpoint to start from instead of the initial values of `seed`."""
+        """`seed` draws the initial weights; None draws none, because a checkpoint follows.
+
+        That is `weights`, or for a run that is continued the one that the Trainer loads.
+        """
         super().__init__()
         self.config = config
         self.optim = optim
@@ -63,11 +66,16 @@ class DualPathModule(LightningModule):
         return self.model(tokens, targets)
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        """Mean loss in nats per token of one micro-batch, all of whose positions are scored."""
+        """Mean loss in nats per token of one micro-batch, all of whose positions are scored.
+
+        Auxiliary losses are added to what is minimised, not to what is logged.
+        """
+        assert self.model is not None
         tokens, targets = batch
-        nll = self(tokens, targets)
+        auxiliary = AuxiliaryLoss()
+        nll = self.model(tokens, targets, auxiliary=auxiliary)
         self.train_loss.update(nll.detach(), targets)
-        return nll.mean()
+        return nll.mean() + auxiliary.total
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Adds a batch to the loss of its validation set."""

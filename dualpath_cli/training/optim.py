@@ -1,4 +1,4 @@
-"""AdamW's parameter groups by kind, and the learning rate: linear warm-up, then a cosine."""
+"""AdamW with its groups of parameters, and the learning rate: linear warm-up, then a cosine."""
 
 import math
 from collections.abc import Iterable
@@ -7,38 +7,30 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.settings import OptimSettings, ParameterGroup
-
-
-def group_of(name: str) -> ParameterGroup:
-    """Returns the kind of a DualPathLM parameter by its name.
-
-    An untied head is a matrix; a tied one is the embedding.
-    """
-    module, _, kind = name.rpartition(".")
-    if kind in ("gain", "gains"):
-        return "gains"
-    if kind == "bias":
-        return "biases"
-    if module.endswith("norm"):
-        return "norms"
-    return "embeddings" if module.endswith("embed") else "matrices"
 
 
 def build_optimizer(
     parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimSettings
 ) -> torch.optim.AdamW:
-    """Returns AdamW with one group a kind; the groups in `settings.decay` decay, others don't."""
+    """Returns AdamW with its parameters in groups; those in `settings.decay` decay, others don't.
+
+    An untied head is a matrix; a tied one is the embedding.
+
+    Raises:
+        ValueError: for a parameter that `model.parameters` does not know.
+    """
     members: dict[ParameterGroup, list[nn.Parameter]] = {}
     for name, parameter in parameters:
-        members.setdefault(group_of(name), []).append(parameter)
+        members.setdefault(kind_of(name).group, []).append(parameter)
     groups = [
         {
             "params": params,
-            "name": kind,
-            "weight_decay": settings.weight_decay if kind in settings.decay else 0.0,
+            "name": group,
+            "weight_decay": settings.weight_decay if group in settings.decay else 0.0,
         }
-        for kind, params in members.items()
+        for group, params in members.items()
     ]
     return torch.optim.AdamW(
         groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True

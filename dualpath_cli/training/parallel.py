@@ -1,4 +1,4 @@
-"""Builds the model for one device or many: compile each block, then shard, then fill in weights.
+"""Builds the model for one device or many: compile each block, shard, give memory, draw weights.
 
 The order matters: a compiled block stays one graph inside its FSDP unit, and sharding on the meta
 device means that no rank ever holds the whole model.
@@ -45,51 +45,46 @@ def build_strategy(name: str) -> Strategy | str:
 
 
 def build_model(
-    config: ModelConfig, seed: int, compile_blocks: bool, mesh: DeviceMesh | None = None
+    config: ModelConfig,
+    seed: int | None = None,
+    compile_blocks: bool = False,
+    mesh: DeviceMesh | None = None,
 ) -> DualPathLM:
-    """Returns an initialised model; with a mesh, sharded over it by FSDP2, one unit a layer.
+    """Returns a model on torch's default device or, sharded by FSDP2, on the devices of a mesh.
 
-    The initial weights depend on `seed` alone, not on the number of devices.
+    `seed` alone decides the initial weights, not the number of devices. Without one nothing is
+    drawn: the memory holds anything, and weights have to be loaded (`weights.load_weights`).
     """
-    if mesh is None:
-        model = DualPathLM(config)
-        model.init_weights(seed)
-        _compile(model, compile_blocks)
-        return model
+    device = torch.get_default_device() if mesh is None else torch.device(mesh.device_type)
     with torch.device("meta"):
         model = DualPathLM(config)
-    _compile(model, compile_blocks)
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    # The root unit holds embedding, final norm and head together: tied weights cannot be split.
-    fully_shard(model, mesh=mesh)
-    model.to_empty(device=mesh.device_type)
+    if compile_blocks:
+        # Block by block: the graph of one layer serves all layers of its kind. In place, so that
+        # parameter names stay as they are.
+        for block in model.blocks:
+            block.compile()
+    if mesh is not None:
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        # The root unit holds embedding, final norm and head: tied weights cannot be split.
+        fully_shard(model, mesh=mesh)
+    model.to_empty(device=device)
     model.tie_weights()
-    with torch.no_grad():
-        for name, value in model.initial_values(seed):
-            copy_into(model.get_parameter(name), value)
+    if seed is not None:
+        model.init_weights(seed, copy=copy_whole)
     return model
 
 
-def copy_into(parameter: torch.Tensor, value: torch.Tensor) -> None:
+def copy_whole(parameter: torch.Tensor, value: torch.Tensor) -> None:
     """Copies a whole tensor, which every rank holds, into a parameter that may be sharded."""
     if isinstance(parameter, DTensor):
         value = distribute_tensor(
             value.to(parameter.device, parameter.dtype),
             parameter.device_mesh,
             parameter.placements,
-            src_data_rank=None,  # each rank cuts its own part: nothing is sent
+            src_data_rank=None,  # each rank cuts its own shard: nothing is sent
         )
     parameter.copy_(value)
-
-
-def _compile(model: DualPathLM, wanted: bool) -> None:
-    if not wanted:
-        return
-    # Block by block: the graph of one layer serves all layers of its kind. In place, so that
-    # parameter names stay as they are.
-    for block in model.blocks:
-        block.compile()
 
 
 @cache

@@ -79,10 +79,13 @@ def gates(
     return sigmoid(l_d), sigmoid(l_w)
 
 
-def deep_path(weights: Weights, config: ModelConfig, x: Stream) -> Stream:
-    """``h_deep = sum_{k<K} pi_k q_k h^(k) + pi_K h^(K)`` of every token (Eqs. deep, deep-mix)."""
+def deep_path(weights: Weights, config: ModelConfig, x: Stream, loops: int | None = None) -> Stream:
+    """``h_deep = sum_{k<K} pi_k q_k h^(k) + pi_K h^(K)`` of every token (Eqs. deep, deep-mix).
+
+    `loops` forces another K than the trained one (Intervention.loops).
+    """
     deep = []
-    for states in zip(*deep_states(weights, config, x), strict=True):
+    for states in zip(*deep_states(weights, config, x, loops), strict=True):
         mixture = torch.zeros_like(states[0])
         for weight, h in zip(step_weights(weights, config, list(states)), states, strict=True):
             mixture = mixture + weight * h
@@ -90,12 +93,17 @@ def deep_path(weights: Weights, config: ModelConfig, x: Stream) -> Stream:
     return deep
 
 
-def deep_states(weights: Weights, config: ModelConfig, x: Stream) -> list[Stream]:
-    """``h^(k) = Phi_deep(h^(k-1); softplus(alpha^(k)))``, h^(0) = x: the streams of k = 1..K."""
+def deep_states(
+    weights: Weights, config: ModelConfig, x: Stream, loops: int | None = None
+) -> list[Stream]:
+    """``h^(k) = Phi_deep(h^(k-1); softplus(alpha^(k)))``, h^(0) = x: the streams of k = 1..K.
+
+    Of more loops than were trained, all further ones have the last gain.
+    """
     states = []
     h = x
-    for k in range(1, config.loops + 1):
-        s = softplus(weights["gains"][k - 1])
+    for k in range(1, (loops or config.loops) + 1):
+        s = softplus(weights["gains"][k - 1] if k <= config.loops else weights["gains"][-1])
         h = sublayer(below(weights, "sublayer"), config, h, s)
         states.append(h)
     return states
@@ -112,7 +120,7 @@ def step_weights(weights: Weights, config: ModelConfig, h: list[Tensor]) -> list
         return [0 * one] * (K - 1) + [one]
     if config.combination == "mean":
         return [one / K] * K
-    q = [halting(weights, config, h[k - 1], k) for k in range(1, K)]  # q_K weighs nothing
+    q = [halting(weights, config, h[k - 1], k, K) for k in range(1, K)]  # q_K weighs nothing
     out = []
     for k in range(1, K + 1):
         pi_k = one
@@ -122,11 +130,15 @@ def step_weights(weights: Weights, config: ModelConfig, h: list[Tensor]) -> list
     return out
 
 
-def halting(weights: Weights, config: ModelConfig, h: Tensor, k: int) -> Tensor:
-    """``q_k = sigmoid(w . [h^(k), index of step k] + b)`` (above Eq. deep-mix)."""
+def halting(weights: Weights, config: ModelConfig, h: Tensor, k: int, K: int) -> Tensor:
+    """``q_k = sigmoid(w . [h^(k), index of step k] + b)`` (above Eq. deep-mix).
+
+    Of fewer loops than were trained the index runs to 1, of more it stays there.
+    """
     numerator = k - 1 if config.step_index == "zero_based" else k
-    index = torch.tensor([numerator / max(1, config.loops - 1)], dtype=h.dtype)
-    return sigmoid(weights["router.weight"][0] @ torch.cat([h, index]) + weights["router.bias"][0])
+    index = min(1.0, numerator / max(1, min(K, config.loops) - 1))
+    features = torch.cat([h, torch.tensor([index], dtype=h.dtype)])
+    return sigmoid(weights["router.weight"][0] @ features + weights["router.bias"][0])
 
 
 def wide_path(weights: Weights, config: ModelConfig, x: Stream) -> Stream:

@@ -10,29 +10,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.model import DualPathLM
 from tests.model import reference
 from tests.model.reference import difference, random_tokens
+from tests.model.small_models import OUTPUTS, traced, with_weights
 
-OUTPUTS = 1e-10
-"""Largest difference of logits allowed, relative to the largest logit."""
 GRADIENTS = 1e-8
 """Largest difference of a parameter's gradient allowed, relative to its largest entry."""
 WRONG = 1e-6
 """Least difference that a wrong reading of the paper makes, on the scale of OUTPUTS."""
 
 TINY = ModelConfig(
-    vocab_size=13,
-    n_layers=2,
-    d_model=12,
-    n_heads=2,
-    n_kv_heads=2,
-    max_seq_len=8,
-    loops=2,
-    d_ffn=17,
-    d_ffn_wide=31,
-    ffn_multiple_of=4,
-)
+    vocab_size=13, n_layers=2, d_model=12, n_heads=2, n_kv_heads=2, max_seq_len=8, loops=2,
+    d_ffn=17, d_ffn_wide=31, ffn_multiple_of=4,
+)  # fmt: skip
 
 VARIANTS = {
     "dual, one loop": {"loops": 1},
@@ -117,61 +108,43 @@ def test_far_positions_follow_the_equations():
     weights = reference.random_weights(config, seed=0)
     tokens = random_tokens(config, batch=1, length=70)
     expected = reference.logits(weights, config, tokens)
-    assert difference(model_with(config, weights)(tokens), expected) <= OUTPUTS
+    assert difference(with_weights(config, weights)(tokens), expected) <= OUTPUTS
 
 
-@pytest.mark.parametrize("loops", [1, 2, 4])
-def test_recorded_gates_and_step_weights_are_those_of_the_equations(loops):
-    config = dataclasses.replace(TINY, n_layers=1, loops=loops)
+@pytest.mark.parametrize(
+    "changes", [{"loops": 1}, {"loops": 2}, {"loops": 4}, {"loops": 3, "gate": "fixed"}], ids=str
+)
+def test_what_is_recorded_is_that_of_the_equations(changes):
+    config = dataclasses.replace(TINY, n_layers=1, **changes)
     weights = reference.random_weights(config, seed=1)
     tokens = random_tokens(config, batch=1, length=5)
-    trace = RoutingTrace()
-    model_with(config, weights)(tokens, trace=trace)
+    (recorded,) = traced(with_weights(config, weights), tokens).layers
 
-    layer = reference.below(weights, "blocks.0")
+    deep, wide, gate = (
+        reference.below(weights, f"blocks.0.{part}") for part in ("deep", "wide", "gate")
+    )
     x = [weights["embed.weight"][token] for token in tokens[0].tolist()]
-    gates = [reference.gates(reference.below(layer, "gate"), config, x_t) for x_t in x]
-    states = reference.deep_states(reference.below(layer, "deep"), config, x)
-    steps = [
-        torch.stack(reference.step_weights(reference.below(layer, "deep"), config, list(h)))
-        for h in zip(*states, strict=True)
-    ]
-    (recorded,) = trace.layers
-    expected_gates = torch.tensor(gates, dtype=torch.float64)
-    assert difference(recorded.gate_deep[0], expected_gates[:, 0]) <= OUTPUTS
-    assert difference(recorded.gate_wide[0], expected_gates[:, 1]) <= OUTPUTS
-    assert difference(recorded.step_weights[0], torch.stack(steps)) <= OUTPUTS
-
-
-@pytest.mark.parametrize("gate", ["two_gates", "fixed"])
-def test_recorded_updates_are_those_of_the_equations(gate):
-    config = dataclasses.replace(TINY, n_layers=1, loops=3, gate=gate)
-    weights = reference.random_weights(config, seed=2)
-    tokens = random_tokens(config, batch=1, length=5)
-    trace = RoutingTrace()
-    model_with(config, weights)(tokens, trace=trace)
-
-    layer = reference.below(weights, "blocks.0")
-    x = [weights["embed.weight"][token] for token in tokens[0].tolist()]
-    h_deep = reference.deep_path(reference.below(layer, "deep"), config, x)
-    h_wide = reference.wide_path(reference.below(layer, "wide"), config, x)
-    expected = []
+    states = reference.deep_states(deep, config, x)
+    h_deep = reference.deep_path(deep, config, x)
+    h_wide = reference.wide_path(wide, config, x)
     for t in range(len(x)):
-        g_d, g_w = reference.gates(reference.below(layer, "gate"), config, x[t])
-        deep, wide = h_deep[t] - x[t], h_wide[t] - x[t]
-        deep_norm, wide_norm = math.sqrt(deep @ deep), math.sqrt(wide @ wide)
-        expected.append(
-            (
-                deep_norm,
-                wide_norm,
-                float(deep @ wide) / (deep_norm * wide_norm),
-                float(g_d * deep_norm / (g_d * deep_norm + g_w * wide_norm)),
+        g_d, g_w = reference.gates(gate, config, x[t])
+        steps = reference.step_weights(deep, config, [h[t] for h in states])
+        delta_d, delta_w = h_deep[t] - x[t], h_wide[t] - x[t]
+        norm_d, norm_w = math.sqrt(delta_d @ delta_d), math.sqrt(delta_w @ delta_w)
+        for field, expected in {
+            "gate_deep": g_d,
+            "gate_wide": g_w,
+            "step_weights": torch.stack(steps),
+            "update_deep": norm_d,
+            "update_wide": norm_w,
+            "cosine": delta_d @ delta_w / (norm_d * norm_w),
+            "deep_share": g_d * norm_d / (g_d * norm_d + g_w * norm_w),
+        }.items():
+            actual = getattr(recorded, field)[0, t]
+            assert difference(actual, torch.as_tensor(expected, dtype=torch.float64)) <= OUTPUTS, (
+                field
             )
-        )
-    (recorded,) = trace.layers
-    actual = (recorded.update_deep, recorded.update_wide, recorded.cosine, recorded.deep_share)
-    for values, column in zip(actual, torch.tensor(expected, dtype=torch.float64).T, strict=True):
-        assert difference(values[0], column) <= OUTPUTS
 
 
 def test_the_loss_is_the_negative_log_likelihood_of_the_targets():
@@ -180,7 +153,7 @@ def test_the_loss_is_the_negative_log_likelihood_of_the_targets():
     targets = random_tokens(TINY, batch=2, length=5, seed=1)
     targets[0, 1] = targets[1, 4] = -100
     expected = reference.nll(reference.logits(weights, TINY, tokens), targets)
-    assert difference(model_with(TINY, weights)(tokens, targets), expected) <= OUTPUTS
+    assert difference(with_weights(TINY, weights)(tokens, targets), expected) <= OUTPUTS
 
 
 # The controls: what is not in the paper must not pass for it.
@@ -205,7 +178,7 @@ def test_a_wrong_setting_does_not_agree(changes):
     weights = reference.random_weights(config, seed=0)
     tokens = random_tokens(config, batch=1, length=6)
     wrong = reference.logits(weights, dataclasses.replace(config, **changes), tokens)
-    assert difference(model_with(config, weights)(tokens), wrong) >= WRONG
+    assert difference(with_weights(config, weights)(tokens), wrong) >= WRONG
 
 
 def with_silu_on_the_other_matrix(weights: reference.Weights) -> reference.Weights:
@@ -264,7 +237,7 @@ def test_a_wrong_reading_of_the_weights_does_not_agree(misread):
     config = dataclasses.replace(TINY, d_model=32, n_heads=4, n_kv_heads=2, loops=3)
     weights = reference.random_weights(config, seed=0)
     tokens = random_tokens(config, batch=1, length=6)
-    model = model_with(config, weights)
+    model = with_weights(config, weights)
     assert difference(model(tokens), reference.logits(weights, config, tokens)) <= OUTPUTS
     wrong = reference.logits(misread(weights), config, tokens)
     assert difference(model(tokens), wrong) >= WRONG
@@ -279,18 +252,13 @@ def test_the_model_has_exactly_the_weights_of_the_equations(changes):
     assert actual == expected
 
 
-def model_with(config: ModelConfig, weights: reference.Weights) -> DualPathLM:
-    """A float64 model that has these weights."""
-    return reference.load(DualPathLM(config).double(), weights)
-
-
 def errors(
     config: ModelConfig, weights: reference.Weights, tokens: Tensor
 ) -> tuple[float, dict[str, float]]:
     """Errors of the model's logits, and of its gradients under a random cotangent, by name."""
     weights = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
     expected = reference.logits(weights, config, tokens)
-    model = model_with(config, weights)
+    model = with_weights(config, weights)
     actual = model(tokens)
     rng = torch.Generator().manual_seed(2)
     cotangent = torch.randn(expected.shape, generator=rng, dtype=expected.dtype)

@@ -8,21 +8,13 @@ from hypothesis import strategies as st
 from dualpath_cli.model import Intervention, RoutingTrace
 from dualpath_cli.model.routing import LayerTrace
 from tests.model import reference
-from tests.model.reference import difference, random_tokens
-from tests.model.test_properties import (
-    ALL_KINDS,
-    EXACT,
-    SMALL,
-    traced,
-    with_changes,
-    with_weights,
-)
+from tests.model.reference import difference
+from tests.model.small_models import ALL_KINDS, EXACT, SMALL, TOKENS, small, traced, with_weights
 
 
 def test_recording_changes_nothing():
-    config = with_changes(SMALL, **ALL_KINDS)
-    model, tokens = with_weights(config), random_tokens(config, 2, 8)
-    assert torch.equal(model(tokens, trace=RoutingTrace()), model(tokens))
+    model = with_weights(small(**ALL_KINDS))
+    assert torch.equal(model(TOKENS, trace=RoutingTrace()), model(TOKENS))
 
 
 def test_nothing_is_recorded_unless_asked_for(monkeypatch):
@@ -30,16 +22,15 @@ def test_nothing_is_recorded_unless_asked_for(monkeypatch):
         raise AssertionError("nobody asked")
 
     monkeypatch.setattr(LayerTrace, "record_updates", record)
-    config = with_changes(SMALL, **ALL_KINDS)
-    model, tokens = with_weights(config), random_tokens(config, 2, 8)
-    model(tokens)
+    model = with_weights(small(**ALL_KINDS))
+    model(TOKENS)
     with pytest.raises(AssertionError, match="nobody asked"):
-        model(tokens, trace=RoutingTrace())
+        model(TOKENS, trace=RoutingTrace())
 
 
 def test_a_block_records_the_choices_that_it_has():
-    config = with_changes(SMALL, **ALL_KINDS)
-    dual, loop, wide = traced(with_weights(config), random_tokens(config, 2, 8)).layers
+    config = small(**ALL_KINDS)
+    dual, loop, wide = traced(with_weights(config), TOKENS).layers
     assert dual.gate_deep.shape == dual.gate_wide.shape == (2, 8)
     assert dual.step_weights.shape == loop.step_weights.shape == (2, 8, config.loops)
     assert loop.gate_deep is loop.gate_wide is wide.gate_deep is wide.gate_wide is None
@@ -51,26 +42,29 @@ def test_a_block_records_the_choices_that_it_has():
     assert ((dual.deep_share > 0) & (dual.deep_share < 1)).all()
 
 
+MODEL = with_weights(SMALL)
+
+
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_the_deep_share_follows_the_gates(g_d, g_w):
     assume(g_d + g_w > 1e-6)
-    model, tokens = with_weights(SMALL), random_tokens(SMALL, 1, 4)
+    tokens = TOKENS[:1, :4]
     trace = RoutingTrace()
-    model(tokens, trace=trace, intervention=Intervention(gates=(g_d, g_w)))
+    MODEL(tokens, trace=trace, intervention=Intervention(gates=(g_d, g_w)))
     for layer in trace.layers:
         odds = g_d * layer.update_deep, g_w * layer.update_wide
         error = layer.deep_share - odds[0] / (odds[0] + odds[1])
         assert error.abs().max() <= EXACT
-    model(tokens, trace=(only_deep := RoutingTrace()), intervention=Intervention(gates=(1, 0)))
+    MODEL(tokens, trace=(only_deep := RoutingTrace()), intervention=Intervention(gates=(1, 0)))
     assert all((layer.deep_share == 1).all() for layer in only_deep.layers)
 
 
 def test_equal_paths_have_cosine_one():
     weights = reference.random_weights(SMALL, seed=0)
-    config = with_changes(SMALL, loops=1, d_ffn=SMALL.d_ffn_wide)
+    config = small(loops=1, d_ffn=SMALL.d_ffn_wide)
     names = reference.parameter_shapes(config)
     equal = {n: weights[n.replace(".deep.", ".wide.").replace(".gains", ".gain")] for n in names}
-    for layer in traced(with_weights(config, equal), random_tokens(config, 2, 8)).layers:
+    for layer in traced(with_weights(config, equal), TOKENS).layers:
         assert (layer.cosine - 1).abs().max() <= EXACT
         assert difference(layer.update_deep, layer.update_wide) <= EXACT
 

@@ -90,7 +90,7 @@ def test_fsdp_gives_one_process_losses_and_is_read_by_one_process(
 
     weights = []
     for folder in (run, expected):
-        model = build_model(ModelConfig(**read_recipe(folder)["model"]), 7, compile_blocks=False)
+        model = build_model(ModelConfig(**read_recipe(folder)["model"]))
         load_weights(model, find_run(str(folder)).checkpoint)
         weights.append(dict(model.named_parameters()))
     for name, parameter in weights[0].items():

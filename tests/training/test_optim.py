@@ -19,16 +19,11 @@ from dualpath_cli.settings import (
     TrainerSettings,
 )
 from dualpath_cli.sizes import Size
-from dualpath_cli.training.optim import build_optimizer, build_scheduler, group_of, learning_rate
+from dualpath_cli.training.optim import build_optimizer, build_scheduler, learning_rate
+from tests.model.small_models import SMALL
 
 PAPER = OptimSettings()
 STEPS = RunSettings().max_tokens // RunSettings().batch_tokens
-
-
-def model(**fields: object) -> DualPathLM:
-    small = {"vocab_size": 32, "n_layers": 2, "d_model": 8, "n_heads": 2, "n_kv_heads": 2,
-             "d_ffn": 12, "d_ffn_wide": 24, "ffn_multiple_of": 8}  # fmt: skip
-    return DualPathLM(ModelConfig(**{**small, **fields}))  # type: ignore[arg-type]
 
 
 def test_the_papers_run_has_18360_steps() -> None:
@@ -36,36 +31,14 @@ def test_the_papers_run_has_18360_steps() -> None:
 
 
 def test_every_parameter_is_in_exactly_one_group() -> None:
-    lm = model()
+    lm = DualPathLM(SMALL)
     optimizer = build_optimizer(lm.named_parameters(), PAPER)
     grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in lm.parameters())
 
 
-def test_groups_are_what_their_names_say() -> None:
-    kinds = {name: group_of(name) for name, _ in model().named_parameters()}
-    assert {n for n, k in kinds.items() if k == "embeddings"} == {"embed.weight"}
-    assert {n.split(".", 2)[2] for n, k in kinds.items() if k == "gains"} == {
-        "deep.gains",
-        "wide.gain",
-    }
-    assert {n.split(".", 2)[2] for n, k in kinds.items() if k == "biases"} == {
-        "deep.router.bias",
-        "gate.proj.bias",
-    }
-    assert all("norm" in n for n, k in kinds.items() if k == "norms")
-    assert all(p.ndim == 2 for n, p in model().named_parameters() if kinds[n] == "matrices")
-    assert kinds["head.weight"] == kinds["blocks.0.gate.proj.weight"] == "matrices"
-
-
-def test_a_tied_head_follows_the_embedding() -> None:
-    names = [name for name, _ in model(tie_embeddings=True).named_parameters()]
-    assert "embed.weight" in names
-    assert "head.weight" not in names
-
-
 def test_the_paper_decays_everything_but_embeddings() -> None:
-    groups = build_optimizer(model().named_parameters(), PAPER).param_groups
+    groups = build_optimizer(DualPathLM(SMALL).named_parameters(), PAPER).param_groups
     assert {g["name"]: g["weight_decay"] for g in groups} == {
         "embeddings": 0.0, "matrices": 0.3, "norms": 0.3, "gains": 0.3, "biases": 0.3,
     }  # fmt: skip
@@ -100,7 +73,7 @@ def test_the_rate_rises_then_falls_and_stays_between_its_ends(warmup: int, rest:
 
 
 def test_the_scheduler_sets_the_rate_of_each_step() -> None:
-    optimizer = build_optimizer(model().named_parameters(), PAPER)
+    optimizer = build_optimizer(DualPathLM(SMALL).named_parameters(), PAPER)
     scheduler = build_scheduler(optimizer, 300, PAPER)
     for step in range(300):
         rate = optimizer.param_groups[0]["lr"]

@@ -11,12 +11,13 @@ from rich.text import Text
 from dualpath_cli.colors import INK, share_colormap
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.errors import UserError
-from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.model import RoutingTrace
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.study.routing.readouts import DEFINITION, READOUTS, dual_layers
 from dualpath_cli.study.routing.tokens import pieces
 from dualpath_cli.study.tables import print_table
 from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.weights import load_weights
 
 
@@ -39,7 +40,7 @@ def run(launch: Launch) -> int:
             f"--text has {len(ids):,} tokens, the model takes {config.max_seq_len - 1:,}; "
             "put it into a file: --sources NAME=FILE.txt"
         )
-    model = DualPathLM(config)
+    model = build_model(config)
     load_weights(model, launch.checkpoint)
     trace = RoutingTrace()
     with torch.inference_mode():

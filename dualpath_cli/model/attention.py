@@ -1,0 +1,94 @@
+"""Causal attention, over a whole sequence or, with a cache, over the tokens that follow one.
+
+Shapes: B batch, T positions, S positions with those cached before, H heads, N head size.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.model.precision import RMSNorm
+from dualpath_cli.model.rope import Rope, rotate
+
+
+@dataclass
+class KeyValueCache:
+    """Keys and values of all tokens that an attention has seen, rotated and normalised.
+
+    Empty at the start of a sequence. The deep path's loop needs one cache a step: its steps share
+    weights, not states.
+    """
+
+    keys: torch.Tensor | None = None
+    """(B, S, H, N), one head for each of `ModelConfig.n_kv_heads`."""
+    values: torch.Tensor | None = None
+    """(B, S, H, N)."""
+
+    def append(
+        self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds the keys and values of T tokens and returns those of all S so far."""
+        if self.keys is None or self.values is None:
+            self.keys, self.values = k_BTHN, v_BTHN
+        else:
+            self.keys = torch.cat((self.keys, k_BTHN), dim=1)
+            self.values = torch.cat((self.values, v_BTHN), dim=1)
+        return self.keys, self.values
+
+
+class Attention(nn.Module):
+    """Causal attention with rotary positions, QK-norm per head and grouped keys and values."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        q_width = config.n_heads * config.head_dim
+        kv_width = config.n_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.d_model, q_width, bias=False)
+        self.k_proj = nn.Linear(config.d_model, kv_width, bias=False)
+        self.v_proj = nn.Linear(config.d_model, kv_width, bias=False)
+        self.o_proj = nn.Linear(q_width, config.d_model, bias=False)
+        if config.qk_norm != "none":
+            self.q_norm = RMSNorm(config.head_dim, eps=config.norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, eps=config.norm_eps)
+
+    def forward(
+        self, x_BTD: torch.Tensor, rope: Rope, cache: KeyValueCache | None = None
+    ) -> torch.Tensor:
+        """Maps (B, T, D) to (B, T, D).
+
+        With a `cache` the T tokens follow those in it, and are added to it; `rope` is then that
+        of their positions (`rope_tables` with a `start`).
+        """
+        heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
+        q_BTHN = self.q_proj(x_BTD).view(heads)
+        k_BTHN = self.k_proj(x_BTD).view(heads)
+        v_BSHN = self.v_proj(x_BTD).view(heads)
+        # Rotation and norm come out in float32, the type of their tables and weights; queries and
+        # keys then follow the values into the type of the attention kernel.
+        if self.config.qk_norm == "before_rope":
+            q_BTHN = rotate(self.q_norm(q_BTHN), rope)
+            k_BTHN = rotate(self.k_norm(k_BTHN), rope)
+        else:
+            q_BTHN, k_BTHN = rotate(q_BTHN, rope), rotate(k_BTHN, rope)
+        if self.config.qk_norm == "after_rope":
+            q_BTHN, k_BTHN = self.q_norm(q_BTHN), self.k_norm(k_BTHN)
+        q_BTHN, k_BSHN = q_BTHN.to(v_BSHN.dtype), k_BTHN.to(v_BSHN.dtype)
+        mask_TS = None
+        if cache is not None:
+            k_BSHN, v_BSHN = cache.append(k_BSHN, v_BSHN)
+            T, S = q_BTHN.shape[1], k_BSHN.shape[1]
+            # The kernel's own causal mask lets the first query see the first key alone.
+            mask_TS = torch.ones(T, S, dtype=torch.bool, device=x_BTD.device).tril(S - T)
+        y_BHTN = F.scaled_dot_product_attention(
+            q_BTHN.transpose(1, 2),
+            k_BSHN.transpose(1, 2),
+            v_BSHN.transpose(1, 2),
+            attn_mask=mask_TS,
+            is_causal=mask_TS is None,
+            enable_gqa=self.config.n_kv_heads != self.config.n_heads,
+        )
+        return self.o_proj(y_BHTN.transpose(1, 2).flatten(2))

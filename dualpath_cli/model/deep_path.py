@@ -1,0 +1,98 @@
+"""The deep path: one sublayer applied K times, its states mixed per token by a router.
+
+Shapes: B batch, T positions, D model width, K loops.
+"""
+
+from collections.abc import Sequence
+from functools import partial, reduce
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.intervention import Intervention
+from dualpath_cli.model.feed_forward import AuxiliaryLoss, SwiGLU
+from dualpath_cli.model.loops import Step, loop_steps, run_until_halted
+from dualpath_cli.model.precision import linear_in_weight_type
+from dualpath_cli.model.rope import Rope
+from dualpath_cli.model.routing import LayerTrace
+from dualpath_cli.model.sublayer import Sublayer
+
+
+class DeepPath(nn.Module):
+    """h_deep (Eqs. 2 and 3)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.d_ffn is not None  # ModelConfig refuses deep blocks without it
+        self.config = config
+        ffn = SwiGLU(config.d_model, config.effective_width(config.d_ffn))
+        self.sublayer = Sublayer(config, ffn)
+        self.gains = nn.Parameter(torch.empty(config.loops))
+        if config.routes_steps:
+            self.router = nn.Linear(config.d_model + 1, 1)
+
+    def forward(
+        self,
+        x_BTD: torch.Tensor,
+        rope: Rope,
+        trace: LayerTrace | None = None,
+        intervention: Intervention | None = None,
+        token_mask: torch.Tensor | None = None,
+        auxiliary: AuxiliaryLoss | None = None,
+    ) -> torch.Tensor:
+        """Maps (B, T, D) to (B, T, D); writes the step weights into `trace`.
+
+        Of `intervention` the forced loops and the halting threshold matter here.
+        """
+        steps = loop_steps(self.config, None if intervention is None else intervention.loops)
+        next_state = partial(self.next_state, rope=rope, auxiliary=auxiliary)
+        if intervention is None or intervention.halting is None:
+            h_BTD = x_BTD
+            states = []
+            for step in steps:
+                h_BTD = next_state(h_BTD, step)
+                states.append(h_BTD)
+            weights = self.step_weights(states, steps)
+        else:
+            states, weights = run_until_halted(
+                x_BTD, steps, next_state, self.step_probability, intervention.halting, token_mask
+            )
+        if trace is not None:
+            trace.record_steps(weights, loops_run=len(states), loops=len(steps))
+        weighed = states[-len(weights) :]  # combination `final` weighs the last state alone
+        return reduce(torch.add, (w * h for w, h in zip(weights, weighed, strict=True)))
+
+    def next_state(
+        self, h_BTD: torch.Tensor, step: Step, rope: Rope, auxiliary: AuxiliaryLoss | None
+    ) -> torch.Tensor:
+        """``h_k = Phi_deep(h_{k-1}; softplus(a_k))``, (B, T, D) (Eq. 2)."""
+        return self.sublayer(h_BTD, F.softplus(self.gains[step.gain_number]), rope, auxiliary)
+
+    def step_weights(
+        self, states: Sequence[torch.Tensor], steps: Sequence[Step]
+    ) -> list[torch.Tensor]:
+        """``pi_k q_k`` for k < K, then ``pi_K``, where ``pi_k = prod_{j<k} (1 - q_j)`` (Eq. 3).
+
+        Each is (B, T, 1). The last step takes what is left, so q_K is not needed. Combination
+        `mean` weighs all states alike; `final` gives one weight, that of the last state.
+        """
+        pi_BT1 = torch.ones_like(states[0][..., :1])
+        if self.config.combination == "mean":
+            return [pi_BT1 / len(states)] * len(states)
+        if self.config.combination == "final":
+            return [pi_BT1]
+        weights = []
+        for h_BTD, step in zip(states[:-1], steps[:-1], strict=True):
+            q_BT1 = self.step_probability(h_BTD, step)
+            weights.append(pi_BT1 * q_BT1)
+            pi_BT1 = pi_BT1 * (1 - q_BT1)
+        return [*weights, pi_BT1]
+
+    def step_probability(self, h_BTD: torch.Tensor, step: Step) -> torch.Tensor:
+        """``q_k = sigmoid(w . [h_k, step index] + b)``, (B, T, 1), in the router's own type."""
+        # The index is the same for all tokens: it joins the bias instead of widening h by one.
+        weight = self.router.weight
+        bias = self.router.bias + step.step_index * weight[:, -1]
+        return linear_in_weight_type(h_BTD, weight[:, :-1], bias).sigmoid()

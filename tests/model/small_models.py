@@ -1,0 +1,71 @@
+"""Small models, their weights and inputs, for the tests of the model."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.model import DualPathLM, RoutingTrace
+from tests.model import reference
+from tests.model.reference import Weights, random_tokens
+
+EXACT = 1e-12
+"""Largest relative difference of two float64 results that are equal by the equations."""
+OUTPUTS = 1e-10
+"""Largest difference of logits to the reference's, relative to the largest logit."""
+SHOWS = 1e-4
+"""Least difference that an intervention makes, on the same scale."""
+
+SMALL = ModelConfig(
+    vocab_size=17, n_layers=2, d_model=16, n_heads=4, n_kv_heads=2, max_seq_len=16, loops=3,
+    d_ffn=24, d_ffn_wide=48, ffn_multiple_of=8,
+)  # fmt: skip
+MEDIUM = ModelConfig(
+    vocab_size=64, n_layers=4, d_model=64, n_heads=4, n_kv_heads=4, max_seq_len=32, loops=4,
+    d_ffn=100, d_ffn_wide=200, ffn_multiple_of=64,
+)  # fmt: skip
+ALL_KINDS: dict[str, Any] = {"block": ["dual", "loop", "wide"], "n_layers": 3}
+
+TOKENS = random_tokens(SMALL, batch=2, length=8)
+TARGETS = random_tokens(SMALL, batch=2, length=8, seed=1)
+
+
+def small(**changes: Any) -> ModelConfig:
+    return dataclasses.replace(SMALL, **changes)
+
+
+def medium(**changes: Any) -> ModelConfig:
+    return dataclasses.replace(MEDIUM, **changes)
+
+
+def with_weights(config: ModelConfig, weights: Weights | None = None) -> DualPathLM:
+    """A float64 model with these weights, or with large random ones."""
+    weights = weights or reference.random_weights(config, seed=0)
+    return reference.load(DualPathLM(config).double(), weights)
+
+
+def traced(model: DualPathLM, tokens: Tensor, *inputs: Tensor, **options: Any) -> RoutingTrace:
+    """The trace of a forward pass."""
+    trace = RoutingTrace()
+    model(tokens, *inputs, trace=trace, **options)
+    return trace
+
+
+def streams(model: DualPathLM, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The residual stream before and after each block."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    hooks = [
+        block.register_forward_hook(lambda _, inputs, y: seen.append((inputs[0], y)))
+        for block in model.blocks
+    ]
+    model(tokens)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def same_weights(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    pairs = zip(one.named_parameters(), other.named_parameters(), strict=True)
+    return all(a == b and torch.equal(p, q) for (a, p), (b, q) in pairs)

@@ -1,0 +1,175 @@
+"""Forced loops and halting, in all layers or some, agree with a naive float64 reference."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.model import Intervention
+from dualpath_cli.model.loss import IGNORE
+from tests.model import reference
+from tests.model.reference import Stream, Weights, difference, random_tokens
+from tests.model.small_models import OUTPUTS, SHOWS, SMALL, small, traced, with_weights
+
+TOKENS = random_tokens(SMALL, batch=2, length=5)
+TARGETS = random_tokens(SMALL, batch=2, length=5, seed=1)
+LONG = random_tokens(SMALL, batch=3, length=16)
+
+VARIANTS = {
+    "zero-based": {},
+    "one-based": {"step_index": "one_based"},
+    "loop blocks": {"block": "loop"},
+    "mixed blocks": {"block": ["wide", "dual", "loop"], "n_layers": 3},
+}
+FORCED = VARIANTS | {
+    "two loops": {"loops": 2},
+    "one-based, two loops": {"loops": 2, "step_index": "one_based"},
+    "last step only": {"combination": "final"},
+    "mean of the steps": {"combination": "mean"},
+    "mean, trained with one": {"combination": "mean", "loops": 1},
+}
+HALTED = VARIANTS | {"five loops": {"loops": 5}}
+learned_path = reference.deep_path
+
+
+@pytest.mark.parametrize("forced", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("changes", FORCED.values(), ids=FORCED.keys())
+def test_forced_loops_follow_the_protocol(changes, forced, monkeypatch):
+    config = small(**changes)
+    weights = reference.random_weights(config, seed=0)
+    learned = reference.logits(weights, config, TOKENS)
+    monkeypatch.setattr(reference, "deep_path", lambda w, c, x: learned_path(w, c, x, loops=forced))
+    expected = reference.logits(weights, config, TOKENS)
+    actual = with_weights(config, weights)(TOKENS, intervention=Intervention(loops=forced))
+    assert difference(actual, expected) <= OUTPUTS
+    if forced != config.loops:
+        assert difference(actual, learned) > SHOWS
+
+
+@pytest.mark.parametrize("changes", FORCED.values(), ids=FORCED.keys())
+def test_forcing_the_trained_loops_changes_no_bit(changes):
+    config = small(**changes)
+    model = with_weights(config).float()
+    forced = model(TOKENS, TARGETS, intervention=Intervention(loops=config.loops))
+    assert torch.equal(forced, model(TOKENS, TARGETS))
+
+
+@pytest.mark.parametrize("forced", [1, 2, 5])
+def test_forced_steps_share_all_of_the_weight(forced):
+    for layer in traced(
+        with_weights(SMALL), TOKENS, intervention=Intervention(loops=forced)
+    ).layers:
+        assert layer.step_weights.shape == (*TOKENS.shape, forced)
+        torch.testing.assert_close(layer.step_weights.sum(-1), torch.ones(2, 5).double())
+
+
+def halting_deep_path(weights: Weights, config: ModelConfig, x: Stream, threshold: float) -> Stream:
+    """h_deep of every token, each stopping by itself; a stopped one keeps its state."""
+    h, out = list(x), [torch.zeros_like(state) for state in x]
+    remaining, going = [1.0] * len(x), [True] * len(x)
+    K = config.loops
+    for k in range(1, K + 1):
+        gain = reference.softplus(weights["gains"][k - 1])
+        new = reference.sublayer(reference.below(weights, "sublayer"), config, h, gain)
+        h = [new[t] if going[t] else h[t] for t in range(len(x))]
+        for t in range(len(x)):
+            if not going[t]:
+                continue
+            q = reference.halting(weights, config, h[t], k, K) if k < K else 1.0
+            left = remaining[t] * (1 - q)
+            if left <= threshold:
+                out[t] = out[t] + remaining[t] * h[t]
+                going[t] = False
+            else:
+                out[t] = out[t] + remaining[t] * q * h[t]
+                remaining[t] = left
+    return out
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.05, 0.2, 0.4, 0.7, 1.0])
+@pytest.mark.parametrize("changes", HALTED.values(), ids=HALTED.keys())
+def test_halting_follows_the_protocol(changes, threshold, monkeypatch):
+    config = small(**changes)
+    weights = reference.random_weights(config, seed=1)
+    monkeypatch.setattr(
+        reference, "deep_path", lambda w, c, x: halting_deep_path(w, c, x, threshold)
+    )
+    expected = reference.logits(weights, config, TOKENS)
+    model = with_weights(config, weights)
+    actual = model(TOKENS, intervention=Intervention(halting=threshold))
+    assert difference(actual, expected) <= OUTPUTS
+    if threshold >= 0.2:
+        assert difference(actual, model(TOKENS)) > SHOWS
+
+
+def test_a_threshold_of_one_is_a_single_loop_and_one_of_zero_changes_nothing():
+    model = with_weights(SMALL)
+    one, zero = (Intervention(halting=threshold) for threshold in (1.0, 0.0))
+    single = model(TOKENS, intervention=Intervention(loops=1))
+    assert torch.equal(model(TOKENS, intervention=one), single)
+    assert [layer.loops_run for layer in traced(model, TOKENS, intervention=one).layers] == [1, 1]
+    assert torch.equal(model(TOKENS, intervention=zero), model(TOKENS))  # no mass is zero here
+
+
+def test_steps_share_all_weight_and_higher_thresholds_run_fewer():
+    model = with_weights(small(n_layers=1, loops=5))
+    few = LONG[2:3, :3]
+    before = None
+    ran = []
+    for threshold in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        (layer,) = traced(model, few, intervention=Intervention(halting=threshold)).layers
+        assert layer.step_weights.shape == (*few.shape, 5)
+        torch.testing.assert_close(layer.step_weights.sum(-1), torch.ones(few.shape).double())
+        if before is not None:
+            # Of tokens that see themselves alone: others see states that halted earlier, too.
+            assert (layer.expected_loops <= before)[:, 0].all()
+        before = layer.expected_loops
+        # The loop ran as long as the last token needed, and no longer.
+        used = (layer.step_weights > 0).any(0).any(0).nonzero().max().item() + 1
+        assert layer.loops_run == used
+        ran.append(layer.loops_run)
+    assert (ran[0], ran[-1]) == (5, 1)
+    assert len(set(ran)) > 2
+
+
+def test_padding_neither_keeps_a_loop_running_nor_changes_a_loss():
+    model = with_weights(small(n_layers=1, loops=5))
+    tokens, targets = LONG.clone(), random_tokens(SMALL, batch=3, length=16, seed=1)
+    tokens[:, 7:], targets[:, 7:] = 0, IGNORE
+    for threshold in (0.1, 0.3, 0.5, 0.7):
+        halting = {"intervention": Intervention(halting=threshold)}
+        masked = halting | {"token_mask": targets != IGNORE}
+        alone = tokens[:, :7], targets[:, :7]
+        torch.testing.assert_close(
+            model(tokens, targets, **masked)[:, :7], model(*alone, **halting)
+        )
+        (padded,) = traced(model, tokens, targets, **masked).layers
+        (bare,) = traced(model, *alone, **halting).layers
+        assert padded.loops_run == bare.loops_run
+        torch.testing.assert_close(padded.step_weights.sum(-1), torch.ones(tokens.shape).double())
+
+
+@pytest.mark.parametrize("layers", [(0,), (1,), (0, 2), (0, 1, 2)])
+def test_only_the_named_layers_change(layers, monkeypatch):
+    config = small(n_layers=3)
+    weights = reference.random_weights(config, seed=0)
+    learned_gates = reference.gates
+    # Called once a layer, and once a token of a layer, sequence after sequence.
+    paths, gates = itertools.count(), itertools.count()
+
+    def deep_path(w: Weights, c: ModelConfig, x: Stream) -> Stream:
+        return learned_path(w, c, x, loops=2 if next(paths) % 3 in layers else None)
+
+    def overridden(w: Weights, c: ModelConfig, x: Tensor) -> tuple[Tensor | float, Tensor | float]:
+        chosen = next(gates) // TOKENS.shape[1] % 3 in layers
+        return (1.0, 0.25) if chosen else learned_gates(w, c, x)
+
+    monkeypatch.setattr(reference, "deep_path", deep_path)
+    monkeypatch.setattr(reference, "gates", overridden)
+    expected = reference.logits(weights, config, TOKENS)
+    change = Intervention(loops=2, gates=(1.0, 0.25), layers=layers)
+    assert (
+        difference(with_weights(config, weights)(TOKENS, intervention=change), expected) <= OUTPUTS
+    )

@@ -1,0 +1,57 @@
+"""Training gives the losses that were written down, and any real change gives others."""
+
+import dataclasses
+import json
+from typing import Any, get_args
+
+import pytest
+
+from dualpath_cli.config import BlockKind
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.model.gates import PathGate
+from tests.golden import GOLDEN, OPTIM, RENEW, STEPS, config_of, train
+
+TOLERANCE = 1e-5
+"""Largest relative difference of a loss. Kernels for other processors (SSE4, AVX2, AVX-512, two
+threads) round differently, which makes up to 6e-7 in 20 steps. The changes below make 4e-5 (an
+epsilon of 1e-6) to 3e-2 (swapped gates)."""
+
+
+def difference(losses: list[float], kind: str) -> float:
+    """The largest relative difference to the golden losses of a kind of block."""
+    golden = json.loads(GOLDEN.read_text())[kind]
+    assert len(losses) == len(golden) == STEPS
+    return max(abs(a - b) / b for a, b in zip(losses, golden, strict=True))
+
+
+@pytest.mark.parametrize("kind", get_args(BlockKind))
+def test_training_gives_the_golden_losses(kind: BlockKind) -> None:
+    gap = difference(train(DualPathLM(config_of(kind), seed=0)), kind)
+    assert gap <= TOLERANCE, (
+        f"losses of a {kind} model differ by {gap:.1e} from {GOLDEN.name}; "
+        f"if that is meant, write them anew: {RENEW}"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"step_index": "one_based"}, {"norm_eps": 1e-6}, {"rope_base": 1e4}, {"init_std": 0.021}],
+    ids=str,
+)
+def test_another_model_gives_other_losses(changes: dict[str, Any]) -> None:
+    config = dataclasses.replace(config_of("dual"), **changes)
+    assert difference(train(DualPathLM(config, seed=0)), "dual") > 3 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "decay", [[*OPTIM.decay, "embeddings"], [g for g in OPTIM.decay if g != "gains"]], ids=str
+)
+def test_another_decay_gives_other_losses(decay: list[Any]) -> None:
+    optim = dataclasses.replace(OPTIM, decay=decay)
+    assert difference(train(DualPathLM(config_of("dual"), seed=0), optim), "dual") > 3 * TOLERANCE
+
+
+def test_swapped_gates_give_other_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = PathGate.forward
+    monkeypatch.setattr(PathGate, "forward", lambda gate, x_BTD: learned(gate, x_BTD)[::-1])
+    assert difference(train(DualPathLM(config_of("dual"), seed=0)), "dual") > 3 * TOLERANCE
