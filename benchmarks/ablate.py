@@ -23,7 +23,7 @@ from rich.table import Table
 from dualpath_cli.command import launch, lightning_cli
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.study.ablation.suites import applicable, rows
+from dualpath_cli.study.ablation.suites import applicable
 from dualpath_cli.text.documents import parse_source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.weights import load_weights
@@ -43,7 +43,7 @@ def bare_passes(prepared: launch.Launch, source: str) -> tuple[float, int]:
     windows = Windows(document_windows(texts, tokenizer, length, limit)).windows
     size = settings.run.micro_batch
     batches = [collate(windows[n : n + size]) for n in range(0, len(windows), size)]
-    chosen, _ = applicable(rows(prepared.ablate, settings.model), settings.model)
+    chosen, _ = applicable(prepared.ablate.selection.rows(settings.model), settings.model)
     start = time.perf_counter()
     with torch.no_grad():
         for row in chosen:

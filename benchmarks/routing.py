@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dualpath_cli.command import launch, lightning_cli
-from dualpath_cli.study.ablation.token_classes import tag
 from dualpath_cli.study.parts_of_speech import Tagger
+from dualpath_cli.study.tags import tag
 from dualpath_cli.text.documents import parse_source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.windows import Tokens, document_windows
@@ -45,7 +45,7 @@ def tagging(windows: Sequence[Tokens], tokenizer: Tokenizer, pipeline: str) -> N
 def cut(prepared: launch.Launch, source: str) -> tuple[list[Tokens], Tokenizer]:
     """Returns the sequences that routing reads, and what cut them."""
     tokenizer = Tokenizer.load(prepared.run_folder / "tokenizer.json")
-    length, limit = prepared.settings.model.max_seq_len - 1, prepared.settings.data.val_tokens
+    length, limit = prepared.settings.model.max_seq_len, prepared.settings.data.val_tokens
     documents = read_documents(parse_source(source))
     return list(document_windows(documents, tokenizer, length, limit)), tokenizer
 

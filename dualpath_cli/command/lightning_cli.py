@@ -22,9 +22,8 @@ from dualpath_cli.flops import command as flops_command
 from dualpath_cli.flops import count as flops
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.study.ablation import study as ablate
-from dualpath_cli.study.ablation.scoring import Scorer
+from dualpath_cli.study.bench import StudyModule
 from dualpath_cli.study.routing import study
-from dualpath_cli.study.routing.reader import Reader
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training import curve
@@ -107,7 +106,7 @@ class DualPathCLI(LightningCLI):
         source = data.path if fitting else self.launch.run_folder
         tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
         table = tokenizer.token_bytes()
-        modules = {"ablate": Scorer, "routing": Reader}
+        modules = {"ablate": StudyModule, "routing": StudyModule}
         module = modules.get(self.launch.command, DualPathModule)
         self.model = module(
             model,
@@ -120,10 +119,8 @@ class DualPathCLI(LightningCLI):
             and can_compile(self.trainer.strategy.root_device),
             weights=self.launch.weights if fitting else self.launch.checkpoint,
         )
-        # What routing reads is inputs alone: the windows have no token more for a last target.
-        seq_len = model.max_seq_len - (self.launch.command == "routing")
         self.datamodule = DualPathDataModule(
-            data, tokenizer, seq_len=seq_len, micro_batch=run.micro_batch, seed=seed
+            data, tokenizer, seq_len=model.max_seq_len, micro_batch=run.micro_batch, seed=seed
         )
 
     # -- commands --------------------------------------------------------------------------------
@@ -211,13 +208,13 @@ class DualPathCLI(LightningCLI):
     def ablate(self) -> None:
         """Scores the checkpoint under interventions on every source."""
         assert self.launch is not None
-        assert isinstance(self.model, Scorer)
+        assert isinstance(self.model, StudyModule)
         ablate.run(self.launch, self.trainer, self.model, self.datamodule, self.console)
 
     def routing(self) -> None:
         """Reads what the checkpoint's gates do on every source, or on one text."""
         assert self.launch is not None
-        assert isinstance(self.model, Reader)
+        assert isinstance(self.model, StudyModule)
         study.run(self.launch, self.trainer, self.model, self.datamodule, self.console)
 
     def flops(self) -> None:

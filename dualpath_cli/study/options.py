@@ -11,13 +11,8 @@ from dualpath_cli.text.documents import parse_source, split_name
 from dualpath_cli.text.manifest import MANIFEST
 from dualpath_cli.text.storage import is_remote
 
-UPOS = (
-    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN",
-    "PUNCT", "SCONJ", "SPACE", "SYM", "VERB", "X",
-)  # fmt: skip
-"""Universal part-of-speech tags, and spaCy's SPACE."""
 TAGGER = "en_core_web_sm"
-"""The spaCy pipeline unless told otherwise."""
+"""The spaCy pipeline by default."""
 
 
 def add_text_arguments(parser: OneLineParser) -> None:
@@ -41,19 +36,25 @@ def add_text_arguments(parser: OneLineParser) -> None:
     )
 
 
+def add_tagger_and_out(parser: OneLineParser, tagger_help: str, out_help: str) -> None:
+    """Adds `--tagger` and `--out`."""
+    parser.add_argument("--tagger", type=str, default=TAGGER, metavar="PIPELINE", help=tagger_help)
+    parser.add_argument("--out", type=str | None, default=None, metavar="DIR", help=out_help)
+
+
 def take_sources(values: dict[str, Any], sources: list[str], max_tokens: str | None) -> None:
     """Puts texts given as NAME=PATH in the place of the run's validation sets.
 
     Raises:
         UserError: for two texts of one name, and where there is no text at all.
     """
-    found = [_name_and_location(source) for source in sources]
-    names = [name for name, _ in found]
+    texts = [_name_and_location(source) for source in sources]
+    names = [name for name, _ in texts]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"--sources has two texts named '{name}'; give NAME=PATH")
-    if found:
-        values["data"]["val"] = dict(found)
+    if texts:
+        values["data"]["val"] = dict(texts)
     if not values["data"]["val"]:
         raise UserError("the run names no validation set; give a text: --sources NAME=PATH")
     if max_tokens is not None:

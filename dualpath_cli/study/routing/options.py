@@ -8,14 +8,19 @@ from dualpath_cli import run_folder
 from dualpath_cli.command.arguments import OneLineParser
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.study.options import TAGGER, add_text_arguments, out_folder, take_sources
+from dualpath_cli.study.options import (
+    add_tagger_and_out,
+    add_text_arguments,
+    out_folder,
+    take_sources,
+)
 from dualpath_cli.study.parts_of_speech import check_pipeline
 
 NO_TAGGER = "none"
 AVERAGE = "average"
 """The name of what is averaged over all sources."""
 PAGE_SEQUENCES = 12
-"""Sequences of each source on the page, unless told otherwise: 48 of the usual four."""
+"""Sequences of each source on the page by default: 48 of the usual four."""
 ANCHOR = "Answer"
 """The word that the paper aligns question-answer texts at."""
 
@@ -57,13 +62,6 @@ def add_routing_arguments(parser: OneLineParser) -> None:
         help="Colour --text by this layer instead of the mean of all.",
     )
     parser.add_argument(
-        "--tagger",
-        type=str,
-        default=TAGGER,
-        metavar="PIPELINE",
-        help="The spaCy pipeline for parts of speech, by name or path; none leaves them out.",
-    )
-    parser.add_argument(
         "--anchor",
         type=str,
         default=ANCHOR,
@@ -89,12 +87,10 @@ def add_routing_arguments(parser: OneLineParser) -> None:
         help="Sequences that are drawn and come first on the page, by source and number, such as "
         "gsm8k:3; by default number 0 of each source.",
     )
-    parser.add_argument(
-        "--out",
-        type=str | None,
-        default=None,
-        metavar="DIR",
-        help="Folder for tokens, figures and the page; by default RUN/routing/step-N.",
+    add_tagger_and_out(
+        parser,
+        "The spaCy pipeline for parts of speech, by name or path; none leaves them out.",
+        "Folder for tokens, figures and the page; by default RUN/routing/step-N.",
     )
 
 

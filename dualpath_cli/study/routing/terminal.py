@@ -14,7 +14,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.study.routing.readouts import DEFINITION, READOUTS, dual_layers
-from dualpath_cli.study.routing.tokens import pieces
+from dualpath_cli.study.routing.tokens import token_texts
 from dualpath_cli.study.tables import print_table
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.weights import load_weights
@@ -49,7 +49,7 @@ def run(launch: Launch) -> int:
 
 def show(console: Console, tokens: Sequence[bytes], trace: RoutingTrace, layer: int | None) -> None:
     """Prints what a trace of end-of-text and these tokens says."""
-    layers = [n for n, each in enumerate(trace.layers) if each.gate_deep is not None]
+    layers = [n for n, layer_trace in enumerate(trace.layers) if layer_trace.gate_deep is not None]
     values = dual_layers(trace)[0, 1:].double().numpy()
     shares = values[..., READOUTS.index("deep_share")]
     chosen = shares.mean(1) if layer is None else shares[:, layers.index(layer)]
@@ -58,7 +58,7 @@ def show(console: Console, tokens: Sequence[bytes], trace: RoutingTrace, layer: 
     if console.color_system is not None:
         legend.append(": ").append_text(_legend())
     console.print(legend)
-    texts = pieces(tokens)
+    texts = token_texts(tokens)
     coloured = Text()
     for text, share in zip(texts, chosen, strict=True):
         coloured.append(text, _style(share))
@@ -75,8 +75,8 @@ def _tokens(names: list[str], shares: np.ndarray, layers: list[int]) -> Table:
     table.add_column("token", no_wrap=True)
     for name in ["mean", *map(str, layers)]:
         table.add_column(name, justify="right", no_wrap=True)
-    for name, own in zip(names, shares, strict=True):
-        cells = [Text(f" {share:.2f} ", _style(share)) for share in (own.mean(), *own)]
+    for name, of_token in zip(names, shares, strict=True):
+        cells = [Text(f" {share:.2f} ", _style(share)) for share in (of_token.mean(), *of_token)]
         table.add_row(Text(name), *cells)
     return table
 
@@ -112,5 +112,5 @@ def _legend() -> Text:
 
 def _style(share: float) -> str:
     red, green, blue, _ = share_colormap()(float(share))
-    color = "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))
+    color = "#" + "".join(f"{round(255 * channel):02x}" for channel in (red, green, blue))
     return f"{INK} on {color}"

@@ -17,13 +17,13 @@ from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM, Intervention
 from dualpath_cli.study.ablation.comparison import compare, excess
-from dualpath_cli.study.ablation.options import TokenClass
 from dualpath_cli.study.ablation.scoring import Scores
 from dualpath_cli.study.ablation.suites import Row
+from dualpath_cli.study.classes import TokenClass
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.weights import load_weights
-from dualpath_cli.training.windows import document_windows
+from dualpath_cli.training.windows import Windows, document_windows
 from tests.study.ablation.test_suites import NAMES
 from tests.training.conftest import SEQ_LEN, Fit
 
@@ -54,21 +54,24 @@ class ByLetter:
     facts = {"pipeline": "by letter"}  # noqa: RUF012
 
     def tags(self, windows):
-        for pieces in windows:
-            yield ["NUM" if piece.strip().startswith(b"h") else "NOUN" for piece in pieces]
+        for values in windows:
+            yield ["NUM" if value.strip().startswith(b"h") else "NOUN" for value in values]
 
 
 # Differences
 
 
+WINDOWS = Windows([np.zeros(1 + tokens, np.int64) for tokens in (8, 2)])
+
+
 def scores(nats: list[float]) -> Scores:
-    return Scores(np.array(nats), np.array([4.0, 6.0]), 2.0)
+    return Scores(np.array(nats), np.array([4.0, 6.0]), np.array(2.0))
 
 
 def test_losses_and_differences_are_means_per_token():
-    found = [Row("paper", Intervention()), Row("paper", Intervention(loops=1))]
-    tokens = np.array([8, 2])
-    learned, other = compare("text", found, [scores([10.0, 1.0]), scores([12.0, 4.0])], tokens)
+    rows = [Row("paper", Intervention()), Row("paper", Intervention(loops=1))]
+    nats = [scores([10.0, 1.0]), scores([12.0, 4.0])]
+    learned, other = compare("text", rows, nats, WINDOWS)
     assert (learned.loss, other.loss) == (11 / 10, 16 / 10)
     assert (learned.difference, learned.low, learned.high) == (0, 0, 0)
     assert (other.difference, other.low, other.high) == (5 / 10, 2 / 8, 3 / 2)
@@ -76,13 +79,20 @@ def test_losses_and_differences_are_means_per_token():
 
 
 def test_the_excess_is_over_the_mean_of_the_random_tokens():
-    row = Row("token-classes", Intervention(), TokenClass("some", ("NUM",), "wide"))
+    forced = TokenClass("some", ("NUM",), "wide")
     learned, of_class = np.array([10.0, 1.0]), np.array([14.0, 2.0])
     random = [np.array([11.0, 1.0]), np.array([13.0, 2.0])]
-    found = excess("text", row, 3, learned, of_class, random, np.array([8, 2]))
-    assert (found.difference, found.random_difference, found.excess) == (0.5, 0.25, 0.25)
-    assert (found.tokens, found.share) == (3, 0.3)
-    assert (found.low, found.high) == (2 / 8, 0.5 / 2)
+    row = excess("text", forced, 3, learned, of_class, random, WINDOWS)
+    assert (row.difference, row.random_difference, row.excess) == (0.5, 0.25, 0.25)
+    assert (row.tokens, row.share) == (3, 0.3)
+    assert (row.low, row.high) == (2 / 8, 0.5 / 2)
+
+
+def test_a_single_window_has_no_interval():
+    rows, window = [Row("paper", Intervention())] * 2, Windows([np.zeros(9, np.int64)])
+    alone = Scores(np.array([10.0]), np.array([4.0]), np.array(2.0))
+    for result in compare("text", rows, [alone, alone], window):
+        assert np.isnan([result.low, result.high]).all()
 
 
 # The command

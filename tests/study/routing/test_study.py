@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM, RoutingTrace
-from dualpath_cli.study.routing.summary import CLASSES
-from dualpath_cli.study.routing.tokens import pieces
+from dualpath_cli.study.classes import LEANINGS
+from dualpath_cli.study.routing.tokens import token_texts
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.weights import load_weights
@@ -95,8 +95,8 @@ def test_every_token_has_a_row_with_what_the_model_did(fit: Fit, texts: Path, by
     row = sequence = 0
     for document in read_documents(Source("a", texts / "val.jsonl")):
         ids = tokenizer.encode(document)
-        for start in range(0, len(ids), SEQ_LEN - 1):
-            window = ids[start : start + SEQ_LEN - 1]
+        for start in range(0, len(ids), SEQ_LEN):
+            window = ids[start : start + SEQ_LEN]
             inputs = torch.tensor([[tokenizer.eot_id, *window]])
             trace = RoutingTrace()
             with torch.no_grad():
@@ -129,13 +129,13 @@ def test_the_texts_of_tokens_are_the_text_however_it_is_cut(text, data):
     cuts = data.draw(st.lists(st.integers(0, len(whole)), max_size=8).map(sorted))
     ends = [0, *cuts, len(whole)]
     values = [whole[a:b] for a, b in pairwise(ends)]
-    found = pieces(values)
+    found = token_texts(values)
     assert "".join(found) == whole.decode()
     assert len(found) == len(values)
 
 
 def test_a_broken_character_at_the_end_is_shown():
-    assert pieces([b"a", "é".encode()[:1]]) == ["a", "\ufffd"]
+    assert token_texts([b"a", "é".encode()[:1]]) == ["a", "\ufffd"]
 
 
 # Numbers
@@ -163,8 +163,8 @@ def test_the_summary_is_what_plain_means_over_the_rows_give(fit: Fit, texts: Pat
         for tag in ("NUM", "NOUN", "SPACE"):
             mean = own["deep_share"][own["upos"] == tag].mean(0)
             assert told["upos"][tag]["layers"]["mean"] == pytest.approx(mean, rel=1e-5)
-        for name, upos in CLASSES.items():
-            member = np.isin(own["upos"], upos)
+        for leaning in LEANINGS:
+            member, name = np.isin(own["upos"], leaning.upos), leaning.name
             if name in ("arithmetic", "structure"):
                 difference = own["deep_share"][member].mean() - own["deep_share"][~member].mean()
                 found = told["classes"][name]["difference"]
@@ -247,11 +247,9 @@ def test_end_of_text_inside_a_packed_block_is_context_alone(fit: Fit, texts: Pat
     tokenizer = Tokenizer.load(run / "tokenizer.json")
     assert tokenizer.eot_id not in rows["token_id"]
     lengths = np.bincount(rows["sequence"])
-    assert lengths.max() == SEQ_LEN - 1  # its first token is context
-    assert lengths.min() < SEQ_LEN - 1  # and so is end-of-text, where it has one
-    told = summary["sources"]["packed"]
-    assert told["tokens"] == len(rows["nats"])
-    assert told["loss"] == pytest.approx(rows["nats"].mean(), rel=1e-4)
+    assert lengths.max() == SEQ_LEN  # its first token is context
+    assert lengths.min() < SEQ_LEN  # and so is end-of-text, where it has one
+    assert summary["sources"]["packed"]["tokens"] == len(rows["nats"])
 
 
 def test_a_model_of_one_layer_has_little_to_tell(fit: Fit, by_letter, capsys):
