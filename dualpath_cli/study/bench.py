@@ -12,22 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import torch
 from lightning.pytorch import Trainer
 from rich.console import Console
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.progress import Progress, counted
 from dualpath_cli.study.facts import decisive_facts, source_facts, study_facts
-from dualpath_cli.study.passes import FILLER, Arrays, Pass, PassStore
+from dualpath_cli.study.passes import FILLER, Pass
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data import DualPathDataModule
-from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.module import Batch, DualPathModule
 from dualpath_cli.training.windows import Tokens, Windows, collate
-
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Tokens and targets, (B, T) each, and the places of the windows in their source, (B,)."""
 
 PassT = TypeVar("PassT", bound=Pass)
 
@@ -45,7 +41,7 @@ class Study(ABC, Generic[PassT]):
         """Returns the passes over a source."""
 
     @abstractmethod
-    def finish(self, source: str, passes: Sequence[PassT], results: Sequence[Arrays]) -> None:
+    def finish(self, source: str, passes: Sequence[PassT]) -> None:
         """Takes what the passes over a source gave, on the first rank, once all are finished."""
 
 
@@ -70,10 +66,9 @@ class StudyModule(DualPathModule):
         self._study, self._launch, self._datamodule = study, launch, datamodule
         self._progress, self._files = progress, files
         self._passes: dict[str, Sequence[Pass]] = {}
-        self._results: dict[str, dict[int, Arrays]] = {}
-        self._missing: list[tuple[int, Pass]] = []
+        self._missing: list[Pass] = []
 
-    def val_dataloader(self) -> list[DataLoader[Batch]]:
+    def val_dataloader(self) -> list[DataLoader[Tokens]]:
         """A loader for each pass that no earlier call finished.
 
         Here and not before, for the number of ranks is known only by now.
@@ -82,81 +77,55 @@ class StudyModule(DualPathModule):
         self.facts = study_facts(self._launch, self.trainer)
         decisive = decisive_facts(self.facts, self.trainer)
         decisive["semantics"] = self._study.semantics
-        self._store = PassStore(self._study.folder, decisive)
-        first, tokenizer = self.trainer.is_global_zero, self._datamodule.tokenizer
+        tokenizer = self._datamodule.tokenizer
         for name, location in self._launch.settings.data.val.items():
             windows = self._datamodule.windows(name)
             self.sources[name] = source_facts(name, location, windows, tokenizer.fingerprint)
             self._passes[name] = self._study.passes(name, windows, tokenizer)
-            self._results[name] = {}
-            for number, one in enumerate(self._passes[name]):
+            for pass_ in self._passes[name]:
+                pass_.locate(self._study.folder, decisive)
                 # All ranks run what the first one misses: on other nodes are other files.
-                arrays = self._store.find(one) if first else None
-                if self.trainer.strategy.broadcast(arrays is None):
-                    self._missing.append((number, one))
-                elif arrays is not None:
-                    self._results[name][number] = arrays
+                missing = self.trainer.is_global_zero and not pass_.find()
+                if self.trainer.strategy.broadcast(missing):
+                    self._missing.append(pass_)
         loaders = [
             self._datamodule.loader(
-                Numbered(one.windows), partial(collate_numbered, last_is_input=one.last_is_input)
+                pass_.windows, partial(collate, last_is_input=pass_.last_is_input)
             )
-            for _, one in self._missing
+            for pass_ in self._missing
         ]
         self._progress.begin(sum(map(len, loaders)))
         for name in self._passes:
             self._finish(name)
         return loaders
 
-    def validation_step(  # type: ignore[override]
-        self, batch: Batch, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Runs a batch; the last one of a pass ends it."""
-        number, one = self._missing[dataloader_idx]
-        tokens, targets, places = batch
+        pass_ = self._missing[dataloader_idx]
+        tokens, targets = batch
         if batch_idx == 0:
-            one.begin(self, self._store.path(one), self._files)
-        one.step(tokens, targets, places.tolist())
-        self._progress.advance(title=one.title)
-        if (batch_idx + 1) * len(tokens) * self.trainer.world_size < len(one.windows):
-            return
-        arrays = one.end()
-        self._files.close()
-        if self.trainer.is_global_zero:
-            self._store.keep(one, arrays)
-            self._results[one.source][number] = arrays
-            self._finish(one.source)
+            pass_.begin(self, self._files)
+        # Ranks take turns with the windows.
+        first, ranks = batch_idx * len(tokens), self.trainer.world_size
+        turns = range(first, first + len(tokens))
+        places = (turn * ranks + self.trainer.global_rank for turn in turns)
+        pass_.step(tokens, targets, [n if n < pass_.windows.n_filled else FILLER for n in places])
+        self._progress.advance(title=pass_.title)
+        if (first + len(tokens)) * ranks == len(pass_.windows):
+            arrays = pass_.end()
+            self._files.close()
+            if self.trainer.is_global_zero:
+                pass_.keep(arrays)
+                self._finish(pass_.source)
 
     def on_validation_epoch_end(self) -> None:
         """Has nothing to publish."""
 
-    def path(self, one: Pass) -> Path:
-        """Where the arrays of a finished pass are."""
-        return self._store.path(one)
-
     def _finish(self, source: str) -> None:
-        passes, results = self._passes[source], self._results[source]
-        if self.trainer.is_global_zero and len(results) == len(passes):
-            self._study.finish(source, passes, [results[number] for number in range(len(passes))])
+        passes = self._passes[source]
+        if all(pass_.arrays for pass_ in passes):
+            self._study.finish(source, passes)
             self.finished.append(source)
-
-
-class Numbered(Dataset[tuple[int, Tokens]]):
-    """Windows with their places, for a loader."""
-
-    def __init__(self, windows: Windows) -> None:
-        self._windows = windows
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    def __getitem__(self, place: int) -> tuple[int, Tokens]:
-        return (place if place < self._windows.n_filled else FILLER), self._windows[place]
-
-
-def collate_numbered(batch: list[tuple[int, Tokens]], last_is_input: bool) -> Batch:
-    """Stacks windows as `collate` does, with their places."""
-    tokens, targets = collate([window for _, window in batch], last_is_input)
-    return tokens, targets, torch.tensor([place for place, _ in batch])
 
 
 def run(

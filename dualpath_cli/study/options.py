@@ -15,31 +15,32 @@ TAGGER = "en_core_web_sm"
 """The spaCy pipeline by default."""
 
 
+def add_option(
+    parser: OneLineParser, name: str, metavar: str, text: str, default: str | None = None
+) -> None:
+    """Adds an option of one word, and a text that says what it does."""
+    kind: Any = str | None if default is None else str
+    parser.add_argument(name, type=kind, default=default, metavar=metavar, help=text)
+
+
+def add_list_option(parser: OneLineParser, name: str, metavar: str, text: str) -> None:
+    """Adds an option of one word or more, which may be repeated."""
+    parser.add_argument(
+        name, type=str, nargs="+", action="extend", default=[], metavar=metavar, help=text
+    )
+
+
 def add_text_arguments(parser: OneLineParser) -> None:
     """Adds `--sources` and `--max_tokens`."""
-    parser.add_argument(
-        "--sources",
-        type=str,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=PATH",
-        help="Texts, .txt, .jsonl or .parquet, or prepared data folders; by default the run's "
+    add_list_option(
+        parser, "--sources", "NAME=PATH",
+        "Texts, .txt, .jsonl or .parquet, or prepared data folders; by default the run's "
         "validation sets.",
-    )
-    parser.add_argument(
-        "--max_tokens",
-        type=str | None,
-        default=None,
-        metavar="N",
-        help="At most so many tokens of each source, such as 20K; by default data.val_tokens.",
-    )
-
-
-def add_tagger_and_out(parser: OneLineParser, tagger_help: str, out_help: str) -> None:
-    """Adds `--tagger` and `--out`."""
-    parser.add_argument("--tagger", type=str, default=TAGGER, metavar="PIPELINE", help=tagger_help)
-    parser.add_argument("--out", type=str | None, default=None, metavar="DIR", help=out_help)
+    )  # fmt: skip
+    add_option(
+        parser, "--max_tokens", "N",
+        "At most so many tokens of each source, such as 20K; by default data.val_tokens.",
+    )  # fmt: skip
 
 
 def take_sources(values: dict[str, Any], sources: list[str], max_tokens: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Passes, of which every study consists, and the store of those that are finished.
+"""Passes, of which every study consists, and how those that are finished are kept.
 
 A *pass* is one source with one thing done to the model. A finished pass is a file of arrays, found
 again by what decides its numbers, so that a study is continued where it stopped.
@@ -13,7 +13,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,6 +39,10 @@ class Pass(ABC):
 
     source: str
     windows: Windows
+    path: Path = field(init=False)
+    """Of the file of its arrays; `locate` sets it."""
+    arrays: Arrays = field(default_factory=dict, init=False)
+    """What it gave, on the first rank; empty until it is finished."""
 
     last_is_input: ClassVar[bool] = False
     """Whether the last token of each window is an input, too."""
@@ -56,11 +60,10 @@ class Pass(ABC):
         """What decides its numbers, as JSON has it, beside the windows and what passes share."""
 
     @abstractmethod
-    def begin(self, module: DualPathModule, path: Path, files: ExitStack) -> None:
+    def begin(self, module: DualPathModule, files: ExitStack) -> None:
         """Starts on all ranks, before the first batch.
 
-        `path` is what the arrays will be written to. A file that is entered into `files` is whole
-        when the pass ends, and gone if it does not.
+        A file that is entered into `files` is whole when the pass ends, and gone if it does not.
         """
 
     @abstractmethod
@@ -74,37 +77,32 @@ class Pass(ABC):
     def end(self) -> Arrays:
         """Returns what the pass gave, that of all ranks; all ranks call it after the last batch."""
 
+    def locate(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Names its file by what decides its numbers.
 
-class PassStore:
-    """Finished passes in a folder, found by what decides their numbers."""
-
-    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """`facts` are those that all passes share: checkpoint, precision and so on."""
-        self._folder = folder
-        self._facts = facts
-
-    def path(self, one: Pass) -> Path:
-        """Where a pass's arrays are, or will be."""
+        `facts` are those that all passes share: checkpoint, precision and so on.
+        """
         # The windows are what is scored, wherever it came from.
-        windows = {"windows": array_digest(one.windows.windows), "numbers": one.windows.numbers}
-        facts = {**self._facts, **windows, **one.decisive}
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        return self._folder / f"{one.source}-{digest[:16]}.npz"
+        windows = {"windows": array_digest(self.windows.windows), "numbers": self.windows.numbers}
+        text = json.dumps({**facts, **windows, **self.decisive}, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        self.path = folder / f"{self.source}-{digest[:16]}.npz"
 
-    def find(self, one: Pass) -> Arrays | None:
-        """Returns a pass's arrays where all of its files are there, and whole."""
-        path = self.path(one)
-        if one.table is not None and not path.with_suffix(one.table).is_file():
-            return None
+    def find(self) -> bool:
+        """Reads its arrays where an earlier call finished it and all of its files are whole."""
+        if self.table is not None and not self.path.with_suffix(self.table).is_file():
+            return False
         try:
-            return read_arrays(path)
+            self.arrays = read_arrays(self.path)
         except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error):
-            return None
+            return False
+        return True
 
-    def keep(self, one: Pass, arrays: Arrays) -> None:
-        """Writes a pass's arrays, whole or not at all: they say that it is finished."""
-        with replacing(self.path(one)) as partial, partial.open("wb") as file:
+    def keep(self, arrays: Arrays) -> None:
+        """Writes its arrays, whole or not at all: they say that it is finished."""
+        with replacing(self.path) as partial, partial.open("wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        self.arrays = arrays
 
 
 def read_arrays(path: Path) -> Arrays:

@@ -10,10 +10,8 @@ import pytest
 from dualpath_cli.cli import main
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.module import DualPathModule
+from tests.study.conftest import OPEN
 from tests.training.conftest import Fit
-
-OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3}, "optim": {"lr": 0.05}}
-"""A model whose gates and loops matter after six steps."""
 
 
 @pytest.mark.parametrize("kind", ["text", "packed"])
@@ -34,7 +32,7 @@ def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
     validated = results["a"]
 
     words += ["--sources", f"a={path}", "--out", str(tmp_path)]
-    assert main(["ablate", *words, "--loops", "2"]) == 0
+    assert main(["ablate", *words, "--loops", "3"]) == 0
     assert main(["routing", *words, "--tagger", "none"]) == 0
     ablated = json.loads((tmp_path / "ablations.json").read_text())
     routed = json.loads((tmp_path / "summary.json").read_text())["sources"]["a"]

@@ -12,7 +12,9 @@ from dualpath_cli.sizes import parse_size
 from dualpath_cli.study.ablation.suites import SUITES, Selection
 from dualpath_cli.study.classes import PATHS, RANDOM, TOKEN_CLASSES, UPOS, TokenClass
 from dualpath_cli.study.options import (
-    add_tagger_and_out,
+    TAGGER,
+    add_list_option,
+    add_option,
     add_text_arguments,
     out_folder,
     take_sources,
@@ -38,47 +40,30 @@ def add_ablate_arguments(parser: OneLineParser) -> None:
     """Adds the options of `ablate` to the quick parser."""
     suites = "; ".join(f"{name}: {suite.meaning}" for name, suite in SUITES.items())
     add_text_arguments(parser)
-    parser.add_argument(
-        "--suite",
-        type=str,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="SUITE",
-        help=f"What to try, one or more, or all; paper by default ({suites}).",
-    )
-    parser.add_argument(
-        "--loops",
-        type=str,
-        default="1-10",
-        metavar="LIST",
-        help="Forced loop counts, such as 1-10 or 1,2,8.",
-    )
-    parser.add_argument(
-        "--seeds",
-        type=str | None,
-        default=None,
-        metavar="N",
-        help="Seeds of the shuffled gates, a row each (default 1), and of the random tokens, whose "
+    add_list_option(
+        parser, "--suite", "SUITE",
+        f"What to try, one or more, or all; paper by default ({suites}).",
+    )  # fmt: skip
+    text = "Forced loop counts, such as 1-10 or 1,2,8."
+    add_option(parser, "--loops", "LIST", text, default="1-10")
+    add_option(
+        parser, "--seeds", "N",
+        "Seeds of the shuffled gates, a row each (default 1), and of the random tokens, whose "
         f"mean counts (default {CONTROLS}).",
-    )
+    )  # fmt: skip
     classes = " ".join(f"{c.name}={','.join(c.upos)}:{c.path}" for c in TOKEN_CLASSES)
-    parser.add_argument(
-        "--classes",
-        type=str,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="CLASS",
-        help="Classes of tokens by universal part of speech and the path they are forced to, as "
+    add_list_option(
+        parser, "--classes", "CLASS",
+        "Classes of tokens by universal part of speech and the path they are forced to, as "
         f"NAME=UPOS,UPOS:wide or :deep. By default {classes}.",
-    )
-    add_tagger_and_out(
-        parser,
-        "The spaCy pipeline for token-classes, by name or path.",
+    )  # fmt: skip
+    text = "The spaCy pipeline for token-classes, by name or path."
+    add_option(parser, "--tagger", "PIPELINE", text, default=TAGGER)
+    add_option(
+        parser, "--out", "DIR",
         "Folder for tables and figures; by default RUN/ablations/step-N. What is in it already is "
         "not scored again.",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--compare_paper",
         action="store_true",

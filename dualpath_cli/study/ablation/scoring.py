@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,7 @@ class Scoring(Pass):
             "masks": None if self.masks is None else array_digest(self.masks),
         }
 
-    def begin(self, module: DualPathModule, path: Path, files: ExitStack) -> None:
+    def begin(self, module: DualPathModule, files: ExitStack) -> None:
         """Starts with nothing scored."""
         self._module = module
         self._columns: list[torch.Tensor] = []

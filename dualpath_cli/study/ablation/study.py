@@ -22,7 +22,6 @@ from dualpath_cli.study.ablation.scoring import Scores, Scoring
 from dualpath_cli.study.ablation.suites import BASELINE, Row, applicable
 from dualpath_cli.study.ablation.table import excess_table, layer_table, source_table, write
 from dualpath_cli.study.parts_of_speech import Tagger
-from dualpath_cli.study.passes import Arrays
 from dualpath_cli.study.tables import print_table
 from dualpath_cli.study.tags import class_masks, count, tag
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -107,14 +106,14 @@ class Ablation(bench.Study[Scoring]):
             self._console.print(f"tagging {source}", highlight=False)
             inputs = [window[:-1] for window in windows.windows[: windows.n_filled]]
             tags = tag(inputs, tokenizer, self._tagger)
-            for one in passes:
-                if one.row.token_class is not None:
-                    one.masks = class_masks(tags, one.row.token_class, one.row.random_seed)
+            for pass_ in passes:
+                if pass_.row.token_class is not None:
+                    pass_.masks = class_masks(tags, pass_.row.token_class, pass_.row.random_seed)
         return passes
 
-    def finish(self, source: str, passes: Sequence[Scoring], results: Sequence[Arrays]) -> None:
+    def finish(self, source: str, passes: Sequence[Scoring]) -> None:
         """Compares a source's passes and prints them."""
-        scores = [Scores(**arrays) for arrays in results]
+        scores = [Scores(**pass_.arrays) for pass_ in passes]
         windows = passes[0].windows
         self.results[source] = compare(source, self._rows, scores, windows)
         self.excesses[source] = self._excesses(source, passes, scores)
@@ -137,17 +136,17 @@ class Ablation(bench.Study[Scoring]):
         self, source: str, passes: Sequence[Scoring], scores: Sequence[Scores]
     ) -> list[Excess]:
         excesses = []
-        for one, of_class in zip(passes, scores, strict=True):
-            forced = one.row.token_class
-            if forced is None or one.row.random_seed is not None:
+        for pass_, of_class in zip(passes, scores, strict=True):
+            forced = pass_.row.token_class
+            if forced is None or pass_.row.random_seed is not None:
                 continue
             random = [
                 of_row.nats
                 for row, of_row in zip(self._rows, scores, strict=True)
                 if row.token_class == forced and row.random_seed is not None
             ]
-            chosen = count(one.masks or [])
+            chosen = count(pass_.masks or [])
             excesses.append(
-                excess(source, forced, chosen, scores[0].nats, of_class.nats, random, one.windows)
+                excess(source, forced, chosen, scores[0].nats, of_class.nats, random, pass_.windows)
             )
         return excesses

@@ -9,7 +9,9 @@ from dualpath_cli.command.arguments import OneLineParser
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.study.options import (
-    add_tagger_and_out,
+    TAGGER,
+    add_list_option,
+    add_option,
     add_text_arguments,
     out_folder,
     take_sources,
@@ -47,51 +49,29 @@ class RoutingOptions:
 def add_routing_arguments(parser: OneLineParser) -> None:
     """Adds the options of `routing` to the quick parser."""
     add_text_arguments(parser)
-    parser.add_argument(
-        "--text",
-        type=str | None,
-        default=None,
-        metavar="TEXT",
-        help="Print the routing of this text in the terminal, and write nothing.",
+    text = "Print the routing of this text in the terminal, and write nothing."
+    add_option(parser, "--text", "TEXT", text)
+    text = "Colour --text by this layer instead of the mean of all."
+    add_option(parser, "--layer", "N", text)
+    text = "The spaCy pipeline for parts of speech, by name or path; none leaves them out."
+    add_option(parser, "--tagger", "PIPELINE", text, default=TAGGER)
+    text = (
+        "Where the sequences of two sources are aligned: the end of this word's first occurrence."
     )
-    parser.add_argument(
-        "--layer",
-        type=str | None,
-        default=None,
-        metavar="N",
-        help="Colour --text by this layer instead of the mean of all.",
-    )
-    parser.add_argument(
-        "--anchor",
-        type=str,
-        default=ANCHOR,
-        metavar="WORD",
-        help="Where the sequences of two sources are aligned: the end of this word's first "
-        "occurrence.",
-    )
-    parser.add_argument(
-        "--sequences",
-        type=str,
+    add_option(parser, "--anchor", "WORD", text, default=ANCHOR)
+    add_option(
+        parser, "--sequences", "N",
+        "So many sequences of each source are on the page. A sequence is a document, or as much of "
+        "one as the model takes at once: a long document gives several.",
         default=str(PAGE_SEQUENCES),
-        metavar="N",
-        help="So many sequences of each source are on the page. A sequence is a document, or as "
-        "much of one as the model takes at once: a long document gives several.",
-    )
-    parser.add_argument(
-        "--examples",
-        type=str,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="SOURCE:N",
-        help="Sequences that are drawn and come first on the page, by source and number, such as "
+    )  # fmt: skip
+    add_list_option(
+        parser, "--examples", "SOURCE:N",
+        "Sequences that are drawn and come first on the page, by source and number, such as "
         "gsm8k:3; by default number 0 of each source.",
-    )
-    add_tagger_and_out(
-        parser,
-        "The spaCy pipeline for parts of speech, by name or path; none leaves them out.",
-        "Folder for tokens, figures and the page; by default RUN/routing/step-N.",
-    )
+    )  # fmt: skip
+    text = "Folder for tokens, figures and the page; by default RUN/routing/step-N."
+    add_option(parser, "--out", "DIR", text)
 
 
 def take_routing_options(values: dict[str, Any], run: run_folder.Run) -> RoutingOptions:

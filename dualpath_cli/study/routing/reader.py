@@ -9,7 +9,6 @@ Shapes: B sequences, T positions, L layers with gates, K loops, R 1 + resamples.
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,8 +54,8 @@ class Reading(Pass):
         tags = None if self.tags is None else array_digest(self.tags)
         return {"tags": tags, "anchors": self.anchors.tolist()}
 
-    def begin(self, module: DualPathModule, path: Path, files: ExitStack) -> None:
-        """Starts with empty sums, and on the first rank with an empty table beside `path`."""
+    def begin(self, module: DualPathModule, files: ExitStack) -> None:
+        """Starts with empty sums, and on the first rank with an empty table."""
         config = module.config
         layers = config.block_kinds.count("dual")
         self._module = module
@@ -65,9 +64,8 @@ class Reading(Pass):
         assert isinstance(loss, LanguageModelLoss)
         self._loss = loss
         if module.trainer.is_global_zero:
-            table = token_table(
-                path.with_suffix(self.table), self.token_values, layers, config.loops
-            )
+            path = self.path.with_suffix(self.table)
+            table = token_table(path, self.token_values, layers, config.loops)
             self._rows = files.enter_context(table)
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]) -> None:

@@ -19,7 +19,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.study import bench
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.parts_of_speech import Tagger
-from dualpath_cli.study.passes import Arrays, read_arrays
+from dualpath_cli.study.passes import read_arrays
 from dualpath_cli.study.routing import report
 from dualpath_cli.study.routing.anchors import anchor_positions
 from dualpath_cli.study.routing.options import RoutingOptions
@@ -54,17 +54,18 @@ def run(
     bench.run(study, launch, trainer, module, datamodule, console)
     if not trainer.is_global_zero:
         return
-    paths = [module.path(study.readings[source]) for source in module.sources]
-    for path, (source, facts) in zip(paths, module.sources.items(), strict=True):
-        anchored = int((study.readings[source].anchors >= 0).sum())
-        module.sources[source] = {**facts, "anchored": anchored, "key": path.stem}
+    for source, reading in study.readings.items():
+        anchored = int((reading.anchors >= 0).sum())
+        module.sources[source] |= {"anchored": anchored, "key": reading.path.stem}
     table_facts = {
         "checkpoint": module.facts["checkpoint"]["sha256"],
         "layers": json.dumps([n for n, kind in enumerate(kinds) if kind == "dual"]),
     }
-    merge([path.with_suffix(Reading.table) for path in paths], options.out / TOKENS, table_facts)
+    tables = [study.readings[source].path.with_suffix(Reading.table) for source in module.sources]
+    merge(tables, options.out / TOKENS, table_facts)
     facts = {**module.facts, "tagger": tagger and tagger.facts, "anchor": options.anchor}
-    report.write(launch, facts, module.sources, study.sums, console)
+    sums = {source: study.readings[source].arrays for source in module.sources}
+    report.write(launch, facts, module.sources, sums, console)
 
 
 class RoutingStudy(bench.Study[Reading]):
@@ -74,7 +75,6 @@ class RoutingStudy(bench.Study[Reading]):
 
     def __init__(self, options: RoutingOptions, tagger: Tagger | None, console: Console) -> None:
         self.folder = options.out / PASSES
-        self.sums: dict[str, Sums] = {}
         self.readings: dict[str, Reading] = {}
         self._options, self._tagger, self._console = options, tagger, console
 
@@ -102,9 +102,9 @@ class RoutingStudy(bench.Study[Reading]):
         anchors = anchor_positions(ids, windows.numbers, values, self._options.anchor)
         return [Reading(source, windows, tokenizer.token_values(), tags, anchors)]
 
-    def finish(self, source: str, passes: Sequence[Reading], results: Sequence[Arrays]) -> None:
-        """Keeps the sums for the report."""
-        (self.readings[source],), (self.sums[source],) = passes, results
+    def finish(self, source: str, passes: Sequence[Reading]) -> None:
+        """Keeps the one reading for the report."""
+        (self.readings[source],) = passes
 
 
 def read_sums(out: Path, key: str) -> Sums:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli.cli import main
-from tests.study.ablation.test_study import OPEN
+from tests.study.conftest import OPEN
 from tests.training.conftest import Fit
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.study.routing.test_study import OPEN, PER_LAYER, routing, rows_of
+from tests.study.conftest import OPEN
+from tests.study.routing.test_study import PER_LAYER, routing, rows_of
 from tests.training.conftest import Fit
 
 pytestmark = pytest.mark.slow
@@ -28,15 +29,15 @@ def test_two_processes_read_what_one_reads(strategy: str, fit: Fit, tmp_path: Pa
     command = [sys.executable, "-m", "dualpath_cli", "routing", "--ckpt_path", str(run), *words]
     command += [str(two), "--trainer.strategy", strategy, "--trainer.devices", "2"]
     subprocess.run(command, check=True, timeout=300)
-    expected, found = rows_of(one), rows_of(two)
+    expected, read = rows_of(one), rows_of(two)
     assert np.bincount(expected["sequence"]).tolist() == [100, 20, 10]
     for name in ("source", "sequence", "position", "token"):
-        assert (expected[name] == found[name]).all(), name
+        assert (expected[name] == read[name]).all(), name
     for name in ("nats", *PER_LAYER, "step_weights"):
-        np.testing.assert_allclose(found[name], expected[name], atol=2e-6, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(read[name], expected[name], atol=2e-6, rtol=1e-5, err_msg=name)
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, two)]
-    assert [each["devices"] for each in summaries] == [1, 2]
-    sources = [each["sources"]["text"] for each in summaries]
+    assert [summary["devices"] for summary in summaries] == [1, 2]
+    sources = [summary["sources"]["text"] for summary in summaries]
     assert sources[0]["sequences"] == sources[1]["sequences"]
     assert sources[0]["sequences"] % 2 == 1
     assert sources[1]["loss"] == pytest.approx(sources[0]["loss"], abs=1e-6)
