@@ -6,13 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dualpath_cli.study.bootstrap import (
-    RESAMPLES,
-    interval,
-    resample_weights,
-    resampled_sums,
-    signed_rank_p,
-)
+from dualpath_cli.study.bootstrap import RESAMPLES, interval, resampled_sums, signed_rank_p
 
 
 def text(windows: int, seed: int = 0) -> np.ndarray:
@@ -30,6 +24,7 @@ def mean_interval(source: str, nats_and_tokens: np.ndarray) -> tuple[float, floa
 
 @pytest.mark.parametrize("windows", [1, 2, 13])
 def test_sums_and_ends_are_those_of_a_loop_over_resamples(windows):
+    """The weights of a window are its own: of the source's name and the window's number."""
     values = text(windows)
     numbers = [7 * n for n in range(windows)]
     source = int.from_bytes(hashlib.blake2b(b"a", digest_size=8).digest(), "big")
@@ -58,25 +53,14 @@ def test_an_interval_holds_the_mean_of_the_text_nineteen_times_in_twenty():
     assert 0.95 - 4 * 0.0154 < np.mean(held) < 0.95 + 3 * 0.0154
 
 
-def test_an_interval_is_as_wide_as_the_standard_error_says():
+@pytest.mark.parametrize("windows", [40, 400])
+def test_an_interval_is_as_wide_as_the_standard_error_says(windows):
     """Against that of a ratio of sums over windows (Cochran 1977, eq. 2.39)."""
-    nats, tokens = text(400).T
+    nats, tokens = text(windows, seed=1).T
     mean = nats.sum() / tokens.sum()
     error = math.sqrt(((nats - mean * tokens) ** 2).sum()) / tokens.sum()
-    low, high = mean_interval("a", text(400))
-    assert (mean - low, high - mean) == (pytest.approx(1.96 * error, rel=0.15),) * 2
-
-
-def test_the_weights_of_a_window_are_its_own():
-    first = resample_weights("a", 0)
-    assert first[0] == 1
-    assert (first == resample_weights("a", 0)).all()
-    assert (first != resample_weights("a", 1)).any()
-    assert (first != resample_weights("b", 0)).any()
-    many = np.stack([resample_weights("a", n)[1:] for n in range(200)])
-    # Poisson(1): mean and variance 1; 200,000 draws are within 5 standard errors.
-    assert abs(many.mean() - 1) < 5 / math.sqrt(many.size)
-    assert abs(many.var() - 1) < 5 * math.sqrt(3 / many.size)
+    low, high = mean_interval("a", text(windows, seed=1))
+    assert (mean - low, high - mean) == pytest.approx((1.96 * error,) * 2, rel=0.15)
 
 
 @pytest.mark.parametrize(("unknown", "known"), [(0, True), (10, True), (11, False)])

@@ -16,6 +16,7 @@ from dualpath_cli.colors import INK
 from dualpath_cli.csv_text import format_csv
 from dualpath_cli.errors import UserError
 from dualpath_cli.study.figures import save
+from dualpath_cli.study.passes import read_arrays
 from dualpath_cli.study.routing.claims import Pair, same_profile
 from dualpath_cli.study.routing.figures import layers as layer_figures
 from dualpath_cli.study.routing.report import (
@@ -26,7 +27,7 @@ from dualpath_cli.study.routing.report import (
     as_row,
     claim_table,
 )
-from dualpath_cli.study.routing.study import read_sums
+from dualpath_cli.study.routing.study import PASSES
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.tables import print_table
 
@@ -91,13 +92,10 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
 
 def _average(folder: Path, summary: dict[str, Any]) -> Summary:
     """The mean over a run's sources."""
-    loops = summary["model"]["loops"]
-    return Summary.average(
-        [
-            Summary.from_sums(read_sums(folder, source["key"]), summary["layers"], loops)
-            for source in summary["sources"].values()
-        ]
-    )
+    layers, loops = summary["layers"], summary["model"]["loops"]
+    keys = [source["key"] for source in summary["sources"].values()]
+    sums = [read_arrays(folder / PASSES / f"{key}.npz") for key in keys]
+    return Summary.average([Summary.from_sums(of_source, layers, loops) for of_source in sums])
 
 
 Verdicts = dict[tuple[str, str, str], dict[str, str]]

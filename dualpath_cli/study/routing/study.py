@@ -8,7 +8,6 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from lightning.pytorch import Trainer
@@ -19,12 +18,10 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.study import bench
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.parts_of_speech import Tagger
-from dualpath_cli.study.passes import read_arrays
 from dualpath_cli.study.routing import report
 from dualpath_cli.study.routing.anchors import anchor_positions
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.reader import Reading
-from dualpath_cli.study.routing.sums import Sums
 from dualpath_cli.study.routing.tokens import TOKENS, merge
 from dualpath_cli.study.tags import tag
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -105,8 +102,3 @@ class RoutingStudy(bench.Study[Reading]):
     def finish(self, source: str, passes: Sequence[Reading]) -> None:
         """Keeps the one reading for the report."""
         (self.readings[source],) = passes
-
-
-def read_sums(out: Path, key: str) -> Sums:
-    """Reads the sums of a finished source, by the key that the summary gives."""
-    return read_arrays(out / PASSES / f"{key}.npz")

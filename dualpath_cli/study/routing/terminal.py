@@ -15,7 +15,7 @@ from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.study.routing.readouts import DEFINITION, READOUTS, dual_layers
 from dualpath_cli.study.routing.tokens import token_texts
-from dualpath_cli.study.tables import print_table
+from dualpath_cli.study.tables import print_table, table_of
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.weights import load_weights
 
@@ -71,10 +71,9 @@ def show(console: Console, tokens: Sequence[bytes], trace: RoutingTrace, layer: 
 
 def _tokens(names: list[str], shares: np.ndarray, layers: list[int]) -> Table:
     """A row a token: deep share of each layer and their mean."""
-    table = Table(title="deep share by token and layer", title_justify="left", box=None)
-    table.add_column("token", no_wrap=True)
-    for name in ["mean", *map(str, layers)]:
-        table.add_column(name, justify="right", no_wrap=True)
+    numbers = ["mean", *map(str, layers)]
+    table = table_of("deep share by token and layer", "token", numbers)
+    table.box = None
     for name, of_token in zip(names, shares, strict=True):
         cells = [Text(f" {share:.2f} ", _style(share)) for share in (of_token.mean(), *of_token)]
         table.add_row(Text(name), *cells)
@@ -83,11 +82,8 @@ def _tokens(names: list[str], shares: np.ndarray, layers: list[int]) -> Table:
 
 def _layers(values: np.ndarray, layers: list[int]) -> Table:
     """A row a layer: every read-out, averaged over the tokens."""
-    table = Table(title="means over tokens", title_justify="left", caption=DEFINITION,
-                  caption_justify="left")  # fmt: skip
     names = ("layer", "deep share", "g_d", "g_w", "‖Δ_d‖", "‖Δ_w‖", "cosine", "loops", "steps")
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = table_of("means over tokens", (), names, DEFINITION)
     order = ("deep_share", "gate_deep", "gate_wide", "update_deep", "update_wide", "cosine",
              "expected_loops")  # fmt: skip
     for place, layer in enumerate(layers):

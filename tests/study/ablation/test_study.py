@@ -1,6 +1,5 @@
 """The ablation of a checkpoint: its numbers, its files, its continuation, its mistakes."""
 
-import csv
 import hashlib
 import json
 import math
@@ -14,6 +13,7 @@ import torch
 
 from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.csv_text import read_csv
 from dualpath_cli.model import DualPathLM, Intervention
 from dualpath_cli.study.ablation.comparison import compare, excess
 from dualpath_cli.study.ablation.scoring import Scores
@@ -31,8 +31,7 @@ FILES = {"ablations.json", "ablations.csv", "ablations.md", "ablations.tex"}
 
 def table_of(folder: Path) -> tuple[dict, list[dict]]:
     report = json.loads((folder / "ablations.json").read_text())
-    with (folder / "ablations.csv").open() as file:
-        return report, list(csv.DictReader(file))
+    return report, read_csv(folder / "ablations.csv")
 
 
 def ablate(run: Path, *words: str) -> tuple[dict, list[dict]]:
@@ -149,17 +148,18 @@ def test_the_command_writes_every_row_of_every_source(fit: Fit, texts: Path, dra
 
 def test_named_sources_a_token_limit_and_a_folder_can_be_given(fit: Fit, texts: Path, tmp_path):
     run, out = fit(), tmp_path / "tables"
-    words = ["--sources", f"a={texts / 'train.jsonl'}", str(texts / "val.jsonl"),
-             "--max-tokens", "0.02K", "--out", str(out)]  # fmt: skip
-    assert main(["ablate", "--ckpt_path", str(run), *words]) == 0
+    words = ["ablate", "--ckpt_path", str(run), "--max-tokens", "0.02K", "--out", str(out)]
+    named, val = f"a={texts / 'train.jsonl'}", str(texts / "val.jsonl")
+    assert main([*words, "--sources", val]) == 0
+    assert main([*words, "--sources", named, val]) == 0
     assert not (run / "ablations").exists()
     report, rows = table_of(out)
-    assert {name: source["tokens"] for name, source in report["sources"].items()} == {
-        "a": 20,
-        "val": 20,
-    }
+    tokens = {name: source["tokens"] for name, source in report["sources"].items()}
+    assert tokens == {"a": 20, "val": 20}
     assert report["max_tokens"] == 20
     assert [row["intervention"] for row in rows] == NAMES * 2
+    # In the order that they were asked for, not in that in which they were finished.
+    assert list(dict.fromkeys(row["source"] for row in rows)) == ["a", "val"]
 
 
 def test_halting_and_layers_have_tables_and_figures(fit: Fit, drawn, capsys):
@@ -219,14 +219,6 @@ def test_a_class_of_tokens_stands_against_as_many_random_ones(
     assert re.search(r"│ h wide +│", capsys.readouterr().out)
 
 
-def test_a_model_without_gates_needs_no_tagger(fit: Fit, capsys):
-    run = fit(model={"block": "loop"}, run={"gates_every": 0})
-    report, rows = ablate(run, "--suite", "token-classes", "--tagger", "nowhere")
-    assert [row["intervention"] for row in rows] == ["learned"]
-    assert (report["tagger"], report["excess"]) == (None, [])
-    assert "it has no gates" in capsys.readouterr().out
-
-
 def test_a_class_with_most_of_the_tokens_has_no_random_counterpart(fit: Fit, by_letter, capsys):
     run = fit()
     words = ["--suite", "token-classes", "--classes", "most=NOUN:wide"]
@@ -251,8 +243,11 @@ def test_a_model_of_one_loop_says_why_nothing_halts(fit: Fit, capsys):
 def test_one_token_is_a_source_and_none_is_not(fit: Fit, tmp_path: Path, capsys):
     run = fit()
     (tmp_path / "a.txt").write_text("h")
-    report, _ = ablate(run, "--suite", "paper", "halting", "--sources", str(tmp_path / "a.txt"))
+    report, rows = ablate(run, "--suite", "paper", "halting", "--sources", str(tmp_path / "a.txt"))
     assert report["sources"]["a"]["tokens"] == 1
+    # A single window has no interval: null, or nothing.
+    assert all(row["low"] is None and math.isfinite(row["loss"]) for row in report["rows"])
+    assert all(row["high"] == "" for row in rows)
     (tmp_path / "a.txt").write_text("")
     capsys.readouterr()
     words = ["--sources", str(tmp_path / "a.txt")]
@@ -266,16 +261,12 @@ def test_one_token_is_a_source_and_none_is_not(fit: Fit, tmp_path: Path, capsys)
 )
 def test_loop_and_wide_models_say_which_rows_make_no_sense(block, kept, reason, fit: Fit, capsys):
     run = fit(model={"block": block}, run={"gates_every": 0})
-    report, rows = ablate(run)
+    # Where nothing is tagged, no tagger is needed.
+    report, rows = ablate(run, "--suite", "paper", "token-classes", "--tagger", "nowhere")
     assert re.search(rf"left out .*: the model .*, so {reason}\n", capsys.readouterr().out)
     assert [row["intervention"] for row in rows] == NAMES[:kept]
-    assert list(report["skipped"]) == NAMES[kept:]
-
-
-def test_an_interval_that_is_not_there_is_null(fit: Fit, texts: Path):
-    report, rows = ablate(fit(), "--max_tokens", "5")
-    assert all(row["low"] is None and math.isfinite(row["loss"]) for row in report["rows"])
-    assert all(row["high"] == "" for row in rows)
+    assert list(report["skipped"])[: len(NAMES) - kept] == NAMES[kept:]
+    assert (report["tagger"], report["excess"]) == (None, [])
 
 
 def test_the_papers_numbers_stand_beside_ours_where_it_has_them(fit: Fit, texts: Path, capsys):
@@ -297,7 +288,7 @@ def tmp_copy(texts: Path) -> Path:
 # Continuing
 
 
-def test_what_is_finished_is_not_scored_again(fit: Fit, forwards: Forwards):
+def test_what_is_finished_and_whole_is_not_scored_again(fit: Fit, forwards: Forwards):
     run = fit()
     first = ablate(run, "--max_tokens", "20")
     forwards.names.clear()
@@ -305,6 +296,11 @@ def test_what_is_finished_is_not_scored_again(fit: Fit, forwards: Forwards):
     assert forwards.names == []
     assert not list((run / "ablations").rglob("*.partial"))
     ablate(run, "--max_tokens", "21")
+    assert forwards.passes == NAMES
+    forwards.names.clear()
+    for path in (run / "ablations").rglob("*.npz"):
+        path.write_bytes(path.read_bytes()[:40])
+    assert ablate(run, "--max_tokens", "20") == first
     assert forwards.passes == NAMES
 
 
@@ -326,14 +322,6 @@ def test_an_interrupted_study_goes_on_with_the_pass_that_it_stopped_in(
     assert forwards.passes == NAMES[4:]
 
 
-def test_a_damaged_pass_is_scored_again(fit: Fit):
-    run = fit()
-    expected, _ = ablate(run)
-    for path in (run / "ablations").rglob("*.npz"):
-        path.write_bytes(path.read_bytes()[:40])
-    assert ablate(run)[0] == expected
-
-
 def test_the_same_text_elsewhere_is_not_scored_again_and_another_is(fit: Fit, texts: Path):
     run = fit()
     copy = tmp_copy(texts)
@@ -345,14 +333,6 @@ def test_the_same_text_elsewhere_is_not_scored_again_and_another_is(fit: Fit, te
     copy.write_text(copy.read_text().replace("shell", "cells"))
     ablate(run, "--sources", f"a={copy}")
     assert len(set(scores.iterdir())) == 2 * len(kept)
-
-
-def test_sources_are_in_the_order_that_they_were_asked_for(fit: Fit, texts: Path):
-    run = fit()
-    a, b = f"a={texts / 'val.jsonl'}", f"b={texts / 'train.jsonl'}"
-    ablate(run, "--sources", b, "--max_tokens", "20", "--loops", "1")
-    _, rows = ablate(run, "--sources", a, b, "--max_tokens", "20", "--loops", "1")
-    assert list(dict.fromkeys(row["source"] for row in rows)) == ["a", "b"]
 
 
 def test_more_rows_score_only_what_is_new(fit: Fit, forwards: Forwards):

@@ -49,18 +49,10 @@ def test_files_hold_all_numbers(tmp_path: Path):
     files = written(tmp_path, results, [EXCESS])
     report = json.loads(files["ablations.json"])
     assert report["model"] == {"loops": 4}
-    assert report["rows"][0] == {
-        "suite": "baseline", "intervention": "learned", "source": "text", "loss": 2.0,
-        "difference": 0.0, "low": 0.25, "high": 0.75, "expected_loops": 1.5, "loops_run": 2.0,
-    }  # fmt: skip
+    assert report["rows"][0] == dataclasses.asdict(results[0]) | {"intervention": "learned"}
     assert report["rows"][1]["low"] is None
-    assert report["excess"] == [
-        {
-            "token_class": "arithmetic", "upos": "NUM,SYM", "path": "wide", "source": "gsm8k",
-            "tokens": 30, "share": 0.3, "difference": 0.5, "random_difference": 0.125,
-            "excess": 0.375, "low": 0.25, "high": 0.5,
-        }
-    ]  # fmt: skip
+    names = {"token_class": "arithmetic", "upos": "NUM,SYM", "path": "wide"}
+    assert report["excess"] == [dataclasses.asdict(EXCESS) | names]
     rows = list(csv.DictReader(io.StringIO(files["ablations.csv"])))
     assert [row["intervention"] for row in rows] == ["learned", "K=1"]
     assert (rows[0]["low"], rows[1]["low"]) == ("0.25", "")
@@ -202,7 +194,7 @@ def test_runs_on_different_sources_have_nothing_in_common(tmp_path: Path):
         combine(folders, tmp_path, Console(file=io.StringIO()))
 
 
-def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path: Path):
+def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path: Path, drawn):
     rows = [
         result(), result(loops=1), result(loops=2), result(suite="layers", loops=1, layers=(0,)),
         result(suite="layers", loops=1, layers=(1,)), result(suite="halting", halting=0.5),
@@ -211,7 +203,7 @@ def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path: Path):
     assert len(draw(tmp_path, rows, 2)) == 6
 
 
-def test_figures_of_suites_that_are_no_longer_asked_for_go(tmp_path: Path):
+def test_figures_of_suites_that_are_no_longer_asked_for_go(tmp_path: Path, drawn):
     layer = result(suite="layers", loops=1, layers=(0,))
     rows = [layer, result(loops=1), result(loops=2)]
     draw(tmp_path, rows, 2)

@@ -142,28 +142,6 @@ def test_the_edges_of_the_scales_are_in_the_last_bins():
 # Intervals
 
 
-@pytest.mark.parametrize("sequences", [40, 400])
-def test_the_interval_is_that_of_the_mean_over_sequences_as_units(sequences):
-    """Against the standard error of a ratio of sums over sequences (Cochran 1977, eq. 2.39)."""
-    draw = np.random.default_rng(1)
-    tokens = draw.integers(1, 30, sequences)
-    levels = draw.normal(0.5, 0.1, sequences)  # tokens of a sequence are alike
-    data = batch(0, sequences, 30)
-    data["text"] = torch.from_numpy(np.arange(30) < tokens[:, None])
-    share = levels[:, None] + draw.normal(0, 0.02, (sequences, 30))
-    data["values"][:] = 0.3
-    data["values"][..., READOUTS.index("deep_share")] = torch.from_numpy(share)[..., None]
-    summary = Summary.from_sums(sums_of(data), range(LAYERS), LOOPS)
-
-    inside = np.where(np.arange(30) < tokens[:, None], share, 0).sum(1)
-    mean = inside.sum() / tokens.sum()
-    error = math.sqrt(((inside - mean * tokens) ** 2).sum()) / tokens.sum()
-    estimate = summary.estimate(summary.means["deep_share"])
-    assert estimate["mean"] == pytest.approx([mean] * LAYERS, rel=1e-12)
-    for low, high in zip(estimate["low"], estimate["high"], strict=True):
-        assert (mean - low, high - mean) == pytest.approx((1.96 * error,) * 2, rel=0.15)
-
-
 @pytest.mark.parametrize(("sequences", "there"), [(1, False), (9, False), (10, True)])
 def test_few_sequences_have_no_interval(sequences, there):
     summary = Summary.from_sums(sums_of(batch(0, sequences, 9)), range(LAYERS), LOOPS)

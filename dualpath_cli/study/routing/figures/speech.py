@@ -65,7 +65,8 @@ def boxes(sums: Mapping[str, Sums], average: Summary) -> "Figure | None":
         tokens = source["tag_tokens"][0]
         enough = tokens >= LEAST_TOKENS
         shares[enough] += (source["tag_shares"] / tokens.clip(1)[:, None])[enough]
-    quantiles = sorted(((tag_box(shares[tag]), UPOS[tag]) for tag in tags), key=_median)
+    quantiles = [(tag_box(shares[tag]), UPOS[tag]) for tag in tags]
+    quantiles.sort(key=lambda pair: pair[0]["med"])
     labelled = [{**box, "label": tag} for box, tag in quantiles]
     figure, axes = panels(4.2, 0.2 * len(tags) + 0.8)
     ax = axes[0, 0]
@@ -82,7 +83,3 @@ def boxes(sums: Mapping[str, Sums], average: Summary) -> "Figure | None":
     ax.tick_params(labelsize=7)
     plain(ax)
     return figure
-
-
-def _median(box_and_tag: tuple[dict[str, float], str]) -> float:
-    return box_and_tag[0]["med"]
