@@ -80,8 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ratios = [b / a for a, b in zip(bare, whole, strict=True)]
     table = Table("", "seconds", "ratio, median", "each round")
     table.add_row(f"{passes} forward passes", f"{median(bare):.1f}", "1.00", "")
-    each = " ".join(f"{ratio:.2f}" for ratio in ratios)
-    table.add_row("dualpath ablate", f"{median(whole):.1f}", f"{median(ratios):.2f}", each)
+    rounds = " ".join(f"{ratio:.2f}" for ratio in ratios)
+    table.add_row("dualpath ablate", f"{median(whole):.1f}", f"{median(ratios):.2f}", rounds)
     Console(width=100).print(table)
     print(f"{options.tokens} tokens, {torch.get_num_threads()} threads, torch {torch.__version__}")
 

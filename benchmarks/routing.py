@@ -77,16 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if number == 0:  # it imports and warms up
                 times = {what: [] for what in times}
     table = Table("", "seconds", "ratio, median", "each round")
-    for what, own in times.items():
+    for what, measured in times.items():
         if what != "dualpath routing":
-            table.add_row(what, f"{median(own):.1f}", "", "")
+            table.add_row(what, f"{median(measured):.1f}", "", "")
     ratios = [
         routing / (validate + tagged)
         for validate, tagged, routing in zip(*times.values(), strict=True)
     ]
-    each = " ".join(f"{ratio:.2f}" for ratio in ratios)
+    rounds = " ".join(f"{ratio:.2f}" for ratio in ratios)
     whole = median(times["dualpath routing"])
-    table.add_row("dualpath routing", f"{whole:.1f}", f"{median(ratios):.2f}", each)
+    table.add_row("dualpath routing", f"{whole:.1f}", f"{median(ratios):.2f}", rounds)
     Console(width=100).print(table)
     print(f"{options.tokens} tokens, {torch.get_num_threads()} threads, torch {torch.__version__}")
 

@@ -18,7 +18,7 @@ from dualpath_cli.study.routing.claims import Claim, claims
 from dualpath_cli.study.routing.figures import layers as layer_figures
 from dualpath_cli.study.routing.figures import speech as speech_figures
 from dualpath_cli.study.routing.figures import tokens as token_figures
-from dualpath_cli.study.routing.options import AVERAGE
+from dualpath_cli.study.routing.options import AVERAGE, RoutingOptions
 from dualpath_cli.study.routing.page import page
 from dualpath_cli.study.routing.page.examples import Example
 from dualpath_cli.study.routing.readouts import DEFINITION
@@ -33,14 +33,14 @@ VERDICTS = "holds, fails: the whole 95 % interval does; the tests are our readin
 
 def write(
     launch: Launch,
+    options: RoutingOptions,
     facts: dict[str, Any],
     sources: dict[str, dict[str, Any]],
     sums: Mapping[str, Sums],
     console: Console,
 ) -> None:
     """Writes everything of one run to its folder and prints the tables."""
-    assert launch.routing is not None
-    options, model, out = launch.routing, launch.settings.model, launch.routing.out
+    model, out = launch.settings.model, options.out
     layers = tuple(n for n, kind in enumerate(model.block_kinds) if kind == "dual")
     summaries = {name: Summary.from_sums(sums[name], layers, model.loops) for name in sources}
     average = Summary.average(list(summaries.values()))
@@ -60,7 +60,7 @@ def write(
     show(summaries, sums, average, statements, console)
     if len(sources) > 1 and not any(source["anchored"] for source in sources.values()):
         console.print(f"no sequence has the anchor '{options.anchor}': nothing is aligned")
-    drawn, shown = examples(out / TOKENS, launch)
+    drawn, shown = examples(out / TOKENS, options, list(sources))
     figures = save(
         out,
         {
@@ -96,13 +96,14 @@ def as_row(claim: Claim) -> dict[str, Any]:
     return without_nan(asdict(claim) | {"verdict": claim.verdict})
 
 
-def examples(tokens: Path, launch: Launch) -> tuple[list[Example], list[Example]]:
+def examples(
+    tokens: Path, options: RoutingOptions, sources: Sequence[str]
+) -> tuple[list[Example], list[Example]]:
     """Reads the sequences that are drawn, and those that are on the page."""
-    assert launch.routing is not None
     drawn, shown = [], []
-    for name in launch.settings.data.val:
-        chosen = [number for source, number in launch.routing.examples if source == name]
-        of_source = read_examples(tokens, name, chosen, launch.routing.sequences)
+    for name in sources:
+        chosen = [number for source, number in options.examples if source == name]
+        of_source = read_examples(tokens, name, chosen, options.sequences)
         drawn += of_source[: max(1, len(chosen))]
         shown += of_source
     return drawn, shown

@@ -62,7 +62,7 @@ def run(
     merge(tables, options.out / TOKENS, table_facts)
     facts = {**module.facts, "tagger": tagger and tagger.facts, "anchor": options.anchor}
     sums = {source: study.readings[source].arrays for source in module.sources}
-    report.write(launch, facts, module.sources, sums, console)
+    report.write(launch, options, facts, module.sources, sums, console)
 
 
 class RoutingStudy(bench.Study[Reading]):

@@ -26,12 +26,12 @@ def run(launch: Launch) -> int:
     Colours are the mean over layers, or those of `--layer`. On the CPU, in float32. Returns 0.
     Raises UserError where the text is longer than the model.
     """
-    assert launch.routing is not None
-    assert launch.routing.text is not None
+    config, options = launch.settings.model, launch.routing
+    assert options is not None
+    assert options.text is not None
     assert launch.checkpoint is not None
-    config, layer = launch.settings.model, launch.routing.layer
     tokenizer = Tokenizer.load(launch.run_folder / TOKENIZER)
-    ids = tokenizer.encode(launch.routing.text)
+    ids = tokenizer.encode(options.text)
     if len(ids) >= config.max_seq_len:
         raise UserError(
             f"--text has {len(ids):,} tokens, the model takes {config.max_seq_len - 1:,}; "
@@ -43,7 +43,7 @@ def run(launch: Launch) -> int:
     with torch.inference_mode():
         model(torch.tensor([[tokenizer.eot_id, *ids]]), trace=trace)
     values_of = tokenizer.token_values()
-    show(Console(), [values_of[id] for id in ids], trace, layer)
+    show(Console(), [values_of[id] for id in ids], trace, options.layer)
     return 0
 
 
