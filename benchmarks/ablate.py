@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dualpath_cli.command import launch, lightning_cli
+from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.study.ablation.suites import applicable, rows
+from dualpath_cli.study.ablation.suites import applicable
 from dualpath_cli.text.documents import parse_source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.weights import load_weights
@@ -32,7 +33,6 @@ from dualpath_cli.training.windows import Windows, collate, document_windows
 
 def bare_passes(prepared: launch.Launch, source: str) -> tuple[float, int]:
     """Returns the seconds of the forward passes alone, and how many passes over the source."""
-    assert prepared.ablate is not None
     assert prepared.checkpoint is not None
     settings = prepared.settings
     model = DualPathLM(settings.model)
@@ -43,7 +43,7 @@ def bare_passes(prepared: launch.Launch, source: str) -> tuple[float, int]:
     windows = Windows(document_windows(texts, tokenizer, length, limit)).windows
     size = settings.run.micro_batch
     batches = [collate(windows[n : n + size]) for n in range(0, len(windows), size)]
-    chosen, _ = applicable(rows(prepared.ablate, settings.model), settings.model)
+    chosen, _ = applicable(prepared.options.selection.rows(settings.model), settings.model)
     start = time.perf_counter()
     with torch.no_grad():
         for row in chosen:
@@ -73,15 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.rounds):
             out = Path(folder) / str(number)
-            prepared = launch.prepare("ablate", [*words, str(out)])
+            prepared = launch.read(COMMANDS["ablate"], [*words, str(out)])
             seconds, passes = bare_passes(prepared, options.source)
             bare.append(seconds)
             whole.append(whole_command(prepared))
     ratios = [b / a for a, b in zip(bare, whole, strict=True)]
     table = Table("", "seconds", "ratio, median", "each round")
     table.add_row(f"{passes} forward passes", f"{median(bare):.1f}", "1.00", "")
-    each = " ".join(f"{ratio:.2f}" for ratio in ratios)
-    table.add_row("dualpath ablate", f"{median(whole):.1f}", f"{median(ratios):.2f}", each)
+    rounds = " ".join(f"{ratio:.2f}" for ratio in ratios)
+    table.add_row("dualpath ablate", f"{median(whole):.1f}", f"{median(ratios):.2f}", rounds)
     Console(width=100).print(table)
     print(f"{options.tokens} tokens, {torch.get_num_threads()} threads, torch {torch.__version__}")
 

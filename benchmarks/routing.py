@@ -22,8 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dualpath_cli.command import launch, lightning_cli
-from dualpath_cli.study.ablation.token_classes import tag
+from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.study.parts_of_speech import Tagger
+from dualpath_cli.study.tags import tag
 from dualpath_cli.text.documents import parse_source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.windows import Tokens, document_windows
@@ -45,7 +46,7 @@ def tagging(windows: Sequence[Tokens], tokenizer: Tokenizer, pipeline: str) -> N
 def cut(prepared: launch.Launch, source: str) -> tuple[list[Tokens], Tokenizer]:
     """Returns the sequences that routing reads, and what cut them."""
     tokenizer = Tokenizer.load(prepared.run_folder / "tokenizer.json")
-    length, limit = prepared.settings.model.max_seq_len - 1, prepared.settings.data.val_tokens
+    length, limit = prepared.settings.model.max_seq_len, prepared.settings.data.val_tokens
     documents = read_documents(parse_source(source))
     return list(document_windows(documents, tokenizer, length, limit)), tokenizer
 
@@ -66,8 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     times: dict[str, list[float]] = {"dualpath validate": [], "tagging": [], "dualpath routing": []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(1 + options.rounds):
-            validate = launch.prepare("validate", [*run, *plain])
-            routing = launch.prepare("routing", [*run, *words, str(Path(folder) / str(number))])
+            validate = launch.read(COMMANDS["validate"], [*run, *plain])
+            routing = launch.read(
+                COMMANDS["routing"], [*run, *words, str(Path(folder) / str(number))]
+            )
             for what, work in {
                 "dualpath validate": partial(lightning_cli.run, validate),
                 "tagging": partial(tagging, *cut(routing, options.source), options.tagger),
@@ -77,16 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if number == 0:  # it imports and warms up
                 times = {what: [] for what in times}
     table = Table("", "seconds", "ratio, median", "each round")
-    for what, own in times.items():
+    for what, measured in times.items():
         if what != "dualpath routing":
-            table.add_row(what, f"{median(own):.1f}", "", "")
+            table.add_row(what, f"{median(measured):.1f}", "", "")
     ratios = [
         routing / (validate + tagged)
         for validate, tagged, routing in zip(*times.values(), strict=True)
     ]
-    each = " ".join(f"{ratio:.2f}" for ratio in ratios)
+    rounds = " ".join(f"{ratio:.2f}" for ratio in ratios)
     whole = median(times["dualpath routing"])
-    table.add_row("dualpath routing", f"{whole:.1f}", f"{median(ratios):.2f}", each)
+    table.add_row("dualpath routing", f"{whole:.1f}", f"{median(ratios):.2f}", rounds)
     Console(width=100).print(table)
     print(f"{options.tokens} tokens, {torch.get_num_threads()} threads, torch {torch.__version__}")
 

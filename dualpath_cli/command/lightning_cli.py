@@ -127,10 +127,12 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
         and can_compile(trainer.strategy.root_device),
         weights=weights,
     )
-    # What routing reads is inputs alone: the windows have no token more for a last target.
-    seq_len = settings.model.max_seq_len - (launch.command.name == "routing")
     datamodule = DualPathDataModule(
-        settings.data, tokenizer, seq_len=seq_len, micro_batch=settings.run.micro_batch, seed=seed
+        settings.data,
+        tokenizer,
+        seq_len=settings.model.max_seq_len,
+        micro_batch=settings.run.micro_batch,
+        seed=seed,
     )
     return Session(launch, trainer, module, datamodule, console)
 

@@ -84,7 +84,7 @@ _RECORDS = (
         f"[--max_tokens N] [--out DIR] {SECTION_WORDS}",
         needs="run",
         task=f"{_ABLATION}.study:run",
-        module=f"{_ABLATION}.scoring:Scorer",
+        module="dualpath_cli.study.bench:StudyModule",
         description="Scores a run's model with forced loops and overridden gates, by layer, by "
         "class of token, with halting: each paired with the learned router on identical tokens.",
         add_arguments=f"{_ABLATION}.options:add_arguments",
@@ -99,7 +99,7 @@ _RECORDS = (
         needs="run",
         run=f"{_ROUTING}.terminal:run",
         task=f"{_ROUTING}.study:run",
-        module=f"{_ROUTING}.reader:Reader",
+        module="dualpath_cli.study.bench:StudyModule",
         description="Reads what a run's gates do token by token: tables, figures and a page to "
         "look at any text; --text prints one in the terminal.",
         add_arguments=f"{_ROUTING}.options:add_arguments",

@@ -2,9 +2,12 @@
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from lightning.pytorch import Trainer
 
@@ -53,7 +56,17 @@ def source_facts(name: str, location: str, windows: Windows, tokenizer: str) -> 
         "sha256": sha256(name, location),
         "tokenizer": tokenizer,
         "sequences": windows.n_filled,
+        "tokens": windows.n_tokens,
     }
+
+
+def array_digest(arrays: Iterable[npt.NDArray[Any]]) -> str:
+    """Hash of arrays of whole numbers, and of where one ends."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{len(array)}/".encode())
+        digest.update(np.ascontiguousarray(array, np.int64).tobytes())
+    return digest.hexdigest()
 
 
 def checkpoint_digest(checkpoint: Path) -> str:

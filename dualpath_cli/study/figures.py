@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dualpath_cli.atomic import replacing
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -42,21 +44,18 @@ def save(folder: Path, figures: Mapping[str, "Figure | None"]) -> list[Path]:
     Returns the paths of what is written.
     """
     written = []
-    folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         for suffix in ("png", "pdf"):
             path = folder / f"{name}.{suffix}"
             if figure is None:
                 path.unlink(missing_ok=True)
                 continue
-            partial = path.with_name(f"{path.name}.partial")
             # Without the time, equal numbers give equal files.
             undated = {"CreationDate": None} if suffix == "pdf" else {}
-            with warnings.catch_warnings():
+            with replacing(path) as partial, warnings.catch_warnings():
                 # A text may have characters that the font has not: a box stands for them.
                 warnings.filterwarnings("ignore", message="Glyph .* missing from font")
                 figure.savefig(partial, format=suffix, dpi=160, metadata=undated)
             figure.set_layout_engine("none")  # it is laid out: the second file needs no other
-            partial.replace(path)
             written.append(path)
     return written

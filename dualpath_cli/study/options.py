@@ -11,31 +11,26 @@ from dualpath_cli.text.documents import parse_source, split_name
 from dualpath_cli.text.manifest import MANIFEST
 from dualpath_cli.text.storage import is_remote
 
-UPOS = (
-    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN",
-    "PUNCT", "SCONJ", "SPACE", "SYM", "VERB", "X",
-)  # fmt: skip
-"""Universal part-of-speech tags, and spaCy's SPACE."""
 TAGGER = "en_core_web_sm"
-"""The spaCy pipeline unless told otherwise."""
+"""The spaCy pipeline by default."""
+
+
+def add_list_option(parser: ArgumentParser, name: str, metavar: str, text: str) -> None:
+    """Adds an option of one word or more, which may be repeated."""
+    parser.add_argument(name, nargs="+", action="extend", default=[], metavar=metavar, help=text)
 
 
 def add_text_arguments(parser: ArgumentParser) -> None:
     """Adds `--sources` and `--max_tokens`."""
-    parser.add_argument(
+    add_list_option(
+        parser,
         "--sources",
-        type=str,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=PATH",
-        help="Texts, .txt, .jsonl or .parquet, or prepared data folders; by default the run's "
+        "NAME=PATH",
+        "Texts, .txt, .jsonl or .parquet, or prepared data folders; by default the run's "
         "validation sets.",
     )
     parser.add_argument(
         "--max_tokens",
-        type=str,
-        default=None,
         metavar="N",
         help="At most so many tokens of each source, such as 20K; by default data.val_tokens.",
     )
@@ -47,13 +42,13 @@ def take_sources(recipe: Recipe, sources: list[str], max_tokens: str | None) -> 
     Raises:
         UserError: for two texts of one name, and where there is no text at all.
     """
-    found = [_name_and_location(source) for source in sources]
-    names = [name for name, _ in found]
+    texts = [_name_and_location(source) for source in sources]
+    names = [name for name, _ in texts]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"--sources has two texts named '{name}'; give NAME=PATH")
-    if found:
-        recipe["data"]["val"] = dict(found)
+    if texts:
+        recipe["data"]["val"] = dict(texts)
     if not recipe["data"]["val"]:
         raise UserError("the run names no validation set; give a text: --sources NAME=PATH")
     if max_tokens is not None:

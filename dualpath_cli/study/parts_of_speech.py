@@ -29,7 +29,7 @@ from dualpath_cli.errors import UserError
 Span = tuple[int, int, str]
 """The first character, the one after the last, and their tag."""
 
-PIECE = 50_000
+MOST_CHARACTERS = 50_000
 """Characters that spaCy tags at once: it takes 4 kB for each and refuses a million of them."""
 BATCH = 8
 
@@ -78,19 +78,19 @@ class Tagger:
         A token is the bytes that it stands for, `Tokenizer.token_values()[id]`. One of blanks only
         is SPACE. One of no bytes, as special tokens should be given, is "".
         """
-        pieces = (
-            (text[start : start + PIECE], (window, text, start))
+        sections = (
+            (text[start : start + MOST_CHARACTERS], (window, text, start))
             for window, text in ((window, text_of(window)) for window in windows)
-            for start in range(0, max(1, len(text)), PIECE)
+            for start in range(0, max(1, len(text)), MOST_CHARACTERS)
         )
         words: list[Span] = []
-        for doc, (window, text, start) in self.nlp.pipe(pieces, as_tuples=True, batch_size=BATCH):
+        for doc, (window, text, start) in self.nlp.pipe(sections, as_tuples=True, batch_size=BATCH):
             words += (
                 (start + word.idx, start + word.idx + len(word), word.pos_ or "X")
                 for word in doc
                 if not word.is_space  # a pipeline trained on a treebank has no tag for these
             )
-            if start + PIECE >= len(text):
+            if start + MOST_CHARACTERS >= len(text):
                 yield align(window, words + arithmetic(text))
                 words = []
 

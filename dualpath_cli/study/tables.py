@@ -1,4 +1,7 @@
-"""Tables on the screen and in a log."""
+"""Tables on the screen and in a log, and rows as files have them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -6,6 +9,23 @@ from rich.table import Table
 
 LOG_WIDTH = 160
 """Columns of a table that goes to a file."""
+
+
+def table_of(
+    title: str, names: str | Sequence[str], numbers: Sequence[str], caption: str | None = None
+) -> Table:
+    """Returns an empty table: columns of names on the left, of numbers on the right."""
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    for column in [names] if isinstance(names, str) else names:
+        table.add_column(column, no_wrap=True)
+    for column in numbers:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row with None for what is no number: null in JSON, empty in CSV."""
+    return {key: None if value != value else value for key, value in record.items()}
 
 
 def print_table(console: Console, table: Table) -> None:

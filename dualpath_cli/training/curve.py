@@ -3,13 +3,14 @@
 ``python -m dualpath_cli.training.curve RUN`` draws it anew, also while the run goes on.
 """
 
-import csv
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dualpath_cli.atomic import replacing
 from dualpath_cli.colors import DEEP, MUTED, SOURCES, WIDE
+from dualpath_cli.csv_text import read_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +30,7 @@ def draw(run: Path) -> Path:
     from matplotlib.ticker import EngFormatter
 
     metrics, validation, routing = (
-        _rows(run / f"{name}.csv") for name in ("metrics", "validation", "routing")
+        read_csv(run / f"{name}.csv") for name in ("metrics", "validation", "routing")
     )
     per_step = float(metrics[-1]["tokens"]) / float(metrics[-1]["step"])
     gates = [("gate_deep", DEEP, "deep"), ("gate_wide", WIDE, "wide")]
@@ -39,22 +40,22 @@ def draw(run: Path) -> Path:
     figure, axes = plt.subplots(
         1, len(shown), figsize=(4.2 * len(shown), 3.4), squeeze=False, layout="constrained"
     )
-    for ax, what in zip(axes[0], shown, strict=True):
-        ax.set(title=what, xlabel="training tokens")
+    for ax, title in zip(axes[0], shown, strict=True):
+        ax.set(title=title, xlabel="training tokens")
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.25, linewidth=0.6)
-        if what == "bits per byte":
+        if title == "bits per byte":
             points = [(float(r["tokens"]), float(r["bits_per_byte"])) for r in metrics]
             ax.plot(*_columns(points), color=MUTED, linewidth=0.9, alpha=0.7, label="training")
             for name, color in zip(
                 dict.fromkeys(r["set"] for r in validation), SETS * 9, strict=False
             ):
-                own = [r for r in validation if r["set"] == name]
-                points = [(float(r["tokens"]), float(r["bits_per_byte"])) for r in own]
+                rows = [r for r in validation if r["set"] == name]
+                points = [(float(r["tokens"]), float(r["bits_per_byte"])) for r in rows]
                 ax.plot(*_columns(points), color=color, marker="o", markersize=3, label=name)
             ax.legend(frameon=False, fontsize=8)
-        elif what == "gate":
+        elif title == "gate":
             for column, color, label in gates:
                 _layers(ax, routing, column, color, per_step, label)
             ax.set_ylim(0, 1)
@@ -63,10 +64,10 @@ def draw(run: Path) -> Path:
             _layers(ax, routing, "expected_loops", DEEP, per_step, "")
     figure.suptitle("/".join(run.resolve().parts[-2:]), fontsize=10)
     target = run / "curve.png"
-    partial = run / "curve.partial.png"
-    figure.savefig(partial, dpi=150)
+    with replacing(target) as partial:
+        figure.savefig(partial, format="png", dpi=150)
     plt.close(figure)
-    return partial.replace(target)
+    return target
 
 
 def _layers(
@@ -75,8 +76,11 @@ def _layers(
     """One line a layer, darker with depth."""
     layers = sorted({int(row["layer"]) for row in rows})
     for layer in layers:
-        own = [r for r in rows if int(r["layer"]) == layer and r[column]]
-        points = [(float(r["step"]) * per_step, float(r[column])) for r in own]
+        points = [
+            (float(r["step"]) * per_step, float(r[column]))
+            for r in rows
+            if int(r["layer"]) == layer and r[column]
+        ]
         alpha = 0.35 + 0.65 * (layer + 1) / len(layers)
         last = label if layer == layers[-1] else None
         ax.plot(*_columns(points), color=color, alpha=alpha, label=last)
@@ -84,13 +88,6 @@ def _layers(
 
 def _columns(points: Points) -> Iterable[tuple[float, ...]]:
     return zip(*points, strict=True) if points else ((), ())
-
-
-def _rows(path: Path) -> list[Row]:
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 if __name__ == "__main__":

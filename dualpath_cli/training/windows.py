@@ -66,13 +66,15 @@ class Windows(Dataset[Tokens]):
     """
 
     def __init__(self, windows: Iterable[Tokens], multiple_of: int = 1) -> None:
-        numbered = sorted(enumerate(windows), key=lambda each: len(each[1]), reverse=True)
+        numbered = sorted(enumerate(windows), key=lambda pair: len(pair[1]), reverse=True)
         self.windows = [window for _, window in numbered]
         self.numbers = [number for number, _ in numbered]
         """Place of each window in the source, from 0 on."""
         self.n_filled = len(self.windows)
         """Windows that are not there to fill up a batch: the first ones."""
-        self.n_tokens = sum(len(window) - 1 for window in self.windows)
+        self.tokens = np.array([len(window) - 1 for window in self.windows], dtype=np.int64)
+        """Scored tokens of each of them."""
+        self.n_tokens = int(self.tokens.sum())
         missing = -len(self.windows) % multiple_of
         self.windows += [np.zeros(1, dtype=np.int64)] * missing
 
@@ -83,17 +85,23 @@ class Windows(Dataset[Tokens]):
         return self.windows[index]
 
 
-def collate(windows: list[Tokens]) -> tuple[torch.Tensor, torch.Tensor]:
+def collate(
+    windows: list[Tokens], last_is_input: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Stacks windows to input tokens and targets, (B, T) int64 each, padded on the right.
 
-    Padding comes after all tokens, so causal attention never sees it; its targets are IGNORE.
+    The last token of a window is only a target, or with `last_is_input` an input without a target:
+    in a full window it stands one position beyond those of training. Attention is causal, so
+    neither it nor padding, which comes after all tokens, changes a loss. Targets of padding are
+    IGNORE.
     """
-    longest = max(2, *(len(window) for window in windows)) - 1
+    longest = max(2, *(len(window) for window in windows)) - (not last_is_input)
     padded = -(-longest // PAD_TO) * PAD_TO
     tokens = torch.zeros(len(windows), padded, dtype=torch.int64)
     targets = torch.full((len(windows), padded), IGNORE, dtype=torch.int64)
     for row, window in enumerate(windows):
         ids = torch.from_numpy(window.astype(np.int64))
-        tokens[row, : len(ids) - 1] = ids[:-1]
+        inputs = ids if last_is_input else ids[:-1]
+        tokens[row, : len(inputs)] = inputs
         targets[row, : len(ids) - 1] = ids[1:]
     return tokens, targets

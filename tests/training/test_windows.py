@@ -59,7 +59,9 @@ def test_losses_do_not_depend_on_the_batch_that_a_window_is_in() -> None:
     model = DualPathLM(config).double()
     windows = [np.random.default_rng(n).integers(0, 256, n) for n in (5, 30, 90)]
     together = model(*collate(windows))
+    longer = model(*collate(windows, last_is_input=True))
     for row, window in enumerate(windows):
         alone = model(torch.from_numpy(window[None, :-1]), torch.from_numpy(window[None, 1:]))
         torch.testing.assert_close(together[row, : len(window) - 1], alone[0])
+        torch.testing.assert_close(longer[row, : len(window) - 1], alone[0])
         assert together[row, len(window) - 1 :].eq(0).all()

@@ -4,14 +4,15 @@ A source has the same colour in all of them.
 """
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualpath_cli.colors import MUTED, SOURCES
+from dualpath_cli.intervention import Intervention
+from dualpath_cli.study.ablation.comparison import Result
 from dualpath_cli.study.ablation.suites import BASELINE
-from dualpath_cli.study.ablation.table import MEANINGS, Result, by_layer
+from dualpath_cli.study.ablation.table import by_layer, meaning_of
 from dualpath_cli.study.figures import panels, plain, save
 
 if TYPE_CHECKING:
@@ -33,18 +34,18 @@ def draw(folder: Path, results: Sequence[Result], loops: int) -> list[Path]:
 
 def _forced_loops(results: Sequence[Result], trained: int) -> "Figure | None":
     """Difference to the learned router against forced K, a line a source; the trained K marked."""
-    points = [(int(m[1]), r) for r in results if (m := re.fullmatch(r"K=(\d+)", r.intervention))]
+    points = [
+        (loops, r)
+        for r in results
+        if (loops := r.intervention.loops) and r.intervention == Intervention(loops=loops)
+    ]
     if len({loops for loops, _ in points}) < 2:
         return None
     figure, axes = panels(5.2, 3.6)
     ax = axes[0, 0]
     for source, color in _colors(r for _, r in points):
-        own = [(loops, r) for loops, r in points if r.source == source]
-        x = [loops for loops, _ in own]
-        ax.fill_between(x, [r.low for _, r in own], [r.high for _, r in own], color=color,
-                        alpha=0.2, linewidth=0)  # fmt: skip
-        ax.plot(x, [r.difference for _, r in own], color=color, marker="o", markersize=4,
-                label=source)  # fmt: skip
+        of_source = [(loops, r) for loops, r in points if r.source == source]
+        _curve(ax, [loops for loops, _ in of_source], [r for _, r in of_source], color)
     ax.axvline(trained, color=MUTED, linewidth=0.8, linestyle=":")
     ax.annotate(f"trained K = {trained}", (trained, 0.97), xycoords=("data", "axes fraction"),
                 xytext=(4, 0), textcoords="offset points", va="top", color=MUTED)  # fmt: skip
@@ -62,15 +63,13 @@ def _halting(results: Sequence[Result]) -> "Figure | None":
     figure, axes = panels(5.2, 3.6)
     ax = axes[0, 0]
     for source, color in _colors(rows):
-        own = sorted((r for r in rows if r.source == source), key=lambda r: r.expected_loops)
-        x = [r.expected_loops for r in own]
-        ax.fill_between(x, [r.low for r in own], [r.high for r in own], color=color, alpha=0.2,
-                        linewidth=0)  # fmt: skip
-        ax.plot(x, [r.difference for r in own], color=color, marker="o", markersize=4,
-                label=source)  # fmt: skip
+        of_source = [r for r in rows if r.source == source]
+        of_source.sort(key=lambda r: r.expected_loops)
+        _curve(ax, [r.expected_loops for r in of_source], of_source, color)
         if source == rows[0].source:
-            for r in _apart(own):
-                text = r.intervention.removeprefix("halting=")
+            for r in _apart(of_source):
+                threshold = r.intervention.halting
+                text = r.intervention.name if threshold is None else f"{threshold:g}"
                 ax.annotate(text, (r.expected_loops, r.difference), xytext=(3, 5),
                             textcoords="offset points", fontsize=7, color=color)  # fmt: skip
     ax.set(xlabel="expected loops, mean over tokens and layers", ylabel=TITLE)
@@ -88,8 +87,8 @@ def _layers(results: Sequence[Result]) -> "Figure | None":
     from matplotlib.colors import SymLogNorm
 
     sources = list(dict.fromkeys(r.source for r in rows))
-    names, layers, _ = by_layer(rows)
-    width, height = 1.9 + 0.42 * len(layers), 1.1 + 0.24 * len(names)
+    overrides, layers, _ = by_layer(rows)
+    width, height = 1.9 + 0.42 * len(layers), 1.1 + 0.24 * len(overrides)
     figure, axes = panels(1.2 + width * len(sources), height, 1, len(sources), sharey=True)
     finite = (abs(r.difference) for r in rows if math.isfinite(r.difference))
     largest = max(finite, default=0) or 1.0
@@ -97,16 +96,24 @@ def _layers(results: Sequence[Result]) -> "Figure | None":
     norm = SymLogNorm(linthresh=largest / 1000, vmin=-largest, vmax=largest)
     for ax, source in zip(axes[0], sources, strict=True):
         _, _, differences = by_layer(r for r in rows if r.source == source)
-        grid = [[differences.get((name, layer), np.nan) for layer in layers] for name in names]
+        grid = [[differences.get((o, layer), np.nan) for layer in layers] for o in overrides]
         image = ax.imshow(grid, cmap="RdBu_r", norm=norm, aspect="auto")
         ax.set(title=source, xlabel="only this layer", xticks=range(len(layers)))
         ax.set_xticklabels([str(layer) for layer in layers])
-        ax.set_yticks(range(len(names)), [MEANINGS.get(name, name) for name in names])
+        ax.set_yticks(range(len(overrides)), [meaning_of(o) or o.name for o in overrides])
     powers = [10.0**n for n in range(-9, 9) if largest / 1000 < 10.0**n <= largest]
     ticks = [*(-value for value in reversed(powers)), 0.0, *powers]
     label = "difference (nats per token)"
     figure.colorbar(image, ax=axes[0].tolist(), label=label, ticks=ticks)
     return figure
+
+
+def _curve(ax: "Axes", x: Sequence[float], rows: Sequence[Result], color: str) -> None:
+    """A source's differences with their intervals."""
+    ax.fill_between(x, [r.low for r in rows], [r.high for r in rows], color=color, alpha=0.2,
+                    linewidth=0)  # fmt: skip
+    ax.plot(x, [r.difference for r in rows], color=color, marker="o", markersize=4,
+            label=rows[0].source)  # fmt: skip
 
 
 def _apart(rows: Sequence[Result]) -> list[Result]:

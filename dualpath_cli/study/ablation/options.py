@@ -10,122 +10,75 @@ from dualpath_cli import run_folder
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.recipes import Recipe
 from dualpath_cli.sizes import parse_size
+from dualpath_cli.study.ablation.suites import SUITES, Selection
+from dualpath_cli.study.classes import PATHS, RANDOM, TOKEN_CLASSES, UPOS, TokenClass
 from dualpath_cli.study.options import (
     TAGGER,
-    UPOS,
+    add_list_option,
     add_text_arguments,
     out_folder,
     take_sources,
 )
 
-SUITES = {
-    "paper": "the 16 rows of the paper's inference-time ablations",
-    "token-classes": "classes of tokens forced wide or deep, beside as many random tokens",
-    "layers": "each row of `paper` in one layer at a time",
-    "halting": "thresholds of remaining mass at which a token stops looping",
-}
-PATHS = {"wide": (0.0, 1.0), "deep": (1.0, 0.0)}
-"""What forcing tokens to a path makes of (g_d, g_w)."""
 MOST_LOOPS = 100
 CONTROLS = 5
-"""Random draws beside a class of tokens, unless told otherwise."""
-RANDOM = "random-as-"
-"""What the name of the random tokens beside a class begins with."""
-
-
-@dataclass(frozen=True)
-class TokenClass:
-    """Tokens by part of speech, and the path that they are forced to."""
-
-    name: str
-    upos: tuple[str, ...]
-    path: str
-    """A key of `PATHS`."""
-
-    @property
-    def gates(self) -> tuple[float, float]:
-        """(g_d, g_w) of the forced path."""
-        return PATHS[self.path]
-
-
-TOKEN_CLASSES = (
-    TokenClass("arithmetic", ("NUM", "SYM"), "wide"),
-    TokenClass("function", ("ADJ", "ADV", "PART", "PRON", "VERB"), "deep"),
-)
-"""Those of the authors' revision."""
+"""Random draws beside a class of tokens by default."""
 
 
 @dataclass(frozen=True)
 class AblateOptions:
-    """What is scored beside the learned router, and where the tables go."""
+    """What is scored beside the learned router, how it is shown, and where the tables go."""
 
     out: Path
-    suites: tuple[str, ...]
-    loops: tuple[int, ...]
-    """Forced loop counts of the suites `paper` and `layers`."""
-    shuffles: int
-    """Seeds of the shuffled gates, from 0 on, a row each."""
-    controls: int
-    """Seeds of the random tokens that a class stands against; their mean counts."""
-    classes: tuple[TokenClass, ...]
+    selection: Selection
     tagger: str
     """spaCy pipeline, by name or path."""
     compare_paper: bool
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the options of `ablate` to the quick parser."""
-    suites = "; ".join(f"{name}: {meaning}" for name, meaning in SUITES.items())
+    """Adds the options of `ablate`."""
+    suites = "; ".join(f"{name}: {suite.meaning}" for name, suite in SUITES.items())
     add_text_arguments(parser)
-    parser.add_argument(
+    add_list_option(
+        parser,
         "--suite",
-        type=str,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="SUITE",
-        help=f"What to try, one or more, or all; paper by default ({suites}).",
+        "SUITE",
+        f"What to try, one or more, or all; paper by default ({suites}).",
     )
+    text = "Forced loop counts, such as 1-10 or 1,2,8."
     parser.add_argument(
         "--loops",
-        type=str,
-        default="1-10",
         metavar="LIST",
-        help="Forced loop counts, such as 1-10 or 1,2,8.",
+        default="1-10",
+        help=text,
     )
     parser.add_argument(
         "--seeds",
-        type=str,
-        default=None,
         metavar="N",
         help="Seeds of the shuffled gates, a row each (default 1), and of the random tokens, whose "
         f"mean counts (default {CONTROLS}).",
     )
     classes = " ".join(f"{c.name}={','.join(c.upos)}:{c.path}" for c in TOKEN_CLASSES)
-    parser.add_argument(
+    add_list_option(
+        parser,
         "--classes",
-        type=str,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="CLASS",
-        help="Classes of tokens by universal part of speech and the path they are forced to, as "
+        "CLASS",
+        "Classes of tokens by universal part of speech and the path they are forced to, as "
         f"NAME=UPOS,UPOS:wide or :deep. By default {classes}.",
     )
+    text = "The spaCy pipeline for token-classes, by name or path."
     parser.add_argument(
         "--tagger",
-        type=str,
-        default=TAGGER,
         metavar="PIPELINE",
-        help="The spaCy pipeline for token-classes, by name or path.",
+        default=TAGGER,
+        help=text,
     )
     parser.add_argument(
         "--out",
-        type=str,
-        default=None,
         metavar="DIR",
-        help="Folder for tables and figures; by default RUN/ablations/step-N. What is in it "
-        "already is not scored again.",
+        help="Folder for tables and figures; by default RUN/ablations/step-N. What is in it already "
+        "is not scored again.",
     )
     parser.add_argument(
         "--compare_paper",
@@ -143,18 +96,20 @@ def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> 
     take_sources(recipe, given["sources"], given["max_tokens"])
     return AblateOptions(
         out=out_folder(given["out"], run, "ablations"),
-        suites=_suites(given["suite"]),
-        loops=_loops(given["loops"]),
-        shuffles=_seeds(given["seeds"], 1),
-        controls=_seeds(given["seeds"], CONTROLS),
-        classes=_classes(given["classes"]),
+        selection=Selection(
+            suites=_suites(given["suite"]),
+            loops=_loops(given["loops"]),
+            shuffles=_seeds(given["seeds"], 1),
+            controls=_seeds(given["seeds"], CONTROLS),
+            classes=_classes(given["classes"]),
+        ),
         tagger=given["tagger"],
         compare_paper=given["compare_paper"],
     )
 
 
 def _suites(names: list[str]) -> tuple[str, ...]:
-    chosen = [name for given in names for name in given.split(",")] or ["paper"]
+    chosen = [name for words in names for name in words.split(",")] or ["paper"]
     for name in chosen:
         if name not in (*SUITES, "all"):
             hint = did_you_mean(name, [*SUITES, "all"])
@@ -187,7 +142,7 @@ def _seeds(text: str | None, default: int) -> int:
 
 def _classes(specs: list[str]) -> tuple[TokenClass, ...]:
     classes = [_class(spec) for spec in specs]
-    names = [each.name for each in classes]
+    names = [chosen.name for chosen in classes]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"--classes has two classes named '{name}'")

@@ -7,12 +7,12 @@ from statistics import mean, stdev
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from dualpath_cli.atomic import write_text
+from dualpath_cli.csv_text import format_csv
 from dualpath_cli.errors import UserError
-from dualpath_cli.study.ablation.table import as_csv
 from dualpath_cli.study.bootstrap import signed_rank_p
+from dualpath_cli.study.tables import table_of, without_nan
 
 
 def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
@@ -40,9 +40,9 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
         "rows": rows,
         "token_classes": classes,
     }
-    texts = {"runs.json": json.dumps(content, indent=2) + "\n", "runs.csv": as_csv(rows)}
+    texts = {"runs.json": json.dumps(content, indent=2) + "\n", "runs.csv": format_csv(rows)}
     if classes:
-        texts["runs_token_classes.csv"] = as_csv(classes)
+        texts["runs_token_classes.csv"] = format_csv(classes)
     for name, text in texts.items():
         write_text(out / name, text)
     return [out / name for name in texts]
@@ -51,29 +51,26 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
 def differences_over_runs(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Returns a row for each row that all runs have: mean and standard deviation over them."""
     keys = ("suite", "intervention", "source")
-    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    by_key: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for rows in runs:
         for row in rows:
-            found.setdefault(tuple(row[key] for key in keys), []).append(row)
+            by_key.setdefault(tuple(row[key] for key in keys), []).append(row)
     return [
         {
             **dict(zip(keys, names, strict=True)),
-            "runs": len(own),
-            "loss": mean(row["loss"] for row in own),
-            "difference": mean(row["difference"] for row in own),
-            "difference_sd": stdev(row["difference"] for row in own),
+            "runs": len(rows),
+            "loss": mean(row["loss"] for row in rows),
+            "difference": mean(row["difference"] for row in rows),
+            "difference_sd": stdev(row["difference"] for row in rows),
         }
-        for names, own in found.items()
-        if len(own) == len(runs)
+        for names, rows in by_key.items()
+        if len(rows) == len(runs)
     ]
 
 
 def _show(rows: Sequence[dict[str, Any]], runs: int, console: Console) -> None:
-    table = Table(title=f"excess over random tokens, {runs} runs", title_justify="left")
-    table.add_column("forced", no_wrap=True)
-    table.add_column("source", no_wrap=True)
-    for column in ("mean", "least", "most", "above 0", "Wilcoxon p"):
-        table.add_column(column, justify="right", no_wrap=True)
+    numbers = ("mean", "least", "most", "above 0", "Wilcoxon p")
+    table = table_of(f"excess over random tokens, {runs} runs", ("forced", "source"), numbers)
     for row in rows:
         table.add_row(
             row["forced"], row["source"],
@@ -88,17 +85,13 @@ def _show(rows: Sequence[dict[str, Any]], runs: int, console: Console) -> None:
 
 def excess_over_runs(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Returns a row for each class and source that all runs have, from their `excess` rows."""
-    found: dict[tuple[str, str], list[float]] = {}
+    by_class: dict[tuple[str, str], list[float]] = {}
     for excesses in runs:
         for row in excesses:
             key = (f"{row['token_class']} {row['path']}", row["source"])
-            found.setdefault(key, []).append(row["excess"])
-    rows = []
-    for (forced, source), values in found.items():
-        if len(values) < len(runs) or None in values:  # a class without tokens
-            continue
-        p = signed_rank_p(values)
-        rows.append(
+            by_class.setdefault(key, []).append(row["excess"])
+    return [
+        without_nan(
             {
                 "forced": forced,
                 "source": source,
@@ -107,7 +100,9 @@ def excess_over_runs(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str,
                 "least": min(values),
                 "most": max(values),
                 "above": sum(value > 0 for value in values),
-                "p": None if p != p else p,
+                "p": signed_rank_p(values),
             }
         )
-    return rows
+        for (forced, source), values in by_class.items()
+        if len(values) == len(runs) and None not in values  # a class without tokens
+    ]

@@ -1,14 +1,21 @@
-"""Suites: which interventions a study scores beside the learned router, by name."""
+"""Suites: which interventions a study scores beside the learned router, by name; torch-free."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.intervention import Intervention
-from dualpath_cli.study.ablation.options import RANDOM, AblateOptions, TokenClass
+from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.study.classes import RANDOM, TokenClass
 
 THRESHOLDS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
 """Remaining mass at which a token halts."""
+GATES = {
+    (1.0, 0.0): "deep only",
+    (0.0, 1.0): "wide only",
+    (0.5, 0.5): "uniform",
+    (1.0, 1.0): "fully open",
+}
+"""Constant (g_d, g_w), and what the paper calls them (table `ablations`)."""
 
 BASELINE = "baseline"
 """The suite of the learned router, with which every row is compared."""
@@ -20,67 +27,99 @@ class Row:
 
     suite: str
     intervention: Intervention
-    of_class: TokenClass | None = None
+    token_class: TokenClass | None = None
     """The class that is overridden, or that random tokens stand against."""
     random_seed: int | None = None
     """Seed of the random tokens; None where it is the class itself."""
 
 
-def rows(options: AblateOptions, config: ModelConfig) -> list[Row]:
-    """Returns the rows of all suites asked for, the learned router first."""
-    found = [Row(BASELINE, Intervention())]
-    if "paper" in options.suites:
-        found += [Row("paper", each) for each in overrides(options.loops, options.shuffles)]
-    if "token-classes" in options.suites:
-        found += token_class_rows(options.classes, options.controls)
-    if "layers" in options.suites:
-        found += layer_rows(options.loops, options.shuffles, config)
-    if "halting" in options.suites:
-        found += [Row("halting", Intervention(halting=threshold)) for threshold in THRESHOLDS]
-    return found
+@dataclass(frozen=True)
+class Selection:
+    """What is scored beside the learned router."""
+
+    suites: tuple[str, ...]
+    """Keys of `SUITES`."""
+    loops: tuple[int, ...]
+    """Forced loop counts of the suites `paper` and `layers`."""
+    shuffles: int
+    """Seeds of the shuffled gates, from 0 on, a row each."""
+    controls: int
+    """Seeds of the random tokens that a class stands against; their mean counts."""
+    classes: tuple[TokenClass, ...]
+
+    def rows(self, config: ModelConfig) -> list[Row]:
+        """Returns the rows of all suites asked for, the learned router first."""
+        chosen = [suite for name, suite in SUITES.items() if name in self.suites]
+        return [
+            Row(BASELINE, Intervention()),
+            *(row for suite in chosen for row in suite.rows(self, config)),
+        ]
+
+    def overrides(self) -> list[Intervention]:
+        """Returns those of the paper's table `ablations`: loops, constant and shuffled gates."""
+        return [
+            *(Intervention(loops=count) for count in self.loops),
+            *(Intervention(gates=gates) for gates in GATES),
+            *(Intervention(gates=SHUFFLED, seed=seed) for seed in range(self.shuffles)),
+        ]
 
 
-def overrides(loops: Iterable[int], seeds: int) -> list[Intervention]:
-    """Returns the rows of the paper's table `ablations`: forced loops, constant and shuffled gates.
-
-    With more than one seed the gates are shuffled by each of them.
-    """
-    return [
-        *(Intervention(loops=count) for count in loops),
-        Intervention(gates=(1.0, 0.0)),
-        Intervention(gates=(0.0, 1.0)),
-        Intervention(gates=(0.5, 0.5)),
-        Intervention(gates=(1.0, 1.0)),
-        *(Intervention(gates="shuffled", seed=seed) for seed in range(seeds)),
-    ]
+def paper_rows(selection: Selection, config: ModelConfig) -> list[Row]:
+    """Returns the paper's rows."""
+    return [Row("paper", override) for override in selection.overrides()]
 
 
-def layer_rows(loops: Iterable[int], seeds: int, config: ModelConfig) -> list[Row]:
+def token_class_rows(selection: Selection, config: ModelConfig) -> list[Row]:
+    """Returns each class under its override, and random tokens in its place, a row a seed."""
+    rows = []
+    for forced in selection.classes:
+        tokens: list[tuple[str, int | None]] = [(forced.name, None)]
+        tokens += [
+            (f"{RANDOM}{forced.name}" + (f":{seed}" if seed else ""), seed)
+            for seed in range(selection.controls)
+        ]
+        rows += [
+            Row("token-classes", Intervention(gates=forced.gates, tokens=name), forced, seed)
+            for name, seed in tokens
+        ]
+    return rows
+
+
+def layer_rows(selection: Selection, config: ModelConfig) -> list[Row]:
     """Returns each override in one layer at a time, but for the trained loops: they change nothing.
 
     What a layer has no path or gate for is left out, unless that is so of the whole model.
     """
-    each = [i for i in overrides(loops, seeds) if i.loops != config.loops]
-    found = [replace(i, layers=(n,)) for i in each for n in range(config.n_layers)]
-    whole = {i for i in each if i.problem(config) is None}
+    overrides = [one for one in selection.overrides() if one.loops != config.loops]
     return [
-        Row("layers", i)
-        for i in found
-        if i.problem(config) is None or replace(i, layers=None) not in whole
+        Row("layers", in_layer)
+        for whole in overrides
+        for in_layer in (replace(whole, layers=(n,)) for n in range(config.n_layers))
+        if in_layer.problem(config) is None or whole.problem(config) is not None
     ]
 
 
-def token_class_rows(classes: Sequence[TokenClass], seeds: int) -> list[Row]:
-    """Returns each class under its override, and random tokens in its place, a row a seed."""
-    found = []
-    for each in classes:
-        name = each.name
-        found.append(Row("token-classes", Intervention(gates=each.gates, tokens=name), each))
-        for seed in range(seeds):
-            random = f"{RANDOM}{name}" + (f":{seed}" if seed else "")
-            intervention = Intervention(gates=each.gates, tokens=random)
-            found.append(Row("token-classes", intervention, each, seed))
-    return found
+def halting_rows(selection: Selection, config: ModelConfig) -> list[Row]:
+    """Returns a row for each threshold, the highest first."""
+    return [Row("halting", Intervention(halting=threshold)) for threshold in THRESHOLDS]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Rows that belong together."""
+
+    meaning: str
+    rows: Callable[[Selection, ModelConfig], list[Row]]
+
+
+SUITES: Mapping[str, Suite] = {
+    "paper": Suite("the 16 rows of the paper's inference-time ablations", paper_rows),
+    "token-classes": Suite(
+        "classes of tokens forced wide or deep, beside as many random tokens", token_class_rows
+    ),
+    "layers": Suite("each row of `paper` in one layer at a time", layer_rows),
+    "halting": Suite("thresholds of remaining mass at which a token stops looping", halting_rows),
+}
 
 
 def applicable(rows: Iterable[Row], config: ModelConfig) -> tuple[list[Row], dict[str, str]]:

@@ -1,82 +1,21 @@
-"""The numbers of an ablation, and the tables made of them: screen, CSV, JSON, Markdown, LaTeX."""
+"""The tables of an ablation: screen, CSV, JSON, Markdown, LaTeX."""
 
-import csv
 import dataclasses
-import io
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from dualpath_cli.atomic import write_text
+from dualpath_cli.csv_text import format_csv
 from dualpath_cli.flops.paper import inference_ablation, token_class_excess
-from dualpath_cli.study.ablation.options import TOKEN_CLASSES
-from dualpath_cli.study.ablation.suites import BASELINE
-
-MEANINGS = {
-    "gates=1,0": "deep only",
-    "gates=0,1": "wide only",
-    "gates=0.5,0.5": "uniform",
-    "gates=1,1": "fully open",
-}
-"""What the paper calls its gate overrides (table `ablations`)."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """One intervention on one source; losses are nats per token."""
-
-    suite: str
-    intervention: str
-    """Its name (`Intervention.name`)."""
-    source: str
-    loss: float
-    """Mean next-token cross-entropy."""
-    difference: float
-    """Loss less that of the learned router on the same windows."""
-    low: float
-    """Lower end of the difference's 95 % interval; nan where the source is a single window."""
-    high: float
-    """Upper end of the difference's 95 % interval."""
-    expected_loops: float
-    """Mean over tokens and layers of the step number under the step weights; nan without loops."""
-    loops_run: float
-    """Mean steps that a batch really ran in a layer; nan without loops."""
-
-
-@dataclass(frozen=True)
-class Excess:
-    """What overriding a class of tokens costs beyond overriding as many random others."""
-
-    token_class: str
-    upos: str
-    """Its parts of speech, with commas between."""
-    path: str
-    """wide or deep: what its tokens are forced to."""
-    source: str
-    tokens: int
-    """Tokens of the class."""
-    share: float
-    """Of all tokens of the source."""
-    difference: float
-    """Loss with the class overridden less that of the learned router, over all tokens."""
-    random_difference: float
-    """The same for random others, the mean over seeds."""
-    excess: float
-    """The difference of the two."""
-    low: float
-    high: float
-    """Ends of the excess's 95 % interval over windows, given the random draws."""
-
-    @property
-    def as_paper(self) -> bool:
-        """Whether the class is one of the authors'."""
-        named = (self.token_class, tuple(self.upos.split(",")), self.path)
-        return named in [(each.name, each.upos, each.path) for each in TOKEN_CLASSES]
+from dualpath_cli.intervention import LEARNED, Intervention
+from dualpath_cli.study.ablation.comparison import Excess, Result
+from dualpath_cli.study.ablation.suites import BASELINE, GATES
+from dualpath_cli.study.tables import table_of, without_nan
 
 
 def source_table(title: str, results: Sequence[Result], loops: int, paper: bool) -> Table:
@@ -85,13 +24,13 @@ def source_table(title: str, results: Sequence[Result], loops: int, paper: bool)
     columns = ["loss", "difference", "95 % interval"]
     columns += ["loops", "run"] if halting else []
     columns += ["paper's loss", "difference"] if paper else []
-    table = _table(title, "intervention", columns)
+    table = table_of(title, "intervention", columns)
     for row in results:
         cells = [f"{row.loss:.4f}", f"{row.difference:+.4f}", interval(row.low, row.high)]
         if halting:
             cells += [f"{row.expected_loops:.2f}", f"{row.loops_run:.2f}"]
         if paper:
-            cells += _of_paper(row)
+            cells += _paper_cells(row)
         table.add_row(label(row.intervention, loops), *cells)
     return table
 
@@ -99,56 +38,53 @@ def source_table(title: str, results: Sequence[Result], loops: int, paper: bool)
 def excess_table(title: str, rows: Sequence[Excess], paper: bool) -> Table:
     """A table of one source's classes of tokens beside random ones."""
     columns = ["tokens", "class", "random", "excess", "95 % interval"]
-    table = _table(title, "forced", [*columns, *(["paper's"] if paper else [])])
+    table = table_of(title, "forced", [*columns, *(["paper's"] if paper else [])])
     for row in rows:
-        name = f"{row.token_class} {row.path}"
-        of_paper = token_class_excess(name, row.source) if row.as_paper else None
-        table.add_row(
-            name,
-            f"{row.tokens:,}",
-            f"{row.difference:+.4f}",
-            f"{row.random_difference:+.4f}",
-            f"{row.excess:+.4f}",
-            interval(row.low, row.high),
-            *(["" if of_paper is None else f"{of_paper:+.2f}"] if paper else []),
-        )
+        cells = _excess_cells(row)
+        if paper:
+            theirs = token_class_excess(row.name, row.source) if row.as_paper else None
+            cells.append("" if theirs is None else f"{theirs:+.2f}")
+        table.add_row(row.name, *cells)
     return table
 
 
 def layer_table(title: str, results: Sequence[Result]) -> Table:
     """A table of one source's differences, an override a row and a layer a column."""
-    names, layers, differences = by_layer(results)
-    table = _table(title, "in one layer", [str(layer) for layer in layers])
-    for name in names:
-        found = [differences.get((name, layer)) for layer in layers]
-        table.add_row(name, *("" if value is None else f"{value:+.4f}" for value in found))
-    return table
-
-
-def _table(title: str, first: str, others: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column(first, no_wrap=True)
-    for column in others:
-        table.add_column(column, justify="right", no_wrap=True)
+    overrides, layers, differences = by_layer(results)
+    table = table_of(title, "in one layer", [str(layer) for layer in layers])
+    for override in overrides:
+        cells = (differences.get((override, layer)) for layer in layers)
+        table.add_row(override.name, *("" if cell is None else f"{cell:+.4f}" for cell in cells))
     return table
 
 
 def by_layer(
     results: Iterable[Result],
-) -> tuple[list[str], list[int], dict[tuple[str, int], float]]:
-    """Splits the names of rows of the suite `layers`: overrides, layers, and the differences."""
+) -> tuple[list[Intervention], list[int], Mapping[tuple[Intervention, int], float]]:
+    """Returns the overrides and the layers of the suite `layers`, and the differences by both."""
     differences = {}
     for row in results:
-        name, _, layer = row.intervention.partition(" layers=")
-        differences[name, int(layer)] = row.difference
-    names = list(dict.fromkeys(name for name, _ in differences))
-    return names, sorted({layer for _, layer in differences}), differences
+        override = dataclasses.replace(row.intervention, layers=None)
+        for layer in row.intervention.layers or ():
+            differences[override, layer] = row.difference
+    overrides = list(dict.fromkeys(override for override, _ in differences))
+    return overrides, sorted({layer for _, layer in differences}), differences
 
 
-def label(name: str, loops: int) -> str:
-    """Returns an intervention's name with what it means behind it."""
-    meaning = {**MEANINGS, f"K={loops}": "as trained"}.get(name)
-    return f"{name} ({meaning})" if meaning else name
+def label(intervention: Intervention, loops: int) -> str:
+    """Returns an intervention's name with what it means behind it; `loops` is the trained K."""
+    meaning = meaning_of(intervention)
+    if intervention == Intervention(loops=loops):
+        meaning = "as trained"
+    return f"{intervention.name} ({meaning})" if meaning else intervention.name
+
+
+def meaning_of(intervention: Intervention) -> str | None:
+    """Returns what the paper calls constant gates in all layers; None for all else."""
+    gates = intervention.gates
+    if not isinstance(gates, tuple) or intervention != Intervention(gates=gates):
+        return None
+    return GATES.get(gates)
 
 
 def interval(low: float, high: float) -> str:
@@ -156,12 +92,18 @@ def interval(low: float, high: float) -> str:
     return "" if math.isnan(low) else f"{low:+.4f} to {high:+.4f}"
 
 
-def _of_paper(row: Result) -> list[str]:
-    loss = inference_ablation(row.intervention, row.source)
-    learned = inference_ablation("learned", row.source)
+def _paper_cells(row: Result) -> list[str]:
+    loss = inference_ablation(row.intervention.name, row.source)
+    learned = inference_ablation(LEARNED, row.source)
     if loss is None or learned is None:
         return ["", ""]
     return [f"{loss:.3f}", f"{loss - learned:+.3f}"]
+
+
+def _excess_cells(row: Excess) -> list[str]:
+    differences = (row.difference, row.random_difference, row.excess)
+    numbers = (f"{value:+.4f}" for value in differences)
+    return [f"{row.tokens:,}", *numbers, interval(row.low, row.high)]
 
 
 def write(
@@ -171,17 +113,17 @@ def write(
 
     A number that there is none of is null in JSON and empty in CSV.
     """
-    rows, excess_rows = [_record(row) for row in results], [_record(row) for row in excesses]
+    rows, excess_rows = [_record(row) for row in results], [_excess_record(e) for e in excesses]
     loops = int(report["model"]["loops"])
     texts = {
         "ablations.json": json.dumps({**report, "rows": rows, "excess": excess_rows}, indent=2)
         + "\n",
-        "ablations.csv": as_csv(rows),
+        "ablations.csv": format_csv(rows),
         "ablations.md": _tables(results, excesses, loops, _markdown),
         "ablations.tex": _tables(results, excesses, loops, _latex),
     }
     if excesses:
-        texts["token_classes.csv"] = as_csv(excess_rows)
+        texts["token_classes.csv"] = format_csv(excess_rows)
     else:  # of an earlier study, with other suites
         (folder / "token_classes.csv").unlink(missing_ok=True)
     for name, text in texts.items():
@@ -189,18 +131,15 @@ def write(
     return [folder / name for name in texts]
 
 
-def _record(row: Result | Excess) -> dict[str, Any]:
-    values = dataclasses.asdict(row).items()
-    return {key: None if value != value else value for key, value in values}
+def _record(row: Result) -> dict[str, Any]:
+    return without_nan({**dataclasses.asdict(row), "intervention": row.intervention.name})
 
 
-def as_csv(records: Sequence[dict[str, Any]]) -> str:
-    """Returns records of the same keys as CSV, None as nothing."""
-    table = io.StringIO()
-    writer = csv.DictWriter(table, list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return table.getvalue()
+def _excess_record(row: Excess) -> dict[str, Any]:
+    numbers = dataclasses.asdict(row)
+    chosen = numbers.pop("token_class")
+    names = {"token_class": chosen["name"], "upos": ",".join(chosen["upos"])}
+    return without_nan({**names, "path": chosen["path"], **numbers})
 
 
 Cells = list[list[str]]
@@ -214,29 +153,23 @@ def _tables(
 ) -> str:
     """Every suite as a table: a row an intervention, a column a source, as in the paper."""
     sources = list(dict.fromkeys(row.source for row in results))
-    parts = []
+    tables = []
     for suite in dict.fromkeys(row.suite for row in results if row.suite != BASELINE):
         cells: Cells = [["intervention", *sources]]
-        own = {(r.intervention, r.source): r for r in results if r.suite in (suite, BASELINE)}
-        for name in dict.fromkeys(name for name, _ in own):
-            found = [own.get((name, source)) for source in sources]
-            cells.append([label(name, loops), *(_cell(row) if row else "" for row in found)])
+        rows = {(r.intervention, r.source): r for r in results if r.suite in (suite, BASELINE)}
+        for intervention in dict.fromkeys(intervention for intervention, _ in rows):
+            by_source = [rows.get((intervention, source)) for source in sources]
+            texts = (_cell(row) if row else "" for row in by_source)
+            cells.append([label(intervention, loops), *texts])
         title = f"{suite}: nats per token (difference to the learned router)"
-        parts.append(draw(title, cells))
+        tables.append(draw(title, cells))
     if excesses:
         cells = [
             ["tokens forced", "source", "tokens", "class", "random", "excess", "95 % interval"]
         ]
-        cells += [
-            [
-                f"{row.token_class} {row.path}", row.source, f"{row.tokens:,}",
-                f"{row.difference:+.4f}", f"{row.random_difference:+.4f}", f"{row.excess:+.4f}",
-                interval(row.low, row.high),
-            ]
-            for row in excesses
-        ]  # fmt: skip
-        parts.append(draw("excess of a class over as many random tokens, nats per token", cells))
-    return "\n".join(parts)
+        cells += [[row.name, row.source, *_excess_cells(row)] for row in excesses]
+        tables.append(draw("excess of a class over as many random tokens, nats per token", cells))
+    return "\n".join(tables)
 
 
 def _cell(row: Result) -> str:

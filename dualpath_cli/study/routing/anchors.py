@@ -19,14 +19,14 @@ def anchor_positions(
     `numbers` are the windows' places in the source; those with the least are aligned where too many
     have the word. A word inside another one counts: `Answer` is found in `Answers`.
     """
-    found = np.full(len(windows), -1)
+    positions = np.full(len(windows), -1)
     for place, window in enumerate(windows):
         values = [token_values[id] for id in window[1:].tolist()]  # after end-of-text
         start = b"".join(values).find(word.encode())
         if start >= 0:
             ends = np.cumsum([len(value) for value in values])
             # The first token that reaches as far as the word does.
-            found[place] = 1 + np.searchsorted(ends, start + len(word.encode()))
-    anchored = sorted(np.flatnonzero(found >= 0).tolist(), key=lambda place: numbers[place])
-    found[anchored[MOST_ALIGNED:]] = -1
-    return found
+            positions[place] = 1 + np.searchsorted(ends, start + len(word.encode()))
+    anchored = sorted(np.flatnonzero(positions >= 0).tolist(), key=lambda place: numbers[place])
+    positions[anchored[MOST_ALIGNED:]] = -1
+    return positions

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import rankdata
 
+from dualpath_cli.study.bootstrap import Floats
+from dualpath_cli.study.classes import LEANINGS
 from dualpath_cli.study.routing.options import AVERAGE
-from dualpath_cli.study.routing.statistics import CORNER
-from dualpath_cli.study.routing.summary import Statistics
-
-Floats = npt.NDArray[np.float64]
+from dualpath_cli.study.routing.summary import Summary
+from dualpath_cli.study.routing.sums import CORNER
 
 REASONING = "gsm8k"
 """The source that the paper calls a reasoning task; what it is compared with asks for knowledge."""
@@ -45,74 +44,84 @@ class Claim:
         return "open"
 
 
-def claims(sources: Mapping[str, Statistics], average: Statistics) -> list[Claim]:
+@dataclass(frozen=True)
+class Pair:
+    """Two sources, or two runs, that are compared."""
+
+    one: str
+    other: str
+    first: Summary
+    second: Summary
+
+    def claim(self, text: str, number: str, values_R: Floats, bound: float) -> Claim:
+        """A claim that a number of both is above a bound; it knows as much as the shorter one."""
+        shorter = min(self.first, self.second, key=lambda summary: summary.sequences)
+        names = f"{self.one}, {self.other}"
+        return Claim(text, names, number, *_ends(shorter, values_R), bound, True)
+
+
+def claims(sources: Mapping[str, Summary], average: Summary) -> list[Claim]:
     """Returns every claim for each source, or pair of sources, that can speak of it."""
-    every = dict(sources) | ({AVERAGE: average} if len(sources) > 1 else {})
-    found = [claim for name, each in every.items() for claim in _of_source(name, each)]
-    anchored = [name for name, each in sources.items() if _after_anchor(each) is not None]
+    averaged = {AVERAGE: average} if len(sources) > 1 else {}
+    statements = [
+        claim
+        for name, summary in (*sources.items(), *averaged.items())
+        for claim in _single(name, summary)
+    ]
+    anchored = [name for name, summary in sources.items() if _after_anchor(summary) is not None]
     if REASONING in anchored:
         for other in anchored:
             if other != REASONING:
-                found += _aligned(REASONING, other, sources[REASONING], sources[other])
+                statements += _aligned(Pair(REASONING, other, sources[REASONING], sources[other]))
     for one, other in combinations(sources, 2):
-        found += _same_order(one, other, sources[one], sources[other])
-    return found
+        statements += _same_order(Pair(one, other, sources[one], sources[other]))
+    return statements
 
 
-def same_profile(one: str, other: str, of_one: Statistics, of_other: Statistics) -> Iterator[Claim]:
+def same_profile(pair: Pair) -> Iterator[Claim]:
     """Whether two runs of as many layers have one profile of deep share over their layers."""
-    profiles = [each.means["deep_share"] for each in (of_one, of_other)]
-    if len(of_one.layers) < 3:
-        return
-    text = "runs share one profile of deep share over layers"
-    number = f"correlation over {len(of_one.layers)} layers"
-    few = min(of_one, of_other, key=lambda each: each.sequences)
-    yield Claim(
-        text, f"{one}, {other}", number, *_ends(few, _correlation(*profiles)), 0.5, True
-    )  # fmt: skip
+    profiles = [summary.means["deep_share"] for summary in (pair.first, pair.second)]
+    count = len(pair.first.layers)
+    if count >= 3:
+        text = "runs share one profile of deep share over layers"
+        yield pair.claim(text, f"correlation over {count} layers", _correlation(*profiles), 0.5)
 
 
-def _of_source(source: str, of: Statistics) -> Iterator[Claim]:
-    share, difference = of.means["deep_share"], of.means["gate_difference"]
-    committed = of.means["only_deep"] + of.means["only_wide"]
-    last = max(1, len(of.layers) // 8)  # two of the paper's sixteen
+def _single(source: str, summary: Summary) -> Iterator[Claim]:
+    share, difference = summary.means["deep_share"], summary.means["gate_difference"]
+    committed = summary.means["only_deep"] + summary.means["only_wide"]
+    last = max(1, len(summary.layers) // 8)  # two of the paper's sixteen
 
     def claim(text: str, number: str, values: Floats, bound: float, above: bool) -> Claim:
-        return Claim(text, source, number, *_ends(of, values), bound, above)
+        return Claim(text, source, number, *_ends(summary, values), bound, above)
 
-    if {"middle", "late"} <= of.bands.keys():
+    if {"middle", "late"} <= summary.bands.keys():
         text = "the middle layers are wide-dominated"
-        yield claim(text, "deep share, middle band", of.in_band(share, "middle"), 0.5, False)
+        yield claim(text, "deep share, middle band", summary.in_band(share, "middle"), 0.5, False)
         text = "the last layers are deep-dominated"
-        number = f"deep share, last {last} of {len(of.layers)} layers"
+        number = f"deep share, last {last} of {len(summary.layers)} layers"
         yield claim(text, number, share[:, -last:].mean(1), 0.5, True)
-        rise = of.in_band(share, "late") - of.in_band(share, "middle")
+        rise = summary.in_band(share, "late") - summary.in_band(share, "middle")
         yield claim("deep share rises to the end", "late - middle band", rise, 0, True)
-        cosine = of.in_band(of.means["cosine"], "middle")
+        cosine = summary.in_band(summary.means["cosine"], "middle")
         yield claim("the paths do different things", "cosine, middle band", cosine, 0.5, False)
-    if {"early", "late"} <= of.bands.keys():
+    if {"early", "late"} <= summary.bands.keys():
         text = "gates polarise with depth"
-        rise = of.in_band(difference, "late") - of.in_band(difference, "early")
+        rise = summary.in_band(difference, "late") - summary.in_band(difference, "early")
         yield claim(text, "|g_d - g_w|, late - early band", rise, 0, True)
         if committed[0].any():  # where no token is in a corner, corners say nothing
-            rise = of.in_band(committed, "late") - of.in_band(committed, "early")
+            rise = summary.in_band(committed, "late") - summary.in_band(committed, "early")
             number = f"tokens with gates above {1 - CORNER:g} and below {CORNER:g}"
             yield claim(text, f"{number}, late - early band", rise, 0, True)
-    leanings = {
-        "arithmetic": ("arithmetic (NUM, SYM) leans deep", True),
-        "structure": ("SPACE, PUNCT, SYM lean deep", True),
-        "function": ("ADJ, ADV, PART, PRON, VERB lean wide", False),
-        "closed-class": ("function words (closed classes) lean wide", False),
-    }
-    for name, (text, above) in leanings.items():
-        values = of.class_differences[name]
+    for leaning in LEANINGS:
+        values = summary.class_differences[leaning.name]
         if np.isfinite(values[0]).all():
             number = "its deep share - that of other tokens"
-            yield claim(text, number, values.mean(1), 0, above)
+            yield claim(leaning.claim, number, values.mean(1), 0, leaning.path == "deep")
 
 
-def _aligned(one: str, other: str, of_one: Statistics, of_other: Statistics) -> Iterator[Claim]:
-    first, second = _after_anchor(of_one), _after_anchor(of_other)
+def _aligned(pair: Pair) -> Iterator[Claim]:
+    first, second = _after_anchor(pair.first), _after_anchor(pair.second)
     assert first is not None
     assert second is not None
     # Where both have enough sequences; the same tokens of both, counted from the anchor.
@@ -120,42 +129,40 @@ def _aligned(one: str, other: str, of_one: Statistics, of_other: Statistics) -> 
     if not known.any():
         return
     gap = np.nanmean(first[:, known] - second[:, known], axis=1)
-    few = min(of_one, of_other, key=lambda each: each.sequences)
-    bands = {"late": of_one.in_band(gap, "late"), "all": gap.mean(1)}
-    for which, values in bands.items():
-        text = f"{one} is deeper than {other} after the anchor, in {which} layers"
-        number = f"mean of {known.sum()} positions' deep share, {one} - {other}"
-        yield Claim(text, f"{one}, {other}", number, *_ends(few, values), 0, True)
+    bands = {"late": pair.first.in_band(gap, "late"), "all": gap.mean(1)}
+    for band, values in bands.items():
+        text = f"{pair.one} is deeper than {pair.other} after the anchor, in {band} layers"
+        number = f"mean of {known.sum()} positions' deep share, {pair.one} - {pair.other}"
+        yield pair.claim(text, number, values, 0)
 
 
-def _same_order(one: str, other: str, of_one: Statistics, of_other: Statistics) -> Iterator[Claim]:
-    common = sorted(set(of_one.known_tags) & set(of_other.known_tags))
-    if len(common) < 3:
-        return
-    ranks = [
-        rankdata(each.tag_means[:, common].mean(2), axis=1, nan_policy="propagate")
-        for each in (of_one, of_other)
-    ]
-    few = min(of_one, of_other, key=lambda each: each.sequences)
-    number = "rank correlation"
-    text = "parts of speech have one order in all texts"
-    yield Claim(text, f"{one}, {other}", number, *_ends(few, _correlation(*ranks)), 0.5, True)
+def _same_order(pair: Pair) -> Iterator[Claim]:
+    common = sorted(set(pair.first.known_tags) & set(pair.second.known_tags))
+    if len(common) >= 3:
+        ranks = [
+            rankdata(summary.tag_means[:, common].mean(2), axis=1, nan_policy="propagate")
+            for summary in (pair.first, pair.second)
+        ]
+        text = "parts of speech have one order in all texts"
+        yield pair.claim(text, "rank correlation", _correlation(*ranks), 0.5)
 
 
 def _correlation(one: Floats, other: Floats) -> Floats:
     """Of each row with the same row of the other, (R,)."""
-    one, other = (each - each.mean(1, keepdims=True) for each in (one, other))
+    one, other = (values - values.mean(1, keepdims=True) for values in (one, other))
     return np.asarray((one * other).sum(1) / np.sqrt((one**2).sum(1) * (other**2).sum(1)))
 
 
-def _after_anchor(of: Statistics) -> Floats | None:
+def _after_anchor(summary: Summary) -> Floats | None:
     """Deep share at the offsets after the anchor, (R, O, L); None where no sequence has one."""
-    after = of.aligned[:, of.offsets > 0]
+    after = summary.aligned[:, summary.offsets > 0]
     return after if np.isfinite(after[0]).any() else None
 
 
-def _ends(of: Statistics, values: Floats) -> tuple[float, float, float]:
-    found = of.estimate(values)
-    return tuple(  # type: ignore[return-value]
-        float("nan") if found[name] is None else found[name] for name in ("mean", "low", "high")
+def _ends(summary: Summary, values: Floats) -> tuple[float, float, float]:
+    estimate = summary.estimate(values)
+    mean, low, high = (
+        float("nan") if estimate[name] is None else estimate[name]
+        for name in ("mean", "low", "high")
     )
+    return mean, low, high

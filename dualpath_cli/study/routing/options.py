@@ -9,14 +9,20 @@ from dualpath_cli import run_folder
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.recipes import Recipe
 from dualpath_cli.settings import Settings
-from dualpath_cli.study.options import TAGGER, add_text_arguments, out_folder, take_sources
+from dualpath_cli.study.options import (
+    TAGGER,
+    add_list_option,
+    add_text_arguments,
+    out_folder,
+    take_sources,
+)
 from dualpath_cli.study.parts_of_speech import check_pipeline
 
 NO_TAGGER = "none"
 AVERAGE = "average"
 """The name of what is averaged over all sources."""
 PAGE_SEQUENCES = 12
-"""Sequences of each source on the page, unless told otherwise: 48 of the usual four."""
+"""Sequences of each source on the page by default: 48 of the usual four."""
 ANCHOR = "Answer"
 """The word that the paper aligns question-answer texts at."""
 
@@ -41,61 +47,55 @@ class RoutingOptions:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the options of `routing` to the quick parser."""
+    """Adds the options of `routing`."""
     add_text_arguments(parser)
+    text = "Print the routing of this text in the terminal, and write nothing."
     parser.add_argument(
         "--text",
-        type=str,
-        default=None,
         metavar="TEXT",
-        help="Print the routing of this text in the terminal, and write nothing.",
+        help=text,
     )
+    text = "Colour --text by this layer instead of the mean of all."
     parser.add_argument(
         "--layer",
-        type=str,
-        default=None,
         metavar="N",
-        help="Colour --text by this layer instead of the mean of all.",
+        help=text,
     )
+    text = "The spaCy pipeline for parts of speech, by name or path; none leaves them out."
     parser.add_argument(
         "--tagger",
-        type=str,
-        default=TAGGER,
         metavar="PIPELINE",
-        help="The spaCy pipeline for parts of speech, by name or path; none leaves them out.",
+        default=TAGGER,
+        help=text,
+    )
+    text = (
+        "Where the sequences of two sources are aligned: the end of this word's first occurrence."
     )
     parser.add_argument(
         "--anchor",
-        type=str,
-        default=ANCHOR,
         metavar="WORD",
-        help="Where the sequences of two sources are aligned: the end of this word's first "
-        "occurrence.",
+        default=ANCHOR,
+        help=text,
     )
     parser.add_argument(
         "--sequences",
-        type=str,
-        default=str(PAGE_SEQUENCES),
         metavar="N",
-        help="So many sequences of each source are on the page. A sequence is a document, or as "
-        "much of one as the model takes at once: a long document gives several.",
+        default=str(PAGE_SEQUENCES),
+        help="So many sequences of each source are on the page. A sequence is a document, or as much "
+        "of one as the model takes at once: a long document gives several.",
     )
-    parser.add_argument(
+    add_list_option(
+        parser,
         "--examples",
-        type=str,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="SOURCE:N",
-        help="Sequences that are drawn and come first on the page, by source and number, such as "
+        "SOURCE:N",
+        "Sequences that are drawn and come first on the page, by source and number, such as "
         "gsm8k:3; by default number 0 of each source.",
     )
+    text = "Folder for tokens, figures and the page; by default RUN/routing/step-N."
     parser.add_argument(
         "--out",
-        type=str,
-        default=None,
         metavar="DIR",
-        help="Folder for tokens, figures and the page; by default RUN/routing/step-N.",
+        help=text,
     )
 
 

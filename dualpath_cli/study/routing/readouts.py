@@ -18,11 +18,11 @@ DEFINITION = "deep share = g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖) of
 
 def dual_layers(trace: RoutingTrace) -> torch.Tensor:
     """Stacks the read-outs of the layers with gates: (B, T, L, READOUTS and a weight a step)."""
-    found = []
+    layers = []
     for layer in trace.layers:
         if layer.gate_deep is None:
             continue
         values = [getattr(layer, name) for name in READOUTS]
         assert layer.step_weights is not None
-        found.append(torch.cat([torch.stack(values, -1), layer.step_weights], -1))
-    return torch.stack(found, 2)
+        layers.append(torch.cat([torch.stack(values, -1), layer.step_weights], -1))
+    return torch.stack(layers, 2)

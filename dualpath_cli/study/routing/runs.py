@@ -13,10 +13,11 @@ from rich.table import Table
 
 from dualpath_cli.atomic import write_text
 from dualpath_cli.colors import INK
+from dualpath_cli.csv_text import format_csv
 from dualpath_cli.errors import UserError
-from dualpath_cli.study.ablation.table import as_csv
 from dualpath_cli.study.figures import save
-from dualpath_cli.study.routing.claims import same_profile
+from dualpath_cli.study.passes import read_arrays
+from dualpath_cli.study.routing.claims import Pair, same_profile
 from dualpath_cli.study.routing.figures import layers as layer_figures
 from dualpath_cli.study.routing.report import (
     CLAIMS,
@@ -26,8 +27,8 @@ from dualpath_cli.study.routing.report import (
     as_row,
     claim_table,
 )
-from dualpath_cli.study.routing.study import read_sums
-from dualpath_cli.study.routing.summary import Statistics
+from dualpath_cli.study.routing.study import PASSES
+from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.tables import print_table
 
 SOURCE_FACTS = ("sha256", "tokens", "sequences", "anchored", "loss", "bits_per_byte")
@@ -42,28 +43,28 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
     """
     of_folder = {folder: json.loads((folder / SUMMARY).read_text()) for folder in folders}
     sources = [
-        {name: source["sha256"] for name, source in each["sources"].items()}
-        for each in of_folder.values()
+        {name: source["sha256"] for name, source in summary["sources"].items()}
+        for summary in of_folder.values()
     ]
-    if any(each != sources[0] for each in sources):
+    if any(texts != sources[0] for texts in sources):
         raise UserError("the runs name different validation sets: give --sources for all of them")
-    short = [Path(each["checkpoint"]["path"]).parents[1].name for each in of_folder.values()]
+    short = [Path(summary["checkpoint"]["path"]).parents[1].name for summary in of_folder.values()]
     unique = len(set(short)) == len(short)
     names = short if unique else [folder.name for folder in folders]
     summaries = dict(zip(names, of_folder.values(), strict=True))
-    lines = dict(zip(names, (_average(*each) for each in of_folder.items()), strict=True))
-    told = [
+    lines = dict(zip(names, (_average(*run) for run in of_folder.items()), strict=True))
+    profiles = [
         claim
         for one, other in combinations(lines, 2)
         if lines[one].layers == lines[other].layers
-        for claim in same_profile(one, other, lines[one], lines[other])
+        for claim in same_profile(Pair(one, other, lines[one], lines[other]))
     ]
-    rows = [{"run": name, **row} for name, each in summaries.items() for row in each["claims"]]
-    rows += [{"run": claim.source, **as_row(claim)} for claim in told]
-    if told:
-        print_table(console, claim_table(told, []))
-    found = verdicts([row for row in rows if row["run"] in lines])
-    print_table(console, _table(found, names))
+    rows = [{"run": name, **row} for name, run in summaries.items() for row in run["claims"]]
+    by_claim = verdicts(rows)
+    rows += [{"run": claim.source, **as_row(claim)} for claim in profiles]
+    if profiles:
+        print_table(console, claim_table(profiles, []))
+    print_table(console, _table(by_claim, names))
     written = save(out, {"depth": layer_figures.depth(lines),
                          "polarisation": layer_figures.polarisation(lines)})  # fmt: skip
     content = {
@@ -74,30 +75,27 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
                     source: {key: facts[key] for key in SOURCE_FACTS}
                     for source, facts in summaries[name]["sources"].items()
                 },
-                **each.report(),
+                **line.report(),
             }
-            for name, each in lines.items()
+            for name, line in lines.items()
         }
     }
     texts = {
         SUMMARY: json.dumps(content, indent=2, allow_nan=False) + "\n",
-        CLAIMS: as_csv(rows) if rows else "",
-        PAGE: _page(out, dict(zip(names, folders, strict=True)), found),
+        CLAIMS: format_csv(rows) if rows else "",
+        PAGE: _page(out, dict(zip(names, folders, strict=True)), by_claim),
     }
     for name, text in texts.items():
         write_text(out / name, text)
     return [*written, *(out / name for name in texts)]
 
 
-def _average(folder: Path, summary: dict[str, Any]) -> Statistics:
+def _average(folder: Path, summary: dict[str, Any]) -> Summary:
     """The mean over a run's sources."""
-    loops = summary["model"]["loops"]
-    return Statistics.average(
-        [
-            Statistics.of(read_sums(folder, source["key"]), summary["layers"], loops)
-            for source in summary["sources"].values()
-        ]
-    )
+    layers, loops = summary["layers"], summary["model"]["loops"]
+    keys = [source["key"] for source in summary["sources"].values()]
+    sums = [read_arrays(folder / PASSES / f"{key}.npz") for key in keys]
+    return Summary.average([Summary.from_sums(of_source, layers, loops) for of_source in sums])
 
 
 Verdicts = dict[tuple[str, str, str], dict[str, str]]
@@ -106,32 +104,32 @@ Verdicts = dict[tuple[str, str, str], dict[str, str]]
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> Verdicts:
     """Sets the runs' claims side by side, those of all sources one after the other."""
-    found: Verdicts = {}
+    by_claim: Verdicts = {}
     for row in rows:
         test = f"{'>' if row['above'] else '<'} {row['bound']:g}"
         value = "" if row["value"] is None else f"{row['value']:+.3f} "
         cell = f"{value}{row['verdict']}"
         key = (f"{row['claim']}: {row['number']}", row["source"], test)
-        found.setdefault(key, {})[row["run"]] = cell
-    claims = list(dict.fromkeys(claim for claim, _, _ in found))
-    return {key: found[key] for key in sorted(found, key=lambda key: claims.index(key[0]))}
+        by_claim.setdefault(key, {})[row["run"]] = cell
+    claims = list(dict.fromkeys(claim for claim, _, _ in by_claim))
+    return {key: by_claim[key] for key in sorted(by_claim, key=lambda key: claims.index(key[0]))}
 
 
-def _table(found: Verdicts, runs: Sequence[str]) -> Table:
+def _table(by_claim: Verdicts, runs: Sequence[str]) -> Table:
     table = Table(title="the paper's claims, run by run", title_justify="left", caption=VERDICTS,
                   caption_justify="left")  # fmt: skip
     table.add_column("claim")
     for name in ("source", "test", *runs):
         table.add_column(name, no_wrap=True)
     before = ""
-    for (claim, source, test), cells in found.items():
+    for (claim, source, test), cells in by_claim.items():
         name = "" if claim == before else claim
         table.add_row(name, source, test, *(cells.get(run, "") for run in runs))
         before = claim
     return table
 
 
-def _page(out: Path, folders: Mapping[str, Path], found: Verdicts) -> str:
+def _page(out: Path, folders: Mapping[str, Path], by_claim: Verdicts) -> str:
     """A page with the runs' figures, a link to the page of each, and the claims."""
     links = "\n".join(
         f'<li><a href="{html.escape(folder.name)}/{PAGE}">{html.escape(name)}</a></li>'
@@ -146,14 +144,14 @@ def _page(out: Path, folders: Mapping[str, Path], found: Verdicts) -> str:
         )
     )
     head = "".join(
-        f"<th>{html.escape(each)}</th>" for each in ("claim", "source", "test", *folders)
+        f"<th>{html.escape(name)}</th>" for name in ("claim", "source", "test", *folders)
     )
     body = "\n".join(
         "<tr>"
-        + "".join(f"<td>{html.escape(each)}</td>" for each in key)
+        + "".join(f"<td>{html.escape(cell)}</td>" for cell in key)
         + "".join(f"<td>{html.escape(cells.get(run, ''))}</td>" for run in folders)
         + "</tr>"
-        for key, cells in found.items()
+        for key, cells in by_claim.items()
     )
     return f"""<!doctype html>
 <html lang="en">

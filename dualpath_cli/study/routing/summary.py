@@ -11,18 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.study.ablation.options import TOKEN_CLASSES
-from dualpath_cli.study.options import UPOS
-from dualpath_cli.study.routing.statistics import AFTER, BEFORE, SHARE_BINS, Sums, columns
+from dualpath_cli.study.bootstrap import Floats, interval
+from dualpath_cli.study.classes import LEANINGS, UPOS
+from dualpath_cli.study.routing.sums import AFTER, BEFORE, SHARE_BINS, Sums, columns
 
-Floats = npt.NDArray[np.float64]
-
-CLASSES: Mapping[str, tuple[str, ...]] = {each.name: each.upos for each in TOKEN_CLASSES} | {
-    "structure": ("SPACE", "PUNCT", "SYM"),
-    "closed-class": ("ADP", "AUX", "CCONJ", "DET", "PART", "PRON", "SCONJ"),
-}
-"""Classes of tokens: the authors' two of `ablate`; what their paper names as leaning deep; function
-words as grammars have them."""
 LEAST_TOKENS = 10
 """A part of speech with fewer tokens in a source is left out, as in the paper."""
 LEAST_ALIGNED = 10
@@ -32,7 +24,7 @@ LEAST_SEQUENCES = 10
 
 
 @dataclass(frozen=True)
-class Statistics:
+class Summary:
     """The sums of one source, or of several with equal weight, as means; nan where nothing is."""
 
     layers: tuple[int, ...]
@@ -49,13 +41,13 @@ class Statistics:
     """Of the source, or the least of several."""
 
     @classmethod
-    def of(cls, sums: Sums, layers: Sequence[int], loops: int) -> "Statistics":
+    def from_sums(cls, sums: Sums, layers: Sequence[int], loops: int) -> "Summary":
         """Makes means of one source's sums."""
         with np.errstate(divide="ignore", invalid="ignore"):
             means_RLC = sums["sums"] / sums["tokens"][:, None, None]
             tag_means = sums["tag_sums"] / sums["tag_tokens"][..., None]
             aligned = sums["aligned_sums"] / sums["aligned_tokens"][..., None]
-            classes = {name: _difference(sums, upos) for name, upos in CLASSES.items()}
+            classes = {leaning.name: _difference(sums, leaning.upos) for leaning in LEANINGS}
         tag_means[:, sums["tag_tokens"][0] < LEAST_TOKENS] = np.nan
         aligned[:, sums["aligned_tokens"][0] < LEAST_ALIGNED] = np.nan
         names = columns(loops)
@@ -66,23 +58,23 @@ class Statistics:
         )  # fmt: skip
 
     @classmethod
-    def average(cls, several: Sequence["Statistics"]) -> "Statistics":
+    def average(cls, several: Sequence["Summary"]) -> "Summary":
         """Averages sources, or runs of as many layers, each with the same weight."""
         first = several[0]
         return cls(
             first.layers,
             {
-                name: np.mean([each.means[name] for each in several], 0)
+                name: np.mean([one.means[name] for one in several], 0)
                 for name in first.means
-                if all(name in each.means for each in several)
+                if all(name in one.means for one in several)
             },
-            _mean_where_any([each.tag_means for each in several]),
+            _mean_where_any([one.tag_means for one in several]),
             {
-                name: _mean_where_any([each.class_differences[name] for each in several])
+                name: _mean_where_any([one.class_differences[name] for one in several])
                 for name in first.class_differences
             },
-            _mean_where_any([each.aligned for each in several]),
-            min(each.sequences for each in several),
+            _mean_where_any([one.aligned for one in several]),
+            min(one.sequences for one in several),
         )
 
     @cached_property
@@ -96,7 +88,12 @@ class Statistics:
         places = list(range(count))
         bands = {"early": places[: ends[0]], "middle": places[ends[0] : ends[1]],
                  "late": places[ends[1] :]}  # fmt: skip
-        return {name: own for name, own in bands.items() if own}
+        return {name: band for name, band in bands.items() if band}
+
+    @property
+    def layers_of_bands(self) -> dict[str, list[int]]:
+        """The bands as numbers of layers."""
+        return {name: [self.layers[place] for place in band] for name, band in self.bands.items()}
 
     def in_band(self, values_RL: Floats, band: str) -> Floats:
         """Means over a band's layers, (R,)."""
@@ -108,11 +105,10 @@ class Statistics:
         A few sequences say too little about others: fewer than `LEAST_SEQUENCES` have no interval.
         Nor has what so few sequences hold that more than one resample in a hundred has none of it.
         """
-        ends = np.full((2, *values.shape[1:]), np.nan)
-        known = np.isfinite(values[0]) & (np.isfinite(values[1:]).mean(0) >= 0.99)
-        if self.sequences >= LEAST_SEQUENCES and known.any():
-            ends[:, known] = np.nanpercentile(values[1:, known], [2.5, 97.5], axis=0)
-        return {"mean": _plain(values[0]), "low": _plain(ends[0]), "high": _plain(ends[1])}
+        low, high = interval(values, least_known=0.99)
+        if self.sequences < LEAST_SEQUENCES:
+            low, high = np.full((2, *values.shape[1:]), np.nan)
+        return {"mean": _plain(values[0]), "low": _plain(low), "high": _plain(high)}
 
     def report(self) -> dict[str, Any]:
         """Everything with its interval, as JSON has it: lists are over the layers with gates."""
@@ -154,7 +150,7 @@ def tag_box(shares: npt.NDArray[np.float64]) -> dict[str, float]:
     reached = np.cumsum(shares) / shares.sum()
     middles = (np.arange(SHARE_BINS) + 0.5) / SHARE_BINS
     names = {"whislo": 0.05, "q1": 0.25, "med": 0.5, "q3": 0.75, "whishi": 0.95}
-    return {name: float(middles[np.searchsorted(reached, part)]) for name, part in names.items()}
+    return {name: float(middles[np.searchsorted(reached, share)]) for name, share in names.items()}
 
 
 def _difference(sums: Sums, upos: Sequence[str]) -> Floats:

@@ -14,8 +14,8 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.study.routing.readouts import DEFINITION, READOUTS, dual_layers
-from dualpath_cli.study.routing.tokens import pieces
-from dualpath_cli.study.tables import print_table
+from dualpath_cli.study.routing.tokens import token_texts
+from dualpath_cli.study.tables import print_table, table_of
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.weights import load_weights
@@ -24,17 +24,19 @@ from dualpath_cli.training.weights import load_weights
 def run(launch: Launch) -> int:
     """Prints a text coloured by deep share, then a table of its tokens, and one of the layers.
 
+    Without a text, starts the study of whole sources.
+
     Colours are the mean over layers, or those of `--layer`. On the CPU, in float32. Returns 0.
     Raises UserError where the text is longer than the model.
     """
-    if launch.options.text is None:
+    config, options = launch.settings.model, launch.options
+    if options.text is None:
         from dualpath_cli.command import lightning_cli
 
         return lightning_cli.run(launch)
     assert launch.checkpoint is not None
-    config, layer = launch.settings.model, launch.options.layer
     tokenizer = Tokenizer.load(launch.run_folder / TOKENIZER)
-    ids = tokenizer.encode(launch.options.text)
+    ids = tokenizer.encode(options.text)
     if len(ids) >= config.max_seq_len:
         raise UserError(
             f"--text has {len(ids):,} tokens, the model takes {config.max_seq_len - 1:,}; "
@@ -46,13 +48,13 @@ def run(launch: Launch) -> int:
     with torch.inference_mode():
         model(torch.tensor([[tokenizer.eot_id, *ids]]), trace=trace)
     values_of = tokenizer.token_values()
-    show(Console(), [values_of[id] for id in ids], trace, layer)
+    show(Console(), [values_of[id] for id in ids], trace, options.layer)
     return 0
 
 
 def show(console: Console, tokens: Sequence[bytes], trace: RoutingTrace, layer: int | None) -> None:
     """Prints what a trace of end-of-text and these tokens says."""
-    layers = [n for n, each in enumerate(trace.layers) if each.gate_deep is not None]
+    layers = [n for n, layer_trace in enumerate(trace.layers) if layer_trace.gate_deep is not None]
     values = dual_layers(trace)[0, 1:].double().numpy()
     shares = values[..., READOUTS.index("deep_share")]
     chosen = shares.mean(1) if layer is None else shares[:, layers.index(layer)]
@@ -61,7 +63,7 @@ def show(console: Console, tokens: Sequence[bytes], trace: RoutingTrace, layer: 
     if console.color_system is not None:
         legend.append(": ").append_text(_legend())
     console.print(legend)
-    texts = pieces(tokens)
+    texts = token_texts(tokens)
     coloured = Text()
     for text, share in zip(texts, chosen, strict=True):
         coloured.append(text, _style(share))
@@ -74,23 +76,19 @@ def show(console: Console, tokens: Sequence[bytes], trace: RoutingTrace, layer: 
 
 def _tokens(names: list[str], shares: np.ndarray, layers: list[int]) -> Table:
     """A row a token: deep share of each layer and their mean."""
-    table = Table(title="deep share by token and layer", title_justify="left", box=None)
-    table.add_column("token", no_wrap=True)
-    for name in ["mean", *map(str, layers)]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, own in zip(names, shares, strict=True):
-        cells = [Text(f" {share:.2f} ", _style(share)) for share in (own.mean(), *own)]
+    numbers = ["mean", *map(str, layers)]
+    table = table_of("deep share by token and layer", "token", numbers)
+    table.box = None
+    for name, of_token in zip(names, shares, strict=True):
+        cells = [Text(f" {share:.2f} ", _style(share)) for share in (of_token.mean(), *of_token)]
         table.add_row(Text(name), *cells)
     return table
 
 
 def _layers(values: np.ndarray, layers: list[int]) -> Table:
     """A row a layer: every read-out, averaged over the tokens."""
-    table = Table(title="means over tokens", title_justify="left", caption=DEFINITION,
-                  caption_justify="left")  # fmt: skip
     names = ("layer", "deep share", "g_d", "g_w", "‖Δ_d‖", "‖Δ_w‖", "cosine", "loops", "steps")
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = table_of("means over tokens", (), names, DEFINITION)
     order = ("deep_share", "gate_deep", "gate_wide", "update_deep", "update_wide", "cosine",
              "expected_loops")  # fmt: skip
     for place, layer in enumerate(layers):
@@ -115,5 +113,5 @@ def _legend() -> Text:
 
 def _style(share: float) -> str:
     red, green, blue, _ = share_colormap()(float(share))
-    color = "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))
+    color = "#" + "".join(f"{round(255 * channel):02x}" for channel in (red, green, blue))
     return f"{INK} on {color}"

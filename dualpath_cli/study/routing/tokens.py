@@ -4,27 +4,57 @@ Shapes: N tokens, L layers with gates, K loops.
 """
 
 import codecs
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.atomic import sync
+from dualpath_cli.atomic import replacing
 from dualpath_cli.study.routing.page.examples import Example
 from dualpath_cli.study.routing.readouts import READOUTS
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 TOKENS = "routing.parquet"
 ROWS = 1 << 16
 """Rows of a row group: what is held in memory."""
 
 
+@contextmanager
+def token_table(
+    path: Path, token_values: Sequence[bytes], layers: int, loops: int
+) -> Iterator["TokenTable"]:
+    """Writes a source's table, whole or not at all; `token_values` are the bytes of each id."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    per_layer = pa.list_(pa.float32(), layers)
+    schema = pa.schema(
+        [
+            ("source", pa.string()),
+            ("sequence", pa.int32()),
+            ("position", pa.int32()),
+            ("token_id", pa.int32()),
+            ("token", pa.string()),
+            ("upos", pa.string()),
+            ("nats", pa.float32()),
+            *((name, per_layer) for name in READOUTS),
+            ("step_weights", pa.list_(pa.list_(pa.float32(), loops), layers)),
+        ]
+    )
+    with replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as file:
+        table = TokenTable(file, token_values)
+        yield table
+        table.flush()
+
+
 class TokenTable:
-    """Writes a source's part of the table beside its name, which it gets when it is complete.
+    """The rows of a source on their way to a file.
 
     Columns:
 
@@ -41,30 +71,10 @@ class TokenTable:
     ==============================  ==========================================================
     """
 
-    def __init__(self, path: Path, token_values: Sequence[bytes], layers: int, loops: int) -> None:
-        """`token_values` are the bytes that each token id stands for."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        self._path, self._partial = path, path.with_name(f"{path.name}.partial")
+    def __init__(self, file: "pq.ParquetWriter", token_values: Sequence[bytes]) -> None:
+        self._file = file
         self._values = token_values
-        per_layer = pa.list_(pa.float32(), layers)
-        self._schema = pa.schema(
-            [
-                ("source", pa.string()),
-                ("sequence", pa.int32()),
-                ("position", pa.int32()),
-                ("token_id", pa.int32()),
-                ("token", pa.string()),
-                ("upos", pa.string()),
-                ("nats", pa.float32()),
-                *((name, per_layer) for name in READOUTS),
-                ("step_weights", pa.list_(pa.list_(pa.float32(), loops), layers)),
-            ]
-        )
         self._held: list[pa.RecordBatch] = []
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._writer = pq.ParquetWriter(self._partial, self._schema, compression="zstd")
 
     def add(
         self,
@@ -80,7 +90,7 @@ class TokenTable:
 
         columns: list[Any] = [
             [source] * len(ids), np.full(len(ids), sequence), np.arange(len(ids)), ids,
-            pieces(self._values[id] for id in ids.tolist()),
+            token_texts(self._values[id] for id in ids.tolist()),
             [None] * len(ids) if upos is None else upos, nats,
         ]  # fmt: skip
         split = len(READOUTS)
@@ -88,57 +98,43 @@ class TokenTable:
         columns.append(_lists(values[..., split:]))
         arrays = [
             column if isinstance(column, pa.Array) else pa.array(column, field.type)
-            for column, field in zip(columns, self._schema, strict=True)
+            for column, field in zip(columns, self._file.schema, strict=True)
         ]
-        self._held.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self._held.append(pa.RecordBatch.from_arrays(arrays, schema=self._file.schema))
         if sum(map(len, self._held)) >= ROWS:
-            self._flush()
+            self.flush()
 
-    def finish(self) -> None:
-        """Gives the part its name."""
-        self._flush()
-        self._writer.close()
-        sync(self._partial)
-        self._partial.replace(self._path)
-
-    def abandon(self) -> None:
-        """Removes what was written of an unfinished part."""
-        self._writer.close()
-        self._partial.unlink(missing_ok=True)
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Writes the rows that are held."""
         import pyarrow as pa
 
         if self._held:
-            self._writer.write_table(pa.Table.from_batches(self._held))
+            self._file.write_table(pa.Table.from_batches(self._held))
         self._held = []
 
 
-def merge(parts: Sequence[Path], path: Path, facts: Mapping[str, str]) -> None:
+def merge(tables: Sequence[Path], path: Path, facts: Mapping[str, str]) -> None:
     """Makes one table of those of several sources, with some facts as its metadata."""
     import pyarrow.parquet as pq
 
-    schema = pq.read_schema(parts[0])
+    schema = pq.read_schema(tables[0])
     schema = schema.with_metadata({**(schema.metadata or {}), **facts})
-    partial = path.with_name(f"{path.name}.partial")
-    with pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-        for part in parts:
-            for batch in pq.ParquetFile(part).iter_batches(ROWS):
-                writer.write_batch(batch.replace_schema_metadata(schema.metadata))
-    sync(partial)
-    partial.replace(path)
+    with replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as file:
+        for table in tables:
+            for batch in pq.ParquetFile(table).iter_batches(ROWS):
+                file.write_batch(batch.replace_schema_metadata(schema.metadata))
 
 
-def pieces(values: Iterable[bytes]) -> list[str]:
+def token_texts(values: Iterable[bytes]) -> list[str]:
     """Returns the text of each token; together they are the text of all.
 
     A character in several tokens is the last one's, and bytes that are no character are U+FFFD.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    found = [decoder.decode(value) for value in values]
+    texts = [decoder.decode(value) for value in values]
     if rest := decoder.decode(b"", final=True):
-        found[-1] += rest
-    return found
+        texts[-1] += rest
+    return texts
 
 
 def read_examples(tokens: Path, source: str, wanted: Sequence[int], count: int) -> list[Example]:
@@ -149,10 +145,9 @@ def read_examples(tokens: Path, source: str, wanted: Sequence[int], count: int) 
     table = ds.dataset(tokens)
     of_source = ds.field("source") == source
     numbers = table.to_table(columns=["sequence"], filter=of_source)["sequence"]
-    there = sorted(pc.unique(numbers).to_pylist())
-    chosen = list(dict.fromkeys([*wanted, *there]))[: max(count, len(wanted))]
-    here = of_source & ds.field("sequence").isin(chosen)
-    rows = table.to_table(filter=here)
+    existing = sorted(pc.unique(numbers).to_pylist())
+    chosen = list(dict.fromkeys([*wanted, *existing]))[: max(count, len(wanted))]
+    rows = table.to_table(filter=of_source & ds.field("sequence").isin(chosen))
     return [
         _example(source, number, rows.filter(pc.equal(rows["sequence"], number)))
         for number in chosen

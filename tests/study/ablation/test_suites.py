@@ -1,13 +1,12 @@
 """What the suites score: the paper's rows, each in one layer, classes of tokens, thresholds."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.study.ablation.options import TOKEN_CLASSES, AblateOptions, TokenClass
-from dualpath_cli.study.ablation.suites import applicable, rows
+from dualpath_cli.study.ablation.suites import Selection, applicable
+from dualpath_cli.study.classes import TOKEN_CLASSES, TokenClass
 
 TINY = ModelConfig(n_layers=3, loops=2, d_ffn=1600, d_ffn_wide=11392)
 NAMES = [
@@ -21,13 +20,13 @@ NAMES = [
 ]
 
 
+def selection(*suites: str, **changes) -> Selection:
+    plain = Selection(suites, tuple(range(1, 11)), shuffles=1, controls=1, classes=TOKEN_CLASSES)
+    return dataclasses.replace(plain, **changes)
+
+
 def names(*suites: str, config: ModelConfig = TINY, **changes) -> list[str]:
-    options = AblateOptions(
-        out=Path("out"), suites=suites, loops=tuple(range(1, 11)), shuffles=1, controls=1,
-        classes=TOKEN_CLASSES, tagger="", compare_paper=False,
-    )  # fmt: skip
-    found = rows(dataclasses.replace(options, **changes), config)
-    return [row.intervention.name for row in found]
+    return [row.intervention.name for row in selection(*suites, **changes).rows(config)]
 
 
 def test_the_rows_are_the_sixteen_of_the_paper():
@@ -41,18 +40,18 @@ def test_loops_and_seeds_can_be_chosen():
 
 
 def test_every_row_but_the_trained_loops_comes_in_each_layer_alone():
-    found = names("layers", loops=(1, 2))
-    assert found[0] == "learned"
-    assert found[1:4] == ["K=1 layers=0", "K=1 layers=1", "K=1 layers=2"]
-    assert not any(name.startswith("K=2 ") for name in found)
-    assert len(found) == 1 + 6 * 3
+    listed = names("layers", loops=(1, 2))
+    assert listed[0] == "learned"
+    assert listed[1:4] == ["K=1 layers=0", "K=1 layers=1", "K=1 layers=2"]
+    assert not any(name.startswith("K=2 ") for name in listed)
+    assert len(listed) == 1 + 6 * 3
 
 
 def test_layers_without_what_is_overridden_are_left_out_quietly():
     config = dataclasses.replace(TINY, block=["wide", "loop", "dual"])
-    found = names("layers", loops=(1,), config=config)
-    assert found[1:3] == ["K=1 layers=1", "K=1 layers=2"]
-    assert [name for name in found if "gates=1,0" in name] == ["gates=1,0 layers=2"]
+    listed = names("layers", loops=(1,), config=config)
+    assert listed[1:3] == ["K=1 layers=1", "K=1 layers=2"]
+    assert [name for name in listed if "gates=1,0" in name] == ["gates=1,0 layers=2"]
 
 
 def test_each_class_comes_with_random_tokens_for_each_seed():
@@ -66,8 +65,8 @@ def test_each_class_comes_with_random_tokens_for_each_seed():
 
 
 def test_no_two_rows_of_all_suites_have_one_name():
-    found = names("paper", "token-classes", "layers", "halting")
-    assert len(found) == len(set(found))
+    listed = names("paper", "token-classes", "layers", "halting")
+    assert len(listed) == len(set(listed))
 
 
 @pytest.mark.parametrize(
@@ -83,8 +82,7 @@ def test_no_two_rows_of_all_suites_have_one_name():
 )
 def test_rows_that_make_no_sense_for_a_model_are_left_out_with_a_reason(changes, kept):
     config = dataclasses.replace(TINY, **changes)
-    options = AblateOptions(Path("out"), ("paper",), tuple(range(1, 11)), 1, 1, (), "", False)
-    chosen, skipped = applicable(rows(options, config), config)
+    chosen, skipped = applicable(selection("paper").rows(config), config)
     assert [row.intervention.name for row in chosen] == kept
     assert list(skipped) == [name for name in NAMES if name not in kept]
     assert all(reason.startswith("the model ") for reason in skipped.values())
@@ -92,7 +90,7 @@ def test_rows_that_make_no_sense_for_a_model_are_left_out_with_a_reason(changes,
 
 def test_a_wide_model_has_no_layer_to_override_and_says_why():
     config = dataclasses.replace(TINY, block="wide")
-    options = AblateOptions(Path("out"), ("layers", "halting"), (1,), 1, 1, (), "", False)
-    chosen, skipped = applicable(rows(options, config), config)
+    rows = selection("layers", "halting", loops=(1,)).rows(config)
+    chosen, skipped = applicable(rows, config)
     assert [row.intervention.name for row in chosen] == ["learned"]
     assert set(skipped) >= {"K=1 layers=0", "gates=1,0 layers=2", "halting=0.5"}

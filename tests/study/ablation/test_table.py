@@ -11,26 +11,26 @@ from rich.console import Console
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.paper import inference_ablation, token_class_excess
+from dualpath_cli.intervention import Intervention
+from dualpath_cli.study.ablation.comparison import Excess, Result
 from dualpath_cli.study.ablation.figures import draw
 from dualpath_cli.study.ablation.runs import combine, excess_over_runs
-from dualpath_cli.study.ablation.table import (
-    Excess,
-    Result,
-    excess_table,
-    layer_table,
-    source_table,
-    write,
-)
+from dualpath_cli.study.ablation.table import excess_table, layer_table, source_table, write
+from dualpath_cli.study.classes import TokenClass
 
 NAN = float("nan")
 
 
-def result(name: str, source: str = "text", suite: str = "paper", difference: float = 0.5):
-    suite = "baseline" if name == "learned" else suite
-    return Result(suite, name, source, 2 + difference, difference, 0.25, 0.75, 1.5, 2.0)
+def result(source: str = "text", suite: str = "paper", difference: float = 0.5, **override):
+    """A row of an intervention given by keywords; without any, of the learned router."""
+    intervention = Intervention(**override)
+    suite = suite if override else "baseline"
+    return Result(suite, intervention, source, 2 + difference, difference, 0.25, 0.75, 1.5, 2.0)
 
 
-EXCESS = Excess("arithmetic", "NUM,SYM", "wide", "gsm8k", 30, 0.3, 0.5, 0.125, 0.375, 0.25, 0.5)
+DEEP = (1.0, 0.0)
+ARITHMETIC = TokenClass("arithmetic", ("NUM", "SYM"), "wide")
+EXCESS = Excess(ARITHMETIC, "gsm8k", 30, 0.3, 0.5, 0.125, 0.375, 0.25, 0.5)
 
 
 def shown(table) -> str:
@@ -45,13 +45,14 @@ def written(folder: Path, results: list[Result], excesses: list[Excess]) -> dict
 
 
 def test_files_hold_all_numbers(tmp_path: Path):
-    results = [result("learned", difference=0.0), dataclasses.replace(result("K=1"), low=NAN)]
+    results = [result(difference=0.0), dataclasses.replace(result(loops=1), low=NAN)]
     files = written(tmp_path, results, [EXCESS])
     report = json.loads(files["ablations.json"])
     assert report["model"] == {"loops": 4}
-    assert report["rows"][0] == dataclasses.asdict(results[0])
+    assert report["rows"][0] == dataclasses.asdict(results[0]) | {"intervention": "learned"}
     assert report["rows"][1]["low"] is None
-    assert report["excess"] == [dataclasses.asdict(EXCESS)]
+    names = {"token_class": "arithmetic", "upos": "NUM,SYM", "path": "wide"}
+    assert report["excess"] == [dataclasses.asdict(EXCESS) | names]
     rows = list(csv.DictReader(io.StringIO(files["ablations.csv"])))
     assert [row["intervention"] for row in rows] == ["learned", "K=1"]
     assert (rows[0]["low"], rows[1]["low"]) == ("0.25", "")
@@ -60,8 +61,8 @@ def test_files_hold_all_numbers(tmp_path: Path):
 
 
 def test_markdown_and_latex_have_a_column_a_source(tmp_path: Path):
-    results = [result(name, source) for source in ("a_b", "c") for name in ("learned", "K=4")]
-    results.append(result("gates=1,0", "c", difference=-0.25))
+    results = [row for source in ("a_b", "c") for row in (result(source), result(source, loops=4))]
+    results.append(result("c", difference=-0.25, gates=DEEP))
     files = written(tmp_path, results, [])
     assert files["ablations.md"].splitlines()[2:] == [
         "| intervention | a_b | c |",
@@ -78,7 +79,7 @@ def test_markdown_and_latex_have_a_column_a_source(tmp_path: Path):
 
 
 def test_each_suite_is_a_table_of_its_own(tmp_path: Path):
-    results = [result("learned"), result("halting=0.1", suite="halting")]
+    results = [result(), result(suite="halting", halting=0.1)]
     text = written(tmp_path, results, [EXCESS])["ablations.md"]
     assert "| halting=0.1 | 2.5000 (+0.5000, 1.50 loops) |" in text
     assert (
@@ -90,8 +91,9 @@ def test_each_suite_is_a_table_of_its_own(tmp_path: Path):
 
 
 def test_a_layer_is_a_column():
-    rows = [result("K=1 layers=0", difference=0.1), result("K=1 layers=10", difference=0.2),
-            result("gates=1,0 layers=10", difference=0.3)]  # fmt: skip
+    rows = [result(difference=0.1, loops=1, layers=(0,)),
+            result(difference=0.2, loops=1, layers=(10,)),
+            result(difference=0.3, gates=DEEP, layers=(10,))]  # fmt: skip
     text = shown(layer_table("title", rows))
     assert "│ K=1          │ +0.1000 │ +0.2000 │" in text
     assert "│ gates=1,0    │         │ +0.3000 │" in text
@@ -119,12 +121,13 @@ def test_every_row_of_the_papers_table_is_a_row_of_ours(shared_data: Path):
 
 
 def test_papers_losses_and_differences_stand_beside_ours():
-    text = shown(source_table("title", [result("K=1", "gsm8k")], 4, paper=True))
+    text = shown(source_table("title", [result("gsm8k", loops=1)], 4, paper=True))
     assert "│ 3.592 │" in " ".join(text.split())
     assert "│ +1.444 │" in " ".join(text.split())
     text = shown(excess_table("title", [EXCESS], paper=True))
     assert "│ +0.37 │" in " ".join(text.split())
-    other = dataclasses.replace(EXCESS, upos="NUM")  # not the class of that name
+    numbers = dataclasses.replace(ARITHMETIC, upos=("NUM",))  # not the class of that name
+    other = dataclasses.replace(EXCESS, token_class=numbers)
     assert "+0.37 " not in shown(excess_table("title", [other], paper=True))
 
 
@@ -132,15 +135,11 @@ def test_papers_losses_and_differences_stand_beside_ours():
 
 
 def reports(tmp_path: Path, excesses: list[float]) -> list[Path]:
-    folders = []
-    for number, value in enumerate(excesses):
-        folder = tmp_path / str(number)
-        row = dataclasses.asdict(dataclasses.replace(EXCESS, excess=value))
-        folder.mkdir()
-        rows = [dataclasses.asdict(result("K=1", difference=value))]
-        content = {"checkpoint": {"step": number}, "excess": [row], "rows": rows}
-        (folder / "ablations.json").write_text(json.dumps(content))
-        folders.append(folder)
+    folders = [tmp_path / str(number) for number in range(len(excesses))]
+    for number, (folder, value) in enumerate(zip(folders, excesses, strict=True)):
+        report = {"checkpoint": {"step": number}, "model": {"loops": 4}}
+        rows = [result(difference=value, loops=1)]
+        write(folder, report, rows, [dataclasses.replace(EXCESS, excess=value)])
     return folders
 
 
@@ -171,8 +170,8 @@ def test_too_few_runs_are_said_to_be_too_few(tmp_path: Path):
     assert "1 of 2" in console.file.getvalue()
 
 
-def test_a_class_that_not_all_runs_have_is_left_out():
-    row = dataclasses.asdict(EXCESS)
+def test_a_class_that_not_all_runs_have_is_left_out(tmp_path: Path):
+    (row,) = json.loads(written(tmp_path, [result()], [EXCESS])["ablations.json"])["excess"]
     assert excess_over_runs([[row], []]) == []
     assert excess_over_runs([[row], [{**row, "excess": None}]]) == []
 
@@ -195,16 +194,18 @@ def test_runs_on_different_sources_have_nothing_in_common(tmp_path: Path):
         combine(folders, tmp_path, Console(file=io.StringIO()))
 
 
-def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path: Path):
-    names = ("learned", "K=1", "K=2", "K=1 layers=0", "K=1 layers=1", "halting=0.5")
-    suites = ("baseline", "paper", "paper", "layers", "layers", "halting")
-    rows = [dataclasses.replace(result(name, suite=suite), difference=NAN, low=NAN, high=NAN)
-            for name, suite in zip(names, suites, strict=True)]  # fmt: skip
+def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path: Path, drawn):
+    rows = [
+        result(), result(loops=1), result(loops=2), result(suite="layers", loops=1, layers=(0,)),
+        result(suite="layers", loops=1, layers=(1,)), result(suite="halting", halting=0.5),
+    ]  # fmt: skip
+    rows = [dataclasses.replace(row, difference=NAN, low=NAN, high=NAN) for row in rows]
     assert len(draw(tmp_path, rows, 2)) == 6
 
 
-def test_figures_of_suites_that_are_no_longer_asked_for_go(tmp_path: Path):
-    rows = [result("K=1 layers=0", suite="layers"), result("K=1"), result("K=2")]
+def test_figures_of_suites_that_are_no_longer_asked_for_go(tmp_path: Path, drawn):
+    layer = result(suite="layers", loops=1, layers=(0,))
+    rows = [layer, result(loops=1), result(loops=2)]
     draw(tmp_path, rows, 2)
     assert {path.stem for path in tmp_path.iterdir()} == {"layers", "forced_loops"}
     draw(tmp_path, rows[1:], 2)
@@ -212,7 +213,7 @@ def test_figures_of_suites_that_are_no_longer_asked_for_go(tmp_path: Path):
 
 
 def test_tables_of_suites_that_are_no_longer_asked_for_go(tmp_path: Path):
-    written(tmp_path, [result("learned")], [EXCESS])
+    written(tmp_path, [result()], [EXCESS])
     assert (tmp_path / "token_classes.csv").exists()
-    written(tmp_path, [result("learned")], [])
+    written(tmp_path, [result()], [])
     assert not (tmp_path / "token_classes.csv").exists()

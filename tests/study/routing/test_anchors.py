@@ -12,10 +12,11 @@ windows = st.lists(st.lists(st.integers(1, 6), max_size=8), min_size=1, max_size
 
 @given(windows, st.sampled_from(["a", "ab", "ba", "é", "bé", " A", "aba", "zz"]))
 def test_the_anchor_is_the_token_in_which_the_word_first_ends(ids, word):
-    found = anchor_positions([np.array([0, *each]) for each in ids], range(len(ids)), VALUES, word)
-    for each, position in zip(ids, found, strict=True):
+    windows = [np.array([0, *window]) for window in ids]
+    positions = anchor_positions(windows, range(len(ids)), VALUES, word)
+    for window, position in zip(ids, positions, strict=True):
         # Token by token: the first prefix of the text that holds the word.
-        prefixes = [b"".join(VALUES[id] for id in each[: n + 1]) for n in range(len(each))]
+        prefixes = [b"".join(VALUES[id] for id in window[: n + 1]) for n in range(len(window))]
         holds = [n + 1 for n, prefix in enumerate(prefixes) if word.encode() in prefix]
         assert position == (holds[0] if holds else -1)
 
@@ -23,6 +24,6 @@ def test_the_anchor_is_the_token_in_which_the_word_first_ends(ids, word):
 def test_no_more_than_a_thousand_sequences_are_aligned_the_first_ones_of_the_source():
     count = MOST_ALIGNED + 5
     numbers = list(reversed(range(count)))
-    found = anchor_positions([np.array([0, 1])] * count, numbers, VALUES, "a")
-    assert (found >= 0).sum() == MOST_ALIGNED
-    assert (found[:5] == -1).all()  # their numbers are the highest
+    positions = anchor_positions([np.array([0, 1])] * count, numbers, VALUES, "a")
+    assert (positions >= 0).sum() == MOST_ALIGNED
+    assert (positions[:5] == -1).all()  # their numbers are the highest

@@ -9,22 +9,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.cli import main
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.model import DualPathLM, RoutingTrace
-from dualpath_cli.study.routing.summary import CLASSES
-from dualpath_cli.study.routing.tokens import pieces
+from dualpath_cli.model import RoutingTrace
+from dualpath_cli.study.classes import LEANINGS
+from dualpath_cli.study.routing.tokens import token_texts
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.weights import load_weights
+from tests.study.conftest import OPEN, Forwards, model_of
 from tests.training.conftest import SEQ_LEN, Fit
 
-OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3, "loops": 3}, "optim": {"lr": 0.05}}
-"""A model whose gates and paths differ from token to token after six steps."""
 FIGURES = {
     "depth", "polarisation", "gate_density", "gate_density_layers", "tokens", "layers_by_token",
     "parts_of_speech", "parts_of_speech_box",
@@ -32,35 +28,6 @@ FIGURES = {
 FILES = {"routing.parquet", "passes", "summary.json", "claims.csv", "index.html"}
 PER_LAYER = ["gate_deep", "gate_wide", "update_deep", "update_wide", "cosine", "deep_share",
              "expected_loops"]  # fmt: skip
-
-
-class ByLetter:
-    """A tagger: what begins with an `h` is a number, with a blank a space, all else a noun."""
-
-    facts = {"pipeline": "by letter"}  # noqa: RUF012
-
-    def tags(self, windows):
-        tag = {b"h": "NUM", b" ": "SPACE"}
-        for values in windows:
-            yield [tag.get(value[:1], "NOUN") for value in values]
-
-
-@pytest.fixture
-def by_letter(monkeypatch):
-    monkeypatch.setattr("dualpath_cli.study.routing.study.Tagger", lambda pipeline: ByLetter())
-    monkeypatch.setattr("dualpath_cli.study.routing.options.check_pipeline", lambda pipeline: "")
-
-
-@pytest.fixture
-def drawn():
-    """For a test that looks at the files of figures."""
-
-
-@pytest.fixture(autouse=True)
-def undrawn(request, monkeypatch):
-    """Elsewhere figures are laid out, but not written, which would take most of the time."""
-    if "drawn" not in request.fixturenames:
-        monkeypatch.setattr("dualpath_cli.study.routing.report.save", lambda folder, figures: [])
 
 
 def routing(run: Path, *words: str) -> Path:
@@ -76,13 +43,6 @@ def rows_of(folder: Path) -> dict[str, np.ndarray]:
     return {name: np.array(table[name].to_pylist()) for name in table.column_names}
 
 
-def model_of(run: Path) -> tuple[DualPathLM, Tokenizer]:
-    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
-    model = DualPathLM(ModelConfig(**recipe["model"]))
-    load_weights(model, run / "checkpoints" / "step-00000006")
-    return model, Tokenizer.load(run / "tokenizer.json")
-
-
 # Rows
 
 
@@ -95,8 +55,8 @@ def test_every_token_has_a_row_with_what_the_model_did(fit: Fit, texts: Path, by
     row = sequence = 0
     for document in read_documents(Source("a", texts / "val.jsonl")):
         ids = tokenizer.encode(document)
-        for start in range(0, len(ids), SEQ_LEN - 1):
-            window = ids[start : start + SEQ_LEN - 1]
+        for start in range(0, len(ids), SEQ_LEN):
+            window = ids[start : start + SEQ_LEN]
             inputs = torch.tensor([[tokenizer.eot_id, *window]])
             trace = RoutingTrace()
             with torch.no_grad():
@@ -112,10 +72,10 @@ def test_every_token_has_a_row_with_what_the_model_did(fit: Fit, texts: Path, by
                 assert rows["nats"][row] == pytest.approx(float(losses[position, id]), rel=1e-4)
                 for name in PER_LAYER:
                     expected = [
-                        float(getattr(each, name)[0, position + 1]) for each in trace.layers
+                        float(getattr(layer, name)[0, position + 1]) for layer in trace.layers
                     ]
                     assert rows[name][row] == pytest.approx(expected, rel=1e-4, abs=1e-5), name
-                steps = [each.step_weights[0, position + 1].tolist() for each in trace.layers]
+                steps = [layer.step_weights[0, position + 1].tolist() for layer in trace.layers]
                 assert rows["step_weights"][row] == pytest.approx(np.array(steps), abs=1e-5)
                 row += 1
             sequence += 1
@@ -129,13 +89,13 @@ def test_the_texts_of_tokens_are_the_text_however_it_is_cut(text, data):
     cuts = data.draw(st.lists(st.integers(0, len(whole)), max_size=8).map(sorted))
     ends = [0, *cuts, len(whole)]
     values = [whole[a:b] for a, b in pairwise(ends)]
-    found = pieces(values)
-    assert "".join(found) == whole.decode()
-    assert len(found) == len(values)
+    texts = token_texts(values)
+    assert "".join(texts) == whole.decode()
+    assert len(texts) == len(values)
 
 
 def test_a_broken_character_at_the_end_is_shown():
-    assert pieces([b"a", "é".encode()[:1]]) == ["a", "\ufffd"]
+    assert token_texts([b"a", "é".encode()[:1]]) == ["a", "\ufffd"]
 
 
 # Numbers
@@ -147,34 +107,36 @@ def test_the_summary_is_what_plain_means_over_the_rows_give(fit: Fit, texts: Pat
     summary, rows = json.loads((folder / "summary.json").read_text()), rows_of(folder)
     averages = []
     for source in ("a", "b"):
-        own = {name: column[rows["source"] == source] for name, column in rows.items()}
-        told = summary["sources"][source]
-        assert told["tokens"] == len(own["nats"])
-        assert told["sequences"] == len(set(own["sequence"]))
-        assert told["loss"] == pytest.approx(own["nats"].mean(), rel=1e-4)
+        columns = {name: column[rows["source"] == source] for name, column in rows.items()}
+        report = summary["sources"][source]
+        assert report["tokens"] == len(columns["nats"])
+        assert report["sequences"] == len(set(columns["sequence"]))
+        assert report["loss"] == pytest.approx(columns["nats"].mean(), rel=1e-4)
         for name in PER_LAYER:
-            mean = own[name].astype(float).mean(0)
-            assert told["layers"][name]["mean"] == pytest.approx(mean, rel=1e-5), name
-        gap = np.abs(own["gate_deep"] - own["gate_wide"])
-        assert told["layers"]["gate_difference"]["mean"] == pytest.approx(gap.mean(0), rel=1e-5)
-        steps = own["step_weights"].mean(0)
+            mean = columns[name].astype(float).mean(0)
+            assert report["layers"][name]["mean"] == pytest.approx(mean, rel=1e-5), name
+        gap = np.abs(columns["gate_deep"] - columns["gate_wide"])
+        assert report["layers"]["gate_difference"]["mean"] == pytest.approx(gap.mean(0), rel=1e-5)
+        steps = columns["step_weights"].mean(0)
         for k in range(3):
-            assert told["layers"][f"step_{k + 1}"]["mean"] == pytest.approx(steps[:, k], rel=1e-5)
+            assert report["layers"][f"step_{k + 1}"]["mean"] == pytest.approx(steps[:, k], rel=1e-5)
         for tag in ("NUM", "NOUN", "SPACE"):
-            mean = own["deep_share"][own["upos"] == tag].mean(0)
-            assert told["upos"][tag]["layers"]["mean"] == pytest.approx(mean, rel=1e-5)
-        for name, upos in CLASSES.items():
-            member = np.isin(own["upos"], upos)
+            mean = columns["deep_share"][columns["upos"] == tag].mean(0)
+            assert report["upos"][tag]["layers"]["mean"] == pytest.approx(mean, rel=1e-5)
+        for leaning in LEANINGS:
+            member, name = np.isin(columns["upos"], leaning.upos), leaning.name
             if name in ("arithmetic", "structure"):
-                difference = own["deep_share"][member].mean() - own["deep_share"][~member].mean()
-                found = told["classes"][name]["difference"]
-                assert found["mean"] == pytest.approx(difference, rel=1e-4)
-                assert found["low"] < found["mean"] < found["high"]
+                difference = (
+                    columns["deep_share"][member].mean() - columns["deep_share"][~member].mean()
+                )
+                estimate = report["classes"][name]["difference"]
+                assert estimate["mean"] == pytest.approx(difference, rel=1e-4)
+                assert estimate["low"] < estimate["mean"] < estimate["high"]
             else:
-                assert name not in told["classes"]  # no token is of that class
-        averages.append(own["deep_share"].mean(0))
-    found = summary["average"]["layers"]["deep_share"]["mean"]
-    assert found == pytest.approx(np.mean(averages, axis=0), rel=1e-5)
+                assert name not in report["classes"]  # no token is of that class
+        averages.append(columns["deep_share"].mean(0))
+    average = summary["average"]["layers"]["deep_share"]["mean"]
+    assert average == pytest.approx(np.mean(averages, axis=0), rel=1e-5)
     classes = {(c["claim"], c["source"]): c["value"] for c in summary["claims"]}
     value = summary["sources"]["a"]["classes"]["arithmetic"]["difference"]["mean"]
     assert classes["arithmetic (NUM, SYM) leans deep", "a"] == value
@@ -210,12 +172,15 @@ def test_the_anchor_lines_sequences_up(fit: Fit, tmp_path: Path, by_letter, draw
     means = []
     for source in ("gsm8k", "triviaqa"):
         assert summary["sources"][source]["anchored"] == 12
-        own = rows["source"] == source
-        anchor = {s: p for s, p, t in zip(rows["sequence"][own], rows["position"][own],
-                                          rows["token"][own], strict=True) if t == ":"}  # fmt: skip
-        assert len(anchor) == 12  # of two colons the later one
-        offset = rows["position"][own] - [anchor[s] for s in rows["sequence"][own]]
-        late = rows["deep_share"][own][:, 1]
+        sequence, position, token, share = (
+            rows[name][rows["source"] == source]
+            for name in ("sequence", "position", "token", "deep_share")
+        )
+        colons = zip(sequence, position, token, strict=True)
+        anchor = {s: p for s, p, t in colons if t == ":"}  # of two colons the later one
+        assert len(anchor) == 12
+        offset = position - [anchor[s] for s in sequence]
+        late = share[:, 1]
         means.append([late[offset == o].mean() for o in range(1, 8)])
     (claim,) = [c for c in summary["claims"] if "in late layers" in c["claim"]]
     assert claim["source"] == "gsm8k, triviaqa"
@@ -247,11 +212,9 @@ def test_end_of_text_inside_a_packed_block_is_context_alone(fit: Fit, texts: Pat
     tokenizer = Tokenizer.load(run / "tokenizer.json")
     assert tokenizer.eot_id not in rows["token_id"]
     lengths = np.bincount(rows["sequence"])
-    assert lengths.max() == SEQ_LEN - 1  # its first token is context
-    assert lengths.min() < SEQ_LEN - 1  # and so is end-of-text, where it has one
-    told = summary["sources"]["packed"]
-    assert told["tokens"] == len(rows["nats"])
-    assert told["loss"] == pytest.approx(rows["nats"].mean(), rel=1e-4)
+    assert lengths.max() == SEQ_LEN  # its first token is context
+    assert lengths.min() < SEQ_LEN  # and so is end-of-text, where it has one
+    assert summary["sources"]["packed"]["tokens"] == len(rows["nats"])
 
 
 def test_a_model_of_one_layer_has_little_to_tell(fit: Fit, by_letter, capsys):
@@ -301,10 +264,16 @@ def test_the_command_writes_and_names_everything(fit: Fit, by_letter, drawn, cap
     assert "arithmetic (NUM, SYM) leans deep" in shown
 
 
-def test_chosen_sequences_come_first(fit: Fit, by_letter):
-    folder = routing(fit(**OPEN), "--examples", "held_out:3", "held_out:1", "--sequences", "4")
+def test_chosen_sequences_come_first_and_others_are_a_mistake(fit: Fit, by_letter, capsys):
+    run = fit(**OPEN)
+    folder = routing(run, "--examples", "held_out:3", "held_out:1", "--sequences", "4")
     page = (folder / "index.html").read_text()
     assert re.findall(r'"source": "held_out", "number": (\d+)', page) == ["3", "1", "0", "2"]
+    capsys.readouterr()
+    words = ["--examples", "held_out:99", "--tagger", "none"]
+    assert main(["routing", "--ckpt_path", str(run), *words]) == 2
+    error = "--examples held_out:99: no such sequence; they go from 0 to 14\n"
+    assert capsys.readouterr().err == f"dualpath routing: error: {error}"
 
 
 def test_without_a_tagger_nothing_is_told_of_parts_of_speech(fit: Fit, by_letter, drawn):
@@ -318,39 +287,39 @@ def test_without_a_tagger_nothing_is_told_of_parts_of_speech(fit: Fit, by_letter
     assert not list(folder.glob("parts_of_speech*"))  # nor those of the call before
 
 
-def test_what_is_done_is_not_read_again(fit: Fit, texts: Path, by_letter, monkeypatch, capsys):
+def test_what_is_done_is_not_read_again(
+    fit: Fit, texts: Path, by_letter, forwards: Forwards, capsys
+):
     run = fit(**OPEN)
     sources = ["--sources", f"a={texts / 'val.jsonl'}", f"b={texts / 'train.jsonl'}"]
+    forwards.names.clear()
     whole = routing(run, *sources, "--out", str(run / "whole"))
-    read: list[int] = []
-    forward = DualPathLM.forward
-
-    def interrupted(self, tokens, *arguments, **keywords):
-        read.append(len(tokens))
-        if len(read) > most:
-            raise KeyboardInterrupt
-        return forward(self, tokens, *arguments, **keywords)
-
-    monkeypatch.setattr(DualPathLM, "forward", interrupted)
-    most = 20  # in the middle of the second source
+    batches = len(forwards.names)
     out = ["--out", str(run / "parts")]
+    forwards.allowed = batches + 20  # in the middle of the second source
     assert main(["routing", "--ckpt_path", str(run), *sources, *out]) == 130
-    left = [path.name for path in (run / "parts").rglob("*") if path.is_file()]
-    kinds = [(name[:2], Path(name).suffix) for name in left]
-    assert sorted(kinds) == [("a-", ".npz"), ("a-", ".parquet")]  # nothing half-written
+    left = [path for path in (run / "parts").rglob("*") if path.is_file()]
+    kinds = sorted((path.name[:2], path.suffix) for path in left)
+    assert kinds == [("a-", ".npz"), ("a-", ".parquet")]  # nothing half-written
     assert "a finished; the same command continues" in capsys.readouterr().out
-    first, most = len(read), 10**9
-    read.clear()
+    forwards.names.clear()
+    forwards.allowed = float("inf")
     parts = routing(run, *sources, *out)
-    batches = sum(rows_of(parts)["position"] == 0) // 2 + 2
-    assert batches - 20 < len(read) < batches
-    read.clear()
-    routing(run, *sources, *out)
-    assert read == []
-    assert first == 21
+    assert batches - 20 < len(forwards.names) < batches
     for name in ("summary.json", "claims.csv", "index.html"):
-        texts_of = [(folder / name).read_text() for folder in (whole, parts)]
-        assert texts_of[0] == texts_of[1], name
+        assert (whole / name).read_text() == (parts / name).read_text(), name
+    forwards.names.clear()
+    routing(run, *sources, *out)
+    assert forwards.names == []
+    # A source without its rows, or with half of its sums, is read again.
+    for damaged in left:
+        damaged.write_bytes(damaged.read_bytes()[:40])
+        if damaged.suffix == ".parquet":
+            damaged.unlink()
+        routing(run, *sources, *out)
+        assert 0 < len(forwards.names) < batches - len(forwards.names)
+        forwards.names.clear()
+    assert (whole / "summary.json").read_text() == (parts / "summary.json").read_text()
 
 
 def test_several_runs_stand_side_by_side(fit: Fit, tmp_path: Path, by_letter, capsys):
@@ -361,15 +330,15 @@ def test_several_runs_stand_side_by_side(fit: Fit, tmp_path: Path, by_letter, ca
     summary = json.loads((out / "summary.json").read_text())
     assert list(summary["runs"]) == ["k2", "k3"]
     page = (out / "index.html").read_text()
-    for name, told in summary["runs"].items():
+    for name, line in summary["runs"].items():
         folder = f"tiny-{name}-step-00000006"
-        own = json.loads((out / folder / "summary.json").read_text())
-        assert told["layers"] == own["average"]["layers"]
+        single = json.loads((out / folder / "summary.json").read_text())
+        assert line["layers"] == single["average"]["layers"]
         assert f'href="{folder}/index.html"' in page
-        for claim in own["claims"]:
+        for claim in single["claims"]:
             assert f"<td>{claim['value']:+.3f} {claim['verdict']}</td>" in page
     assert {path.name for path in out.glob("*.png")} == {"depth.png", "polarisation.png"}
-    assert (out / "claims.csv").read_text().count("\nk3,") == len(own["claims"]) > 2
+    assert (out / "claims.csv").read_text().count("\nk3,") == len(single["claims"]) > 2
     assert "run 2 of 2" in capsys.readouterr().out
 
 
@@ -388,58 +357,19 @@ def test_a_text_is_printed_with_its_deep_shares(fit: Fit, capsys):
     assert main(["routing", "--ckpt_path", str(run), "--text", "hell the"]) == 0
     shown = capsys.readouterr().out
     assert "\nhell the\n" in shown
-    for id, own in zip(ids, shares.tolist(), strict=True):
+    for id, row in zip(ids, shares.tolist(), strict=True):
         token = tokenizer.token_values()[id].decode()
-        cells = r" +".join(f"{share:.2f}" for share in (np.mean(own), *own))
+        cells = r" +".join(f"{share:.2f}" for share in (np.mean(row), *row))
         assert re.search(rf"^ {re.escape(token)} +{cells}", shown, re.MULTILINE), (token, cells)
     assert not (run / "routing").exists()
     assert main(["routing", "--ckpt_path", str(run), "--text", "hell", "--layer", "1"]) == 0
     assert "deep share, layer 1\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--text", "the " * 20], "--text has 60 tokens, the model takes 15; put it into a file"),
-        (["--text", "a", "--layer", "2"], "--layer 2 has no gates; layers 0, 1 have"),
-        (["--text", " "], "--text is empty"),
-        (["--text", "a", "--out", "x"], "--out goes with sources; --text alone is printed"),
-        (["--layer", "0"], "--layer goes with --text"),
-        (["--examples", "held_oot:1"], "no source 'held_oot'; did you mean 'held_out'?"),
-        (["--examples", "held_out"], "give SOURCE:N, such as gsm8k:0"),
-        (
-            ["--examples", "held_out:99", "--tagger", "none"],
-            "no such sequence; they go from 0 to 14",
-        ),
-        (["--anchor", ""], "--anchor is empty"),
-        (["--sequences", "0"], "--sequences must be a whole number from 1 on, not '0'"),
-        (["--text", "a", "--layer", "x"], "--layer must be a whole number from 0 on, not 'x'"),
-        (["--tagger", "nowhere"], "; or without parts of speech: --tagger none"),
-        (["--tagger", "nowhere"], "python -m spacy download nowhere"),
-    ],
-)
-def test_a_mistake_is_one_line(words, said, fit: Fit, capsys):
-    run = fit(**OPEN)
-    capsys.readouterr()
-    assert main(["routing", "--ckpt_path", str(run), *words]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.startswith("dualpath routing: error: ")
-    assert error.count("\n") == 1
-
-
-def test_several_runs_have_one_text_each_and_one_set_of_sources(fit: Fit, texts, tmp_path, capsys):
+def test_several_runs_have_one_set_of_sources(fit: Fit, texts, tmp_path, capsys):
     one = fit(**OPEN, run={"name": "one"})
     two = fit(**OPEN, run={"name": "two"}, data={"val": {"other": str(texts / "train.jsonl")}})
     capsys.readouterr()
     runs = ["--ckpt_path", str(one), str(two)]
-    assert main(["routing", *runs, "--text", "a"]) == 2
-    assert "--text takes one RUN" in capsys.readouterr().err
     assert main(["routing", *runs, "--tagger", "none", "--out", str(tmp_path / "x")]) == 2
     assert "name different validation sets: give --sources" in capsys.readouterr().err
-
-
-def test_a_model_without_gates_has_no_routing(fit: Fit, capsys):
-    run = fit(model={"block": "wide"}, run={"gates_every": 0})
-    assert main(["routing", "--ckpt_path", str(run)]) == 2
-    assert "the model has no dual block" in capsys.readouterr().err

@@ -8,29 +8,30 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.study.options import UPOS
-from dualpath_cli.study.routing.claims import Claim, claims, same_profile
-from dualpath_cli.study.routing.statistics import AFTER, BEFORE, RESAMPLES, SHARE_BINS
-from dualpath_cli.study.routing.summary import CLASSES, Statistics, tag_box
-from tests.study.routing.test_statistics import LAYERS, LOOPS, batch, sums_of
+from dualpath_cli.study.bootstrap import RESAMPLES
+from dualpath_cli.study.classes import LEANINGS, UPOS
+from dualpath_cli.study.routing.claims import Claim, Pair, claims, same_profile
+from dualpath_cli.study.routing.summary import Summary, tag_box
+from dualpath_cli.study.routing.sums import AFTER, BEFORE, SHARE_BINS
+from tests.study.routing.test_sums import LAYERS, LOOPS, batch, sums_of
 
 RESAMPLED = 11
 
 
-def statistics(layers: int = 6, **means: float | list[float]) -> Statistics:
-    """Statistics without spread: every resample is the same."""
+def summary_of(layers: int = 6, **means: float | list[float]) -> Summary:
+    """A summary without spread: every resample is the same."""
     names = ("deep_share", "gate_difference", "only_deep", "only_wide", "cosine")
     columns = {name: np.broadcast_to(means.get(name, 0.3), (RESAMPLED, layers)) for name in names}
     nothing = np.full((RESAMPLED, len(UPOS), layers), np.nan)
-    return Statistics(
+    return Summary(
         tuple(range(layers)), columns, nothing,
-        {name: np.full((RESAMPLED, layers), np.nan) for name in CLASSES},
+        {leaning.name: np.full((RESAMPLED, layers), np.nan) for leaning in LEANINGS},
         np.full((RESAMPLED, BEFORE + 1 + AFTER, layers), np.nan), sequences=100,
     )  # fmt: skip
 
 
-def verdicts(of: Statistics) -> dict[str, str]:
-    return {claim.number: claim.verdict for claim in claims({"a": of}, of)}
+def verdicts(summary: Summary) -> dict[str, str]:
+    return {claim.number: claim.verdict for claim in claims({"a": summary}, summary)}
 
 
 # Means and differences
@@ -43,11 +44,11 @@ def test_a_rare_part_of_speech_is_left_out_and_a_frequent_one_is_a_mean():
     data["tags"][:] = UPOS.index("NOUN")
     data["tags"].view(-1)[:9] = UPOS.index("NUM")
     data["tags"].view(-1)[9:19] = UPOS.index("SYM")
-    of = Statistics.of(sums_of(data), range(LAYERS), LOOPS)
-    assert {UPOS[place] for place in of.known_tags} == {"NOUN", "SYM"}  # NUM has nine
-    means = [of.tag_means[0, place].mean() for place in of.known_tags]
+    summary = Summary.from_sums(sums_of(data), range(LAYERS), LOOPS)
+    assert {UPOS[place] for place in summary.known_tags} == {"NOUN", "SYM"}  # NUM has nine
+    means = [summary.tag_means[0, place].mean() for place in summary.known_tags]
     assert means == sorted(means)
-    report = of.report()["upos"]
+    report = summary.report()["upos"]
     share = data["values"][..., 5].reshape(-1, LAYERS).numpy()
     assert report["SYM"]["layers"]["mean"] == pytest.approx(share[9:19].mean(0))
     assert report["SYM"]["deep_share"]["mean"] == pytest.approx(share[9:19].mean())
@@ -55,20 +56,20 @@ def test_a_rare_part_of_speech_is_left_out_and_a_frequent_one_is_a_mean():
 
 def test_a_class_is_compared_with_all_other_tagged_tokens():
     data = batch(3, sequences=6, length=40)
-    of = Statistics.of(sums_of(data), range(LAYERS), LOOPS)
+    summary = Summary.from_sums(sums_of(data), range(LAYERS), LOOPS)
     tags, text = data["tags"].numpy(), data["text"].numpy()
     share = data["values"][..., 5].numpy()
-    for name, upos in CLASSES.items():
-        member = np.isin(tags, [UPOS.index(tag) for tag in upos]) & text
+    for leaning in LEANINGS:
+        member = np.isin(tags, [UPOS.index(tag) for tag in leaning.upos]) & text
         others = (tags >= 0) & ~member & text
         expected = share[member].mean(0) - share[others].mean(0)
-        np.testing.assert_allclose(of.class_differences[name][0], expected)
+        np.testing.assert_allclose(summary.class_differences[leaning.name][0], expected)
 
 
 def test_sources_weigh_the_same_however_long_they_are():
-    short = Statistics.of(sums_of(batch(0, 2, 10)), range(LAYERS), LOOPS)
-    long = Statistics.of(sums_of(batch(1, 20, 30)), range(LAYERS), LOOPS)
-    both = Statistics.average([short, long])
+    short = Summary.from_sums(sums_of(batch(0, 2, 10)), range(LAYERS), LOOPS)
+    long = Summary.from_sums(sums_of(batch(1, 20, 30)), range(LAYERS), LOOPS)
+    both = Summary.average([short, long])
     for name in short.means:
         np.testing.assert_allclose(both.means[name], (short.means[name] + long.means[name]) / 2)
     # What one source does not have, the other one decides.
@@ -78,8 +79,8 @@ def test_sources_weigh_the_same_however_long_they_are():
 
 
 def test_an_average_knows_no_more_than_its_shortest_source():
-    few, many = (dataclasses.replace(statistics(), sequences=n) for n in (9, 1000))
-    both = Statistics.average([many, few])
+    few, many = (dataclasses.replace(summary_of(), sequences=n) for n in (9, 1000))
+    both = Summary.average([many, few])
     assert both.estimate(both.means["cosine"])["low"] == [None] * 6
     assert verdicts(both)["cosine, middle band"] == "open"
     assert verdicts(many)["cosine, middle band"] == "holds"
@@ -90,7 +91,7 @@ def test_what_is_in_one_sequence_alone_has_no_interval():
     data["tags"][:] = UPOS.index("NOUN")
     data["tags"][7] = UPOS.index("SYM")
     data["weights"][7, 1:] = torch.poisson(torch.ones(RESAMPLES))  # none in a third of them
-    report = Statistics.of(sums_of(data), range(LAYERS), LOOPS).report()
+    report = Summary.from_sums(sums_of(data), range(LAYERS), LOOPS).report()
     assert report["upos"]["SYM"]["deep_share"]["mean"] > 0
     assert report["upos"]["SYM"]["deep_share"]["low"] is None
     assert report["upos"]["NOUN"]["deep_share"]["low"] is not None
@@ -106,7 +107,7 @@ def test_what_is_in_one_sequence_alone_has_no_interval():
     ],
 )
 def test_bands_are_thirds_of_the_layers(layers, expected):
-    bands = statistics(layers).bands
+    bands = summary_of(layers).bands
     assert {name: (own[0], own[-1]) for name, own in bands.items()} == expected
 
 
@@ -136,28 +137,28 @@ def test_a_claim_is_decided_only_by_a_whole_interval(low, high, above, verdict):
 
 
 def test_the_profile_of_the_paper_holds_and_its_reverse_fails():
-    paper = statistics(deep_share=[0.45, 0.4, 0.3, 0.3, 0.5, 0.6], cosine=0.1)
+    paper = summary_of(deep_share=[0.45, 0.4, 0.3, 0.3, 0.5, 0.6], cosine=0.1)
     assert verdicts(paper)["deep share, middle band"] == "holds"
     assert verdicts(paper)["deep share, last 1 of 6 layers"] == "holds"
     assert verdicts(paper)["late - middle band"] == "holds"
     assert verdicts(paper)["cosine, middle band"] == "holds"
-    reverse = statistics(deep_share=[0.5, 0.5, 0.7, 0.7, 0.4, 0.3], cosine=0.9)
+    reverse = summary_of(deep_share=[0.5, 0.5, 0.7, 0.7, 0.4, 0.3], cosine=0.9)
     assert set(verdicts(reverse).values()) == {"fails", "open"}
     assert verdicts(reverse)["deep share, middle band"] == "fails"
 
 
 def test_gates_that_part_with_depth_polarise():
-    growing = statistics(gate_difference=[0.1, 0.1, 0.2, 0.3, 0.5, 0.5], only_deep=[0] * 5 + [0.4])
+    growing = summary_of(gate_difference=[0.1, 0.1, 0.2, 0.3, 0.5, 0.5], only_deep=[0] * 5 + [0.4])
     found = verdicts(growing)
     assert found["|g_d - g_w|, late - early band"] == "holds"
     assert found["tokens with gates above 0.9 and below 0.1, late - early band"] == "holds"
-    level = verdicts(statistics(gate_difference=0.2, only_deep=0.0, only_wide=0.0))
+    level = verdicts(summary_of(gate_difference=0.2, only_deep=0.0, only_wide=0.0))
     assert level["|g_d - g_w|, late - early band"] == "open"
     assert len(level) == len(found) - 1  # no token is in a corner: nothing to say of them
 
 
 def test_two_sources_are_compared_after_the_anchor_in_the_late_layers():
-    one = statistics()
+    one = summary_of()
     shares = np.full(one.aligned.shape, np.nan)
     shares[:, BEFORE - 2 : BEFORE + 6] = 0.4
     deeper = shares.copy()
@@ -176,11 +177,11 @@ def test_two_sources_are_compared_after_the_anchor_in_the_late_layers():
 
 
 def test_a_pair_knows_no_more_than_its_shorter_source():
-    shares = np.full(statistics().aligned.shape, 0.4)
+    shares = np.full(summary_of().aligned.shape, 0.4)
     tags = np.full((RESAMPLED, len(UPOS), 6), np.nan)
     tags[:, :5] = np.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None]
-    long = dataclasses.replace(statistics(), aligned=shares + 0.2, tag_means=tags)
-    short = dataclasses.replace(statistics(), aligned=shares, tag_means=tags, sequences=9)
+    long = dataclasses.replace(summary_of(), aligned=shares + 0.2, tag_means=tags)
+    short = dataclasses.replace(summary_of(), aligned=shares, tag_means=tags, sequences=9)
     for other, verdict in ((long, "holds"), (short, "open")):
         less = dataclasses.replace(other, aligned=shares)
         pairs = [c for c in claims({"gsm8k": long, "arc": less}, long) if c.source == "gsm8k, arc"]
@@ -189,7 +190,7 @@ def test_a_pair_knows_no_more_than_its_shorter_source():
                   for each in (long, other)]  # fmt: skip
         runs = (dataclasses.replace(each, means=means)
                 for each, means in zip((long, other), rising, strict=True))  # fmt: skip
-        (same,) = same_profile("a", "b", *runs)
+        (same,) = same_profile(Pair("a", "b", *runs))
         assert same.verdict == verdict
 
 
@@ -198,10 +199,10 @@ def test_the_order_of_parts_of_speech_is_compared_by_rank():
     tags[:, :5] = np.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None]
     stretched = tags**3
     turned = 1 - tags
-    of = statistics()
+    plain = summary_of()
     same, opposite = (
-        [c for c in claims({"a": dataclasses.replace(of, tag_means=tags),
-                            "b": dataclasses.replace(of, tag_means=other)}, of)
+        [c for c in claims({"a": dataclasses.replace(plain, tag_means=tags),
+                            "b": dataclasses.replace(plain, tag_means=other)}, plain)
          if c.source == "a, b"]
         for other in (stretched, turned)
     )  # fmt: skip
@@ -214,16 +215,18 @@ def test_a_tag_that_a_resample_lacks_is_not_ranked_in_it():
     tags[:, :5] = np.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None]
     missing = tags.copy()
     missing[1:5, 4] = np.nan  # the deepest one, in four of ten resamples
-    of = statistics()
-    sources = {name: dataclasses.replace(of, tag_means=each)
+    plain = summary_of()
+    sources = {name: dataclasses.replace(plain, tag_means=each)
                for name, each in (("a", tags), ("b", missing))}  # fmt: skip
-    (claim,) = [c for c in claims(sources, of) if c.source == "a, b"]
+    (claim,) = [c for c in claims(sources, plain) if c.source == "a, b"]
     assert claim.value == pytest.approx(1)
     assert np.isnan([claim.low, claim.high]).all()  # too many resamples say nothing
 
 
 def test_two_runs_share_a_profile_where_their_layers_go_together():
-    one = statistics(deep_share=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    like, unlike = (statistics(deep_share=list(0.3 + sign * np.arange(6) / 20)) for sign in (1, -1))
-    (same,), (other,) = (list(same_profile("a", "b", one, each)) for each in (like, unlike))
-    assert (same.verdict, other.verdict) == ("holds", "fails")
+    one = summary_of(deep_share=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    like, unlike = (summary_of(deep_share=list(0.3 + sign * np.arange(6) / 20)) for sign in (1, -1))
+    (same,), (opposite,) = (
+        list(same_profile(Pair("a", "b", one, other))) for other in (like, unlike)
+    )
+    assert (same.verdict, opposite.verdict) == ("holds", "fails")

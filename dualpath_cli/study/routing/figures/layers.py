@@ -7,17 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dualpath_cli.colors import DEEP, INK, MUTED, SOURCES, WIDE
+from dualpath_cli.study.bootstrap import Floats
 from dualpath_cli.study.figures import panels, plain
-from dualpath_cli.study.routing.statistics import (
-    CONTRIBUTION_BINS,
-    CONTRIBUTION_END,
-    CORNER,
-    Sums,
-)
-from dualpath_cli.study.routing.summary import Statistics
+from dualpath_cli.study.routing.summary import Summary
+from dualpath_cli.study.routing.sums import CONTRIBUTION_BINS, CONTRIBUTION_END, CORNER, Sums
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,10 +22,8 @@ if TYPE_CHECKING:
 LINES = [color for color in SOURCES if color not in (INK, DEEP, WIDE)]
 """Of sources and runs: not the mean's colour, nor those of the paths."""
 
-Floats = npt.NDArray[np.float64]
 
-
-def depth(lines: Mapping[str, Statistics]) -> "Figure":
+def depth(lines: Mapping[str, Summary]) -> "Figure":
     """Deep share and cosine per layer: a line each, and their mean where it has a meaning.
 
     The paper's figure `path_alignment`, there with a line a checkpoint.
@@ -40,33 +33,33 @@ def depth(lines: Mapping[str, Statistics]) -> "Figure":
         (axes[0, 0], "deep_share", "deep share"),
         (axes[0, 1], "cosine", "cosine of the paths' updates"),
     ):
-        for color, (label, each) in zip(_colors(len(lines)), lines.items(), strict=True):
-            _line(ax, each, name, color, label)
-        if len(lines) > 1 and len({each.layers for each in lines.values()}) == 1:
-            mean = Statistics.average(list(lines.values()))
+        for color, (label, line) in zip(_colors(len(lines)), lines.items(), strict=True):
+            _line(ax, line, name, color, label)
+        if len(lines) > 1 and len({line.layers for line in lines.values()}) == 1:
+            mean = Summary.average(list(lines.values()))
             ax.plot(mean.layers, mean.means[name][0], color=INK, linewidth=2.2, label="mean")
-        _layer_axis(ax, max((each.layers for each in lines.values()), key=len), title)
+        _layer_axis(ax, max((line.layers for line in lines.values()), key=len), title)
     axes[0, 0].axhline(0.5, color=MUTED, linewidth=0.8, linestyle=":")
     axes[0, 1].axhline(0, color=MUTED, linewidth=0.8, linestyle=":")
     axes[0, 0].legend(frameon=False, fontsize=8)
     return figure
 
 
-def polarisation(lines: Mapping[str, Statistics]) -> "Figure":
+def polarisation(lines: Mapping[str, Summary]) -> "Figure":
     """How far apart a token's gates are, and how many tokens are in a corner, per layer."""
     figure, axes = panels(7.2, 3.0, 1, 2)
-    for color, (label, each) in zip(_colors(len(lines)), lines.items(), strict=True):
-        _line(axes[0, 0], each, "gate_difference", color, label)
+    for color, (label, line) in zip(_colors(len(lines)), lines.items(), strict=True):
+        _line(axes[0, 0], line, "gate_difference", color, label)
         for name, style in (("only_deep", "-"), ("only_wide", "--")):
-            _line(axes[0, 1], each, name, color, None, style)
+            _line(axes[0, 1], line, name, color, None, style)
     axes[0, 1].plot([], [], "-", color=MUTED, label="the deep one is open")
     axes[0, 1].plot([], [], "--", color=MUTED, label="the wide one is open")
-    layers = max((each.layers for each in lines.values()), key=len)
+    layers = max((line.layers for line in lines.values()), key=len)
     _layer_axis(axes[0, 0], layers, r"mean $|g_d - g_w|$")
     title = f"tokens with one gate above {1 - CORNER:g}, one below {CORNER:g}"
     _layer_axis(axes[0, 1], layers, title)
     if not any(
-        each.means[name][0].any() for each in lines.values() for name in ("only_deep", "only_wide")
+        line.means[name][0].any() for line in lines.values() for name in ("only_deep", "only_wide")
     ):
         axes[0, 1].text(0.5, 0.5, "no such token", transform=axes[0, 1].transAxes, ha="center")
     axes[0, 0].set_ylim(bottom=0)
@@ -76,7 +69,7 @@ def polarisation(lines: Mapping[str, Statistics]) -> "Figure":
     return figure
 
 
-def bands(sums: Mapping[str, Sums], average: Statistics) -> "Figure":
+def bands(sums: Mapping[str, Sums], average: Summary) -> "Figure":
     """Joint densities in bands of layers, averaged over sources: gates, and what they let through.
 
     The paper's figure `gate_density`: (g_w, g_d) above, log(1 + g ‖Δ‖) below.
@@ -85,7 +78,7 @@ def bands(sums: Mapping[str, Sums], average: Statistics) -> "Figure":
     figure, axes = panels(2.3 * len(names) + 0.8, 4.6, 2, len(names), square=True)
     gates, contributions = (
         {
-            name: np.mean([_density(each[kind][places].sum(0)) for each in sums.values()], 0)
+            name: np.mean([_density(source[kind][places].sum(0)) for source in sums.values()], 0)
             for name, places in names.items()
         }
         for kind in ("gate_density", "contribution_density")
@@ -93,11 +86,11 @@ def bands(sums: Mapping[str, Sums], average: Statistics) -> "Figure":
     end = _end_of(contributions.values())
     for ax, (name, places) in zip(axes[0], names.items(), strict=True):
         numbers = [average.layers[place] for place in places]
-        which = (
+        band = (
             f"layers {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"layer {numbers[0]}"
         )
         image = _square(ax, gates[name], 1.0, 1.0, _top(gates.values()))
-        ax.set(title=f"{name}: {which}", xlabel="$g_w$")
+        ax.set(title=f"{name}: {band}", xlabel="$g_w$")
     _scale(figure, image, axes[0])
     for ax, name in zip(axes[1], names, strict=True):
         top = _top(contributions.values())
@@ -118,10 +111,10 @@ def grid(sums: Mapping[str, Sums], layers: tuple[int, ...]) -> "Figure":
         size * len(layers) + 1.7, size * len(sums) + 0.6, len(sums), len(layers),
         square=True, sharex=True, sharey=True,
     )  # fmt: skip
-    top = _top(_density(layer) for each in sums.values() for layer in each["gate_density"])
-    for row, (source, each) in zip(axes, sums.items(), strict=True):
+    top = _top(_density(layer) for source in sums.values() for layer in source["gate_density"])
+    for row, (source, of_source) in zip(axes, sums.items(), strict=True):
         for place, ax in enumerate(row):
-            image = _square(ax, _density(each["gate_density"][place]), 1.0, 1.0, top)
+            image = _square(ax, _density(of_source["gate_density"][place]), 1.0, 1.0, top)
             ax.tick_params(labelsize=7)
             ax.set(xticks=[0, 1], yticks=[0, 1])
         row[0].set_ylabel(f"{source}\n$g_d$", fontsize=8)
@@ -133,12 +126,12 @@ def grid(sums: Mapping[str, Sums], layers: tuple[int, ...]) -> "Figure":
 
 
 def _line(
-    ax: "Axes", of: Statistics, name: str, color: str, label: str | None, style: str = "-"
+    ax: "Axes", line: Summary, name: str, color: str, label: str | None, style: str = "-"
 ) -> None:
-    found = of.estimate(of.means[name])
-    low, high = (np.array(found[end], dtype=float) for end in ("low", "high"))
-    ax.fill_between(of.layers, low, high, color=color, alpha=0.18, linewidth=0)
-    ax.plot(of.layers, of.means[name][0], style, color=color, marker="o", markersize=3,
+    estimate = line.estimate(line.means[name])
+    low, high = (np.array(estimate[end], dtype=float) for end in ("low", "high"))
+    ax.fill_between(line.layers, low, high, color=color, alpha=0.18, linewidth=0)
+    ax.plot(line.layers, line.means[name][0], style, color=color, marker="o", markersize=3,
             linewidth=1.2, label=label)  # fmt: skip
 
 
@@ -160,8 +153,8 @@ def _density(counts: Floats) -> Floats:
 
 def _end_of(densities: Any) -> float:
     """Where the axes of contributions end: just past the last bin that is not empty."""
-    used = [np.flatnonzero(each.sum(0) + each.sum(1)) for each in densities]
-    last = max((int(each[-1]) for each in used if len(each)), default=0)
+    used = [np.flatnonzero(density.sum(0) + density.sum(1)) for density in densities]
+    last = max((int(bins[-1]) for bins in used if len(bins)), default=0)
     return CONTRIBUTION_END * min(CONTRIBUTION_BINS, int(1.05 * last) + 2) / CONTRIBUTION_BINS
 
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dualpath_cli.colors import DEEP, MUTED, WIDE, share_colormap
+from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.figures import panels, plain
-from dualpath_cli.study.options import UPOS
-from dualpath_cli.study.routing.statistics import SHARE_BINS, Sums
-from dualpath_cli.study.routing.summary import LEAST_TOKENS, Statistics, tag_box
+from dualpath_cli.study.routing.summary import LEAST_TOKENS, Summary, tag_box
+from dualpath_cli.study.routing.sums import SHARE_BINS, Sums
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def heat_maps(sources: Mapping[str, Statistics], average: Statistics) -> "Figure | None":
+def heat_maps(sources: Mapping[str, Summary], average: Summary) -> "Figure | None":
     """Mean deep share by part of speech and layer: a map a source, and one of their mean.
 
     The paper's figure `pos_main`, panels a to d. Tags are sorted by the mean over sources and
@@ -30,8 +30,8 @@ def heat_maps(sources: Mapping[str, Statistics], average: Statistics) -> "Figure
     width = min(2.4, max(1.5, 0.3 * len(average.layers))) * across + 1.8
     figure, axes = panels(width, (0.17 * len(tags) + 0.7) * down, down, across,
                           sharex=True, sharey=True)  # fmt: skip
-    shown = [of.tag_means[0, tags] for of in maps.values()]
-    reach = max(float(np.nanmax(np.abs(each - 0.5))) for each in shown)
+    shown = [summary.tag_means[0, tags] for summary in maps.values()]
+    reach = max(float(np.nanmax(np.abs(values - 0.5))) for values in shown)
     for ax in axes.flat[len(maps) :]:
         ax.axis("off")
     for number, (ax, name, values) in enumerate(zip(axes.flat, maps, shown, strict=False)):
@@ -50,7 +50,7 @@ def heat_maps(sources: Mapping[str, Statistics], average: Statistics) -> "Figure
     return figure
 
 
-def boxes(sums: Mapping[str, Sums], average: Statistics) -> "Figure | None":
+def boxes(sums: Mapping[str, Sums], average: Summary) -> "Figure | None":
     """Spread of the deep share by part of speech, over all tokens, layers and sources.
 
     The paper's figure `pos_main`, panel e: boxes from quartile to quartile, whiskers from 5 to
@@ -61,18 +61,21 @@ def boxes(sums: Mapping[str, Sums], average: Statistics) -> "Figure | None":
         return None
     # A source weighs as much as another; what it has too few tokens of, it says nothing of.
     shares = np.zeros((len(UPOS), SHARE_BINS))
-    for each in sums.values():
-        enough = each["tag_tokens"][0] >= LEAST_TOKENS
-        shares[enough] += (each["tag_shares"] / each["tag_tokens"][0].clip(1)[:, None])[enough]
-    quantiles = sorted(((tag_box(shares[tag]), UPOS[tag]) for tag in tags), key=_median)
-    found = [{**box, "label": tag} for box, tag in quantiles]
+    for source in sums.values():
+        tokens = source["tag_tokens"][0]
+        enough = tokens >= LEAST_TOKENS
+        shares[enough] += (source["tag_shares"] / tokens.clip(1)[:, None])[enough]
+    quantiles = [(tag_box(shares[tag]), UPOS[tag]) for tag in tags]
+    quantiles.sort(key=lambda pair: pair[0]["med"])
+    labelled = [{**box, "label": tag} for box, tag in quantiles]
     figure, axes = panels(4.2, 0.2 * len(tags) + 0.8)
     ax = axes[0, 0]
-    drawn = ax.bxp(found, orientation="horizontal", showfliers=False, patch_artist=True, widths=0.6)
+    drawn = ax.bxp(labelled, orientation="horizontal", showfliers=False, patch_artist=True,
+                   widths=0.6)  # fmt: skip
     for patch, (box, _) in zip(drawn["boxes"], quantiles, strict=True):
         patch.set(facecolor=DEEP if box["med"] > 0.5 else WIDE, alpha=0.55, linewidth=0.6)
-    for part in ("medians", "whiskers", "caps"):
-        for line in drawn[part]:
+    for kind in ("medians", "whiskers", "caps"):
+        for line in drawn[kind]:
             line.set(color=MUTED, linewidth=0.9)
     ax.axvline(0.5, color=MUTED, linewidth=0.8, linestyle=":")
     ax.invert_yaxis()
@@ -80,7 +83,3 @@ def boxes(sums: Mapping[str, Sums], average: Statistics) -> "Figure | None":
     ax.tick_params(labelsize=7)
     plain(ax)
     return figure
-
-
-def _median(box_and_tag: tuple[dict[str, float], str]) -> float:
-    return box_and_tag[0]["med"]

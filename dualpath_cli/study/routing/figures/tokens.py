@@ -9,7 +9,7 @@ import numpy as np
 from dualpath_cli.colors import INK, MUTED, share_colormap
 from dualpath_cli.study.figures import panels
 from dualpath_cli.study.routing.page.examples import Example, share_reach
-from dualpath_cli.study.routing.summary import Statistics
+from dualpath_cli.study.routing.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ def coloured_text(examples: Sequence[Example]) -> "Figure":
     The paper's figure `routing_pref_page_8`.
     """
     placed = [_lines(example.first(MOST_TOKENS)) for example in examples]
-    rows = [1.8 + max(row for row, _, _ in each) for each in placed]
+    rows = [1.8 + max(row for row, _, _ in places) for places in placed]
     figure, axes = panels(7.2, 0.19 * sum(rows) + 0.5, len(examples), height_ratios=rows)
     colors = share_colormap()
     reach = share_reach([example.deep_share.mean(1) for example in examples])
@@ -65,13 +65,15 @@ def layer_grid(examples: Sequence[Example], layers: Sequence[int]) -> "Figure":
     return figure
 
 
-def aligned(sources: Mapping[str, Statistics], anchor: str) -> "Figure | None":
+def aligned(sources: Mapping[str, Summary], anchor: str) -> "Figure | None":
     """Deep share of one source less that of another, by layer and offset from the anchor.
 
     The paper's figure `sequence_grid`, panel c. A dot says that the 95 % interval holds zero; what
     too few sequences reach is left out.
     """
-    with_anchor = {name: of for name, of in sources.items() if np.isfinite(of.aligned[0]).any()}
+    with_anchor = {
+        name: summary for name, summary in sources.items() if np.isfinite(summary.aligned[0]).any()
+    }
     gaps = {
         (one, other): with_anchor[one].aligned - with_anchor[other].aligned
         for one, other in combinations(with_anchor, 2)
@@ -86,8 +88,8 @@ def aligned(sources: Mapping[str, Statistics], anchor: str) -> "Figure | None":
         first = with_anchor[one]
         (known,) = np.isfinite(gap[0, :, 0]).nonzero()
         known = np.arange(known[0], known[-1] + 1)
-        found = first.estimate(gap[:, known])
-        low, high = (np.array(found[end], dtype=float) for end in ("low", "high"))
+        estimate = first.estimate(gap[:, known])
+        low, high = (np.array(estimate[end], dtype=float) for end in ("low", "high"))
         offsets = first.offsets[known]
         ends = (offsets[0] - 0.5, offsets[-1] + 0.5, -0.5, len(first.layers) - 0.5)
         image = ax.imshow(gap[0, known].T, cmap=share_colormap(), vmin=-most, vmax=most,

@@ -21,7 +21,7 @@ class Example:
     number: int
     """Its place among the source's sequences, from 0 on."""
     tokens: tuple[str, ...]
-    """The text of each token, (N,), as `tokens.pieces` has it."""
+    """The text of each token, (N,), as `tokens.token_texts` has it."""
     upos: tuple[str, ...] | None
     """The universal part of speech of each token, (N,); None where nothing was tagged."""
     nats: Floats
@@ -57,7 +57,7 @@ def share_reach(shares: Sequence[Floats]) -> float:
 
     From 0.05 to 0.5 in steps of 0.05; 0.5 where there is no share.
     """
-    far = np.abs(np.concatenate([np.ravel(each) for each in shares]) - 0.5)
+    far = np.abs(np.concatenate([np.ravel(values) for values in shares]) - 0.5)
     if not np.isfinite(far).any():
         return 0.5
     return min(0.5, max(1, math.ceil(float(np.nanpercentile(far, 98)) * 20)) / 20)

@@ -49,15 +49,15 @@ def write(
     Where all tokens would make it too large, each example is cut to its first ones, all to the same
     number. Raises UserError where not even one token of each fits.
     """
-    tags = sorted({tag for each in examples for tag in each.upos or ()})
-    bare = _page(title, facts, layers, tags, [each.first(0) for each in examples])
+    tags = sorted({tag for example in examples for tag in example.upos or ()})
+    bare = _page(title, facts, layers, tags, [example.first(0) for example in examples])
     kept = _tokens_that_fit(examples, MOST_BYTES - 1 - len(bare.encode()))
     if kept == 0:
         raise UserError(
             f"{len(examples):,} sequences do not fit on a page of {MOST_BYTES:,} bytes; "
             "choose fewer"
         )
-    page = _page(title, facts, layers, tags, [each.first(kept) for each in examples])
+    page = _page(title, facts, layers, tags, [example.first(kept) for example in examples])
     write_text(path, page)
     return path
 
@@ -73,19 +73,19 @@ def _page(
     data = {
         "layers": list(layers),
         "loops": examples[0].step_weights.shape[-1],
-        "reach": share_reach([each.deep_share for each in examples]),
+        "reach": share_reach([example.deep_share for example in examples]),
         "tags": tags,
-        "examples": [_record(each, tags) for each in examples],
+        "examples": [_record(example, tags) for example in examples],
     }
     terms = (f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts)
-    parts = {
+    content = {
         "title": html.escape(title),
         "facts": "\n".join(terms),
         "data": _json(data),
         "alphabet": ALPHABET,
     }
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: content[match[1]], template)
 
 
 def _record(example: Example, tags: Sequence[str]) -> dict[str, Any]:
@@ -118,8 +118,8 @@ def _rows(example: Example) -> Codes:
         *np.moveaxis(steps, -1, 0),
     ]
     long = [example.update_deep, example.update_wide, loops]
-    letters = [_two(_thousandths(_with_mean(each))) for each in short]
-    letters += [_three(_digits(_with_mean(each))) for each in long]
+    letters = [_two(_thousandths(_with_mean(values))) for values in short]
+    letters += [_three(_digits(_with_mean(values))) for values in long]
     return np.concatenate(letters, axis=-1)
 
 
@@ -171,11 +171,11 @@ def _letters(numbers: Codes) -> str:
 
 def _tokens_that_fit(examples: Sequence[Example], room: int) -> int:
     """Returns to how many first tokens each example can be cut to have all in `room` bytes."""
-    costs = [_bytes_of_first(each) for each in examples]
-    fits, too_many = 0, max(len(each) for each in costs)
+    costs = [_bytes_of_first(example) for example in examples]
+    fits, too_many = 0, max(map(len, costs))
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        if sum(each[min(middle, len(each) - 1)] for each in costs) <= room:
+        if sum(cost[min(middle, len(cost) - 1)] for cost in costs) <= room:
             fits = middle
         else:
             too_many = middle

@@ -1,29 +1,23 @@
-"""RoutingStatistics: everything that is summed over a source's tokens, in memory that stays fixed.
+"""RoutingSums: everything that is summed over a source's tokens, in memory that stays fixed.
 
-Intervals come from the Poisson bootstrap: each of 1,000 resamples weighs every sequence by an
-independent Poisson(1) number, which a stream can do that does not know how many sequences follow.
-So each sum is kept 1,001 times, first as it is, then resampled; whatever is computed from sums is
-computed from all of them, and the percentiles are its interval.
+Each sum is kept 1 + 1,000 times, first as it is, then resampled (`study/bootstrap.py`); whatever is
+computed from sums is computed from all of them.
 
 Shapes: B sequences, T positions, L layers with gates, C columns, R 1 + resamples, P parts of
 speech, O offsets from an anchor.
 """
-
-import hashlib
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torchmetrics import Metric
 
-from dualpath_cli.study.options import UPOS
+from dualpath_cli.study.bootstrap import RESAMPLES
+from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.routing.readouts import READOUTS
 
 Sums = dict[str, npt.NDArray[np.float64]]
-"""What `RoutingStatistics.compute` returns."""
-
-RESAMPLES = 1000
-SEED = 0
+"""What `RoutingSums.compute` returns."""
 
 CORNERS = ("only_deep", "only_wide", "both_open", "both_closed")
 DERIVED = ("gate_difference", *CORNERS)
@@ -44,18 +38,7 @@ def columns(loops: int) -> tuple[str, ...]:
     return (*READOUTS, *DERIVED, *(f"step_{k}" for k in range(1, loops + 1)))
 
 
-def resample_weights(source: str, sequence: int) -> npt.NDArray[np.float64]:
-    """Returns how often each resample has a sequence, (R,), the first one being 1.
-
-    It depends on the source's name and the sequence's number alone: not on batches or ranks, and is
-    the same for several runs on one source.
-    """
-    key = int.from_bytes(hashlib.blake2b(source.encode(), digest_size=8).digest(), "big")
-    drawn = np.random.default_rng((SEED, key, sequence)).poisson(1, RESAMPLES)
-    return np.concatenate(([1.0], drawn))
-
-
-class RoutingStatistics(Metric):
+class RoutingSums(Metric):
     """Sums over the tokens of one source, reduced over ranks by addition."""
 
     full_state_update = False
@@ -112,11 +95,11 @@ class RoutingStatistics(Metric):
         corners = (open_d & closed_w, open_w & closed_d, open_d & open_w, both_closed)
         derived = torch.stack([(g_d - g_w).abs(), *(corner.double() for corner in corners)], -1)
         split = len(READOUTS)
-        every = torch.cat([values[..., :split], derived, values[..., split:]], -1)
+        averaged = torch.cat([values[..., :split], derived, values[..., split:]], -1)
 
         self.sequences += text.any(1).sum()
         self.tokens += weights.T @ text.double().sum(1)
-        self.sums += torch.einsum("br,blc->rlc", weights, every.sum(1))
+        self.sums += torch.einsum("br,blc->rlc", weights, averaged.sum(1))
         self.gate_density += _density(g_w[text], g_d[text], GATE_BINS, 1.0)
         self.contribution_density += _density(
             torch.log1p(g_w * norm_w)[text], torch.log1p(g_d * norm_d)[text],

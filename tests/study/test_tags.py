@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.study.ablation.options import TokenClass
-from dualpath_cli.study.ablation.token_classes import of_class, random_others, tag
+from dualpath_cli.study.classes import TokenClass
+from dualpath_cli.study.tags import members_of, random_others, tag
 from tests.small_tokenizer import tokenizer_with
 
 NUMBERS = TokenClass("numbers", ("NUM", "SYM"), "wide")
@@ -18,7 +18,7 @@ def tags_of(*windows: str) -> list[np.ndarray]:
 
 
 def test_members_are_the_tokens_with_one_of_the_tags():
-    masks = of_class(tags_of(",NUM,VERB,SYM", ",NOUN"), NUMBERS)
+    masks = members_of(tags_of(",NUM,VERB,SYM", ",NOUN"), NUMBERS)
     assert [mask.tolist() for mask in masks] == [[False, True, False, True], [False, False]]
 
 
@@ -32,9 +32,9 @@ def test_members_are_the_tokens_with_one_of_the_tags():
 )
 def test_random_others_are_as_many_and_never_members_or_end_of_text(windows, seed):
     tags = [np.array(window, dtype=np.str_) for window in windows]
-    members = of_class(tags, NUMBERS)
+    members = members_of(tags, NUMBERS)
     wanted = sum(mask.sum() for mask in members)
-    others = sum((each != "").sum() for each in tags) - wanted
+    others = sum((window != "").sum() for window in tags) - wanted
     if others < wanted:
         with pytest.raises(UserError, match=r"class 'numbers' has \d+ tokens, more than the"):
             random_others(tags, members, seed, "numbers")
@@ -42,16 +42,16 @@ def test_random_others_are_as_many_and_never_members_or_end_of_text(windows, see
     drawn = random_others(tags, members, seed, "numbers")
     assert [mask.shape for mask in drawn] == [mask.shape for mask in members]
     assert sum(mask.sum() for mask in drawn) == wanted
-    for mask, member, each in zip(drawn, members, tags, strict=True):
+    for mask, member, window in zip(drawn, members, tags, strict=True):
         assert not (mask & member).any()
-        assert not (mask & (each == "")).any()
+        assert not (mask & (window == "")).any()
     again = random_others(tags, members, seed, "numbers")
     assert all(np.array_equal(a, b) for a, b in zip(drawn, again, strict=True))
 
 
 def test_the_seed_and_the_class_decide_which_others():
     tags = tags_of(",".join(["NUM"] * 30 + ["NOUN"] * 300))
-    members = of_class(tags, NUMBERS)
+    members = members_of(tags, NUMBERS)
     first, other, named = (
         random_others(tags, members, seed, name)[0]
         for seed, name in ((0, "numbers"), (1, "numbers"), (0, "figures"))
@@ -62,7 +62,7 @@ def test_the_seed_and_the_class_decide_which_others():
 
 def test_every_other_token_is_as_likely_as_any():
     tags = tags_of(",".join(["NUM"] * 5 + ["NOUN"] * 20))
-    members = of_class(tags, NUMBERS)
+    members = members_of(tags, NUMBERS)
     drawn = sum(random_others(tags, members, seed, "numbers")[0].astype(int) for seed in range(800))
     # Binomial(800, 1/4): mean 200, standard deviation 12.2.
     assert drawn[5:].min() > 200 - 5 * 12.2
@@ -76,10 +76,10 @@ def test_input_tokens_are_tagged_and_end_of_text_is_not():
 
     class Fake:
         def tags(self, windows):
-            for pieces in windows:
+            for values in windows:
                 # Words of two documents do not touch.
-                assert b"".join(pieces) == b"\n\nhell\n\nhell"
-                yield [piece.decode().upper() for piece in pieces]
+                assert b"".join(values) == b"\n\nhell\n\nhell"
+                yield [value.decode().upper() for value in values]
 
     tags = tag([window[:-1]], tokenizer, Fake())
-    assert [each.tolist() for each in tags] == [["", "HE", "LL", "", "HE", "LL"]]
+    assert [window.tolist() for window in tags] == [["", "HE", "LL", "", "HE", "LL"]]

@@ -1,6 +1,6 @@
-"""Classes of tokens: which tokens of a source are of a class, and as many random others.
+"""The parts of speech of a source's tokens, and masks of the tokens that a class chooses.
 
-Shapes: a list over windows, each entry (T,) over the window's input tokens.
+Shapes: a list over windows, each entry (T,) over the tokens of the window.
 """
 
 import hashlib
@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.study.ablation.options import TokenClass
+from dualpath_cli.seeds import seed_from
+from dualpath_cli.study.classes import TokenClass
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.windows import Tokens
@@ -23,24 +24,24 @@ def tag(ids: Sequence[Tokens], tokenizer: Tokenizer, tagger: Tagger) -> Tags:
     """Returns the part of speech of each token; end-of-text has none, the empty string."""
     values = tokenizer.token_values()
     values[tokenizer.eot_id] = b"\n\n"  # keeps the words of two documents apart
-    found = tagger.tags([values[id] for id in each.tolist()] for each in ids)
+    tags = tagger.tags([values[id] for id in window.tolist()] for window in ids)
     return [
-        np.where(each == tokenizer.eot_id, "", np.array(tags, dtype=np.str_))
-        for each, tags in zip(ids, found, strict=True)
+        np.where(window == tokenizer.eot_id, "", np.array(of_window, dtype=np.str_))
+        for window, of_window in zip(ids, tags, strict=True)
     ]
 
 
-def masks_of(tags: Tags, chosen: TokenClass, random_seed: int | None) -> Masks:
+def class_masks(tags: Tags, chosen: TokenClass, random_seed: int | None) -> Masks:
     """Returns which tokens are of a class, or with a seed as many random others."""
-    members = of_class(tags, chosen)
+    members = members_of(tags, chosen)
     if random_seed is None:
         return members
     return random_others(tags, members, random_seed, chosen.name)
 
 
-def of_class(tags: Tags, chosen: TokenClass) -> Masks:
+def members_of(tags: Tags, chosen: TokenClass) -> Masks:
     """Returns which tokens are of a class."""
-    return [np.isin(each, chosen.upos) for each in tags]
+    return [np.isin(of_window, chosen.upos) for of_window in tags]
 
 
 def random_others(tags: Tags, members: Masks, seed: int, name: str) -> Masks:
@@ -50,7 +51,7 @@ def random_others(tags: Tags, members: Masks, seed: int, name: str) -> Masks:
     others are fewer than the members.
     """
     wanted = count(members)
-    others = [(each != "") & ~mask for each, mask in zip(tags, members, strict=True)]
+    others = [(of_window != "") & ~mask for of_window, mask in zip(tags, members, strict=True)]
     flat = np.concatenate(others)
     places = np.flatnonzero(flat)
     if len(places) < wanted:
@@ -58,11 +59,9 @@ def random_others(tags: Tags, members: Masks, seed: int, name: str) -> Masks:
             f"class '{name}' has {wanted:,} tokens, more than the {len(places):,} others that "
             "random ones could be drawn from; choose fewer parts of speech"
         )
-    content = f"{seed}/{name}/{hashlib.sha256(flat.tobytes()).hexdigest()}"
-    digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
-    draw = np.random.default_rng(int.from_bytes(digest, "big"))
+    seed = seed_from(seed, name, hashlib.sha256(flat.tobytes()).hexdigest())
     chosen = np.zeros(len(flat), np.bool_)
-    chosen[draw.choice(places, wanted, replace=False)] = True
+    chosen[np.random.default_rng(seed).choice(places, wanted, replace=False)] = True
     ends = np.cumsum([len(mask) for mask in others])
     return np.split(chosen, ends[:-1])
 

@@ -9,21 +9,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.study.options import UPOS
-from dualpath_cli.study.routing import statistics
+from dualpath_cli.study.bootstrap import resample_weights
+from dualpath_cli.study.classes import UPOS
+from dualpath_cli.study.routing import sums
 from dualpath_cli.study.routing.readouts import READOUTS
-from dualpath_cli.study.routing.statistics import (
+from dualpath_cli.study.routing.summary import Summary
+from dualpath_cli.study.routing.sums import (
     AFTER,
     BEFORE,
     CONTRIBUTION_BINS,
     CONTRIBUTION_END,
     GATE_BINS,
     SHARE_BINS,
-    RoutingStatistics,
+    RoutingSums,
     columns,
-    resample_weights,
 )
-from dualpath_cli.study.routing.summary import Statistics
 
 LAYERS, LOOPS = 2, 3
 COLUMN = {name: number for number, name in enumerate(columns(LOOPS))}
@@ -48,14 +48,14 @@ def batch(seed: int, sequences: int, length: int) -> dict[str, torch.Tensor]:
     }
 
 
-def sums_of(*batches: dict[str, torch.Tensor]) -> statistics.Sums:
-    metric = RoutingStatistics(LAYERS, LOOPS)
-    for each in batches:
-        metric.update(**each)
+def sums_of(*batches: dict[str, torch.Tensor]) -> sums.Sums:
+    metric = RoutingSums(LAYERS, LOOPS)
+    for one in batches:
+        metric.update(**one)
     return metric.compute()
 
 
-def part(whole: dict[str, torch.Tensor], rows: slice) -> dict[str, torch.Tensor]:
+def rows_of(whole: dict[str, torch.Tensor], rows: slice) -> dict[str, torch.Tensor]:
     return {name: tensor[rows] for name, tensor in whole.items()}
 
 
@@ -111,7 +111,7 @@ def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
 def test_batches_and_their_order_do_not_matter(seed, cuts, random):
     data = batch(seed, sequences=6, length=9)
     ends = sorted({0, 6, *cuts})
-    batches = [part(data, slice(a, b)) for a, b in pairwise(ends)]
+    batches = [rows_of(data, slice(a, b)) for a, b in pairwise(ends)]
     random.shuffle(batches)
     whole, split = sums_of(data), sums_of(*batches)
     for name, array in whole.items():
@@ -119,7 +119,7 @@ def test_batches_and_their_order_do_not_matter(seed, cuts, random):
 
 
 def test_memory_does_not_grow_with_the_text():
-    metric = RoutingStatistics(LAYERS, LOOPS)
+    metric = RoutingSums(LAYERS, LOOPS)
     metric.update(**batch(0, 2, 5))
     before = {name: getattr(metric, name).shape for name in metric._defaults}
     for seed in range(5):
@@ -133,57 +133,23 @@ def test_the_edges_of_the_scales_are_in_the_last_bins():
     data["values"][..., 2:4] = 1e9
     data["text"][:] = True
     data["tags"][:] = 0
-    sums = sums_of(data)
-    assert (sums["gate_density"][:, -1, -1] == 1).all()
-    assert (sums["contribution_density"][:, -1, -1] == 1).all()
-    assert sums["tag_shares"][0, -1] == LAYERS
+    edges = sums_of(data)
+    assert (edges["gate_density"][:, -1, -1] == 1).all()
+    assert (edges["contribution_density"][:, -1, -1] == 1).all()
+    assert edges["tag_shares"][0, -1] == LAYERS
 
 
-# Resamples
-
-
-def test_the_weights_of_a_sequence_are_its_own():
-    first = resample_weights("a", 0)
-    assert first[0] == 1
-    assert (first == resample_weights("a", 0)).all()
-    assert (first != resample_weights("a", 1)).any()
-    assert (first != resample_weights("b", 0)).any()
-    many = np.stack([resample_weights("a", n)[1:] for n in range(200)])
-    # Poisson(1): mean and variance 1; 200,000 draws are within 5 standard errors.
-    assert abs(many.mean() - 1) < 5 / math.sqrt(many.size)
-    assert abs(many.var() - 1) < 5 * math.sqrt(3 / many.size)
-
-
-@pytest.mark.parametrize("sequences", [40, 400])
-def test_the_interval_is_that_of_the_mean_over_sequences_as_units(sequences):
-    """Against the standard error of a ratio of sums over sequences (Cochran 1977, eq. 2.39)."""
-    draw = np.random.default_rng(1)
-    tokens = draw.integers(1, 30, sequences)
-    levels = draw.normal(0.5, 0.1, sequences)  # tokens of a sequence are alike
-    data = batch(0, sequences, 30)
-    data["text"] = torch.from_numpy(np.arange(30) < tokens[:, None])
-    share = levels[:, None] + draw.normal(0, 0.02, (sequences, 30))
-    data["values"][:] = 0.3
-    data["values"][..., READOUTS.index("deep_share")] = torch.from_numpy(share)[..., None]
-    of = Statistics.of(sums_of(data), range(LAYERS), LOOPS)
-
-    inside = np.where(np.arange(30) < tokens[:, None], share, 0).sum(1)
-    mean = inside.sum() / tokens.sum()
-    error = math.sqrt(((inside - mean * tokens) ** 2).sum()) / tokens.sum()
-    found = of.estimate(of.means["deep_share"])
-    assert found["mean"] == pytest.approx([mean] * LAYERS, rel=1e-12)
-    for low, high in zip(found["low"], found["high"], strict=True):
-        assert (mean - low, high - mean) == pytest.approx((1.96 * error,) * 2, rel=0.15)
+# Intervals
 
 
 @pytest.mark.parametrize(("sequences", "there"), [(1, False), (9, False), (10, True)])
 def test_few_sequences_have_no_interval(sequences, there):
-    of = Statistics.of(sums_of(batch(0, sequences, 9)), range(LAYERS), LOOPS)
-    found = of.estimate(of.means["deep_share"])
-    assert None not in found["mean"]
-    assert all((low is not None) == there for low in (*found["low"], *found["high"]))
+    summary = Summary.from_sums(sums_of(batch(0, sequences, 9)), range(LAYERS), LOOPS)
+    estimate = summary.estimate(summary.means["deep_share"])
+    assert None not in estimate["mean"]
+    assert all((low is not None) == there for low in (*estimate["low"], *estimate["high"]))
 
 
 def test_what_is_no_number_is_in_the_bins_of_its_side():
     values = torch.tensor([math.nan, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf])
-    assert statistics._bin(values, 10, 1.0).tolist() == [0, 0, 0, 5, 9, 9, 9]
+    assert sums._bin(values, 10, 1.0).tolist() == [0, 0, 0, 5, 9, 9, 9]

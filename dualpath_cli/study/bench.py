@@ -1,0 +1,144 @@
+"""The bench of all studies: runs their passes on any number of devices, and keeps what finishes.
+
+A study is its passes, what a pass does with a batch (`passes.Pass`), and its report. Here is what
+all have in common: all passes go through one `Trainer.validate`, whose strategy places the model
+and deals out the windows; those that an earlier call finished are read from their files.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from torch.utils.data import DataLoader
+
+from dualpath_cli.command.session import Session
+from dualpath_cli.progress import Progress, counted
+from dualpath_cli.study.facts import decisive_facts, source_facts, study_facts
+from dualpath_cli.study.passes import FILLER, Pass
+from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training.module import Batch, DualPathModule
+from dualpath_cli.training.windows import Tokens, Windows, collate
+
+PassT = TypeVar("PassT", bound=Pass)
+
+
+class Study(ABC, Generic[PassT]):
+    """What makes a study: its passes over a source, and what it does with what they gave."""
+
+    semantics: int
+    """Raised when the same model and texts would give other numbers than before."""
+    folder: Path
+    """Where finished passes are kept."""
+
+    @abstractmethod
+    def passes(self, source: str, windows: Windows, tokenizer: Tokenizer) -> Sequence[PassT]:
+        """Returns the passes over a source."""
+
+    @abstractmethod
+    def finish(self, source: str, passes: Sequence[PassT]) -> None:
+        """Takes what the passes over a source gave, on the first rank, once all are finished."""
+
+
+class StudyModule(DualPathModule):
+    """Runs passes as Lightning validates: one dataloader a pass, in their order."""
+
+    def prepare(
+        self,
+        study: Study[Any],
+        session: Session,
+        progress: Progress,
+        files: ExitStack,
+    ) -> None:
+        """Says what to run; `files` closes the files of a pass that is interrupted."""
+        self.facts: dict[str, Any] = {}
+        """What all passes share, for the report."""
+        self.sources: dict[str, dict[str, Any]] = {}
+        """What each source is, for the report."""
+        self.finished: list[str] = []
+        """Sources all of whose passes are finished, on the first rank."""
+        self._study, self._session, self._progress, self._files = study, session, progress, files
+        self._passes: dict[str, Sequence[Pass]] = {}
+        self._missing: list[Pass] = []
+
+    def val_dataloader(self) -> list[DataLoader[Tokens]]:
+        """A loader for each pass that no earlier call finished.
+
+        Here and not before, for the number of ranks is known only by now.
+        """
+        launch, datamodule = self._session.launch, self._session.datamodule
+        datamodule.trainer = self.trainer
+        self.facts = study_facts(launch, self.trainer)
+        decisive = decisive_facts(self.facts, self.trainer)
+        decisive["semantics"] = self._study.semantics
+        tokenizer = datamodule.tokenizer
+        for name, location in launch.settings.data.val.items():
+            windows = datamodule.windows(name)
+            self.sources[name] = source_facts(name, location, windows, tokenizer.fingerprint)
+            self._passes[name] = self._study.passes(name, windows, tokenizer)
+            for pass_ in self._passes[name]:
+                pass_.locate(self._study.folder, decisive)
+                # All ranks run what the first one misses: on other nodes are other files.
+                missing = self.trainer.is_global_zero and not pass_.find()
+                if self.trainer.strategy.broadcast(missing):
+                    self._missing.append(pass_)
+        loaders = [
+            datamodule.loader(pass_.windows, partial(collate, last_is_input=pass_.last_is_input))
+            for pass_ in self._missing
+        ]
+        self._progress.begin(sum(map(len, loaders)))
+        for name in self._passes:
+            self._finish(name)
+        return loaders
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Runs a batch; the last one of a pass ends it."""
+        pass_ = self._missing[dataloader_idx]
+        tokens, targets = batch
+        if batch_idx == 0:
+            pass_.begin(self, self._files)
+        # Ranks take turns with the windows.
+        first, ranks = batch_idx * len(tokens), self.trainer.world_size
+        turns = range(first, first + len(tokens))
+        places = (turn * ranks + self.trainer.global_rank for turn in turns)
+        pass_.step(tokens, targets, [n if n < pass_.windows.n_filled else FILLER for n in places])
+        self._progress.advance(title=pass_.title)
+        if (first + len(tokens)) * ranks == len(pass_.windows):
+            arrays = pass_.end()
+            self._files.close()
+            if self.trainer.is_global_zero:
+                pass_.keep(arrays)
+                self._finish(pass_.source)
+
+    def on_validation_epoch_end(self) -> None:
+        """Has nothing to publish."""
+
+    def _finish(self, source: str) -> None:
+        passes = self._passes[source]
+        if all(pass_.arrays for pass_ in passes):
+            self._study.finish(source, passes)
+            self.finished.append(source)
+
+
+def run(study: Study[Any], session: Session) -> StudyModule:
+    """Runs all passes of a study that are not finished; the module returned has the facts.
+
+    Raises:
+        UserError: if a source holds no text, and what the study raises.
+        KeyboardInterrupt: after Ctrl-C, with what is kept.
+    """
+    module = session.module
+    assert isinstance(module, StudyModule)
+    with Progress(session.console, "", counted("batches")) as progress, ExitStack() as files:
+        module.prepare(study, session, progress, files)
+        try:
+            session.trainer.validate(module, verbose=False)
+        except SystemExit as end:
+            # Lightning leaves by sys.exit(1) after Ctrl-C.
+            if not session.trainer.interrupted:
+                raise
+            kept = f"{', '.join(module.finished)} finished; " if module.finished else ""
+            raise KeyboardInterrupt(f"{kept}the same command continues") from end
+    return module

@@ -1,0 +1,70 @@
+"""Two processes give the numbers of one, whole or sharded, and routing the same rows."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dualpath_cli.cli import main
+from tests.study.conftest import OPEN
+from tests.study.routing.test_study import PER_LAYER, rows_of
+from tests.training.conftest import Fit
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("strategy", ["ddp", "fsdp"])]
+
+
+def studied(command: str, run: Path, words: list[str], strategy: str, out: Path) -> list[Path]:
+    """The folders of a study by one process and by two; each window is a batch of its own."""
+    folders = [out / "one", out / "two"]
+    words = [command, "--ckpt_path", str(run), "--run.micro_batch", "1", *words, "--out"]
+    assert main([*words, str(folders[0])]) == 0
+    two = [str(folders[1]), "--trainer.strategy", strategy, "--trainer.devices", "2"]
+    subprocess.run([sys.executable, "-m", "dualpath_cli", *words, *two], check=True, timeout=300)
+    return folders
+
+
+def test_two_processes_score_what_one_scores(strategy: str, fit: Fit, tmp_path: Path) -> None:
+    # An odd number of windows: one process scores a batch of padding.
+    words = ["--suite", "paper", "halting", "--loops", "1,2,3", "--max_tokens", "130"]
+    folders = studied("ablate", fit(**OPEN), words, strategy, tmp_path)
+    one, two = (json.loads((folder / "ablations.json").read_text()) for folder in folders)
+    assert (one["devices"], two["devices"]) == (1, 2)
+    assert one["sources"] == two["sources"]
+    assert one["sources"]["held_out"]["sequences"] % 2 == 1
+    assert len(one["rows"]) == len(two["rows"]) == 9 + 8
+    for expected, row in zip(one["rows"], two["rows"], strict=True):
+        assert row["intervention"] == expected["intervention"]
+        for key in ("loss", "difference", "low", "high", "expected_loops", "loops_run"):
+            assert row[key] == pytest.approx(expected[key], abs=1e-6), (row["intervention"], key)
+    assert len({round(row["loss"], 5) for row in one["rows"]}) > 8
+    # Each pass is kept once, and found again by the same command.
+    kept = list((folders[1] / "scores").iterdir())
+    assert len(kept) == len(two["rows"])
+
+
+def test_two_processes_read_what_one_reads(strategy: str, fit: Fit, tmp_path: Path) -> None:
+    model = {**OPEN["model"], "max_seq_len": 128}
+    run = fit(model=model, optim=OPEN["optim"], run={"batch_tokens": 256, "max_tokens": 768})
+    # One process reads a batch of padding, and one a longer window than the other.
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": "hell the " * n}) + "\n" for n in (20, 4, 2)))
+    words = ["--sources", str(text), "--tagger", "none"]
+    one, two = studied("routing", run, words, strategy, tmp_path)
+    expected, read = rows_of(one), rows_of(two)
+    assert np.bincount(expected["sequence"]).tolist() == [100, 20, 10]
+    for name in ("source", "sequence", "position", "token"):
+        assert (expected[name] == read[name]).all(), name
+    for name in ("nats", *PER_LAYER, "step_weights"):
+        np.testing.assert_allclose(read[name], expected[name], atol=2e-6, rtol=1e-5, err_msg=name)
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, two)]
+    assert [summary["devices"] for summary in summaries] == [1, 2]
+    sources = [summary["sources"]["text"] for summary in summaries]
+    assert sources[0]["sequences"] == sources[1]["sequences"]
+    assert sources[0]["sequences"] % 2 == 1
+    assert sources[1]["loss"] == pytest.approx(sources[0]["loss"], abs=1e-6)
+    for name, estimate in sources[0]["layers"].items():
+        for end in ("mean", "low", "high"):
+            assert sources[1]["layers"][name][end] == pytest.approx(estimate[end], abs=1e-5), name
