@@ -81,21 +81,23 @@ def prepare_several(command: Command, line: CommandLine) -> tuple[list[Launch], 
     """
     if command.combine is None:
         raise UserError(f"{command.name} takes one RUN; give the command for each of them")
+    for name in command.for_one_run:
+        if line.options[name] is not None:
+            raise UserError(f"--{name} takes one RUN; give the command for each of them")
     if line.options["out"] is None:
         raise UserError("several RUNs need --out DIR: a folder for the files of all of them")
     out = Path(line.options["out"])
-    launches: dict[Path, Launch] = {}
+    lines: dict[Path, CommandLine] = {}
     for given in line.runs:
         run = run_folder.find_run(given)
-        name = f"{run.folder.parent.name}-{run.folder.name}-{run.checkpoint.name}"
-        folder = out / name
-        if folder in launches:
+        folder = out / f"{run.folder.parent.name}-{run.folder.name}-{run.checkpoint.name}"
+        if folder in lines:
             raise UserError(f"--ckpt_path names two runs whose files would go to '{folder}'")
-        options = line.options | {"out": str(folder)}
-        launches[folder] = prepare(command, replace(line, runs=[given], options=options))
-        if launches[folder].settings.trainer.devices not in (1, "1"):
-            raise UserError("several RUNs go on one device; give them one at a time for more")
-    return list(launches.values()), out
+        lines[folder] = replace(line, runs=[given], options=line.options | {"out": str(folder)})
+    launches = [prepare(command, own_line) for own_line in lines.values()]
+    if any(launch.settings.trainer.devices not in (1, "1") for launch in launches):
+        raise UserError("several RUNs go on one device; give them one at a time for more")
+    return launches, out
 
 
 def _recipe_to_train(line: CommandLine) -> recipes.Recipe:

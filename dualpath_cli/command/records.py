@@ -41,6 +41,8 @@ class Command:
     combine: str | None = None
     """Sets several RUNs side by side: gets their folders, the folder of all and the console, and
     returns what it wrote. Only with it a command takes several."""
+    for_one_run: tuple[str, ...] = ()
+    """Options that several RUNs do not go with."""
 
 
 def resolve(name: str) -> Any:
@@ -106,6 +108,7 @@ _RECORDS = (
         read_options=f"{_ROUTING}.options:read_options",
         check=f"{_ROUTING}.options:check_options",
         combine=f"{_ROUTING}.runs:combine",
+        for_one_run=("text",),
     ),
 )
 

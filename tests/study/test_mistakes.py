@@ -72,7 +72,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message, run_folder, capsy
 def test_validate_and_fit_know_nothing_of_the_options_of_studies(run_folder, capsys, monkeypatch):
     monkeypatch.chdir(run_folder)
     assert main(["validate", "--ckpt_path", ".", "--sources", "text.txt"]) == 2
-    assert "unknown argument '--sources'" in capsys.readouterr().err
+    assert "unknown option '--sources'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,7 @@ def test_validate_and_fit_know_nothing_of_the_options_of_studies(run_folder, cap
     ],
 )
 def test_help_has_a_sentence_for_each_option(command, options, capsys):
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
+    assert main([command, "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"usage: dualpath {command} --ckpt_path RUN" in text
     for option in ("ckpt_path", *options.split()):

@@ -289,7 +289,7 @@ def test_texts_in_pieces_have_the_tags_of_the_whole(
     window = [" 日本".encode()[:5], " 日本".encode()[5:], b" sees", b" ", b"16=3"] * 5
     assert len(text_of(window)) == 65
     whole = ["PROPN", "PROPN", "VERB", "SPACE", "NUM"] * 5
-    monkeypatch.setattr(parts_of_speech, "PIECE", piece)
+    monkeypatch.setattr(parts_of_speech, "MOST_CHARACTERS", piece)
     several = [window, [b"dog"], [b""], window[:-1], window]
     assert list(tagger.tags(several)) == [whole, ["NOUN"], [""], whole[:-1], whole]
 

@@ -77,8 +77,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="Folder for tables and figures; by default RUN/ablations/step-N. What is in it already "
-        "is not scored again.",
+        help="Folder for tables and figures; by default RUN/ablations/step-N. What is in it "
+        "already is not scored again.",
     )
     parser.add_argument(
         "--compare_paper",

@@ -81,8 +81,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--sequences",
         metavar="N",
         default=str(PAGE_SEQUENCES),
-        help="So many sequences of each source are on the page. A sequence is a document, or as much "
-        "of one as the model takes at once: a long document gives several.",
+        help="So many sequences of each source are on the page. A sequence is a document, or as "
+        "much of one as the model takes at once: a long document gives several.",
     )
     add_list_option(
         parser,
