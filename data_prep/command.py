@@ -7,12 +7,12 @@ from dataclasses import fields, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NoReturn
 
-from data_prep.nemotron import MIRROR
 from data_prep.settings import NEMOTRON, SAMPLE, Settings, check, read_recipe
+from data_prep.sources.nemotron import MIRROR
 from dualpath_cli.errors import UserError
 
 if TYPE_CHECKING:
-    from data_prep.contamination import Contamination
+    from data_prep.documents.contamination import Contamination
     from dualpath_cli.text.manifest import Manifest
     from dualpath_cli.text.tokenizer import Tokenizer
 
@@ -188,12 +188,12 @@ def _workers(text: str) -> int:
 
 
 def _prepare(settings: Settings, options: argparse.Namespace) -> int:
-    from data_prep import sample
-    from data_prep.corpora import find
-    from data_prep.estimate import announce, estimate
-    from data_prep.fetching import Fetcher
-    from data_prep.mix import wanted_tokens
     from data_prep.prepare import Request, finished, prepare
+    from data_prep.sources import sample
+    from data_prep.sources.corpora import find
+    from data_prep.sources.estimate import announce, estimate
+    from data_prep.sources.fetching import Fetcher
+    from data_prep.writing.mix import wanted_tokens
 
     # A folder for S3 is made here first, and stays: `fit` may read either.
     remote = options.out if options.out.startswith("s3://") else None
@@ -250,8 +250,8 @@ def _check_places(settings: Settings, out: Path, downloads: Path) -> None:
 
 
 def _tokenizer(settings: Settings) -> "Tokenizer":
-    from data_prep import sample
-    from data_prep.sample.bpe import train_tokenizer
+    from data_prep.sources import sample
+    from data_prep.sources.sample.bpe import train_tokenizer
     from dualpath_cli.text.tokenizer import Tokenizer
 
     if settings.tokenizer is None:
@@ -260,7 +260,7 @@ def _tokenizer(settings: Settings) -> "Tokenizer":
 
 
 def _contamination(settings: Settings) -> "Contamination | None":
-    from data_prep.contamination import Contamination
+    from data_prep.documents.contamination import Contamination
     from dualpath_cli.text.documents import parse_source, read_documents
 
     sources = [parse_source(spec) for spec in settings.decontaminate]
@@ -269,7 +269,7 @@ def _contamination(settings: Settings) -> "Contamination | None":
 
 
 def _is_uploaded(url: str, digest: str) -> bool:
-    from data_prep.upload import finished_remote
+    from data_prep.writing.upload import finished_remote
 
     # Also finds, before hours of work, that the store cannot be reached.
     manifest = finished_remote(url)
@@ -277,8 +277,8 @@ def _is_uploaded(url: str, digest: str) -> bool:
 
 
 def _upload(folder: Path, url: str, overwrite: bool) -> None:
-    from data_prep.progress import Stage
-    from data_prep.upload import upload
+    from data_prep.documents.progress import Stage
+    from data_prep.writing.upload import upload
 
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     with Stage(f"uploading to {url}", size) as stage:

@@ -10,26 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.accounts import account
-from data_prep.contamination import Contamination
-from data_prep.corpora import Corpus, InputFile
-from data_prep.duplicates import Verdicts, comparisons
-from data_prep.encoding import Encoded, Encoder, Job
-from data_prep.fetching import on_this_disk
-from data_prep.mix import Pool, Portion, interleave, portions, wanted_tokens
-from data_prep.piece import Tokens
-from data_prep.progress import ReadingStage, Stage
-from data_prep.records import (
+from data_prep.documents.contamination import Contamination
+from data_prep.documents.duplicates import Verdicts, comparisons
+from data_prep.documents.encoding import Encoded, Encoder, Job
+from data_prep.documents.piece import Tokens
+from data_prep.documents.progress import ReadingStage, Stage
+from data_prep.documents.worker import PieceSettings, token_type
+from data_prep.settings import Settings
+from data_prep.sources.corpora import Corpus, InputFile
+from data_prep.sources.fetching import on_this_disk
+from data_prep.writing.accounts import account
+from data_prep.writing.mix import Pool, Portion, interleave, portions, wanted_tokens
+from data_prep.writing.records import (
     first_reason,
     stored,
     write_duplicates,
     write_held_out,
     write_rejected,
 )
-from data_prep.settings import Settings
-from data_prep.shards import ShardWriter
-from data_prep.work_folder import WorkFolder, remove_leftovers, replace
-from data_prep.worker import PieceSettings, token_type
+from data_prep.writing.shards import ShardWriter
+from data_prep.writing.work_folder import WorkFolder, remove_leftovers, replace
 from dualpath_cli.errors import UserError
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.text.rows import OnRead

@@ -32,7 +32,7 @@ def before(event, args):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-from data_prep import encoding
+from data_prep.documents import encoding
 from data_prep.__main__ import main
 
 encoding.PIECE_BYTES = 2_000
@@ -45,7 +45,7 @@ sys.exit(code)
 
 RUN = """
 import sys
-from data_prep import encoding
+from data_prep.documents import encoding
 from data_prep.__main__ import main
 
 encoding.PIECE_BYTES = 20_000

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import duplicates, sample
-from data_prep.duplicates import repeats
-from data_prep.sample.bpe import train_tokenizer
+from data_prep.documents import duplicates
+from data_prep.documents.duplicates import repeats
+from data_prep.sources import sample
+from data_prep.sources.sample.bpe import train_tokenizer
 from tests.data_prep.preparing import write_jsonl
 
 MEASURED = """

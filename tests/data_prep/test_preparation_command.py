@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_prep import sample
 from data_prep.__main__ import main
+from data_prep.sources import sample
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.preparing import write_jsonl

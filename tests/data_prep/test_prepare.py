@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import encoding
-from data_prep.corpora import InputFile
+from data_prep.documents import encoding
 from data_prep.prepare import prepare
+from data_prep.sources.corpora import InputFile
 from dualpath_cli.errors import UserError
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.rows import OnRead

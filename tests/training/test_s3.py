@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from data_prep.__main__ import main as data_prep
-from data_prep.upload import upload
+from data_prep.writing.upload import upload
 from dualpath_cli.cli import main
 from dualpath_cli.run_folder import newest_checkpoint
 from dualpath_cli.text import storage
