@@ -18,7 +18,7 @@ from data_prep.documents import worker
 from data_prep.documents.piece import Piece
 from data_prep.documents.progress import ReadingStage
 from data_prep.documents.worker import Batch, PieceSettings
-from data_prep.download.files import Unavailable
+from data_prep.download.remote_file import Unavailable
 from data_prep.sources.corpora import Corpus, InputFile
 from dualpath_cli.atomic import write_text
 from dualpath_cli.errors import UserError

@@ -1,19 +1,20 @@
-"""One file over HTTP into its part: ranges, versions, lengths, hashes, patience."""
+"""One file over HTTP, whole or not there: ranges, versions, lengths, hashes, patience."""
 
 import logging
 import random
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from email.utils import parsedate_to_datetime
-from pathlib import PurePosixPath
+from pathlib import Path
 
 import requests
 import urllib3
 
-from data_prep.download.part import Part
-from dualpath_cli.errors import UserError
+from data_prep.download.contact import first_contact
+from data_prep.download.part import Part, only_holder
+from data_prep.download.remote_file import RemoteFile, Unavailable, Unreachable
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes received since the last call; what comes twice counts twice."""
@@ -35,14 +36,6 @@ _TEMPORARY = {408, 425, 429}
 log = logging.getLogger(__name__)
 
 
-class Unavailable(Exception):
-    """One file cannot be had, now or later; the message is the reason."""
-
-
-class Unreachable(OSError):
-    """Trouble that outlasted all attempts but may pass; what has arrived is kept."""
-
-
 class _Interrupted(Exception):
     """A request ended without the whole file; the message is the reason."""
 
@@ -53,28 +46,6 @@ class _Interrupted(Exception):
 
 class _WrongContent(Exception):
     """What the server sent is not the file that was asked for."""
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file at a URL, and where it goes. Raises UserError for a name outside the folder."""
-
-    url: str
-    name: str
-    """Path below the download folder."""
-    size: int | None = None
-    """Bytes, where known beforehand."""
-    sha256: str | None = None
-    token: str | None = field(default=None, repr=False)
-    """Bearer token for the URL's host; another host that it redirects to does not get it."""
-
-    def __post_init__(self) -> None:
-        path = PurePosixPath(self.name)
-        if path.is_absolute() or ".." in path.parts or not path.name:
-            raise UserError(
-                f"'{self.url}' would be stored as '{self.name}', outside the download folder; "
-                "check where the list of files comes from"
-            )
 
 
 class Bearer(requests.auth.AuthBase):
@@ -90,7 +61,43 @@ class Bearer(requests.auth.AuthBase):
         return request
 
 
-def fetch(
+def download(
+    file: RemoteFile,
+    folder: Path,
+    on_bytes: OnBytes = lambda count: None,
+    *,
+    session: requests.Session | None = None,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Path:
+    """Fetches a file unless it is there, and returns its path, `folder / file.name`.
+
+    That name appears only when the file is complete, its length and hash right where known; it is
+    then trusted, as long as its length is the one of `file`. What has arrived stays in `NAME.part`
+    and is continued by the next call, in this process or another; of several at a time one fetches
+    and the others wait. Raises Unavailable, Unreachable, and OSError where the disk fails.
+    """
+    path = folder / file.name
+    if _is_complete(path, file):
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def wait(seconds: float) -> None:
+        first_contact.made = True  # as far as is known: another process is fetching this file
+        sleep(seconds)
+
+    with only_holder(path.with_name(path.name + ".part"), wait) as part:
+        if not _is_complete(path, file):  # it may have been fetched while this one waited
+            with nullcontext(session) if session else requests.Session() as connection:
+                _fetch(file, part, connection, on_bytes, sleep)
+            part.become(path)
+    return path
+
+
+def _is_complete(path: Path, file: RemoteFile) -> bool:
+    return path.is_file() and file.size in (None, path.stat().st_size)
+
+
+def _fetch(
     file: RemoteFile,
     part: Part,
     session: requests.Session,
@@ -101,6 +108,7 @@ def fetch(
 
     Raises Unavailable and Unreachable, and OSError where the disk fails.
     """
+    first_contact.made |= part.length > 0  # there was a network not long ago
     failures, furthest, anew = 0, part.length, False
     while True:
         try:
@@ -118,6 +126,7 @@ def fetch(
             interruption = _Interrupted(_reason(error))
         except requests.RequestException as error:
             raise Unavailable(_reason(error)) from None
+        first_contact.trouble = str(interruption)
         # Repeated bytes are no progress: a server that ignores ranges and always cuts at the same
         # place would be asked for ever.
         failures = 1 if part.length > furthest else failures + 1
@@ -162,6 +171,7 @@ def _receive(file: RemoteFile, part: Part, session: requests.Session, on_bytes: 
     with session.get(
         file.url, headers=headers, auth=Bearer(file.token), stream=True, timeout=TIMEOUT_SECONDS
     ) as response:
+        first_contact.made = True
         status = response.status_code
         if status == 200:
             total = content_length(response)

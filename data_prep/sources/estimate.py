@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from data_prep.download.files import RemoteFile, with_sizes
+from data_prep.download.remote_file import RemoteFile
+from data_prep.download.sizes import with_sizes
 from data_prep.sources.corpora import Corpus, InputFile
 from data_prep.sources.nemotron import FILE_BYTES, FILE_TOKENS
 from dualpath_cli.errors import UserError
@@ -43,11 +44,12 @@ class Estimate:
 def estimate(corpora: Sequence[Corpus], wanted: Sequence[int | None], downloads: Path) -> Estimate:
     """Estimates from sizes, asking servers for those that are not known.
 
-    `wanted` are the tokens asked for of each corpus, None for all.
+    `wanted` are the tokens asked for of each corpus, None for all. Raises Unreachable where no
+    server answers.
     """
     sized, files, download, tokens = [], [], 0, 0.0
     for corpus, target in zip(corpora, wanted, strict=True):
-        expected = _expected(corpus, target)
+        expected = _expected(corpus, target, downloads)
         size = sum(_size(file) for file in expected)
         sized.append(replace(corpus, files=[*expected, *corpus.files[len(expected) :]]))
         files.append(len(expected))
@@ -57,19 +59,27 @@ def estimate(corpora: Sequence[Corpus], wanted: Sequence[int | None], downloads:
     return Estimate(sized, files, download, round(download + tokens * DISK_BYTES_PER_TOKEN))
 
 
-def _expected(corpus: Corpus, wanted: int | None) -> list[InputFile]:
-    """Returns the files that will probably be read, with their sizes where a server says them."""
+def _expected(corpus: Corpus, wanted: int | None, downloads: Path) -> list[InputFile]:
+    """Returns the files that will probably be read, with their sizes where these can be had."""
     files = corpus.files
     if wanted is not None:
         files = files[: max(1, math.ceil(wanted / (_size(files[0]) * TOKENS_PER_BYTE)))]
-    remote = [file.origin for file in files if isinstance(file.origin, RemoteFile)]
-    if not remote:
-        return files
-    known = [*with_sizes(remote[:_SIZES_ASKED]), *remote[_SIZES_ASKED:]]
-    return [
-        replace(file, size=origin.size, origin=origin)
-        for file, origin in zip(files, known, strict=True)
-    ]
+    missing = [
+        file.origin
+        for file in files
+        if isinstance(file.origin, RemoteFile) and not _is_here(file, downloads)
+    ][:_SIZES_ASKED]
+    sized = dict(zip(missing, with_sizes(missing), strict=True)) if missing else {}
+    return [_with_size(file, sized, downloads) for file in files]
+
+
+def _with_size(file: InputFile, sized: dict[RemoteFile, RemoteFile], downloads: Path) -> InputFile:
+    if isinstance(file.origin, Path):
+        return file
+    if _is_here(file, downloads):
+        return replace(file, size=(downloads / file.origin.name).stat().st_size)
+    origin = sized.get(file.origin, file.origin)
+    return replace(file, size=origin.size, origin=origin)
 
 
 def _size(file: InputFile) -> int:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from data_prep.download.files import CONNECTIONS, Downloads, RemoteFile
+from data_prep.download.ahead import CONNECTIONS, Downloads
+from data_prep.download.remote_file import RemoteFile
 from data_prep.sources.corpora import Corpus, InputFile
 from dualpath_cli.text.rows import OnRead
 

@@ -8,7 +8,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from data_prep.download.files import RemoteFile
+from data_prep.download.contact import first_contact
+from data_prep.download.remote_file import RemoteFile
+from dualpath_cli.deadline import within
 from dualpath_cli.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -50,7 +52,12 @@ def hub_files(
     token = get_token()
     api = HfApi(endpoint=endpoint, token=token or False)
     with _explained(dataset, api.endpoint, token):
-        info = api.dataset_info(dataset, expand=["cardData", "gated", "sha"])
+        # huggingface_hub itself waits without end for a server that accepts and never answers.
+        info = within(
+            first_contact.seconds,
+            lambda: api.dataset_info(dataset, expand=["cardData", "gated", "sha"]),
+        )
+        first_contact.made = True
         assert info.sha is not None  # optional only because not every request asks for it
         if info.gated:  # anybody may list the files, so listing them proves nothing
             api.auth_check(info.id, repo_type="dataset")
@@ -136,9 +143,10 @@ def _explained(dataset: str, endpoint: str, token: str | None) -> Iterator[None]
             f"dataset '{dataset}': {endpoint} answered {status} ({_line(error.server_message)}); "
             "run this again later"
         ) from None
-    except HTTPError as error:  # httpx's, by whichever name huggingface_hub imports it
+    except (HTTPError, TimeoutError) as error:  # httpx's, by huggingface_hub's name for it
+        reason = _line(str(error) or "no answer")
         raise UserError(
-            f"dataset '{dataset}': {endpoint} cannot be reached ({_line(str(error))}); check the "
+            f"dataset '{dataset}': {endpoint} cannot be reached ({reason}); check the "
             "network, and HF_ENDPOINT where it is set, then run this again"
         ) from None
 

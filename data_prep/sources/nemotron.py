@@ -5,7 +5,8 @@ import hashlib
 import zlib
 from pathlib import Path
 
-from data_prep.download.files import RemoteFile, Unavailable, download
+from data_prep.download.ahead import Downloads
+from data_prep.download.remote_file import RemoteFile, Unavailable
 from dualpath_cli.errors import UserError, did_you_mean
 
 MIRROR = "https://data.commoncrawl.org/"
@@ -43,7 +44,9 @@ def _url(mirror: str, path: str) -> str:
 def _paths(mirror: str, folder: Path) -> list[str]:
     url = _url(mirror, _LIST)
     try:
-        file = download(RemoteFile(url, f"{_NAME}/{Path(_LIST).name}"), folder)
+        listing = RemoteFile(url, f"{_NAME}/{Path(_LIST).name}")
+        with Downloads([listing], folder) as downloads:
+            file = downloads.get(listing)
     except Unavailable as reason:
         raise UserError(f"mirror '{mirror}': {url}: {reason}; {MIRROR} has it") from None
     try:

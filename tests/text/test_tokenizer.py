@@ -148,18 +148,6 @@ def test_gpt2_by_name_comes_from_the_cache_of_tiktoken(
     assert Tokenizer.load("gpt2").fingerprint == GPT2_FINGERPRINT
 
 
-def test_gpt2_without_a_network_says_what_to_give(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: object) -> bytes:
-        raise ConnectionError("no network")
-
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("tiktoken.load.read_file", refuse)
-    with pytest.raises(UserError, match=r"folder with GPT-2's vocab\.json and merges\.txt"):
-        Tokenizer.load("gpt2")
-
-
 def _set(*path: str, to: object) -> Callable[[dict], None]:
     def change(definition: dict) -> None:
         for key in path[:-1]:

@@ -9,7 +9,8 @@ from email.utils import formatdate
 import pytest
 
 from data_prep.download import transfer
-from data_prep.download.files import RemoteFile, Unavailable, Unreachable, download
+from data_prep.download.remote_file import RemoteFile, Unavailable, Unreachable
+from data_prep.download.transfer import download
 from dualpath_cli.errors import UserError
 from tests.data_prep.web import Fault, Web
 

@@ -8,7 +8,9 @@ import threading
 import pytest
 
 from data_prep.download import transfer
-from data_prep.download.files import Downloads, RemoteFile, Unavailable, Unreachable, with_sizes
+from data_prep.download.ahead import Downloads
+from data_prep.download.remote_file import RemoteFile, Unavailable, Unreachable
+from data_prep.download.sizes import with_sizes
 from tests.data_prep.web import Fault, Web, wait_for, wait_for_bytes
 
 CONTENT = bytes(range(256)) * 1000
@@ -128,7 +130,8 @@ def join(downloads):
 INTERRUPTED = """
 import sys
 from pathlib import Path
-from data_prep.download.files import Downloads, RemoteFile
+from data_prep.download.ahead import Downloads
+from data_prep.download.remote_file import RemoteFile
 file = RemoteFile(sys.argv[1], "a.zst")
 with Downloads([file], Path(sys.argv[2])) as downloads:
     downloads.get(file)

@@ -12,7 +12,8 @@ import time
 
 import pytest
 
-from data_prep.download.files import RemoteFile, download
+from data_prep.download.remote_file import RemoteFile
+from data_prep.download.transfer import download
 from tests.data_prep.web import Fault, Web, wait_for_bytes
 
 CONTENT = bytes(range(256)) * 1000
@@ -91,7 +92,8 @@ def test_a_file_that_changed_meanwhile_is_fetched_anew_whether_if_range_is_heede
 PROCESS = """
 import sys
 from pathlib import Path
-from data_prep.download.files import RemoteFile, download
+from data_prep.download.remote_file import RemoteFile
+from data_prep.download.transfer import download
 download(RemoteFile(sys.argv[1], "a.zst"), Path(sys.argv[2]))
 """
 

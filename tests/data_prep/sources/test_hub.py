@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from data_prep.download.files import download
+from data_prep.download.transfer import download
 from dualpath_cli.errors import UserError
 from tests.data_prep.web import Fault, Web
 

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from data_prep.download.files import download
+from data_prep.download.transfer import download
 from data_prep.sources.nemotron import nemotron_files
 from dualpath_cli.errors import UserError
 from tests.data_prep.web import Web

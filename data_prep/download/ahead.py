@@ -1,106 +1,20 @@
-"""Files over HTTP, whole or not there: one, or several fetched ahead of their reader."""
+"""Several files over HTTP, fetched in their order ahead of their reader."""
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import requests
 
-from data_prep.download.part import only_holder
-from data_prep.download.transfer import (
-    HEADERS,
-    TIMEOUT_SECONDS,
-    Bearer,
-    OnBytes,
-    RemoteFile,
-    Unavailable,
-    Unreachable,
-    content_length,
-    fetch,
-)
-
-__all__ = [
-    "Downloads",
-    "OnBytes",
-    "RemoteFile",
-    "Unavailable",
-    "Unreachable",
-    "download",
-    "with_sizes",
-]
+from data_prep.download.contact import first_contact
+from data_prep.download.remote_file import RemoteFile
+from data_prep.download.transfer import OnBytes, download
 
 CONNECTIONS = 4
 """Files that are fetched at a time."""
 
-_SIZE_CONNECTIONS = 8
 _LEAVE_SECONDS = 1.0
-
-
-def download(
-    file: RemoteFile,
-    folder: Path,
-    on_bytes: OnBytes = lambda count: None,
-    *,
-    session: requests.Session | None = None,
-    sleep: Callable[[float], object] = time.sleep,
-) -> Path:
-    """Fetches a file unless it is there, and returns its path, `folder / file.name`.
-
-    That name appears only when the file is complete, its length and hash right where known; it is
-    then trusted, as long as its length is the one of `file`. What has arrived stays in `NAME.part`
-    and is continued by the next call, in this process or another; of several at a time one fetches
-    and the others wait. Raises Unavailable, Unreachable, and OSError where the disk fails.
-    """
-    path = folder / file.name
-    if _is_complete(path, file):
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with only_holder(path.with_name(path.name + ".part"), sleep) as part:
-        if not _is_complete(path, file):  # it may have been fetched while this one waited
-            if session is None:
-                with requests.Session() as session:
-                    fetch(file, part, session, on_bytes, sleep)
-            else:
-                fetch(file, part, session, on_bytes, sleep)
-            part.become(path)
-    return path
-
-
-def _is_complete(path: Path, file: RemoteFile) -> bool:
-    return path.is_file() and file.size in (None, path.stat().st_size)
-
-
-def with_sizes(files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    """Returns the files with the sizes that their servers tell; unknown where one does not."""
-    # When a server does not answer at all, the other requests need not wait for it as well.
-    silent = threading.Event()
-
-    def with_size(file: RemoteFile) -> RemoteFile:
-        if file.size is not None or silent.is_set():
-            return file
-        try:
-            response = requests.head(
-                file.url,
-                headers=HEADERS,
-                auth=Bearer(file.token),
-                timeout=TIMEOUT_SECONDS,
-                allow_redirects=True,
-            )
-        except (requests.ConnectionError, requests.Timeout):
-            silent.set()
-            return file
-        except requests.RequestException:
-            return file
-        return replace(file, size=content_length(response)) if response.ok else file
-
-    pool = ThreadPoolExecutor(_SIZE_CONNECTIONS)
-    try:
-        return list(pool.map(with_size, files))
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Downloads:
@@ -151,12 +65,21 @@ class Downloads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def get(self, file: RemoteFile) -> Path:
-        """Waits until a file is there and returns its path; raises what its download raised."""
+        """Waits until a file is there and returns its path; raises what its download raised.
+
+        Raises Unreachable where a first answer of any server is waited for in vain.
+        """
         index = self._index[file]
+
+        def is_done() -> bool:
+            return index in self._results
+
         with self._changed:
             self._furthest = max(self._furthest, index)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: index in self._results)
+            if not self._changed.wait_for(is_done, first_contact.seconds):
+                first_contact.check(file.url)
+                self._changed.wait_for(is_done)
             result = self._results[index]
         if isinstance(result, Exception):
             raise result
