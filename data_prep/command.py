@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from data_prep.settings import NEMOTRON, SAMPLE, Settings, check, read_recipe
 from data_prep.sources.nemotron import MIRROR
 from dualpath_cli.errors import UserError
+from dualpath_cli.text.documents import Source, source_files
 
 if TYPE_CHECKING:
     from data_prep.documents.contamination import Contamination
@@ -240,7 +241,8 @@ def _check_places(settings: Settings, out: Path, downloads: Path) -> None:
             raise UserError(f"--out '{out}' lies in the source '{source.path}'; write elsewhere")
         if path.is_dir() and downloads.resolve().is_relative_to(path):
             raise UserError(f"--downloads '{downloads}' lies in the source '{source.path}'")
-        if path.is_relative_to(out.resolve()) and path.exists():
+        files = source_files(Source(source.name, Path(source.path)))
+        if any(file.resolve().is_relative_to(out.resolve()) for file in files):
             raise UserError(f"source '{source.path}' lies in --out '{out}', which is replaced")
     with_sample = any(source.path == SAMPLE for source in settings.sources)
     kinds = {"arithmetic", "facts", "prose"}  # the sample's own held-out texts are called so

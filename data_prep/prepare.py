@@ -31,8 +31,8 @@ from data_prep.writing.records import (
 from data_prep.writing.shards import ShardWriter
 from data_prep.writing.work_folder import WorkFolder, remove_leftovers, replace
 from dualpath_cli.errors import UserError
+from dualpath_cli.text.byte_stream import OnRead
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
-from dualpath_cli.text.rows import OnRead
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
 _PIPELINE = 1

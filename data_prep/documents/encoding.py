@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import TracebackType
 from typing import Any
 
@@ -22,8 +23,9 @@ from data_prep.download.remote_file import Unavailable
 from data_prep.sources.corpora import Corpus, InputFile
 from dualpath_cli.atomic import write_text
 from dualpath_cli.errors import UserError
+from dualpath_cli.text.byte_stream import OnRead
 from dualpath_cli.text.documents import IDS, format_of
-from dualpath_cli.text.rows import OnRead, UnreadableFile, kind_of, read_rows
+from dualpath_cli.text.rows import UnreadableFile, kind_of, read_rows
 
 PIECE_BYTES = 8 << 20
 """Uncompressed size of the rows that make a piece; a longer row goes alone."""
@@ -195,8 +197,9 @@ class Encoder:
     ) -> Iterator[Batch]:
         path = self._fetch(file, stage.received)
         name, field = job.corpus.settings.name, job.corpus.settings.field
-        fields = format_of(name, kind_of(path), field).fields
-        for piece, rows in enumerate(read_rows(path, fields, IDS, stage.read, PIECE_BYTES)):
+        format = format_of(name, kind_of(path), field)
+        batches = read_rows(path, format.fields, IDS, stage.read, PIECE_BYTES, format.advice)
+        for piece, rows in enumerate(batches):
             yield Batch(name, field, file.name, rows, job.folder / _piece_name(number, piece))
 
 
@@ -213,12 +216,30 @@ class _Pool(ProcessPoolExecutor):
     """Starts processes as they are needed, deaf to Ctrl-C: that is this process's to handle."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        # A new process has the mask of the one that starts it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
+        with _uninterrupted():
             return super().submit(fn, *args, **kwargs)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Puts a Ctrl-C off to the end of the block: a process that is half started is not known yet.
+
+    A blocked signal is not enough, for it may reach another thread and is then raised in this one.
+    """
+    late: list[int] = []
+    in_main_thread = current_thread() is main_thread()  # no other may set a handler, or needs one
+    if in_main_thread:
+        handler = signal.signal(signal.SIGINT, lambda number, frame: late.append(number))
+    # A new process has the mask of the one that starts it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        if in_main_thread:
+            signal.signal(signal.SIGINT, handler)
+    if late:
+        raise KeyboardInterrupt
 
 
 class _Here(Executor):

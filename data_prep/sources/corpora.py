@@ -9,7 +9,7 @@ from data_prep.download.remote_file import RemoteFile
 from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
 from data_prep.sources import sample
 from dualpath_cli.atomic import write_text
-from dualpath_cli.text.documents import Source, parse_source, source_files
+from dualpath_cli.text.documents import Source, source_files
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,6 @@ def find(settings: SourceSettings, downloads: Path, mirror: str, num_files: int 
         selected = nemotron_files(rest or "quality=high/kind=actual", mirror, downloads)
         files = [_remote(file) for file in selected]
     else:
-        if not Path(settings.path).exists():
-            parse_source(f"{settings.name}={settings.path}")  # says what is wrong, and what is near
         files = [_local(path) for path in source_files(Source(settings.name, Path(settings.path)))]
     return Corpus(settings, files[:num_files] if settings.is_remote else files)
 

@@ -11,8 +11,8 @@ from data_prep.documents import encoding
 from data_prep.prepare import prepare
 from data_prep.sources.corpora import InputFile
 from dualpath_cli.errors import UserError
+from dualpath_cli.text.byte_stream import OnRead
 from dualpath_cli.text.manifest import Manifest
-from dualpath_cli.text.rows import OnRead
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.preparing import (
     contents,
