@@ -58,11 +58,19 @@ class Progress:
         self.begin(total)
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        self.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._show(time.monotonic(), line=False)
+        self.stop()
+
+    def start(self) -> None:
+        """Shows the bar."""
+        self._bar.start()
+
+    def stop(self, last_line: bool = False) -> None:
+        """Leaves the bar as it is now; `last_line` prints a line where there is no terminal."""
+        self._show(time.monotonic(), line=last_line and not self._console.is_terminal)
         self._bar.stop()
 
     def begin(self, total: int | None, done: int = 0) -> None:

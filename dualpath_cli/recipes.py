@@ -79,6 +79,17 @@ def parse(text: str, name: str) -> Recipe:
     return content
 
 
+def parse_value(text: str) -> Any:
+    """Reads YAML text as a recipe's value: a number, true, null, a list, a mapping, or text.
+
+    What is no YAML is text.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        return text
+
+
 def _load(path: Path, seen: tuple[Path, ...]) -> Recipe:
     if path.resolve() in seen:
         raise UserError(f"recipe {path} has itself as a base; remove it from `base:`")

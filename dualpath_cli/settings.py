@@ -1,12 +1,14 @@
-"""What a recipe says beside the model: optimizer, run and data. Torch-free, so checked at once."""
+"""What a recipe says, a checked dataclass a section. Torch-free, so that mistakes show at once."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
 
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.recipes import Recipe
 from dualpath_cli.sizes import Size
-
-STRATEGIES = ("auto", "single", "ddp", "fsdp")
-"""Names for trainer.strategy: auto is single on one device and ddp on several; fsdp is FSDP2."""
+from dualpath_cli.validation import build
 
 ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases"]
 
@@ -26,7 +28,7 @@ class OptimSettings:
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the two moments."""
     eps: float = 1e-8
-    """AdamW's epsilon."""
+    """Epsilon in AdamW's denominator."""
     weight_decay: float = 0.3
     """Decoupled weight decay of the groups in `decay`."""
     decay: list[ParameterGroup] = field(
@@ -111,3 +113,110 @@ class DataSettings:
     """How often the token budget may pass over the training data; null sets no limit."""
     workers: int = 1
     """Loader processes per device; local disks want 0 or 1, S3 1 or 2."""
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """The arguments of lightning.Trainer that are a recipe's to choose; the rest follow from it."""
+
+    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto"
+    """What computes: auto is a CUDA GPU where there is one, else the CPU."""
+    devices: int | list[int] | str = "auto"
+    """How many devices of a node, or which ones; auto and -1 are all."""
+    num_nodes: int = 1
+    """How many nodes."""
+    strategy: Literal["auto", "single", "ddp", "fsdp"] | dict[str, Any] = "auto"
+    """How devices share the work: auto is single on one device and ddp on several; fsdp is FSDP2.
+    A class of Lightning's own is given as class_path and init_args."""
+    precision: Literal[
+        "32-true", "bf16-mixed", "bf16-true", "64-true", "transformer-engine", "bf16", 32, 64
+    ] = "32-true"  # fmt: skip
+    """Of the arithmetic. fp16 is not offered: its gradients would be clipped still scaled."""
+    callbacks: list[dict[str, Any]] | dict[str, Any] | None = None
+    """More Lightning callbacks, each by class_path and init_args."""
+    plugins: list[dict[str, Any]] | dict[str, Any] | str | None = None
+    """Lightning plugins, each by class_path and init_args."""
+    profiler: dict[str, Any] | str | None = None
+    """Lightning's profiler: simple, advanced, or a class_path with init_args."""
+    max_time: dict[str, float] | str | None = None
+    """When to stop at the latest, as days:hours:minutes:seconds; the run can be continued."""
+    deterministic: bool | Literal["warn"] | None = None
+    """Whether PyTorch must use deterministic algorithms."""
+    benchmark: bool | None = None
+    """Whether cuDNN tries its kernels out."""
+    detect_anomaly: bool = False
+    """Whether autograd looks for the operation that made a nan; slow."""
+
+    def __post_init__(self) -> None:
+        if self.strategy == "single" and str(self.devices) not in ("auto", "1", "-1"):
+            raise ValueError(f"strategy 'single' cannot use devices={self.devices}; choose ddp or "
+                             "fsdp")  # fmt: skip
+
+
+DECIDED_ELSEWHERE = {
+    "max_steps": "run.max_tokens",
+    "max_epochs": "run.max_tokens and data.max_epochs",
+    "limit_train_batches": "run.max_tokens",
+    "overfit_batches": "run.max_tokens",
+    "fast_dev_run": "run.max_tokens",
+    "accumulate_grad_batches": "run.batch_tokens and run.micro_batch",
+    "gradient_clip_val": "optim.clip",
+    "gradient_clip_algorithm": "optim.clip",
+    "val_check_interval": "run.validate_every",
+    "check_val_every_n_epoch": "run.validate_every",
+    "num_sanity_val_steps": "run.validate_every",
+    "limit_val_batches": "data.val_tokens",
+    "log_every_n_steps": "run.log_every",
+    "logger": "run.tensorboard or run.wandb",
+    "default_root_dir": "run.dir",
+    "enable_checkpointing": "run.save_every",
+}
+"""Arguments of lightning.Trainer that other sections of a recipe decide."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A whole recipe, checked. Its fields are the recipe's sections."""
+
+    model: ModelConfig
+    optim: OptimSettings
+    run: RunSettings
+    data: DataSettings
+    trainer: TrainerSettings
+    seed_everything: int = 0
+    """Seed of the weights and of the data order."""
+
+    def as_recipe(self) -> Recipe:
+        """All fields as plain values, defaults filled in: what a run folder keeps."""
+        recipe: Recipe = json.loads(json.dumps(asdict(self)))
+        return recipe
+
+
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "optim": OptimSettings,
+    "run": RunSettings,
+    "data": DataSettings,
+    "trainer": TrainerSettings,
+}
+
+
+def settings_from(recipe: Recipe) -> Settings:
+    """Returns the checked settings of a resolved recipe.
+
+    Raises:
+        UserError: for an unknown section or key, and for a value of the wrong type, out of range
+            or in contradiction to another one.
+    """
+    known = [section.name for section in fields(Settings)]
+    for name, section in recipe.items():
+        if name not in known:
+            hint = did_you_mean(str(name), known) or f"; sections are {', '.join(known)}"
+            raise UserError(f"unknown key '{name}' in the recipe{hint}")
+        if name in SECTIONS and not isinstance(section, dict):
+            raise UserError(f"'{name}' in the recipe must be a mapping, not {section!r:.40}")
+    for name in recipe.get("trainer", {}):
+        if name in DECIDED_ELSEWHERE:
+            raise UserError(f"trainer.{name} is not used; set {DECIDED_ELSEWHERE[name]} instead")
+    empty: Recipe = {name: {} for name in SECTIONS}
+    return build(Settings, empty | recipe)

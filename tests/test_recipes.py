@@ -4,7 +4,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from dualpath_cli import recipes
 from dualpath_cli.command import launch
+from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops import count as flops
@@ -26,7 +26,7 @@ from dualpath_cli.recipes import Recipe, merge
 from dualpath_cli.settings import OptimSettings
 
 ROWS = paper.configurations()
-each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.recipe)
+each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.settings.as_recipe())
 
 INCOMPLETE = {"paper", "as_written", "trained_numerics", "h100"}
 """The base and the overlays: no model by themselves."""
@@ -45,7 +45,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
         with contextlib.chdir(nowhere), pytest.MonkeyPatch.context() as patch:
             patch.setattr(launch, "check_training_data", lambda *_: None)
             patch.setattr(launch, "check_validation_sets", lambda *_: None)
-            return launch.prepare("fit", list(words))
+            return launch.read(COMMANDS["fit"], words)
 
     return prepare
 
@@ -70,7 +70,7 @@ def leaves(recipe: Recipe, above: str = "") -> dict[str, Any]:
 
 def changed(before: launch.Launch, after: launch.Launch) -> dict[str, Any]:
     """The settings that differ, by dotted key, with their new values."""
-    old, new = leaves(before.recipe), leaves(after.recipe)
+    old, new = leaves(before.settings.as_recipe()), leaves(after.settings.as_recipe())
     return {key: new.get(key) for key in old | new if old.get(key) != new.get(key)}
 
 
@@ -90,18 +90,6 @@ def test_the_base_and_the_overlays_alone_are_told_what_they_lack(fit: Fit) -> No
             fit(name)
 
 
-def test_trainer_sections_hold_lightnings_arguments_and_our_strategies() -> None:
-    from lightning.pytorch import Trainer
-
-    from dualpath_cli.settings import STRATEGIES
-
-    known = set(inspect.signature(Trainer.__init__).parameters)
-    for name in recipes.names():
-        trainer = recipes.load(name).get("trainer", {})
-        assert set(trainer) <= known, name
-        assert trainer.get("strategy", "auto") in STRATEGIES, name
-
-
 # The paper's 26 configurations
 
 
@@ -113,7 +101,7 @@ def test_the_papers_26_configurations_have_a_recipe_each_and_no_other_does() -> 
 
 @each_row
 def test_a_recipe_gives_the_papers_params_column(row: paper.Configuration, fit: Fit) -> None:
-    config = fit(row.recipe).settings.model
+    config = fit(row.settings.as_recipe()).settings.model
     weights = parameters_on_meta(config)
     assert weights == flops.parameters(config)
     assert round(weights / 1e6) == row.params_millions
@@ -121,14 +109,14 @@ def test_a_recipe_gives_the_papers_params_column(row: paper.Configuration, fit: 
 
 @each_row
 def test_a_recipe_has_the_widths_that_its_budget_buys(row: paper.Configuration, fit: Fit) -> None:
-    model = fit(row.recipe).settings.model
+    model = fit(row.settings.as_recipe()).settings.model
     widths = solve_widths(row.target)
     assert (model.d_ffn, model.d_ffn_wide) == (widths.d_ffn, widths.d_ffn_wide)
 
 
 @each_row
 def test_a_recipe_is_the_model_as_trained(row: paper.Configuration, fit: Fit) -> None:
-    settings = fit(row.recipe).settings
+    settings = fit(row.settings.as_recipe()).settings
     wanted = row.model_config("as_trained")
     # A wide block has no deep path, so that its K means nothing.
     loops = settings.model.loops if row.block == "wide" else row.loops
@@ -138,7 +126,7 @@ def test_a_recipe_is_the_model_as_trained(row: paper.Configuration, fit: Fit) ->
 
 @each_row
 def test_a_recipe_trains_as_the_paper_does(row: paper.Configuration, fit: Fit) -> None:
-    prepared = fit(row.recipe)
+    prepared = fit(row.settings.as_recipe())
     run = prepared.settings.run
     assert prepared.settings.optim == OptimSettings()
     assert run.max_tokens == paper.TRAINING_TOKENS == 18_360 * run.batch_tokens
@@ -163,7 +151,7 @@ def test_the_papers_optimizer_is_that_of_appendix_a() -> None:
 
 @each_row
 def test_the_first_line_says_what_the_recipe_is(row: paper.Configuration) -> None:
-    title = recipes.find(row.recipe).read_text().splitlines()[0]
+    title = recipes.find(row.settings.as_recipe()).read_text().splitlines()[0]
     kind = {"wide": "PureWide", "loop": "PureLoop", "dual": "dual path"}[row.block]
     for words in (row.budget_name, kind, f"{row.params_millions}M parameters"):
         assert words in title

@@ -1,36 +1,15 @@
-"""Checks of a recipe against the world: its data, its validation sets, Lightning's trainer."""
+"""Checks of a recipe against the world: data, validation sets, devices, checkpoint."""
 
+import ctypes
 from pathlib import Path
-from typing import Any
 
-from dualpath_cli.command.arguments import Settings
-from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.errors import UserError
 from dualpath_cli.run_folder import TOKENIZER
-from dualpath_cli.settings import STRATEGIES
+from dualpath_cli.settings import Settings, TrainerSettings
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
 from dualpath_cli.text.storage import exists, is_remote, local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
-
-DECIDED_ELSEWHERE = {
-    "max_steps": "run.max_tokens",
-    "max_epochs": "run.max_tokens and data.max_epochs",
-    "limit_train_batches": "run.max_tokens",
-    "overfit_batches": "run.max_tokens",
-    "fast_dev_run": "run.max_tokens",
-    "accumulate_grad_batches": "run.batch_tokens and run.micro_batch",
-    "gradient_clip_val": "optim.clip",
-    "val_check_interval": "run.validate_every",
-    "check_val_every_n_epoch": "run.validate_every",
-    "limit_val_batches": "data.val_tokens",
-    "log_every_n_steps": "run.log_every",
-    "logger": "run.tensorboard or run.wandb",
-    "default_root_dir": "run.dir",
-    "enable_checkpointing": "run.save_every",
-    "num_sanity_val_steps": "run.validate_every",
-    "gradient_clip_algorithm": "optim.clip",
-}
-"""Arguments of lightning.Trainer that a recipe's own sections decide."""
 
 
 def check_training_data(settings: Settings) -> Manifest:
@@ -78,14 +57,13 @@ def check_schedule(settings: Settings) -> None:
         )
 
 
-def check_checkpoint(checkpoint: Path, trainer: dict[str, Any]) -> None:
+def check_checkpoint(checkpoint: Path, trainer: TrainerSettings) -> None:
     """Checks that a run is continued by the kind of strategy that wrote its checkpoint.
 
     Raises:
         UserError: if one of the two is fsdp, whose checkpoints are folders of shards.
     """
-    sharded = trainer.get("strategy", "auto") == "fsdp"
-    if checkpoint.is_dir() != sharded:
+    if checkpoint.is_dir() != (trainer.strategy == "fsdp"):
         wrote = "fsdp" if checkpoint.is_dir() else "single or ddp"
         raise UserError(
             f"checkpoint '{checkpoint}' was written with trainer.strategy {wrote}; continue with "
@@ -93,29 +71,37 @@ def check_checkpoint(checkpoint: Path, trainer: dict[str, Any]) -> None:
         )
 
 
-def check_trainer(trainer: dict[str, Any]) -> None:
-    """Checks the strategy's name, and that no argument says what another section decides.
+def check_devices(trainer: TrainerSettings) -> None:
+    """Checks that there are as many GPUs as are asked for by name, without importing torch.
 
     Raises:
-        UserError: for an unknown name, `single` with several devices, or an argument that is not
-            Lightning's to set here.
+        UserError: if not.
     """
-    for key in sorted(trainer.keys() & DECIDED_ELSEWHERE.keys()):
-        raise UserError(f"trainer.{key} is not used; set {DECIDED_ELSEWHERE[key]} instead")
-    name = trainer.get("strategy", "auto")
-    if isinstance(name, str) and name not in STRATEGIES:
-        hint = did_you_mean(name, STRATEGIES) or f"; choose from {', '.join(STRATEGIES)}"
-        raise UserError(f"trainer.strategy '{name}' is not known{hint}")
-    if str(trainer.get("precision", "")).startswith("16"):
+    if trainer.accelerator not in ("cuda", "gpu"):
+        return
+    count = visible_gpus()
+    if count == 0:
         raise UserError(
-            f"trainer.precision {trainer['precision']} would clip gradients before their scale is "
-            "undone; use bf16-mixed or 32-true"
+            f"trainer.accelerator is {trainer.accelerator}, but no GPU is to be seen here; "
+            "use auto or cpu"
         )
-    devices = trainer.get("devices", "auto")
-    if name == "single" and str(devices) not in ("auto", "1", "-1"):
+    if isinstance(trainer.devices, int) and count is not None and trainer.devices > count:
         raise UserError(
-            f"trainer.strategy 'single' cannot use trainer.devices={devices}; choose ddp or fsdp"
+            f"trainer.devices={trainer.devices}, but {count} GPUs are to be seen here; use as many"
         )
+
+
+def visible_gpus() -> int | None:
+    """How many GPUs CUDA's driver shows to this process; None where that cannot be told."""
+    if Path("/dev/kfd").exists():  # AMD's: counted by ROCm alone
+        return None
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value if ready else 0
 
 
 def epochs(settings: Settings, manifest: Manifest) -> float:

@@ -1,87 +1,86 @@
-"""The LightningCLI subclass behind every command that runs a model."""
+"""The LightningCLI subclass behind every command that builds a model."""
 
+import json
 import logging
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, NoReturn
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
-from rich.table import Table
 
-from dualpath_cli import run_folder
-from dualpath_cli.atomic import write_text
-from dualpath_cli.cli import COMMANDS
-from dualpath_cli.command.arguments import OneLineParser, add_sections
-from dualpath_cli.command.checks import epochs
+from dualpath_cli.command import launch as launches
 from dualpath_cli.command.launch import Launch
+from dualpath_cli.command.records import COMMANDS, resolve
+from dualpath_cli.command.session import Session
 from dualpath_cli.command.trainer import build_trainer
 from dualpath_cli.errors import UserError
-from dualpath_cli.flops import command as flops_command
-from dualpath_cli.flops import count as flops
 from dualpath_cli.run_folder import TOKENIZER
-from dualpath_cli.study.ablation import study as ablate
-from dualpath_cli.study.ablation.scoring import Scorer
-from dualpath_cli.study.routing import study
-from dualpath_cli.study.routing.reader import Reader
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training import curve
 from dualpath_cli.training.data import DualPathDataModule
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import can_compile
 
 
-class Parser(OneLineParser, LightningArgumentParser):
+class Parser(LightningArgumentParser):
     """LightningCLI's parser with errors of one line."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raises what jsonargparse found, which can only be about classes of the trainer."""
+        raise UserError(" ".join(message.split())) from ex
 
 
 class DualPathCLI(LightningCLI):
-    """Parses the resolved recipe with Lightning's trainer arguments and runs one command.
+    """Runs one command: its words are checked first, and become a launch.
 
-    `launch` is None for `flops`, which needs no recipe; `dualpath flops` itself never comes here.
+    Lightning's parser then reads the `trainer` section alone, whose classes (callbacks, plugins,
+    a strategy) it builds.
     """
 
-    def __init__(self, arguments: list[str], launch: Launch | None = None) -> None:
+    def __init__(self, arguments: Sequence[str], launch: Launch | None = None) -> None:
+        """`launch` is what the arguments were checked to be, where that is done already."""
+        name, words = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+        self._wanted = name
         self.launch = launch
-        self.console = Console()
+        if name in COMMANDS and COMMANDS[name].needs != "nothing":
+            self.launch = launch or launches.read(COMMANDS[name], words)
+            trainer = json.dumps({"trainer": asdict(self.launch.settings.trainer)})
+            seed = self.launch.settings.seed_everything
+            arguments = [name, "--config", trainer, "--seed_everything", str(seed)]
         super().__init__(
             DualPathModule,
             DualPathDataModule,
             save_config_callback=None,  # the run folder holds the recipe, also on a restart
-            seed_everything_default=0,
             parser_class=Parser,
             parser_kwargs={"prog": "dualpath"},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            args=arguments,
+            args=list(arguments),
         )
 
-    # -- arguments -------------------------------------------------------------------------------
-
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
-        """Registers our commands; Lightning's own would have to be methods of the Trainer."""
+        """Registers our commands, and builds the parser of the wanted one alone."""
         self._subcommand_parsers: dict[str, LightningArgumentParser] = {}
-        commands = parser.add_subcommands()
-        for name, description in COMMANDS.items():
-            if name == "flops":
-                own: Any = Parser(description=description)
-                flops_command.add_arguments(own)
-            else:
-                own = self.init_parser(description=description)
+        subcommands = parser.add_subcommands()
+        for name, command in COMMANDS.items():
+            own: Any = Parser(description=command.description or command.purpose)
+            if name == self._wanted and command.needs != "nothing":
+                own = self.init_parser(description=command.description or command.purpose)
                 self._add_arguments(own)
-                own.add_argument("--ckpt_path", type=str | None, help="Run folder or checkpoint.")
+            elif name == self._wanted and command.add_arguments is not None:
+                resolve(command.add_arguments)(own)
             self._subcommand_parsers[name] = own
-            commands.add_subcommand(name, own, help=description)
+            subcommands.add_subcommand(name, own, help=command.purpose)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds Lightning's trainer and the sections of a recipe."""
+        """Adds Lightning's trainer; a recipe's other sections are checked by now."""
         parser.add_lightning_class_args(Trainer, "trainer")
-        add_sections(parser)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses what the launch resolved; the words of the process itself are done with."""
+        """Parses our words; those of the process itself are done with."""
         self.config = parser.parse_args(args)
 
     def _parse_ckpt_path(self) -> None:
@@ -91,201 +90,53 @@ class DualPathCLI(LightningCLI):
         if self.launch is not None:
             super()._set_seed()
 
-    # -- objects ---------------------------------------------------------------------------------
-
     def instantiate_classes(self) -> None:
         """Builds trainer, module and data module from the launch's settings."""
-        if self.launch is None:
-            return
-        section = self.parser.instantiate_classes(self.config)[self.launch.command].trainer
-        self.trainer = build_trainer(self.launch, dict(section), self.console)
-        self.console.quiet = not self.trainer.is_global_zero
-        model, optim = self.launch.settings.model, self.launch.settings.optim
-        run, data = self.launch.settings.run, self.launch.settings.data
-        seed = int(self.launch.recipe["seed_everything"])
-        fitting = self.launch.command == "fit"
-        source = data.path if fitting else self.launch.run_folder
-        tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
-        table = tokenizer.token_bytes()
-        modules = {"ablate": Scorer, "routing": Reader}
-        module = modules.get(self.launch.command, DualPathModule)
-        self.model = module(
-            model,
-            optim,
-            [*table, *[0] * (model.vocab_size - len(table))],
-            list(data.val),
-            seed=seed,
-            compile_blocks=run.compile
-            and fitting
-            and can_compile(self.trainer.strategy.root_device),
-            weights=self.launch.weights if fitting else self.launch.checkpoint,
-        )
-        # What routing reads is inputs alone: the windows have no token more for a last target.
-        seq_len = model.max_seq_len - (self.launch.command == "routing")
-        self.datamodule = DualPathDataModule(
-            data, tokenizer, seq_len=seq_len, micro_batch=run.micro_batch, seed=seed
-        )
-
-    # -- commands --------------------------------------------------------------------------------
+        if self.launch is not None:
+            section = self.parser.instantiate_classes(self.config)[self._wanted].trainer
+            self.session = build_session(self.launch, dict(section))
 
     def _run_subcommand(self, subcommand: str) -> None:
-        commands: dict[str, Callable[[], None]] = {
-            "fit": self.fit,
-            "validate": self.validate,
-            "ablate": self.ablate,
-            "routing": self.routing,
-            "flops": self.flops,
-        }
-        commands[subcommand]()
+        command = COMMANDS[subcommand]
+        if command.needs == "nothing":
+            print(resolve(command.run)(self.config[subcommand]))
+        elif command.task is not None:
+            resolve(command.task)(self.session)
 
-    def fit(self) -> None:
-        """Trains to the token budget, from the newest checkpoint of the run where there is one."""
-        assert self.launch is not None
-        assert self.launch.manifest is not None
-        run = self.launch.settings.run
-        steps, accumulate = self._plan()
-        folder, checkpoint = self.launch.run_folder, self.launch.checkpoint
-        self.console.print(self._summary(steps, accumulate), highlight=False, soft_wrap=True)
-        if checkpoint is not None and run_folder.step_of(checkpoint) >= steps:
-            self.console.print(f"{folder} is finished: nothing to do", highlight=False)
-            return
-        trainer = self.trainer
-        trainer.accumulate_grad_batches = accumulate
-        trainer.fit_loop.epoch_loop.max_steps = steps
-        # Lightning counts micro-batches here. Without an interval only the last step validates.
-        trainer.val_check_interval = (run.validate_every or steps) * accumulate
-        trainer.check_val_every_n_epoch = None
-        facts = {
-            "data_fingerprint": self.launch.manifest.fingerprint,
-            "devices": trainer.world_size,
-            "precision": str(trainer.precision),
-        }
-        step = None if checkpoint is None else run_folder.step_of(checkpoint)
-        if step is not None:
-            run_folder.check_same_facts(folder, facts)
-        if trainer.is_global_zero:
-            self._write_down(facts, step)
-        try:
-            trainer.fit(
-                self.model,
-                datamodule=self.datamodule,
-                ckpt_path=None if checkpoint is None else str(checkpoint),
-            )
-        except SystemExit as end:
-            if not trainer.interrupted:
-                raise
-            # Lightning leaves by sys.exit(1) after Ctrl-C, without a word on what is kept.
-            newest = run_folder.newest_checkpoint(folder)
-            at = f"step {run_folder.step_of(newest)}" if newest else "the start"
-            raise KeyboardInterrupt(f"the same command continues from {at}") from end
-        self._show_validation()
-        if trainer.is_global_zero:
-            self.console.print(f"curve: {curve.draw(folder)}", highlight=False, soft_wrap=True)
-        self.console.print(
-            f"run folder: {folder}\nnext: dualpath validate --ckpt_path {folder}",
-            highlight=False,
-            soft_wrap=True,
-        )
 
-    def _write_down(self, facts: dict[str, Any], step: int | None) -> None:
-        """Puts recipe, versions and tokenizer into the run folder."""
-        assert self.launch is not None
-        folder = self.launch.run_folder
-        tokenizer = local_copy(f"{self.launch.settings.data.path}/{TOKENIZER}")
-        try:
-            run_folder.start(folder, self.launch.recipe, facts, step)
-            write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"run folder '{folder}' cannot be written: {error}") from error
-
-    def validate(self) -> None:
-        """Scores the checkpoint on every validation set."""
-        assert self.launch is not None
-        if not self.launch.settings.data.val:
-            raise UserError(
-                "the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER"
-            )
-        self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
-        self._show_validation()
-
-    def ablate(self) -> None:
-        """Scores the checkpoint under interventions on every source."""
-        assert self.launch is not None
-        assert isinstance(self.model, Scorer)
-        ablate.run(self.launch, self.trainer, self.model, self.datamodule, self.console)
-
-    def routing(self) -> None:
-        """Reads what the checkpoint's gates do on every source, or on one text."""
-        assert self.launch is not None
-        assert isinstance(self.model, Reader)
-        study.run(self.launch, self.trainer, self.model, self.datamodule, self.console)
-
-    def flops(self) -> None:
-        """Prints what `dualpath flops` prints."""
-        print(flops_command.run(self.config["flops"]))
-
-    def _plan(self) -> tuple[int, int]:
-        """Returns optimizer steps and accumulated micro-batches a step.
-
-        Raises:
-            UserError: if the batch is not a whole number of micro-batches on these devices.
-        """
-        assert self.launch is not None
-        model, run = self.launch.settings.model, self.launch.settings.run
-        together = run.micro_batch * model.max_seq_len * self.trainer.world_size
-        accumulate, rest = divmod(run.batch_tokens, together)
-        if rest or not accumulate:
-            raise UserError(
-                f"run.batch_tokens={run.batch_tokens} is not a multiple of the {together} tokens "
-                f"of one pass (run.micro_batch={run.micro_batch} x {model.max_seq_len} tokens x "
-                f"{self.trainer.world_size} devices); the next one is {(accumulate + 1) * together}"
-            )
-        return run.max_tokens // run.batch_tokens, accumulate
-
-    def _summary(self, steps: int, accumulate: int) -> str:
-        assert self.launch is not None
-        assert self.launch.manifest is not None
-        model, run = self.launch.settings.model, self.launch.settings.run
-        linear = flops.mean_layer_flops(model)["linear_total"]
-        total = flops.mean_layer_flops(model)["total"]
-        lines = [
-            f"model   {flops.parameters(model) / 1e6:,.1f}M parameters, "
-            f"{linear / 1e6:.2f}M linear and {total / 1e6:.2f}M total FLOPs per token and layer"
-        ]
-        if run.budget:
-            lines.append(
-                f"        linear FLOPs are {linear / run.budget:.4f} of the budget of "
-                f"{run.budget / 1e6:g}M"
-            )
-        passes = epochs(self.launch.settings, self.launch.manifest)
-        lines += [
-            f"data    {self.launch.settings.data.path}: "
-            f"{self.launch.manifest.tokens / 1e6:,.1f}M tokens, {passes:.2f} epochs",
-            f"run     {steps:,} steps of {run.batch_tokens:,} tokens: "
-            f"{self.trainer.world_size} x {run.micro_batch} sequences of {model.max_seq_len}, "
-            f"accumulated {accumulate} times",
-            f"folder  {self.launch.run_folder}",
-        ]
-        if self.launch.checkpoint is not None:
-            lines.append(
-                f"        continued from step {run_folder.step_of(self.launch.checkpoint)}"
-            )
-        return "\n".join(lines)
-
-    def _show_validation(self) -> None:
-        results = self.model.val_results
-        if not results:
-            return
-        table = Table("validation set", "loss (nats/token)", "bits per byte")
-        for name, result in results.items():
-            table.add_row(name, f"{result['loss']:.4f}", f"{result['bits_per_byte']:.4f}")
-        self.console.print(table)
+def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
+    """Builds what a launch needs; `trainer_section` holds the trainer's classes as objects."""
+    settings, seed = launch.settings, launch.settings.seed_everything
+    console = Console()
+    trainer = build_trainer(launch, trainer_section, console)
+    console.quiet = not trainer.is_global_zero
+    fitting = launch.command.needs == "recipe"
+    source = settings.data.path if fitting else launch.run_folder
+    tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
+    token_bytes = tokenizer.token_bytes()
+    module: DualPathModule = resolve(launch.command.module)(
+        settings.model,
+        settings.optim,
+        [*token_bytes, *[0] * (settings.model.vocab_size - len(token_bytes))],
+        list(settings.data.val),
+        seed=seed,
+        compile_blocks=settings.run.compile
+        and fitting
+        and can_compile(trainer.strategy.root_device),
+        weights=launch.weights if fitting else launch.checkpoint,
+    )
+    # What routing reads is inputs alone: the windows have no token more for a last target.
+    seq_len = settings.model.max_seq_len - (launch.command.name == "routing")
+    datamodule = DualPathDataModule(
+        settings.data, tokenizer, seq_len=seq_len, micro_batch=settings.run.micro_batch, seed=seed
+    )
+    return Session(launch, trainer, module, datamodule, console)
 
 
 def run(launch: Launch) -> int:
-    """Runs a checked launch and returns the exit code."""
+    """Runs a checked launch through LightningCLI; returns the exit code."""
     _quiet()
-    DualPathCLI(launch.arguments, launch)
+    DualPathCLI([launch.command.name], launch)
     return 0
 
 

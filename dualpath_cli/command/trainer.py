@@ -21,6 +21,7 @@ from dualpath_cli.training.routing_log import RoutingLog
 def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> Trainer:
     """Returns the trainer of a recipe's parsed `trainer` section, completed with what is ours."""
     run, folder = launch.settings.run, launch.run_folder
+    fitting = launch.command.needs == "recipe"
     name = section["strategy"]
     devices = 1 if name == "single" else section["devices"]
     accelerator = section["accelerator"]
@@ -30,7 +31,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
     if name != "fsdp":  # which writes its shards itself
         plugins.append(DirectCheckpointIO())
     callbacks = _as_list(section["callbacks"])
-    if launch.command == "fit":
+    if fitting:
         progress = ProgressDisplay(console)
         callbacks += [
             progress,
@@ -44,7 +45,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         "devices": devices,
         "plugins": plugins,
         "callbacks": callbacks,
-        "logger": _loggers(launch) if launch.command == "fit" else False,
+        "logger": _loggers(launch) if fitting else False,
         # Ours run in float64 sums, which Apple's MPS lacks: `auto` is a CUDA GPU or the CPU.
         "accelerator": accelerator,
         # FSDP2 must not gather its weights for the first time under inference mode.

@@ -4,10 +4,9 @@ The same arguments serve argparse (start-up within 0.3 s) and jsonargparse (the 
 they keep to what both parse alike; values are checked in `run`, where both ways end.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 from dualpath_cli.config import BlockKind
 from dualpath_cli.errors import UserError, did_you_mean
@@ -224,42 +223,3 @@ def _audit(form: str) -> str:
     if form == "table":
         return audit.as_text()
     return as_json([audit.as_record()], single=True) if form == "json" else as_csv(audit.numbers())
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse with one-line errors."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(
-        prog="dualpath flops",
-        description="Solves FFN widths for a FLOP budget, and counts a model's parameters and "
-        "FLOPs, for the paper as written and as trained.",
-        allow_abbrev=False,  # jsonargparse takes none either
-    )
-    add_arguments(parser)
-    namespace, unknown = parser.parse_known_args(argv)
-    if unknown:
-        options = [option for action in parser._actions for option in action.option_strings]
-        word = unknown[0].split("=")[0]
-        raise UserError(
-            f"unknown option '{word}'{did_you_mean(word, options) or '; see --help'}"
-            if word.startswith("-")
-            else f"unexpected argument '{word}'; every value follows its option, as in --budget 80M"
-        )
-    return namespace
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Answers ``dualpath flops`` with these arguments; returns the exit code, 2 for a mistake."""
-    try:
-        print(run(_parse(argv)))
-    except UserError as error:
-        print(f"dualpath flops: error: {error}", file=sys.stderr)
-        return 2
-    except SystemExit as stop:  # argparse, once --help is printed
-        return stop.code if isinstance(stop.code, int) else 0
-    return 0

@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.flops import count as flops
+from dualpath_cli.csv_text import format_csv
+from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import Target, Widths
 from dualpath_cli.sizes import format_size
 
@@ -51,7 +52,7 @@ class Description:
     @property
     def layer(self) -> dict[str, int | float]:
         """FLOPs per token and layer by part, the mean where kinds of blocks are mixed."""
-        return flops.mean_layer_flops(self.config, self.seq_len)
+        return count.mean_layer_flops(self.config, self.seq_len)
 
     @property
     def budget_ratio(self) -> float | None:
@@ -64,7 +65,7 @@ class Description:
     @property
     def training_flops(self) -> int:
         """FLOPs of one token in training, head included."""
-        return flops.training_flops_per_token(self.config, self.seq_len)
+        return count.training_flops_per_token(self.config, self.seq_len)
 
     @property
     def hours(self) -> float:
@@ -96,8 +97,8 @@ class Description:
             "d_ffn_wide": self.width("d_ffn_wide"),
             "d_ffn_effective": self.effective("d_ffn"),
             "d_ffn_wide_effective": self.effective("d_ffn_wide"),
-            "params": flops.parameters(self.config),
-            "params_non_embedding": flops.parameters_non_embedding(self.config),
+            "params": count.parameters(self.config),
+            "params_non_embedding": count.parameters_non_embedding(self.config),
             "flops_per_token_per_layer": self.layer,
             "budget": self.budget,
             "budget_ratio": self.budget_ratio,
@@ -118,8 +119,6 @@ def as_json(records: list[dict[str, Any]], single: bool) -> str:
 
 def as_csv(records: Sequence[dict[str, Any]]) -> str:
     """A header and one row a record; nested names are joined by a dot, lists by a space."""
-    import csv
-    import io
 
     def flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         row: dict[str, Any] = {}
@@ -130,19 +129,14 @@ def as_csv(records: Sequence[dict[str, Any]]) -> str:
                 row[prefix + name] = " ".join(value) if isinstance(value, list) else value
         return row
 
-    rows = [flat(record) for record in records]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().rstrip("\n")
+    return format_csv([flat(record) for record in records]).rstrip("\n")
 
 
 def as_yaml(description: Description) -> str:
     """A `model:` section for a recipe, with a comment that says what it holds."""
     config, ratio = description.config, description.budget_ratio
     label = (description.reading or "as the recipe says").replace("_", " ")
-    lines = [f"# {label}: {flops.parameters(config):,} parameters"]
+    lines = [f"# {label}: {count.parameters(config):,} parameters"]
     if ratio is not None and description.budget is not None:
         lines[0] += f", {ratio:.4f} of {_budget_in_words(description)}"
     lines.append("model:")

@@ -1,11 +1,11 @@
 """What the options of `dualpath flops` ask for: options in, solved or loaded models out."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.errors import UserError
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.report import Description, Hardware
 from dualpath_cli.flops.widths import Target, solve_widths
@@ -166,22 +166,16 @@ def from_recipes(options: Options) -> Description:
 
 
 def _model_config(recipe: str, model: object, reading: paper.Reading | None) -> ModelConfig:
+    from dualpath_cli.validation import build
+
     if not isinstance(model, dict):
         raise UserError(f"recipe '{recipe}' has no model section to describe")
     if reading is not None:
         model = model | paper.reading_fields(reading)
-    known = [field.name for field in fields(ModelConfig)]
-    for name in model:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise UserError(f"recipe '{recipe}': its model has no field '{name}'{hint}")
     try:
-        return ModelConfig(**model)
-    except ValueError as error:
+        return build(ModelConfig, model, "model.")
+    except UserError as error:
         raise UserError(f"recipe '{recipe}': {error}") from None
-    except TypeError as error:
-        what = "a field of its model has the wrong type"
-        raise UserError(f"recipe '{recipe}': {what} ({error})") from None
 
 
 def _reads_as(config: ModelConfig, reading: paper.Reading) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from textwrap import wrap
 
-from dualpath_cli.flops import count as flops
+from dualpath_cli.flops import count
 from dualpath_cli.flops.report import Description, Hardware, align
 from dualpath_cli.sizes import format_size
 
@@ -61,7 +61,7 @@ def _rows(descriptions: Sequence[Description]) -> list[list[str]]:
     first = descriptions[0]
     kinds = set(first.config.block_kinds)
     k = first.loops
-    passes = sum(flops.passes(kind, k) for kind in first.config.block_kinds)
+    passes = sum(count.passes(kind, k) for kind in first.config.block_kinds)
     per_layer = f"{passes / first.config.n_layers:g}"
     rows: list[list[str]] = [["", *[_heading(d) for d in descriptions]]]
 
@@ -74,8 +74,8 @@ def _rows(descriptions: Sequence[Description]) -> list[list[str]]:
     if kinds != {"loop"}:
         row("d_ffn_wide, wide path", lambda d: d.width("d_ffn_wide"))
         row("  effective width", lambda d: d.effective("d_ffn_wide"))
-    row("parameters", lambda d: flops.parameters(d.config))
-    row("  outside embedding and head", lambda d: flops.parameters_non_embedding(d.config))
+    row("parameters", lambda d: count.parameters(d.config))
+    row("  outside embedding and head", lambda d: count.parameters_non_embedding(d.config))
     mixed = " (mean of layers)" if len(kinds) > 1 else ""
     rows.append([f"FLOPs per token and layer{mixed}"])
     if kinds != {"wide"}:
@@ -164,11 +164,11 @@ def what_differs(written: Description, trained: Description) -> str:
             f"effective widths round up to {multiples[1]} instead of {multiples[0]}{effect}"
         )
     if written.config.tie_embeddings != trained.config.tie_embeddings:
-        head = flops.parameters_by_part(trained.config)["head"]
+        head = count.parameters_by_part(trained.config)["head"]
         causes.append(f"the head has its own matrix ({head / 1e6:.1f}M)")
     router = " and the router's step index" if trained.config.routes_steps else ""
     more_flops = trained.layer["linear_total"] / written.layer["linear_total"] - 1
-    more_params = flops.parameters(trained.config) - flops.parameters(written.config)
+    more_params = count.parameters(trained.config) - count.parameters(written.config)
     return (
         f"What differs: as trained, {' and '.join(causes)}: {100 * more_flops:.2f} % more linear "
         f"FLOPs and {more_params / 1e6:.1f}M more parameters than as written; the order of RoPE "
@@ -201,7 +201,7 @@ def configurations_text(groups: Sequence[Sequence[Description]]) -> str:
         ]
         for description in group:
             row += [
-                f"{flops.parameters(description.config) / 1e6:.1f}M",
+                f"{count.parameters(description.config) / 1e6:.1f}M",
                 f"{description.budget_ratio:.4f}",
                 f"{description.layer['total'] / 1e6:.1f}M",
             ]

@@ -1,11 +1,11 @@
 """The words that the commands about a trained run share; imports nothing slow."""
 
+from argparse import ArgumentParser
 from pathlib import Path
-from typing import Any
 
 from dualpath_cli import run_folder
-from dualpath_cli.command.arguments import OneLineParser
 from dualpath_cli.errors import UserError
+from dualpath_cli.recipes import Recipe
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.text.documents import parse_source, split_name
 from dualpath_cli.text.manifest import MANIFEST
@@ -20,7 +20,7 @@ TAGGER = "en_core_web_sm"
 """The spaCy pipeline unless told otherwise."""
 
 
-def add_text_arguments(parser: OneLineParser) -> None:
+def add_text_arguments(parser: ArgumentParser) -> None:
     """Adds `--sources` and `--max_tokens`."""
     parser.add_argument(
         "--sources",
@@ -34,14 +34,14 @@ def add_text_arguments(parser: OneLineParser) -> None:
     )
     parser.add_argument(
         "--max_tokens",
-        type=str | None,
+        type=str,
         default=None,
         metavar="N",
         help="At most so many tokens of each source, such as 20K; by default data.val_tokens.",
     )
 
 
-def take_sources(values: dict[str, Any], sources: list[str], max_tokens: str | None) -> None:
+def take_sources(recipe: Recipe, sources: list[str], max_tokens: str | None) -> None:
     """Puts texts given as NAME=PATH in the place of the run's validation sets.
 
     Raises:
@@ -53,11 +53,11 @@ def take_sources(values: dict[str, Any], sources: list[str], max_tokens: str | N
         if names.count(name) > 1:
             raise UserError(f"--sources has two texts named '{name}'; give NAME=PATH")
     if found:
-        values["data"]["val"] = dict(found)
-    if not values["data"]["val"]:
+        recipe["data"]["val"] = dict(found)
+    if not recipe["data"]["val"]:
         raise UserError("the run names no validation set; give a text: --sources NAME=PATH")
     if max_tokens is not None:
-        values["data"]["val_tokens"] = parse_size(str(max_tokens), "--max_tokens")
+        recipe["data"]["val_tokens"] = parse_size(str(max_tokens), "--max_tokens")
 
 
 def _name_and_location(spec: str) -> tuple[str, str]:

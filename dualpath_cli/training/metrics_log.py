@@ -5,8 +5,6 @@ row, learning rate, gradient norm (before clipping), tokens/s, model FLOP/s and,
 known, MFU. Validation is not counted as training time; compiling, saving and read-outs are.
 """
 
-import csv
-import io
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from dualpath_cli.atomic import write_text
+from dualpath_cli.csv_text import format_csv, read_csv
 from dualpath_cli.flops.count import training_flops_per_token
 from dualpath_cli.settings import RunSettings
 from dualpath_cli.training.module import DualPathModule
@@ -34,31 +33,16 @@ class CsvTable:
 
     def open(self, continued_from: int) -> None:
         """Writes the header, and of an existing file the rows up to step `continued_from`."""
-        kept = [row for row in self.rows() if int(row["step"]) <= continued_from]
-        write_text(self.path, self._format(kept, header=True))
-
-    def rows(self) -> list[dict[str, str]]:
-        """All rows of the file; none if it does not exist."""
-        if not self.path.is_file():
-            return []
-        with self.path.open(newline="") as file:
-            # A machine that died may have left half a row at the end.
-            return [row for row in csv.DictReader(file) if None not in row.values()]
+        kept = [row for row in read_csv(self.path) if int(row["step"]) <= continued_from]
+        write_text(self.path, format_csv(kept, self.columns))
 
     def append(self, *rows: Row) -> None:
         """Adds rows; missing columns stay empty."""
-        with self.path.open("a", newline="") as file:
-            file.write(self._format(list(rows), header=False))
-
-    def _format(self, rows: list[Row], header: bool) -> str:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
-        if header:
-            writer.writeheader()
-        writer.writerows(
+        short = [
             {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows
-        )
-        return text.getvalue()
+        ]
+        with self.path.open("a", newline="") as file:
+            file.write(format_csv(short, self.columns, header=False))
 
 
 class MetricsLog(Callback):
@@ -86,7 +70,7 @@ class MetricsLog(Callback):
         """Opens the tables, cut to the step that the run is continued from."""
         self.step = self.logged_step = trainer.global_step
         if trainer.is_global_zero:
-            rows = self.metrics.rows()
+            rows = read_csv(self.metrics.path)
             before = [float(r["seconds"]) for r in rows if int(r["step"]) <= self.step]
             self.total_seconds = before[-1] if before else 0.0
             self.metrics.open(self.step)

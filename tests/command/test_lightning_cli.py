@@ -1,9 +1,16 @@
 """What LightningCLI itself offers: the same commands as `dualpath`, the same flops."""
 
-import pytest
+import dataclasses
+import inspect
+import typing
 
-from dualpath_cli.cli import COMMANDS, main
+import pytest
+from lightning.pytorch import Trainer
+
+from dualpath_cli import settings
+from dualpath_cli.cli import main
 from dualpath_cli.command.lightning_cli import DualPathCLI
+from dualpath_cli.command.records import COMMANDS, resolve
 
 
 def test_its_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,3 +37,39 @@ def test_flops_prints_the_same_through_lightning_cli(
     quick = capsys.readouterr().out
     DualPathCLI(["flops", *words])
     assert capsys.readouterr().out == quick
+
+
+def test_everything_that_a_record_names_is_there() -> None:
+    for command in COMMANDS.values():
+        named = (command.run, command.task, command.module, command.add_arguments,
+                 command.read_options, command.check, command.combine)  # fmt: skip
+        assert all(callable(resolve(name)) for name in named if name is not None), command.name
+
+
+def test_every_argument_of_lightnings_trainer_is_a_setting_or_decided() -> None:
+    """A new one, or one that is gone, has to be looked at."""
+    offered = {field.name for field in dataclasses.fields(settings.TrainerSettings)}
+    theirs = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+    assert offered <= theirs
+    assert settings.DECIDED_ELSEWHERE.keys() <= theirs - offered
+    never = {
+        "barebones", "enable_autolog_hparams", "enable_model_summary", "enable_progress_bar",
+        "inference_mode", "limit_predict_batches", "limit_test_batches", "min_epochs",
+        "min_steps", "model_registry", "reload_dataloaders_every_n_epochs", "sync_batchnorm",
+        "use_distributed_sampler",
+    }  # fmt: skip
+    assert theirs - offered - settings.DECIDED_ELSEWHERE.keys() == never
+
+
+def test_the_precisions_are_lightnings_but_for_those_with_a_loss_scale() -> None:
+    from lightning.fabric.connector import _PRECISION_INPUT
+
+    theirs = {str(p) for union in typing.get_args(_PRECISION_INPUT) for p in _literals(union)}
+    hints = typing.get_type_hints(settings.TrainerSettings)
+    ours = {str(precision) for precision in typing.get_args(hints["precision"])}
+    assert ours == {p for p in theirs if not p.startswith("16") and not p.endswith("float16")}
+
+
+def _literals(hint: object) -> list[object]:
+    parts = typing.get_args(hint)
+    return [leaf for part in parts for leaf in _literals(part)] if parts else [hint]

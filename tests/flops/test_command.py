@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.flops import command as flops_command
 from dualpath_cli.flops import count as flops
 
 KEYS = ["block", "alpha", "loops", "d_ffn", "d_ffn_wide", "d_ffn_effective",
@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
 
 def answer(line: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Standard output of a command that must succeed."""
-    assert flops_command.main(shlex.split(line)) == 0
+    assert main(["flops", *shlex.split(line)]) == 0
     return capsys.readouterr().out.rstrip("\n")
 
 
@@ -185,7 +185,7 @@ def test_assumed_hardware_is_called_assumed(capsys: pytest.CaptureFixture[str]) 
 
 def test_options_without_effect_are_named_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        flops_command.main(shlex.split("--budget 80M --block wide --alpha 3 --k 2 --format json"))
+        main(["flops", *shlex.split("--budget 80M --block wide --alpha 3 --k 2 --format json")])
         == 0
     )
     captured = capsys.readouterr()
@@ -263,7 +263,7 @@ def test_table_matched_in_total_spends_the_same_everywhere(
 
 
 def test_rows_without_room_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert flops_command.main(shlex.split("--budget 60M --table")) == 0
+    assert main(["flops", *shlex.split("--budget 60M --table")]) == 0
     captured = capsys.readouterr()
     assert "no room for an FFN in a25_k4" in captured.err
     assert "dual a25 K4" not in captured.out

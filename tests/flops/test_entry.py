@@ -9,6 +9,7 @@ from typing import Any
 import jsonargparse
 import pytest
 
+from dualpath_cli.cli import main
 from dualpath_cli.flops import command as flops_command
 
 DUAL = "--budget 80M --alpha 50 --k 4"
@@ -42,7 +43,7 @@ def test_jsonargparse_and_argparse_give_the_same_output(line: str) -> None:
 
 
 def test_help_is_sentences_and_states_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    assert flops_command.main(["--help"]) == 0
+    assert main(["flops", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for option in both_parsers()["argparse"]._actions:
         if "--help" not in option.option_strings:

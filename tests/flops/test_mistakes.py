@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.flops import command as flops_command
+from dualpath_cli.cli import main
 
 
 def mistake(line: str, capsys: pytest.CaptureFixture[str]) -> str:
     """The one line of a command that must fail, without its prefix."""
-    assert flops_command.main(shlex.split(line)) == 2
+    assert main(["flops", *shlex.split(line)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     prefix = "dualpath flops: error: "
@@ -35,7 +35,7 @@ def mistake(line: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("--budget 80M --format jsn", "did you mean 'json'?"),
         ("--budget 80M --match all", "--match must be linear or total, not 'all'"),
         ("--budgte 80M", "unknown option '--budgte'; did you mean '--budget'?"),
-        ("--budget 80M --qqqqq", "unknown option '--qqqqq'; see --help"),
+        ("--budget 80M --qqqqq", "unknown option '--qqqqq'; --help lists"),
         ("--bud 80M", "did you mean '--budget'?"),
         ("80M", "unexpected argument '80M'"),
         ("--budget 80M --dim 770 --heads 12", "--heads 11 would"),
@@ -82,7 +82,7 @@ def test_what_an_impossible_budget_is_told_to_try_really_works(
         else:
             instead = re.sub(r"--alpha \S+", f"--alpha {way.removeprefix('alpha ')}", line)
         assert instead != line
-        assert flops_command.main(shlex.split(instead)) == 0
+        assert main(["flops", *shlex.split(instead)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,12 @@ def test_what_an_impossible_budget_is_told_to_try_really_works(
     [
         ("--config nowhere", "no recipe 'nowhere'"),
         ("--config empty.yaml", "recipe 'empty.yaml' has no model section"),
-        ("--config typo.yaml", "no field 'n_layer'; did you mean 'n_layers'?"),
-        ("--config broken.yaml", "recipe 'broken.yaml': d_model=768 with n_heads=5"),
-        ("--config type.yaml", "recipe 'type.yaml': a field of its model has the wrong type"),
+        ("--config typo.yaml", "unknown key 'model.n_layer'; did you mean 'n_layers'?"),
+        ("--config broken.yaml", "'broken.yaml': model: d_model=768 with n_heads=5"),
+        (
+            "--config type.yaml",
+            "'type.yaml': model.n_layers must be a whole number, not 'many'",
+        ),
         ("--config empty.yaml --k 3 --alpha 5", "drop --alpha, --loops"),
         ("--config empty.yaml --table", "drop --table"),
     ],

@@ -7,12 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.command.arguments import Settings
 from dualpath_cli.command.checks import check_schedule
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.settings import DataSettings, OptimSettings, RunSettings
+from dualpath_cli.settings import (
+    DataSettings,
+    OptimSettings,
+    RunSettings,
+    Settings,
+    TrainerSettings,
+)
 from dualpath_cli.sizes import Size
 from dualpath_cli.training.optim import build_optimizer, build_scheduler, group_of, learning_rate
 
@@ -106,7 +111,9 @@ def test_the_scheduler_sets_the_rate_of_each_step() -> None:
 
 def test_a_warm_up_longer_than_the_run_is_refused() -> None:
     run = RunSettings(max_tokens=Size(184 * 2_097_152 + 5))
-    settings = Settings(ModelConfig(d_ffn=64, d_ffn_wide=64), PAPER, run, DataSettings())
+    settings = Settings(
+        ModelConfig(d_ffn=64, d_ffn_wide=64), PAPER, run, DataSettings(), TrainerSettings()
+    )
     with pytest.raises(UserError, match=r"optim.warmup_steps=184 must be less than .* 184"):
         check_schedule(settings)
     check_schedule(replace(settings, optim=OptimSettings(warmup_steps=183)))

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Literal
 
-from dualpath_cli.flops import count as flops
-from dualpath_cli.flops import paper
+from dualpath_cli.flops import count, paper
 from dualpath_cli.flops.audit.tables import Row
 
 Verdict = Literal["holds", "as written", "fails", "open", "note"]
@@ -168,7 +167,7 @@ def _wide_spends_most(rows: Sequence[Row]) -> Finding:
 
 def _attention(rows: Sequence[Row]) -> Finding:
     model = rows[0].printed.model_config("as_trained")
-    one = flops.score_flops(model.d_model, model.max_seq_len) / 1e6
+    one = count.score_flops(model.d_model, model.max_seq_len) / 1e6
     passes = [row.passes for row in rows]
     totals = []
     for budget in paper.BUDGETS:

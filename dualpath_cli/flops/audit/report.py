@@ -6,9 +6,7 @@ from textwrap import wrap
 from typing import Any
 
 from dualpath_cli.flops import paper
-from dualpath_cli.flops.audit import claims as audit_claims
-from dualpath_cli.flops.audit import results as audit_results
-from dualpath_cli.flops.audit import tables as audit_tables
+from dualpath_cli.flops.audit import claims, results, tables
 from dualpath_cli.flops.audit.claims import Finding
 from dualpath_cli.flops.audit.tables import Row
 from dualpath_cli.flops.report import align
@@ -25,22 +23,22 @@ LEGEND = (
 
 def numbers() -> list[dict[str, Any]]:
     """Every number of the two configuration tables beside ours, one record each."""
-    return list(audit_tables.numbers(audit_tables.compare()))
+    return list(tables.numbers(tables.compare()))
 
 
 def as_record() -> dict[str, Any]:
     """The whole audit as one object: the compared numbers and the findings."""
-    rows = audit_tables.compare()
+    rows = tables.compare()
     return {
-        "numbers": list(audit_tables.numbers(rows)),
-        "configuration_tables": [asdict(finding) for finding in audit_claims.findings(rows)],
-        "result_tables": [asdict(finding) for finding in audit_results.findings()],
+        "numbers": list(tables.numbers(rows)),
+        "configuration_tables": [asdict(finding) for finding in claims.findings(rows)],
+        "result_tables": [asdict(finding) for finding in results.findings()],
     }
 
 
 def as_text() -> str:
     """The whole audit for reading."""
-    rows = audit_tables.compare()
+    rows = tables.compare()
     lines = [f"Source: arXiv 2605.30202. Parameters in millions, hours on {paper.GPUS} GPUs."]
     for budget in paper.BUDGETS:
         own = [row for row in rows if row.printed.budget_name == budget]
@@ -48,9 +46,9 @@ def as_text() -> str:
         lines += ["", f"{budget}: FLOPs and hours", "", *align(_flops_table(own))]
     lines += ["", *_disagreements(rows)]
     lines += ["", *wrap(LEGEND, WIDTH), "", "What the configuration tables carry", ""]
-    lines += _paragraphs(audit_claims.findings(rows))
+    lines += _paragraphs(claims.findings(rows))
     lines += ["", "What the result tables carry, and what they do not", ""]
-    lines += _paragraphs(audit_results.findings())
+    lines += _paragraphs(results.findings())
     return "\n".join(lines)
 
 
@@ -101,7 +99,7 @@ def _flops_table(rows: Sequence[Row]) -> list[list[str]]:
 
 def _disagreements(rows: Sequence[Row]) -> list[str]:
     """How many numbers disagree, by column and reading, each with its cause."""
-    compared = list(audit_tables.numbers(rows))
+    compared = list(tables.numbers(rows))
     causes = {
         "d_ffn": "",
         "d_ffn_wide": "",

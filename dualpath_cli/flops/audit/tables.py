@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dualpath_cli.flops import count as flops
-from dualpath_cli.flops import paper
+from dualpath_cli.flops import count, paper
 from dualpath_cli.flops.request import DEFAULT_TFLOPS
 from dualpath_cli.flops.widths import Widths, solve_widths
 
@@ -63,17 +62,17 @@ def compare() -> list[Row]:
 
 def _row(printed: paper.Configuration) -> Row:
     models = {reading: printed.model_config(reading) for reading in paper.READINGS}
-    layers = {name: flops.layer_flops(model, printed.block) for name, model in models.items()}
+    layers = {name: count.layer_flops(model, printed.block) for name, model in models.items()}
     untied = replace(models["as_written"], tie_embeddings=False)
     return Row(
         printed,
         solved=solve_widths(printed.target),
-        params={name: flops.parameters(model) for name, model in models.items()},
-        untied_params=flops.parameters(untied),
+        params={name: count.parameters(model) for name, model in models.items()},
+        untied_params=count.parameters(untied),
         linear_ratio={name: f.linear_total / printed.budget for name, f in layers.items()},
-        passes=flops.passes(printed.block, printed.loops),
+        passes=count.passes(printed.block, printed.loops),
         total=layers["as_trained"].total,
-        training_flops={n: flops.training_flops_per_token(m) for n, m in models.items()},
+        training_flops={n: count.training_flops_per_token(m) for n, m in models.items()},
     )
 
 

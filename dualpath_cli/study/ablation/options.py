@@ -1,13 +1,14 @@
 """The words of `dualpath ablate` beside a recipe's: checked without importing anything slow."""
 
 import re
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dualpath_cli import run_folder
-from dualpath_cli.command.arguments import OneLineParser
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.recipes import Recipe
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.study.options import (
     TAGGER,
@@ -72,7 +73,7 @@ class AblateOptions:
     compare_paper: bool
 
 
-def add_ablate_arguments(parser: OneLineParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Adds the options of `ablate` to the quick parser."""
     suites = "; ".join(f"{name}: {meaning}" for name, meaning in SUITES.items())
     add_text_arguments(parser)
@@ -94,7 +95,7 @@ def add_ablate_arguments(parser: OneLineParser) -> None:
     )
     parser.add_argument(
         "--seeds",
-        type=str | None,
+        type=str,
         default=None,
         metavar="N",
         help="Seeds of the shuffled gates, a row each (default 1), and of the random tokens, whose "
@@ -120,7 +121,7 @@ def add_ablate_arguments(parser: OneLineParser) -> None:
     )
     parser.add_argument(
         "--out",
-        type=str | None,
+        type=str,
         default=None,
         metavar="DIR",
         help="Folder for tables and figures; by default RUN/ablations/step-N. What is in it "
@@ -133,15 +134,13 @@ def add_ablate_arguments(parser: OneLineParser) -> None:
     )
 
 
-def take_ablate_options(values: dict[str, Any], run: run_folder.Run) -> AblateOptions:
-    """Takes the options of `ablate` out of parsed values; sources go to the data section.
+def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> AblateOptions:
+    """Reads the options of `ablate`; texts go to the recipe's data section.
 
     Raises:
         UserError: for the first mistake in them.
     """
-    names = ("sources", "suite", "loops", "seeds", "classes", "tagger", "max_tokens", "out")
-    given = {name: values.pop(name) for name in (*names, "compare_paper")}
-    take_sources(values, given["sources"], given["max_tokens"])
+    take_sources(recipe, given["sources"], given["max_tokens"])
     return AblateOptions(
         out=out_folder(given["out"], run, "ablations"),
         suites=_suites(given["suite"]),

@@ -11,11 +11,12 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from rich.console import Console
 from torch.utils.data import DataLoader
 
 from dualpath_cli.command.launch import Launch
+from dualpath_cli.command.session import Session
 from dualpath_cli.study.ablation import figures as ablation_figures
 from dualpath_cli.study.ablation.comparison import compare, excess
 from dualpath_cli.study.ablation.scoring import Masks, Pass, Scorer, Scores, ScoreStore
@@ -41,25 +42,21 @@ SCORES = "scores"
 """Folder of the finished passes, inside that of the tables."""
 
 
-def run(
-    launch: Launch,
-    trainer: Trainer,
-    scorer: Scorer,
-    datamodule: DualPathDataModule,
-    console: Console,
-) -> None:
+def run(session: Session) -> None:
     """Scores a run's checkpoint under the suites asked for; prints and writes tables and figures.
 
     Raises:
         UserError: if a source holds no text, or tags are wanted and cannot be had.
     """
-    assert launch.ablate is not None
-    found, skipped = applicable(rows(launch.ablate, launch.settings.model), launch.settings.model)
+    launch, trainer, console = session.launch, session.trainer, session.console
+    scorer, datamodule = session.module, session.datamodule
+    assert isinstance(scorer, Scorer)
+    found, skipped = applicable(rows(launch.options, launch.settings.model), launch.settings.model)
     for reason in dict.fromkeys(skipped.values()):
         names = ", ".join(name for name, why in skipped.items() if why == reason)
         console.print(f"left out {names}: {reason}", highlight=False, soft_wrap=True)
     classes = dict.fromkeys(row.of_class for row in found if row.of_class)
-    tagger = Tagger(launch.ablate.tagger) if classes else None
+    tagger = Tagger(launch.options.tagger) if classes else None
     with StudyProgress(console) as progress:
         ablation = Ablation(launch, found, scorer, datamodule, console, progress, tagger)
         try:
@@ -73,7 +70,7 @@ def run(
         return
     report = {
         **ablation.facts,
-        "suites": launch.ablate.suites,
+        "suites": launch.options.suites,
         "sources": ablation.sources,
         "bootstrap": {"resamples": RESAMPLES, "seed": BOOTSTRAP_SEED},
         "tagger": tagger and tagger.facts,
@@ -89,8 +86,8 @@ def run(
     }
     results = [result for name in ablation.sources for result in ablation.results[name]]
     excesses = [each for name in ablation.sources for each in ablation.excesses[name]]
-    written = write(launch.ablate.out, report, results, excesses)
-    written += ablation_figures.draw(launch.ablate.out, results, launch.settings.model.loops)
+    written = write(launch.options.out, report, results, excesses)
+    written += ablation_figures.draw(launch.options.out, results, launch.settings.model.loops)
     console.print("\n".join(map(str, written)), highlight=False, soft_wrap=True)
 
 
@@ -109,13 +106,12 @@ class Ablation(LightningDataModule):
     ) -> None:
         """`found` are the rows to score, the learned router first; `tagger` is for its classes."""
         super().__init__()
-        assert launch.ablate is not None
         self.results: dict[str, list[Result]] = {}
         self.excesses: dict[str, list[Excess]] = {}
         self.sources: dict[str, dict[str, Any]] = {}
         self.facts: dict[str, Any] = {}
         """What all passes share."""
-        self._launch, self._options = launch, launch.ablate
+        self._launch, self._options = launch, launch.options
         self._rows = found
         self._scorer = scorer
         self._datamodule = datamodule

@@ -1,13 +1,14 @@
 """The words of `dualpath routing` beside a recipe's: checked without importing anything slow."""
 
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dualpath_cli import run_folder
-from dualpath_cli.command.arguments import OneLineParser
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.recipes import Recipe
+from dualpath_cli.settings import Settings
 from dualpath_cli.study.options import TAGGER, add_text_arguments, out_folder, take_sources
 from dualpath_cli.study.parts_of_speech import check_pipeline
 
@@ -39,19 +40,19 @@ class RoutingOptions:
     """Source and number of the sequences that are drawn; where a source is missing, its first."""
 
 
-def add_routing_arguments(parser: OneLineParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Adds the options of `routing` to the quick parser."""
     add_text_arguments(parser)
     parser.add_argument(
         "--text",
-        type=str | None,
+        type=str,
         default=None,
         metavar="TEXT",
         help="Print the routing of this text in the terminal, and write nothing.",
     )
     parser.add_argument(
         "--layer",
-        type=str | None,
+        type=str,
         default=None,
         metavar="N",
         help="Colour --text by this layer instead of the mean of all.",
@@ -91,33 +92,31 @@ def add_routing_arguments(parser: OneLineParser) -> None:
     )
     parser.add_argument(
         "--out",
-        type=str | None,
+        type=str,
         default=None,
         metavar="DIR",
         help="Folder for tokens, figures and the page; by default RUN/routing/step-N.",
     )
 
 
-def take_routing_options(values: dict[str, Any], run: run_folder.Run) -> RoutingOptions:
-    """Takes the options of `routing` out of parsed values; sources go to the data section.
+def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> RoutingOptions:
+    """Reads the options of `routing`; texts go to the recipe's data section.
 
     Raises:
         UserError: for the first mistake in them.
     """
-    names = ("sources", "max_tokens", "text", "layer", "tagger", "anchor", "sequences", "examples")
-    given = {name: values.pop(name) for name in (*names, "out")}
     if given["text"] is None:
         if given["layer"] is not None:
             raise UserError("--layer goes with --text; the page shows every layer")
-        take_sources(values, given["sources"], given["max_tokens"])
+        take_sources(recipe, given["sources"], given["max_tokens"])
     else:
         for name in ("sources", "max_tokens", "examples", "out"):
             if given[name]:
                 raise UserError(f"--{name} goes with sources; --text alone is printed")
         if not given["text"].strip():
             raise UserError("--text is empty")
-        values["data"]["val"] = {}
-    if AVERAGE in values["data"]["val"]:
+        recipe["data"]["val"] = {}
+    if AVERAGE in recipe["data"]["val"]:
         raise UserError(f"a source may not be called '{AVERAGE}': that is the mean of all sources")
     if not given["anchor"].strip():
         raise UserError("--anchor is empty; give a word such as Answer")
@@ -128,13 +127,13 @@ def take_routing_options(values: dict[str, Any], run: run_folder.Run) -> Routing
         tagger=None if given["tagger"].lower() == NO_TAGGER else given["tagger"],
         anchor=given["anchor"],
         sequences=_whole("--sequences", given["sequences"], least=1),
-        examples=tuple(_example(spec, values["data"]["val"]) for spec in given["examples"]),
+        examples=tuple(_example(spec, recipe["data"]["val"]) for spec in given["examples"]),
     )
 
 
-def check_routing(options: RoutingOptions, model: ModelConfig) -> None:
+def check_options(options: RoutingOptions, settings: Settings) -> None:
     """Raises UserError for what a model does not have, or a tagger that is not there."""
-    gated = [n for n, kind in enumerate(model.block_kinds) if kind == "dual"]
+    gated = [n for n, kind in enumerate(settings.model.block_kinds) if kind == "dual"]
     if not gated:
         raise UserError("the model has no dual block, so there is no routing to read")
     if options.layer is not None and options.layer not in gated:

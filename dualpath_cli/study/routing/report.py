@@ -38,8 +38,7 @@ def write(
     console: Console,
 ) -> None:
     """Writes everything of one run to its folder and prints the tables."""
-    assert launch.routing is not None
-    options, model, out = launch.routing, launch.settings.model, launch.routing.out
+    options, model, out = launch.options, launch.settings.model, launch.options.out
     layers = tuple(n for n, kind in enumerate(model.block_kinds) if kind == "dual")
     found = {name: Statistics.of(sums[name], layers, model.loops) for name in sources}
     average = Statistics.average(list(found.values()))
@@ -98,12 +97,11 @@ def as_row(claim: Claim) -> dict[str, Any]:
 
 def examples(tokens: Path, launch: Launch) -> tuple[list[Example], list[Example]]:
     """Reads the sequences that are drawn, and those that are on the page."""
-    assert launch.routing is not None
-    chosen = list(launch.routing.examples)
+    chosen = list(launch.options.examples)
     drawn, shown = [], []
     for name in launch.settings.data.val:
         own = [number for source, number in chosen if source == name]
-        found = read_examples(tokens, name, own, launch.routing.sequences)
+        found = read_examples(tokens, name, own, launch.options.sequences)
         drawn += found[: max(1, len(own))]
         shown += found
     return drawn, shown

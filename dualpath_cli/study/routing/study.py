@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from rich.console import Console
 from torch.utils.data import DataLoader
 
 from dualpath_cli.atomic import sync
 from dualpath_cli.command.launch import Launch
+from dualpath_cli.command.session import Session
 from dualpath_cli.errors import UserError
 from dualpath_cli.study.ablation.scoring import array_digest
 from dualpath_cli.study.ablation.token_classes import tag
@@ -47,20 +48,16 @@ SEMANTICS = 1
 """Raised when the same model and texts would give other numbers than before."""
 
 
-def run(
-    launch: Launch,
-    trainer: Trainer,
-    reader: Reader,
-    datamodule: DualPathDataModule,
-    console: Console,
-) -> None:
+def run(session: Session) -> None:
     """Reads a run's checkpoint on every source; prints and writes what was found.
 
     Raises:
         UserError: if a source holds no text, or tags cannot be had.
     """
-    assert launch.routing is not None
-    options = launch.routing
+    launch, trainer, console = session.launch, session.trainer, session.console
+    reader, datamodule = session.module, session.datamodule
+    assert isinstance(reader, Reader)
+    options = launch.options
     tagger = None if options.tagger is None else Tagger(options.tagger)
     with StudyProgress(console) as progress:
         study = RoutingStudy(launch, reader, datamodule, console, progress, tagger)
@@ -94,12 +91,11 @@ class RoutingStudy(LightningDataModule):
         tagger: Tagger | None,
     ) -> None:
         super().__init__()
-        assert launch.routing is not None
         self.facts: dict[str, Any] = {}
         """What all sources share."""
         self.sources: dict[str, dict[str, Any]] = {}
         self.sums: dict[str, Sums] = {}
-        self._launch, self._options = launch, launch.routing
+        self._launch, self._options = launch, launch.options
         self._reader = reader
         self._datamodule = datamodule
         self._console = console

@@ -26,12 +26,14 @@ def run(launch: Launch) -> int:
     Colours are the mean over layers, or those of `--layer`. On the CPU, in float32. Returns 0.
     Raises UserError where the text is longer than the model.
     """
-    assert launch.routing is not None
-    assert launch.routing.text is not None
+    if launch.options.text is None:
+        from dualpath_cli.command import lightning_cli
+
+        return lightning_cli.run(launch)
     assert launch.checkpoint is not None
-    config, layer = launch.settings.model, launch.routing.layer
+    config, layer = launch.settings.model, launch.options.layer
     tokenizer = Tokenizer.load(launch.run_folder / TOKENIZER)
-    ids = tokenizer.encode(launch.routing.text)
+    ids = tokenizer.encode(launch.options.text)
     if len(ids) >= config.max_seq_len:
         raise UserError(
             f"--text has {len(ids):,} tokens, the model takes {config.max_seq_len - 1:,}; "

@@ -1,0 +1,62 @@
+"""argparse for a command's options, with mistakes of one line; imports nothing slow."""
+
+import argparse
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from dualpath_cli.command.records import Command, resolve
+from dualpath_cli.errors import UserError
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """argparse whose errors are UserErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises what argparse found."""
+        raise UserError(message.removeprefix("argument "))
+
+
+def parser_of(command: Command) -> OneLineParser:
+    """Returns a parser of the options that are the command's own."""
+    parser = OneLineParser(
+        prog=f"dualpath {command.name}",
+        usage=f"dualpath {command.name} {command.usage}",
+        description=command.description or command.purpose,
+        allow_abbrev=False,  # a mistyped option must not pass for another one
+    )
+    if command.add_arguments is not None:
+        resolve(command.add_arguments)(parser)
+    return parser
+
+
+def parse(parser: OneLineParser, words: Sequence[str]) -> argparse.Namespace:
+    """Parses words that are all a command's own.
+
+    Raises:
+        UserError: for a word that is no option, with the nearest one that is.
+    """
+    namespace, unknown = parser.parse_known_args(words)
+    if unknown:
+        raise UserError(unknown_word(unknown[0], options_of(parser)))
+    return namespace
+
+
+def options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Every option of a parser, by its name without hyphens before it."""
+    options = [option for action in parser._actions for option in action.option_strings]
+    return {option.lstrip("-"): option for option in options}
+
+
+def unknown_word(word: str, options: Mapping[str, str]) -> str:
+    """Says that a word means nothing; `options` are those there are, by what they are called.
+
+    Of `--model.loop` the last part alone is compared: a key is more often put into the wrong
+    section than mistyped.
+    """
+    option = word.partition("=")[0]
+    if not option.startswith("-"):
+        return f"unexpected argument '{word}'; every value follows its option: see --help"
+    near = difflib.get_close_matches(option.lstrip("-").rpartition(".")[2], options, n=1)
+    hint = f"; did you mean '{options[near[0]]}'?" if near else "; --help lists what there is"
+    return f"unknown option '{option}'{hint}"

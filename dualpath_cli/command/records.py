@@ -1,0 +1,112 @@
+"""The commands of `dualpath`, a record each: all that help, parsers and dispatch know of them.
+
+What a command runs is named `module:function` and imported when it runs, so that this file, and
+with it `dualpath --help`, imports nothing slow.
+"""
+
+import pkgutil
+from dataclasses import dataclass
+from typing import Any, Literal
+
+SECTION_WORDS = "[--SECTION.KEY VALUE ...]"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: what it is called, what it takes, what it runs."""
+
+    name: str
+    purpose: str
+    """A sentence for `dualpath --help`."""
+    usage: str
+    """What may follow the name."""
+    needs: Literal["recipe", "run", "nothing"]
+    """A recipe to train; a RUN that was trained, with its recipe; or neither."""
+    run: str = "dualpath_cli.command.lightning_cli:run"
+    """What answers: gets the checked Launch and returns the exit code. Of a command that needs
+    nothing: gets argparse's namespace and returns the text to print."""
+    task: str | None = None
+    """What Lightning's way in, `lightning_cli.run`, calls with the Session once all is built."""
+    module: str = "dualpath_cli.training.module:DualPathModule"
+    """The LightningModule that is built for the task."""
+    description: str = ""
+    """For its own --help, where the purpose is not enough."""
+    add_arguments: str | None = None
+    """Adds the options of its own to an argparse parser."""
+    read_options: str | None = None
+    """Makes checked options of them: gets their values, the recipe, whose data it may change, and
+    the RUN."""
+    check: str | None = None
+    """Checks options against the settings; gets both."""
+    combine: str | None = None
+    """Sets several RUNs side by side: gets their folders, the folder of all and the console, and
+    returns what it wrote. Only with it a command takes several."""
+
+
+def resolve(name: str) -> Any:
+    """Imports what a record names."""
+    return pkgutil.resolve_name(name)
+
+
+_ABLATION, _ROUTING = "dualpath_cli.study.ablation", "dualpath_cli.study.routing"
+
+_RECORDS = (
+    Command(
+        "fit",
+        "Train a model from a recipe; the same command continues an interrupted run.",
+        f"--config RECIPE [--ckpt_path RUN] {SECTION_WORDS}",
+        needs="recipe",
+        task="dualpath_cli.training.fit:fit",
+    ),
+    Command(
+        "validate",
+        "Score a trained model on named validation sets.",
+        f"--ckpt_path RUN [--data.val.NAME PATH ...] {SECTION_WORDS}",
+        needs="run",
+        task="dualpath_cli.training.validate:validate",
+        description="Scores a run's model on its validation sets, and on those that "
+        "--data.val.NAME adds to them; --data.val '{NAME: PATH}' takes the place of all.",
+    ),
+    Command(
+        "flops",
+        "Solve FLOP-matched widths; count parameters and FLOPs; audit the paper's tables.",
+        "--budget FLOPS | --config RECIPE | --audit [options]",
+        needs="nothing",
+        run="dualpath_cli.flops.command:run",
+        description="Solves FFN widths for a FLOP budget, and counts a model's parameters and "
+        "FLOPs, for the paper as written and as trained.",
+        add_arguments="dualpath_cli.flops.command:add_arguments",
+    ),
+    Command(
+        "ablate",
+        "Override a trained model's loops and gates, and measure what each override costs.",
+        "--ckpt_path RUN [RUN ...] [--sources NAME=PATH ...] [--suite SUITE ...] "
+        f"[--max_tokens N] [--out DIR] {SECTION_WORDS}",
+        needs="run",
+        task=f"{_ABLATION}.study:run",
+        module=f"{_ABLATION}.scoring:Scorer",
+        description="Scores a run's model with forced loops and overridden gates, by layer, by "
+        "class of token, with halting: each paired with the learned router on identical tokens.",
+        add_arguments=f"{_ABLATION}.options:add_arguments",
+        read_options=f"{_ABLATION}.options:read_options",
+        combine=f"{_ABLATION}.runs:combine",
+    ),
+    Command(
+        "routing",
+        "Read what the gates do token by token: tables, figures, a page to explore.",
+        "--ckpt_path RUN [RUN ...] [--sources NAME=PATH ...] [--max_tokens N] [--out DIR] "
+        f"[--text TEXT] {SECTION_WORDS}",
+        needs="run",
+        run=f"{_ROUTING}.terminal:run",
+        task=f"{_ROUTING}.study:run",
+        module=f"{_ROUTING}.reader:Reader",
+        description="Reads what a run's gates do token by token: tables, figures and a page to "
+        "look at any text; --text prints one in the terminal.",
+        add_arguments=f"{_ROUTING}.options:add_arguments",
+        read_options=f"{_ROUTING}.options:read_options",
+        check=f"{_ROUTING}.options:check_options",
+        combine=f"{_ROUTING}.runs:combine",
+    ),
+)
+
+COMMANDS = {command.name: command for command in _RECORDS}

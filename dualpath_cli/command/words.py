@@ -1,0 +1,190 @@
+"""The words after a command that takes a recipe or a RUN: options, and keys of the recipe.
+
+`--SECTION.KEY VALUE` sets a key of the recipe, and `--data.val.NAME PATH` an entry of one; all
+other options are argparse's.
+"""
+
+import argparse
+import dataclasses
+import json
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dualpath_cli import recipes
+from dualpath_cli.command.parser import OneLineParser, options_of, parser_of, unknown_word
+from dualpath_cli.command.records import Command
+from dualpath_cli.errors import UserError
+from dualpath_cli.recipes import Recipe
+from dualpath_cli.settings import DECIDED_ELSEWHERE, SECTIONS
+from dualpath_cli.validation import describe
+
+SEED = "seed_everything"
+"""The one key of a recipe that is in no section."""
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What the words say."""
+
+    configs: list[str]
+    runs: list[str]
+    """After --ckpt_path."""
+    keys: list[tuple[list[str], Any]]
+    """Paths into the recipe, and the values to put there."""
+    options: dict[str, Any]
+    """The command's own."""
+    print_config: bool
+
+    def changed(self, recipe: Recipe) -> Recipe:
+        """Returns a recipe with the keys that the words set."""
+        recipe = recipes.merge({}, recipe)
+        for path, value in self.keys:
+            place = recipe
+            for key in path[:-1]:
+                below = place.get(key)
+                place[key] = dict(below) if isinstance(below, dict) else {}
+                place = place[key]
+            place[path[-1]] = value
+        return recipe
+
+
+def read(command: Command, words: Sequence[str]) -> CommandLine:
+    """Splits a command's words.
+
+    Raises:
+        UserError: for the first word that means nothing.
+        SystemExit: after --help.
+    """
+    parser = _parser(command)
+    if {"-h", "--help"} & set(words):
+        _add_sections(parser)
+        parser.print_help()
+        raise SystemExit(0)
+    keys, rest = _split(words)
+    namespace, unknown = parser.parse_known_args(rest)
+    options = vars(namespace)
+    line = CommandLine(
+        options.pop("config"), options.pop("ckpt_path"), [], options, options.pop("print_config")
+    )
+    if command.needs == "recipe" and not line.configs and not any(k[0] == "model" for k, _ in keys):
+        raise UserError(
+            f"{command.name} needs --config RECIPE: a path or a packaged name such as quickstart"
+        )
+    if command.needs == "run" and not line.runs:
+        raise UserError(
+            f"{command.name} needs --ckpt_path RUN: a run folder or a checkpoint inside one"
+        )
+    if unknown:
+        raise UserError(unknown_word(unknown[0], options_of(parser) | _keys()))
+    line.keys.extend((path, _value(path, text)) for path, text in keys)
+    return line
+
+
+def _parser(command: Command) -> OneLineParser:
+    parser = parser_of(command)
+    parser.add_argument(
+        "--config", "-c", action="append", default=[], metavar="RECIPE",
+        help="Recipe: a path or the bare name of a packaged one. Repeated, later ones win.",
+    )  # fmt: skip
+    one = (
+        "Another run, or a checkpoint of one, whose weights to start from; or an older checkpoint "
+        "of this run to go back to."
+    )
+    several = (
+        "Run folder or checkpoint to score; its recipe, tokenizer and model are read from there."
+    )
+    parser.add_argument(
+        "--ckpt_path", nargs="+", action="extend", default=[], metavar="RUN",
+        help=one if command.needs == "recipe" else several,
+    )  # fmt: skip
+    parser.add_argument(
+        "--print_config", action="store_true", help="Print the resolved recipe and do nothing else."
+    )
+    return parser
+
+
+def _split(words: Sequence[str]) -> tuple[list[tuple[list[str], str]], list[str]]:
+    """Takes `--SECTION.KEY VALUE` and `--seed_everything VALUE` out; the other words are left."""
+    keys, rest = [], []
+    queue = iter(words)
+    for word in queue:
+        name, equals, text = word.partition("=")
+        path = name.removeprefix("--").split(".")
+        if name.startswith("--") and path[0] in (*SECTIONS, SEED):
+            if not equals:
+                text = next(queue, "--")
+                if text.startswith("--"):
+                    raise UserError(f"{name} needs a value")
+            keys.append((path, text))
+        elif name.startswith("--"):  # options may be written with hyphens: --max-tokens
+            rest.append("--" + name[2:].replace("-", "_") + equals + text)
+        else:
+            rest.append(word)
+    return keys, rest
+
+
+def _value(path: Sequence[str], text: str) -> Any:
+    """A value as a recipe has it: text where the key wants text, else read as YAML.
+
+    Raises:
+        UserError: for a key that there is not, and for a section that is no mapping.
+    """
+    section = path[0]
+    if len(path) == 1 and section != SEED:
+        value = recipes.parse_value(text)
+        if isinstance(value, dict):
+            return value
+        raise UserError(
+            f"{section} must be a mapping, not '{text}'; set --{section}.KEY VALUE instead"
+        )
+    annotation: Any = int
+    if section != SEED:
+        hints = typing.get_type_hints(SECTIONS[section])
+        if section == "trainer" and path[1] in DECIDED_ELSEWHERE:
+            return text  # refused with all other keys of the recipe
+        if path[1] not in hints:
+            raise UserError(unknown_word("--" + ".".join(path), _keys()))
+        annotation = hints[path[1]]
+    if len(path) == 3 and typing.get_origin(annotation) is dict:
+        annotation = typing.get_args(annotation)[1]
+    wants_text = annotation is str or (annotation == str | None and text != "null")
+    return text if wants_text else recipes.parse_value(text)
+
+
+def _keys() -> dict[str, str]:
+    """The keys of a recipe as options, by their last part."""
+    return {key.rpartition(".")[2]: f"--{key}" for key, _ in _fields()}
+
+
+def _fields() -> Iterator[tuple[str, "dataclasses.Field[Any]"]]:
+    """Every key of a recipe with its field: `model.loops`."""
+    for name, section in SECTIONS.items():
+        for field in dataclasses.fields(section):
+            yield f"{name}.{field.name}", field
+
+
+def _add_sections(parser: argparse.ArgumentParser) -> None:
+    """Adds the keys of the recipe, for --help: the texts are those under the fields."""
+    from docstring_parser import parse_from_object
+
+    parser.add_argument(
+        "--seed_everything", metavar="N",
+        help="Seed of the weights and of the data order (a whole number; default: 0).",
+    )  # fmt: skip
+    groups = {name: parser.add_argument_group(f"{name} of the recipe") for name in SECTIONS}
+    texts = {
+        name: {text.arg_name: text.description or "" for text in parse_from_object(section).params}
+        for name, section in SECTIONS.items()
+    }
+    for key, field in _fields():
+        name = key.partition(".")[0]
+        annotation = typing.get_type_hints(SECTIONS[name])[field.name]
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        shown = default if isinstance(default, str) else json.dumps(default)
+        help_text = f"{texts[name][field.name]} ({describe(annotation)}; default: {shown})"
+        groups[name].add_argument(
+            f"--{key}", metavar="VALUE", help=" ".join(help_text.split()).replace("%", "%%")
+        )

@@ -1,0 +1,116 @@
+"""`dualpath fit`: trains to the token budget, from the newest checkpoint where there is one."""
+
+from typing import Any
+
+from dualpath_cli import run_folder
+from dualpath_cli.atomic import write_text
+from dualpath_cli.command.checks import epochs
+from dualpath_cli.command.session import Session
+from dualpath_cli.errors import UserError
+from dualpath_cli.flops import count
+from dualpath_cli.run_folder import TOKENIZER
+from dualpath_cli.text.storage import local_copy
+from dualpath_cli.training import curve
+
+
+def fit(session: Session) -> None:
+    """Trains; on the way the run folder fills, at the end its curve is drawn.
+
+    Raises:
+        UserError: if the batch is not a whole number of micro-batches on these devices, or a run
+            would be continued on other data, devices or precision.
+    """
+    launch, trainer = session.launch, session.trainer
+    assert launch.manifest is not None
+    folder, checkpoint = launch.run_folder, launch.checkpoint
+    steps, accumulate = _plan(session)
+    session.say(_summary(session, steps, accumulate))
+    step = None if checkpoint is None else run_folder.step_of(checkpoint)
+    if step is not None and step >= steps:
+        session.say(f"{folder} is finished: nothing to do")
+        return
+    trainer.accumulate_grad_batches = accumulate
+    trainer.fit_loop.epoch_loop.max_steps = steps
+    # Lightning counts micro-batches here. Without an interval only the last step validates.
+    trainer.val_check_interval = (launch.settings.run.validate_every or steps) * accumulate
+    trainer.check_val_every_n_epoch = None
+    facts = {
+        "data_fingerprint": launch.manifest.fingerprint,
+        "devices": trainer.world_size,
+        "precision": str(trainer.precision),
+    }
+    if step is not None:
+        run_folder.check_same_facts(folder, facts)
+    if trainer.is_global_zero:
+        _write_down(session, facts, step)
+    try:
+        trainer.fit(
+            session.module,
+            datamodule=session.datamodule,
+            ckpt_path=None if checkpoint is None else str(checkpoint),
+        )
+    except SystemExit as end:
+        if not trainer.interrupted:
+            raise
+        # Lightning leaves by sys.exit(1) after Ctrl-C, without a word on what is kept.
+        newest = run_folder.newest_checkpoint(folder)
+        at = f"step {run_folder.step_of(newest)}" if newest else "the start"
+        raise KeyboardInterrupt(f"the same command continues from {at}") from end
+    session.show_validation()
+    if trainer.is_global_zero:
+        session.say(f"curve: {curve.draw(folder)}")
+    session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt_path {folder}")
+
+
+def _plan(session: Session) -> tuple[int, int]:
+    """Returns optimizer steps and accumulated micro-batches a step."""
+    model, run = session.launch.settings.model, session.launch.settings.run
+    ranks = session.trainer.world_size
+    together = run.micro_batch * model.max_seq_len * ranks
+    accumulate, rest = divmod(run.batch_tokens, together)
+    if rest or not accumulate:
+        raise UserError(
+            f"run.batch_tokens={run.batch_tokens} is not a multiple of the {together} tokens "
+            f"of one pass (run.micro_batch={run.micro_batch} x {model.max_seq_len} tokens x "
+            f"{ranks} devices); the next one is {(accumulate + 1) * together}"
+        )
+    return run.max_tokens // run.batch_tokens, accumulate
+
+
+def _summary(session: Session, steps: int, accumulate: int) -> str:
+    launch, settings = session.launch, session.launch.settings
+    model, run = settings.model, settings.run
+    assert launch.manifest is not None
+    linear = count.mean_layer_flops(model)["linear_total"]
+    total = count.mean_layer_flops(model)["total"]
+    lines = [
+        f"model   {count.parameters(model) / 1e6:,.1f}M parameters, "
+        f"{linear / 1e6:.2f}M linear and {total / 1e6:.2f}M total FLOPs per token and layer"
+    ]
+    if run.budget:
+        lines.append(
+            f"        linear FLOPs are {linear / run.budget:.4f} of the budget of "
+            f"{run.budget / 1e6:g}M"
+        )
+    lines += [
+        f"data    {settings.data.path}: {launch.manifest.tokens / 1e6:,.1f}M tokens, "
+        f"{epochs(settings, launch.manifest):.2f} epochs",
+        f"run     {steps:,} steps of {run.batch_tokens:,} tokens: "
+        f"{session.trainer.world_size} x {run.micro_batch} sequences of {model.max_seq_len}, "
+        f"accumulated {accumulate} times",
+        f"folder  {launch.run_folder}",
+    ]
+    if launch.checkpoint is not None:
+        lines.append(f"        continued from step {run_folder.step_of(launch.checkpoint)}")
+    return "\n".join(lines)
+
+
+def _write_down(session: Session, facts: dict[str, Any], step: int | None) -> None:
+    """Puts recipe, versions and tokenizer into the run folder."""
+    folder, settings = session.launch.run_folder, session.launch.settings
+    tokenizer = local_copy(f"{settings.data.path}/{TOKENIZER}")
+    try:
+        run_folder.start(folder, settings.as_recipe(), facts, step)
+        write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"run folder '{folder}' cannot be written: {error}") from error

@@ -1,0 +1,133 @@
+"""Checked dataclasses from plain values, such as a recipe's: structure and types by pydantic."""
+
+import dataclasses
+import json
+import typing
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+import pydantic
+
+from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.sizes import Size
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Returns the dataclass with these values, those of nested dataclasses being mappings.
+
+    Types are not bent: 2.0 and `true` are no whole numbers, and 3 is no text. Lists make tuples,
+    and counts of the type `Size` may be written 38.5B. `prefix` goes before keys in messages.
+
+    Raises:
+        UserError: for the first mistake: an unknown key, a missing one, a value of the wrong type,
+            or what the dataclass itself refuses by a ValueError.
+    """
+    shape: Any = cls
+    try:
+        checked: Any = _model_of(shape).model_validate_json(json.dumps({"value": values}))
+    except pydantic.ValidationError as error:
+        raise UserError(_explain(cls, min(error.errors(), key=_rank), prefix)) from None
+    result: T = checked.value
+    return result
+
+
+def describe(annotation: Any) -> str:
+    """Says what a value of a type is, as the end of "KEY must be ..."."""
+    plain = {
+        dict: "a mapping",
+        int: "a whole number",
+        Size: "a whole number above 0 such as 80M, 38.5B, 80e6 or 80000000",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        type(None): "null",
+    }
+    if annotation in plain:
+        return plain[annotation]
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return f"a list of {len(arguments)} (each {describe(arguments[0])})"
+    if origin in (tuple, list):
+        return f"a list (each {describe(arguments[0])})"
+    if origin is dict or dataclasses.is_dataclass(annotation):
+        return "a mapping of names to values"
+    return " or ".join(map(describe, arguments)) or str(annotation)
+
+
+def accepts_text(annotation: Any) -> bool:
+    """Whether any text is a value of the type: then words on a command line stay as they are."""
+    return annotation is str or str in typing.get_args(annotation)
+
+
+def annotation_of(cls: type, key: str) -> Any:
+    """The type of a dataclass's field."""
+    return typing.get_type_hints(cls)[key]
+
+
+@cache
+def _model_of(cls: type) -> type[pydantic.BaseModel]:
+    """A model with one field; its strictness reaches all dataclasses below."""
+    config = pydantic.ConfigDict(strict=True, extra="forbid")
+    return pydantic.create_model(cls.__name__, __config__=config, value=(cls, ...))
+
+
+def _rank(error: Any) -> tuple[int, int]:
+    """Unknown keys first, then types; of a union's members the one that fits the furthest."""
+    order = {"unexpected_keyword_argument": 0, "extra_forbidden": 0, "value_error": 2}
+    return order.get(error["type"], 1), -len(error["loc"])
+
+
+def _explain(cls: type, error: Any, prefix: str) -> str:
+    loc = error["loc"][1:]
+    if error["type"] == "missing" and isinstance(loc[-1], int):
+        loc = loc[:-1]  # a list that is too short
+        error["type"] = "too_short"
+    path, annotation = _place(cls, loc)
+    name = prefix + ".".join(map(str, path))
+    given = error["input"]
+    match error["type"]:
+        case "unexpected_keyword_argument" | "extra_forbidden":
+            keys = [field.name for field in dataclasses.fields(annotation)]
+            unknown = str(error["loc"][-1])
+            hint = did_you_mean(unknown, keys) or f"; there are {', '.join(keys)}"
+            return f"unknown key '{name}{'.' if path else ''}{unknown}'{hint}"
+        case "missing" | "missing_keyword_only_argument" | "missing_argument":
+            return f"{name}{'.' if path else ''}{error['loc'][-1]} is missing"
+        case "value_error":
+            place = f"{name.rstrip('.')}: " if name else ""
+            return f"{place}{error['ctx']['error']}"
+    shown = json.dumps(given) if isinstance(given, dict | list | bool | None) else str(given)
+    hint = did_you_mean(shown, _choices(annotation))
+    return f"{name} must be {describe(annotation)}, not '{shown:.60}'{hint}"
+
+
+def _place(cls: type, loc: tuple[int | str, ...]) -> tuple[list[int | str], Any]:
+    """The keys of a value that has a mistake, and its type: as far as both can be followed."""
+    path: list[int | str] = []
+    annotation: Any = cls
+    for key in loc:
+        origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+        if dataclasses.is_dataclass(annotation):
+            hints = typing.get_type_hints(annotation)
+            if key not in hints:
+                break
+            annotation = hints[str(key)]
+        elif origin in (list, tuple) and isinstance(key, int):
+            annotation = arguments[0]
+        elif origin is dict:
+            annotation = arguments[1]
+        else:  # pydantic's name for one of several types
+            break
+        path.append(key)
+    return path, annotation
+
+
+def _choices(annotation: Any) -> list[str]:
+    if typing.get_origin(annotation) is Literal:
+        return [str(value) for value in typing.get_args(annotation)]
+    return [choice for part in typing.get_args(annotation) for choice in _choices(part)]
