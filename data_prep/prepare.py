@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from data_prep.documents.contamination import Contamination
 from data_prep.documents.duplicates import Verdicts, comparisons
 from data_prep.documents.encoding import Encoded, Encoder, Job
 from data_prep.documents.piece import Tokens
-from data_prep.documents.progress import ReadingStage, Stage
+from data_prep.documents.progress import ReadingProgress
 from data_prep.documents.worker import PieceSettings, token_type
 from data_prep.settings import Settings
 from data_prep.sources.corpora import Corpus, InputFile
@@ -31,6 +32,7 @@ from data_prep.writing.records import (
 from data_prep.writing.shards import ShardWriter
 from data_prep.writing.work_folder import WorkFolder, remove_leftovers, replace
 from dualpath_cli.errors import UserError
+from dualpath_cli.progress import Progress, counted
 from dualpath_cli.text.byte_stream import OnRead
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
@@ -193,12 +195,12 @@ def _encode(request: Request, encoder: Encoder, work: Path) -> _Mix:
             Job(corpus, work / "pieces" / str(number), until[number])
             for number, corpus in enumerate(request.corpora)
         ]
-        with ReadingStage(*_extent(jobs)) as stage:
-            encoded = encoder.encode(jobs, stage)
+        with ReadingProgress(*_extent(jobs)) as progress:
+            encoded = encoder.encode(jobs, progress)
         pieces = [piece for each in encoded for piece in each.pieces]
         documents = sum(piece.documents for piece in pieces) * comparisons(settings.duplicates)
-        with Stage("comparing documents", documents, "comparisons") as stage:
-            verdicts = Verdicts(pieces, work, settings.duplicates, stage.advance)
+        with _progress("comparing documents", documents, "comparisons") as progress:
+            verdicts = Verdicts(pieces, work, settings.duplicates, progress.advance)
         pools = _pools(settings, encoded, verdicts)
         more = [
             _more(tokens, pool, each)
@@ -243,13 +245,13 @@ def _write(
     if not total:
         raise UserError(_nothing(settings, mix))
     writer = ShardWriter(folder, work / "shards", token_type(tokenizer), settings.chunk_tokens)
-    with Stage("writing shards", total, "tokens") as stage:
-        chunks, index_sha256 = writer.write(_counted(mix.portions, settings.seed, stage), total)
+    with _progress("writing shards", total, "tokens") as progress:
+        chunks, index_sha256 = writer.write(_counted(mix.portions, settings.seed, progress), total)
     pools = [portion.pool for portion in mix.portions]
-    with Stage("writing what was left out", 2 * len(mix.verdicts.pieces), "pieces") as stage:
+    with _progress("writing what was left out", 2 * len(mix.verdicts.pieces), "pieces") as progress:
         write_rejected(folder, mix.encoded)
-        write_held_out(folder, pools, tokenizer, stage.advance)
-        write_duplicates(folder, request.corpora, mix.encoded, mix.verdicts, stage.advance)
+        write_held_out(folder, pools, tokenizer, progress.advance)
+        write_duplicates(folder, request.corpora, mix.encoded, mix.verdicts, progress.advance)
     if extra:
         extra(folder)
     sources, first = [], 0
@@ -275,10 +277,14 @@ def _write(
     return manifest
 
 
-def _counted(portions: Sequence[Portion], seed: int, stage: Stage) -> Iterator[Tokens]:
+def _progress(title: str, total: int, unit: str) -> Progress:
+    return Progress(Console(stderr=True), title, counted(unit), total, transient=True)
+
+
+def _counted(portions: Sequence[Portion], seed: int, progress: Progress) -> Iterator[Tokens]:
     for tokens in interleave(portions, seed):
         yield tokens
-        stage.advance(len(tokens))
+        progress.advance(len(tokens))
 
 
 def _nothing(settings: Settings, mix: _Mix) -> str:

@@ -14,7 +14,7 @@ from data_prep.documents.piece import Piece
 from data_prep.settings import Duplicates
 
 KEPT, EXACT, NEAR = 0, 1, 2
-"""What `Verdicts.of` says of a document."""
+"""What `Verdicts.kinds` says of a document."""
 
 PART_DOCUMENTS = 1 << 22
 """About as many documents are compared at a time: some 300 MB."""
@@ -57,7 +57,7 @@ class Verdicts:
             for band in range(BANDS):
                 self._judge(NEAR, partial(_band, number=band))
 
-    def of(self, piece: int) -> npt.NDArray[np.uint8]:
+    def kinds(self, piece: int) -> npt.NDArray[np.uint8]:
         """Returns KEPT, EXACT or NEAR for each document of a piece, (documents,)."""
         return self._verdicts[self.starts[piece] : self.starts[piece + 1]]
 

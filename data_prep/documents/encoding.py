@@ -17,7 +17,7 @@ from typing import Any
 
 from data_prep.documents import worker
 from data_prep.documents.piece import Piece
-from data_prep.documents.progress import ReadingStage
+from data_prep.documents.progress import ReadingProgress
 from data_prep.documents.worker import Batch, PieceSettings
 from data_prep.download.remote_file import Unavailable
 from data_prep.sources.corpora import Corpus, InputFile
@@ -100,7 +100,7 @@ class Encoder:
                 process.terminate()
         self._executor.shutdown(cancel_futures=True)
 
-    def encode(self, jobs: Sequence[Job], stage: ReadingStage) -> list[Encoded]:
+    def encode(self, jobs: Sequence[Job], progress: ReadingProgress) -> list[Encoded]:
         """Encodes each corpus's documents in order until they hold as many tokens as asked for.
 
         All go through one queue: no process waits for a corpus's last piece. Pieces that are there
@@ -111,7 +111,7 @@ class Encoder:
         tokens = [0] * len(jobs)
         encoded = [Encoded() for _ in jobs]
         try:
-            with closing(self._ahead(self._work(jobs, enough, stage))) as items:
+            with closing(self._ahead(self._work(jobs, enough, progress))) as items:
                 for number, item in items:
                     if number in enough:
                         continue  # begun before it was known that it is not needed
@@ -121,7 +121,7 @@ class Encoder:
                     piece = Piece(item.result() if isinstance(item, Future) else item)
                     encoded[number].pieces.append(piece)
                     tokens[number] += piece.counts.tokens
-                    stage.encoded(piece.counts.tokens)
+                    progress.encoded(piece.counts.tokens)
                     until = jobs[number].until
                     if until is not None and tokens[number] >= until:
                         encoded[number].complete = False
@@ -142,16 +142,16 @@ class Encoder:
         yield from waiting
 
     def _work(
-        self, jobs: Sequence[Job], enough: Container[int], stage: ReadingStage
+        self, jobs: Sequence[Job], enough: Container[int], progress: ReadingProgress
     ) -> Iterator[tuple[int, _Item]]:
         for number, job in enumerate(jobs):
             job.folder.mkdir(parents=True, exist_ok=True)
-            for item in self._items(job, stage):
+            for item in self._items(job, progress):
                 yield number, item
                 if number in enough:
                     break
 
-    def _items(self, job: Job, stage: ReadingStage) -> Iterator[_Item]:
+    def _items(self, job: Job, progress: ReadingProgress) -> Iterator[_Item]:
         for number, file in enumerate(job.corpus.files):
             note = job.folder / f"{number:05d}.json"
             if note.exists():
@@ -160,11 +160,11 @@ class Encoder:
                 for piece in range(known["pieces"]):
                     yield job.folder / _piece_name(number, piece)
                 yield _FileEnd(note, **known)
-                stage.read(file.size or 0)
+                progress.read(file.size or 0)
                 continue
             count, fault = 0, None
             try:
-                for batch in self._batches(job, file, number, stage):
+                for batch in self._batches(job, file, number, progress):
                     count += 1
                     there = batch.out.exists()
                     yield batch.out if there else self._executor.submit(worker.make, batch)
@@ -193,12 +193,12 @@ class Encoder:
             )
 
     def _batches(
-        self, job: Job, file: InputFile, number: int, stage: ReadingStage
+        self, job: Job, file: InputFile, number: int, progress: ReadingProgress
     ) -> Iterator[Batch]:
-        path = self._fetch(file, stage.received)
+        path = self._fetch(file, progress.received)
         name, field = job.corpus.settings.name, job.corpus.settings.field
         format = format_of(name, kind_of(path), field)
-        batches = read_rows(path, format.fields, IDS, stage.read, PIECE_BYTES, format.advice)
+        batches = read_rows(path, format.fields, IDS, progress.read, PIECE_BYTES, format.advice)
         for piece, rows in enumerate(batches):
             yield Batch(name, field, file.name, rows, job.folder / _piece_name(number, piece))
 

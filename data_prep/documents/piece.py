@@ -1,7 +1,6 @@
 """Piece: some documents of one file, cleaned, signed and tokenised, as an Arrow file."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from data_prep.documents.minhash import BANDS
-from dualpath_cli.atomic import sync
+from dualpath_cli.atomic import replacing
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
@@ -80,12 +79,13 @@ class Piece:
             bands = np.array(signed, np.uint64).reshape(-1, BANDS)
             columns |= {f"band{n}": pa.array(bands[:, n]) for n in range(BANDS)}
         table = pa.table(columns).replace_schema_metadata({_COUNTS: json.dumps(asdict(counts))})
-        # The process's number in the name: a worker of a killed run may still be at work.
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        # Shared: a worker of a killed run may still be at work.
+        with (
+            replacing(path, shared=True) as partial,
+            pa.OSFile(str(partial), "wb") as sink,
+            pa.ipc.new_file(sink, table.schema) as writer,
+        ):
             writer.write_table(table)
-        sync(partial)
-        partial.replace(path)
 
     @cached_property
     def counts(self) -> PieceCounts:

@@ -18,7 +18,7 @@ from data_prep.documents.clean import clean, problem
 from data_prep.documents.contamination import Contamination
 from data_prep.documents.minhash import band_keys
 from data_prep.documents.piece import Document, Piece, PieceCounts, Tokens
-from dualpath_cli.atomic import sync
+from dualpath_cli.atomic import replacing
 from dualpath_cli.errors import UserError
 from dualpath_cli.text.documents import document_id, format_of
 from dualpath_cli.text.rows import BadRow, Rows
@@ -151,11 +151,12 @@ def _write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     if not rows:
         return
     data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with pa.CompressedOutputStream(str(partial), "zstd") as sink:
+    # Shared: a worker of a killed run may still be at work.
+    with (
+        replacing(path, shared=True) as partial,
+        pa.CompressedOutputStream(str(partial), "zstd") as sink,
+    ):
         sink.write(data.encode("utf-8", errors="backslashreplace"))
-    sync(partial)
-    partial.replace(path)
 
 
 _worker: Worker | None = None

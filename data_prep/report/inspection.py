@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
 
-from data_prep.documents.progress import Stage
 from data_prep.report.token_stream import TokenStream
 from dualpath_cli.errors import UserError
+from dualpath_cli.progress import Progress, bytes_of_bytes
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest, StoredFile
 from dualpath_cli.text.storage import sizes
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
@@ -97,19 +98,21 @@ class _Inspector:
         manifest = self._manifest
         index = StoredFile(INDEX, self._found.get(INDEX, 0), manifest.index_sha256)
         files = [index, *manifest.beside, *manifest.chunks]
-        with Stage("verifying", sum(self._found.get(file.name, 0) for file in files)) as stage:
+        size = sum(self._found.get(file.name, 0) for file in files)
+        console = Console(stderr=True)
+        with Progress(console, "verifying", bytes_of_bytes, size, transient=True) as progress:
             for number, file in enumerate(files):
                 if is_chunk := number > len(manifest.beside):
                     self._begins.append(self._stream.tokens)
                 strange = self._stream.strange
-                if damage := self._damage(file, stage, is_chunk):
+                if damage := self._damage(file, progress, is_chunk):
                     self._damaged.add(file.name)
                     yield f"{file.name}: {damage}"
                 elif strange := self._stream.strange - strange:
                     entries = f"{manifest.vocab_size:,} entries"
                     yield f"{file.name}: {strange:,} tokens are beyond the vocabulary of {entries}"
 
-    def _damage(self, file: StoredFile, stage: Stage, is_chunk: bool) -> str:
+    def _damage(self, file: StoredFile, progress: Progress, is_chunk: bool) -> str:
         if file.name not in self._found:
             return "missing"
         digest = hashlib.sha256()
@@ -122,7 +125,7 @@ class _Inspector:
                     if is_chunk:
                         count = len(block) // self._dtype.itemsize
                         self._stream.add(np.frombuffer(block, self._dtype, count))
-                    stage.advance(len(block))
+                    progress.advance(len(block))
         except OSError as error:
             return f"cannot be read ({error.strerror})"
         if (size := self._found[file.name]) != file.bytes:

@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from data_prep.command import OneLineParser
 from data_prep.report.inspection import Inspection, inspect
+from dualpath_cli.command.parser import OneLineParser
 from dualpath_cli.errors import UserError
 from dualpath_cli.text.manifest import SourceCount
 from dualpath_cli.text.storage import is_remote

@@ -25,9 +25,9 @@ def account(
         read += piece.counts.read
         normalised += piece.counts.normalised
         rejected.update(piece.counts.rejected)
-        of = verdicts.of(first_piece + number)
-        exact += int(np.count_nonzero(of == EXACT))
-        near += int(np.count_nonzero(of == NEAR))
+        kinds = verdicts.kinds(first_piece + number)
+        exact += int(np.count_nonzero(kinds == EXACT))
+        near += int(np.count_nonzero(kinds == NEAR))
         validation += len(portion.pool.to_hold_out(number))
         writable += len(portion.pool.to_write(number))
         distinct += len(portion.taken(0, number))

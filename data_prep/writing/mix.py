@@ -54,7 +54,7 @@ class Pool:
         return np.diff(self.pieces[piece].tokens()[1])[self.to_write(piece)]
 
     def _kept(self, piece: int) -> npt.NDArray[np.bool_]:
-        return self._verdicts.of(self._first + piece) == KEPT
+        return self._verdicts.kinds(self._first + piece) == KEPT
 
     def _held_out(self, piece: int) -> npt.NDArray[np.bool_]:
         # Not the seed's business: the same documents are held out whatever the order.

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from data_prep.documents.piece import Piece
 from data_prep.documents.worker import REJECTED
 from data_prep.sources.corpora import Corpus
 from data_prep.writing.mix import Pool
-from dualpath_cli.atomic import sync
+from dualpath_cli.atomic import replacing
 from dualpath_cli.text.manifest import INDEX, MANIFEST, StoredFile, sha256_of
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
@@ -36,12 +37,10 @@ def write_held_out(
         first = next(texts, None)
         if first is None:
             continue
-        (folder / "val").mkdir(exist_ok=True)
         path = folder / "val" / f"{pool.name}.jsonl"
-        with open(path, "w", encoding="utf-8") as file:
-            for row in (first, *texts):
+        with replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
+            for row in chain([first], texts):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        sync(path)
 
 
 def _held_out(pool: Pool, tokenizer: Tokenizer, on_piece: OnPiece) -> Iterator[dict[str, Any]]:
@@ -59,24 +58,21 @@ def _held_out(pool: Pool, tokenizer: Tokenizer, on_piece: OnPiece) -> Iterator[d
 
 def write_rejected(folder: Path, encoded: Sequence[Encoded]) -> None:
     """Writes rejected.jsonl.zst, where there are any: documents with their place and the reason."""
-    if not any(piece.counts.rejected for each in encoded for piece in each.pieces):
+    pieces = [piece for corpus in encoded for piece in corpus.pieces if piece.counts.rejected]
+    if not pieces:
         return
-    with open(folder / REJECTED_NAME, "wb") as out:
-        for each in encoded:
-            for piece in each.pieces:
-                part = piece.path.with_suffix(REJECTED)
-                if piece.counts.rejected:
-                    with open(part, "rb") as file:
-                        shutil.copyfileobj(file, out)  # frames in a row are a zstd file
-    sync(folder / REJECTED_NAME)
+    with replacing(folder / REJECTED_NAME) as partial, open(partial, "wb") as out:
+        for piece in pieces:
+            with open(piece.path.with_suffix(REJECTED), "rb") as file:
+                shutil.copyfileobj(file, out)  # frames in a row are a zstd file
 
 
 def first_reason(piece: Piece) -> str | None:
     """Returns why a piece's first rejected document was rejected, if any was."""
     if not piece.counts.rejected:
         return None
-    with pa.CompressedInputStream(str(piece.path.with_suffix(REJECTED)), "zstd") as part:
-        row = json.loads(io.BufferedReader(part).readline())
+    with pa.CompressedInputStream(str(piece.path.with_suffix(REJECTED)), "zstd") as rejected:
+        row = json.loads(io.BufferedReader(rejected).readline())
     return f"row {row['row']} {row['reason']}" + f": {row['detail']}" * bool(row["detail"])
 
 
@@ -90,7 +86,7 @@ def write_duplicates(
     """Writes duplicates.jsonl.zst, where there are any: their places, and of what they repeat."""
     if not verdicts.any():
         return
-    corpus_of = [corpus for corpus, each in zip(corpora, encoded, strict=True) for _ in each.pieces]
+    corpus_of = [c for c, pieces in zip(corpora, encoded, strict=True) for _ in pieces.pieces]
 
     @lru_cache(maxsize=256)
     def rows_of(piece: int) -> list[int]:
@@ -102,22 +98,23 @@ def write_duplicates(
         file = corpus.files[file_number(verdicts.pieces[piece])].name
         return {"source": corpus.settings.name, "file": file, "row": rows_of(piece)[document]}
 
-    path = folder / DUPLICATES_NAME
-    with pa.CompressedOutputStream(str(path), "zstd") as out:
+    with (
+        replacing(folder / DUPLICATES_NAME) as partial,
+        pa.CompressedOutputStream(str(partial), "zstd") as out,
+    ):
         for number, piece in enumerate(verdicts.pieces):
             on_piece(1)
-            of, firsts = verdicts.of(number), verdicts.firsts(number)
-            repeated = (of != KEPT).nonzero()[0].tolist()
+            kinds, firsts = verdicts.kinds(number), verdicts.firsts(number)
+            repeated = (kinds != KEPT).nonzero()[0].tolist()
             ids = piece.ids() if repeated else []
             for document in repeated:
                 row = {
                     **place(number, document),
                     "id": ids[document],
-                    "kind": "exact" if of[document] == EXACT else "near",
+                    "kind": "exact" if kinds[document] == EXACT else "near",
                     "of": place(*verdicts.locate(int(firsts[document]))),
                 }
                 out.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
-    sync(path)
 
 
 def stored(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.documents.piece import Tokens
-from dualpath_cli.atomic import write_text
+from dualpath_cli.atomic import replacing, write_text
 from dualpath_cli.text.manifest import INDEX, StoredFile, sha256_of
 
 _FORMATS = {np.uint16: "no_header_numpy:5", np.uint32: "no_header_numpy:6"}
@@ -79,16 +78,14 @@ class ShardWriter:
         size = length * np.dtype(self._dtype).itemsize
         # litdata's header: the number of items, where each begins, where the last one ends.
         header = np.array([1, 12, 12 + size], "<u4")
-        path, partial = self._folder / name, self._journal / "partial.bin"
-        partial.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
-        with open(partial, "wb", buffering=1 << 20) as file:
-            for part in chain([header], tokens):
-                digest.update(part.data)
-                file.write(part.data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        with (
+            replacing(self._folder / name) as partial,
+            open(partial, "wb", buffering=1 << 20) as file,
+        ):
+            for array in chain([header], tokens):
+                digest.update(array.data)
+                file.write(array.data)
         return StoredFile(name, header.nbytes + size, digest.hexdigest())
 
     def _index(self, chunks: list[StoredFile], lengths: list[int]) -> str:
@@ -119,6 +116,6 @@ class _Stream:
         while count:
             if not len(self._rest):
                 self._rest = next(self._arrays)
-            part, self._rest = self._rest[:count], self._rest[count:]
-            count -= len(part)
-            yield part
+            taken, self._rest = self._rest[:count], self._rest[count:]
+            count -= len(taken)
+            yield taken

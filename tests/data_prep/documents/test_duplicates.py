@@ -72,7 +72,7 @@ def test_a_document_is_judged_by_all_before_it(corpus: Corpus, kind: str, part: 
         patch.setattr(duplicates, "PART_DOCUMENTS", part)
         pieces = write_pieces(Path(name), corpus)
         verdicts = Verdicts(pieces, Path(name) / "verdicts", kind)
-        found = [int(v) for n in range(len(pieces)) for v in verdicts.of(n)]
+        found = [int(v) for n in range(len(pieces)) for v in verdicts.kinds(n)]
         firsts = [int(v) for n in range(len(pieces)) for v in verdicts.firsts(n)]
         judged, leaders = expected(corpus, kind)
         assert found == judged
@@ -91,7 +91,7 @@ def test_later_documents_change_no_earlier_verdict(corpus: Corpus, more: list) -
             (Path(name) / str(number)).mkdir()
             written = write_pieces(Path(name) / str(number), pieces)
             verdicts = Verdicts(written, Path(name) / f"verdicts{number}", "near")
-            found.append([verdicts.of(n).tolist() for n in range(len(corpus))])
+            found.append([verdicts.kinds(n).tolist() for n in range(len(corpus))])
         assert found[0] == found[1]
 
 
