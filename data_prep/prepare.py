@@ -197,14 +197,14 @@ def _encode(request: Request, encoder: Encoder, work: Path) -> _Mix:
         ]
         with ReadingProgress(*_extent(jobs)) as progress:
             encoded = encoder.encode(jobs, progress)
-        pieces = [piece for each in encoded for piece in each.pieces]
+        pieces = [piece for corpus in encoded for piece in corpus.pieces]
         documents = sum(piece.documents for piece in pieces) * comparisons(settings.duplicates)
         with _progress("comparing documents", documents, "comparisons") as progress:
             verdicts = Verdicts(pieces, work, settings.duplicates, progress.advance)
         pools = _pools(settings, encoded, verdicts)
         more = [
-            _more(tokens, pool, each)
-            for tokens, pool, each in zip(wanted, pools, encoded, strict=True)
+            _more(tokens, pool, corpus)
+            for tokens, pool, corpus in zip(wanted, pools, encoded, strict=True)
         ]
         if not any(more):
             return _Mix(encoded, verdicts, portions(settings, pools))
@@ -220,9 +220,9 @@ def _extent(jobs: Sequence[Job]) -> tuple[int, int | None]:
 
 def _pools(settings: Settings, encoded: Sequence[Encoded], verdicts: Verdicts) -> list[Pool]:
     pools, first = [], 0
-    for source, each in zip(settings.sources, encoded, strict=True):
-        pools.append(Pool(source.name, each.pieces, verdicts, first, settings.val_fraction))
-        first += len(each.pieces)
+    for source, corpus in zip(settings.sources, encoded, strict=True):
+        pools.append(Pool(source.name, corpus.pieces, verdicts, first, settings.val_fraction))
+        first += len(corpus.pieces)
     return pools
 
 
@@ -255,9 +255,9 @@ def _write(
     if extra:
         extra(folder)
     sources, first = [], 0
-    for source, each, taken in zip(settings.sources, mix.encoded, mix.portions, strict=True):
-        sources.append(account(source, each, mix.verdicts, first, taken))
-        first += len(each.pieces)
+    for source, corpus, portion in zip(settings.sources, mix.encoded, mix.portions, strict=True):
+        sources.append(account(source, corpus, mix.verdicts, first, portion))
+        first += len(corpus.pieces)
     manifest = Manifest(
         documents=sum(portion.documents for portion in mix.portions),
         tokens=total,
@@ -289,9 +289,9 @@ def _counted(portions: Sequence[Portion], seed: int, progress: Progress) -> Iter
 
 def _nothing(settings: Settings, mix: _Mix) -> str:
     """Returns why there is nothing to write: the source without text, and what it has instead."""
-    for source, each, portion in zip(settings.sources, mix.encoded, mix.portions, strict=True):
+    for source, corpus, portion in zip(settings.sources, mix.encoded, mix.portions, strict=True):
         if portion.pool.tokens:
             continue
-        reasons = each.faults[:1] + [text for piece in each.pieces if (text := first_reason(piece))]
+        reasons = [*corpus.faults[:1], *filter(None, map(first_reason, corpus.pieces))]
         return f"no text in {source.path}" + "".join(f": {reason}" for reason in reasons[:1])
     return "no text is left: all is held out or a duplicate; lower --val-fraction"

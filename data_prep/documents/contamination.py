@@ -46,17 +46,17 @@ class Contamination:
         self._id_of_word: dict[str, int] = {}
         ids: list[int] = []
         heads = [np.empty(0, np.uint64)]
-        found: dict[int, list[tuple[Hashes, npt.NDArray[np.uint32]]]] = {}
+        runs_of_length: dict[int, list[tuple[Hashes, npt.NDArray[np.uint32]]]] = {}
         for line in sorted(lines):
             hashes = Words(line).hashes
             length = min(LONGEST, len(hashes))
             count = len(hashes) - length + 1
             places = np.arange(len(ids), len(ids) + count, dtype=np.uint32)
-            found.setdefault(length, []).append((runs(hashes, length), places))
+            runs_of_length.setdefault(length, []).append((runs(hashes, length), places))
             heads.append(runs(hashes, SHORTEST)[:count])
             ids += [self._id_of_word.setdefault(w, len(self._id_of_word)) for w in line.split(" ")]
         self._ids = np.array(ids, np.uint32)
-        self._runs = {length: _Runs.of(parts) for length, parts in sorted(found.items())}
+        self._runs = {length: _Runs.sort(some) for length, some in sorted(runs_of_length.items())}
         self._heads = _Heads(np.unique(np.concatenate(heads)))
 
     def hit(self, text: str) -> str | None:
@@ -110,8 +110,8 @@ class _Runs:
     """Where each begins among all words of the evaluation texts, (runs,)."""
 
     @classmethod
-    def of(cls, parts: list[tuple[Hashes, npt.NDArray[np.uint32]]]) -> "_Runs":
-        hashes, places = (np.concatenate(column) for column in zip(*parts, strict=True))
+    def sort(cls, some: list[tuple[Hashes, npt.NDArray[np.uint32]]]) -> "_Runs":
+        hashes, places = (np.concatenate(column) for column in zip(*some, strict=True))
         order = np.argsort(hashes, kind="stable")
         return cls(hashes[order], places[order])
 

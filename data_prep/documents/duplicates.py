@@ -16,7 +16,7 @@ from data_prep.settings import Duplicates
 KEPT, EXACT, NEAR = 0, 1, 2
 """What `Verdicts.kinds` says of a document."""
 
-PART_DOCUMENTS = 1 << 22
+BUCKET_DOCUMENTS = 1 << 22
 """About as many documents are compared at a time: some 300 MB."""
 
 Keys = npt.NDArray[np.uint64]
@@ -106,12 +106,12 @@ def repeats(
 ) -> Iterator[tuple[int, Indices, Indices]]:
     """Yields how many documents were compared, those whose key an earlier one has, and that one.
 
-    Keys are (documents, words). They are compared in parts by their first word, so that memory
-    does not grow with the number of documents: each part reads the keys anew.
+    Keys are (documents, words). They fall into buckets by their first word, so that memory does not
+    grow with the number of documents: for each bucket the keys are read anew.
     """
-    parts = np.uint64(-(-total // PART_DOCUMENTS) or 1)
-    for part in range(int(parts)):
-        keys, indices = _part(pieces, keys_of, np.uint64(part), parts)
+    buckets = np.uint64(-(-total // BUCKET_DOCUMENTS) or 1)
+    for bucket in range(int(buckets)):
+        keys, indices = _bucket(pieces, keys_of, np.uint64(bucket), buckets)
         if not len(indices):
             continue
         # lexsort is stable: among equal keys the documents stay in their order.
@@ -123,13 +123,13 @@ def repeats(
         yield len(indices), indices[~first], indices[leaders[~first]]
 
 
-def _part(
-    pieces: Sequence[Piece], keys_of: Callable[[Piece], Keys], part: np.uint64, parts: np.uint64
+def _bucket(
+    pieces: Sequence[Piece], keys_of: Callable[[Piece], Keys], bucket: np.uint64, buckets: np.uint64
 ) -> tuple[Keys, Indices]:
     keys, indices, start = [], [], 0
     for piece in pieces:
         all_keys = keys_of(piece)
-        chosen = np.flatnonzero(all_keys[:, 0] % parts == part)
+        chosen = np.flatnonzero(all_keys[:, 0] % buckets == bucket)
         keys.append(all_keys[chosen])
         indices.append(chosen + start)
         start += len(all_keys)

@@ -50,8 +50,8 @@ def signature(text: str) -> npt.NDArray[np.uint32]:
     for half in range(_HALVES):
         mixed = _mix32((hashes >> np.uint64(32 * half)).astype(np.uint32))
         for start in range(0, len(mixed), _SLICE):
-            part = mixed[start : start + _SLICE]
-            permuted = np.multiply(factors[half], part, out=buffer[:, : len(part)])
+            some = mixed[start : start + _SLICE]
+            permuted = np.multiply(factors[half], some, out=buffer[:, : len(some)])
             permuted += offsets[half]
             np.minimum(least[half], permuted.min(axis=1), out=least[half])
     return least.reshape(_HALVES, BANDS, -1).swapaxes(0, 1).reshape(BANDS, ROWS)
@@ -89,8 +89,8 @@ def _permutations() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
 
     count = BANDS * ROWS // _HALVES
     # RandomState draws them, whose numbers numpy keeps the same for good.
-    each = [MinHash(count, seed, scheme="affine32").permutations for seed in range(_HALVES)]
-    factors, offsets = np.stack(each, axis=1)[..., None].astype(np.uint32)
+    halves = [MinHash(count, seed, scheme="affine32").permutations for seed in range(_HALVES)]
+    factors, offsets = np.stack(halves, axis=1)[..., None].astype(np.uint32)
     return factors, offsets
 
 

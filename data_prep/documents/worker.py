@@ -102,10 +102,10 @@ class Worker:
     def _tokens(self, texts: list[str]) -> tuple[Tokens, npt.NDArray[np.int64]]:
         """Returns the tokens of all texts, each with its end-of-text, and where each ends."""
         ids = list(self._encoded(texts))
-        ends = np.cumsum([len(each) + 1 for each in ids], dtype=np.int64)
+        ends = np.cumsum([len(document) + 1 for document in ids], dtype=np.int64)
         tokens = np.full(ends[-1] if ids else 0, self._tokenizer.eot_id, self._dtype)
-        for each, end in zip(ids, ends.tolist(), strict=True):
-            tokens[end - 1 - len(each) : end - 1] = each
+        for document, end in zip(ids, ends.tolist(), strict=True):
+            tokens[end - 1 - len(document) : end - 1] = document
         return tokens, ends
 
     def _encoded(self, texts: list[str]) -> Iterator[npt.NDArray[np.uint32]]:

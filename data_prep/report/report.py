@@ -49,22 +49,23 @@ def inspect_command(arguments: list[str]) -> int:
     if is_remote(options.folder):
         raise UserError(f"'{options.folder}' is not on a disk; copy it to one to inspect it")
     folder = Path(options.folder)
-    found = inspect(folder, options.samples, options.seed)
+    inspection = inspect(folder, options.samples, options.seed)
     width = None if sys.stdout.isatty() else _LOG_WIDTH
     console = Console(width=width, highlight=False, markup=False, emoji=False)
-    report(found, console)
-    for problem in found.problems:
+    report(inspection, console)
+    for problem in inspection.problems:
         print(problem)
-    if count := len(found.problems):
+    if count := len(inspection.problems):
         print(f"{folder}: damaged: {count} problem{'s' * (count > 1)}; copy or prepare it again")
         return 1
     print(f"{folder}: intact: every byte is as it was prepared, and the counts add up")
     return 0
 
 
-def report(found: Inspection, console: Console) -> None:
+def report(inspection: Inspection, console: Console) -> None:
     """Prints what a data folder holds, its problems left out."""
-    manifest, stream, sources = found.manifest, found.stream, found.manifest.sources
+    manifest, stream = inspection.manifest, inspection.stream
+    sources = manifest.sources
     facts = {
         "fingerprint": manifest.fingerprint,
         "tokenizer": f"{manifest.tokenizer}, {manifest.vocab_size:,} entries",
@@ -106,7 +107,7 @@ def report(found: Inspection, console: Console) -> None:
         f"tokens a document, with its end-of-text: median {stream.median:,.1f}, "
         f"mean {finished / stream.documents:,.1f}, most {max(stream.lengths):,}"
     )
-    for sample in found.samples:
+    for sample in inspection.samples:
         console.print(
             f"\ndocument {sample.number + 1:,} of {stream.documents:,}, "
             f"{sample.length:,} tokens from token {sample.position:,} on:"
@@ -138,8 +139,8 @@ def _print_table(
         console.print(table)
 
 
-def _percent(part: int, whole: int) -> str:
-    return f"{part / max(whole, 1):.1%}"
+def _percent(count: int, total: int) -> str:
+    return f"{count / max(total, 1):.1%}"
 
 
 def _rejected(source: SourceCount) -> int:

@@ -210,14 +210,14 @@ def _splits(data_files: Any, base: str) -> dict[str, list[str]]:
 
 def _pattern(glob: str) -> re.Pattern[str]:
     """Compiles a glob in which `*` and `?` stay within a folder and `**` does not."""
-    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]/]+\])", glob)
+    expressions = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    tokens = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]/]+\])", glob)
     return re.compile(
         "".join(
-            piece.replace("[!", "[^")
-            if piece.startswith("[")
-            else parts.get(piece, re.escape(piece))
-            for piece in pieces
+            token.replace("[!", "[^")
+            if token.startswith("[")
+            else expressions.get(token, re.escape(token))
+            for token in tokens
         )
     )
 
@@ -227,7 +227,7 @@ def _of_folder(paths: list[str], dataset: str, config: str | None) -> list[str]:
     if config is not None:
         inside = [path for path in paths if config in PurePosixPath(path).parent.parts]
         if not inside:
-            folders = sorted({part for p in paths for part in PurePosixPath(p).parent.parts})
+            folders = sorted({name for p in paths for name in PurePosixPath(p).parent.parts})
             raise UserError(
                 f"dataset '{dataset}' has no config and no folder '{config}'; its folders: "
                 f"{_list(folders)}{did_you_mean(config, folders)}"

@@ -37,7 +37,7 @@ def upload(
     """Uploads every file of a finished data folder; what is there already is passed over.
 
     `on_bytes` hears of bytes done, sent or passed over, from several threads; negative ones take
-    back those of a part that is sent again. They add up to the sizes of all files. Raises UserError
+    back those of what is sent again. They add up to the sizes of all files. Raises UserError
     where the folder is not whole, the store cannot be written, or, unless `overwrite`, the prefix
     holds anything else. Files that no manifest there ever named are left alone.
     """
@@ -79,7 +79,7 @@ def _make_room(
     strangers = sorted(name for name, _ in remote.items() - local.items())
     if MANIFEST not in remote and strangers and not overwrite:
         raise UserError(
-            f"'{url}' holds '{strangers[0]}', which is no part of these data, and no {MANIFEST}; "
+            f"'{url}' holds '{strangers[0]}', which does not belong to these data, and no {MANIFEST}; "
             "choose another prefix or add --overwrite"
         )
     stale = {name for name in remote if name.startswith("chunk-") and name.endswith(".bin")}

@@ -184,10 +184,10 @@ def _head(url: str) -> dict[str, Any] | None:
 
 
 def _split(url: str) -> tuple[str, str]:
-    bucket, *parts = url.removeprefix(SCHEME).split("/")
+    bucket, *keys = url.removeprefix(SCHEME).split("/")
     if not bucket:
         raise UserError(f"'{url}' names no bucket; give s3://BUCKET/PREFIX")
-    return bucket, "/".join(part for part in parts if part)
+    return bucket, "/".join(filter(None, keys))
 
 
 def _client(attempts: int = 3) -> Any:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.errors import UserError
@@ -210,7 +210,6 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path, monkeypatch) -> No
     )
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(), max_size=20))
 def test_any_texts_come_back_from_json_lines(texts: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:

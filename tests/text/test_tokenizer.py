@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.errors import UserError
@@ -22,26 +22,22 @@ from dualpath_cli.text.tokenizer import GPT2_FINGERPRINT, Tokenizer
 TEXTS = st.text() | st.text(alphabet=" \n\t\r\u00a0a1,'é<|endoftext>", max_size=60)
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_decoding_gives_back_any_text(small: Tokenizer, text: str) -> None:
     assert small.decode(small.encode(text)) == text
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_decoding_gives_back_any_text_with_gpt2(gpt2: Tokenizer, text: str) -> None:
     assert gpt2.decode(gpt2.encode(text)) == text
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_the_bytes_of_the_tokens_add_up_to_those_of_the_text(small: Tokenizer, text: str) -> None:
     sizes = small.token_bytes()
     assert sum(sizes[id] for id in small.encode(text)) == len(text.encode())
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_gpt2_ids_are_those_of_the_tokenizers_library(
     gpt2: Tokenizer, reference: tokenizers.Tokenizer, text: str

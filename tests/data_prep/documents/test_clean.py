@@ -3,7 +3,7 @@
 import unicodedata
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data_prep.documents.clean import clean, problem
@@ -29,7 +29,6 @@ def by_hand(text: str) -> str:
     return unicodedata.normalize("NFC", "".join(kept))
 
 
-@settings(deadline=None)
 @given(TEXTS)
 @example("\r\0\n")
 @example("\0\ufeff\0\ufeff\u0301")
@@ -37,13 +36,11 @@ def test_cleaning_does_what_it_says(text: str) -> None:
     assert clean(text) == by_hand(text)
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_cleaning_a_cleaned_text_changes_nothing(text: str) -> None:
     assert clean(clean(text)) == clean(text)
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_texts_that_differ_in_how_they_are_written_become_equal(text: str) -> None:
     text = clean(text)
@@ -51,7 +48,6 @@ def test_texts_that_differ_in_how_they_are_written_become_equal(text: str) -> No
     assert clean(written) == text
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(codec="ascii", exclude_characters="\r\0")))
 def test_ascii_with_plain_line_ends_stays(text: str) -> None:
     assert clean(text) == text
@@ -67,7 +63,6 @@ def test_a_text_of_whitespace_is_empty(text: str, min_chars: int) -> None:
     assert problem(text, min_chars) == "empty"
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(categories=["L"]), min_size=1), st.integers(0, 20))
 def test_a_text_is_too_short_with_fewer_characters(text: str, min_chars: int) -> None:
     assert problem(text, min_chars) == ("too short" if len(text) < min_chars else None)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.documents import contamination
@@ -44,7 +44,6 @@ def naive_hit(evaluations: Sequence[str], text: str) -> str | None:
 EVALUATIONS = st.lists(st.lists(st.sampled_from("ab"), max_size=20).map(" ".join), max_size=6)
 
 
-@settings(deadline=None)
 @given(EVALUATIONS, st.lists(st.sampled_from("abc"), max_size=60).map("-".join))
 def test_the_hit_is_the_first_run_that_is_in_both(evaluations: list[str], text: str) -> None:
     assert Contamination(evaluations).hit(text) == naive_hit(evaluations, text)

@@ -65,11 +65,11 @@ document = st.tuples(st.integers(0, 6), st.tuples(key, key, key))
 corpora = st.lists(st.lists(document, max_size=6), max_size=5)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(corpus=corpora, kind=st.sampled_from(["keep", "exact", "near"]), part=st.integers(1, 9))
 def test_a_document_is_judged_by_all_before_it(corpus: Corpus, kind: str, part: int) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duplicates, "PART_DOCUMENTS", part)
+        patch.setattr(duplicates, "BUCKET_DOCUMENTS", part)
         pieces = write_pieces(Path(name), corpus)
         verdicts = Verdicts(pieces, Path(name) / "verdicts", kind)
         found = [int(v) for n in range(len(pieces)) for v in verdicts.kinds(n)]
@@ -82,7 +82,7 @@ def test_a_document_is_judged_by_all_before_it(corpus: Corpus, kind: str, part: 
         assert verdicts.any() == any(v != KEPT for v in judged)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(corpus=corpora, more=st.lists(document, max_size=6))
 def test_later_documents_change_no_earlier_verdict(corpus: Corpus, more: list) -> None:
     with tempfile.TemporaryDirectory() as name:

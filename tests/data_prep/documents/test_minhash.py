@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from datasketch import MinHash, MinHashLSH
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.documents import minhash
@@ -61,7 +61,6 @@ def edited(words: list[str], edits: int, random: random.Random) -> list[str]:
     return words
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), max_size=40), st.lists(st.sampled_from("abc"), max_size=40))
 def test_texts_share_as_many_shingles_as_runs_of_five_words(a: list[str], b: list[str]) -> None:
     texts = [", ".join(a), "\n".join(b)]

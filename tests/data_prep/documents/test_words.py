@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data_prep.documents import words as hashing
@@ -20,7 +20,6 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
-@settings(deadline=None)
 @given(TEXTS)
 @example("ΑΣ. Σ İstanbul\x1fé")
 def test_words_are_those_of_re(text: str) -> None:
@@ -29,7 +28,6 @@ def test_words_are_those_of_re(text: str) -> None:
     assert len(words) == len(words.hashes) == len(words_of(text))
 
 
-@settings(deadline=None)
 @given(st.lists(TEXTS, max_size=8))
 def test_words_have_equal_hashes_where_they_are_equal_wherever_they_stand(
     texts: list[str],

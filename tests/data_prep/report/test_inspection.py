@@ -117,7 +117,7 @@ def test_a_flipped_byte_of_any_file_is_found_and_alone_is_named(original: Path) 
     assert found_in(original) == []
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data(), mask=st.integers(1, 255))
 def test_a_flipped_byte_of_the_manifest_is_found_unless_nothing_can_tell(
     original: Path, data: st.DataObject, mask: int
@@ -148,7 +148,7 @@ def test_a_flipped_byte_of_the_manifest_is_found_unless_nothing_can_tell(
         path.write_bytes(before)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(data=st.data(), mask=st.integers(1, 255))
 def test_a_flipped_byte_of_the_tokenizer_is_found_unless_it_decides_nothing(
     original: Path, small: Tokenizer, data: st.DataObject, mask: int
@@ -267,7 +267,7 @@ def test_a_file_that_is_no_chunk_is_named_though_its_hash_is_right(folder: Path)
 documents_of_ids = st.lists(st.lists(st.integers(0, 258), max_size=70), max_size=25)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     documents=documents_of_ids,
     rest=st.lists(st.integers(0, 258), max_size=40),
@@ -315,7 +315,7 @@ def test_every_document_is_equally_likely_to_be_a_sample() -> None:
     assert np.abs(times / 2000 - 0.5).max() < 0.05
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(
     texts=st.lists(st.text(max_size=60), min_size=1, max_size=12), chunk_tokens=st.integers(9, 90)
 )

@@ -59,7 +59,7 @@ corpora = st.lists(lengths, min_size=1, max_size=3)
 some = corpora.filter(lambda c: all(any(piece for piece in corpus) for corpus in c))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(corpora=corpora, seed=st.integers(0, 3))
 def test_without_weights_every_document_is_written_once(corpora: list[Lengths], seed: int) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -69,7 +69,7 @@ def test_without_weights_every_document_is_written_once(corpora: list[Lengths], 
     assert sorted(stream) == list(enumerate(flat))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(corpus=lengths, tokens=st.integers(1, 300), max_epochs=st.integers(1, 3))
 def test_of_one_source_the_first_documents_are_taken_as_often_as_needed(
     corpus: Lengths, tokens: int, max_epochs: int
@@ -89,7 +89,7 @@ def test_of_one_source_the_first_documents_are_taken_as_often_as_needed(
     assert Counter(n for n, _ in stream) == taken
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(corpora=some, weights=st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=3, max_size=3))
 def test_shares_are_kept_to_a_document_by_every_source(
     corpora: list[Lengths], weights: list[float]
@@ -107,7 +107,7 @@ def test_shares_are_kept_to_a_document_by_every_source(
         assert portion.all_passes <= 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(corpora=some, seed=st.integers(0, 3))
 def test_every_source_is_spread_evenly_over_the_stream(corpora: list[Lengths], seed: int) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -125,7 +125,7 @@ def test_every_source_is_spread_evenly_over_the_stream(corpora: list[Lengths], s
         assert np.abs(behind).max() <= longest * len(corpora)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(corpus=lengths, fraction=st.floats(0, 1, exclude_max=True))
 def test_documents_are_held_out_by_their_ids_alone(corpus: Lengths, fraction: float) -> None:
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:

@@ -31,7 +31,7 @@ def blocks(folder: Path, block_size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     length=st.integers(1, 400),
     chunk_tokens=st.integers(2, 150),

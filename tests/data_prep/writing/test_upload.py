@@ -185,7 +185,7 @@ def test_equal_tokens_under_a_new_manifest_need_no_permission(
 @pytest.mark.parametrize("name", ["thesis.pdf", "chunk-0-7.bin", "index.json"])
 def test_a_prefix_of_another_purpose_is_left_alone(bucket: Any, folder: Path, name: str) -> None:
     bucket.put_object(Bucket="bucket", Key=f"data/{name}", Body=b"?")
-    with pytest.raises(UserError, match=f"holds '{name}', which is no part .*another prefix"):
+    with pytest.raises(UserError, match=f"holds '{name}', which does not belong .*another prefix"):
         upload(folder, URL, quietly)
     assert storage.sizes(URL) == {name: 1}
 
