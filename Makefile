@@ -1,6 +1,6 @@
 # dualpath: `make` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint quickstart prepare-data torture
+.PHONY: help setup test test-all lint quickstart prepare-data torture
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$p && break; done)
+WORKERS ?= 2
 OUT ?= data/nemotron-cc
 SOURCE ?= nemotron-cc
 TOKENIZER ?= $(if $(CONFIG)$(filter sample,$(SOURCE)),,gpt2)
@@ -28,8 +29,11 @@ $(VENV)/installed: pyproject.toml
 	fi
 	@touch $@
 
-test: setup ## Runs all tests; none needs a GPU or the network.
-	$(BIN)/pytest
+test: setup ## Runs the everyday tests, WORKERS=2 at a time; none needs a GPU or the network.
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup -m "not slow"
+
+test-all: setup ## Runs all tests, also those that are rare and long, as CI does.
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup
 
 lint: setup ## Checks style, formatting and types.
 	$(BIN)/ruff check .

@@ -63,16 +63,6 @@ def describe(annotation: Any) -> str:
     return " or ".join(map(describe, arguments)) or str(annotation)
 
 
-def accepts_text(annotation: Any) -> bool:
-    """Whether any text is a value of the type: then words on a command line stay as they are."""
-    return annotation is str or str in typing.get_args(annotation)
-
-
-def annotation_of(cls: type, key: str) -> Any:
-    """The type of a dataclass's field."""
-    return typing.get_type_hints(cls)[key]
-
-
 @cache
 def _model_of(cls: type) -> type[pydantic.BaseModel]:
     """A model with one field; its strictness reaches all dataclasses below."""
@@ -82,7 +72,7 @@ def _model_of(cls: type) -> type[pydantic.BaseModel]:
 
 def _rank(error: Any) -> tuple[int, int]:
     """Unknown keys first, then types; of a union's members the one that fits the furthest."""
-    order = {"unexpected_keyword_argument": 0, "extra_forbidden": 0, "value_error": 2}
+    order = {"unexpected_keyword_argument": 0, "value_error": 2}
     return order.get(error["type"], 1), -len(error["loc"])
 
 
@@ -95,13 +85,13 @@ def _explain(cls: type, error: Any, prefix: str) -> str:
     name = prefix + ".".join(map(str, path))
     given = error["input"]
     match error["type"]:
-        case "unexpected_keyword_argument" | "extra_forbidden":
+        case "unexpected_keyword_argument":
             keys = [field.name for field in dataclasses.fields(annotation)]
             unknown = str(error["loc"][-1])
             hint = did_you_mean(unknown, keys) or f"; there are {', '.join(keys)}"
             return f"unknown key '{name}{'.' if path else ''}{unknown}'{hint}"
-        case "missing" | "missing_keyword_only_argument" | "missing_argument":
-            return f"{name}{'.' if path else ''}{error['loc'][-1]} is missing"
+        case "missing":
+            return f"{name} is missing"
         case "value_error":
             place = f"{name.rstrip('.')}: " if name else ""
             return f"{place}{error['ctx']['error']}"

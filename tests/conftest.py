@@ -1,26 +1,67 @@
 """Settings and paths that all tests share."""
 
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
+from filelock import FileLock
 
 from tests.s3 import s3_bucket, s3_server
 
+# Tiny models gain nothing from threads and lose 40 times on a busy machine.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+os.fsync = lambda descriptor: None  # the files of a test need not outlive the machine
 # A job in the background is deaf to Ctrl-C, and so would be what its tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Tiny models gain nothing from threads and lose 40 times on a busy machine.
-torch.set_num_threads(1)
+# On a busy machine the time of an example says nothing.
+hypothesis.settings.register_profile("everyday", deadline=None)
+hypothesis.settings.load_profile("everyday")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kills", type=int, default=3, help="How often test_kills.py kills a preparation."
     )
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps a file's tests on one worker, where they share fixtures, unless they name a group."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            file = item.path.relative_to(Path(__file__).parent)
+            item.add_marker(pytest.mark.xdist_group(str(file.with_suffix(""))))
+
+
+Share = Callable[[str, Callable[[Path], object]], Path]
+
+
+@pytest.fixture(scope="session")
+def share(tmp_path_factory: pytest.TempPathFactory) -> Share:
+    """`share(name, fill)`: a folder that is filled once in a session, for the tests of all workers.
+
+    Tests read it, and change copies of it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def folder(name: str, fill: Callable[[Path], object]) -> Path:
+        path, filled = base / "shared" / name, base / "shared" / f"{name}.filled"
+        path.mkdir(parents=True, exist_ok=True)
+        with FileLock(base / "shared" / f"{name}.lock"):
+            if not filled.exists():
+                fill(path)
+                filled.touch()
+        return path
+
+    return folder
 
 
 @pytest.fixture(scope="session")

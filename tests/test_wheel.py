@@ -80,7 +80,7 @@ def test_all_recipes_are_packaged(installed: Path) -> None:
 def test_the_papers_numbers_are_packaged(installed: Path) -> None:
     table = python(installed, "-m", "dualpath_cli", "flops", "--budget", "80M", "--table")
     assert "a75 K4" in table
-    assert (installed / "dualpath_cli" / "paper_tables.json").is_file()
+    assert (installed / "dualpath_cli" / "flops" / "paper_tables.json").is_file()
 
 
 def test_data_preparation_is_packaged(installed: Path) -> None:

@@ -109,17 +109,18 @@ def epochs(settings: Settings, manifest: Manifest) -> float:
     return settings.run.max_tokens / manifest.tokens
 
 
-def check_validation_sets(settings: Settings, tokenizer: str) -> None:
+def check_validation_sets(settings: Settings, tokenizer: str, way_out: str = "") -> None:
     """Checks that every validation set exists, is of a known kind and has the run's tokens.
 
-    `tokenizer` is where the run's `tokenizer.json` lies, which texts are encoded by.
+    `tokenizer` is where the run's `tokenizer.json` lies, which texts are encoded by; `way_out`
+    says what to do where a set is missing.
 
     Raises:
         UserError: for the first that is not so.
     """
     for name, path in settings.data.val.items():
         if not exists(f"{path}/{MANIFEST}"):
-            _check_texts(name, path)
+            _check_texts(name, path, way_out)
             continue
         manifest = Manifest.read(path)
         manifest.check_sizes(path)
@@ -130,12 +131,12 @@ def check_validation_sets(settings: Settings, tokenizer: str) -> None:
             )
 
 
-def _check_texts(name: str, path: str) -> None:
+def _check_texts(name: str, path: str, way_out: str) -> None:
     if is_remote(path) and not exists(path):
         raise UserError(
             f"data.val.{name}: '{path}' is neither a prepared data folder nor a file; give one "
             "of these, or a copy on this machine of a folder of texts"
         )
     if not is_remote(path) and not Path(path).exists():
-        raise UserError(f"data.val.{name}: '{path}' does not exist")
+        raise UserError(f"data.val.{name}: '{path}' does not exist{way_out}")
     source_files(Source(name, Path(path)))

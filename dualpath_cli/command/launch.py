@@ -69,7 +69,7 @@ def prepare(command: Command, line: CommandLine) -> Launch:
     check_devices(settings.trainer)
     if command.check is not None:
         resolve(command.check)(options, settings)
-    check_validation_sets(settings, f"{run.folder}/{run_folder.TOKENIZER}")
+    check_validation_sets(settings, f"{run.folder}/{run_folder.TOKENIZER}", _other_sets(line))
     return Launch(command, settings, run.folder, run.checkpoint, options)
 
 
@@ -116,6 +116,13 @@ def _recipe_of(run: run_folder.Run, line: CommandLine) -> recipes.Recipe:
     recipe = line.changed(recipe)
     recipe.setdefault("data", {}).setdefault("val", {})
     return recipe
+
+
+def _other_sets(line: CommandLine) -> str:
+    """What to do where the run's validation sets are not, as on another machine."""
+    if "sources" not in line.options:
+        return "; --data.val '{NAME: PATH}' takes the place of all the run's sets"
+    return "" if line.options["sources"] else "; --sources NAME=PATH takes their place"
 
 
 def _print_if_asked(settings: Settings, line: CommandLine) -> None:

@@ -56,14 +56,14 @@ _RECORDS = (
         "Train a model from a recipe; the same command continues an interrupted run.",
         f"--config RECIPE [--ckpt_path RUN] {SECTION_WORDS}",
         needs="recipe",
-        task="dualpath_cli.training.fit:fit",
+        task="dualpath_cli.command.fit:fit",
     ),
     Command(
         "validate",
         "Score a trained model on named validation sets.",
         f"--ckpt_path RUN [--data.val.NAME PATH ...] {SECTION_WORDS}",
         needs="run",
-        task="dualpath_cli.training.validate:validate",
+        task="dualpath_cli.command.validate:validate",
         description="Scores a run's model on its validation sets, and on those that "
         "--data.val.NAME adds to them; --data.val '{NAME: PATH}' takes the place of all.",
     ),

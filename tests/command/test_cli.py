@@ -103,6 +103,7 @@ RECIPES = {
     "no_val": "{base: tiny, data: {val: {novels: nowhere.jsonl}}}",
     "odd_val": "{base: tiny, data: {val: {novels: novels.doc}}}",
     "strategy": "{base: tiny, trainer: {strategy: fsd}}",
+    "precison": "{base: tiny, trainer: {precison: 32}}",
     "begun": "{base: tiny}",
 }
 
@@ -143,7 +144,8 @@ def write_data(folder: Path, content: bytes) -> None:
 def write_home(folder: Path) -> Path:
     """Fills the folder that commands are run in: recipes, data, and runs.
 
-    runs/tiny/first has no checkpoint yet; runs/begun/default has one, of a model with two loops.
+    runs/tiny/first has no checkpoint yet; runs/begun/default has one, of a model with two loops;
+    that of runs/elsewhere/default was validated on a text that is not here.
     """
     write_data(folder / "data", bytes(2048))
     write_data(folder / "cut", bytes(1000))
@@ -152,14 +154,16 @@ def write_home(folder: Path) -> Path:
     (folder / "novels.jsonl").touch()
     (folder / "runs" / "tiny" / "first").mkdir(parents=True)
     (folder / "runs" / "tiny" / "first" / "recipe.yaml").write_text(yaml.safe_dump(TINY))
-    checkpoints = folder / "runs" / "begun" / "default" / "checkpoints"
-    checkpoints.mkdir(parents=True)
-    (checkpoints / "step-00000010").touch()
-    (checkpoints / "last").symlink_to("step-00000010")
-    two_loops = ModelConfig(**{**TINY["model"], "loops": 2})
-    (checkpoints.parent / "recipe.yaml").write_text(
-        yaml.safe_dump({"model": dataclasses.asdict(two_loops)})
-    )
+    two_loops = dataclasses.asdict(ModelConfig(**{**TINY["model"], "loops": 2}))
+    gone = {"val": {"novels": "/gone/novels.jsonl"}}
+    for name, data in (("begun", {}), ("elsewhere", gone)):
+        checkpoints = folder / "runs" / name / "default" / "checkpoints"
+        checkpoints.mkdir(parents=True)
+        (checkpoints / "step-00000010").touch()
+        (checkpoints / "last").symlink_to("step-00000010")
+        (checkpoints.parent / "recipe.yaml").write_text(
+            yaml.safe_dump({"model": two_loops, "data": data})
+        )
     (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     for name, text in RECIPES.items():
         (folder / f"{name}.yaml").write_text(text)
@@ -216,6 +220,11 @@ MISTAKES = {
     "fit --config tiny.yaml --run.max_tokens lots": "run.max_tokens must be a whole number "
     "above 0 such as 80M, 38.5B, 80e6 or 80000000, not 'lots'",
     "fit --config tiny.yaml --trainer.precision 16-mixed": "did you mean 'bf16-mixed'?",
+    "fit --config tiny.yaml --trainer.precision 31-true": "precision must be one of 32-true, "
+    "bf16-mixed, bf16-true, 64-true, transformer-engine, bf16, 32, 64, not '31-true'",
+    "fit --config tiny.yaml --trainer.precison 32": "did you mean '--trainer.precision'?",
+    "fit --config precison.yaml": "unknown key 'trainer.precison'; did you mean 'precision'?",
+    "fit --config tiny.yaml --trainer.accelerator tpu": "must be one of auto, cpu, cuda, gpu",
     "fit --config tiny.yaml --optim.warmup_steps 16": "must be less than the run's 16 optimizer",
     "fit --config tiny.yaml --run.batch_tokens 4096": "is less than one batch",
     "fit --config tiny.yaml --run.save_every 0": "run: save_every must be at least 1, not 0",
@@ -253,7 +262,10 @@ MISTAKES = {
     "validate --ckpt_path nowhere": "no run or checkpoint at 'nowhere'",
     "validate --ckpt_path runs/begun/default/checkpoints/step-00000020": "no run or checkpoint",
     "validate --ckpt_path runs/begun/default --data.val.novels novel.jsonl": "data.val.novels: "
-    "'novel.jsonl' does not exist",
+    "'novel.jsonl' does not exist; --data.val '{NAME: PATH}' takes the place of all the run's sets",
+    "validate --ckpt_path runs/elsewhere/default --data.val.mine novels.jsonl": "data.val.novels: "
+    "'/gone/novels.jsonl' does not exist; --data.val '{NAME: PATH}' takes the place of all",
+    "ablate --ckpt_path runs/elsewhere/default": "--sources NAME=PATH takes their place",
     "validate --ckpt_path runs/begun --data.val.novels novels.jsonl": "is neither a run folder",
     "validate --ckpt_path runs/tiny/first": "run 'runs/tiny/first' has no complete checkpoint yet",
     # flops has a file of tests for its mistakes

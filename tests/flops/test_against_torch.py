@@ -1,6 +1,5 @@
 """The accounting against the built model: PyTorch's FLOP counter, and its parameters."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,14 +10,10 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
 from dualpath_cli.model.language_model import DualPathLM
+from tests.flops.test_count_and_widths import small
 
 MATRIX_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm)
 BATCH = 2
-
-SMALL: dict[str, Any] = {
-    "vocab_size": 96, "n_layers": 2, "d_model": 32, "n_heads": 4, "n_kv_heads": 4,
-    "max_seq_len": 16, "d_ffn": 40, "d_ffn_wide": 96, "ffn_multiple_of": 8,
-}  # fmt: skip
 
 VARIANTS: dict[str, dict[str, Any]] = {
     **{f"{kind}_k{k}": {"block": kind, "loops": k} for kind in ("dual", "loop") for k in (1, 2, 3)},
@@ -36,17 +31,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mean": {"combination": "mean"},
 }
 each_variant = pytest.mark.parametrize(
-    "config", [ModelConfig(**(SMALL | changes)) for changes in VARIANTS.values()], ids=VARIANTS
+    "config", [small(**changes) for changes in VARIANTS.values()], ids=VARIANTS
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other cost these tiny products seconds on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def counted(config: ModelConfig) -> tuple[int, int]:

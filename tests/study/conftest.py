@@ -1,5 +1,5 @@
 """The tiny recipe and its texts, as the tests of training have them."""
 
-from tests.training.conftest import fit, texts
+from tests.training.conftest import fit, texts, trained
 
-__all__ = ["fit", "texts"]
+__all__ = ["fit", "texts", "trained"]

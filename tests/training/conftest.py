@@ -1,7 +1,9 @@
-"""A tiny recipe, a tiny data folder, and the command that trains on them."""
+"""A tiny recipe, a tiny data folder, the command that trains on them, and runs made by it."""
 
+import hashlib
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import yaml
 
 from dualpath_cli.cli import main
 from dualpath_cli.recipes import Recipe, merge
+from dualpath_cli.training import curve
+from tests.conftest import Share
 from tests.small_tokenizer import tokenizer_with
 
 SEQ_LEN = 16
@@ -44,17 +48,19 @@ def prepare(folder: Path, text: Path, tokens: int | None = None) -> Path:
     tokenizer_with(["h e", "l l", "he ll"]).save(tokenizer)
     limit = [] if tokens is None else ["--tokens", str(tokens)]
     words = ["--source", str(text), "--tokenizer", str(tokenizer), "--out", str(folder), *limit]
-    assert data_prep(words) == 0
+    assert data_prep([*words, "--workers", "1"]) == 0
     return folder
 
 
 @pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def texts(share: Share) -> Path:
     """A folder with train.jsonl, val.jsonl and a data folder `train`."""
-    folder = tmp_path_factory.mktemp("texts")
-    prepare(folder / "train", write_text(folder / "train.jsonl", 0, documents=40, words=20))
-    write_text(folder / "val.jsonl", 1, documents=5, words=12)
-    return folder
+
+    def fill(folder: Path) -> None:
+        prepare(folder / "train", write_text(folder / "train.jsonl", 0, documents=40, words=20))
+        write_text(folder / "val.jsonl", 1, documents=5, words=12)
+
+    return share("texts", fill)
 
 
 def tiny_recipe(texts: Path, runs: Path) -> Recipe:
@@ -81,15 +87,43 @@ def tiny_recipe(texts: Path, runs: Path) -> Recipe:
     }  # fmt: skip
 
 
+def train(recipe: Recipe, path: Path, expected: int = 0) -> Path:
+    """Runs `fit` on a recipe, written to `path`, without the curve; returns the run folder."""
+    path.write_text(yaml.safe_dump(recipe))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curve, "draw", lambda run: run / "curve.png")
+        assert main(["fit", "--config", str(path)]) == expected
+    run = recipe["run"]
+    return Path(run["dir"], run["recipe"], run.get("name", "default"))
+
+
 @pytest.fixture
 def fit(texts: Path, tmp_path: Path) -> Fit:
     """Trains the tiny recipe, changed by keyword (section={...}), and returns the run folder."""
 
     def run(expected: int = 0, **changes: Any) -> Path:
         recipe = merge(tiny_recipe(texts, tmp_path / "runs"), changes)
-        path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump(recipe))
-        assert main(["fit", "--config", str(path)]) == expected
-        return tmp_path / "runs" / recipe["run"]["recipe"] / recipe["run"].get("name", "default")
+        return train(recipe, tmp_path / "recipe.yaml", expected)
 
     return run
+
+
+@pytest.fixture
+def trained(share: Share, texts: Path, tmp_path: Path) -> Fit:
+    """Like `fit`, but trains each recipe once for all tests and returns a copy of the run."""
+
+    def copy(**changes: Any) -> Path:
+        recipe = merge(tiny_recipe(texts, tmp_path / "runs"), changes)
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+        digest = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:16]
+        runs = share(
+            f"runs-{digest}",
+            lambda folder: train(merge(recipe, {"run": {"dir": str(folder)}}), folder / "recipe"),
+        )
+        run = tmp_path / "runs" / "tiny" / recipe["run"].get("name", "default")
+        shutil.copytree(runs / "tiny" / run.name, run, symlinks=True)
+        text = (run / "recipe.yaml").read_text()
+        (run / "recipe.yaml").write_text(text.replace(str(runs), str(tmp_path / "runs")))
+        return run
+
+    return copy

@@ -19,44 +19,60 @@ from dualpath_cli.recipes import merge
 from dualpath_cli.run_folder import find_run, read_recipe
 from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.weights import load_weights
-from tests.training.conftest import SEQ_LEN, prepare, tiny_recipe, write_blocks, write_text
-from tests.training.test_fit import back_to_step, rows
+from tests.processes import in_processes, run_on_two_ranks
+from tests.training.conftest import SEQ_LEN, prepare, tiny_recipe, train, write_blocks, write_text
+from tests.training.test_fit import back_to_step, rows, tables
 
-pytestmark = pytest.mark.slow
+pytestmark = in_processes
+
+
+class Runs:
+    """Runs of one recipe, made in different ways."""
+
+    def __init__(self, folder: Path, texts: Path) -> None:
+        data = prepare(folder / "data", write_blocks(folder / "blocks.jsonl", 8))
+        uneven = write_text(folder / "uneven.jsonl", 3, documents=2, words=3)
+        batch = 8 * SEQ_LEN
+        changes = {
+            "run": {"batch_tokens": batch, "max_tokens": 5 * batch, "save_every": 2},
+            # Two documents and batches of two: with two ranks, one batch is padding.
+            "data": {
+                "path": str(data),
+                "max_epochs": 9,
+                "val": {"uneven": str(uneven), "folder": str(texts / "train")},
+            },
+        }
+        self.folder = folder
+        self.recipe = merge(tiny_recipe(texts, folder / "runs"), changes)
+
+    def single(self, tied: bool = False) -> Path:
+        """The run of one process; made once, since a finished run is left alone."""
+        changes = {"run": {"name": f"single-{tied}"}, "model": {"tie_embeddings": tied}}
+        return train(merge(self.recipe, changes), self.folder / "single.yaml")
+
+    def words(self, name: str, **changes: Any) -> list[str]:
+        """The command that trains a run `name`."""
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(merge(self.recipe, {"run": {"name": name}, **changes})))
+        return ["fit", "--config", str(path)]
+
+    def two_ranks(self, strategy: str, tied: bool = False) -> Path:
+        """The run of two processes; continued where it is there already."""
+        name = f"{strategy}-{tied}"
+        words = self.words(name, model={"tie_embeddings": tied}, trainer={"strategy": strategy})
+        run_on_two_ranks(words, self.folder)
+        return self.folder / "runs" / "tiny" / name
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("distributed")
-    data = prepare(folder / "data", write_blocks(folder / "blocks.jsonl", 8))
-    uneven = write_text(folder / "uneven.jsonl", 3, documents=2, words=3)
-    batch = 8 * SEQ_LEN
-    changes = {
-        "run": {"batch_tokens": batch, "max_tokens": 5 * batch, "micro_batch": 2, "save_every": 2},
-        # Two documents and batches of two: with two ranks, one batch is padding.
-        "data": {
-            "path": str(data),
-            "max_epochs": 9,
-            "val": {"uneven": str(uneven), "folder": str(texts / "train")},
-        },
-    }
-    return merge(tiny_recipe(texts, folder / "runs"), changes)
-
-
-def train(recipe: dict[str, Any], name: str, strategy: str, **changes: dict[str, Any]) -> Path:
-    """Trains in processes of their own, as the command does, and returns the run folder."""
-    devices = 1 if strategy == "single" else 2
-    trainer = {"strategy": strategy, "devices": devices}
-    recipe = merge(recipe, {**changes, "run": {"name": name}, "trainer": trainer})
-    path = Path(recipe["run"]["dir"]).parent / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    subprocess.run([sys.executable, "-m", "dualpath_cli", "fit", "--config", str(path)], check=True)
-    return Path(recipe["run"]["dir"]) / "tiny" / name
+def runs(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Runs:
+    return Runs(tmp_path_factory.mktemp("distributed"), texts)
 
 
 def assert_same_losses(run: Path, expected: Path) -> None:
-    for table in ("metrics.csv", "validation.csv", "routing.csv"):
-        for row, wanted in zip(rows(run / table), rows(expected / table), strict=True):
+    wanted_tables = tables(expected)
+    for table, logged in tables(run).items():
+        for row, wanted in zip(logged, wanted_tables[table], strict=True):
             for column in row.keys() - {"set"}:
                 if wanted[column]:
                     assert float(row[column]) == pytest.approx(float(wanted[column]), rel=2e-5), (
@@ -64,17 +80,11 @@ def assert_same_losses(run: Path, expected: Path) -> None:
                     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
-def single(request: pytest.FixtureRequest, recipe: dict[str, Any]) -> tuple[bool, Path]:
-    tied = request.param
-    return tied, train(recipe, f"single-{tied}", "single", model={"tie_embeddings": tied})
-
-
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fsdp_gives_one_process_losses_and_is_read_by_one_process(
-    single: tuple[bool, Path], recipe: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    tied: bool, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tied, expected = single
-    run = train(recipe, f"fsdp-{tied}", "fsdp", model={"tie_embeddings": tied})
+    run, expected = runs.two_ranks("fsdp", tied), runs.single(tied)
     assert find_run(str(run)).checkpoint.is_dir(), "each rank writes its shard"
     assert_same_losses(run, expected)
 
@@ -86,11 +96,7 @@ def test_fsdp_gives_one_process_losses_and_is_read_by_one_process(
     for name, parameter in weights[0].items():
         torch.testing.assert_close(parameter, weights[1][name], rtol=1e-3, atol=1e-5)
 
-    if not tied:  # interrupted after step 4 and continued, on two processes again
-        back_to_step(run, 4)
-        train(recipe, f"fsdp-{tied}", "fsdp")
-        assert_same_losses(run, expected)
-
+    capsys.readouterr()
     assert main(["validate", "--ckpt_path", str(run)]) == 0
     shown = capsys.readouterr().out
     for last in rows(expected / "validation.csv")[-2:]:
@@ -98,7 +104,19 @@ def test_fsdp_gives_one_process_losses_and_is_read_by_one_process(
         assert float(loss) == pytest.approx(float(last["loss"]), rel=1e-4)
 
 
-def test_ddp_gives_one_process_losses(single: tuple[bool, Path], recipe: dict[str, Any]) -> None:
-    tied, expected = single
-    if not tied:  # tying matters to sharding alone
-        assert_same_losses(train(recipe, "ddp", "ddp"), expected)
+def test_an_interrupted_fsdp_run_is_continued_on_two_processes(runs: Runs) -> None:
+    back_to_step(runs.two_ranks("fsdp"), 4)
+    assert_same_losses(runs.two_ranks("fsdp"), runs.single())
+
+
+def test_ddp_gives_one_process_losses(runs: Runs) -> None:
+    assert_same_losses(runs.two_ranks("ddp"), runs.single())
+
+
+@pytest.mark.slow
+def test_the_command_starts_the_ranks_itself(runs: Runs) -> None:
+    words = runs.words("launched", trainer={"strategy": "ddp", "devices": 2})
+    subprocess.run([sys.executable, "-m", "dualpath_cli", *words], check=True)
+    run = runs.folder / "runs" / "tiny" / "launched"
+    assert_same_losses(run, runs.single())
+    assert (run / "curve.png").is_file()

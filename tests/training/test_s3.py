@@ -1,34 +1,29 @@
 """`dualpath fit` on a data folder at s3://: the numbers of the local folder, or one line."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from data_prep.__main__ import main as data_prep
 from data_prep.writing.upload import upload
 from dualpath_cli.cli import main
-from dualpath_cli.run_folder import newest_checkpoint
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import Manifest
+from tests.processes import in_processes, run_on_two_ranks
 from tests.training.conftest import SEQ_LEN, Fit, write_text
-from tests.training.test_fit import back_to_step, rows
+from tests.training.test_fit import back_to_step, rows, tables, weights
 
 URL = "s3://bucket/train"
-TABLES = ("metrics.csv", "validation.csv", "routing.csv")
 
 
 def chunked(folder: Path, text: Path, tokenizer: Path) -> Path:
     """A data folder of several chunks."""
     words = ["--source", str(text), "--tokenizer", str(tokenizer), "--chunk-tokens", "1024"]
-    assert data_prep([*words, "--out", str(folder)]) == 0
+    assert data_prep([*words, "--workers", "1", "--out", str(folder)]) == 0
     assert len(Manifest.read(folder).chunks) > 2
     return folder
 
@@ -46,22 +41,16 @@ def remote(bucket: Any, data: Path) -> str:
     return URL
 
 
-def tables(run: Path) -> dict[str, list[dict[str, str]]]:
-    return {name: rows(run / name) for name in TABLES}
-
-
-def merged(changes: dict[str, Any], name: str, **data: Any) -> dict[str, Any]:
-    return {**changes, "run": {**changes.get("run", {}), "name": name}, "data": data}
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_from_s3_is_the_run_from_the_local_folder(
     fit: Fit, data: Path, remote: str, workers: int
 ) -> None:
     # More than an epoch, so that every chunk is read.
-    changes = {"run": {"max_tokens": 60 * 4 * SEQ_LEN, "validate_every": 20, "gates_every": 20}}
-    local = fit(**merged(changes, "local", path=str(data), workers=workers, max_epochs=9))
-    distant = fit(**merged(changes, "s3", path=remote, workers=workers, max_epochs=9))
+    run = {"max_tokens": 60 * 4 * SEQ_LEN, "validate_every": 20, "gates_every": 20}
+    local, distant = (
+        fit(run={**run, "name": name}, data={"path": path, "workers": workers, "max_epochs": 9})
+        for name, path in (("local", str(data)), ("s3", remote))
+    )
     assert tables(distant) == tables(local)
     assert (distant / "tokenizer.json").read_bytes() == (local / "tokenizer.json").read_bytes()
     chunks = {chunk.name for chunk in Manifest.read(data).chunks}
@@ -73,15 +62,13 @@ def test_a_run_is_continued_also_where_nothing_is_cached(
     fit: Fit, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fit(data={"path": remote})
-    whole = tables(run)
-    weights = torch.load(newest_checkpoint(run), weights_only=True)["state_dict"]
+    whole, last_weights = tables(run), weights(run)
     for cache in ("cache", "another machine's"):
         monkeypatch.setenv("DUALPATH_CACHE", str(tmp_path / cache))
         back_to_step(run, 2)
         fit(data={"path": remote})
         assert tables(run) == whole
-        again = torch.load(newest_checkpoint(run), weights_only=True)["state_dict"]
-        assert all(torch.equal(weights[name], again[name]) for name in weights)
+        torch.testing.assert_close(weights(run), last_weights, rtol=0, atol=0)
 
 
 def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
@@ -137,13 +124,13 @@ def test_ablate_scores_a_run_from_s3_on_texts_there(
     bucket.upload_file(str(texts / "val.jsonl"), "bucket", "texts/val.jsonl")
     run = fit(data={"path": remote})
     shutil.rmtree(storage.cache())
-    tables = []
+    ablations = []
     for name, source in (("s3", "s3://bucket/texts/val.jsonl"), ("local", texts / "val.jsonl")):
         out = tmp_path / name
         words = ["--sources", f"text={source}", "--max_tokens", "100", "--out", str(out)]
         assert main(["ablate", "--ckpt_path", str(run), *words]) == 0
-        tables.append((out / "ablations.csv").read_text())
-    assert tables[0] == tables[1]
+        ablations.append((out / "ablations.csv").read_text())
+    assert ablations[0] == ablations[1]
     reports = [json.loads((tmp_path / n / "ablations.json").read_text()) for n in ("s3", "local")]
     assert reports[0]["sources"]["text"]["sha256"] == reports[1]["sources"]["text"]["sha256"]
 
@@ -202,24 +189,20 @@ def test_other_data_than_the_run_began_with_are_refused(
 
 
 def test_an_unnamed_source_on_s3_is_refused(
-    fit: Fit, remote: str, capsys: pytest.CaptureFixture[str]
+    trained: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = fit(data={"path": remote})
+    run = trained()
     assert main(["ablate", "--ckpt_path", str(run), "--sources", "s3://bucket/a.jsonl"]) == 2
     assert "give NAME=s3://bucket/a.jsonl" in capsys.readouterr().err
 
 
+@in_processes
 @pytest.mark.slow
-def test_two_ranks_share_the_cache(fit: Fit, data: Path, remote: str, tmp_path: Path) -> None:
-    fit(data={"path": remote})  # writes the recipe
-    recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+def test_two_ranks_share_the_cache(trained: Fit, data: Path, remote: str, tmp_path: Path) -> None:
+    trained()  # writes the recipe
     losses = []
     for name, path in (("local", str(data)), ("s3", remote)):
-        shutil.rmtree(storage.cache(), ignore_errors=True)
-        words = ["--config", str(tmp_path / "recipe.yaml"), "--run.name", name]
-        words += ["--data.path", path, "--trainer.devices", "2", "--trainer.strategy", "ddp"]
-        command = [sys.executable, "-m", "dualpath_cli", "fit", *words]
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        run = Path(recipe["run"]["dir"]) / "tiny" / name
-        losses.append([row["loss"] for row in rows(run / "metrics.csv")])
+        words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", name]
+        run_on_two_ranks([*words, "--data.path", path, "--trainer.strategy", "ddp"], tmp_path)
+        losses.append([row["loss"] for row in rows(tmp_path / "runs/tiny" / name / "metrics.csv")])
     assert losses[0] == losses[1]

@@ -1,0 +1,77 @@
+"""Words after a command: which become keys of the recipe, and with what values."""
+
+from typing import Any
+
+import pytest
+
+from dualpath_cli.command.records import COMMANDS
+from dualpath_cli.command.words import read
+from dualpath_cli.errors import UserError
+
+
+def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:
+    return read(COMMANDS["fit"], ["--config", "x", *words]).changed(recipe)
+
+
+@pytest.mark.parametrize(
+    ("words", "section", "key", "value"),
+    [
+        (["--model.loops", "3"], "model", "loops", 3),
+        (["--model.loops=3"], "model", "loops", 3),
+        (["--model.gain_init", "-7.5"], "model", "gain_init", -7.5),
+        (["--model.d_ffn", "null"], "model", "d_ffn", None),
+        (["--model.block", "[dual, wide]"], "model", "block", ["dual", "wide"]),
+        (["--optim.lr", "5e-4"], "optim", "lr", 5e-4),
+        (["--run.name", "007"], "run", "name", "007"),
+        (["--run.name", "[a"], "run", "name", "[a"),
+        (["--run.name=a=b"], "run", "name", "a=b"),
+        (["--run.wandb", "2024"], "run", "wandb", "2024"),
+        (["--run.wandb", "null"], "run", "wandb", None),
+        (["--run.max_tokens", "38.5B"], "run", "max_tokens", "38.5B"),
+        (["--trainer.devices", "2"], "trainer", "devices", 2),
+        (["--trainer.devices", "auto"], "trainer", "devices", "auto"),
+        (["--data.val.novels", "1984"], "data", "val", {"novels": "1984"}),
+        (["--model.loops", "3", "--model.loops", "5"], "model", "loops", 5),
+    ],
+)
+def test_a_word_gives_a_key_the_value_that_a_recipe_would(
+    words: list[str], section: str, key: str, value: Any
+) -> None:
+    result = changed({}, *words)[section][key]
+    assert result == value
+    assert type(result) is type(value)
+
+
+def test_an_entry_of_a_mapping_is_added_and_the_mapping_itself_replaced() -> None:
+    recipe = {"data": {"val": {"a": "a.txt"}, "workers": 1}}
+    added = changed(recipe, "--data.val.b", "b.txt")
+    assert added == {"data": {"val": {"a": "a.txt", "b": "b.txt"}, "workers": 1}}
+    replaced = changed(recipe, "--data.val", "{b: b.txt}")
+    assert replaced == {"data": {"val": {"b": "b.txt"}, "workers": 1}}
+    assert recipe == {"data": {"val": {"a": "a.txt"}, "workers": 1}}
+
+
+def test_options_may_be_written_with_hyphens_and_runs_one_after_the_other() -> None:
+    line = read(
+        COMMANDS["ablate"],
+        ["--ckpt-path", "a", "b", "--max-tokens", "20K", "--ckpt_path=c", "--out", "x"],
+    )
+    assert line.runs == ["a", "b", "c"]
+    assert line.options["max_tokens"] == "20K"
+    assert line.options["out"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model.loops"], "--model.loops needs a value"),
+        (["--model.loops", "--run.name", "x"], "--model.loops needs a value"),
+        (["--optim.warmup_step", "3"], "did you mean '--optim.warmup_steps'?"),
+        (["--run.loops", "3"], "did you mean '--model.loops'?"),
+        (["--ckpt_pth", "x"], "did you mean '--ckpt_path'?"),
+    ],
+)
+def test_a_word_that_means_nothing_is_named(words: list[str], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        changed({}, *words)
+    assert message in str(error.value)

@@ -1,0 +1,66 @@
+"""Commands in processes of their own: one to be killed, or one for each of two ranks.
+
+They are forks of a server that has imported torch and Lightning, which takes a Python of its own
+six seconds. Tests that use it share the xdist group `processes`, and so the server.
+"""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
+
+from dualpath_cli.cli import main
+from dualpath_cli.training import curve
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["dualpath_cli.command.lightning_cli", "pytest"])
+
+in_processes = pytest.mark.xdist_group("processes")
+
+
+def _run(
+    words: list[str],
+    log: Path,
+    environment: dict[str, str],
+    prepare: Callable[[], object] | None,
+) -> None:
+    os.environ.update(environment)
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    curve.draw = lambda run: run / "curve.png"  # it is drawn where it is looked at
+    if prepare is not None:
+        prepare()
+    sys.exit(main(words))
+
+
+def start(
+    words: list[str],
+    log: Path,
+    prepare: Callable[[], object] | None = None,
+    **environment: str,
+) -> BaseProcess:
+    """Starts `dualpath WORDS`, which prints to the file `log`; `prepare` is called there before."""
+    arguments = (words, log, {**os.environ, **environment}, prepare)
+    process = SERVER.Process(target=_run, args=arguments)
+    process.start()
+    return process
+
+
+def run_on_two_ranks(words: list[str], folder: Path) -> None:
+    """Runs `dualpath WORDS --trainer.devices 2` as two ranks, which log to `folder`."""
+    port = str(find_free_network_port())
+    logs = [folder / f"rank-{rank}.log" for rank in range(2)]
+    ranks = [
+        start([*words, "--trainer.devices", "2"], log, LOCAL_RANK=str(rank), MASTER_PORT=port)
+        for rank, log in enumerate(logs)
+    ]
+    for rank in ranks:
+        rank.join(timeout=300)
+        rank.kill()
+    assert [rank.exitcode for rank in ranks] == [0, 0], logs[0].read_text() + logs[1].read_text()

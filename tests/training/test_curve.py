@@ -1,0 +1,32 @@
+"""The curve of a run: which panels it has, and what each of them shows."""
+
+import pytest
+from matplotlib import pyplot
+
+from dualpath_cli.training import curve
+from tests.training.conftest import Fit
+
+
+@pytest.mark.parametrize(
+    ("block", "panels"),
+    [
+        # Of each layer a line: two gates in both, expected loops.
+        ("dual", {"bits per byte": 2, "gate": 4, "expected loops": 2}),
+        ("loop", {"bits per byte": 2, "expected loops": 2}),
+        ("wide", {"bits per byte": 2}),
+    ],
+)
+def test_a_panel_shows_what_the_blocks_have(
+    block: str, panels: dict[str, int], trained: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    run = trained(model={"block": block})
+    drawn = curve.draw(run)
+    assert (drawn, drawn.read_bytes()[:4]) == (run / "curve.png", b"\x89PNG")
+    (figure,) = figures
+    assert {ax.get_title(): len(ax.lines) for ax in figure.axes} == panels
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert names == ["training", "held_out"]
+    assert len(figure.axes[0].lines[0].get_xdata()) == 6
+    assert len(figure.axes[0].lines[1].get_xdata()) == 3
