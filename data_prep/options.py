@@ -42,10 +42,10 @@ def parser() -> OneLineParser:
         nargs="+",
         action="extend",
         metavar="SOURCE",
-        help="Where the documents come from: NAME=PATH or PATH of a .txt, .jsonl or .parquet file "
-        "(.txt and .jsonl also as .gz or .zst) or of a folder of them; NAME gsm8k, arc or triviaqa "
-        "chooses that format. nemotron-cc[:SELECTION] is Nemotron-CC from Common Crawl, by default "
-        "quality=high/kind=actual. hf:DATASET[:CONFIG] is a dataset of the Hugging Face hub. "
+        help="Where the documents come from: NAME=PATH or PATH of a .txt, .md, .jsonl or .parquet "
+        "file (all but .parquet also as .gz or .zst), of a folder of them, or a quoted glob of any "
+        "UTF-8 texts; NAME gsm8k, arc or triviaqa chooses that format. nemotron-cc[:SELECTION] is "
+        "Nemotron-CC from Common Crawl, by default quality=high/kind=actual. hf:DATASET[:CONFIG] is a dataset of the Hugging Face hub. "
         "`sample` is a small corpus written for trying things out; it also writes held-out texts.",
     )
     what.add_argument(

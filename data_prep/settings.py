@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_type_hints
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.recipes import parse, parse_value, recipe_folder
 from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import NAME, split_name, stem
-from dualpath_cli.validation import accepts_text, annotation_of, build
+from dualpath_cli.validation import build
 
 SAMPLE = "sample"
 NEMOTRON = "nemotron-cc"
@@ -169,9 +169,8 @@ def settings_from(values: Mapping[str, Any]) -> Settings:
 
 def value_of(key: str, text: str) -> Any:
     """Returns a value of a recipe from an option's text."""
-    annotation = annotation_of(Settings, key)
-    is_text = accepts_text(annotation) or Size in (annotation, *get_args(annotation))
-    return text if is_text else parse_value(text)
+    wants_text = get_type_hints(Settings)[key] == str | None
+    return text if wants_text else parse_value(text)
 
 
 def _named(source: Any) -> dict[str, Any]:

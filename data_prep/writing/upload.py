@@ -79,8 +79,8 @@ def _make_room(
     strangers = sorted(name for name, _ in remote.items() - local.items())
     if MANIFEST not in remote and strangers and not overwrite:
         raise UserError(
-            f"'{url}' holds '{strangers[0]}', which does not belong to these data, and no {MANIFEST}; "
-            "choose another prefix or add --overwrite"
+            f"'{url}' holds '{strangers[0]}', which does not belong to these data, and no "
+            f"{MANIFEST}; choose another prefix or add --overwrite"
         )
     stale = {name for name in remote if name.startswith("chunk-") and name.endswith(".bin")}
     stale |= {file.name for file in before.beside} if before else set()

@@ -1,4 +1,4 @@
-"""Manifest: what a data folder holds, so that a missing, cut or changed file is there."""
+"""Manifest: what a data folder holds, so that a missing, cut or changed file is found."""
 
 import hashlib
 import json

@@ -1,17 +1,12 @@
-"""Preparations in processes of their own, which die where a test says: forks of one server.
+"""Preparations in processes of their own, which die where a test says."""
 
-Imports nothing slow, for each of them imports this file.
-"""
-
-import multiprocessing
 import os
 import signal
 import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["pytest", "data_prep.command", "data_prep.prepare"])
+from tests.processes import SERVER
 
 
 def start(

@@ -14,8 +14,9 @@ import pytest
 from dualpath_cli.text.manifest import Manifest
 from tests.data_prep.forks import run, start
 from tests.data_prep.preparing import contents, write_jsonl
+from tests.processes import in_processes
 
-pytestmark = pytest.mark.xdist_group("processes")  # one server of forks is enough
+pytestmark = in_processes
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(
