@@ -45,7 +45,8 @@ def parser() -> OneLineParser:
         help="Where the documents come from: NAME=PATH or PATH of a .txt, .md, .jsonl or .parquet "
         "file (all but .parquet also as .gz or .zst), of a folder of them, or a quoted glob of any "
         "UTF-8 texts; NAME gsm8k, arc or triviaqa chooses that format. nemotron-cc[:SELECTION] is "
-        "Nemotron-CC from Common Crawl, by default quality=high/kind=actual. hf:DATASET[:CONFIG] is a dataset of the Hugging Face hub. "
+        "Nemotron-CC from Common Crawl, by default quality=high/kind=actual. hf:DATASET[:CONFIG] "
+        "is a dataset of the Hugging Face hub. "
         "`sample` is a small corpus written for trying things out; it also writes held-out texts.",
     )
     what.add_argument(
