@@ -35,6 +35,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(
         *("--tokenizer", str(small_folder), "--duplicates", "near", "--val-fraction", "0.02"),
         *("--chunk-tokens", "20000", "--workers", "2", "--source", *sources, "--out"),
     ]
+    run(["--help"], 1)  # the server is started by then
     begin = time.monotonic()
     assert run([*command, str(tmp_path / "whole")], 20_000) == 0
     duration = time.monotonic() - begin
