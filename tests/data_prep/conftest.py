@@ -32,7 +32,8 @@ def small_folder(small: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(autouse=True)
-def _no_server_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one test learns of the network is not known to the next."""
+def _network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test learns of the network is not known to the next; servers here need no proxy."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     monkeypatch.setattr(first_contact, "made", False)
     monkeypatch.setattr(first_contact, "trouble", "no answer")

@@ -12,32 +12,19 @@ from data_prep.download import transfer
 from data_prep.download.remote_file import RemoteFile, Unavailable, Unreachable
 from data_prep.download.transfer import download
 from dualpath_cli.errors import UserError
-from tests.data_prep.web import Fault, Web
+from tests.data_prep.web import (
+    CONTENT,
+    CUT,
+    NO_VALIDATOR,
+    SIZE,
+    Fault,
+    Web,
+    fetch,
+    names,
+    remote,
+)
 
-CONTENT = bytes(range(256)) * 1000
-SIZE = len(CONTENT)
-CUT = 100_000
 TEN_BYTES = {"Content-Length": "10", "Content-Range": f"bytes {CUT}-{CUT + 9}/{SIZE}"}
-NO_VALIDATOR = {"ETag": None, "Last-Modified": None}
-
-
-@pytest.fixture
-def web(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-    with Web({"/a.zst": CONTENT}) as web:
-        yield web
-
-
-def remote(web, path="/a.zst", **known):
-    return RemoteFile(web.url + path, path.removeprefix("/"), **known)
-
-
-def fetch(web, folder, path="/a.zst", sleep=lambda seconds: None, **known):
-    return download(remote(web, path, **known), folder, sleep=sleep)
-
-
-def names(folder):
-    return sorted(path.name for path in folder.rglob("*"))
 
 
 @pytest.mark.parametrize(

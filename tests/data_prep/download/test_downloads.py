@@ -11,25 +11,15 @@ from data_prep.download import transfer
 from data_prep.download.ahead import Downloads
 from data_prep.download.remote_file import RemoteFile, Unavailable, Unreachable
 from data_prep.download.sizes import with_sizes
-from tests.data_prep.web import Fault, Web, wait_for, wait_for_bytes
-
-CONTENT = bytes(range(256)) * 1000
-SIZE = len(CONTENT)
-
-
-@pytest.fixture
-def web(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-    with Web({"/a.zst": CONTENT}) as web:
-        yield web
-
-
-def remote(web, path="/a.zst", **known):
-    return RemoteFile(web.url + path, path.removeprefix("/"), **known)
-
-
-def names(folder):
-    return sorted(path.name for path in folder.rglob("*"))
+from tests.data_prep.web import (
+    CONTENT,
+    SIZE,
+    Fault,
+    names,
+    remote,
+    wait_for,
+    wait_for_bytes,
+)
 
 
 def test_sizes_are_asked_for_where_they_are_not_known(web):

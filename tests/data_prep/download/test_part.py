@@ -12,31 +12,19 @@ import time
 
 import pytest
 
-from data_prep.download.remote_file import RemoteFile
-from data_prep.download.transfer import download
-from tests.data_prep.web import Fault, Web, wait_for_bytes
+from tests.data_prep.web import (
+    CONTENT,
+    CUT,
+    NO_VALIDATOR,
+    SIZE,
+    Fault,
+    fetch,
+    names,
+    wait_for_bytes,
+)
 
-CONTENT = bytes(range(256)) * 1000
 OTHER = CONTENT[::-1]
-SIZE = len(CONTENT)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-CUT = 100_000
-NO_VALIDATOR = {"ETag": None, "Last-Modified": None}
-
-
-@pytest.fixture
-def web(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-    with Web({"/a.zst": CONTENT}) as web:
-        yield web
-
-
-def fetch(web, folder, sleep=lambda seconds: None, **known):
-    return download(RemoteFile(f"{web.url}/a.zst", "a.zst", **known), folder, sleep=sleep)
-
-
-def names(folder):
-    return sorted(path.name for path in folder.rglob("*"))
 
 
 def test_a_file_that_is_there_is_not_fetched_again(web, tmp_path):

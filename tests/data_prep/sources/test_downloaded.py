@@ -37,7 +37,6 @@ def _file(path: str) -> bytes:
 
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     monkeypatch.setattr(transfer, "FIRST_WAIT_SECONDS", 0.01)
     files = {f"/{path}": _file(path) for path in FILES}
     files[f"/{ROOT}/data-jsonl.paths.gz"] = gzip.compress("\n".join(FILES).encode())

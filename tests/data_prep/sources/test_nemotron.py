@@ -28,8 +28,7 @@ PATHS = [
 
 
 @pytest.fixture
-def web(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+def web():
     with Web({LIST: gzip.compress("".join(f"{path}\n" for path in PATHS).encode())}) as web:
         yield web
 
