@@ -21,7 +21,7 @@ class FirstContact:
         if not self.made:
             raise Unreachable(
                 f"{url} cannot be reached ({self.trouble}); check the network, and HTTPS_PROXY "
-                "where one is needed, then run the same command again"
+                "where one is needed"
             )
 
 
