@@ -31,9 +31,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from data_prep.corpora import find
 from data_prep.prepare import Request, prepare
 from data_prep.settings import Settings, SourceSettings
+from data_prep.sources.corpora import find
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 

@@ -1,1 +1,7 @@
-"""A corpus of texts into tokenised, hashed litdata shards: `python -m data_prep`."""
+"""A corpus of texts into tokenised, hashed litdata shards: `python -m data_prep`.
+
+- Part: what has arrived so far of a file that is downloaded.
+- Piece: some documents of one file, cleaned and tokenised; what a preparation is continued by.
+- Portion: the documents of one source that are written.
+- Chunk: one file of tokens of a finished data folder, as litdata calls it.
+"""

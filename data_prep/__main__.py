@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     again = "" if inspecting else "; the same command continues"
     try:
         if inspecting:
-            from data_prep.inspection_report import inspect_command
+            from data_prep.report.report import inspect_command
 
             return inspect_command(words[1:])
         from data_prep.command import prepare_command  # here, for a Ctrl-C meanwhile

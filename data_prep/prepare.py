@@ -9,30 +9,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
-from data_prep.accounts import account
-from data_prep.contamination import Contamination
-from data_prep.corpora import Corpus, InputFile
-from data_prep.duplicates import Verdicts, comparisons
-from data_prep.encoding import Encoded, Encoder, Job
-from data_prep.fetching import on_this_disk
-from data_prep.mix import Pool, Portion, interleave, portions, wanted_tokens
-from data_prep.piece import Tokens
-from data_prep.progress import ReadingStage, Stage
-from data_prep.records import (
+from data_prep.documents.contamination import Contamination
+from data_prep.documents.duplicates import Verdicts, comparisons
+from data_prep.documents.encoding import Encoded, Encoder, Job
+from data_prep.documents.piece import Tokens
+from data_prep.documents.progress import ReadingProgress
+from data_prep.documents.worker import PieceSettings, token_type
+from data_prep.settings import Settings
+from data_prep.sources.corpora import Corpus, InputFile
+from data_prep.sources.fetching import on_this_disk
+from data_prep.writing.accounts import account
+from data_prep.writing.mix import Pool, Portion, interleave, portions, wanted_tokens
+from data_prep.writing.records import (
     first_reason,
     stored,
     write_duplicates,
     write_held_out,
     write_rejected,
 )
-from data_prep.settings import Settings
-from data_prep.shards import ShardWriter
-from data_prep.work_folder import WorkFolder, remove_leftovers, replace
-from data_prep.worker import PieceSettings, token_type
+from data_prep.writing.shards import ShardWriter
+from data_prep.writing.work_folder import WorkFolder, remove_leftovers, replace
 from dualpath_cli.errors import UserError
+from dualpath_cli.progress import Progress, counted
+from dualpath_cli.text.byte_stream import OnRead
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
-from dualpath_cli.text.rows import OnRead
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
 _PIPELINE = 1
@@ -193,16 +195,16 @@ def _encode(request: Request, encoder: Encoder, work: Path) -> _Mix:
             Job(corpus, work / "pieces" / str(number), until[number])
             for number, corpus in enumerate(request.corpora)
         ]
-        with ReadingStage(*_extent(jobs)) as stage:
-            encoded = encoder.encode(jobs, stage)
-        pieces = [piece for each in encoded for piece in each.pieces]
+        with ReadingProgress(*_extent(jobs)) as progress:
+            encoded = encoder.encode(jobs, progress)
+        pieces = [piece for corpus in encoded for piece in corpus.pieces]
         documents = sum(piece.documents for piece in pieces) * comparisons(settings.duplicates)
-        with Stage("comparing documents", documents, "comparisons") as stage:
-            verdicts = Verdicts(pieces, work, settings.duplicates, stage.advance)
+        with _progress("comparing documents", documents, "comparisons") as progress:
+            verdicts = Verdicts(pieces, work, settings.duplicates, progress.advance)
         pools = _pools(settings, encoded, verdicts)
         more = [
-            _more(tokens, pool, each)
-            for tokens, pool, each in zip(wanted, pools, encoded, strict=True)
+            _more(tokens, pool, corpus)
+            for tokens, pool, corpus in zip(wanted, pools, encoded, strict=True)
         ]
         if not any(more):
             return _Mix(encoded, verdicts, portions(settings, pools))
@@ -218,9 +220,9 @@ def _extent(jobs: Sequence[Job]) -> tuple[int, int | None]:
 
 def _pools(settings: Settings, encoded: Sequence[Encoded], verdicts: Verdicts) -> list[Pool]:
     pools, first = [], 0
-    for source, each in zip(settings.sources, encoded, strict=True):
-        pools.append(Pool(source.name, each.pieces, verdicts, first, settings.val_fraction))
-        first += len(each.pieces)
+    for source, corpus in zip(settings.sources, encoded, strict=True):
+        pools.append(Pool(source.name, corpus.pieces, verdicts, first, settings.val_fraction))
+        first += len(corpus.pieces)
     return pools
 
 
@@ -243,19 +245,19 @@ def _write(
     if not total:
         raise UserError(_nothing(settings, mix))
     writer = ShardWriter(folder, work / "shards", token_type(tokenizer), settings.chunk_tokens)
-    with Stage("writing shards", total, "tokens") as stage:
-        chunks, index_sha256 = writer.write(_counted(mix.portions, settings.seed, stage), total)
+    with _progress("writing shards", total, "tokens") as progress:
+        chunks, index_sha256 = writer.write(_counted(mix.portions, settings.seed, progress), total)
     pools = [portion.pool for portion in mix.portions]
-    with Stage("writing what was left out", 2 * len(mix.verdicts.pieces), "pieces") as stage:
+    with _progress("writing what was left out", 2 * len(mix.verdicts.pieces), "pieces") as progress:
         write_rejected(folder, mix.encoded)
-        write_held_out(folder, pools, tokenizer, stage.advance)
-        write_duplicates(folder, request.corpora, mix.encoded, mix.verdicts, stage.advance)
+        write_held_out(folder, pools, tokenizer, progress.advance)
+        write_duplicates(folder, request.corpora, mix.encoded, mix.verdicts, progress.advance)
     if extra:
         extra(folder)
     sources, first = [], 0
-    for source, each, taken in zip(settings.sources, mix.encoded, mix.portions, strict=True):
-        sources.append(account(source, each, mix.verdicts, first, taken))
-        first += len(each.pieces)
+    for source, corpus, portion in zip(settings.sources, mix.encoded, mix.portions, strict=True):
+        sources.append(account(source, corpus, mix.verdicts, first, portion))
+        first += len(corpus.pieces)
     manifest = Manifest(
         documents=sum(portion.documents for portion in mix.portions),
         tokens=total,
@@ -275,17 +277,21 @@ def _write(
     return manifest
 
 
-def _counted(portions: Sequence[Portion], seed: int, stage: Stage) -> Iterator[Tokens]:
+def _progress(title: str, total: int, unit: str) -> Progress:
+    return Progress(Console(stderr=True), title, counted(unit), total, transient=True)
+
+
+def _counted(portions: Sequence[Portion], seed: int, progress: Progress) -> Iterator[Tokens]:
     for tokens in interleave(portions, seed):
         yield tokens
-        stage.advance(len(tokens))
+        progress.advance(len(tokens))
 
 
 def _nothing(settings: Settings, mix: _Mix) -> str:
     """Returns why there is nothing to write: the source without text, and what it has instead."""
-    for source, each, portion in zip(settings.sources, mix.encoded, mix.portions, strict=True):
+    for source, corpus, portion in zip(settings.sources, mix.encoded, mix.portions, strict=True):
         if portion.pool.tokens:
             continue
-        reasons = each.faults[:1] + [text for piece in each.pieces if (text := first_reason(piece))]
+        reasons = [*corpus.faults[:1], *filter(None, map(first_reason, corpus.pieces))]
         return f"no text in {source.path}" + "".join(f": {reason}" for reason in reasons[:1])
     return "no text is left: all is held out or a duplicate; lower --val-fraction"

@@ -4,14 +4,15 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_type_hints
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.recipes import parse, recipe_folder
-from dualpath_cli.sizes import parse_size
+from dualpath_cli.recipes import parse, parse_value, recipe_folder
+from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import NAME, split_name, stem
+from dualpath_cli.validation import build
 
 SAMPLE = "sample"
 NEMOTRON = "nemotron-cc"
@@ -41,6 +42,24 @@ class SourceSettings:
     field: str = "text"
     """The field that holds the text, where the name chooses no format."""
 
+    def __post_init__(self) -> None:
+        """Raises UserError for a name that is none, and numbers that are out of range."""
+        if not NAME.fullmatch(self.name):
+            raise UserError(
+                f"'{self.name}' cannot name a source; give NAME=PATH with letters, digits, '.', "
+                "'_' and '-' in NAME"
+            )
+        if self.weight is not None and not 0 < self.weight < math.inf:
+            raise UserError(
+                f"weight {self.weight:g} of '{self.name}' is not a share above 0; leave out a "
+                "source that is not wanted"
+            )
+        if not 1 <= self.max_epochs < LARGEST:
+            raise UserError(
+                f"max_epochs {self.max_epochs} of '{self.name}' must be at least 1 and below "
+                f"{LARGEST:,}"
+            )
+
     @property
     def is_remote(self) -> bool:
         """Whether its files are downloaded."""
@@ -51,12 +70,12 @@ class SourceSettings:
 class Settings:
     """What a data folder is made of. Fields are the keys of a recipe and, dashed, the options."""
 
-    sources: tuple[SourceSettings, ...]
+    sources: tuple[SourceSettings, ...] = ()
     tokenizer: str | None = None
     """`gpt2`, a tokenizer.json or a folder with one; None: the sample's own."""
-    tokens: int | None = None
+    tokens: Size | None = None
     """Tokens to write, end-of-text included; None: all there are."""
-    num_files: int | None = None
+    num_files: Size | None = None
     """Files to take of each source that is downloaded; None: as many as `tokens` needs."""
     seed: int = 0
     """Of the order of the documents."""
@@ -66,9 +85,9 @@ class Settings:
     """Evaluation texts, as sources: documents that share 13 words in a row are left out."""
     val_fraction: float = 0.0
     """Share of the documents held out for validation, chosen by a hash of their ids."""
-    min_chars: int = 1
+    min_chars: Size = Size(1)
     """Shorter documents are left out."""
-    chunk_tokens: int = 1 << 25
+    chunk_tokens: Size = Size(1 << 25)
     """Tokens in a chunk; the last one may hold fewer."""
 
     def __post_init__(self) -> None:
@@ -95,6 +114,11 @@ class Settings:
             raise UserError(
                 f"weights {weights} are too large or too far apart; give shares such as 0.9 and 0.1"
             )
+        for name in ("tokens", "num_files", "min_chars"):
+            if (getattr(self, name) or 0) >= LARGEST:
+                raise UserError(f"{name} must be below {LARGEST:,}, not '{getattr(self, name)}'")
+        if not 0 <= self.seed < 1 << 64:
+            raise UserError(f"seed must be at least 0 and below 2^64, not '{self.seed!s:.40}'")
         low, high = CHUNK_TOKENS
         if not low <= self.chunk_tokens <= high:
             raise UserError(
@@ -131,66 +155,34 @@ def read_recipe(recipe: str) -> dict[str, Any]:
         raise UserError(f"--config '{recipe}' cannot be read: {error}") from None
 
 
-def check(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Returns values of a recipe, or of options, as `Settings` takes them; None is left out.
+def settings_from(values: Mapping[str, Any]) -> Settings:
+    """Returns the settings that a recipe's keys stand for; null is left out.
 
-    Raises UserError, which begins with `origin`, for an unknown key or a value of another kind.
+    Sources may be written NAME=PATH. Raises UserError for an unknown key, a value of another kind
+    and what contradicts itself.
     """
-    known = {field.name for field in fields(Settings)}
-    checked: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in known:
-            hint = did_you_mean(str(key), known) or f" (keys: {', '.join(sorted(known))})"
-            raise UserError(f"{origin}: unknown key '{key}'{hint}")
-        if value is not None:
-            checked[key] = _checked(key, value, f"{origin}: {key}")
-    return checked
+    given = {key: value for key, value in values.items() if value is not None}
+    if isinstance(sources := given.get("sources"), list | tuple):
+        given["sources"] = [_named(source) for source in sources]
+    return build(Settings, given)
 
 
-def _checked(key: str, value: Any, name: str) -> Any:
-    if key == "sources":
-        return tuple(_source(spec, name) for spec in _list(value, name))
-    if key in ("tokens", "chunk_tokens", "num_files", "min_chars"):
-        return _size(value, name)
-    if key == "seed":
-        return _number(value, name, int, 0, 1 << 64)
-    if key == "val_fraction":
-        return _number(value, name, float, 0.0)
-    if key == "decontaminate":
-        return tuple(str(spec) for spec in _list(value, name))
-    if key == "duplicates" and value not in get_args(Duplicates):
-        hint = did_you_mean(str(value), get_args(Duplicates))
-        raise UserError(f"{name} '{value}' is not one of {', '.join(get_args(Duplicates))}{hint}")
-    return str(value)
+def value_of(key: str, text: str) -> Any:
+    """Returns a value of a recipe from an option's text."""
+    wants_text = get_type_hints(Settings)[key] == str | None
+    return text if wants_text else parse_value(text)
 
 
-def _source(spec: Any, origin: str) -> SourceSettings:
-    if isinstance(spec, str):
-        name, path = split_name(spec)
-        return SourceSettings(_name(name or default_name(path), origin), path)
-    if not isinstance(spec, Mapping):
-        raise UserError(f"{origin}: '{spec}' is neither NAME=PATH nor a mapping with a path")
-    known = {field.name for field in fields(SourceSettings)}
-    if unknown := [str(key) for key in spec if key not in known]:
-        raise UserError(
-            f"{origin}: unknown key '{unknown[0]}' of a source{did_you_mean(unknown[0], known)} "
-            f"(keys: {', '.join(sorted(known))})"
-        )
-    if not spec.get("path"):
-        raise UserError(f"{origin}: a source has no path")
-    path = str(spec["path"])
-    name = _name(str(spec.get("name") or default_name(path)), origin)
-    weight = spec.get("weight")
-    source = SourceSettings(
-        name=name,
-        path=path,
-        weight=None if weight is None else _number(weight, f"weight of '{name}'", float, 0.0),
-        max_epochs=_number(spec.get("max_epochs", 1), f"max_epochs of '{name}'", int, 1, LARGEST),
-        field=str(spec.get("field", "text")),
-    )
-    if source.weight == 0:
-        raise UserError(f"{origin}: weight 0 of '{name}'; leave the source out")
-    return source
+def _named(source: Any) -> dict[str, Any]:
+    """Returns a source's keys, with a name."""
+    if isinstance(source, str):
+        name, path = split_name(source)
+        return {"name": name or default_name(path), "path": path}
+    if not isinstance(source, dict):
+        raise UserError(f"sources: '{source}' is neither NAME=PATH nor a mapping with a path")
+    if not source.get("path"):
+        raise UserError("sources: one has no path; give path: PATH")
+    return {"name": default_name(str(source["path"])), **source}
 
 
 def default_name(path: str) -> str:
@@ -207,49 +199,3 @@ def default_name(path: str) -> str:
 
 def _plain(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name)
-
-
-def _name(name: str, origin: str) -> str:
-    if not NAME.fullmatch(name):
-        raise UserError(
-            f"{origin}: '{name}' cannot name a source; give NAME=PATH with "
-            "letters, digits, '.', '_' and '-' in NAME"
-        )
-    return name
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise UserError(f"{name} must be a list, not '{value}'")
-    return list(value)
-
-
-def _size(value: Any, name: str) -> int:
-    try:
-        size = parse_size(str(value), name)
-    except ValueError:  # more digits than Python reads or writes
-        size = LARGEST
-    if size >= LARGEST:
-        raise UserError(f"{name} must be below {LARGEST:,}, not '{_shown(value)}'")
-    return size
-
-
-def _number(value: Any, name: str, kind: type, least: float, below: float = math.inf) -> Any:
-    try:
-        number = kind(value)
-    except (TypeError, ValueError, OverflowError):
-        number = None
-    cut = isinstance(value, float) and number != value
-    if number is None or isinstance(value, bool) or cut or not least <= number < below:
-        whole = "a whole number" if kind is int else "a number"
-        bound = f" and below {below}" if number is not None and number >= below else ""
-        raise UserError(f"{name} must be {whole} of at least {least}{bound}, not '{_shown(value)}'")
-    return number
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = str(value)
-    except ValueError:
-        return "a number of thousands of digits"
-    return text if len(text) <= 40 else f"{text[:40]}..."

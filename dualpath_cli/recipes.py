@@ -86,7 +86,7 @@ def parse_value(text: str) -> Any:
     """
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # a number of thousands of digits is a ValueError
         return text
 
 

@@ -17,7 +17,7 @@ def parse_size(text: str, name: str) -> int:
     Raises UserError, which names the value as ``name``, for anything else and for zero.
     """
     match = _SIZE.fullmatch(text.strip())
-    if match:
+    if match and len(text) < 100:
         whole, fraction, exponent, suffix = match.groups()
         fraction = (fraction or "").rstrip("0")
         power = int(exponent or 0) + SUFFIXES.get(suffix.upper(), 0) - len(fraction)
@@ -25,7 +25,8 @@ def parse_size(text: str, name: str) -> int:
         if power >= 0 and digits > 0:
             return digits * 10**power
     raise UserError(
-        f"{name} must be a whole number above 0 such as 80M, 38.5B, 80e6 or 80000000, not '{text}'"
+        f"{name} must be a whole number above 0 such as 80M, 38.5B, 80e6 or 80000000, "
+        f"not '{text:.60}'"
     )
 
 
@@ -41,7 +42,7 @@ class Size(int):
 
     @classmethod
     def _read(cls, value: object) -> "Size":
-        if isinstance(value, str | int) and not isinstance(value, bool):
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
             try:
                 return cls(parse_size(str(value), "it"))
             except UserError as error:

@@ -27,7 +27,11 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """
     shape: Any = cls
     try:
-        checked: Any = _model_of(shape).model_validate_json(json.dumps({"value": values}))
+        text = json.dumps({"value": values}, default=str)
+    except ValueError:
+        raise UserError(f"{prefix}a number has thousands of digits; give a smaller one") from None
+    try:
+        checked: Any = _model_of(shape).model_validate_json(text)
     except pydantic.ValidationError as error:
         raise UserError(_explain(cls, min(error.errors(), key=_rank), prefix)) from None
     result: T = checked.value

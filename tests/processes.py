@@ -18,7 +18,7 @@ from dualpath_cli.cli import main
 from dualpath_cli.training import curve
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["dualpath_cli.command.lightning_cli", "pytest"])
+SERVER.set_forkserver_preload(["dualpath_cli.command.lightning_cli", "data_prep.prepare", "pytest"])
 
 in_processes = pytest.mark.xdist_group("processes")
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,23 @@ def s3_server() -> Iterator[str]:
         server.stop()
 
 
+@cache
+def _client(endpoint: str) -> Any:
+    # Reads a service's description: a quarter of a second.
+    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
+    return boto3.session.Session().client("s3", endpoint_url=endpoint)
+
+
 @contextmanager
 def s3_bucket(endpoint: str, cache: Path) -> Iterator[Any]:
     """Points boto3 and our cache there, makes s3://bucket anew and yields a boto3 client."""
-    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in CREDENTIALS.items():
             patch.setenv(name, value)
         patch.delenv("AWS_PROFILE", raising=False)
         patch.setenv("AWS_ENDPOINT_URL", endpoint)
         patch.setenv("DUALPATH_CACHE", str(cache))
-        client = boto3.session.Session().client("s3")
+        client = _client(endpoint)
         client.create_bucket(Bucket="bucket")
         yield client
         for entry in client.list_objects_v2(Bucket="bucket").get("Contents", []):

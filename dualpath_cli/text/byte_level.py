@@ -59,7 +59,7 @@ def check(definition: Definition, origin: str) -> None:
     normalizer = definition.get("normalizer")
     if model.get("type") != "BPE":
         reason = f"its model is {model.get('type')}"
-    elif "ByteLevel" not in {part.get("type") for part in _parts(definition)}:
+    elif "ByteLevel" not in {step.get("type") for step in _pre_tokenizers(definition)}:
         reason = "its pre-tokenizer does not go by bytes"
     elif missing := [c for c in byte_of_character() if c not in model["vocab"]]:
         reason = f"its vocabulary lacks {len(missing)} of the 256 bytes"
@@ -125,13 +125,14 @@ def fingerprint(definition: Definition) -> str:
         "normalizer": definition.get("normalizer"),
         # `trim_offsets` concerns offsets, not ids.
         "pre_tokenizer": [
-            {k: v for k, v in part.items() if k != "trim_offsets"} for part in _parts(definition)
+            {k: v for k, v in step.items() if k != "trim_offsets"}
+            for step in _pre_tokenizers(definition)
         ],
         "added_tokens": added,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _parts(definition: Definition) -> list[dict[str, Any]]:
-    part = definition.get("pre_tokenizer") or {}
-    return part["pretokenizers"] if part.get("type") == "Sequence" else [part]
+def _pre_tokenizers(definition: Definition) -> list[dict[str, Any]]:
+    first = definition.get("pre_tokenizer") or {}
+    return first["pretokenizers"] if first.get("type") == "Sequence" else [first]

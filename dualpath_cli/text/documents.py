@@ -1,15 +1,21 @@
-"""Documents of a SOURCE: NAME=PATH or PATH, read as a stream of texts."""
+"""Documents of a SOURCE: NAME=PATH or PATH, read as a stream of texts; a PATH may be a glob."""
 
+import glob
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.text.rows import CODECS, KINDS, BadRow, OnRead, kind_of, read_rows
+from dualpath_cli.text.byte_stream import CODECS, OnRead
+from dualpath_cli.text.rows import TEXTS, BadRow, is_known, kind_of, read_rows
 
-FORMATS = "a .txt, .jsonl or .parquet file, .txt and .jsonl also as .gz or .zst, or a folder"
+FORMATS = (
+    "a .txt, .md, .jsonl or .parquet file, all but .parquet also as .gz or .zst, a folder of them, "
+    "or a quoted glob such as 'docs/**/*.rst' of any UTF-8 texts"
+)
 NAME = re.compile(r"[\w.-]+")
 """What a source may be called."""
 
@@ -26,7 +32,7 @@ class Source:
     name: str
     """What tables and manifests call it; gsm8k, arc and triviaqa also choose the format."""
     path: Path
-    """A file, or a folder whose readable files are taken in the order of their paths."""
+    """A file; or a folder or glob, whose files are taken in the order of their paths."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +42,15 @@ class Format:
     fields: tuple[str, ...]
     """The fields that it needs."""
     _render: Callable[[dict[str, Any]], str]
+    advice: str = ""
+    """What messages about rows in another format end in."""
 
     def render(self, row: dict[str, Any]) -> str:
         """Returns a row's text. Raises BadRow where a field is missing or holds no valid text."""
         for field in self.fields:
             if field not in row:
                 hint = did_you_mean(field, row) or f" (fields: {', '.join(row) or 'none'})"
-                raise BadRow(f"no field '{field}'{hint}")
+                raise BadRow(f"no field '{field}'{hint}{self.advice}")
         try:
             text = self._render(row)
             text.encode()
@@ -51,18 +59,18 @@ class Format:
         except (TypeError, KeyError, IndexError) as error:
             wanted = ", ".join(self.fields)
             reason = f"{type(error).__name__}: {error}"
-            raise BadRow(f"no text in the values of {wanted} ({reason})") from None
+            raise BadRow(f"no text in the values of {wanted} ({reason}){self.advice}") from None
         return text
 
 
-def format_of(name: str, kind: str | None, field: str = "text") -> Format:
+def format_of(name: str, kind: str, field: str = "text") -> Format:
     """Returns how the rows of a source's files of one kind become texts.
 
-    gsm8k, arc and triviaqa have their own formats, others one field; a .txt file is its text.
+    gsm8k, arc and triviaqa have their own formats, others one field; a text file is its text.
     """
     if kind == ".txt":
         return _field("text")
-    return _FORMATS.get(name) or _field(field)
+    return _NAMED.get(name) or _field(field)
 
 
 def document_id(row: dict[str, Any]) -> str | None:
@@ -72,10 +80,9 @@ def document_id(row: dict[str, Any]) -> str | None:
 
 
 def parse_source(spec: str) -> Source:
-    """Reads `NAME=PATH` or `PATH` (named after the file, without its suffixes).
+    """Reads `NAME=PATH` or `PATH` (named after the file or folder, without its suffixes).
 
-    Raises UserError for a Hugging Face dataset, a path that does not exist, and a file or folder
-    with nothing readable in it.
+    Raises UserError for a Hugging Face dataset, and as `source_files` does.
     """
     name, rest = split_name(spec)
     if rest.startswith("hf:"):
@@ -83,10 +90,7 @@ def parse_source(spec: str) -> Source:
             f"source '{spec}': only `python -m data_prep` reads datasets of the Hugging Face hub; "
             f"here give {FORMATS}"
         )
-    path = Path(rest)
-    if not path.exists() or str(path) == ".":
-        raise UserError(f"source '{spec}': '{path}' does not exist; give {FORMATS}{_sibling(path)}")
-    source = Source(name or stem(path), path)
+    source = Source(name or stem(Path(rest)), Path(rest))
     source_files(source)
     return source
 
@@ -100,24 +104,35 @@ def split_name(spec: str) -> tuple[str | None, str]:
 
 
 def source_files(source: Source) -> list[Path]:
-    """Returns the files of a source: the file itself, or the readable ones below a folder.
+    """Returns a source's files: the file itself, those below a folder, or those of a glob.
 
-    Raises UserError where the extension is not known or the folder holds no readable file.
+    Of a folder they are the ones whose format is known by their names; where .jsonl or .parquet
+    files are among them, Markdown is taken for what describes these and left out. Raises UserError
+    where there is no file, or the format of the only one is not known.
     """
-    if not source.path.is_dir():
-        if kind_of(source.path) is None:
-            raise UserError(
-                f"source '{source.path}': its format is not known by its name; give {FORMATS}"
-            )
-        return [source.path]
-    found = sorted(p for p in source.path.rglob("*") if p.is_file() and kind_of(p) is not None)
-    if not found:
-        raise UserError(f"source '{source.path}': no readable file in the folder; give {FORMATS}")
-    return found
+    path = source.path
+    if str(path) != "." and path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and is_known(file))
+        if any(kind_of(file) != ".txt" for file in files):
+            files = [file for file in files if ".md" not in file.suffixes[-2:]]
+        if not files:
+            raise UserError(f"source '{path}': no readable file in the folder; give {FORMATS}")
+        return files
+    if path.is_file():
+        if not is_known(path):
+            raise UserError(f"source '{path}': its format is not known by its name; give {FORMATS}")
+        return [path]
+    matches = map(Path, glob.glob(str(path), recursive=True)) if glob.has_magic(str(path)) else ()
+    files = sorted(file for file in matches if file.is_file())
+    if not files and glob.has_magic(str(path)):
+        raise UserError(f"source '{path}': no file matches this glob, seen from '{Path.cwd()}'")
+    if not files:
+        raise UserError(f"source '{path}' does not exist; give {FORMATS}{_sibling(path)}")
+    return files
 
 
 def read_documents(source: Source, on_read: OnRead = lambda count: None) -> Iterator[str]:
-    """Yields the texts of a source one after the other: a .txt file is one, else a row is one.
+    """Yields the texts of a source one after the other: a text file is one, else a row is one.
 
     About a megabyte is held at a time. `on_read` hears of the bytes read from the disk, before
     they are decompressed; they add up to the sizes of `source_files`. Raises UserError, naming
@@ -125,7 +140,7 @@ def read_documents(source: Source, on_read: OnRead = lambda count: None) -> Iter
     """
     for path in source_files(source):
         format = format_of(source.name, kind_of(path))
-        for rows in read_rows(path, format.fields, (), on_read, _READ_BYTES):
+        for rows in read_rows(path, format.fields, (), on_read, _READ_BYTES, format.advice):
             for number, row in rows.parsed():
                 try:
                     if isinstance(row, BadRow):
@@ -160,17 +175,26 @@ def _string(value: Any) -> str:
     return value
 
 
-_FORMATS = {
-    "gsm8k": Format(("question", "answer"), _question_answer),
-    "triviaqa": Format(("question", "answer"), _question_answer),
-    "arc": Format(("query", "choices", "gold"), _arc),
+def _named(name: str, fields: tuple[str, ...], render: Callable[[dict[str, Any]], str]) -> Format:
+    chosen = f"; the name '{name}' chose this format, of {', '.join(fields)}"
+    return Format(fields, render, f"{chosen}: name a source of another one otherwise, by NAME=PATH")
+
+
+_NAMED = {
+    "gsm8k": _named("gsm8k", ("question", "answer"), _question_answer),
+    "triviaqa": _named("triviaqa", ("question", "answer"), _question_answer),
+    "arc": _named("arc", ("query", "choices", "gold"), _arc),
 }
 
 
 def stem(path: Path) -> str:
-    """Returns a file's or folder's name without the endings of known formats."""
-    name = path.resolve().name
-    for suffix in [*CODECS, *KINDS]:
+    """Returns a file's or folder's name without the endings of known formats.
+
+    Of a glob it is the name of the folder that is searched.
+    """
+    fixed = takewhile(lambda component: not glob.has_magic(component), path.parts)
+    name = (path if path.exists() else Path(*fixed)).resolve().name
+    for suffix in [*CODECS, *TEXTS, ".jsonl", ".parquet"]:
         name = name.removesuffix(suffix)
     return name
 

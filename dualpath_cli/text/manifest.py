@@ -106,13 +106,13 @@ class Manifest:
         Raises UserError where the folder or its manifest is missing or not readable.
         """
         path = f"{folder}/{MANIFEST}"
-        found = sizes(folder)
-        if found is None:
+        there = sizes(folder)
+        if there is None:
             raise UserError(
                 f"data folder '{folder}' does not exist; "
                 f"make it with `python -m data_prep --source ... --out {folder}`"
             )
-        if MANIFEST not in found:
+        if MANIFEST not in there:
             raise UserError(f"data folder '{folder}' has no {MANIFEST}; {_WAY_OUT}")
         try:
             content = json.loads(local_copy(path).read_text(encoding="utf-8"))
@@ -140,14 +140,14 @@ class Manifest:
 
         Takes milliseconds, on S3 a listing: chunks are not read.
         """
-        found = sizes(folder) or {}
+        there = sizes(folder) or {}
         for chunk in self.chunks:
             path = f"{folder}/{chunk.name}"
-            if chunk.name not in found:
+            if chunk.name not in there:
                 raise UserError(f"{path}: chunk is missing; {_WAY_OUT}")
-            if (size := found[chunk.name]) != chunk.bytes:
+            if (size := there[chunk.name]) != chunk.bytes:
                 raise UserError(f"{path}: {size} bytes instead of {chunk.bytes}; {_WAY_OUT}")
-        if INDEX not in found:
+        if INDEX not in there:
             raise UserError(f"{folder}/{INDEX}: missing; {_WAY_OUT}")
         if sha256_of(f"{folder}/{INDEX}") != self.index_sha256:
             raise UserError(f"{folder}/{INDEX}: changed since it was prepared; {_WAY_OUT}")
@@ -155,10 +155,10 @@ class Manifest:
     def verify(self, folder: str | Path) -> None:
         """Raises UserError where any file differs from what was prepared; reads every byte."""
         self.check_sizes(folder)
-        found = sizes(folder) or {}
+        there = sizes(folder) or {}
         for file in [*self.chunks, *self.beside]:
             path = f"{folder}/{file.name}"
-            if file.name not in found:
+            if file.name not in there:
                 raise UserError(f"{path}: missing; {_WAY_OUT}")
             if sha256_of(path) != file.sha256:
                 raise UserError(

@@ -1,9 +1,8 @@
 """Rows of one file as a stream: plain or compressed bytes, JSON lines, Parquet records."""
 
 import contextlib
-import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.text.byte_stream import BUFFER_BYTES, CODECS, OnRead, open_bytes
 
-OnRead = Callable[[int], None]
-"""Called with the number of bytes read from the disk since the last call."""
-
-CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-"""Suffix of a compressed file -> Arrow's name of its codec."""
+TEXTS = (".txt", ".md")
+"""Files that are one text."""
 
 KINDS = (".txt", ".jsonl", ".parquet")
 """What a file may hold: one text, a JSON object a line, records."""
 
-_BUFFER_BYTES = 1 << 20
 _BATCH_ROWS = 256
 """Most records that Arrow decodes at a time; fewer where they are long."""
 
@@ -91,12 +87,20 @@ class Rows:
         return self.content[offset].decode("utf-8", errors="backslashreplace").rstrip("\r\n")
 
 
-def kind_of(path: Path) -> str | None:
-    """Returns which of `KINDS` a file is by its name, whether compressed or not, or None."""
+def is_known(path: Path) -> bool:
+    """Whether a file's name says what it holds: `.txt`, `.md` or `.jsonl`, maybe compressed, ..."""
+    return path.suffix == ".parquet" or _inner_suffix(path) in (*TEXTS, ".jsonl")
+
+
+def kind_of(path: Path) -> str:
+    """Returns which of `KINDS` a file is by its name; what is not known is a text."""
     if path.suffix == ".parquet":
         return ".parquet"
-    inner = Path(path.stem).suffix if path.suffix in CODECS else path.suffix
-    return inner if inner in (".txt", ".jsonl") else None
+    return ".jsonl" if _inner_suffix(path) == ".jsonl" else ".txt"
+
+
+def _inner_suffix(path: Path) -> str:
+    return Path(path.stem).suffix if path.suffix in CODECS else path.suffix
 
 
 def read_rows(
@@ -105,102 +109,28 @@ def read_rows(
     optional: Sequence[str],
     on_read: OnRead,
     size: int,
+    advice: str = "",
 ) -> Iterator[Rows]:
     """Yields a file's rows, about `size` bytes at a time; a longer row goes alone.
 
     Of a Parquet file only the columns `fields`, and those of `optional` that are there, are read.
     The division into batches depends on the file and `size` alone. Raises UnreadableFile, after
-    the rows before the fault, where the file is cut off, damaged or lacks a column.
+    the rows before the fault, where the file is cut off, damaged or lacks a column; `advice` ends
+    the message then.
     """
     match kind_of(path):
         case ".parquet":
-            yield from _parquet(path, fields, optional, on_read, size)
-        case ".txt":
+            yield from _parquet(path, fields, optional, on_read, size, advice)
+        case ".jsonl":
+            yield from _lines(path, on_read, size)
+        case _:
             text = _whole(path, on_read)
             yield Rows(str(path), ".txt", 1, [text], len(text))
-        case _:
-            yield from _lines(path, on_read, size)
-
-
-class _CountedFile(io.RawIOBase):
-    """A file that reports each read, so that progress is known in bytes on the disk."""
-
-    def __init__(self, path: Path, on_read: OnRead) -> None:
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed in close()
-        self._on_read = on_read
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer) or 0
-        self._on_read(count)
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-class _Decompressed(io.RawIOBase):
-    """What a compressed file holds; all that stands before a fault comes before its OSError."""
-
-    def __init__(self, path: Path, on_read: OnRead) -> None:
-        self._path = path
-        self._stream = _decompress(path, on_read)
-        self._given = 0
-        self._fault: OSError | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if self._fault:
-            raise self._fault
-        try:
-            count: int = self._stream.readinto(buffer)
-        except OSError as fault:
-            # Arrow does not say how much of the buffer it filled before.
-            self._fault = fault
-            rest = self._rest()
-            if not rest:
-                raise
-            count = len(rest)
-            buffer[:count] = rest
-        self._given += count
-        return count
-
-    def _rest(self) -> bytes:
-        """Returns what follows the bytes given out, up to the fault: less than was asked for."""
-        rest = bytearray()
-        with contextlib.suppress(OSError), _decompress(self._path, lambda count: None) as stream:
-            left = self._given
-            while left:
-                left -= len(stream.read(min(left, _BUFFER_BYTES)))
-            while byte := stream.read(1):
-                rest += byte
-        return bytes(rest)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-
-def _decompress(path: Path, on_read: OnRead) -> pa.CompressedInputStream:
-    # Arrow's decompressor, unlike others, reads on across members of a file and raises OSError
-    # where a file is cut off.
-    file = pa.PythonFile(_CountedFile(path, on_read), mode="r")
-    return pa.CompressedInputStream(file, CODECS[path.suffix])
-
-
-def _open(path: Path, on_read: OnRead) -> io.BufferedReader:
-    kind = _Decompressed if path.suffix in CODECS else _CountedFile
-    return io.BufferedReader(kind(path, on_read), _BUFFER_BYTES)
 
 
 def _whole(path: Path, on_read: OnRead) -> bytes:
     try:
-        with _open(path, on_read) as stream:
+        with open_bytes(path, on_read) as stream:
             return stream.read()
     except OSError as error:
         raise UnreadableFile(f"{path}: cannot be read: {error}") from None
@@ -211,7 +141,7 @@ def _lines(path: Path, on_read: OnRead, size: int) -> Iterator[Rows]:
     held = number = 0
     fault: OSError | None = None
     try:
-        with _open(path, on_read) as stream:
+        with open_bytes(path, on_read) as stream:
             for number, line in enumerate(stream, 1):
                 lines.append(line)
                 held += len(line)
@@ -227,14 +157,19 @@ def _lines(path: Path, on_read: OnRead, size: int) -> Iterator[Rows]:
 
 
 def _parquet(
-    path: Path, fields: Sequence[str], optional: Sequence[str], on_read: OnRead, size: int
+    path: Path,
+    fields: Sequence[str],
+    optional: Sequence[str],
+    on_read: OnRead,
+    size: int,
+    advice: str,
 ) -> Iterator[Rows]:
     held: list[pa.RecordBatch] = []
     held_bytes = given = 0
     fault: Exception | None = None
     there: tuple[str, ...] = ()
 
-    def records() -> Iterator[Rows]:
+    def rows() -> Iterator[Rows]:
         first = given + 1
         for batch in pa.Table.from_batches(held).combine_chunks().to_batches():
             yield Rows(str(path), ".parquet", first, batch, batch.nbytes, there)
@@ -242,12 +177,12 @@ def _parquet(
 
     try:
         # Unless told otherwise Arrow holds a whole row group as it is on the disk.
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER_BYTES) as file:
             names = file.schema_arrow.names
             if missing := [field for field in fields if field not in names]:
                 raise UnreadableFile(
                     f"{path}: no column '{missing[0]}'{did_you_mean(missing[0], names)} "
-                    f"(columns: {', '.join(names)})"
+                    f"(columns: {', '.join(names)}){advice}"
                 )
             there = tuple(name for name in optional if name in names and name not in fields)
             on_disk, total, read, reported = path.stat().st_size, file.metadata.num_rows, 0, 0
@@ -257,18 +192,18 @@ def _parquet(
                 read += batch.num_rows
                 on_read(on_disk * read // total - reported)
                 reported = on_disk * read // total
-                for part in _parts(batch, size):
-                    held.append(part)
-                    held_bytes += part.nbytes
+                for records in _halved(batch, size):
+                    held.append(records)
+                    held_bytes += records.nbytes
                     if held_bytes >= size:
-                        yield from records()
-                        given += sum(part.num_rows for part in held)
+                        yield from rows()
+                        given += sum(batch.num_rows for batch in held)
                         held, held_bytes = [], 0
     except (pa.ArrowException, OSError) as error:
         fault = error
     if held:
-        yield from records()
-        given += sum(part.num_rows for part in held)
+        yield from rows()
+        given += sum(batch.num_rows for batch in held)
     if fault:
         reason = str(fault).splitlines()[0]
         after = f" after row {given}" if given else ""
@@ -282,15 +217,15 @@ def _batch_rows(metadata: pq.FileMetaData, size: int) -> int:
     return min(max(size // max(longest, 1), 1), _BATCH_ROWS)
 
 
-def _parts(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
+def _halved(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
     """Yields halves of halves until each has at most `size` bytes or one record."""
     if batch.nbytes <= size or batch.num_rows <= 1:
         yield batch
         return
-    half = batch.num_rows // 2
-    for part in (batch.slice(0, half), batch.slice(half)):
+    middle = batch.num_rows // 2
+    for half in (batch.slice(0, middle), batch.slice(middle)):
         # A copy: a slice goes to another process together with what it is a slice of.
-        yield from _parts(part.take(pa.array(range(part.num_rows))), size)
+        yield from _halved(half.take(pa.array(range(half.num_rows))), size)
 
 
 def _columns(record: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:

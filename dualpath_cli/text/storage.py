@@ -9,12 +9,12 @@ import functools
 import hashlib
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from dualpath_cli.atomic import replacing
 from dualpath_cli.errors import UserError
 
 SCHEME = "s3://"
@@ -47,9 +47,9 @@ def sizes(folder: str | Path) -> dict[str, int] | None:
     prefix = f"{prefix}/" if prefix else ""
     with _one_line(str(folder)):
         pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        found = [entry for page in pages for entry in page.get("Contents", [])]
+        entries = [entry for page in pages for entry in page.get("Contents", [])]
     # A key that ends with a slash is a folder that some browser made, not a file.
-    named = {entry["Key"].removeprefix(prefix): entry["Size"] for entry in found}
+    named = {entry["Key"].removeprefix(prefix): entry["Size"] for entry in entries}
     return {name: size for name, size in named.items() if not name.endswith("/")} or None
 
 
@@ -74,7 +74,7 @@ def local_copy(location: str | Path) -> Path:
         key = hashlib.sha256(f"{url}\n{response['ETag']}".encode()).hexdigest()[:32]
         path = cache() / "files" / key / url.rsplit("/", 1)[-1]
         if not path.exists():
-            with _written(path) as partial, partial.open("wb") as file:
+            with replacing(path, shared=True) as partial, partial.open("wb") as file:
                 shutil.copyfileobj(response["Body"], file, 1 << 20)
     return path
 
@@ -103,13 +103,13 @@ def sha256_of(location: str | Path) -> str:
 
 
 def download(url: str, path: Path, sha256: str) -> None:
-    """Copies an object to a path that is complete or not there; large objects in parallel parts.
+    """Copies an object to a path that is complete or not there; several connections.
 
     Patient with a store that is out of reach for a minute. Raises UserError where the object is
     missing, cannot be read or has another sha256.
     """
     bucket, key = _split(url)
-    with _written(path) as partial:
+    with replacing(path, shared=True) as partial:
         with _one_line(url):
             _client(attempts=10).download_file(bucket, key, str(partial))
         if sha256_of(partial) != sha256:
@@ -119,7 +119,7 @@ def download(url: str, path: Path, sha256: str) -> None:
 def upload(path: Path, url: str, sha256: str, on_bytes: Callable[[int], None]) -> None:
     """Copies a file to an object, with its sha256 in the object's metadata.
 
-    `on_bytes` hears of bytes sent, from several threads; of negative ones before a part is sent
+    `on_bytes` hears of bytes sent, from several threads; of negative ones before some are sent
     again. Raises UserError where the store cannot be written.
     """
     bucket, key = _split(url)
@@ -142,14 +142,14 @@ def delete(urls: Iterable[str]) -> None:
     """
     places = [(url, *_split(url)) for url in urls]
     for start in range(0, len(places), _DELETE_AT_ONCE):
-        part = places[start : start + _DELETE_AT_ONCE]
-        keys = [{"Key": key} for _, _, key in part]
-        with _one_line(part[0][0]):
+        batch = places[start : start + _DELETE_AT_ONCE]
+        keys = [{"Key": key} for _, _, key in batch]
+        with _one_line(batch[0][0]):
             done = _client().delete_objects(
-                Bucket=part[0][1], Delete={"Objects": keys, "Quiet": True}
+                Bucket=batch[0][1], Delete={"Objects": keys, "Quiet": True}
             )
         for error in done.get("Errors", []):  # a 200 reply, all the same
-            raise _refusal(f"s3://{part[0][1]}/{error['Key']}", error["Code"], error["Message"])
+            raise _refusal(f"s3://{batch[0][1]}/{error['Key']}", error["Code"], error["Message"])
 
 
 def cache() -> Path:
@@ -183,23 +183,11 @@ def _head(url: str) -> dict[str, Any] | None:
     return None
 
 
-@contextmanager
-def _written(path: Path) -> Iterator[Path]:
-    """Yields a name to write to, of this thread alone, which becomes `path` at the end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def _split(url: str) -> tuple[str, str]:
-    bucket, *parts = url.removeprefix(SCHEME).split("/")
+    bucket, *keys = url.removeprefix(SCHEME).split("/")
     if not bucket:
         raise UserError(f"'{url}' names no bucket; give s3://BUCKET/PREFIX")
-    return bucket, "/".join(part for part in parts if part)
+    return bucket, "/".join(filter(None, keys))
 
 
 def _client(attempts: int = 3) -> Any:

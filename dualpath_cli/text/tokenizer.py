@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from dualpath_cli.atomic import write_text
+from dualpath_cli.deadline import FIRST_ANSWER_SECONDS, within
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.text import byte_level
 from dualpath_cli.text.byte_level import Definition
@@ -129,7 +131,7 @@ class Tokenizer:
     def save(self, folder: Path) -> None:
         """Writes `tokenizer.json` into a folder, from which `load` gives an equal tokenizer."""
         text = json.dumps(self._definition, ensure_ascii=False, indent=1)
-        (folder / TOKENIZER).write_text(text, encoding="utf-8")
+        write_text(folder / TOKENIZER, text)
 
     def _encode_by_tokenizers(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
         encodings = self._tokenizers.encode_batch_fast(texts, add_special_tokens=False)
@@ -168,11 +170,14 @@ def _download_gpt2() -> Definition:
     from tiktoken.load import read_file_cached
 
     try:
-        merges = read_file_cached(_GPT2_MERGES_URL, _GPT2_MERGES_SHA256).decode()
+        # It waits without end for a server that accepts and never answers.
+        merges = within(
+            FIRST_ANSWER_SECONDS, lambda: read_file_cached(_GPT2_MERGES_URL, _GPT2_MERGES_SHA256)
+        ).decode()
     except Exception as error:  # requests' errors, hash mismatch, a cache that is not writable
         raise UserError(
             f"tokenizer 'gpt2': its vocabulary cannot be downloaded ({type(error).__name__}); "
-            "give --tokenizer a folder with GPT-2's vocab.json and merges.txt"
+            "check the network, or give a folder with GPT-2's vocab.json and merges.txt"
         ) from None
     # GPT-2's ids: the 256 bytes in the alphabet's order, then one per merge, then end-of-text.
     tokens = list(byte_level.byte_of_character())

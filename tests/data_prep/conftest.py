@@ -1,12 +1,10 @@
 """Small vocabularies, and files of documents to prepare."""
 
-import gzip
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from data_prep.download.contact import first_contact
 from dualpath_cli.text.byte_level import byte_of_character
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.small_tokenizer import tokenizer_with
@@ -33,14 +31,9 @@ def small_folder(small: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@pytest.fixture
-def jsonl(tmp_path: Path) -> Callable[[str, list[str]], Path]:
-    """Writes texts as a .jsonl.gz file."""
-
-    def write(name: str, texts: list[str]) -> Path:
-        path = tmp_path / name
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-        path.write_bytes(gzip.compress(lines.encode(), mtime=0))
-        return path
-
-    return write
+@pytest.fixture(autouse=True)
+def _network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test learns of the network is not known to the next; servers here need no proxy."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    monkeypatch.setattr(first_contact, "made", False)
+    monkeypatch.setattr(first_contact, "trouble", "no answer")

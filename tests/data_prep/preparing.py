@@ -9,9 +9,9 @@ from typing import Any
 import litdata
 import zstandard
 
-from data_prep.corpora import find
 from data_prep.prepare import Request
 from data_prep.settings import Settings, SourceSettings
+from data_prep.sources.corpora import find
 from dualpath_cli.text.tokenizer import Tokenizer
 
 NOWHERE = "http://127.0.0.1:9/"

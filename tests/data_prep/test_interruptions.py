@@ -13,6 +13,20 @@ import pytest
 
 from dualpath_cli.text.manifest import Manifest
 from tests.data_prep.preparing import write_jsonl
+from tests.processes import in_processes
+
+pytestmark = in_processes
+
+RUN = """
+import sys
+from data_prep.__main__ import main
+from data_prep.documents import encoding
+
+encoding.PIECE_BYTES = 500_000
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+"""Smaller pieces, for enough of them to interrupt."""
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -20,8 +34,9 @@ Start = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def start(tmp_path: Path, small_folder: Path) -> Start:
     """Starts a preparation that takes seconds, with two workers."""
-    path = write_jsonl(tmp_path / "a.jsonl", (f"{n} hello there " * 2000 for n in range(800)))
-    command = [sys.executable, "-m", "data_prep", "--source", str(path), "--workers", "2"]
+    path = write_jsonl(tmp_path / "a.jsonl", (f"{n} hello there " * 2000 for n in range(250)))
+    (tmp_path / "run.py").write_text(RUN)
+    command = [sys.executable, str(tmp_path / "run.py"), "--source", str(path), "--workers", "2"]
     command += ["--tokenizer", str(small_folder), "--out", str(tmp_path / "out")]
 
     def run() -> subprocess.Popen[str]:

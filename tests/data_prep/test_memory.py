@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import duplicates, sample
-from data_prep.duplicates import repeats
-from data_prep.sample.bpe import train_tokenizer
+from data_prep.documents import duplicates
+from data_prep.documents.duplicates import repeats
+from data_prep.sources import sample
+from data_prep.sources.sample.bpe import train_tokenizer
 from tests.data_prep.preparing import write_jsonl
 
 MEASURED = """
@@ -52,7 +53,7 @@ def test_the_main_process_needs_less_than_a_gigabyte(workers: int, tmp_path: Pat
 def test_comparing_needs_no_more_memory_for_more_documents(
     documents: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duplicates, "PART_DOCUMENTS", 100_000)
+    monkeypatch.setattr(duplicates, "BUCKET_DOCUMENTS", 100_000)
     pieces = [np.random.RandomState(n).bytes(4000 * 16) for n in range(documents // 4000)]
 
     def keys_of(piece: bytes) -> np.ndarray:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_prep import sample
 from data_prep.__main__ import main
+from data_prep.sources import sample
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.data_prep.preparing import write_jsonl
+from tests.data_prep.preparing import texts_of, write_jsonl
 
 
 def test_the_sample_comes_with_tokenizer_and_held_out_texts(
@@ -102,10 +102,28 @@ def test_the_source_that_ends_a_weighted_mix_is_named(
     assert "the mix ends with source 'short'" in capsys.readouterr().err
 
 
+def test_any_texts_of_a_glob_are_prepared_a_file_a_document(
+    tmp_path: Path, small_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.rst", "deep/b.rst", "c.md"):
+        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "texts" / name).write_text(f"hello {name}")
+    (tmp_path / "texts" / "d.rst").write_bytes(b"\x89PNG")
+    common = ["--tokenizer", str(small_folder), "--workers", "1", "--out", str(tmp_path / "out")]
+    assert main(["--source", f"notes={tmp_path}/texts/**/*.rst", *common]) == 0
+    assert sorted(texts_of(tmp_path / "out")) == ["hello a.rst", "hello deep/b.rst"]
+    assert "1 of 3 documents unreadable" in capsys.readouterr().err
+    assert main(["--source", f"{tmp_path}/texts", *common, "--overwrite"]) == 0
+    assert texts_of(tmp_path / "out") == ["hello c.md"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         ("--out OUT", "--source"),
+        ("--source a='*.none' --out OUT --tokenizer TOKENIZER", "no file matches this glob"),
+        ("--source arc=ROWS --out OUT --tokenizer TOKENIZER", "the name 'arc' chose this format"),
+        ("--source HERE/*.txt --out HERE --tokenizer TOKENIZER", "lies in --out"),
         ("--source sample", "--out"),
         ("--source FILE --out OUT", "--tokenizer is missing"),
         ("--source FILE --out OUT --tokenizer none", "'none' does not exist"),
@@ -137,8 +155,10 @@ def test_mistakes_are_one_line_and_exit_code_2(
 ) -> None:
     (tmp_path / "a.txt").write_text("hello")
     (tmp_path / "bad.jsonl").write_text("hello\n")
+    (tmp_path / "rows.jsonl").write_text('{"text": "hello"}\n')
     places = {
         "FILE": tmp_path / "a.txt",
+        "ROWS": tmp_path / "rows.jsonl",
         "BAD": tmp_path / "bad.jsonl",
         "OUT": tmp_path / "out",
         "FOLDER": small_folder,

@@ -7,7 +7,11 @@ import threading
 import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from data_prep.download.remote_file import RemoteFile
+from data_prep.download.transfer import download
 
 MODIFIED = "Wed, 21 Oct 2015 07:28:00 GMT"
 
@@ -202,3 +206,21 @@ def wait_for(condition) -> None:
 def wait_for_bytes(path) -> None:
     """Waits until a file is there and not empty."""
     wait_for(lambda: path.exists() and path.stat().st_size > 0)
+
+
+CONTENT = bytes(range(256)) * 1000
+SIZE = len(CONTENT)
+CUT = 100_000
+NO_VALIDATOR: dict[str, str | None] = {"ETag": None, "Last-Modified": None}
+
+
+def remote(web: Web, path: str = "/a.zst", **known) -> RemoteFile:
+    return RemoteFile(web.url + path, path.removeprefix("/"), **known)
+
+
+def fetch(web: Web, folder: Path, path="/a.zst", sleep=lambda seconds: None, **known) -> Path:
+    return download(remote(web, path, **known), folder, sleep=sleep)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*"))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.errors import UserError
@@ -25,7 +25,7 @@ def write(path: Path, texts: list[str]) -> Path:
     if path.suffix == ".parquet":
         pq.write_table(pa.table({"id": list(range(len(texts))), "text": texts}), path)
         return path
-    if ".txt" in path.suffixes:
+    if {".txt", ".md"} & set(path.suffixes):
         data = "".join(texts).encode()
     else:
         data = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
@@ -47,7 +47,7 @@ def test_a_row_is_a_document(tmp_path: Path, name: str) -> None:
     assert list(read_documents(source)) == TEXTS
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.zst"])
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.zst", "a.md", "a.md.gz"])
 def test_a_plain_file_is_one_document_with_its_line_ends(tmp_path: Path, name: str) -> None:
     source = parse_source(str(write(tmp_path / name, TEXTS)))
     assert list(read_documents(source)) == ["".join(TEXTS)]
@@ -63,10 +63,64 @@ def test_a_folder_is_all_its_readable_files_in_order(tmp_path: Path) -> None:
     write(tmp_path / "b" / "1.parquet", ["third"])
     write(tmp_path / "a.jsonl.gz", ["first", "second"])
     write(tmp_path / "c.txt", ["fourth"])
-    (tmp_path / "notes.md").write_text("not read")
+    (tmp_path / "README.md").write_text("about the rest")
     source = parse_source(f"all={tmp_path}")
     assert source == Source("all", tmp_path)
     assert list(read_documents(source)) == ["first", "second", "third", "fourth"]
+
+
+def test_markdown_in_a_folder_is_read_unless_it_stands_beside_rows(tmp_path: Path) -> None:
+    write(tmp_path / "a.md", ["one"])
+    write(tmp_path / "b.txt", ["two"])
+    write(tmp_path / "c.md.gz", ["three"])
+    assert list(read_documents(parse_source(str(tmp_path)))) == ["one", "two", "three"]
+    write(tmp_path / "d.jsonl", ["four"])
+    assert list(read_documents(parse_source(str(tmp_path)))) == ["two", "four"]
+
+
+@pytest.fixture
+def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with texts of several formats."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs" / "deep").mkdir(parents=True)
+    (tmp_path / "docs" / "folder.rst").mkdir()
+    for name in ("docs/b.rst", "docs/deep/a.rst", "docs/.hidden.rst", "docs/x.py"):
+        (tmp_path / name).write_text(f"text of {name}\n")
+    write(tmp_path / "docs" / "rows.jsonl.gz", ["one", "two"])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "texts"),
+    [
+        ("notes=docs/**/*.rst", "notes", ["text of docs/b.rst\n", "text of docs/deep/a.rst\n"]),
+        ("docs/*.[jpr]*", "docs", ["text of docs/b.rst\n", "one", "two", "text of docs/x.py\n"]),
+    ],
+)
+def test_a_glob_takes_any_text_a_file_a_document(
+    manual: Path, spec: str, name: str, texts: list[str]
+) -> None:
+    source = parse_source(spec)
+    assert source.name == name
+    assert list(read_documents(source)) == texts
+
+
+def test_a_file_that_is_called_like_a_glob_is_this_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a[1].txt", ["text"])
+    assert list(read_documents(parse_source(str(path)))) == ["text"]
+
+
+def test_a_glob_without_a_match_says_from_where_it_is_seen(manual: Path) -> None:
+    with pytest.raises(UserError, match=r"'docs/[*].tex': no file matches") as caught:
+        parse_source("notes=docs/*.tex")
+    assert f"'{manual}'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_a_glob_that_is_no_text_is_named(manual: Path) -> None:
+    (manual / "docs" / "image.rst").write_bytes(b"\x89PNG")
+    with pytest.raises(UserError, match=r"^docs/image\.rst: not UTF-8 at byte 0"):
+        list(read_documents(parse_source("docs/*.rst")))
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor().compress])
@@ -108,6 +162,9 @@ RENDERED = [
 ]
 
 
+FIELDS = ("question", "answer", "query", "choices", "gold")
+
+
 @pytest.mark.parametrize(("name", "row", "question", "answer"), RENDERED)
 def test_known_names_are_rendered_as_question_and_answer(
     tmp_path: Path, name: str, row: dict, question: str, answer: str
@@ -117,6 +174,19 @@ def test_known_names_are_rendered_as_question_and_answer(
     for file in ("rows.jsonl", "rows.parquet"):
         source = parse_source(f"{name}={tmp_path / file}")
         assert list(read_documents(source)) == [f"Question: {question}\nAnswer: {answer}"]
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "triviaqa", "arc"])
+@pytest.mark.parametrize("row", [{"text": "a"}, dict.fromkeys(FIELDS, 7)])
+def test_rows_in_another_format_than_the_name_chose_say_so(
+    tmp_path: Path, name: str, row: dict
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    for file in ("rows.jsonl", "rows.parquet"):
+        with pytest.raises(UserError, match=f"; the name '{name}' chose .*NAME=PATH") as caught:
+            list(read_documents(parse_source(f"{name}={tmp_path / file}")))
+        assert "\n" not in str(caught.value)
 
 
 def test_real_gsm8k_and_arc_are_read_to_the_end(shared_data: Path) -> None:
@@ -140,7 +210,6 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path, monkeypatch) -> No
     )
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(), max_size=20))
 def test_any_texts_come_back_from_json_lines(texts: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -199,10 +268,10 @@ def test_a_misspelt_path_is_pointed_out(tmp_path: Path) -> None:
         parse_source(f"a={tmp_path / 'novel.jsonl'}")
 
 
-@pytest.mark.parametrize("name", ["a.md", "a.json.gz", "a", "a.parquet.gz"])
+@pytest.mark.parametrize("name", ["a.rst", "a.json.gz", "a", "a.parquet.gz", ".md"])
 def test_an_unknown_format_is_named_with_the_known_ones(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("x")
-    with pytest.raises(UserError, match=r"format is not known .*\.parquet"):
+    with pytest.raises(UserError, match=r"format is not known .*\.parquet.* a quoted glob such as"):
         parse_source(str(tmp_path / name))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data_prep.__main__ import main as data_prep
-from data_prep.upload import upload
+from data_prep.writing.upload import upload
 from dualpath_cli.cli import main
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import Manifest

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from data_prep.minhash import probability, shingles
+from data_prep.documents.minhash import probability, shingles
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.rows import read_rows
 

@@ -1,0 +1,1 @@
+"""From rows to pieces: documents are cleaned, checked, tokenised and compared."""

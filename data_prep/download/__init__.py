@@ -1,0 +1,1 @@
+"""Files over HTTP: whole or not there, continued after any interruption."""

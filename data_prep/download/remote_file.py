@@ -1,0 +1,36 @@
+"""A file on a server: where it is, where it goes, and why it may not be had."""
+
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from dualpath_cli.errors import UserError
+
+
+class Unavailable(Exception):
+    """One file cannot be had, now or later; the message is the reason."""
+
+
+class Unreachable(OSError):
+    """Trouble that outlasted all attempts but may pass; what has arrived is kept."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file at a URL, and where it goes. Raises UserError for a name outside the folder."""
+
+    url: str
+    name: str
+    """Path below the download folder."""
+    size: int | None = None
+    """Bytes, where known beforehand."""
+    sha256: str | None = None
+    token: str | None = field(default=None, repr=False)
+    """Bearer token for the URL's host; another host that it redirects to does not get it."""
+
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.name)
+        if path.is_absolute() or ".." in path.parts or not path.name:
+            raise UserError(
+                f"'{self.url}' would be stored as '{self.name}', outside the download folder; "
+                "check where the list of files comes from"
+            )

@@ -1,0 +1,199 @@
+"""Inspection: reads a data folder once, to verify it and to gather what is in it."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from data_prep.report.token_stream import TokenStream
+from dualpath_cli.errors import UserError
+from dualpath_cli.progress import Progress, bytes_of_bytes
+from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest, StoredFile
+from dualpath_cli.text.storage import sizes
+from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
+
+SLICE_BYTES = 1 << 20
+"""So much of a file is in memory at a time; a multiple of every token's size."""
+HEADER = 12
+"""Bytes in front of a chunk's tokens: litdata's count of items, 1, and the bounds of that one."""
+HEAD, TAIL, CUT = 400, 150, " [...] "
+"""Characters that are kept of the two ends of a long text, and what stands between them."""
+_BYTES_A_CHARACTER = 4  # at most, and a token is at least one byte
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A document of the stream; `number` documents and `position` tokens come before it."""
+
+    number: int
+    position: int
+    length: int
+    """Tokens, end-of-text included."""
+    text: str
+    """All of a short text, the two ends of a long one."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is found in a data folder."""
+
+    manifest: Manifest
+    stream: TokenStream
+    samples: list[Sample]
+    """Drawn uniformly over documents; none where the tokenizer is not that of the tokens."""
+    problems: list[str]
+    """What is not as the manifest says, a line each that names the file."""
+
+
+def inspect(folder: Path, samples: int = 3, seed: int = 0) -> Inspection:
+    """Reads every byte of a data folder on a disk, once.
+
+    Raises UserError where the folder or its manifest is missing or cannot be read.
+    """
+    manifest = Manifest.read(folder)
+    stream = TokenStream(manifest.eot_id, manifest.vocab_size, samples, seed)
+    return _Inspector(folder, manifest, stream).inspect()
+
+
+class _Inspector:
+    def __init__(self, folder: Path, manifest: Manifest, stream: TokenStream) -> None:
+        self._folder, self._manifest, self._stream = folder, manifest, stream
+        self._dtype = np.dtype(manifest.dtype)
+        self._found = sizes(folder) or {}
+        self._begins: list[int] = []
+        """Where each chunk begins in the stream, in tokens."""
+        self._damaged: set[str] = set()
+
+    def inspect(self) -> Inspection:
+        manifest, problems = self._manifest, list(_contradictions(self._manifest))
+        tokenizer: Tokenizer | None = None
+        try:
+            tokenizer = self._tokenizer()
+        except UserError as error:
+            problems.append(str(error))
+        problems += self._damages()
+        problems += self._miscounts()
+        places = sorted(place[1:] for place in self._stream.drawn)
+        samples = [Sample(*at, self._text(tokenizer, *at[1:])) for at in places if tokenizer]
+        return Inspection(manifest, self._stream, samples, problems)
+
+    def _tokenizer(self) -> Tokenizer:
+        if TOKENIZER not in self._found:
+            raise UserError(f"{TOKENIZER}: missing")
+        try:
+            tokenizer = Tokenizer.load(self._folder / TOKENIZER)
+        except UserError as error:
+            raise UserError(f"{TOKENIZER}: {error}") from None
+        expected = self._manifest.tokenizer, self._manifest.vocab_size, self._manifest.eot_id
+        if (tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.eot_id) != expected:
+            raise UserError(f"{TOKENIZER}: not the tokenizer of these tokens")
+        return tokenizer
+
+    def _damages(self) -> Iterator[str]:
+        """Yields what is wrong with each file, and fills the stream."""
+        manifest = self._manifest
+        index = StoredFile(INDEX, self._found.get(INDEX, 0), manifest.index_sha256)
+        files = [index, *manifest.beside, *manifest.chunks]
+        size = sum(self._found.get(file.name, 0) for file in files)
+        console = Console(stderr=True)
+        with Progress(console, "verifying", bytes_of_bytes, size, transient=True) as progress:
+            for number, file in enumerate(files):
+                if is_chunk := number > len(manifest.beside):
+                    self._begins.append(self._stream.tokens)
+                strange = self._stream.strange
+                if damage := self._damage(file, progress, is_chunk):
+                    self._damaged.add(file.name)
+                    yield f"{file.name}: {damage}"
+                elif strange := self._stream.strange - strange:
+                    entries = f"{manifest.vocab_size:,} entries"
+                    yield f"{file.name}: {strange:,} tokens are beyond the vocabulary of {entries}"
+
+    def _damage(self, file: StoredFile, progress: Progress, is_chunk: bool) -> str:
+        if file.name not in self._found:
+            return "missing"
+        digest = hashlib.sha256()
+        try:
+            with open(self._folder / file.name, "rb") as content:
+                header = content.read(HEADER)
+                digest.update(header)
+                while block := content.read(SLICE_BYTES):
+                    digest.update(block)
+                    if is_chunk:
+                        count = len(block) // self._dtype.itemsize
+                        self._stream.add(np.frombuffer(block, self._dtype, count))
+                    progress.advance(len(block))
+        except OSError as error:
+            return f"cannot be read ({error.strerror})"
+        if (size := self._found[file.name]) != file.bytes:
+            return f"{size:,} bytes instead of {file.bytes:,}"
+        if digest.hexdigest() != file.sha256:
+            return "changed since it was prepared (its sha256 differs)"
+        if is_chunk and header != np.array([1, HEADER, size], "<u4").tobytes():
+            return "not a chunk of one bare array of tokens"
+        return ""
+
+    def _miscounts(self) -> Iterator[str]:
+        """Yields where the chunks contradict the manifest, or the index the chunks."""
+        manifest, stream = self._manifest, self._stream
+        names = [chunk.name for chunk in manifest.chunks]
+        if self._damaged.intersection(names):
+            return  # what differs has a reason that is named already
+        for what in ("tokens", "documents"):
+            if (count := getattr(stream, what)) != (stated := getattr(manifest, what)):
+                yield f"{MANIFEST}: {stated:,} {what}, but {count:,} in the chunks"
+        if stream.unfinished:
+            rest = f"{stream.unfinished:,} tokens"
+            yield f"{names[-1]}: no end-of-text after the last {rest}"
+        lengths = np.diff([*self._begins, stream.tokens]).tolist()
+        if INDEX in self._damaged:
+            return
+        try:
+            index = json.loads((self._folder / INDEX).read_text(encoding="utf-8"))
+            listed = [(chunk["filename"], chunk["dim"]) for chunk in index["chunks"]]
+        except (ValueError, KeyError, TypeError):
+            listed = []
+        if listed != list(zip(names, lengths, strict=True)):
+            yield f"{INDEX}: does not list the chunks of the manifest with their tokens"
+
+    def _text(self, tokenizer: Tokenizer, begin: int, length: int) -> str:
+        """Returns a document's text, or its two ends."""
+        end = begin + length - 1  # end-of-text is not shown
+        head, tail = _BYTES_A_CHARACTER * HEAD, _BYTES_A_CHARACTER * TAIL
+        if end - begin <= head + tail:
+            text = tokenizer.decode(self._tokens(begin, end))
+            return text if len(text) <= HEAD + TAIL else f"{text[:HEAD]}{CUT}{text[-TAIL:]}"
+        first = tokenizer.decode(self._tokens(begin, begin + head))
+        last = tokenizer.decode(self._tokens(end - tail, end))
+        return f"{first[:HEAD]}{CUT}{last[-TAIL:]}"
+
+    def _tokens(self, begin: int, end: int) -> list[int]:
+        """Reads a few tokens of the stream again."""
+        tokens: list[int] = []
+        ends = [*self._begins[1:], self._stream.tokens]
+        for chunk, low, high in zip(self._manifest.chunks, self._begins, ends, strict=True):
+            if (count := min(high, end) - max(low, begin)) > 0:
+                offset = HEADER + max(begin - low, 0) * self._dtype.itemsize
+                path = self._folder / chunk.name
+                tokens += np.fromfile(path, self._dtype, count, offset=offset).tolist()
+        # Only in damaged chunks there are others.
+        return [token for token in tokens if token < self._manifest.vocab_size]
+
+
+def _contradictions(manifest: Manifest) -> Iterator[str]:
+    """Yields where the manifest's sums are not those of its parts."""
+    for what in ("tokens", "text_bytes"):
+        total = sum(getattr(source, what) for source in manifest.sources)
+        if total != (stated := getattr(manifest, what)):
+            yield f"{MANIFEST}: {what} is {stated:,}, but {total:,} in its sources"
+    for source in manifest.sources:
+        left_out = sum(source.rejected.values()) + source.exact_duplicates + source.near_duplicates
+        known = source.documents + source.validation + source.unused + left_out
+        if source.read != known:
+            yield (
+                f"{MANIFEST}: {source.read:,} documents of '{source.name}' were read, "
+                f"but {known:,} are accounted for"
+            )

@@ -1,0 +1,147 @@
+"""`python -m data_prep inspect`: what an inspection found, as tables and samples."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, JustifyMethod
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from data_prep.report.inspection import Inspection, inspect
+from dualpath_cli.command.parser import OneLineParser
+from dualpath_cli.errors import UserError
+from dualpath_cli.text.manifest import SourceCount
+from dualpath_cli.text.storage import is_remote
+
+_LOG_WIDTH = 120  # what is not a terminal gets no folded numbers
+_BAR = 15
+
+_DESCRIPTION = """\
+Reads every byte of a data folder, compares it with the manifest, and says what is in it: what
+became of each source's documents, how long documents are, and what some of them say. The exit code
+is 1 where anything is not as it was prepared."""
+
+
+def inspect_command(arguments: list[str]) -> int:
+    """Inspects a data folder and returns the exit code: 1 where it is damaged, else 0.
+
+    Raises UserError for a user's mistake.
+    """
+    parser = OneLineParser(prog="python -m data_prep inspect", description=_DESCRIPTION)
+    parser.add_argument("folder", metavar="DIR", help="The data folder, on a disk.")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=3,
+        metavar="N",
+        help="Documents to show, drawn uniformly over documents (default 3).",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="Seed of that choice (default 0)."
+    )
+    options = parser.parse_args(arguments)
+    for name in ("samples", "seed"):
+        if (value := getattr(options, name)) < 0:
+            raise UserError(f"--{name} {value} is negative; give 0 or more")
+    if is_remote(options.folder):
+        raise UserError(f"'{options.folder}' is not on a disk; copy it to one to inspect it")
+    folder = Path(options.folder)
+    inspection = inspect(folder, options.samples, options.seed)
+    width = None if sys.stdout.isatty() else _LOG_WIDTH
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    report(inspection, console)
+    for problem in inspection.problems:
+        print(problem)
+    if count := len(inspection.problems):
+        print(f"{folder}: damaged: {count} problem{'s' * (count > 1)}; copy or prepare it again")
+        return 1
+    print(f"{folder}: intact: every byte is as it was prepared, and the counts add up")
+    return 0
+
+
+def report(inspection: Inspection, console: Console) -> None:
+    """Prints what a data folder holds, its problems left out."""
+    manifest, stream = inspection.manifest, inspection.stream
+    sources = manifest.sources
+    facts = {
+        "fingerprint": manifest.fingerprint,
+        "tokenizer": f"{manifest.tokenizer}, {manifest.vocab_size:,} entries",
+        "tokens": f"{manifest.tokens:,} ({manifest.dtype}, {len(manifest.chunks):,} chunks)",
+        "documents": f"{manifest.documents:,}",
+        "bytes a token": f"{manifest.text_bytes / max(manifest.tokens, 1):.2f}",
+    }
+    for name, value in facts.items():
+        console.print(f"{name:<15}{value}", soft_wrap=True)
+    reasons = sorted({reason for source in sources for reason in source.rejected})
+    # A column for each source: there are few of them, and these are long numbers.
+    _print_table(console, "documents of each source", ["", *(s.name for s in sources)], [
+        ("share of tokens", *(_percent(s.tokens, manifest.tokens) for s in sources)),
+        ("passes", *(f"{s.passes:.2f}" for s in sources)),
+        ("read", *(s.read for s in sources)),
+        ("written", *(s.documents for s in sources)),
+        ("validation", *(s.validation for s in sources)),
+        ("exact duplicates", *(s.exact_duplicates for s in sources)),
+        ("near duplicates", *(s.near_duplicates for s in sources)),
+        ("unused", *(s.unused for s in sources)),
+        ("rejected", *(_rejected(s) for s in sources)),
+        *((f"  {reason}", *(s.rejected.get(reason, 0) for s in sources)) for reason in reasons),
+    ])  # fmt: skip
+    faults = [(s.name, fault) for s in sources for fault in s.faults]
+    _print_table(console, "faults", ["source", "file"], faults, left=(0, 1))
+    if not stream.documents:
+        return
+    bins, finished = stream.histogram, stream.tokens - stream.unfinished
+    tops = [max(column) for column in zip(*bins, strict=True)]
+    _print_table(console, "lengths", ["tokens", "documents", "", "tokens in them", ""], [
+        (
+            f"{low:,} to {2 * low - 1:,}" if low > 1 else "1",
+            _percent(documents, stream.documents), "█" * round(_BAR * documents / tops[1]),
+            _percent(tokens, finished), "█" * round(_BAR * tokens / tops[2]),
+        )
+        for low, documents, tokens in bins
+    ], left=(2, 4))  # fmt: skip
+    console.print(
+        f"tokens a document, with its end-of-text: median {stream.median:,.1f}, "
+        f"mean {finished / stream.documents:,.1f}, most {max(stream.lengths):,}"
+    )
+    for sample in inspection.samples:
+        console.print(
+            f"\ndocument {sample.number + 1:,} of {stream.documents:,}, "
+            f"{sample.length:,} tokens from token {sample.position:,} on:"
+        )
+        console.print(Padding(Text(visible(sample.text)), (0, 0, 0, 2)))
+    console.print()
+
+
+def visible(text: str) -> str:
+    """Returns a text on one line, in which what would not be seen, or would act, is escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _print_table(
+    console: Console,
+    title: str,
+    columns: list[str],
+    rows: Sequence[tuple[object, ...]],
+    left: tuple[int, ...] = (0,),
+) -> None:
+    """Prints a table, unless it is empty; all is taken literally and nothing is left out."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for number, name in enumerate(columns):
+        justify: JustifyMethod = "left" if number in left else "right"
+        table.add_column(Text(name), justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
+    if rows:
+        console.print(table)
+
+
+def _percent(count: int, total: int) -> str:
+    return f"{count / max(total, 1):.1%}"
+
+
+def _rejected(source: SourceCount) -> int:
+    return sum(source.rejected.values())

@@ -1,0 +1,185 @@
+"""Mix: which documents of which source are written, and in what order."""
+
+import hashlib
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+import numpy as np
+import numpy.typing as npt
+
+from data_prep.documents.duplicates import KEPT, Verdicts
+from data_prep.documents.piece import Piece, Tokens
+from data_prep.settings import Settings
+
+OPEN_PIECES = 32
+"""Pieces whose documents are shuffled together, over all sources: some 60M tokens."""
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+class Pool:
+    """The documents of one source that may be written: no duplicates, none held out."""
+
+    def __init__(
+        self,
+        name: str,
+        pieces: Sequence[Piece],
+        verdicts: Verdicts,
+        first_piece: int,
+        val_fraction: float,
+    ) -> None:
+        """`first_piece` is the index of the source's first piece in the verdicts."""
+        self.name = name
+        self.pieces = pieces
+        self._verdicts = verdicts
+        self._first = first_piece
+        self._val_fraction = val_fraction
+        self.tokens_of = np.array([self.lengths(n).sum() for n in range(len(pieces))], np.int64)
+        """Tokens to write in each piece, (pieces,)."""
+        self.tokens = int(self.tokens_of.sum())
+
+    def to_write(self, piece: int) -> npt.NDArray[np.int64]:
+        """Returns the indices of a piece's documents that may be written."""
+        return np.flatnonzero(self._kept(piece) & ~self._held_out(piece))
+
+    def to_hold_out(self, piece: int) -> npt.NDArray[np.int64]:
+        """Returns the indices of a piece's documents that are for validation."""
+        return np.flatnonzero(self._kept(piece) & self._held_out(piece))
+
+    def lengths(self, piece: int) -> npt.NDArray[np.int64]:
+        """Returns the tokens of each of a piece's documents that may be written."""
+        return np.diff(self.pieces[piece].tokens()[1])[self.to_write(piece)]
+
+    def _kept(self, piece: int) -> npt.NDArray[np.bool_]:
+        return self._verdicts.kinds(self._first + piece) == KEPT
+
+    def _held_out(self, piece: int) -> npt.NDArray[np.bool_]:
+        # Not the seed's business: the same documents are held out whatever the order.
+        ids = scramble(self.pieces[piece].numbers("id_hash"), "validation")
+        return ids < np.uint64(int(self._val_fraction * 2**64))
+
+
+@dataclass(frozen=True)
+class Portion:
+    """The documents of one source that are written: whole passes, then the head of another one."""
+
+    pool: Pool
+    whole: int
+    """Passes over all documents."""
+    head_pieces: int
+    """Pieces that are whole in the last pass."""
+    head_documents: int
+    """Documents of the piece after them."""
+    tokens: int
+    """Tokens of all passes."""
+
+    @property
+    def all_passes(self) -> int:
+        """Passes, the last one whole or not."""
+        return self.whole + bool(self.head_pieces or self.head_documents)
+
+    @property
+    def documents(self) -> int:
+        """Documents of all passes."""
+        pieces = range(len(self.pool.pieces))
+        return sum(len(self.taken(n, piece)) for n in range(self.all_passes) for piece in pieces)
+
+    def taken(self, number: int, piece: int) -> npt.NDArray[np.int64]:
+        """Returns the indices of a piece's documents that pass `number` writes."""
+        documents = self.pool.to_write(piece)
+        if number < self.whole or piece < self.head_pieces:
+            return documents
+        return documents[: self.head_documents if piece == self.head_pieces else 0]
+
+    def stream(self, seed: int, window: int) -> Iterator[tuple[float, Tokens]]:
+        """Yields (when, tokens) of each document, `when` growing from 0 to 1.
+
+        Pieces come in a seeded order, and the documents of `window` neighbouring ones in another.
+        """
+        done = 0
+        for number in range(self.all_passes):
+            salt = f"{seed}/{self.pool.name}/{number}"
+            last = len(self.pool.pieces) if number < self.whole else self.head_pieces + 1
+            pieces = np.arange(min(last, len(self.pool.pieces)))
+            pieces = pieces[np.argsort(scramble(pieces.astype(np.uint64), salt), kind="stable")]
+            for start in range(0, len(pieces), window):
+                for tokens in self._shuffled(number, pieces[start : start + window], salt):
+                    yield (done + len(tokens) / 2) / self.tokens, tokens
+                    done += len(tokens)
+
+    def _shuffled(self, number: int, pieces: npt.NDArray[np.int64], salt: str) -> Iterator[Tokens]:
+        held, keys, places = [], [], []
+        for position, piece in enumerate(pieces):
+            taken = self.taken(number, piece)
+            held.append(self.pool.pieces[piece].tokens())
+            keys.append(scramble(self.pool.pieces[piece].numbers("id_hash")[taken], salt))
+            places.append(np.stack([np.full(len(taken), position), taken], axis=1))
+        order = np.argsort(np.concatenate(keys), kind="stable")
+        for position, document in np.concatenate(places)[order].tolist():
+            tokens, starts = held[position]
+            yield tokens[starts[document] : starts[document + 1]]
+
+
+def wanted_tokens(settings: Settings) -> list[int | None]:
+    """Returns how many tokens of each source are asked for; None: all it has."""
+    shares = settings.shares() or [1.0] * len(settings.sources)
+    if settings.tokens is None:
+        return [None] * len(shares)
+    return [max(1, round(settings.tokens * share)) for share in shares]
+
+
+def portions(settings: Settings, pools: Sequence[Pool]) -> list[Portion]:
+    """Returns what is taken of each pool: weights are kept, so the scarcest source ends the mix."""
+    shares = settings.shares()
+    if shares is None and settings.tokens is None:
+        return [_portion(pool, pool.tokens) for pool in pools]
+    shares = shares or [1.0]
+    total = min(
+        pool.tokens * source.max_epochs / share
+        for pool, source, share in zip(pools, settings.sources, shares, strict=True)
+    )
+    if settings.tokens is not None:
+        total = min(total, settings.tokens)
+    return [
+        # Up, so that the sum is not below the whole; but no more than there is.
+        _portion(pool, min(math.ceil(total * share - 1e-6), pool.tokens * source.max_epochs))
+        for pool, source, share in zip(pools, settings.sources, shares, strict=True)
+    ]
+
+
+def _portion(pool: Pool, wanted: int) -> Portion:
+    """Takes documents in their order until they hold `wanted` tokens.
+
+    Where the pool holds fewer, it is gone through again; the document that reaches the number is
+    the last one.
+    """
+    whole, rest = divmod(wanted, pool.tokens) if pool.tokens else (0, 0)
+    if not rest:
+        return Portion(pool, whole, 0, 0, whole * pool.tokens)
+    ends = np.cumsum(pool.tokens_of)
+    piece = int(np.searchsorted(ends, rest))
+    before = int(ends[piece - 1]) if piece else 0
+    lengths = pool.lengths(piece)
+    documents = int(np.searchsorted(np.cumsum(lengths), rest - before)) + 1
+    tokens = whole * pool.tokens + before + int(lengths[:documents].sum())
+    return Portion(pool, whole, piece, documents, tokens)
+
+
+def interleave(portions: Sequence[Portion], seed: int) -> Iterator[Tokens]:
+    """Yields the tokens of every document: each source spread evenly over the whole."""
+    window = max(2, OPEN_PIECES // len(portions))
+    streams = [portion.stream(seed, window) for portion in portions]
+    for _, tokens in heapq.merge(*streams, key=itemgetter(0)):
+        yield tokens
+
+
+def scramble(values: npt.NDArray[np.uint64], salt: str) -> npt.NDArray[np.uint64]:
+    """Maps numbers to evenly spread ones, (n,), differently for each salt (SplitMix64)."""
+    start = int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little")
+    z = values * np.uint64(_GOLDEN) + np.uint64(start)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,129 @@
+"""What goes beside the shards: held-out texts, rejected documents, duplicates."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from data_prep.documents.duplicates import EXACT, KEPT, Verdicts
+from data_prep.documents.encoding import Encoded, file_number
+from data_prep.documents.piece import Piece
+from data_prep.documents.worker import REJECTED
+from data_prep.sources.corpora import Corpus
+from data_prep.writing.mix import Pool
+from dualpath_cli.atomic import replacing
+from dualpath_cli.text.manifest import INDEX, MANIFEST, StoredFile, sha256_of
+from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
+
+REJECTED_NAME = "rejected.jsonl.zst"
+DUPLICATES_NAME = "duplicates.jsonl.zst"
+
+OnPiece = Callable[[int], None]
+"""Called with the number of pieces gone through since the last call."""
+
+
+def write_held_out(
+    folder: Path, pools: Sequence[Pool], tokenizer: Tokenizer, on_piece: OnPiece
+) -> None:
+    """Writes the validation documents of each source to val/NAME.jsonl, where it has any."""
+    for pool in pools:
+        texts = _held_out(pool, tokenizer, on_piece)
+        first = next(texts, None)
+        if first is None:
+            continue
+        path = folder / "val" / f"{pool.name}.jsonl"
+        with replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
+            for row in chain([first], texts):
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _held_out(pool: Pool, tokenizer: Tokenizer, on_piece: OnPiece) -> Iterator[dict[str, Any]]:
+    for number, piece in enumerate(pool.pieces):
+        on_piece(1)
+        chosen = pool.to_hold_out(number)
+        if not len(chosen):
+            continue
+        ids, (tokens, starts) = piece.ids(), piece.tokens()
+        for document in chosen.tolist():
+            # The tokenizer loses nothing, so the ids give the text back; the last is end-of-text.
+            text = tokenizer.decode(tokens[starts[document] : starts[document + 1] - 1].tolist())
+            yield {"id": ids[document], "text": text}
+
+
+def write_rejected(folder: Path, encoded: Sequence[Encoded]) -> None:
+    """Writes rejected.jsonl.zst, where there are any: documents with their place and the reason."""
+    pieces = [piece for corpus in encoded for piece in corpus.pieces if piece.counts.rejected]
+    if not pieces:
+        return
+    with replacing(folder / REJECTED_NAME) as partial, open(partial, "wb") as out:
+        for piece in pieces:
+            with open(piece.path.with_suffix(REJECTED), "rb") as file:
+                shutil.copyfileobj(file, out)  # frames in a row are a zstd file
+
+
+def first_reason(piece: Piece) -> str | None:
+    """Returns why a piece's first rejected document was rejected, if any was."""
+    if not piece.counts.rejected:
+        return None
+    with pa.CompressedInputStream(str(piece.path.with_suffix(REJECTED)), "zstd") as rejected:
+        row = json.loads(io.BufferedReader(rejected).readline())
+    return f"row {row['row']} {row['reason']}" + f": {row['detail']}" * bool(row["detail"])
+
+
+def write_duplicates(
+    folder: Path,
+    corpora: Sequence[Corpus],
+    encoded: Sequence[Encoded],
+    verdicts: Verdicts,
+    on_piece: OnPiece,
+) -> None:
+    """Writes duplicates.jsonl.zst, where there are any: their places, and of what they repeat."""
+    if not verdicts.any():
+        return
+    corpus_of = [c for c, pieces in zip(corpora, encoded, strict=True) for _ in pieces.pieces]
+
+    @lru_cache(maxsize=256)
+    def rows_of(piece: int) -> list[int]:
+        rows: list[int] = verdicts.pieces[piece].numbers("number").tolist()
+        return rows
+
+    def place(piece: int, document: int) -> dict[str, Any]:
+        corpus = corpus_of[piece]
+        file = corpus.files[file_number(verdicts.pieces[piece])].name
+        return {"source": corpus.settings.name, "file": file, "row": rows_of(piece)[document]}
+
+    with (
+        replacing(folder / DUPLICATES_NAME) as partial,
+        pa.CompressedOutputStream(str(partial), "zstd") as out,
+    ):
+        for number, piece in enumerate(verdicts.pieces):
+            on_piece(1)
+            kinds, firsts = verdicts.kinds(number), verdicts.firsts(number)
+            repeated = (kinds != KEPT).nonzero()[0].tolist()
+            ids = piece.ids() if repeated else []
+            for document in repeated:
+                row = {
+                    **place(number, document),
+                    "id": ids[document],
+                    "kind": "exact" if kinds[document] == EXACT else "near",
+                    "of": place(*verdicts.locate(int(firsts[document]))),
+                }
+                out.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+
+
+def stored(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:
+    """Returns the files beside the chunks, with their hashes, in the order of their names."""
+    known = {*(chunk.name for chunk in chunks), INDEX, MANIFEST, TOKENIZER}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    return [
+        StoredFile(name, path.stat().st_size, sha256_of(path))
+        for name, path in zip(names, paths, strict=True)
+        if name not in known
+    ]

@@ -1,0 +1,170 @@
+"""Contamination: what is found is what comparing every run of words with every other finds."""
+
+import gzip
+import json
+import pickle
+import random
+import re
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.documents import contamination
+from data_prep.documents.contamination import Contamination
+
+ALPHABET = [f"word{n}" for n in range(26)]
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def naive_hit(evaluations: Sequence[str], text: str) -> str | None:
+    known: set[tuple[str, ...]] = set()
+    for evaluation in evaluations:
+        words = words_of(evaluation)
+        length = min(len(words), 13)
+        if length >= 8:
+            known |= {tuple(words[n : n + length]) for n in range(len(words) - length + 1)}
+    words = words_of(text)
+    for start in range(len(words)):
+        for length in range(13, 7, -1):
+            run = tuple(words[start : start + length])
+            if len(run) == length and run in known:
+                return " ".join(run)
+    return None
+
+
+# Two words, for runs that repeat often: few texts of eight words or more share nothing.
+EVALUATIONS = st.lists(st.lists(st.sampled_from("ab"), max_size=20).map(" ".join), max_size=6)
+
+
+@given(EVALUATIONS, st.lists(st.sampled_from("abc"), max_size=60).map("-".join))
+def test_the_hit_is_the_first_run_that_is_in_both(evaluations: list[str], text: str) -> None:
+    assert Contamination(evaluations).hit(text) == naive_hit(evaluations, text)
+
+
+def test_a_run_is_found_wherever_it_stands() -> None:
+    evaluation = " ".join(ALPHABET)
+    sought = Contamination([evaluation, "something else of more than eight words, not in the text"])
+    rng = random.Random(0)
+    for length in range(10, 20):
+        for before in (0, 1, 500):
+            start = rng.randint(0, len(ALPHABET) - length)
+            run = ALPHABET[start : start + length]
+            text = " ".join(["x"] * before + run + ["x"] * rng.choice([0, 1, 7]))
+            assert sought.hit(text) == naive_hit([evaluation], text)
+            assert (sought.hit(text) is not None) == (length >= 13)
+
+
+@pytest.mark.parametrize("length", range(8, 13))
+def test_a_short_evaluation_text_is_sought_as_a_whole(length: int) -> None:
+    sought = Contamination([" ".join(ALPHABET[:length])])
+    assert sought.skipped == 0
+    assert sought.hit(" ".join(["x", *ALPHABET])) == " ".join(ALPHABET[:length])
+    assert sought.hit(" ".join(["x", *ALPHABET[1:]])) is None
+    assert sought.hit(" ".join(["x", *ALPHABET[: length - 1]])) is None
+
+
+def test_evaluation_texts_below_eight_words_are_counted_and_not_sought() -> None:
+    texts = [" ".join(ALPHABET[:length]) for length in range(8)]
+    sought = Contamination(texts)
+    assert sought.skipped == 8
+    assert sought.hit(" ".join(ALPHABET)) is None
+
+
+def test_case_punctuation_and_composition_make_no_difference() -> None:
+    evaluation = "Où est-ce que l'été dernier a passé ses vacances, Élodie? (Répondez en français.)"
+    text = evaluation.upper().replace(" ", "\n").replace(".", " !")
+    sought = Contamination([unicodedata.normalize("NFD", evaluation)])
+    assert sought.hit(text) == " ".join(words_of(evaluation)[:13])
+
+
+def test_equal_hashes_of_different_runs_are_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def runs(hashes: np.ndarray, length: int) -> np.ndarray:
+        return np.zeros(max(len(hashes) - length + 1, 0), np.uint64)
+
+    monkeypatch.setattr(contamination, "runs", runs)
+    monkeypatch.setattr(contamination, "longer", lambda combined, hashes: combined)
+    rng = random.Random(1)
+    evaluations = [" ".join(rng.choices(ALPHABET, k=rng.randint(8, 30))) for _ in range(20)]
+    sought = Contamination(evaluations)
+    assert sought.hit(" ".join(rng.choices(ALPHABET, k=200))) is None
+    for evaluation in evaluations:
+        text = " ".join([*rng.choices(ALPHABET, k=20), evaluation, "x"])
+        assert sought.hit(text) == naive_hit(evaluations, text) is not None
+
+
+def test_it_survives_pickling() -> None:
+    rng = random.Random(2)
+    evaluations = [" ".join(rng.choices(ALPHABET, k=rng.randint(0, 30))) for _ in range(50)]
+    sought = Contamination(evaluations)
+    sent = pickle.loads(pickle.dumps(sought))
+    texts = [*evaluations, *(" ".join(rng.choices(ALPHABET, k=40)) for _ in range(50))]
+    assert [sent.hit(text) for text in texts] == [sought.hit(text) for text in texts]
+    assert (sent.fingerprint, sent.skipped) == (sought.fingerprint, sought.skipped)
+
+
+def test_the_order_of_the_evaluation_texts_and_their_repeats_make_no_difference() -> None:
+    rng = random.Random(3)
+    evaluations = [" ".join(rng.choices(ALPHABET, k=15)) for _ in range(20)]
+    first = Contamination(evaluations)
+    second = Contamination([*evaluations[::-1], evaluations[4]])
+    assert first.fingerprint == second.fingerprint
+    assert pickle.dumps(first) == pickle.dumps(second)
+
+
+def test_the_fingerprint_changes_with_what_is_sought() -> None:
+    texts = [" ".join(ALPHABET[:length]) for length in (8, 12, 13, 26)]
+    fingerprints = {Contamination(texts[:count]).fingerprint for count in range(5)}
+    assert len(fingerprints) == 5
+
+
+def test_nothing_is_found_where_nothing_is_sought() -> None:
+    assert Contamination([]).hit(" ".join(ALPHABET)) is None
+
+
+def test_a_question_in_a_novel_is_found_and_nothing_else(shared_data: Path) -> None:
+    questions = [
+        json.loads(line)["question"]
+        for line in (shared_data / "gsm8k" / "test.jsonl").read_text().splitlines()
+    ]
+    sought = Contamination(questions)
+    rng = random.Random(4)
+    with gzip.open(shared_data / "text" / "novels_val.jsonl.gz", "rt") as file:
+        novels = [json.loads(line)["text"] for line in list(file)[:20]]
+    for novel in novels:
+        assert sought.hit(novel) is naive_hit(questions, novel) is None
+        place = rng.randrange(len(novel))
+        question = rng.choice(questions)
+        text = f"{novel[:place]}\n{question}\n{novel[place:]}"
+        assert sought.hit(text) == " ".join(words_of(question)[:13])
+
+
+def numbered(name: str, count: int) -> list[str]:
+    return [f"{name}{n}" for n in range(count)]
+
+
+def test_every_run_of_a_long_text_is_found() -> None:
+    text = numbered("w", 300)
+    sought = Contamination([" ".join(text)])
+    for start in range(288):
+        run = " ".join(text[start : start + 13])
+        assert sought.hit(f"before {run} after") == run
+
+
+def test_of_several_runs_the_first_is_returned_whatever_its_length() -> None:
+    words = numbered("w", 30)
+    thirteen, late = " ".join(words[:13]), " ".join(words[20:28])
+    assert Contamination([late, thirteen]).hit(" ".join(words)) == thirteen
+
+
+def test_the_fingerprint_tells_where_an_evaluation_text_ends() -> None:
+    first, second = " ".join(numbered("a", 9)), " ".join(numbered("b", 9))
+    variants = [[first, second], [f"{first} {second}"], [f"{first}{second}"]]
+    assert len({Contamination(variant).fingerprint for variant in variants}) == 3

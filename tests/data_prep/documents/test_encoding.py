@@ -1,0 +1,23 @@
+"""Encoding: its processes are started and ended whole."""
+
+import _thread
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import Any
+
+import pytest
+
+from data_prep.documents.encoding import _Pool
+
+
+def test_ctrl_c_waits_for_a_process_that_is_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[bool] = []
+
+    def submit(*_: object) -> Future[Any]:
+        _thread.interrupt_main()  # a signal that another thread took, whatever this one blocks
+        started.append(True)
+        return Future()
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", submit)
+    with _Pool(2) as pool, pytest.raises(KeyboardInterrupt):
+        pool.submit(print)
+    assert started

@@ -1,0 +1,225 @@
+"""What goes wrong is named, stage by stage; the rest of the corpus is prepared all the same."""
+
+import gzip
+import json
+import pickle
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from data_prep.documents import encoding
+from data_prep.prepare import Request, prepare
+from dualpath_cli.errors import UserError
+from dualpath_cli.text.rows import read_rows
+from dualpath_cli.text.tokenizer import Tokenizer
+from tests.data_prep.preparing import request, rows_of, source, texts_of, write_jsonl
+
+GOOD = [f"good document {n}" for n in range(3)]
+LINES = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in GOOD)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A file beside a sound one."""
+
+    stage: str
+    name: str
+    data: bytes
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Documents of the file that are left out, by reason."""
+    says: str = ""
+    """What the rejected document's detail says, or the file's fault."""
+    file_fault: bool = False
+    kept: int = 0
+    """Documents of the file that are used; they are among GOOD."""
+
+
+def _parquet(table: pa.Table, cut: int | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return sink.getvalue().to_pybytes()[:cut]
+
+
+def _invalid(*values: bytes) -> pa.Array:
+    """Strings that are not checked to be UTF-8."""
+    array = pa.array(values)
+    return pa.Array.from_buffers(pa.string(), len(array), array.buffers())
+
+
+NANOSECONDS = pa.array([1, 2, 3, 4], pa.timestamp("ns"))  # Python holds microseconds
+INVALID = pa.table({"text": _invalid(b"caf\xe9", *map(str.encode, GOOD)), "id": NANOSECONDS})
+ROW = "unreadable"
+FAULTS = [
+    Fault("decode", "f.jsonl.zst", zstandard.compress(LINES * 9000)[:-50], {}, "after line", True),
+    Fault("decode", "f.jsonl.gz", gzip.compress(LINES * 9000)[:-50], {}, "after line", True),
+    Fault(
+        "decode", "f.jsonl.gz", gzip.compress(LINES) + b"\0" * 9, {}, "after line 3", True, kept=3
+    ),
+    Fault(
+        "decode", "f.jsonl.zst", zstandard.compress(LINES) + b"xxxx", {}, "after line 3", True, 3
+    ),
+    Fault("decode", "f.jsonl.zst", b"not zstd at all", {}, "cannot be read", True),
+    Fault("decode", "f.jsonl.gz", b"not gzip", {}, "cannot be read", True),
+    Fault("decode", "f.parquet", _parquet(pa.table({"text": GOOD}), -9), {}, "Parquet", True),
+    Fault("decode", "f.parquet", _parquet(pa.table({"body": GOOD})), {}, "no column 'text'", True),
+    Fault("decode", "f.jsonl", b"", {}, "empty", True),
+    Fault("decode", "f.jsonl.gz", gzip.compress(b""), {}, "empty", True),
+    Fault("row", "f.jsonl", LINES + b'{"text": "cut', {ROW: 1}, "not JSON", kept=3),
+    Fault("row", "f.jsonl", b"[1, 2]\n" + LINES, {ROW: 1}, "a JSON list", kept=3),
+    Fault("row", "f.jsonl", b'{"text": "\xff"}\n' + LINES, {ROW: 1}, "not UTF-8", kept=3),
+    Fault("row", "f.jsonl", "é".encode("latin-1") + b"\n", {ROW: 1}, "not UTF-8"),
+    Fault("row", "f.jsonl", b'{"body": "a"}\n' + LINES, {ROW: 1}, "no field 'text'", kept=3),
+    Fault("row", "f.jsonl", b'{"text": null}\n' + LINES, {ROW: 1}, "no text", kept=3),
+    Fault("row", "f.jsonl", b'{"text": 7}\n' + LINES, {ROW: 1}, "int instead", kept=3),
+    Fault("row", "f.jsonl", b'{"text": "\\ud800"}\n', {ROW: 1}, "surrogate"),
+    Fault("row", "f.jsonl", b'{"\\ud800": 1}\n' + LINES, {ROW: 1}, "fields: \ud800", kept=3),
+    Fault("row", "f.jsonl", b'{"text": "\xed\xa0\x80"}\n', {ROW: 1}, "surrogate"),
+    Fault("row", "f.jsonl", b'{"n": ' + b"9" * 5000 + b"}\n", {ROW: 1}, "too many digits"),
+    Fault("row", "f.parquet", _parquet(INVALID), {ROW: 1}, "column 'text': not UTF-8", kept=3),
+    Fault("row", "f.parquet", _parquet(pa.table({"text": NANOSECONDS})), {ROW: 4}, "column 'text'"),
+    Fault("row", "f.jsonl", b"[" * 10**6 + b"\n", {ROW: 1}, "JSON"),
+    Fault(
+        "row", "f.parquet", _parquet(pa.table({"text": [None, *GOOD]})), {ROW: 1}, "None", kept=3
+    ),
+    Fault("row", "f.txt", b"caf\xe9", {ROW: 1}, "not UTF-8 at byte 3"),
+    Fault("filter", "f.jsonl", b'{"text": " \\n"}\n' + LINES, {"empty": 1}, kept=3),
+    Fault("filter", "f.jsonl", b'{"text": "ab"}\n' + LINES, {"too short": 1}, kept=3),
+    Fault("filter", "f.txt", b"\xef\xbb\xbf", {"empty": 1}),
+]
+
+
+def _name(fault: Fault) -> str:
+    return f"{fault.stage}-{fault.name}-{fault.says or next(iter(fault.rejected))}"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder with a sound file before and after a place for another one."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", ["first"])
+    write_jsonl(folder / "z.jsonl", ["last"])
+    return folder
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=_name)
+def test_a_fault_is_named_and_the_rest_is_prepared(
+    fault: Fault, corpus: Path, small: Tokenizer, tmp_path: Path
+) -> None:
+    (corpus / fault.name).write_bytes(fault.data)
+    asked = request([source("c", corpus)], small, tmp_path / "out", min_chars=3)
+    (count,) = prepare(asked).sources
+    texts = texts_of(tmp_path / "out")
+    assert {"first", "last"} <= set(texts) <= {"first", "last", *GOOD}
+    assert count.rejected == fault.rejected
+    accounted = count.documents + sum(count.rejected.values()) + count.exact_duplicates
+    assert count.read == accounted
+    rejected = rows_of(tmp_path / "out" / "rejected.jsonl.zst")
+    assert len(rejected) == sum(fault.rejected.values())
+    for row in rejected:
+        assert row["file"].endswith(fault.name)
+        assert fault.says in row["detail"]
+    if fault.file_fault:
+        (said,) = count.faults
+        assert fault.name in said
+        assert fault.says in said
+        assert "\n" not in said
+    else:
+        assert not count.faults
+        assert len(texts) == 2 + fault.kept
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f.stage != "filter"], ids=_name)
+def test_strict_stops_at_the_fault_and_names_it(
+    fault: Fault, corpus: Path, small: Tokenizer, tmp_path: Path
+) -> None:
+    (corpus / fault.name).write_bytes(fault.data)
+    asked = request([source("c", corpus)], small, tmp_path / "out", min_chars=3, strict=True)
+    with pytest.raises(UserError) as caught:
+        prepare(asked)
+    assert fault.name in str(caught.value)
+    assert fault.says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_strict_minds_no_fault_beyond_what_is_needed(
+    workers: int, small: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Pieces are begun ahead of need: what is wrong with those that are not used is nobody's matter.
+    monkeypatch.setattr(encoding, "PIECE_BYTES", 100)
+    rows = [json.dumps({"text": f"document {n} " + "hello " * 20}) for n in range(6)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*rows[:3], "no JSON", *rows[3:]]) + "\n")
+
+    def asked(out: str, tokens: int) -> Request:
+        sources = [source("a", tmp_path / "a.jsonl")]
+        return request(sources, small, tmp_path / out, strict=True, tokens=tokens)
+
+    prepare(asked("few", 10), workers)
+    with pytest.raises(UserError, match="line 4: not JSON"):
+        prepare(asked("all", 10**6), workers)
+
+
+def test_rejected_rows_are_kept_as_they_stand_in_the_file(
+    corpus: Path, small: Tokenizer, tmp_path: Path
+) -> None:
+    (corpus / "f.jsonl").write_bytes(b'{"text": "\xff"}\n{"id": "x", "text": 3}\n')
+    prepare(request([source("c", corpus)], small, tmp_path / "out"))
+    rows = rows_of(tmp_path / "out" / "rejected.jsonl.zst")
+    assert [(row["row"], row["id"], row["text"]) for row in rows] == [
+        (1, None, '{"text": "\\xff"}'),
+        (2, "x", '{"id": "x", "text": 3}'),
+    ]
+
+
+def test_long_records_among_short_ones_come_in_small_batches(tmp_path: Path) -> None:
+    texts = ["short"] * 5000 + [chr(97 + n % 26) * 10_000 for n in range(100)] + ["last"]
+    (tmp_path / "a.parquet").write_bytes(_parquet(pa.table({"text": texts})))
+    batches = list(read_rows(tmp_path / "a.parquet", ["text"], [], lambda count: None, 50_000))
+    read = [row for batch in batches for row in batch.parsed()]
+    assert read == [(number, {"text": text}) for number, text in enumerate(texts, 1)]
+    # What another process is sent, too, is no more than the batch.
+    assert max(len(pickle.dumps(batch)) for batch in batches) < 2 * 50_000
+
+
+FULL_DISK = """
+import resource, sys
+from data_prep.__main__ import main
+
+if __name__ == "__main__":
+    limit = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("limit", [100_000, 600_000], ids=["pieces", "shards"])
+def test_a_full_disk_is_one_line_and_the_same_command_continues(
+    limit: int, small_folder: Path, tmp_path: Path
+) -> None:
+    # A process may write no file beyond the limit: the pieces' or, later, the shards' writes fail.
+    path = write_jsonl(tmp_path / "a.jsonl", [f"hello {n} " * 50 for n in range(2000)])
+    (tmp_path / "run.py").write_text(FULL_DISK)
+    arguments = ["--source", str(path), "--tokenizer", str(small_folder), "--workers", "1"]
+    arguments += ["--out", str(tmp_path / "out")]
+
+    def run(limit: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(tmp_path / "run.py"), str(limit), *arguments]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    failed = run(limit)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("error: ")
+    assert failed.stderr.count("\n") == 1
+    assert "continues" in failed.stderr
+    assert not (tmp_path / "out").exists()
+    done = run(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,180 @@
+"""Preparing what is downloaded: Nemotron-CC's layout on a server that is not always well."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from data_prep.__main__ import main
+from data_prep.download import transfer
+from data_prep.sources import estimate
+from data_prep.sources.nemotron import nemotron_files
+from dualpath_cli.text.manifest import Manifest
+from tests.data_prep.preparing import contents, texts_of
+from tests.data_prep.web import Fault, Web
+
+ROOT = "contrib/Nemotron/Nemotron-CC"
+FILES = [
+    f"{ROOT}/data-jsonl/quality={quality}/kind=actual/kind2=actual/CC-MAIN-{n}-part-00000.jsonl.zstd"
+    for quality, count in (("high", 6), ("low", 2))
+    for n in range(count)
+]
+
+
+def texts_in(path: str) -> list[str]:
+    return [f"{path} document {n} " + "hello " * 20 for n in range(20)]
+
+
+def _file(path: str) -> bytes:
+    rows = [
+        {"warc_record_id": f"<urn:uuid:{path}-{n}>", "text": text}
+        for n, text in enumerate(texts_in(path))
+    ]
+    return zstandard.compress("".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(transfer, "FIRST_WAIT_SECONDS", 0.01)
+    files = {f"/{path}": _file(path) for path in FILES}
+    files[f"/{ROOT}/data-jsonl.paths.gz"] = gzip.compress("\n".join(FILES).encode())
+    with Web(files) as web:
+        yield web
+
+
+@pytest.fixture
+def run(web: Web, small_folder: Path, tmp_path: Path):
+    """Prepares from the server into tmp_path / NAME."""
+
+    def prepare(name: str, *options: str) -> int:
+        return main(
+            [
+                *("--source", "nemotron-cc", "--mirror", web.url, "--tokenizer", str(small_folder)),
+                *("--workers", "1", "--out", str(tmp_path / name), *options),
+            ]
+        )
+
+    return prepare
+
+
+def in_order(web: Web, folder: Path) -> list[str]:
+    """Paths of the high quality in the order in which they are taken."""
+    files = nemotron_files("quality=high", web.url, folder)
+    return [file.url.removeprefix(web.url + "/") for file in files]
+
+
+def test_one_file_of_high_quality_is_taken_unless_more_is_asked_for(run, web, tmp_path) -> None:
+    order = in_order(web, tmp_path)
+    assert run("one") == 0
+    assert sorted(texts_of(tmp_path / "one")) == sorted(texts_in(order[0]))
+    assert run("two", "--num-files", "2") == 0
+    assert sorted(texts_of(tmp_path / "two")) == sorted([*texts_in(order[0]), *texts_in(order[1])])
+    # The first file was here already; the others were never asked for.
+    assert [len(web.asked(f"/{path}")) for path in order] == [1, 1, 0, 0, 0, 0]
+
+
+def test_as_many_files_are_taken_as_the_tokens_need(
+    run, web, tmp_path, capsys, monkeypatch
+) -> None:
+    order = in_order(web, tmp_path)
+    assert run("one") == 0
+    a_file = Manifest.read(tmp_path / "one").tokens
+    wanted = int(2.5 * a_file)
+    # As if one token took a byte: these files compress far better than real ones.
+    size = len(_file(order[0]))
+    monkeypatch.setattr(estimate, "TOKENS_PER_BYTE", a_file / size)
+    assert run("some", "--tokens", str(wanted)) == 0
+    manifest = Manifest.read(tmp_path / "some")
+    assert wanted <= manifest.tokens < wanted + 200
+    assert manifest.sources[0].read == 60
+    assert [bool(web.asked(f"/{path}")) for path in order[:3]] == [True] * 3
+    assert not web.asked(f"/{order[5]}")
+
+
+FAULTS = {
+    "overloaded": [Fault(status=503), Fault(status=503)],
+    "too many": [Fault(status=429, headers={"Retry-After": "0"})],
+    "cut": [Fault(cut=50), Fault(cut=20)],
+    "cut, no ranges": [Fault(cut=50), Fault(ranges=False)],
+    "no answer": [Fault(reset=True)],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_passes_leaves_no_trace(fault: str, run, web, tmp_path) -> None:
+    (path,) = in_order(web, tmp_path)[:1]
+    assert run("well") == 0
+    for file in (tmp_path / "downloads").rglob("*.zstd"):
+        file.unlink()
+    web.faults[f"/{path}"] = [Fault(), *FAULTS[fault]]  # the first answer tells the size
+    web.requests.clear()
+    assert run("ill") == 0
+    assert not web.faults[f"/{path}"]
+    assert len(web.asked(f"/{path}")) >= len(FAULTS[fault])
+    well, ill = contents(tmp_path / "well"), contents(tmp_path / "ill")
+    assert well == ill
+
+
+def test_a_file_that_is_not_there_is_named_and_passed_over(run, web, tmp_path, capsys) -> None:
+    order = in_order(web, tmp_path)
+    del web.files[f"/{order[0]}"]
+    assert run("out", "--num-files", "2") == 0
+    assert sorted(texts_of(tmp_path / "out")) == sorted(texts_in(order[1]))
+    (fault,) = Manifest.read(tmp_path / "out").sources[0].faults
+    assert Path(order[0]).name in fault
+    assert "404" in fault
+    assert f"warning: nemotron-cc: {fault}" in capsys.readouterr().err
+    assert run("strict", "--num-files", "2", "--strict") == 2
+    assert "404" in capsys.readouterr().err
+    assert not (tmp_path / "strict").exists()
+
+
+def test_a_server_that_stays_away_stops_the_run_and_the_same_command_continues(
+    run, web, tmp_path, capsys, monkeypatch
+) -> None:
+    order = in_order(web, tmp_path)
+    monkeypatch.setattr(transfer, "ATTEMPTS", 2)
+    web.faults[f"/{order[1]}"] = [Fault(status=503)] * 9
+    assert run("out", "--num-files", "2") == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: ")
+    assert "503" in said
+    assert not (tmp_path / "out").exists()
+    web.faults.clear()
+    assert run("out", "--num-files", "2") == 0
+    assert len(texts_of(tmp_path / "out")) == 40
+    assert len(web.asked(f"/{order[0]}")) == 1
+
+
+def test_much_to_download_is_asked_about_first(run, web, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(estimate, "ASK_ABOVE", 500)
+    order = in_order(web, tmp_path)
+    assert run("out", "--num-files", "3") == 2
+    said = capsys.readouterr().err
+    assert "downloads about" in said
+    assert "--yes" in said
+    assert not any(web.asked(f"/{path}") for path in order)
+    assert run("out", "--num-files", "3", "--yes") == 0
+    assert len(texts_of(tmp_path / "out")) == 60
+
+
+def test_a_disk_that_is_too_small_is_noticed_before(
+    run, web, tmp_path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(estimate, "DISK_BYTES_PER_TOKEN", 1e18)
+    assert run("out") == 2
+    assert "are needed and" in capsys.readouterr().err
+    assert not any(web.asked(f"/{path}") for path in FILES)
+
+
+def test_a_selection_chooses_the_folder(run, web, tmp_path, capsys, small_folder) -> None:
+    arguments = ["--mirror", web.url, "--tokenizer", str(small_folder), "--workers", "1"]
+    source = ["--source", "nemotron-cc:quality=low", "--num-files", "9"]
+    assert main([*arguments, *source, "--out", str(tmp_path / "low")]) == 0
+    expected = [text for path in FILES if "quality=low" in path for text in texts_in(path)]
+    assert sorted(texts_of(tmp_path / "low")) == sorted(expected)
+    source = ["--source", "nemotron-cc:quality=hihg"]
+    assert main([*arguments, *source, "--out", str(tmp_path / "none")]) == 2
+    assert "quality=high" in capsys.readouterr().err

@@ -1,0 +1,253 @@
+"""Datasets of the hub: the right files of the right config, and one line where that fails."""
+
+import hashlib
+import json
+import sys
+from pathlib import PurePosixPath
+from urllib.parse import quote
+
+import pytest
+
+from data_prep.download.transfer import download
+from dualpath_cli.errors import UserError
+from tests.data_prep.web import Fault, Web
+
+constants = pytest.importorskip(
+    "huggingface_hub.constants", reason="the extra `hub` is not installed"
+)
+
+from data_prep.sources.hub import hub_files  # noqa: E402
+
+DATASET = "owner/corpus"
+SHA = "0123456789abcdef0123456789abcdef01234567"
+INFO = f"/api/datasets/{DATASET}"
+CHECK = f"{INFO}/auth-check"
+PATHS = [
+    "README.md",
+    ".gitattributes",
+    "data/one/train-00000.parquet",
+    "data/one/train-00001.parquet",
+    "data/one/test-00000.parquet",
+    "data/two/deep/a b.jsonl.zst",
+    "data/two/c.jsonl",
+]
+
+
+class Hub(Web):
+    """Answers as the hub's API does for one dataset."""
+
+    def lay_out(self, paths=PATHS, configs=None, gated=False):
+        card = {} if configs is None else {"configs": configs}
+        info = {"id": DATASET, "sha": SHA, "gated": gated, "cardData": card}
+        folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
+        tree = [{"type": "directory", "path": f, "oid": "0" * 40} for f in folders - {"."}]
+        for path in paths:
+            content = f"content of {path}".encode()
+            self.files[f"/datasets/{DATASET}/resolve/{SHA}/{path}"] = content
+            entry = {"type": "file", "path": path, "size": len(content), "oid": "0" * 40}
+            if not path.endswith((".jsonl", ".md")):
+                sha256 = hashlib.sha256(content).hexdigest()
+                entry["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 134}
+            tree.append(entry)
+        self.files[INFO] = json.dumps(info).encode()
+        self.files[CHECK] = b"{}"
+        half = len(tree) // 2
+        self.files[f"{INFO}/tree/{SHA}"] = json.dumps(tree[:half]).encode()
+        self.files[f"{INFO}/tree/{SHA}/rest"] = json.dumps(tree[half:]).encode()
+        page_two = f'<{self.url}{INFO}/tree/{SHA}/rest?cursor=2>; rel="next"'
+        self.faults[f"{INFO}/tree/{SHA}"] = [Fault(headers={"Link": page_two})] * 9
+
+
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch, tmp_path):
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+
+
+@pytest.fixture
+def hub():
+    with Hub() as hub:
+        hub.lay_out()
+        yield hub
+
+
+def found(hub, config=None):
+    folder = f"huggingface/{DATASET}/{SHA[:12]}/"
+    return [file.name.removeprefix(folder) for file in hub_files(DATASET, config, endpoint=hub.url)]
+
+
+def test_files_are_pinned_to_a_commit_with_their_sizes_and_hashes(hub):
+    files = hub_files(DATASET, endpoint=hub.url)
+    for file, path in zip(files, [*PATHS[2:4], *sorted(PATHS[5:])], strict=True):
+        content = f"content of {path}".encode()
+        assert file.url == f"{hub.url}/datasets/{DATASET}/resolve/{SHA}/{quote(path)}"
+        assert file.name == f"huggingface/{DATASET}/{SHA[:12]}/{path}"
+        assert file.size == len(content)
+        lfs = not path.endswith(".jsonl")
+        assert file.sha256 == (hashlib.sha256(content).hexdigest() if lfs else None)
+
+
+def test_what_is_listed_can_be_downloaded(hub, tmp_path):
+    for file in hub_files(DATASET, endpoint=hub.url):
+        assert download(file, tmp_path).read_bytes().decode().startswith("content of data/")
+
+
+ONE = PATHS[2:4]
+TWO = sorted(PATHS[5:])
+
+
+@pytest.mark.parametrize(
+    ("data_files", "expected"),
+    [
+        ("data/one/train-*", ONE),
+        (["data/one/train-00000.parquet", "data/one/train-00001.parquet"], ONE),
+        ([{"split": "train", "path": "data/one/train-*"}], ONE),
+        ([{"split": "train", "path": ["data/one/train-0000[01].*"]}], ONE),
+        ({"train": "data/one/train*", "test": "data/one/test*"}, ONE),
+        (
+            [
+                {"split": "test", "path": "data/one/test*"},
+                {"split": "train", "path": "data/*/train-0000?.parquet"},
+            ],
+            ONE,
+        ),
+        ("data/two/*", ["data/two/c.jsonl"]),
+        ("data/two/**", TWO),
+        ("data/two/**/*", TWO),
+        ("**/*.jsonl.zst", ["data/two/deep/a b.jsonl.zst"]),
+        ("data/one/[!t]*", None),
+        ("data/one/train-00000xparquet", None),
+    ],
+)
+def test_the_card_says_which_files_are_the_training_split(hub, data_files, expected):
+    hub.lay_out(configs=[{"config_name": "default", "data_files": data_files}])
+    if expected is None:
+        with pytest.raises(UserError, match=r"no \.parquet.* file to train on"):
+            found(hub)
+    else:
+        assert found(hub) == found(hub, "default") == expected
+
+
+def test_a_folder_of_the_card_is_taken_whole(hub):
+    hub.lay_out(
+        configs=[
+            {"config_name": "a", "data_dir": "data/two"},
+            {"config_name": "b", "data_dir": "data/one", "data_files": "train-*"},
+        ]
+    )
+    assert found(hub, "a") == TWO
+    assert found(hub, "b") == ONE
+
+
+def test_without_configs_it_is_the_folder_or_everything_but_held_out_files(hub):
+    assert found(hub, "one") == ONE
+    assert found(hub, "two") == TWO
+    assert found(hub) == ONE + TWO
+    hub.lay_out(["a/dev/x.jsonl", "contest.jsonl", "x_validation.jsonl", "training/test.jsonl"])
+    assert found(hub) == ["contest.jsonl", "training/test.jsonl"]
+
+
+CONFIGS = [
+    {"config_name": "one", "data_files": [{"split": "train", "path": "data/one/train-*"}]},
+    {"config_name": "two", "data_files": [{"split": "test", "path": "data/two/**"}]},
+]
+
+
+@pytest.mark.parametrize(
+    ("configs", "config", "says"),
+    [
+        (CONFIGS, None, f"'{DATASET}' has 2 configs, choose one of them: one, two$"),
+        (CONFIGS, "on", "has no config 'on'; it has one, two; did you mean 'one'"),
+        (CONFIGS, "two", "config 'two': no split 'train' to train on, only test$"),
+        (None, "tow", "no folder 'tow'; its folders: data, deep, one, two; did you mean 'two'"),
+        (
+            [{"config_name": str(n), "data_files": "*"} for n in range(100)],
+            None,
+            "has 100 configs.*: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 88 more$",
+        ),
+        (
+            [{"config_name": "x", "data_files": "*.md"}],
+            "x",
+            r"config 'x': no .parquet, .jsonl, .* file to train on; it has \.md \(1\)$",
+        ),
+    ],
+)
+def test_a_config_that_has_to_be_chosen_says_from_what(hub, configs, config, says):
+    hub.lay_out(configs=configs)
+    with pytest.raises(UserError, match=says):
+        found(hub, config)
+
+
+def test_the_token_of_the_user_goes_with_every_file(hub, monkeypatch):
+    assert {file.token for file in hub_files(DATASET, endpoint=hub.url)} == {None}
+    hub.lay_out(gated="manual")
+    hub.tokens[CHECK] = "hf_mine"
+    monkeypatch.setenv("HF_TOKEN", "hf_mine")
+    assert {file.token for file in hub_files(DATASET, endpoint=hub.url)} == {"hf_mine"}
+
+
+@pytest.mark.parametrize("token", [None, "hf_other"], ids=["no token", "a token without access"])
+def test_a_gated_dataset_says_what_to_do(hub, monkeypatch, token):
+    hub.lay_out(gated="auto")
+    hub.tokens[CHECK] = "hf_mine"
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(UserError) as caught:
+        found(hub)
+    message = str(caught.value)
+    for step in (f"accept them at {hub.url}/datasets/{DATASET}", "hf auth login", "HF_TOKEN"):
+        assert step in message
+    assert ("no access" in message) == (token is not None)
+    assert message.endswith("then run this again")
+    assert "\n" not in message
+    assert "hf_other" not in message
+
+
+@pytest.mark.parametrize(
+    ("token", "fault", "says"),
+    [
+        (
+            "hf_mine",
+            Fault(status=404, headers={"X-Error-Code": "RepoNotFound"}),
+            "is not on the hub, or is private",
+        ),
+        (None, Fault(status=401), "is not on the hub, or is private: check its name at http://127"),
+        (
+            "hf_mine",
+            Fault(
+                status=401,
+                headers={"X-Error-Message": "Invalid credentials in Authorization header"},
+            ),
+            "does not accept your token .*make another at http://127.*/settings/tokens",
+        ),
+        (None, Fault(status=503), r"answered 503 \(.*run this again later"),
+        (None, Fault(reset=True), r"cannot be reached \(.*check the network, and HF_ENDPOINT"),
+    ],
+)
+def test_a_hub_that_does_not_give_the_list_is_explained(hub, monkeypatch, token, fault, says):
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    hub.faults[INFO] = [fault]
+    with pytest.raises(UserError, match=says) as caught:
+        found(hub)
+    assert f"dataset '{DATASET}'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "a b", "--", ""])
+def test_a_name_that_none_can_have_is_refused(hub, name):
+    with pytest.raises(UserError, match=f"dataset '{name}' is not a name on the hub"):
+        hub_files(name, endpoint=hub.url)
+
+
+def test_offline_mode_is_named(hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set; unset it"):
+        found(hub)
+
+
+def test_without_huggingface_hub_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"pip install 'dualpath\[hub\]'"):
+        hub_files(DATASET)

@@ -1,0 +1,220 @@
+"""Uploads: a prefix with a manifest is a whole data folder, however often the upload is killed."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.writing.upload import finished_remote, upload
+from dualpath_cli.errors import UserError
+from dualpath_cli.text import storage
+from dualpath_cli.text.manifest import Manifest, StoredFile, sha256_of
+from dualpath_cli.text.tokenizer import Tokenizer
+from tests.source_counts import source_count
+
+URL = "s3://bucket/data"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, small: Tokenizer) -> Path:
+    return write(tmp_path / "folder", small, [b"12345678", b"9876"], {"val/a.jsonl": b"{}"})
+
+
+def write(folder: Path, tokenizer: Tokenizer, chunks: list[bytes], beside: dict[str, bytes]) -> Any:
+    """A data folder of the given chunks and files."""
+    contents = {f"chunk-0-{i}.bin": chunk for i, chunk in enumerate(chunks)} | beside
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (folder / "index.json").write_text(json.dumps([len(chunk) for chunk in chunks]))
+    tokenizer.save(folder)
+    files = [StoredFile(n, len(c), sha256_of(folder / n)) for n, c in contents.items()]
+    tokens = sum(map(len, chunks)) // 2
+    Manifest(
+        documents=1,
+        tokens=tokens,
+        text_bytes=tokens,
+        dtype="uint16",
+        vocab_size=tokenizer.vocab_size,
+        eot_id=tokenizer.eot_id,
+        tokenizer=tokenizer.fingerprint,
+        sources=[source_count("novels", documents=1, tokens=tokens)],
+        chunks=files[: len(chunks)],
+        index_sha256=sha256_of(folder / "index.json"),
+        beside=files[len(chunks) :],
+        request="request",
+        settings={},
+    ).write(folder)
+    return folder
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the objects that are uploaded, in their order."""
+    names: list[str] = []
+    send = storage.upload
+
+    def watched(path: Path, url: str, *rest: Any) -> None:
+        send(path, url, *rest)
+        names.append(url.removeprefix(f"{URL}/"))
+
+    monkeypatch.setattr(storage, "upload", watched)
+    return names
+
+
+def quietly(count: int) -> None:
+    """Hears of bytes and says nothing."""
+
+
+def test_every_file_is_uploaded_and_the_manifest_last(
+    bucket: Any, folder: Path, sent: list[str]
+) -> None:
+    (folder / "rejected.jsonl.zst").write_bytes(b"x")
+    counts: list[int] = []
+    assert finished_remote(URL) is None
+    upload(folder, URL, counts.append)
+    assert sent == [
+        "chunk-0-0.bin", "chunk-0-1.bin", "rejected.jsonl.zst", "val/a.jsonl", "index.json",
+        "tokenizer.json", "manifest.json",
+    ]  # fmt: skip
+    assert storage.sizes(URL) == storage.sizes(folder)
+    assert sum(counts) == sum((storage.sizes(folder) or {}).values())
+    manifest = finished_remote(URL)
+    assert manifest == Manifest.read(folder)
+    manifest.verify(URL)
+
+
+def test_a_changed_object_is_found_by_verify(bucket: Any, folder: Path) -> None:
+    upload(folder, URL, quietly)
+    bucket.put_object(Bucket="bucket", Key="data/chunk-0-1.bin", Body=b"9875")
+    manifest = finished_remote(URL)
+    assert manifest is not None
+    with pytest.raises(UserError, match=r"s3://bucket/data/chunk-0-1\.bin: changed since"):
+        manifest.verify(URL)
+
+
+def test_a_finished_upload_sends_nothing_again(bucket: Any, folder: Path, sent: list[str]) -> None:
+    upload(folder, URL, quietly)
+    sent.clear()
+    counts: list[int] = []
+    upload(folder, URL, counts.append)
+    assert sent == []
+    assert sum(counts) == sum((storage.sizes(folder) or {}).values())
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_a_killed_upload_has_no_manifest_and_goes_on_where_it_was(
+    bucket: Any, folder: Path, sent: list[str], monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    watched = storage.upload
+
+    def killed(*arguments: Any) -> None:
+        if len(sent) == after:
+            raise KeyboardInterrupt
+        watched(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "upload", killed)
+        with pytest.raises(KeyboardInterrupt):
+            upload(folder, URL, quietly)
+    assert finished_remote(URL) is None
+    upload(folder, URL, quietly)
+    assert len(sent) == len(set(sent)) == len(storage.sizes(folder) or {})
+    assert finished_remote(URL) == Manifest.read(folder)
+
+
+def test_an_object_of_equal_size_and_other_content_is_replaced(
+    bucket: Any, folder: Path, sent: list[str]
+) -> None:
+    bucket.put_object(Bucket="bucket", Key="data/chunk-0-1.bin", Body=b"0000")
+    upload(folder, URL, quietly)
+    assert "chunk-0-1.bin" in sent
+    Manifest.read(URL).verify(URL)
+
+
+def test_other_data_are_replaced_only_on_request(
+    bucket: Any, folder: Path, tmp_path: Path, small: Tokenizer
+) -> None:
+    chunks = [b"11111111", b"9876", b"2222"]
+    before = write(tmp_path / "before", small, chunks, {"val/b.jsonl": b"{}"})
+    upload(before, URL, quietly)
+    with pytest.raises(UserError) as caught:
+        upload(folder, URL, quietly)
+    assert "'s3://bucket/data' holds other data (8 tokens of novels, fingerpr" in str(caught.value)
+    assert "--overwrite" in str(caught.value)
+    assert finished_remote(URL) == Manifest.read(before), "untouched"
+    bucket.put_object(Bucket="bucket", Key="data/notes.md", Body=b"mine")
+    upload(folder, URL, quietly, overwrite=True)
+    assert finished_remote(URL) == Manifest.read(folder)
+    expected = {**(storage.sizes(folder) or {}), "notes.md": 4}
+    assert storage.sizes(URL) == expected, "stale chunks are gone, what no manifest named stays"
+    Manifest.read(URL).verify(URL)
+
+
+def test_the_manifest_of_other_data_goes_before_anything_else(
+    bucket: Any, folder: Path, tmp_path: Path, small: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(write(tmp_path / "before", small, [b"1111"] * 3, {}), URL, quietly)
+
+    def killed(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "upload", killed)
+        with pytest.raises(KeyboardInterrupt):
+            upload(folder, URL, quietly, overwrite=True)
+    assert finished_remote(URL) is None
+    assert storage.sizes(URL) is not None
+    upload(folder, URL, quietly, overwrite=True)
+    assert storage.sizes(URL) == storage.sizes(folder)
+
+
+def test_equal_tokens_under_a_new_manifest_need_no_permission(
+    bucket: Any, folder: Path, sent: list[str]
+) -> None:
+    upload(folder, URL, quietly)
+    sent.clear()
+    dataclasses.replace(Manifest.read(folder), request="asked in other words").write(folder)
+    upload(folder, URL, quietly)
+    assert sent == ["manifest.json"]
+    assert finished_remote(URL) == Manifest.read(folder)
+
+
+@pytest.mark.parametrize("name", ["thesis.pdf", "chunk-0-7.bin", "index.json"])
+def test_a_prefix_of_another_purpose_is_left_alone(bucket: Any, folder: Path, name: str) -> None:
+    bucket.put_object(Bucket="bucket", Key=f"data/{name}", Body=b"?")
+    with pytest.raises(UserError, match=f"holds '{name}', which does not belong .*another prefix"):
+        upload(folder, URL, quietly)
+    assert storage.sizes(URL) == {name: 1}
+
+
+def test_an_unreadable_manifest_is_replaced_only_on_request(bucket: Any, folder: Path) -> None:
+    bucket.put_object(Bucket="bucket", Key="data/manifest.json", Body=b"{")
+    with pytest.raises(UserError, match=r"s3://bucket/data/manifest\.json: cannot be read"):
+        upload(folder, URL, quietly)
+    upload(folder, URL, quietly, overwrite=True)
+    assert finished_remote(URL) == Manifest.read(folder)
+
+
+def test_a_damaged_remote_folder_is_named_and_mended(bucket: Any, folder: Path) -> None:
+    upload(folder, URL, quietly)
+    bucket.delete_object(Bucket="bucket", Key="data/chunk-0-1.bin")
+    with pytest.raises(UserError, match=r"s3://bucket/data/chunk-0-1\.bin: chunk is missing"):
+        finished_remote(URL)
+    upload(folder, URL, quietly)
+    assert finished_remote(URL) == Manifest.read(folder)
+
+
+def test_a_chunk_that_changed_on_the_disk_is_not_uploaded(bucket: Any, folder: Path) -> None:
+    (folder / "chunk-0-1.bin").write_bytes(b"0000")
+    with pytest.raises(UserError, match=r"chunk-0-1\.bin: changed since it was prepared"):
+        upload(folder, URL, quietly)
+    assert finished_remote(URL) is None
+
+
+def test_a_missing_bucket_is_one_line(bucket: Any, folder: Path) -> None:
+    for ask in (finished_remote, lambda url: upload(folder, url, quietly)):
+        with pytest.raises(UserError, match="there is no bucket 'none'"):
+            ask("s3://none/data")
