@@ -1,6 +1,7 @@
 """Checks of a recipe against the world: data, validation sets, devices, checkpoint."""
 
 import ctypes
+import glob
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
@@ -137,6 +138,6 @@ def _check_texts(name: str, path: str, way_out: str) -> None:
             f"data.val.{name}: '{path}' is neither a prepared data folder nor a file; give one "
             "of these, or a copy on this machine of a folder of texts"
         )
-    if not is_remote(path) and not Path(path).exists():
+    if not is_remote(path) and not Path(path).exists() and not glob.has_magic(path):
         raise UserError(f"data.val.{name}: '{path}' does not exist{way_out}")
     source_files(Source(name, Path(path)))
