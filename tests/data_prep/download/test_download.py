@@ -186,6 +186,7 @@ def test_waits_grow_to_a_limit_and_start_again_when_bytes_arrive(web, tmp_path):
         ("soon", 0, 1),
         ("Thu, 99 Foo", 0, 1),
     ],
+    ids=["seconds", "too long", "in an hour", "an hour ago", "no number", "no date"],
 )
 def test_the_server_says_how_long_to_wait(web, tmp_path, answer, least, most):
     web.faults["/a.zst"] = [Fault(status=429, headers={"Retry-After": answer})]
