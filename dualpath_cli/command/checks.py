@@ -7,8 +7,9 @@ from pathlib import Path
 from dualpath_cli.errors import UserError
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.settings import Settings, TrainerSettings
-from dualpath_cli.text.documents import Source, source_files
+from dualpath_cli.text.documents import FORMATS, Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
+from dualpath_cli.text.rows import is_known
 from dualpath_cli.text.storage import exists, is_remote, local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 
@@ -133,11 +134,16 @@ def check_validation_sets(settings: Settings, tokenizer: str, way_out: str = "")
 
 
 def _check_texts(name: str, path: str, way_out: str) -> None:
-    if is_remote(path) and not exists(path):
+    if not is_remote(path):
+        if not Path(path).exists() and not glob.has_magic(path):
+            raise UserError(f"data.val.{name}: '{path}' does not exist{way_out}")
+        source_files(Source(name, Path(path)))
+    elif not exists(path):
         raise UserError(
             f"data.val.{name}: '{path}' is neither a prepared data folder nor a file; give one "
             "of these, or a copy on this machine of a folder of texts"
         )
-    if not is_remote(path) and not Path(path).exists() and not glob.has_magic(path):
-        raise UserError(f"data.val.{name}: '{path}' does not exist{way_out}")
-    source_files(Source(name, Path(path)))
+    elif not is_known(Path(path)):
+        raise UserError(
+            f"data.val.{name}: '{path}': its format is not known by its name; give {FORMATS}"
+        )
