@@ -81,7 +81,8 @@ class Contamination:
                 begins, hashes = begins[fitting], hashes[fitting]
                 hashes = longer(hashes, words.hashes[begins + length - 1])
             if known := self._runs.get(length):
-                likely += [(begin, -length) for begin in begins[known.hold(hashes)].tolist()]
+                places = begins[_are_among(known.hashes, hashes)]
+                likely += [(begin, -length) for begin in places.tolist()]
         for begin, negative in sorted(likely):
             end = begin - negative
             if self._holds(words[begin:end], runs(words.hashes[begin:end], end - begin)):
@@ -114,10 +115,6 @@ class _Runs:
         hashes, places = (np.concatenate(column) for column in zip(*some, strict=True))
         order = np.argsort(hashes, kind="stable")
         return cls(hashes[order], places[order])
-
-    def hold(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Returns whether hashes are among them, (hashes,)."""
-        return _are_among(self.hashes, hashes)
 
 
 class _Heads:

@@ -13,13 +13,7 @@ from dualpath_cli.config import BlockKind
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.report import Description, as_csv, as_json, as_records, as_yaml
-from dualpath_cli.flops.request import (
-    HARDWARE_OPTIONS,
-    Options,
-    from_recipes,
-    solved,
-    solved_table,
-)
+from dualpath_cli.flops.request import HARDWARE_OPTIONS, Options, from_recipes, solved, solved_table
 from dualpath_cli.flops.table import as_text, configurations_text
 from dualpath_cli.flops.widths import Match
 

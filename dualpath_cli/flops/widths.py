@@ -56,12 +56,16 @@ class Target:
             )
 
     @property
+    def reference_passes(self) -> int:
+        """Attention passes of the dual block that `total` refers to."""
+        return passes("dual", self.reference_loops or self.loops)
+
+    @property
     def matched_budget(self) -> int:
         """FLOPs per token and layer to meet: linear, or linear and attention scores."""
         if self.match == "linear":
             return self.budget
-        reference = self.reference_loops or self.loops
-        return self.budget + passes("dual", reference) * score_flops(self.d_model, self.seq_len)
+        return self.budget + self.reference_passes * score_flops(self.d_model, self.seq_len)
 
     @property
     def linear_budget(self) -> int:

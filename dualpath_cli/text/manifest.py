@@ -62,6 +62,11 @@ class SourceCount:
     faults: list[str]
     """Files that could not be read to their end, and why."""
 
+    @property
+    def total_rejected(self) -> int:
+        """Documents left out for any reason in `rejected`."""
+        return sum(self.rejected.values())
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -98,6 +103,12 @@ class Manifest:
         """sha256 of the tokens and what they mean: equal data, wherever and whenever prepared."""
         content = [self.dtype, self.tokenizer, self.eot_id, [c.sha256 for c in self.chunks]]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    @property
+    def summary(self) -> str:
+        """Tells these data from others: tokens, sources and the fingerprint's beginning."""
+        names = ", ".join(source.name for source in self.sources)
+        return f"{self.tokens:,} tokens of {names}, fingerprint {self.fingerprint[:12]}"
 
     @classmethod
     def read(cls, folder: str | Path) -> "Manifest":

@@ -82,8 +82,8 @@ class DualPathDataModule(LightningDataModule):
     def windows(self, name: str) -> Windows:
         """The windows of a validation set, for as many ranks as there are."""
         assert self.trainer is not None
-        found = self._windows(name, self.settings.val[name])
-        return Windows(found, multiple_of=self.trainer.world_size * self.micro_batch)
+        windows = self._windows(name, self.settings.val[name])
+        return Windows(windows, multiple_of=self.trainer.world_size * self.micro_batch)
 
     def loader(
         self, windows: Dataset[Any], collate: Callable[[list[Any]], Any] = collate
@@ -97,13 +97,13 @@ class DualPathDataModule(LightningDataModule):
     def _windows(self, name: str, path: str) -> list[Tokens]:
         limit = self.settings.val_tokens
         if exists(f"{path}/{MANIFEST}"):
-            found = list(folder_windows(path, self.seq_len, limit))
+            windows = list(folder_windows(path, self.seq_len, limit))
         else:
             documents = read_documents(Source(name, local_copy(path)))
-            found = list(document_windows(documents, self.tokenizer, self.seq_len, limit))
-        if not found:
+            windows = list(document_windows(documents, self.tokenizer, self.seq_len, limit))
+        if not windows:
             raise UserError(f"data.val.{name} '{path}' holds no text to validate on")
-        return found
+        return windows
 
 
 class TrainingStream(StreamingDataLoader):
