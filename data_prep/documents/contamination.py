@@ -56,7 +56,9 @@ class Contamination:
             heads.append(runs(hashes, SHORTEST)[:count])
             ids += [self._id_of_word.setdefault(w, len(self._id_of_word)) for w in line.split(" ")]
         self._ids = np.array(ids, np.uint32)
-        self._runs = {length: _Runs.sort(some) for length, some in sorted(runs_of_length.items())}
+        self._runs = {
+            length: _Runs.sort(entries) for length, entries in sorted(runs_of_length.items())
+        }
         self._heads = _Heads(np.unique(np.concatenate(heads)))
 
     def hit(self, text: str) -> str | None:
@@ -111,8 +113,8 @@ class _Runs:
     """Where each begins among all words of the evaluation texts, (runs,)."""
 
     @classmethod
-    def sort(cls, some: list[tuple[Hashes, npt.NDArray[np.uint32]]]) -> "_Runs":
-        hashes, places = (np.concatenate(column) for column in zip(*some, strict=True))
+    def sort(cls, entries: list[tuple[Hashes, npt.NDArray[np.uint32]]]) -> "_Runs":
+        hashes, places = (np.concatenate(column) for column in zip(*entries, strict=True))
         order = np.argsort(hashes, kind="stable")
         return cls(hashes[order], places[order])
 

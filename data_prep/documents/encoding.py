@@ -160,8 +160,8 @@ class Encoder:
             try:
                 for batch in self._batches(job, file, number, progress):
                     count += 1
-                    there = batch.out.exists()
-                    yield batch.out if there else self._executor.submit(worker.make, batch)
+                    finished = batch.out.exists()
+                    yield batch.out if finished else self._executor.submit(worker.make, batch)
                 if not count:
                     fault = f"{file.name}: empty"
             except UnreadableFile as error:

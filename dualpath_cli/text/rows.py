@@ -167,12 +167,12 @@ def _parquet(
     held: list[pa.RecordBatch] = []
     held_bytes = given = 0
     fault: Exception | None = None
-    there: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
 
     def rows() -> Iterator[Rows]:
         nonlocal given
         for batch in pa.Table.from_batches(held).combine_chunks().to_batches():
-            yield Rows(str(path), ".parquet", given + 1, batch, batch.nbytes, there)
+            yield Rows(str(path), ".parquet", given + 1, batch, batch.nbytes, extra)
             given += batch.num_rows
 
     try:
@@ -184,10 +184,10 @@ def _parquet(
                     f"{path}: no column '{missing[0]}'{did_you_mean(missing[0], names)} "
                     f"(columns: {', '.join(names)}){advice}"
                 )
-            there = tuple(name for name in optional if name in names and name not in fields)
+            extra = tuple(name for name in optional if name in names and name not in fields)
             on_disk, total, read, reported = path.stat().st_size, file.metadata.num_rows, 0, 0
             batch_rows = _batch_rows(file.metadata, size)
-            for batch in file.iter_batches(batch_size=batch_rows, columns=[*fields, *there]):
+            for batch in file.iter_batches(batch_size=batch_rows, columns=[*fields, *extra]):
                 # Arrow does not say where it reads: the share of rows stands for that of bytes.
                 read += batch.num_rows
                 on_read(on_disk * read // total - reported)

@@ -34,12 +34,11 @@ def _by_reading(
     claim: str, judge: Callable[[paper.Reading], tuple[str, bool]], quantity: str = ""
 ) -> Finding:
     """A finding whose text and verdict `judge` gives for each reading."""
-    texts, kept = zip(*map(judge, paper.READINGS), strict=True)
-    named = zip(paper.READINGS, texts, strict=True)
-    text = "; ".join(f"{reading.replace('_', ' ')}: {text}" for reading, text in named)
-    return Finding(
-        claim, f"{quantity}{text}.", "as written" if kept == (True, False) else holds(all(kept))
-    )
+    judged = {reading.replace("_", " "): judge(reading) for reading in paper.READINGS}
+    texts = "; ".join(f"{reading}: {text}" for reading, (text, _) in judged.items())
+    written, trained = judged["as written"][1], judged["as trained"][1]
+    verdict: Verdict = "as written" if written and not trained else holds(written and trained)
+    return Finding(claim, f"{quantity}{texts}.", verdict)
 
 
 def findings(rows: Sequence[Row]) -> list[Finding]:
@@ -156,7 +155,7 @@ def _wide_spends_most(rows: Sequence[Row]) -> Finding:
 
 def _attention(rows: Sequence[Row]) -> Finding:
     model = rows[0].printed.model_config("as_trained")
-    one = count.score_flops(model.d_model, model.max_seq_len) / 1e6
+    cost = count.score_flops(model.d_model, model.max_seq_len) / 1e6
     passes = [row.passes for row in rows]
     totals = []
     for budget, members in by_budget(rows).items():
@@ -165,8 +164,8 @@ def _attention(rows: Sequence[Row]) -> Finding:
     return Finding(
         "Attention compute is identical across configurations.",
         f"A layer runs K + 1 (dual), K (loop) or 1 (wide) attention passes. At {model.max_seq_len} "
-        f"tokens one costs {one:.1f}M FLOPs per token, so {min(passes) * one:.1f}M to "
-        f"{max(passes) * one:.1f}M come on top of F_M, and a layer as trained spends "
+        f"tokens one costs {cost:.1f}M FLOPs per token, so {min(passes) * cost:.1f}M to "
+        f"{max(passes) * cost:.1f}M come on top of F_M, and a layer as trained spends "
         f"{' and '.join(totals)} in all. `--match total` solves for equal sums instead.",
         holds(len(set(passes)) == 1),
     )
