@@ -141,7 +141,7 @@ def _upload(folder: Path, url: str, overwrite: bool) -> None:
 
 def _summary(manifest: "Manifest") -> str:
     left_out = {
-        "rejected": sum(sum(source.rejected.values()) for source in manifest.sources),
+        "rejected": sum(source.total_rejected for source in manifest.sources),
         "exact duplicates": sum(source.exact_duplicates for source in manifest.sources),
         "near-duplicates": sum(source.near_duplicates for source in manifest.sources),
         "held out": sum(source.validation for source in manifest.sources),

@@ -128,9 +128,7 @@ def parser() -> OneLineParser:
         help="Stop at the first row or file that cannot be read instead of noting it.",
     )
     how.add_argument(
-        "--yes",
-        action="store_true",
-        help="Do not ask before downloading more than 20 GB.",
+        "--yes", action="store_true", help="Do not ask before downloading more than 20 GB."
     )
     how.add_argument(
         "--overwrite",

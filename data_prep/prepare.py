@@ -61,14 +61,11 @@ class Request:
     @property
     def content(self) -> dict[str, Any]:
         """All that decides the data folder's content."""
-        files = {c.settings.name: [file.identity for file in c.files] for c in self.corpora}
+        files = {c.settings.name: _sha256([f.identity for f in c.files]) for c in self.corpora}
         return {
             "pipeline": _PIPELINE,
             "settings": self.settings.as_recipe(),
-            "files": {
-                name: hashlib.sha256(json.dumps(identities).encode()).hexdigest()
-                for name, identities in files.items()
-            },
+            "files": files,
             "tokenizer": self.tokenizer.fingerprint,
             "contamination": self.contamination.fingerprint if self.contamination else None,
             "strict": self.strict,
@@ -77,7 +74,11 @@ class Request:
     @property
     def digest(self) -> str:
         """sha256 of `content`."""
-        return hashlib.sha256(json.dumps(self.content, sort_keys=True).encode()).hexdigest()
+        return _sha256(self.content)
+
+
+def _sha256(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def finished(request: Request, overwrite: bool) -> Manifest | None:
@@ -104,9 +105,8 @@ def finished(request: Request, overwrite: bool) -> Manifest | None:
     if overwrite:
         return None
     raise UserError(
-        f"--out '{out}' holds other data ({manifest.tokens:,} tokens of "
-        f"{', '.join(source.name for source in manifest.sources)}, fingerprint "
-        f"{manifest.fingerprint[:12]}); choose another folder or add --overwrite"
+        f"--out '{out}' holds other data ({manifest.summary}); choose another folder or add "
+        "--overwrite"
     )
 
 
@@ -202,10 +202,7 @@ def _encode(request: Request, encoder: Encoder, work: Path) -> _Mix:
         with _progress("comparing documents", documents, "comparisons") as progress:
             verdicts = Verdicts(pieces, work, settings.duplicates, progress.advance)
         pools = _pools(settings, encoded, verdicts)
-        more = [
-            _more(tokens, pool, corpus)
-            for tokens, pool, corpus in zip(wanted, pools, encoded, strict=True)
-        ]
+        more = list(map(_more, wanted, pools, encoded))
         if not any(more):
             return _Mix(encoded, verdicts, portions(settings, pools))
         until = [new or old for new, old in zip(more, until, strict=True)]
@@ -254,10 +251,7 @@ def _write(
         write_duplicates(folder, request.corpora, mix.encoded, mix.verdicts, progress.advance)
     if extra:
         extra(folder)
-    sources, first = [], 0
-    for source, corpus, portion in zip(settings.sources, mix.encoded, mix.portions, strict=True):
-        sources.append(account(source, corpus, mix.verdicts, first, portion))
-        first += len(corpus.pieces)
+    sources = list(map(account, settings.sources, mix.encoded, mix.portions))
     manifest = Manifest(
         documents=sum(portion.documents for portion in mix.portions),
         tokens=total,

@@ -1,6 +1,7 @@
 """Files that are whole or not there: written beside their name, synced, then renamed."""
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +19,8 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     unfinished file is removed. `shared`: other threads and processes may write the same file at
     the same time, so each has an unfinished one of its own; the last one to finish wins.
     """
-    own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
-    partial = path.with_name(f"{path.name}{own}{PARTIAL}")
+    writer = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
+    partial = path.with_name(f"{path.name}{writer}{PARTIAL}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield partial
@@ -33,6 +34,14 @@ def write_text(path: Path, text: str) -> None:
     """Writes a whole text file or none; its folder is made where it is missing."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def remove(path: Path) -> None:
+    """Deletes a file, a link, or a folder with all that is in it; nothing where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 BlockKind = Literal["dual", "loop", "wide"]
+Gate = Literal["two_gates", "convex", "softmax", "fixed"]
+GATE_OUTPUTS: dict[Gate, int] = {"two_gates": 2, "convex": 1, "softmax": 2, "fixed": 0}
+"""Outputs of each gate's linear layer; a gate without outputs has none."""
 ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases"]
 """What weight decay tells apart."""
 
@@ -45,7 +48,7 @@ class ModelConfig:
     """Where queries and keys are RMS-normalised, per head, with a learned weight."""
     norm_eps: float = 1e-5
     """Epsilon of every RMSNorm."""
-    gate: Literal["two_gates", "convex", "softmax", "fixed"] = "two_gates"
+    gate: Gate = "two_gates"
     """How a dual block weighs its paths: two sigmoids, (g, 1 - g), a softmax, or 0.5 each."""
     combination: Literal["router", "final", "mean"] = "router"
     """What the deep path returns: the routed mixture of steps, the last step, or their mean."""

@@ -56,7 +56,9 @@ class Contamination:
             heads.append(runs(hashes, SHORTEST)[:count])
             ids += [self._id_of_word.setdefault(w, len(self._id_of_word)) for w in line.split(" ")]
         self._ids = np.array(ids, np.uint32)
-        self._runs = {length: _Runs.sort(some) for length, some in sorted(runs_of_length.items())}
+        self._runs = {
+            length: _Runs.sort(entries) for length, entries in sorted(runs_of_length.items())
+        }
         self._heads = _Heads(np.unique(np.concatenate(heads)))
 
     def hit(self, text: str) -> str | None:
@@ -81,7 +83,8 @@ class Contamination:
                 begins, hashes = begins[fitting], hashes[fitting]
                 hashes = longer(hashes, words.hashes[begins + length - 1])
             if known := self._runs.get(length):
-                likely += [(begin, -length) for begin in begins[known.hold(hashes)].tolist()]
+                places = begins[_are_among(known.hashes, hashes)]
+                likely += [(begin, -length) for begin in places.tolist()]
         for begin, negative in sorted(likely):
             end = begin - negative
             if self._holds(words[begin:end], runs(words.hashes[begin:end], end - begin)):
@@ -110,14 +113,10 @@ class _Runs:
     """Where each begins among all words of the evaluation texts, (runs,)."""
 
     @classmethod
-    def sort(cls, some: list[tuple[Hashes, npt.NDArray[np.uint32]]]) -> "_Runs":
-        hashes, places = (np.concatenate(column) for column in zip(*some, strict=True))
+    def sort(cls, entries: list[tuple[Hashes, npt.NDArray[np.uint32]]]) -> "_Runs":
+        hashes, places = (np.concatenate(column) for column in zip(*entries, strict=True))
         order = np.argsort(hashes, kind="stable")
         return cls(hashes[order], places[order])
-
-    def hold(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Returns whether hashes are among them, (hashes,)."""
-        return _are_among(self.hashes, hashes)
 
 
 class _Heads:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from threading import current_thread, main_thread
-from types import TracebackType
 from typing import Any
 
 from data_prep.documents import worker
@@ -87,15 +86,10 @@ class Encoder:
     def __enter__(self) -> "Encoder":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         # What is half done when something goes wrong is done again anyway: pieces are whole or
         # not there. Waiting for it would hold up Ctrl-C.
-        if error is not None:
+        if kind is not None:
             for process in multiprocessing.active_children():
                 process.terminate()
         self._executor.shutdown(cancel_futures=True)
@@ -166,8 +160,8 @@ class Encoder:
             try:
                 for batch in self._batches(job, file, number, progress):
                     count += 1
-                    there = batch.out.exists()
-                    yield batch.out if there else self._executor.submit(worker.make, batch)
+                    finished = batch.out.exists()
+                    yield batch.out if finished else self._executor.submit(worker.make, batch)
                 if not count:
                     fault = f"{file.name}: empty"
             except UnreadableFile as error:

@@ -50,8 +50,8 @@ def signature(text: str) -> npt.NDArray[np.uint32]:
     for half in range(_HALVES):
         mixed = _mix32((hashes >> np.uint64(32 * half)).astype(np.uint32))
         for start in range(0, len(mixed), _SLICE):
-            some = mixed[start : start + _SLICE]
-            permuted = np.multiply(factors[half], some, out=buffer[:, : len(some)])
+            batch = mixed[start : start + _SLICE]
+            permuted = np.multiply(factors[half], batch, out=buffer[:, : len(batch)])
             permuted += offsets[half]
             np.minimum(least[half], permuted.min(axis=1), out=least[half])
     return least.reshape(_HALVES, BANDS, -1).swapaxes(0, 1).reshape(BANDS, ROWS)

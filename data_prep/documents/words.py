@@ -78,9 +78,7 @@ def _characters(text: str) -> tuple[npt.NDArray[np.unsignedinteger], npt.NDArray
 
 
 def _hashes(
-    codes: npt.NDArray[np.unsignedinteger],
-    starts: npt.NDArray[np.intp],
-    ends: npt.NDArray[np.intp],
+    codes: npt.NDArray[np.unsignedinteger], starts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
 ) -> Hashes:
     """Returns hashes of the words that stand at some places: polynomials of their code points.
 
@@ -121,7 +119,7 @@ def _ascii_word() -> bytes:
 def _word_characters() -> npt.NDArray[np.bool_]:
     """Returns whether each code point is matched by `\\w`, (0x110000,)."""
     table = np.zeros(0x110000, np.bool_)
-    every = np.arange(len(table), dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
-    for match in re.finditer(r"\w+", every):
+    characters = np.arange(len(table), dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    for match in re.finditer(r"\w+", characters):
         table[slice(*match.span())] = True
     return table

@@ -34,10 +34,9 @@ def with_sizes(files: Sequence[RemoteFile]) -> list[RemoteFile]:
                 timeout=TIMEOUT_SECONDS,
                 allow_redirects=True,
             )
-        except (requests.ConnectionError, requests.Timeout):
-            silent.set()
-            return file
-        except requests.RequestException:
+        except requests.RequestException as error:
+            if isinstance(error, requests.ConnectionError | requests.Timeout):
+                silent.set()
             return file
         first_contact.made = True
         return replace(file, size=content_length(response)) if response.ok else file

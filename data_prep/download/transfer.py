@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import requests
@@ -215,12 +214,9 @@ def _continues(response: requests.Response, part: Part) -> bool:
 
 def _retry_after(response: requests.Response) -> float:
     """Returns the seconds that the server asks to wait: a number, or a date."""
-    text = response.headers.get("Retry-After", "")
-    if text.isdecimal():
-        return float(text)
     try:
-        return parsedate_to_datetime(text).timestamp() - time.time()
-    except ValueError:
+        return urllib3.Retry().parse_retry_after(response.headers.get("Retry-After", ""))
+    except urllib3.exceptions.InvalidHeader:
         return 0.0
 
 

@@ -63,7 +63,7 @@ class _Inspector:
     def __init__(self, folder: Path, manifest: Manifest, stream: TokenStream) -> None:
         self._folder, self._manifest, self._stream = folder, manifest, stream
         self._dtype = np.dtype(manifest.dtype)
-        self._found = sizes(folder) or {}
+        self._sizes = sizes(folder) or {}
         self._begins: list[int] = []
         """Where each chunk begins in the stream, in tokens."""
         self._damaged: set[str] = set()
@@ -82,7 +82,7 @@ class _Inspector:
         return Inspection(manifest, self._stream, samples, problems)
 
     def _tokenizer(self) -> Tokenizer:
-        if TOKENIZER not in self._found:
+        if TOKENIZER not in self._sizes:
             raise UserError(f"{TOKENIZER}: missing")
         try:
             tokenizer = Tokenizer.load(self._folder / TOKENIZER)
@@ -96,9 +96,9 @@ class _Inspector:
     def _damages(self) -> Iterator[str]:
         """Yields what is wrong with each file, and fills the stream."""
         manifest = self._manifest
-        index = StoredFile(INDEX, self._found.get(INDEX, 0), manifest.index_sha256)
+        index = StoredFile(INDEX, self._sizes.get(INDEX, 0), manifest.index_sha256)
         files = [index, *manifest.beside, *manifest.chunks]
-        size = sum(self._found.get(file.name, 0) for file in files)
+        size = sum(self._sizes.get(file.name, 0) for file in files)
         console = Console(stderr=True)
         with Progress(console, "verifying", bytes_of_bytes, size, transient=True) as progress:
             for number, file in enumerate(files):
@@ -113,7 +113,7 @@ class _Inspector:
                     yield f"{file.name}: {strange:,} tokens are beyond the vocabulary of {entries}"
 
     def _damage(self, file: StoredFile, progress: Progress, is_chunk: bool) -> str:
-        if file.name not in self._found:
+        if file.name not in self._sizes:
             return "missing"
         digest = hashlib.sha256()
         try:
@@ -128,7 +128,7 @@ class _Inspector:
                     progress.advance(len(block))
         except OSError as error:
             return f"cannot be read ({error.strerror})"
-        if (size := self._found[file.name]) != file.bytes:
+        if (size := self._sizes[file.name]) != file.bytes:
             return f"{size:,} bytes instead of {file.bytes:,}"
         if digest.hexdigest() != file.sha256:
             return "changed since it was prepared (its sha256 differs)"
@@ -190,7 +190,7 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         if total != (stated := getattr(manifest, what)):
             yield f"{MANIFEST}: {what} is {stated:,}, but {total:,} in its sources"
     for source in manifest.sources:
-        left_out = sum(source.rejected.values()) + source.exact_duplicates + source.near_duplicates
+        left_out = source.total_rejected + source.exact_duplicates + source.near_duplicates
         known = source.documents + source.validation + source.unused + left_out
         if source.read != known:
             yield (

@@ -13,7 +13,6 @@ from rich.text import Text
 from data_prep.report.inspection import Inspection, inspect
 from dualpath_cli.command.parser import OneLineParser
 from dualpath_cli.errors import UserError
-from dualpath_cli.text.manifest import SourceCount
 from dualpath_cli.text.storage import is_remote
 
 _LOG_WIDTH = 120  # what is not a terminal gets no folded numbers
@@ -86,7 +85,7 @@ def report(inspection: Inspection, console: Console) -> None:
         ("exact duplicates", *(s.exact_duplicates for s in sources)),
         ("near duplicates", *(s.near_duplicates for s in sources)),
         ("unused", *(s.unused for s in sources)),
-        ("rejected", *(_rejected(s) for s in sources)),
+        ("rejected", *(s.total_rejected for s in sources)),
         *((f"  {reason}", *(s.rejected.get(reason, 0) for s in sources)) for reason in reasons),
     ])  # fmt: skip
     faults = [(s.name, fault) for s in sources for fault in s.faults]
@@ -141,7 +140,3 @@ def _print_table(
 
 def _percent(count: int, total: int) -> str:
     return f"{count / max(total, 1):.1%}"
-
-
-def _rejected(source: SourceCount) -> int:
-    return sum(source.rejected.values())

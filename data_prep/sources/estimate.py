@@ -95,8 +95,8 @@ def announce(plan: Estimate, out: Path, downloads: Path, *, yes: bool) -> None:
 
     Raises UserError where the answer is no, nobody is there to ask, or the disk is too small.
     """
-    there = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if plan.download:
         print(
             f"downloads about {decimal(plan.download)} into {downloads} and uses about "

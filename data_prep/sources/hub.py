@@ -66,13 +66,7 @@ def hub_files(
     root = f"{api.endpoint}/datasets/{info.id}/resolve/{info.sha}/"
     folder = f"huggingface/{info.id}/{info.sha[:12]}/"
     return [
-        RemoteFile(
-            root + quote(path),
-            folder + path,
-            files[path].size,
-            _sha256(files[path]),
-            token,
-        )
+        RemoteFile(root + quote(path), folder + path, files[path].size, _sha256(files[path]), token)
         for path in sorted(chosen)
     ]
 
@@ -103,15 +97,14 @@ def _explained(dataset: str, endpoint: str, token: str | None) -> Iterator[None]
 
     page = f"{endpoint}/datasets/{dataset}"
     not_found = (
-        f"dataset '{dataset}' is not on the hub, or is private: check its name at {page}; for a "
-        "private one log in by `hf auth login` or set HF_TOKEN, then run this again"
+        f" is not on the hub, or is private: check its name at {page}; for a private one log in "
+        "by `hf auth login` or set HF_TOKEN, then run this again"
     )
     try:
         yield
+        return
     except HFValidationError:
-        raise UserError(
-            f"dataset '{dataset}' is not a name on the hub; give OWNER/NAME as on its page"
-        ) from None
+        problem = " is not a name on the hub; give OWNER/NAME as on its page"
     except GatedRepoError:
         if token is None:
             steps = f"accept them at {page}, log in by `hf auth login` or set HF_TOKEN"
@@ -121,34 +114,29 @@ def _explained(dataset: str, endpoint: str, token: str | None) -> Iterator[None]
                 f"them at {page} with that account, wait where the authors approve each request, "
                 "allow a fine-grained token to read gated repositories"
             )
-        raise UserError(
-            f"dataset '{dataset}' is given out under terms: {steps}, then run this again"
-        ) from None
+        problem = f" is given out under terms: {steps}, then run this again"
     except RepositoryNotFoundError:
-        raise UserError(not_found) from None
+        problem = not_found
     except OfflineModeIsEnabled:
-        raise UserError(
-            f"dataset '{dataset}': HF_HUB_OFFLINE is set; unset it and run this again"
-        ) from None
+        problem = ": HF_HUB_OFFLINE is set; unset it and run this again"
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status == 401 and token is None:
-            raise UserError(not_found) from None
-        if status == 401:
-            raise UserError(
-                f"dataset '{dataset}': the hub does not accept your token (HF_TOKEN or "
-                f"`hf auth login`); make another at {endpoint}/settings/tokens and run this again"
-            ) from None
-        raise UserError(
-            f"dataset '{dataset}': {endpoint} answered {status} ({_line(error.server_message)}); "
-            "run this again later"
-        ) from None
+            problem = not_found
+        elif status == 401:
+            problem = (
+                ": the hub does not accept your token (HF_TOKEN or `hf auth login`); make "
+                f"another at {endpoint}/settings/tokens and run this again"
+            )
+        else:
+            reason = _line(error.server_message)
+            problem = f": {endpoint} answered {status} ({reason}); run this again later"
     except (HTTPError, TimeoutError) as error:  # httpx's, by huggingface_hub's name for it
-        reason = _line(str(error) or "no answer")
-        raise UserError(
-            f"dataset '{dataset}': {endpoint} cannot be reached ({reason}); check the "
+        problem = (
+            f": {endpoint} cannot be reached ({_line(str(error) or 'no answer')}); check the "
             "network, and HF_ENDPOINT where it is set, then run this again"
-        ) from None
+        )
+    raise UserError(f"dataset '{dataset}'{problem}")
 
 
 def _line(text: str | None) -> str:

@@ -79,14 +79,14 @@ def _components(path: str) -> list[str]:
 
 
 def _nothing_has(component: str, selection: str, taken: list[str], paths: list[str]) -> str:
-    there = sorted({folder for path in paths for folder in _components(path)} - set(taken))
+    folders = sorted({folder for path in paths for folder in _components(path)} - set(taken))
     key, equals, value = component.partition("=")
-    same_key = [folder for folder in there if folder.startswith(f"{key}=")]
-    same_value = [folder for folder in there if folder.endswith(f"={value if equals else key}")]
+    same_key = [folder for folder in folders if folder.startswith(f"{key}=")]
+    same_value = [folder for folder in folders if folder.endswith(f"={value if equals else key}")]
     # kind2=synthetic is meant for kind=synthetic: an equal value is nearer than similar letters.
-    near = f"; did you mean '{same_value[0]}'?" if same_value else did_you_mean(component, there)
+    near = f"; did you mean '{same_value[0]}'?" if same_value else did_you_mean(component, folders)
     return (
         f"selection '{selection}': no file has '{component}'"
         + (f" with {'/'.join(taken)}" if taken else "")
-        + f"; there are {', '.join(same_key or there) or 'no further components'}{near}"
+        + f"; there are {', '.join(same_key or folders) or 'no further components'}{near}"
     )

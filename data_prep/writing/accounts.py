@@ -4,28 +4,22 @@ from collections import Counter
 
 import numpy as np
 
-from data_prep.documents.duplicates import EXACT, NEAR, Verdicts
+from data_prep.documents.duplicates import EXACT, NEAR
 from data_prep.documents.encoding import Encoded
 from data_prep.settings import SourceSettings
 from data_prep.writing.mix import Portion
 from dualpath_cli.text.manifest import SourceCount
 
 
-def account(
-    source: SourceSettings,
-    encoded: Encoded,
-    verdicts: Verdicts,
-    first_piece: int,
-    portion: Portion,
-) -> SourceCount:
-    """Counts a source's documents; `first_piece` is the index of its first piece in `verdicts`."""
+def account(source: SourceSettings, encoded: Encoded, portion: Portion) -> SourceCount:
+    """Counts what became of a source's documents."""
     rejected: Counter[str] = Counter()
     read = normalised = exact = near = validation = writable = distinct = text_bytes = 0
     for number, piece in enumerate(encoded.pieces):
         read += piece.counts.read
         normalised += piece.counts.normalised
         rejected.update(piece.counts.rejected)
-        kinds = verdicts.kinds(first_piece + number)
+        kinds = portion.pool.kinds(number)
         exact += int(np.count_nonzero(kinds == EXACT))
         near += int(np.count_nonzero(kinds == NEAR))
         validation += len(portion.pool.to_hold_out(number))

@@ -43,18 +43,19 @@ class Pool:
 
     def to_write(self, piece: int) -> npt.NDArray[np.int64]:
         """Returns the indices of a piece's documents that may be written."""
-        return np.flatnonzero(self._kept(piece) & ~self._held_out(piece))
+        return np.flatnonzero((self.kinds(piece) == KEPT) & ~self._held_out(piece))
 
     def to_hold_out(self, piece: int) -> npt.NDArray[np.int64]:
         """Returns the indices of a piece's documents that are for validation."""
-        return np.flatnonzero(self._kept(piece) & self._held_out(piece))
+        return np.flatnonzero((self.kinds(piece) == KEPT) & self._held_out(piece))
 
     def lengths(self, piece: int) -> npt.NDArray[np.int64]:
         """Returns the tokens of each of a piece's documents that may be written."""
         return np.diff(self.pieces[piece].tokens()[1])[self.to_write(piece)]
 
-    def _kept(self, piece: int) -> npt.NDArray[np.bool_]:
-        return self._verdicts.kinds(self._first + piece) == KEPT
+    def kinds(self, piece: int) -> npt.NDArray[np.uint8]:
+        """Returns KEPT, EXACT or NEAR for each of a piece's documents, (documents,)."""
+        return self._verdicts.kinds(self._first + piece)
 
     def _held_out(self, piece: int) -> npt.NDArray[np.bool_]:
         # Not the seed's business: the same documents are held out whatever the order.

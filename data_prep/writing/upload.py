@@ -71,9 +71,7 @@ def _make_room(
         return remote
     if before is not None and before.fingerprint != manifest.fingerprint and not overwrite:
         raise UserError(
-            f"'{url}' holds other data ({before.tokens:,} tokens of "
-            f"{', '.join(source.name for source in before.sources)}, fingerprint "
-            f"{before.fingerprint[:12]}); choose another prefix or add --overwrite"
+            f"'{url}' holds other data ({before.summary}); choose another prefix or add --overwrite"
         )
     # What a killed upload of these data leaves is all equal to files of ours.
     strangers = sorted(name for name, _ in remote.items() - local.items())

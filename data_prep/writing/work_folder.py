@@ -4,11 +4,10 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.atomic import sync, write_text
+from dualpath_cli.atomic import remove, sync, write_text
 from dualpath_cli.errors import UserError
 
 _REQUEST = "request.json"
@@ -46,8 +45,8 @@ class WorkFolder:
         """Deletes the folder, the note of its content last: a part of it is still recognised."""
         for path in self.path.iterdir():
             if path.name != _REQUEST:
-                _delete(path)
-        shutil.rmtree(self.path)
+                remove(path)
+        remove(self.path)
 
     def _lock_folder(self) -> int:
         """Locks the folder, made where it is missing, and returns the lock's descriptor."""
@@ -90,7 +89,7 @@ class WorkFolder:
             )
         for path in held:
             if path != note:
-                _delete(path)
+                remove(path)
         write_text(note, json.dumps(self._content, indent=1))
 
 
@@ -106,24 +105,15 @@ def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     return "other settings"
 
 
-def _delete(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
 def replace(folder: Path, out: Path) -> None:
     """Gives a finished folder its name; a folder cannot be replaced in one step as a file can."""
     old = _replaced(out)
     if out.exists():
-        if old.exists():
-            shutil.rmtree(old)
+        remove(old)
         out.rename(old)
     folder.rename(out)
     sync(out.parent)
-    if old.exists():
-        shutil.rmtree(old)
+    remove(old)
 
 
 def remove_leftovers(path: Path, out: Path, content: dict[str, Any]) -> None:
@@ -134,8 +124,7 @@ def remove_leftovers(path: Path, out: Path, content: dict[str, Any]) -> None:
     if note.exists() and json.loads(note.read_text()) == content:
         # Under its lock: the preparation may be about to do the same.
         with contextlib.suppress(UserError), WorkFolder(path, content, overwrite=False) as work:
-            if _replaced(out).exists():
-                shutil.rmtree(_replaced(out))
+            remove(_replaced(out))
             work.remove()
 
 

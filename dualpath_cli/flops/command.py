@@ -6,19 +6,14 @@ they keep to what both parse alike; values are checked in `run`, where both ways
 
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, get_args
 
 from dualpath_cli.config import BlockKind
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.flops import paper
-from dualpath_cli.flops.report import Description, as_csv, as_json, as_yaml
-from dualpath_cli.flops.request import (
-    HARDWARE_OPTIONS,
-    Options,
-    from_recipes,
-    solved,
-    solved_table,
-)
+from dualpath_cli.flops.report import Description, as_csv, as_json, as_records, as_yaml
+from dualpath_cli.flops.request import HARDWARE_OPTIONS, Options, from_recipes, solved, solved_table
 from dualpath_cli.flops.table import as_text, configurations_text
 from dualpath_cli.flops.widths import Match
 
@@ -193,10 +188,7 @@ def _readings(options: Options, form: str) -> tuple[paper.Reading, ...]:
 def _rendered(descriptions: list[Description], form: str, single: bool) -> str:
     if form == "yaml":
         return as_yaml(descriptions[0])
-    if form == "table":
-        return as_text(descriptions)
-    records = [description.record() for description in descriptions]
-    return as_json(records, single) if form == "json" else as_csv(records)
+    return as_text(descriptions) if form == "table" else as_records(descriptions, form, single)
 
 
 def _table(options: Options, given: Sequence[str], form: str) -> str:
@@ -211,8 +203,7 @@ def _table(options: Options, given: Sequence[str], form: str) -> str:
         _note(f"this budget leaves no room for an FFN in {', '.join(without_room)}")
     if form == "table":
         return configurations_text(groups)
-    records = [description.record() for group in groups for description in group]
-    return as_json(records, single=False) if form == "json" else as_csv(records)
+    return as_records(list(chain(*groups)), form)
 
 
 def _audit(form: str) -> str:
@@ -222,4 +213,4 @@ def _audit(form: str) -> str:
         raise UserError("--format yaml holds one model; --audit comes as table, json or csv")
     if form == "table":
         return audit.as_text()
-    return as_json([audit.as_record()], single=True) if form == "json" else as_csv(audit.numbers())
+    return as_json(audit.as_record()) if form == "json" else as_csv(audit.numbers())

@@ -13,10 +13,7 @@ and a layer adds the gate (4 d) and, in every deep step but the last, the router
 
 from dataclasses import asdict, dataclass
 
-from dualpath_cli.config import BlockKind, ModelConfig
-
-GATE_OUTPUTS = {"two_gates": 2, "softmax": 2, "convex": 1, "fixed": 0}
-"""Columns of the gate's matrix, for each value of ModelConfig.gate."""
+from dualpath_cli.config import GATE_OUTPUTS, BlockKind, ModelConfig
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,15 @@ class Description:
         return record
 
 
-def as_json(records: list[dict[str, Any]], single: bool) -> str:
-    """One object if ``single``, else a list."""
-    return json.dumps(records[0] if single else records, indent=2)
+def as_records(descriptions: Sequence[Description], form: str, single: bool = False) -> str:
+    """The models as json or csv; one json object if ``single``, else a list."""
+    records = [description.record() for description in descriptions]
+    return as_csv(records) if form == "csv" else as_json(records[0] if single else records)
+
+
+def as_json(value: object) -> str:
+    """A value as readable JSON."""
+    return json.dumps(value, indent=2)
 
 
 def as_csv(records: Sequence[dict[str, Any]]) -> str:

@@ -54,21 +54,14 @@ def solved_table(
 def target_of(options: Options) -> Target:
     """What the widths are solved for. Raises UserError for a backbone that cannot be."""
 
-    def given(name: str, default: Any) -> Any:
-        value = options[name]
-        if isinstance(value, int) and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
-        return default if value is None else value
-
-    given("layers", None), given("vocab", None)
-    dim = given("dim", 768)
-    heads = given("heads", max(1, dim // 64))
+    dim = _count(options, "dim", 768)
+    heads = _count(options, "heads", max(1, dim // 64))
     if dim % heads or dim // heads % 2:
         raise UserError(
             f"--dim {dim} does not split into {heads} heads of an even size; "
             f"{_fitting_heads(dim, heads)}"
         )
-    kv_heads = given("kv_heads", heads)
+    kv_heads = _count(options, "kv_heads", heads)
     if heads % kv_heads:
         raise UserError(
             f"--kv-heads {kv_heads} does not divide the {heads} query heads; "
@@ -76,16 +69,24 @@ def target_of(options: Options) -> Target:
         )
     return Target(
         budget=parse_size(str(options["budget"]), "--budget"),
-        block=given("block", "dual"),
+        block=options["block"] or "dual",
         alpha=50 if options["alpha"] is None else options["alpha"],
-        loops=given("loops", 4),
-        match=given("match", "linear"),
+        loops=_count(options, "loops", 4),
+        match=options["match"] or "linear",
         d_model=dim,
         n_heads=heads,
         n_kv_heads=kv_heads,
-        seq_len=given("seq_len", 4096),
-        multiple_of=given("width_multiple", paper.SOLVER_MULTIPLE),
+        seq_len=_count(options, "seq_len", 4096),
+        multiple_of=_count(options, "width_multiple", paper.SOLVER_MULTIPLE),
     )
+
+
+def _count(options: Options, name: str, default: int) -> int:
+    """A whole number above 0 that an option gives. Raises UserError for another one."""
+    value: int = default if options[name] is None else options[name]
+    if value < 1:
+        raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+    return value
 
 
 def _nearest_divisor(whole: int, wanted: int) -> int:
@@ -101,10 +102,8 @@ def _fitting_heads(dim: int, wanted: int) -> str:
 
 def _hardware(options: Options, tokens_of_recipe: int | None = None) -> Hardware:
     tokens = options["tokens"]
-    gpus = paper.GPUS if options["gpus"] is None else options["gpus"]
+    gpus = _count(options, "gpus", paper.GPUS)
     tflops = DEFAULT_TFLOPS if options["tflops"] is None else options["tflops"]
-    if gpus < 1:
-        raise UserError(f"--gpus must be at least 1, not {gpus}")
     if not 0 < tflops < float("inf"):
         raise UserError(f"--tflops must be a number above 0, not {tflops:g}")
     return Hardware(
@@ -123,8 +122,8 @@ def _describe(target: Target, reading: paper.Reading, options: Options) -> Descr
     if options["width_multiple"] is not None:
         chosen["ffn_multiple_of"] = target.multiple_of
     config = ModelConfig(
-        vocab_size=50304 if options["vocab"] is None else options["vocab"],
-        n_layers=16 if options["layers"] is None else options["layers"],
+        vocab_size=_count(options, "vocab", 50304),
+        n_layers=_count(options, "layers", 16),
         d_model=target.d_model,
         n_heads=target.n_heads,
         n_kv_heads=target.n_kv_heads,
@@ -152,9 +151,7 @@ def from_recipes(options: Options) -> Description:
     for name in names:
         merged = recipes.merge(merged, recipes.load(name))
     config = _model_config(" + ".join(names), merged.get("model"), options["reading"])
-    seq_len = config.max_seq_len if options["seq_len"] is None else options["seq_len"]
-    if seq_len < 1:
-        raise UserError(f"--seq-len must be at least 1, not {seq_len}")
+    seq_len = _count(options, "seq_len", config.max_seq_len)
     budget = options["budget"]
     return Description(
         config,

@@ -44,10 +44,9 @@ def _title(description: Description) -> list[str]:
             f"budget {format_size(target.budget)} linear FLOPs per token and layer"
         )
         if target.match == "total":
-            reference = target.reference_loops or target.loops
             title += (
                 f"\nmatched in total: linear + attention scores = {target.matched_budget:,} "
-                f"(budget + {reference + 1} passes)"
+                f"(budget + {target.reference_passes} passes)"
             )
     backbone = (
         f"{config.n_layers} layers, width {config.d_model}, {config.n_heads} heads, "
@@ -184,7 +183,7 @@ def configurations_text(groups: Sequence[Sequence[Description]]) -> str:
     if target.match == "total":
         title += (
             f"; linear + attention scores matched to {target.matched_budget:,} "
-            f"(budget + {(target.reference_loops or target.loops) + 1} passes)"
+            f"(budget + {target.reference_passes} passes)"
         )
     ratio = "linear/budget" if target.match == "linear" else "spent/matched"
     rows = [["", "", ""], ["configuration", "d_ffn", "d_ffn_wide"]]

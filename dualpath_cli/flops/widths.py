@@ -56,20 +56,24 @@ class Target:
             )
 
     @property
+    def reference_passes(self) -> int:
+        """Attention passes of the dual block that `total` refers to."""
+        return passes("dual", self.reference_loops or self.loops)
+
+    @property
     def matched_budget(self) -> int:
         """FLOPs per token and layer to meet: linear, or linear and attention scores."""
         if self.match == "linear":
             return self.budget
-        reference = self.reference_loops or self.loops
-        return self.budget + passes("dual", reference) * score_flops(self.d_model, self.seq_len)
+        return self.budget + self.reference_passes * score_flops(self.d_model, self.seq_len)
 
     @property
     def linear_budget(self) -> int:
         """What of matched_budget this block can spend on linear FLOPs."""
         if self.match == "linear":
             return self.budget
-        own = passes(self.block, self.loops) * score_flops(self.d_model, self.seq_len)
-        return self.matched_budget - own
+        scores = passes(self.block, self.loops) * score_flops(self.d_model, self.seq_len)
+        return self.matched_budget - scores
 
     def exact_widths(self) -> tuple[Fraction | None, Fraction | None]:
         """Effective widths (deep, wide) that spend the budget exactly; None for a missing path."""
@@ -122,13 +126,13 @@ def solve_widths(target: Target) -> Widths:
     if target.block == "wide":
         assert exact_wide is not None
         return Widths(None, _ceil(Fraction(3, 2) * _ceil(exact_wide, m), m))
-    found = {
+    widths = {
         name: None if exact is None else largest_width(exact, m)
         for name, exact in (("d_ffn", exact_deep), ("d_ffn_wide", exact_wide))
     }
-    clamped = tuple(name for name, width in found.items() if width == 0)
-    found |= dict.fromkeys(clamped, m)
-    return Widths(found["d_ffn"], found["d_ffn_wide"], clamped)
+    clamped = tuple(name for name, width in widths.items() if width == 0)
+    widths |= dict.fromkeys(clamped, m)
+    return Widths(**widths, clamped=clamped)
 
 
 def largest_width(exact: Fraction, multiple_of: int) -> int:
@@ -150,19 +154,19 @@ def ways_out(target: Target) -> dict[str, int]:
 
     Each is a change of that field alone; a field that cannot help is left out.
     """
-    found: dict[str, int] = {}
+    ways: dict[str, int] = {}
     if target.block == "dual":
         fitting = [a for a in range(1, 100) if replace(target, alpha=a).has_room]
         if fitting:
-            found["alpha"] = min(fitting, key=lambda a: abs(a - target.alpha))
+            ways["alpha"] = min(fitting, key=lambda a: abs(a - target.alpha))
     if target.block != "wide" and replace(target, loops=1).has_room:
-        found["loops"] = _last(1, target.loops, lambda k: replace(target, loops=k).has_room)
+        ways["loops"] = _last(1, target.loops, lambda k: replace(target, loops=k).has_room)
     enough = target.budget
     while not replace(target, budget=enough).has_room:
         enough *= 2
     budget = 1 + _last(0, enough, lambda f: not (f and replace(target, budget=f).has_room))
-    found["budget"] = _ceil(budget, 10 ** max(0, len(str(budget)) - 3))
-    return found
+    ways["budget"] = _ceil(budget, 10 ** max(0, len(str(budget)) - 3))
+    return ways
 
 
 def _last(good: int, bad: int, is_good: Callable[[int], bool]) -> int:

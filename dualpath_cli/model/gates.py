@@ -6,7 +6,7 @@ Shapes: B batch, T positions, D model width, L layers.
 import torch
 from torch import nn
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import GATE_OUTPUTS, ModelConfig
 from dualpath_cli.intervention import SHUFFLED
 from dualpath_cli.model.precision import linear_in_weight_type
 from dualpath_cli.seeds import seed_from
@@ -21,8 +21,8 @@ class PathGate(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.kind = config.gate
-        if self.kind != "fixed":
-            self.proj = nn.Linear(config.d_model, 1 if self.kind == "convex" else 2)
+        if n_outputs := GATE_OUTPUTS[self.kind]:
+            self.proj = nn.Linear(config.d_model, n_outputs)
 
     def forward(self, x_BTD: torch.Tensor) -> Gates:
         """Returns (g_d, g_w) for the block's input x."""

@@ -62,6 +62,11 @@ class SourceCount:
     faults: list[str]
     """Files that could not be read to their end, and why."""
 
+    @property
+    def total_rejected(self) -> int:
+        """Documents left out for any reason in `rejected`."""
+        return sum(self.rejected.values())
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -99,6 +104,12 @@ class Manifest:
         content = [self.dtype, self.tokenizer, self.eot_id, [c.sha256 for c in self.chunks]]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
+    @property
+    def summary(self) -> str:
+        """Tells these data from others: tokens, sources and the fingerprint's beginning."""
+        names = ", ".join(source.name for source in self.sources)
+        return f"{self.tokens:,} tokens of {names}, fingerprint {self.fingerprint[:12]}"
+
     @classmethod
     def read(cls, folder: str | Path) -> "Manifest":
         """Reads the manifest of a data folder, on a disk or at s3://bucket/prefix.
@@ -106,13 +117,13 @@ class Manifest:
         Raises UserError where the folder or its manifest is missing or not readable.
         """
         path = f"{folder}/{MANIFEST}"
-        there = sizes(folder)
-        if there is None:
+        listing = sizes(folder)
+        if listing is None:
             raise UserError(
                 f"data folder '{folder}' does not exist; "
                 f"make it with `python -m data_prep --source ... --out {folder}`"
             )
-        if MANIFEST not in there:
+        if MANIFEST not in listing:
             raise UserError(f"data folder '{folder}' has no {MANIFEST}; {_WAY_OUT}")
         try:
             content = json.loads(local_copy(path).read_text(encoding="utf-8"))
@@ -140,14 +151,14 @@ class Manifest:
 
         Takes milliseconds, on S3 a listing: chunks are not read.
         """
-        there = sizes(folder) or {}
+        listing = sizes(folder) or {}
         for chunk in self.chunks:
             path = f"{folder}/{chunk.name}"
-            if chunk.name not in there:
+            if chunk.name not in listing:
                 raise UserError(f"{path}: chunk is missing; {_WAY_OUT}")
-            if (size := there[chunk.name]) != chunk.bytes:
+            if (size := listing[chunk.name]) != chunk.bytes:
                 raise UserError(f"{path}: {size} bytes instead of {chunk.bytes}; {_WAY_OUT}")
-        if INDEX not in there:
+        if INDEX not in listing:
             raise UserError(f"{folder}/{INDEX}: missing; {_WAY_OUT}")
         if sha256_of(f"{folder}/{INDEX}") != self.index_sha256:
             raise UserError(f"{folder}/{INDEX}: changed since it was prepared; {_WAY_OUT}")
@@ -155,10 +166,10 @@ class Manifest:
     def verify(self, folder: str | Path) -> None:
         """Raises UserError where any file differs from what was prepared; reads every byte."""
         self.check_sizes(folder)
-        there = sizes(folder) or {}
+        listing = sizes(folder) or {}
         for file in [*self.chunks, *self.beside]:
             path = f"{folder}/{file.name}"
-            if file.name not in there:
+            if file.name not in listing:
                 raise UserError(f"{path}: missing; {_WAY_OUT}")
             if sha256_of(path) != file.sha256:
                 raise UserError(

@@ -167,13 +167,13 @@ def _parquet(
     held: list[pa.RecordBatch] = []
     held_bytes = given = 0
     fault: Exception | None = None
-    there: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
 
     def rows() -> Iterator[Rows]:
-        first = given + 1
+        nonlocal given
         for batch in pa.Table.from_batches(held).combine_chunks().to_batches():
-            yield Rows(str(path), ".parquet", first, batch, batch.nbytes, there)
-            first += batch.num_rows
+            yield Rows(str(path), ".parquet", given + 1, batch, batch.nbytes, extra)
+            given += batch.num_rows
 
     try:
         # Unless told otherwise Arrow holds a whole row group as it is on the disk.
@@ -184,10 +184,10 @@ def _parquet(
                     f"{path}: no column '{missing[0]}'{did_you_mean(missing[0], names)} "
                     f"(columns: {', '.join(names)}){advice}"
                 )
-            there = tuple(name for name in optional if name in names and name not in fields)
+            extra = tuple(name for name in optional if name in names and name not in fields)
             on_disk, total, read, reported = path.stat().st_size, file.metadata.num_rows, 0, 0
             batch_rows = _batch_rows(file.metadata, size)
-            for batch in file.iter_batches(batch_size=batch_rows, columns=[*fields, *there]):
+            for batch in file.iter_batches(batch_size=batch_rows, columns=[*fields, *extra]):
                 # Arrow does not say where it reads: the share of rows stands for that of bytes.
                 read += batch.num_rows
                 on_read(on_disk * read // total - reported)
@@ -197,13 +197,11 @@ def _parquet(
                     held_bytes += records.nbytes
                     if held_bytes >= size:
                         yield from rows()
-                        given += sum(batch.num_rows for batch in held)
                         held, held_bytes = [], 0
     except (pa.ArrowException, OSError) as error:
         fault = error
     if held:
         yield from rows()
-        given += sum(batch.num_rows for batch in held)
     if fault:
         reason = str(fault).splitlines()[0]
         after = f" after row {given}" if given else ""
@@ -268,16 +266,16 @@ def _json_object(line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except UnicodeDecodeError:
-        raise BadRow("not UTF-8; convert the file first, e.g. with iconv") from None
+        reason = "not UTF-8; convert the file first, e.g. with iconv"
     except json.JSONDecodeError as error:
-        raise BadRow(
-            f"not JSON ({error.msg} at character {error.pos}); "
-            "a .jsonl file holds one JSON object a line"
-        ) from None
+        place = f"{error.msg} at character {error.pos}"
+        reason = f"not JSON ({place}); a .jsonl file holds one JSON object a line"
     except RecursionError:
-        raise BadRow("not JSON that can be read: nested too deeply") from None
+        reason = "not JSON that can be read: nested too deeply"
     except ValueError:
-        raise BadRow("not JSON that can be read: a number with too many digits") from None
-    if not isinstance(row, dict):
-        raise BadRow(f"a JSON {type(row).__name__}, not an object with fields")
-    return row
+        reason = "not JSON that can be read: a number with too many digits"
+    else:
+        if isinstance(row, dict):
+            return row
+        reason = f"a JSON {type(row).__name__}, not an object with fields"
+    raise BadRow(reason)

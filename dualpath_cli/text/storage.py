@@ -9,10 +9,10 @@ import functools
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dualpath_cli.atomic import replacing
 from dualpath_cli.errors import UserError
@@ -79,27 +79,16 @@ def local_copy(location: str | Path) -> Path:
     return path
 
 
-@contextmanager
-def open_stream(location: str | Path) -> Iterator[IO[bytes]]:
-    """Opens a file or an object for reading once, front to back.
+def sha256_of(location: str | Path) -> str:
+    """Returns the sha256 of a file or an object as hexadecimal digits.
 
     Raises UserError where an object is missing or cannot be read.
     """
     if not is_remote(location):
         with open(location, "rb") as file:
-            yield file
-        return
+            return hashlib.file_digest(file, "sha256").hexdigest()
     with _object(str(location)) as response:
-        yield response["Body"]
-
-
-def sha256_of(location: str | Path) -> str:
-    """Returns the sha256 of a file or an object as hexadecimal digits."""
-    digest = hashlib.sha256()
-    with open_stream(location) as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(response["Body"], "sha256").hexdigest()
 
 
 def download(url: str, path: Path, sha256: str) -> None:
@@ -149,7 +138,7 @@ def delete(urls: Iterable[str]) -> None:
                 Bucket=batch[0][1], Delete={"Objects": keys, "Quiet": True}
             )
         for error in done.get("Errors", []):  # a 200 reply, all the same
-            raise _refusal(f"s3://{batch[0][1]}/{error['Key']}", error["Code"], error["Message"])
+            raise _refusal(f"s3://{batch[0][1]}/{error['Key']}", error)
 
 
 def cache() -> Path:
@@ -228,11 +217,11 @@ def _one_line(url: str) -> Iterator[None]:
     try:
         yield
     except exceptions.ClientError as error:
-        raise _refusal(url, **_reason(error)) from error
+        raise _refusal(url, error.response.get("Error", {})) from error
     except (Boto3Error, exceptions.BotoCoreError) as error:
         cause = error.__context__  # an upload's error holds the store's answer as text alone
         if isinstance(cause, exceptions.ClientError):
-            raise _refusal(url, **_reason(cause)) from error
+            raise _refusal(url, cause.response.get("Error", {})) from error
         name, text = type(error).__name__, " ".join(str(error).split())
         if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
             raise UserError(f"{url}: no complete AWS credentials; {_CREDENTIALS}") from error
@@ -245,14 +234,9 @@ def _one_line(url: str) -> Iterator[None]:
         raise UserError(f"{url}: {name}: {text}; check the AWS settings") from error
 
 
-def _reason(error: Any) -> dict[str, str]:
-    answer = error.response.get("Error", {})
-    return {"code": answer.get("Code", ""), "text": answer.get("Message", "")}
-
-
-def _refusal(url: str, code: str, text: str) -> UserError:
-    """Returns what a store's error code means, with the way out."""
-    bucket = _split(url)[0]
+def _refusal(url: str, answer: Mapping[str, str]) -> UserError:
+    """Returns what the error in a store's answer means, with the way out."""
+    code, text, bucket = answer.get("Code", ""), answer.get("Message", ""), _split(url)[0]
     if code == "NoSuchBucket":
         endpoint = _client().meta.endpoint_url
         return UserError(

@@ -8,7 +8,6 @@ do not all fit on the disk.
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from litdata import StreamingDataset, TokensLoader
 from litdata.streaming.downloader import Downloader, register_downloader
 from litdata.streaming.resolver import Dir
 
+from dualpath_cli.atomic import replacing
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
 
@@ -66,10 +66,8 @@ def _chunk_cache(url: str) -> Path:
     # litdata finds the index there: where ranks start together, its own download gives up early.
     for name in (MANIFEST, INDEX):
         if not (folder / name).exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            own = folder / f"{name}.{os.getpid()}"
-            shutil.copyfile(storage.local_copy(f"{url}/{name}"), own)
-            own.replace(folder / name)
+            with replacing(folder / name, shared=True) as partial:
+                shutil.copyfile(storage.local_copy(f"{url}/{name}"), partial)
     for other in place.iterdir():
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)

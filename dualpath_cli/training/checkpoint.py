@@ -4,7 +4,6 @@ A checkpoint is a file, or a folder of shards under `fsdp`. Both get their name 
 everything is on the disk; `last` then moves to the newest one.
 """
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from dualpath_cli.atomic import sync
+from dualpath_cli.atomic import PARTIAL, remove, sync
 from dualpath_cli.run_folder import CHECKPOINTS, LAST
-
-PARTIAL = ".partial"
 
 
 class DirectCheckpointIO(TorchCheckpointIO):
@@ -45,7 +42,7 @@ class Checkpoints(Callback):
         if trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
             for stale in self.folder.glob(f"*{PARTIAL}"):
-                _remove(stale)
+                remove(stale)
         trainer.strategy.barrier("cleared partial checkpoints")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -82,7 +79,7 @@ class Checkpoints(Callback):
         steps.sort(key=lambda path: path.stat().st_mtime_ns)
         for old in steps[: -self.keep] if self.keep else []:
             # Renamed first: a removal cut short must not leave half a checkpoint under its name.
-            _remove(old.rename(old.with_name(old.name + PARTIAL)))
+            remove(old.rename(old.with_name(old.name + PARTIAL)))
 
 
 def publish(partial: Path, final: Path) -> None:
@@ -98,11 +95,4 @@ def publish(partial: Path, final: Path) -> None:
     link.symlink_to(final.name)
     link.replace(final.with_name(LAST))
     sync(final.parent)
-    _remove(replaced)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    remove(replaced)

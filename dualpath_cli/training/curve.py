@@ -4,9 +4,8 @@
 """
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dualpath_cli.atomic import replacing
 from dualpath_cli.colors import DEEP, MUTED, SOURCES, WIDE
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 SETS = [color for color in SOURCES if color not in (DEEP, WIDE)]
 
-Points = list[tuple[float, float]]
 Row = dict[str, str]
 
 
@@ -46,14 +44,13 @@ def draw(run: Path) -> Path:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.25, linewidth=0.6)
         if title == "bits per byte":
-            points = [(float(r["tokens"]), float(r["bits_per_byte"])) for r in metrics]
-            ax.plot(*_columns(points), color=MUTED, linewidth=0.9, alpha=0.7, label="training")
-            for name, color in zip(
-                dict.fromkeys(r["set"] for r in validation), SETS * 9, strict=False
-            ):
-                rows = [r for r in validation if r["set"] == name]
-                points = [(float(r["tokens"]), float(r["bits_per_byte"])) for r in rows]
-                ax.plot(*_columns(points), color=color, marker="o", markersize=3, label=name)
+            _line(
+                ax, metrics, "bits_per_byte", per_step, "training", color=MUTED, lw=0.9, alpha=0.7
+            )
+            names = dict.fromkeys(row["set"] for row in validation)
+            for name, color in zip(names, SETS * 9, strict=False):
+                rows = [row for row in validation if row["set"] == name]
+                _line(ax, rows, "bits_per_byte", per_step, name, color=color, marker="o", ms=3)
             ax.legend(frameon=False, fontsize=8)
         elif title == "gate":
             for column, color, label in gates:
@@ -76,18 +73,19 @@ def _layers(
     """One line a layer, darker with depth."""
     layers = sorted({int(row["layer"]) for row in rows})
     for layer in layers:
-        points = [
-            (float(r["step"]) * per_step, float(r[column]))
-            for r in rows
-            if int(r["layer"]) == layer and r[column]
-        ]
+        of_layer = [row for row in rows if int(row["layer"]) == layer]
         alpha = 0.35 + 0.65 * (layer + 1) / len(layers)
         last = label if layer == layers[-1] else None
-        ax.plot(*_columns(points), color=color, alpha=alpha, label=last)
+        _line(ax, of_layer, column, per_step, last, color=color, alpha=alpha)
 
 
-def _columns(points: Points) -> Iterable[tuple[float, ...]]:
-    return zip(*points, strict=True) if points else ((), ())
+def _line(
+    ax: "Axes", rows: list[Row], column: str, per_step: float, label: str | None, **style: Any
+) -> None:
+    """A column over training tokens, `per_step` a step; rows without a value are left out."""
+    rows = [row for row in rows if row[column]]
+    tokens = [float(row["step"]) * per_step for row in rows]
+    ax.plot(tokens, [float(row[column]) for row in rows], label=label, **style)
 
 
 if __name__ == "__main__":

@@ -80,10 +80,20 @@ class DualPathDataModule(LightningDataModule):
         return [self.loader(self.windows(name)) for name in self.settings.val]
 
     def windows(self, name: str) -> Windows:
-        """The windows of a validation set, for as many ranks as there are."""
+        """The windows of a validation set, for as many ranks as there are.
+
+        Raises UserError where the set holds no text.
+        """
         assert self.trainer is not None
-        found = self._windows(name, self.settings.val[name])
-        return Windows(found, multiple_of=self.trainer.world_size * self.micro_batch)
+        path, limit = self.settings.val[name], self.settings.val_tokens
+        if exists(f"{path}/{MANIFEST}"):
+            windows = list(folder_windows(path, self.seq_len, limit))
+        else:
+            documents = read_documents(Source(name, local_copy(path)))
+            windows = list(document_windows(documents, self.tokenizer, self.seq_len, limit))
+        if not windows:
+            raise UserError(f"data.val.{name} '{path}' holds no text to validate on")
+        return Windows(windows, multiple_of=self.trainer.world_size * self.micro_batch)
 
     def loader(
         self, windows: Dataset[Any], collate: Callable[[list[Any]], Any] = collate
@@ -93,17 +103,6 @@ class DualPathDataModule(LightningDataModule):
         ranks, rank = self.trainer.world_size, self.trainer.global_rank
         sampler: DistributedSampler[Any] = DistributedSampler(windows, ranks, rank, shuffle=False)
         return DataLoader(windows, self.micro_batch, sampler=sampler, collate_fn=collate)
-
-    def _windows(self, name: str, path: str) -> list[Tokens]:
-        limit = self.settings.val_tokens
-        if exists(f"{path}/{MANIFEST}"):
-            found = list(folder_windows(path, self.seq_len, limit))
-        else:
-            documents = read_documents(Source(name, local_copy(path)))
-            found = list(document_windows(documents, self.tokenizer, self.seq_len, limit))
-        if not found:
-            raise UserError(f"data.val.{name} '{path}' holds no text to validate on")
-        return found
 
 
 class TrainingStream(StreamingDataLoader):
@@ -138,8 +137,8 @@ class TrainingStream(StreamingDataLoader):
         On another machine data from S3 are cached in another place, which litdata would refuse;
         that they are the same data, the run has checked.
         """
-        here = self.dataset.input_dir
-        place = {"input_dir_path": here.path, "input_dir_url": here.url}
+        folder = self.dataset.input_dir
+        place = {"input_dir_path": folder.path, "input_dir_url": folder.url}
         super().load_state_dict({**obj, "dataset": {**obj["dataset"], **place}})
 
     def _epoch_is_done(self) -> bool:

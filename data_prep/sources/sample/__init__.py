@@ -13,6 +13,8 @@ from random import Random
 from typing import Literal
 
 from data_prep.sources.sample import arithmetic, facts, prose
+from data_prep.sources.sample.world import distinct
+from dualpath_cli.atomic import write_text
 
 Kind = Literal["arithmetic", "facts", "prose"]
 Split = Literal["train", "val"]
@@ -28,7 +30,7 @@ def documents(split: Split, kind: Kind | None = None, n: int | None = None) -> I
     The mix is in one seeded order. No held-out text occurs in the training texts.
     """
     if kind is None:
-        texts = [text for one in KINDS for text in _texts(split, one)]
+        texts = [text for member in KINDS for text in _texts(split, member)]
         Random("order").shuffle(texts)
     else:
         texts = _texts(split, kind)
@@ -37,10 +39,9 @@ def documents(split: Split, kind: Kind | None = None, n: int | None = None) -> I
 
 def write_val(folder: Path) -> None:
     """Writes the held-out texts as `arithmetic.jsonl`, `facts.jsonl` and `prose.jsonl`."""
-    folder.mkdir(parents=True, exist_ok=True)
     for kind in KINDS:
         lines = [json.dumps({"text": text}) + "\n" for text in documents("val", kind)]
-        (folder / f"{kind}.jsonl").write_text("".join(lines), encoding="utf-8")
+        write_text(folder / f"{kind}.jsonl", "".join(lines))
 
 
 def _texts(split: Split, kind: Kind) -> list[str]:
@@ -51,8 +52,5 @@ def _texts(split: Split, kind: Kind) -> list[str]:
     random = Random(kind)
     endless = arithmetic.problems(random) if kind == "arithmetic" else prose.tales(random)
     # All texts are distinct; the first are held out, those after them are for training.
-    found: dict[str, None] = {}
-    while len(found) < N_VAL[kind] + N_TRAIN[kind]:
-        found[next(endless)] = None
-    texts = list(found)
+    texts = distinct(lambda: next(endless), N_VAL[kind] + N_TRAIN[kind])
     return texts[: N_VAL[kind]] if split == "val" else texts[N_VAL[kind] :]

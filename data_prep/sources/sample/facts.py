@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from random import Random
 
 from data_prep.sources.sample.phrasings import AGE, RELATIONS, RIVER
-from data_prep.sources.sample.world import Town, towns
+from data_prep.sources.sample.world import Town, distinct, towns
 
 N_HELD_OUT_WAYS = 2
 N_HELD_OUT_QUESTIONS = 900
@@ -30,10 +30,7 @@ def training() -> list[str]:
     texts = _questions(training=True)
     texts += [_description(town, random) for town in towns() for _ in range(N_DESCRIPTIONS)]
     steps = _two_facts(random)
-    found: dict[str, None] = {}
-    while len(found) < N_STEPS:
-        found[next(steps)] = None
-    return texts + list(found)
+    return texts + distinct(lambda: next(steps), N_STEPS)
 
 
 def fill(pattern: str, town: Town) -> str:

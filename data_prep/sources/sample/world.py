@@ -61,8 +61,8 @@ def towns() -> list[Town]:
     """Returns the towns, the same ones each time."""
     random = Random("an invented world")
     rivers = [f"the {_word(random).capitalize()}" for _ in range(N_RIVERS)]
-    names = _distinct(lambda: _word(random) + random.choice(_TOWN_ENDS), N_TOWNS)
-    families = _distinct(lambda: _word(random) + _word(random), N_TOWNS)
+    names = distinct(lambda: _word(random) + random.choice(_TOWN_ENDS), N_TOWNS)
+    families = distinct(lambda: _word(random) + _word(random), N_TOWNS)
     years = random.sample(range(102, 998), N_TOWNS)
     return [
         Town(
@@ -84,8 +84,9 @@ def _word(random: Random) -> str:
     return random.choice(_ONSETS) + random.choice(_VOWELS) + random.choice(_CODAS)
 
 
-def _distinct(draw: Callable[[], str], count: int) -> list[str]:
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found[draw()] = None
-    return list(found)
+def distinct(draw: Callable[[], str], count: int) -> list[str]:
+    """Draws until there are `count` different texts, which it returns in their order."""
+    drawn: dict[str, None] = {}
+    while len(drawn) < count:
+        drawn[draw()] = None
+    return list(drawn)

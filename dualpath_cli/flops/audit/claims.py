@@ -3,13 +3,13 @@
 No verdict is stored: each is computed from paper_tables.json and the accounting.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Literal
 
 from dualpath_cli.flops import count, paper
-from dualpath_cli.flops.audit.tables import Row
+from dualpath_cli.flops.audit.tables import Row, by_budget
 
 Verdict = Literal["holds", "as written", "fails", "open", "note"]
 """``as written`` holds for the model of the text but not as trained; ``open`` cannot be decided
@@ -30,10 +30,15 @@ def holds(true: bool) -> Verdict:
     return "holds" if true else "fails"
 
 
-def _by_reading(verdicts: Mapping[paper.Reading, bool]) -> Verdict:
-    if verdicts["as_written"] and not verdicts["as_trained"]:
-        return "as written"
-    return holds(all(verdicts.values()))
+def _by_reading(
+    claim: str, judge: Callable[[paper.Reading], tuple[str, bool]], quantity: str = ""
+) -> Finding:
+    """A finding whose text and verdict `judge` gives for each reading."""
+    judged = {reading.replace("_", " "): judge(reading) for reading in paper.READINGS}
+    texts = "; ".join(f"{reading}: {text}" for reading, (text, _) in judged.items())
+    written, trained = judged["as written"][1], judged["as trained"][1]
+    verdict: Verdict = "as written" if written and not trained else holds(written and trained)
+    return Finding(claim, f"{quantity}{texts}.", verdict)
 
 
 def findings(rows: Sequence[Row]) -> list[Finding]:
@@ -52,10 +57,6 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         _hours_range(rows),
         _hours_follow_flops(rows),
     ]
-
-
-def _readings(texts: Mapping[paper.Reading, str]) -> str:
-    return "; ".join(f"{name.replace('_', ' ')}: {text}" for name, text in texts.items()) + "."
 
 
 def _widths_follow(rows: Sequence[Row]) -> Finding:
@@ -100,84 +101,71 @@ def _wide_is_wider(rows: Sequence[Row]) -> Finding:
 
 
 def _at_or_below(rows: Sequence[Row]) -> Finding:
-    above = {
-        reading: [r for r in rows if r.printed.block != "wide" and r.linear_ratio[reading] > 1]
-        for reading in paper.READINGS
-    }
-    return Finding(
-        "All but PureWide stay at or below F_M.",
-        _readings({name: f"{len(a)} of 24 lie above" for name, a in above.items()}),
-        _by_reading({name: not a for name, a in above.items()}),
-    )
+    others = [row for row in rows if row.printed.block != "wide"]
+
+    def judge(reading: paper.Reading) -> tuple[str, bool]:
+        above = sum(row.linear_ratio[reading] > 1 for row in others)
+        return f"{above} of {len(others)} lie above", not above
+
+    return _by_reading("All but PureWide stay at or below F_M.", judge)
 
 
 def _matched_within(rows: Sequence[Row]) -> Finding:
     within = paper.stated("matched_within_percent")
-    texts: dict[paper.Reading, str] = {}
-    kept: dict[paper.Reading, bool] = {}
-    for reading in paper.READINGS:
-        ratios = [row.linear_ratio[reading] for row in rows]
-        spreads = {}
-        for budget in paper.BUDGETS:
-            own = [r.linear_ratio[reading] for r in rows if r.printed.budget_name == budget]
-            spreads[budget] = 100 * (max(own) - min(own))
+
+    def judge(reading: paper.Reading) -> tuple[str, bool]:
+        ratios = {
+            budget: [row.linear_ratio[reading] for row in members]
+            for budget, members in by_budget(rows).items()
+        }
+        spreads = {budget: 100 * (max(r) - min(r)) for budget, r in ratios.items()}
         spread = ", ".join(f"{percent:.1f} % at {budget}" for budget, percent in spreads.items())
-        texts[reading] = f"{min(ratios):.3f} to {max(ratios):.3f} (spread {spread})"
-        kept[reading] = max(spreads.values()) <= within
-    return Finding(
-        f"Configurations of a budget agree on linear FLOPs to within {within} %.",
-        f"Linear FLOPs over F_M, {_readings(texts)}",
-        _by_reading(kept),
-    )
+        lowest, highest = min(map(min, ratios.values())), max(map(max, ratios.values()))
+        text = f"{lowest:.3f} to {highest:.3f} (spread {spread})"
+        return text, max(spreads.values()) <= within
+
+    claim = f"Configurations of a budget agree on linear FLOPs to within {within} %."
+    return _by_reading(claim, judge, "Linear FLOPs over F_M, ")
 
 
 def _residual(rows: Sequence[Row]) -> Finding:
     below = paper.stated("residual_below_percent")
-    texts: dict[paper.Reading, str] = {}
-    kept: dict[paper.Reading, bool] = {}
-    for reading in paper.READINGS:
-        percents = [(100 * abs(row.linear_ratio[reading] - 1), row.name) for row in rows]
-        percent, worst = max(percents)
-        texts[reading] = f"up to {percent:.1f} % ({worst})"
-        kept[reading] = percent < below
-    return Finding(
-        f"The residual mismatch is below {below} % of F_M everywhere.",
-        _readings(texts),
-        _by_reading(kept),
-    )
+
+    def judge(reading: paper.Reading) -> tuple[str, bool]:
+        percent, worst = max((100 * abs(row.linear_ratio[reading] - 1), row.name) for row in rows)
+        return f"up to {percent:.1f} % ({worst})", percent < below
+
+    return _by_reading(f"The residual mismatch is below {below} % of F_M everywhere.", judge)
 
 
 def _wide_spends_most(rows: Sequence[Row]) -> Finding:
     wide = {row.printed.budget_name: row for row in rows if row.printed.block == "wide"}
     duals = [row for row in rows if row.printed.block == "dual"]
-    more = {
-        reading: [
-            row
+
+    def judge(reading: paper.Reading) -> tuple[str, bool]:
+        more = sum(
+            row.linear_ratio[reading] >= wide[row.printed.budget_name].linear_ratio[reading]
             for row in duals
-            if row.linear_ratio[reading] >= wide[row.printed.budget_name].linear_ratio[reading]
-        ]
-        for reading in paper.READINGS
-    }
-    return Finding(
-        "PureWide spends strictly more linear FLOPs than every dual configuration.",
-        _readings({n: f"{len(m)} of {len(duals)} spend as much or more" for n, m in more.items()}),
-        _by_reading({name: not m for name, m in more.items()}),
-    )
+        )
+        return f"{more} of {len(duals)} spend as much or more", not more
+
+    claim = "PureWide spends strictly more linear FLOPs than every dual configuration."
+    return _by_reading(claim, judge)
 
 
 def _attention(rows: Sequence[Row]) -> Finding:
     model = rows[0].printed.model_config("as_trained")
-    one = count.score_flops(model.d_model, model.max_seq_len) / 1e6
+    cost = count.score_flops(model.d_model, model.max_seq_len) / 1e6
     passes = [row.passes for row in rows]
     totals = []
-    for budget in paper.BUDGETS:
-        own = [r.total / r.printed.budget for r in rows if r.printed.budget_name == budget]
-        totals.append(f"{min(own):.2f} to {max(own):.2f} of F_M at {budget}")
+    for budget, members in by_budget(rows).items():
+        spent = [row.total / row.printed.budget for row in members]
+        totals.append(f"{min(spent):.2f} to {max(spent):.2f} of F_M at {budget}")
     return Finding(
         "Attention compute is identical across configurations.",
         f"A layer runs K + 1 (dual), K (loop) or 1 (wide) attention passes. At {model.max_seq_len} "
-        f"tokens one costs {one:.1f}M FLOPs per token, so {min(passes) * one:.1f}M to "
-        f"{max(passes) * one:.1f}M come on top of F_M, and a layer as trained spends "
+        f"tokens one costs {cost:.1f}M FLOPs per token, so {min(passes) * cost:.1f}M to "
+        f"{max(passes) * cost:.1f}M come on top of F_M, and a layer as trained spends "
         f"{' and '.join(totals)} in all. `--match total` solves for equal sums instead.",
         holds(len(set(passes)) == 1),
     )
@@ -187,8 +175,8 @@ def _model_total(rows: Sequence[Row]) -> Finding:
     said = paper.stated("total_gflops_per_token")
     model = rows[0].printed.model_config("as_trained")
     forward = {
-        b: [r.training_flops["as_trained"] / 3e9 for r in rows if r.printed.budget_name == b]
-        for b in said
+        budget: [row.training_flops["as_trained"] / 3e9 for row in members]
+        for budget, members in by_budget(rows).items()
     }
     spans = [f"{min(f):.2f}G to {max(f):.2f}G" for f in forward.values()]
     return Finding(
@@ -225,7 +213,7 @@ def _hours_range(rows: Sequence[Row]) -> Finding:
 def _hours_follow_flops(rows: Sequence[Row]) -> Finding:
     slow, fast = (f(rows, key=lambda row: row.implied_tflops) for f in (min, max))
     time = {row.name: row.printed.hours_on_64_gpus for row in rows}
-    labels = [row.printed.label for row in rows if row.printed.budget_name == "F80M"]
+    labels = [row.printed.label for row in by_budget(rows)["F80M"]]
     quicker = [label for label in labels if time[f"F160M {label}"] < time[f"F80M {label}"]]
     return Finding(
         "Do the hours compare the architectures' speed?",

@@ -40,10 +40,9 @@ def as_text() -> str:
     """The whole audit for reading."""
     rows = tables.compare()
     lines = [f"Source: arXiv 2605.30202. Parameters in millions, hours on {paper.GPUS} GPUs."]
-    for budget in paper.BUDGETS:
-        own = [row for row in rows if row.printed.budget_name == budget]
-        lines += ["", f"{budget}: widths and parameters", "", *align(_parameter_table(own))]
-        lines += ["", f"{budget}: FLOPs and hours", "", *align(_flops_table(own))]
+    for budget, members in tables.by_budget(rows).items():
+        lines += ["", f"{budget}: widths and parameters", "", *align(_parameter_table(members))]
+        lines += ["", f"{budget}: FLOPs and hours", "", *align(_flops_table(members))]
     lines += ["", *_disagreements(rows)]
     lines += ["", *wrap(LEGEND, WIDTH), "", "What the configuration tables carry", ""]
     lines += _paragraphs(claims.findings(rows))
@@ -108,9 +107,10 @@ def _disagreements(rows: Sequence[Row]) -> list[str]:
     }
     lines = [["Disagreements", "numbers", "as written", "as trained", "  cause"]]
     for quantity, cause in causes.items():
-        of = [number for number in compared if number["quantity"] == quantity]
-        wrong = [sum(not number[f"agrees_{r}"] for number in of) for r in paper.READINGS]
-        lines.append([quantity, str(len(of)), *map(str, wrong), "  " + cause if any(wrong) else ""])
+        column = [number for number in compared if number["quantity"] == quantity]
+        wrong = [sum(not number[f"agrees_{r}"] for number in column) for r in paper.READINGS]
+        cells = [quantity, len(column), *wrong, f"  {cause}" if any(wrong) else ""]
+        lines.append([str(cell) for cell in cells])
     causes_column = [line.pop() for line in lines]
     return [
         (line + cause).rstrip() for line, cause in zip(align(lines), causes_column, strict=True)

@@ -23,16 +23,12 @@ ROUNDING = 0.5e-4
 
 def findings() -> list[Finding]:
     """The claims about results, each computed from the full tables."""
-    budgets = list(paper.BUDGETS)
+    claims = (_beats_controls, _best_aggregate, _ranking)
     return [
         _documents(),
-        *(_math_peak(budget) for budget in budgets),
+        *map(_math_peak, paper.BUDGETS),
         _averages(),
-        *(
-            finding(budget)
-            for budget in budgets
-            for finding in (_beats_controls, _best_aggregate, _ranking)
-        ),
+        *(claim(budget) for budget in paper.BUDGETS for claim in claims),
         _seeds(),
     ]
 

@@ -76,6 +76,11 @@ def _row(printed: paper.Configuration) -> Row:
     )
 
 
+def by_budget(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each budget."""
+    return {b: [row for row in rows if row.printed.budget_name == b] for b in paper.BUDGETS}
+
+
 def numbers(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Every number of the two tables beside ours, one record each.
 
