@@ -8,9 +8,9 @@ import pytest
 from lightning.pytorch import Trainer
 
 from dualpath_cli import settings
-from dualpath_cli.cli import main
 from dualpath_cli.command.lightning_cli import DualPathCLI
 from dualpath_cli.command.records import COMMANDS, resolve
+from tests.conftest import OutputOf
 
 
 def test_its_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,11 +35,10 @@ def test_its_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     ],
 )
 def test_flops_prints_the_same_through_lightning_cli(
-    line: str, capsys: pytest.CaptureFixture[str]
+    line: str, output_of: OutputOf, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["flops", *line.split()]
-    assert main(words) == 0
-    quick = capsys.readouterr().out
+    quick = output_of(*words)
     DualPathCLI(words)
     assert capsys.readouterr().out == quick != ""
 

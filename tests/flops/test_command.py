@@ -19,6 +19,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops import command as flops_command
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
+from tests.conftest import OutputOf
 from tests.flops.test_count_and_widths import small
 
 KEYS = ["block", "alpha", "loops", "d_ffn", "d_ffn_wide", "d_ffn_effective",
@@ -34,14 +35,9 @@ Described = Callable[[str], Any]
 
 
 @pytest.fixture
-def answer(capsys: pytest.CaptureFixture[str]) -> Answer:
-    """Standard output of a command that must succeed."""
-
-    def run(line: str) -> str:
-        assert main(["flops", *shlex.split(line)]) == 0
-        return capsys.readouterr().out.rstrip("\n")
-
-    return run
+def answer(output_of: OutputOf) -> Answer:
+    """What `dualpath flops LINE`, which must succeed, prints."""
+    return lambda line: output_of("flops", *shlex.split(line))
 
 
 @pytest.fixture
