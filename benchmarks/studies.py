@@ -36,14 +36,6 @@ def cut(prepared: Launch, source: str) -> tuple[list[Tokens], Tokenizer]:
     return list(document_windows(documents, tokenizer, length, limit)), tokenizer
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Returns how long a piece of work takes, what it prints thrown away."""
-    start = time.perf_counter()
-    with contextlib.redirect_stdout(io.StringIO()):
-        work()
-    return time.perf_counter() - start
-
-
 def compare(
     options: argparse.Namespace,
     prepare: Callable[[str], Mapping[str, Callable[[], object]]],
@@ -61,11 +53,19 @@ def compare(
     with tempfile.TemporaryDirectory() as folder:
         for number in range(warm_up + options.rounds):
             works = prepare(str(Path(folder, str(number))))
-            rounds.append({name: seconds(work) for name, work in works.items()})
-    times = {name: [each[name] for each in rounds[warm_up:]] for name in rounds[0]}
+            rounds.append({name: _seconds(work) for name, work in works.items()})
+    times = {name: [timed[name] for timed in rounds[warm_up:]] for name in rounds[0]}
     *others, study = times.values()
     ratios = [whole / sum(parts) for whole, *parts in zip(study, *others, strict=True)]
     rows = [[name, f"{median(spent):.1f}", "", ""] for name, spent in times.items()]
     rows[-1][2:] = median_and_rounds(ratios)
     show(["", "seconds", "ratio, median", "each round"], rows)
     print(f"{options.tokens} tokens, {torch.get_num_threads()} threads, torch {torch.__version__}")
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """What is printed is thrown away."""
+    start = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()):
+        work()
+    return time.perf_counter() - start

@@ -80,11 +80,6 @@ def test_routing_is_read_out_per_layer(fit: Fit) -> None:
     assert second["gain_wide"] != ""
 
 
-@pytest.mark.parametrize("block", ["loop", "wide"])
-def test_the_single_axis_models_train(trained: Fit, block: str) -> None:
-    assert len(rows(trained(model={"block": block}) / "metrics.csv")) == 6
-
-
 def test_accumulated_micro_batches_are_one_batch(fit: Fit, tmp_path: Path) -> None:
     # 24 blocks: litdata's order depends on what it drops, so nothing may be left over.
     data = prepare(tmp_path / "blocks", write_blocks(tmp_path / "blocks.jsonl", 24))
