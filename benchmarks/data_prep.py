@@ -22,15 +22,15 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.tables import median_and_rounds, show
 from data_prep.prepare import Request, prepare
 from data_prep.settings import Settings, SourceSettings
 from data_prep.sources.corpora import find
@@ -124,13 +124,13 @@ def datatrove(corpus: Path, tokenizer: str, processes: int, out: Path) -> float:
     from datatrove.pipeline.tokens import DocumentTokenizer
 
     vocabulary = str(Path(tokenizer, "tokenizer.json"))
-    steps = [
-        JsonlReader(str(corpus)),
-        DocumentTokenizer(str(out), vocabulary, eos_token="<|endoftext|>"),
-    ]
+    tokenize = DocumentTokenizer(str(out), vocabulary, eos_token="<|endoftext|>")
     start = time.perf_counter()
     LocalPipelineExecutor(
-        steps, tasks=processes, workers=processes, logging_dir=str(out / "logs")
+        [JsonlReader(str(corpus)), tokenize],
+        tasks=processes,
+        workers=processes,
+        logging_dir=str(out / "logs"),
     ).run()
     return time.perf_counter() - start
 
@@ -195,20 +195,18 @@ def documents(file: Path) -> list[str]:
 def write_corpora(texts: Path, folder: Path, tokens: int) -> list[Path]:
     """Writes a corpus of about `tokens` tokens and one of three times as many, no text twice."""
     found = [text for file in sorted(texts.glob("*.jsonl*")) for text in documents(file)]
-    sizes = [len(text) / 4 for text in found]  # about four characters a token
     corpora = []
     for times in (1, 3):
         corpus = folder / f"corpus{times}"
         corpus.mkdir()
-        number = 0
-        for part in range(FILES):
+        numbered = enumerate(cycle(found))
+        for file_number in range(FILES):
             written = 0.0
-            with open(corpus / f"{part}.jsonl", "w") as file:
+            with open(corpus / f"{file_number}.jsonl", "w") as file:
                 while written < tokens * times / FILES:
-                    text = f"{number}\n{found[number % len(found)]}"
-                    file.write(json.dumps({"text": text}) + "\n")
-                    written += sizes[number % len(found)]
-                    number += 1
+                    number, text = next(numbered)
+                    file.write(json.dumps({"text": f"{number}\n{text}"}) + "\n")
+                    written += len(text) / 4  # about four characters a token
         corpora.append(corpus)
     return corpora
 
@@ -221,28 +219,19 @@ def tokens_of(corpus: Path, tokenizer: str) -> int:
 Seconds = dict[tuple[str, int], list[tuple[float, float]]]
 
 
-def show_speeds(seconds: Seconds, small: int, large: int) -> Table:
-    table = Table("path", "processes", "M tokens/s", "of tiktoken", "each round", "once, s")
-    for (what, processes), rounds in seconds.items():
-        rates = [(large - small) / (second - first) / 1e6 for first, second in rounds]
-        base = [
-            (large - small) / (second - first) / 1e6
-            for first, second in seconds["tiktoken", processes]
-        ]
-        once = [
-            first - small / (rate * 1e6) for (first, _), rate in zip(rounds, rates, strict=True)
-        ]
-        # Of one round: the machine's speed changes from round to round.
-        ratios = [rate / other for rate, other in zip(rates, base, strict=True)]
-        table.add_row(
-            what,
-            str(processes),
-            f"{median(rates):.2f}",
-            f"{median(ratios):.2f}",
-            " ".join(f"{ratio:.2f}" for ratio in ratios),
-            f"{median(once):.1f}",
-        )
-    return table
+def show_speeds(seconds: Seconds, small: int, large: int) -> None:
+    rates = {
+        setting: [(large - small) / (second - first) / 1e6 for first, second in rounds]
+        for setting, rounds in seconds.items()
+    }
+    rows = []
+    for (what, processes), own in sorted(rates.items(), key=lambda setting: setting[0][1]):
+        bases = rates["tiktoken", processes]
+        ratios = median_and_rounds([rate / base for rate, base in zip(own, bases, strict=True)])
+        both = zip(seconds[what, processes], own, strict=True)
+        once = median(first - small / (rate * 1e6) for (first, _), rate in both)
+        rows.append([what, str(processes), f"{median(own):.2f}", *ratios, f"{once:.1f}"])
+    show(["path", "processes", "M tokens/s", "of tiktoken", "each round", "once, s"], rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -257,7 +246,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     chosen = [what for what in options.only if what != "datatrove" or find_spec("datatrove")]
     cores = sorted(os.sched_getaffinity(0))
-    console = Console(width=100)
     seconds: Seconds = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -276,24 +264,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     both = [measured(MEASUREMENTS[what], c, processes) for c in corpora]
                     seconds.setdefault((what, processes), []).append((both[0], both[1]))
                     print(f"round {number + 1}: {what}, {processes}: {both}", file=sys.stderr)
-        console.print(
-            show_speeds(dict(sorted(seconds.items(), key=lambda e: e[0][1])), small, large)
-        )
+        show_speeds(seconds, small, large)
         packages = ["tiktoken", "pyarrow", "litdata", *(["datatrove"] * ("datatrove" in chosen))]
         versions = ", ".join(f"{package} {version(package)}" for package in packages)
         print(f"{small:,} and {large:,} tokens; Python {platform.python_version()}, {versions}")
-        table = Table("processes", "corpus, M tokens", "main, MB", "largest other, MB")
+        rows = []
         for processes in options.processes:
             for corpus, tokens in zip(corpora, (small, large), strict=True):
                 peaks = measured(memory, corpus, processes)
-                table.add_row(str(processes), f"{tokens / 1e6:.0f}", *(f"{p:.0f}" for p in peaks))
-        console.print(table)
+                rows.append([str(processes), f"{tokens / 1e6:.0f}", *(f"{p:.0f}" for p in peaks)])
+        show(["processes", "corpus, M tokens", "main, MB", "largest other, MB"], rows)
         os.sched_setaffinity(0, cores)
         ours("exact", corpora[-1], options.tokenizer, len(cores), folder / "out")
-        table = Table("loader workers", "read, M tokens/s")
-        for workers in (0, 1, 2):
-            table.add_row(str(workers), f"{reading(folder / 'out', workers) / 1e6:.1f}")
-        console.print(table)
+        speeds = {workers: reading(folder / "out", workers) for workers in (0, 1, 2)}
+        rows = [[str(workers), f"{speed / 1e6:.1f}"] for workers, speed in speeds.items()]
+        show(["loader workers", "read, M tokens/s"], rows)
 
 
 if __name__ == "__main__":

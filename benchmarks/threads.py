@@ -18,8 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
+from benchmarks.tables import median_and_rounds, show
 
 WAITING = {
     "default": {},
@@ -123,14 +122,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for process in settings.values():
             process.kill()
             process.wait()
-    table = Table("threads", "waiting", "busy processes", "tokens/s", "ratio, median", "by round")
     one_thread = speeds[("1", "default"), 0]
+    rows = []
     for ((threads, name), others), rounds in speeds.items():
         ratios = [speed / alone for speed, alone in zip(rounds, one_thread, strict=True)]
-        by_round = " ".join(f"{ratio:.2f}" for ratio in ratios)
-        row = (f"{median(rounds):,.0f}", f"{median(ratios):.2f}", by_round)
-        table.add_row(threads, name, str(others), *row)
-    Console(width=100).print(table)
+        cells = (f"{median(rounds):,.0f}", *median_and_rounds(ratios))
+        rows.append([threads, name, str(others), *cells])
+    show(["threads", "waiting", "busy processes", "tokens/s", "ratio, median", "by round"], rows)
     print(f"{os.cpu_count()} cores, torch {importlib.metadata.version('torch')}")
 
 

@@ -11,7 +11,10 @@ import pytest
 import torch
 from filelock import FileLock
 
+from dualpath_cli.cli import main
 from tests.s3 import s3_bucket, s3_server
+
+pytest_plugins = ["tests.tiny_run"]
 
 # Tiny models gain nothing from threads and lose 40 times on a busy machine.
 torch.set_num_threads(1)
@@ -62,6 +65,21 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Share:
         return path
 
     return folder
+
+
+OutputOf = Callable[..., str]
+
+
+@pytest.fixture
+def output_of(capsys: pytest.CaptureFixture[str]) -> OutputOf:
+    """`output_of(*words)`: what `dualpath WORDS`, which must succeed, prints."""
+
+    def run(*words: object) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 0
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture(scope="session")

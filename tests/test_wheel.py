@@ -17,25 +17,18 @@ CHECKOUT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout."""
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the wheel of this checkout is unpacked into."""
     if find_spec("hatchling") is None:
         pytest.skip("building a wheel needs hatchling: pip install -e '.[dev]'")
     out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (built,) = out.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the wheel is unpacked into."""
-    folder = tmp_path_factory.mktemp("installed")
+    (wheel,) = out.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    return folder
+        archive.extractall(out / "installed")
+    return out / "installed"
 
 
 def python(installed: Path, *words: str) -> str:
@@ -59,14 +52,18 @@ def test_what_runs_here_is_the_wheel(package: str, installed: Path) -> None:
     assert Path(file) == installed / package / "__init__.py"
 
 
-def test_a_recipe_is_found_by_its_bare_name(installed: Path) -> None:
-    described = python(installed, "-m", "dualpath_cli", "flops", "--config", "f80m_a50_k4")
-    assert "483,156,880" in described
-
-
-def test_fit_resolves_a_recipe_and_its_base(installed: Path) -> None:
-    words = ["-m", "dualpath_cli", "fit", "--config", "f80m_a50_k4", "--print_config"]
-    assert "max_tokens: 38503710720" in python(installed, *words)
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("dualpath_cli flops --config f80m_a50_k4", "483,156,880"),
+        ("dualpath_cli flops --budget 80M --table", "a75 K4"),
+        ("dualpath_cli fit --config f80m_a50_k4 --print_config", "max_tokens: 38503710720"),
+        ("data_prep --help", "--tokenizer"),
+    ],
+    ids=["recipe", "the paper's numbers", "a recipe's base", "data preparation"],
+)
+def test_a_command_finds_what_it_needs(words: str, shown: str, installed: Path) -> None:
+    assert shown in python(installed, "-m", *words.split())
 
 
 def test_all_recipes_are_packaged(installed: Path) -> None:
@@ -75,16 +72,6 @@ def test_all_recipes_are_packaged(installed: Path) -> None:
     for name in recipes.names():
         packaged = installed / "dualpath_cli" / "_recipes" / f"{name}.yaml"
         assert packaged.read_bytes() == (CHECKOUT / "recipes" / f"{name}.yaml").read_bytes()
-
-
-def test_the_papers_numbers_are_packaged(installed: Path) -> None:
-    table = python(installed, "-m", "dualpath_cli", "flops", "--budget", "80M", "--table")
-    assert "a75 K4" in table
-    assert (installed / "dualpath_cli" / "flops" / "paper_tables.json").is_file()
-
-
-def test_data_preparation_is_packaged(installed: Path) -> None:
-    assert "--tokenizer" in python(installed, "-m", "data_prep", "--help")
 
 
 def test_it_holds_every_module_and_no_more(installed: Path) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.command.words import read
-from dualpath_cli.errors import UserError
 
 
 def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:
@@ -59,19 +58,3 @@ def test_options_may_be_written_with_hyphens_and_runs_one_after_the_other() -> N
     assert line.runs == ["a", "b", "c"]
     assert line.options["max_tokens"] == "20K"
     assert line.options["out"] == "x"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--model.loops"], "--model.loops needs a value"),
-        (["--model.loops", "--run.name", "x"], "--model.loops needs a value"),
-        (["--optim.warmup_step", "3"], "did you mean '--optim.warmup_steps'?"),
-        (["--run.loops", "3"], "did you mean '--model.loops'?"),
-        (["--ckpt_pth", "x"], "did you mean '--ckpt_path'?"),
-    ],
-)
-def test_a_word_that_means_nothing_is_named(words: list[str], message: str) -> None:
-    with pytest.raises(UserError) as error:
-        changed({}, *words)
-    assert message in str(error.value)

@@ -1,5 +1,9 @@
 """The audit's numbers and verdicts, and that they follow from the tables."""
 
+import copy
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from dualpath_cli.flops import paper
@@ -13,31 +17,23 @@ from dualpath_cli.flops.table import ASSUMED
 ROWS = audit_tables.compare()
 
 
-def claim(words: str, findings: list[audit_claims.Finding]) -> audit_claims.Finding:
-    (found,) = [finding for finding in findings if words in finding.claim]
-    return found
-
-
-def of_tables(words: str) -> audit_claims.Finding:
-    return claim(words, audit_claims.findings(ROWS))
-
-
-def of_results(words: str) -> audit_claims.Finding:
-    return claim(words, audit_results.findings())
+def claim(words: str) -> audit_claims.Finding:
+    """What became of the one claim, about either kind of tables, that holds these words."""
+    findings = [*audit_claims.findings(ROWS), *audit_results.findings()]
+    (finding,) = [finding for finding in findings if words in finding.claim]
+    return finding
 
 
 @pytest.fixture
-def altered(monkeypatch: pytest.MonkeyPatch) -> dict:
-    """The paper's tables, free to be changed for one test."""
-    import copy
-
+def score(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str, float], None]:
+    """Changes a score of the paper's tables for one test."""
     tables = copy.deepcopy(paper._tables())
     monkeypatch.setattr(paper, "_tables", lambda: tables)
-    return tables
 
+    def change(budget: str, metric: str, label: str, value: float) -> None:
+        tables["results"][budget][metric][tables["result_columns"].index(label)] = value
 
-def score(tables: dict, budget: str, metric: str, label: str, value: float) -> None:
-    tables["results"][budget][metric][tables["result_columns"].index(label)] = value
+    return change
 
 
 # Configuration tables
@@ -73,6 +69,7 @@ def test_linear_flops_run_over_the_known_ranges() -> None:
 @pytest.mark.parametrize(
     ("words", "verdict", "evidence"),
     [
+        # configuration tables
         ("widths follow", "holds", "26 of 26"),
         ("Embeddings are tied", "fails", "0 of 26 Params are reproduced; untied, 3"),
         ("wider than the deep", "fails", "F80M a75_k2, F80M a75_k3, F160M a75_k2, F160M a75_k3"),
@@ -85,34 +82,7 @@ def test_linear_flops_run_over_the_known_ranges() -> None:
         ("gate densities", "fails", "F160M a50_k4"),
         ("Training took", "holds", "12.8 to 21.4"),
         ("hours compare", "note", "42 (F80M wide) to 122 (F160M a75_k4)"),
-    ],
-)
-def test_claims_about_the_configurations(words: str, verdict: str, evidence: str) -> None:
-    found = of_tables(words)
-    assert found.verdict == verdict
-    assert evidence in found.found
-
-
-def test_default_rate_and_its_range_are_those_that_the_papers_hours_imply() -> None:
-    rates = sorted(row.implied_tflops for row in ROWS)
-    assert round((rates[12] + rates[13]) / 2) == DEFAULT_TFLOPS
-    assert f"{rates[0]:.0f} to {rates[-1]:.0f} TFLOP/s" in ASSUMED
-    low, high = paper.stated("hours_range")
-    assert f"{low} to {high} hours" in ASSUMED
-
-
-def test_hours_at_the_implied_rate_are_the_papers() -> None:
-    for row in ROWS:
-        at_implied = row.hours("as_trained") * DEFAULT_TFLOPS / row.implied_tflops
-        assert at_implied == pytest.approx(row.printed.hours_on_64_gpus)
-
-
-# Result tables
-
-
-@pytest.mark.parametrize(
-    ("words", "verdict", "evidence"),
-    [
+        # result tables
         ("How many documents", "note", "234 of 234"),
         ("F80M: math peaks", "open", "a75_k4 solves 94 of 1024"),
         ("F80M: math peaks", "open", "a50_k4 solves 92"),
@@ -132,10 +102,27 @@ def test_hours_at_the_implied_rate_are_the_papers() -> None:
         ("seed", "note", "each row is one run"),
     ],
 )
-def test_claims_about_the_results(words: str, verdict: str, evidence: str) -> None:
-    found = of_results(words)
-    assert found.verdict == verdict
-    assert evidence in found.found
+def test_claims(words: str, verdict: str, evidence: str) -> None:
+    finding = claim(words)
+    assert finding.verdict == verdict
+    assert evidence in finding.found
+
+
+def test_default_rate_and_its_range_are_those_that_the_papers_hours_imply() -> None:
+    rates = sorted(row.implied_tflops for row in ROWS)
+    assert round((rates[12] + rates[13]) / 2) == DEFAULT_TFLOPS
+    assert f"{rates[0]:.0f} to {rates[-1]:.0f} TFLOP/s" in ASSUMED
+    low, high = paper.stated("hours_range")
+    assert f"{low} to {high} hours" in ASSUMED
+
+
+def test_hours_at_the_implied_rate_are_the_papers() -> None:
+    for row in ROWS:
+        at_implied = row.hours("as_trained") * DEFAULT_TFLOPS / row.implied_tflops
+        assert at_implied == pytest.approx(row.printed.hours_on_64_gpus)
+
+
+# Result tables
 
 
 def test_aggregates_of_the_text_come_out_of_the_tables() -> None:
@@ -146,31 +133,32 @@ def test_aggregates_of_the_text_come_out_of_the_tables() -> None:
         assert {label: ours[label] for label in printed} == pytest.approx(printed, abs=1e-4)
 
 
-def test_an_accuracy_off_the_grid_is_noticed(altered: dict) -> None:
-    score(altered, "F80M", "PIQA Acc.", "wide", 0.6480)
-    assert "233 of 234" in of_results("How many documents").found
+@pytest.mark.parametrize(
+    ("changed", "words", "verdict", "evidence"),
+    [
+        # an accuracy off the grid
+        (("F80M", "PIQA Acc.", "wide", 0.6480), "How many documents", "note", "233 of 234"),
+        # another peak
+        (("F160M", "GSM8k Acc.", "a25_k4", 0.2), "F160M: math peaks", "fails", ""),
+        # a wrong average
+        (("F160M", "Commonsense BPB", "a25_k4", 0.9620), "printed averages", "fails", ""),
+        # another best dual configuration
+        (("F80M", "C4", "a25_k4", 0.9), "F80M: a50_k4 has the best", "fails", ""),
+    ],
+)
+def test_other_scores_would_give_other_findings(
+    changed: tuple[str, str, str, float], words: str, verdict: str, evidence: str, score: Any
+) -> None:
+    score(*changed)
+    assert claim(words).verdict == verdict
+    assert evidence in claim(words).found
 
 
-def test_a_clear_lead_on_gsm8k_would_not_be_called_noise(altered: dict) -> None:
-    score(altered, "F80M", "GSM8k Acc.", "a75_k4", 0.1504)
-    found = of_results("F80M: math peaks")
-    assert found.verdict == "holds"
-    assert "noise" not in found.found
-
-
-def test_another_peak_on_gsm8k_would_fail_the_claim(altered: dict) -> None:
-    score(altered, "F160M", "GSM8k Acc.", "a25_k4", 0.2)
-    assert of_results("F160M: math peaks").verdict == "fails"
-
-
-def test_a_wrong_average_would_fail(altered: dict) -> None:
-    score(altered, "F160M", "Commonsense BPB", "a25_k4", 0.9620)
-    assert of_results("printed averages").verdict == "fails"
-
-
-def test_another_best_dual_configuration_would_fail(altered: dict) -> None:
-    score(altered, "F80M", "C4", "a25_k4", 0.9)
-    assert of_results("F80M: a50_k4 has the best").verdict == "fails"
+def test_a_clear_lead_on_gsm8k_would_not_be_called_noise(score: Any) -> None:
+    score("F80M", "GSM8k Acc.", "a75_k4", 0.1504)
+    finding = claim("F80M: math peaks")
+    assert finding.verdict == "holds"
+    assert "noise" not in finding.found
 
 
 # The report

@@ -1,10 +1,13 @@
 """`dualpath flops`: what its formats, options, recipes and tables hold."""
 
+import argparse
 import csv
 import io
 import json
 import re
 import shlex
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,11 @@ import yaml
 
 from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.flops import command as flops_command
 from dualpath_cli.flops import count as flops
+from dualpath_cli.flops import paper
+from tests.conftest import OutputOf
+from tests.flops.test_count_and_widths import small
 
 KEYS = ["block", "alpha", "loops", "d_ffn", "d_ffn_wide", "d_ffn_effective",
         "d_ffn_wide_effective", "params", "params_non_embedding", "flops_per_token_per_layer",
@@ -21,41 +28,45 @@ KEYS = ["block", "alpha", "loops", "d_ffn", "d_ffn_wide", "d_ffn_effective",
 PARTS = ["deep", "wide", "gate", "router", "attention_scores", "linear_total", "total"]
 DUAL = "--budget 80M --alpha 50 --k 4"
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 96, "n_layers": 3, "d_model": 32, "n_heads": 4, "n_kv_heads": 4,
-    "max_seq_len": 16, "block": ["dual", "loop", "wide"], "loops": 2, "d_ffn": 40,
-    "d_ffn_wide": 96, "ffn_multiple_of": 8,
-}  # fmt: skip
+MIXED = small(n_layers=3, block=["dual", "loop", "wide"], loops=2)
+
+Answer = Callable[[str], str]
+Described = Callable[[str], Any]
 
 
-def answer(line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Standard output of a command that must succeed."""
-    assert main(["flops", *shlex.split(line)]) == 0
-    return capsys.readouterr().out.rstrip("\n")
+@pytest.fixture
+def answer(output_of: OutputOf) -> Answer:
+    """What `dualpath flops LINE`, which must succeed, prints."""
+    return lambda line: output_of("flops", *shlex.split(line))
+
+
+@pytest.fixture
+def described(answer: Answer) -> Described:
+    """What a command writes as JSON."""
+    return lambda line: json.loads(answer(f"{line} --format json"))
 
 
 @pytest.fixture
 def recipe_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe of a small mixed model, and one that changes its length."""
     monkeypatch.chdir(tmp_path)
-    small = {"model": SMALL, "run": {"max_tokens": 1000}}
-    Path("small.yaml").write_text(yaml.safe_dump(small))
+    recipe = {"model": asdict(MIXED), "run": {"max_tokens": 1000}}
+    Path("small.yaml").write_text(yaml.safe_dump(recipe))
     Path("longer.yaml").write_text(yaml.safe_dump({"model": {"max_seq_len": 64}}))
 
 
 # Formats
 
 
-def test_json_is_a_list_of_both_readings_or_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    both = json.loads(answer(f"{DUAL} --format json", capsys))
+def test_json_is_a_list_of_both_readings_or_one_object(described: Described) -> None:
+    both = described(DUAL)
     assert [model["reading"] for model in both] == ["as_written", "as_trained"]
     for model in both:
         assert list(model) == KEYS
         assert list(model["flops_per_token_per_layer"]) == PARTS
         numbers = [*model["flops_per_token_per_layer"].values(), model["params"], model["budget"]]
         assert all(type(number) is int for number in numbers)
-        one = json.loads(answer(f"{DUAL} --format json --reading {model['reading']}", capsys))
-        assert one == model
+        assert described(f"{DUAL} --reading {model['reading']}") == model
     assert both[1] | {"flops_per_token_per_layer": None} == {
         "block": "dual", "alpha": 50, "loops": 4, "d_ffn": 1600, "d_ffn_wide": 11392,
         "d_ffn_effective": 1280, "d_ffn_wide_effective": 7680, "params": 483_156_880,
@@ -64,9 +75,9 @@ def test_json_is_a_list_of_both_readings_or_one_object(capsys: pytest.CaptureFix
     }  # fmt: skip
 
 
-def test_csv_holds_what_json_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    models = json.loads(answer(f"{DUAL} --format json", capsys))
-    rows = list(csv.DictReader(io.StringIO(answer(f"{DUAL} --format csv", capsys))))
+def test_csv_holds_what_json_holds(answer: Answer, described: Described) -> None:
+    models = described(DUAL)
+    rows = list(csv.DictReader(io.StringIO(answer(f"{DUAL} --format csv"))))
     assert len(rows) == len(models)
     for row, model in zip(rows, models, strict=True):
         parts = model.pop("flops_per_token_per_layer")
@@ -84,52 +95,52 @@ def test_csv_holds_what_json_holds(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_yaml_is_a_model_section_with_the_same_parameters(
-    line: str, capsys: pytest.CaptureFixture[str]
+    line: str, answer: Answer, described: Described
 ) -> None:
-    section = yaml.safe_load(answer(f"{line} --format yaml", capsys))
+    section = yaml.safe_load(answer(f"{line} --format yaml"))
     assert list(section) == ["model"]
     config = ModelConfig(**section["model"])
-    model = json.loads(answer(f"{line} --format json --reading as_trained", capsys))
+    model = described(f"{line} --reading as_trained")
     assert flops.parameters(config) == model["params"]
     assert flops.mean_layer_flops(config) == model["flops_per_token_per_layer"]
-    written = yaml.safe_load(answer(f"{line} --format yaml --reading as_written", capsys))
+    written = yaml.safe_load(answer(f"{line} --format yaml --reading as_written"))
     assert written["model"]["tie_embeddings"] is True
 
 
 def test_the_table_shows_both_readings_with_every_number(
-    capsys: pytest.CaptureFixture[str],
+    answer: Answer, described: Described
 ) -> None:
-    text = answer(DUAL, capsys)
+    text = answer(DUAL)
     assert re.search(r"as written +as trained", text)
-    for model in json.loads(answer(f"{DUAL} --format json", capsys)):
+    for model in described(DUAL):
         shown = [model["d_ffn"], model["d_ffn_wide_effective"], model["params"]]
         for number in [*shown, *model["flops_per_token_per_layer"].values()]:
             assert f"{number:,}" in text
         assert f"{model['budget_ratio']:.4f}" in text
     assert "What differs: " in text
     assert max(map(len, text.splitlines())) <= 100
-    assert "What differs" not in answer(f"{DUAL} --reading as_trained", capsys)
+    assert "What differs" not in answer(f"{DUAL} --reading as_trained")
 
 
-def test_a_clamped_width_is_pointed_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "d_ffn is raised to 64" in answer("--budget 80M --alpha 25 --k 4", capsys)
-    assert "raised" not in answer(DUAL, capsys)
+def test_a_clamped_width_is_pointed_out(answer: Answer) -> None:
+    assert "d_ffn is raised to 64" in answer("--budget 80M --alpha 25 --k 4")
+    assert "raised" not in answer(DUAL)
 
 
 # Options
 
 
-def test_k_is_another_name_of_loops(capsys: pytest.CaptureFixture[str]) -> None:
-    assert answer("--budget 80M --k 3", capsys) == answer("--budget 80M --loops 3", capsys)
+def test_k_is_another_name_of_loops(answer: Answer) -> None:
+    assert answer("--budget 80M --k 3") == answer("--budget 80M --loops 3")
 
 
-def test_alpha_50_k_4_of_a_dual_block_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    assert answer("--budget 80000000", capsys) == answer(f"{DUAL} --block dual", capsys)
+def test_alpha_50_k_4_of_a_dual_block_is_the_default(answer: Answer) -> None:
+    assert answer("--budget 80000000") == answer(f"{DUAL} --block dual")
 
 
-def test_the_backbone_is_free(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_backbone_is_free(described: Described) -> None:
     line = "--budget 4M --dim 256 --heads 8 --kv-heads 2 --layers 3 --vocab 1000 --seq-len 128"
-    model = json.loads(answer(f"{line} --k 2 --reading as_trained --format json", capsys))
+    model = described(f"{line} --k 2 --reading as_trained")
     config = ModelConfig(
         vocab_size=1000, n_layers=3, d_model=256, n_heads=8, n_kv_heads=2, max_seq_len=128,
         loops=2, d_ffn=model["d_ffn"], d_ffn_wide=model["d_ffn_wide"],
@@ -138,24 +149,22 @@ def test_the_backbone_is_free(capsys: pytest.CaptureFixture[str]) -> None:
     assert model["flops_per_token_per_layer"]["attention_scores"] == 3 * 2 * 128 * 256
 
 
-def test_heads_follow_the_width_unless_given(capsys: pytest.CaptureFixture[str]) -> None:
-    section = yaml.safe_load(answer("--budget 80M --dim 512 --format yaml", capsys))["model"]
+def test_heads_follow_the_width_unless_given(answer: Answer) -> None:
+    section = yaml.safe_load(answer("--budget 80M --dim 512 --format yaml"))["model"]
     assert (section["n_heads"], section["n_kv_heads"]) == (8, 8)
 
 
-def test_a_width_multiple_holds_for_the_solver_and_both_readings(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    written, trained = json.loads(answer(f"{DUAL} --width-multiple 256 --format json", capsys))
+def test_a_width_multiple_holds_for_the_solver_and_both_readings(described: Described) -> None:
+    written, trained = described(f"{DUAL} --width-multiple 256")
     assert written["d_ffn_effective"] == trained["d_ffn_effective"]
     assert trained["d_ffn"] % 256 == trained["d_ffn_effective"] % 256 == 0
     assert trained["budget_ratio"] <= 1
 
 
-def test_match_total_equals_the_sum_of_a_dual_block(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "--budget 80M --k 4 --match total --reading as_written --format json"
+def test_match_total_equals_the_sum_of_a_dual_block(described: Described) -> None:
+    line = "--budget 80M --k 4 --match total --reading as_written"
     for block in ("dual", "loop", "wide"):
-        model = json.loads(answer(f"{line} --block {block}", capsys))
+        model = described(f"{line} --block {block}")
         assert model["match"] == "total"
         assert model["matched_budget"] == 80_000_000 + 5 * 2 * 4096 * 768
         parts = model["flops_per_token_per_layer"]
@@ -165,10 +174,9 @@ def test_match_total_equals_the_sum_of_a_dual_block(capsys: pytest.CaptureFixtur
         assert model["loops"] == (1 if block == "wide" else 4)
 
 
-def test_hours_follow_tokens_gpus_and_rate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hours_follow_tokens_gpus_and_rate(described: Described) -> None:
     def hours(options: str) -> float:
-        line = f"{DUAL} --reading as_trained --format json {options}"
-        return json.loads(answer(line, capsys))["training_hours"]
+        return described(f"{DUAL} --reading as_trained {options}")["training_hours"]
 
     once = hours("--tokens 38.5B --gpus 64 --tflops 50")
     assert once == pytest.approx(5_705_736_480 * 38.5e9 / (64 * 50e12) / 3600, abs=1e-3)
@@ -176,18 +184,16 @@ def test_hours_follow_tokens_gpus_and_rate(capsys: pytest.CaptureFixture[str]) -
     assert hours("--tokens 38.5B --gpus 128 --tflops 100") == pytest.approx(once / 4, abs=1e-3)
 
 
-def test_assumed_hardware_is_called_assumed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "This hardware is assumed" in answer(DUAL, capsys)
-    own = answer(f"{DUAL} --gpus 1 --tflops 400", capsys)
+def test_assumed_hardware_is_called_assumed(answer: Answer) -> None:
+    assert "This hardware is assumed" in answer(DUAL)
+    own = answer(f"{DUAL} --gpus 1 --tflops 400")
     assert "assumed" not in own
     assert "1 GPU that sustains 400 TFLOP/s" in own
 
 
 def test_options_without_effect_are_named_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["flops", *shlex.split("--budget 80M --block wide --alpha 3 --k 2 --format json")])
-        == 0
-    )
+    line = "flops --budget 80M --block wide --alpha 3 --k 2 --format json"
+    assert main(line.split()) == 0
     captured = capsys.readouterr()
     json.loads(captured.out)
     assert captured.err.splitlines() == [
@@ -196,66 +202,67 @@ def test_options_without_effect_are_named_on_stderr(capsys: pytest.CaptureFixtur
     ]
 
 
+def test_help_is_sentences_and_states_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["flops", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    parser = argparse.ArgumentParser(add_help=False)
+    flops_command.add_arguments(parser)
+    for option in parser._actions:
+        assert option.help[0].isalnum()
+        assert option.help.endswith(".")
+    for default in ("dual.", "50.", "4.", "16.", "768.", "50304.", "38503710720.", "64.", "68"):
+        assert f"Default: {default}" in text
+
+
 # Recipes
 
 
 def test_a_recipe_is_described_as_it_is(
-    recipe_files: None, capsys: pytest.CaptureFixture[str]
+    recipe_files: None, answer: Answer, described: Described
 ) -> None:
-    model = json.loads(answer("--config small.yaml --format json", capsys))
-    config = ModelConfig(**SMALL)
+    model = described("--config small.yaml")
     assert list(model) == KEYS
-    assert model["params"] == flops.parameters(config)
-    assert model["flops_per_token_per_layer"] == flops.mean_layer_flops(config)
-    assert (model["block"], model["budget"], model["reading"]) == (SMALL["block"], None, None)
-    assert "1 dual + 1 loop + 1 wide blocks" in answer("--config small.yaml", capsys)
+    assert model["params"] == flops.parameters(MIXED)
+    assert model["flops_per_token_per_layer"] == flops.mean_layer_flops(MIXED)
+    assert (model["block"], model["budget"], model["reading"]) == (MIXED.block, None, None)
+    assert "1 dual + 1 loop + 1 wide blocks" in answer("--config small.yaml")
 
 
-def test_later_recipes_win_and_a_reading_goes_on_top(
-    recipe_files: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    section = yaml.safe_load(
-        answer(
-            "--config small.yaml --config longer.yaml --reading as_written --format yaml", capsys
-        )
-    )
-    fields = {"max_seq_len": 64, "tie_embeddings": True, "ffn_multiple_of": 64}
-    assert section["model"].items() >= (SMALL | fields).items()
+def test_later_recipes_win_and_a_reading_goes_on_top(recipe_files: None, answer: Answer) -> None:
+    words = "--config small.yaml --config longer.yaml --reading as_written"
+    section = yaml.safe_load(answer(f"{words} --format yaml"))
+    as_written = replace(MIXED, max_seq_len=64, **paper.AS_WRITTEN)
+    assert ModelConfig(**section["model"]) == as_written
 
 
 def test_hours_of_a_recipe_are_for_its_own_tokens_and_only_when_asked(
-    recipe_files: None, capsys: pytest.CaptureFixture[str]
+    recipe_files: None, answer: Answer
 ) -> None:
-    assert "hours" not in answer("--config small.yaml", capsys)
-    text = answer("--config small.yaml --gpus 1 --tflops 1", capsys)
+    assert "hours" not in answer("--config small.yaml")
+    text = answer("--config small.yaml --gpus 1 --tflops 1")
     assert "Training: 1,000 tokens on 1 GPU" in text
-    assert "Training: 5 tokens" in answer("--config small.yaml --tokens 5", capsys)
+    assert "Training: 5 tokens" in answer("--config small.yaml --tokens 5")
 
 
-def test_a_recipe_is_compared_to_a_budget(
-    recipe_files: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = json.loads(answer("--config small.yaml --budget 40K --format json", capsys))
+def test_a_recipe_is_compared_to_a_budget(recipe_files: None, described: Described) -> None:
+    model = described("--config small.yaml --budget 40K")
     assert model["budget_ratio"] == model["flops_per_token_per_layer"]["linear_total"] / 40_000
 
 
 # Tables
 
 
-def test_table_lists_the_papers_13_configurations(capsys: pytest.CaptureFixture[str]) -> None:
-    models = json.loads(answer("--budget 160M --table --format json --reading as_trained", capsys))
+def test_table_lists_the_papers_13_configurations(answer: Answer, described: Described) -> None:
+    models = described("--budget 160M --table --reading as_trained")
     assert len(models) == 13
-    text = answer("--budget 160M --table", capsys)
+    text = answer("--budget 160M --table")
     for model in models:
         assert f"{model['params'] / 1e6:.1f}M" in text
     assert "1360.8M" in text
 
 
-def test_table_matched_in_total_spends_the_same_everywhere(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    line = "--budget 80M --table --match total --k 3 --reading as_written --format json"
-    models = json.loads(answer(line, capsys))
+def test_table_matched_in_total_spends_the_same_everywhere(described: Described) -> None:
+    models = described("--budget 80M --table --match total --k 3 --reading as_written")
     assert {model["matched_budget"] for model in models} == {80_000_000 + 4 * 2 * 4096 * 768}
     for model in models:
         clamped = (model["alpha"], model["loops"]) == (25, 4)
@@ -270,8 +277,8 @@ def test_rows_without_room_are_named(capsys: pytest.CaptureFixture[str]) -> None
     assert "dual a25 K3" in captured.out
 
 
-def test_audit_comes_as_text_json_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Embeddings are tied" in answer("--audit", capsys)
-    record = json.loads(answer("--audit --format json", capsys))
-    rows = list(csv.DictReader(io.StringIO(answer("--audit --format csv", capsys))))
+def test_audit_comes_as_text_json_and_csv(answer: Answer, described: Described) -> None:
+    assert "Embeddings are tied" in answer("--audit")
+    record = described("--audit")
+    rows = list(csv.DictReader(io.StringIO(answer("--audit --format csv"))))
     assert len(rows) == len(record["numbers"]) == 96

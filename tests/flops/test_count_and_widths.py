@@ -126,30 +126,6 @@ def test_gate_variants_cost_a_matrix_of_their_columns(gate: str, columns: int) -
     assert flops.parameters_by_part(config)["gate"] == 2 * 33 * columns
 
 
-@pytest.mark.parametrize(
-    "changes", [{"loops": 1}, {"combination": "mean"}, {"combination": "final"}]
-)
-def test_without_a_choice_of_steps_there_is_no_router(changes: dict[str, Any]) -> None:
-    config = small(**changes)
-    assert flops.layer_flops(config, "dual").router == 0
-    assert flops.parameters_by_part(config)["router"] == 0
-
-
-def test_grouped_queries_save_the_key_and_value_matrices() -> None:
-    full, grouped = small(n_layers=1, block="wide"), small(n_layers=1, block="wide", n_kv_heads=1)
-    saved = 2 * 32 * 32 * 3 // 4  # three quarters of two d x d matrices
-    assert flops.parameters(full) - flops.parameters(grouped) == saved
-    assert (
-        flops.layer_flops(full, "wide").wide - flops.layer_flops(grouped, "wide").wide == 2 * saved
-    )
-
-
-def test_tying_saves_the_head_and_leaves_the_rest() -> None:
-    tied, untied = small(tie_embeddings=True), small()
-    assert flops.parameters(untied) - flops.parameters(tied) == 96 * 32
-    assert flops.parameters_non_embedding(untied) == flops.parameters_non_embedding(tied)
-
-
 # The solver
 
 

@@ -11,7 +11,7 @@ import pytest
 from dualpath_cli.cli import main
 from tests.study.conftest import OPEN
 from tests.study.routing.test_study import PER_LAYER, rows_of
-from tests.training.conftest import Fit
+from tests.tiny_run import Fit
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("strategy", ["ddp", "fsdp"])]
 

@@ -11,7 +11,7 @@ from dualpath_cli.cli import main
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.module import DualPathModule
 from tests.study.conftest import OPEN
-from tests.training.conftest import Fit
+from tests.tiny_run import Fit
 
 
 @pytest.mark.parametrize("kind", ["text", "packed"])

@@ -4,7 +4,7 @@ import pytest
 from matplotlib import pyplot
 
 from dualpath_cli.training import curve
-from tests.training.conftest import Fit
+from tests.tiny_run import Fit
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,24 @@ import pytest
 import torch
 import yaml
 
-from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.recipes import merge
 from dualpath_cli.run_folder import find_run, read_recipe
 from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.weights import load_weights
+from tests.conftest import OutputOf
 from tests.processes import in_processes, run_on_two_ranks
-from tests.training.conftest import SEQ_LEN, prepare, tiny_recipe, train, write_blocks, write_text
-from tests.training.test_fit import back_to_step, rows, tables
+from tests.tiny_run import (
+    SEQ_LEN,
+    back_to_step,
+    prepare,
+    rows,
+    tables,
+    tiny_recipe,
+    train,
+    write_blocks,
+    write_text,
+)
 
 pytestmark = in_processes
 
@@ -82,7 +91,7 @@ def assert_same_losses(run: Path, expected: Path) -> None:
 
 @pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fsdp_gives_one_process_losses_and_is_read_by_one_process(
-    tied: bool, runs: Runs, capsys: pytest.CaptureFixture[str]
+    tied: bool, runs: Runs, output_of: OutputOf
 ) -> None:
     run, expected = runs.two_ranks("fsdp", tied), runs.single(tied)
     assert find_run(str(run)).checkpoint.is_dir(), "each rank writes its shard"
@@ -96,11 +105,9 @@ def test_fsdp_gives_one_process_losses_and_is_read_by_one_process(
     for name, parameter in weights[0].items():
         torch.testing.assert_close(parameter, weights[1][name], rtol=1e-3, atol=1e-5)
 
-    capsys.readouterr()
-    assert main(["validate", "--ckpt_path", str(run)]) == 0
-    shown = capsys.readouterr().out
+    output = output_of("validate", "--ckpt_path", run)
     for last in rows(expected / "validation.csv")[-2:]:
-        (loss,) = re.findall(rf"{last['set']} .*? ([\d.]+)", shown)
+        (loss,) = re.findall(rf"{last['set']} .*? ([\d.]+)", output)
         assert float(loss) == pytest.approx(float(last["loss"]), rel=1e-4)
 
 

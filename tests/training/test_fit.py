@@ -1,6 +1,5 @@
 """`dualpath fit` and `validate` on a tiny recipe: what is written, continued and refused."""
 
-import csv
 import json
 import os
 import shutil
@@ -20,35 +19,20 @@ from dualpath_cli.run_folder import find_run, newest_checkpoint
 from dualpath_cli.training import checkpoint, parallel
 from dualpath_cli.training.checkpoint import Checkpoints, publish
 from dualpath_cli.training.module import DualPathModule
+from tests.conftest import OutputOf
 from tests.processes import in_processes, start
 from tests.small_tokenizer import tokenizer_with
-from tests.training.conftest import SEQ_LEN, Fit, prepare, write_blocks
-
-# Columns that say how fast a run was, not what it computed.
-MEASURED = {"tokens_per_second", "tflops_per_second", "mfu", "seconds"}
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return [{k: v for k, v in row.items() if k not in MEASURED} for row in csv.DictReader(file)]
-
-
-def tables(run: Path) -> dict[str, list[dict[str, str]]]:
-    return {name: rows(run / name) for name in ("metrics.csv", "validation.csv", "routing.csv")}
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return torch.load(newest_checkpoint(run), weights_only=True)["state_dict"]
-
-
-def back_to_step(run: Path, step: int) -> None:
-    """Leaves a run as if it had been interrupted after a checkpoint."""
-    checkpoints = run / "checkpoints"
-    for path in checkpoints.glob("step-*"):
-        if int(path.name.removeprefix("step-")) > step:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (checkpoints / "last").unlink()
-    (checkpoints / "last").symlink_to(f"step-{step:08d}")
+from tests.tiny_run import (
+    SEQ_LEN,
+    Fit,
+    Refused,
+    back_to_step,
+    prepare,
+    rows,
+    tables,
+    weights,
+    write_blocks,
+)
 
 
 def test_a_run_folder_holds_what_the_run_was(trained: Fit, texts: Path) -> None:
@@ -96,24 +80,15 @@ def test_routing_is_read_out_per_layer(fit: Fit) -> None:
     assert second["gain_wide"] != ""
 
 
-@pytest.mark.parametrize("block", ["loop", "wide"])
-def test_the_single_axis_models_train(trained: Fit, block: str) -> None:
-    assert len(rows(trained(model={"block": block}) / "metrics.csv")) == 6
-
-
 def test_accumulated_micro_batches_are_one_batch(fit: Fit, tmp_path: Path) -> None:
     # 24 blocks: litdata's order depends on what it drops, so nothing may be left over.
     data = prepare(tmp_path / "blocks", write_blocks(tmp_path / "blocks.jsonl", 24))
-    runs = [
-        rows(
-            fit(run={"name": f"of-{n}", "micro_batch": n}, data={"path": str(data)}) / "metrics.csv"
-        )
-        for n in (4, 2, 1)
-    ]
-    for whole, *parts in zip(*runs, strict=True):
-        for part in parts:
-            assert float(part["loss"]) == pytest.approx(float(whole["loss"]), rel=1e-4)
-            assert float(part["grad_norm"]) == pytest.approx(float(whole["grad_norm"]), rel=1e-3)
+    changes = [{"name": f"of-{size}", "micro_batch": size} for size in (4, 2, 1)]
+    runs = [rows(fit(run=run, data={"path": str(data)}) / "metrics.csv") for run in changes]
+    for whole, *accumulated in zip(*runs, strict=True):
+        for row in accumulated:
+            assert float(row["loss"]) == pytest.approx(float(whole["loss"]), rel=1e-4)
+            assert float(row["grad_norm"]) == pytest.approx(float(whole["grad_norm"]), rel=1e-3)
 
 
 def test_the_same_recipe_gives_the_same_numbers(fit: Fit, trained: Fit) -> None:
@@ -179,27 +154,20 @@ def test_a_finished_run_is_left_alone(
     assert (run / "metrics.csv").read_bytes() == before
 
 
-def test_a_run_is_not_continued_under_another_recipe(
-    fit: Fit, trained: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained()
-    fit(expected=2, optim={"lr": 1e-2})
-    error = capsys.readouterr().err
-    assert "optim.lr=0.003, this one has 0.01" in error
-    assert "--run.name" in error
-
-
-def test_a_run_is_not_continued_with_another_seed_or_on_other_data(
-    fit: Fit, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_is_not_continued_with_another_seed_or_rate_or_on_other_data(
+    fit: Fit, refused: Refused, texts: Path, tmp_path: Path
 ) -> None:
     data = prepare(tmp_path / "data", texts / "train.jsonl")
     fit(data={"path": str(data)})
-    fit(expected=2, data={"path": str(data)}, seed_everything=2)
-    assert "seed_everything=1, this one has 2" in capsys.readouterr().err
+    error = refused(data={"path": str(data)}, optim={"lr": 1e-2})
+    assert "optim.lr=0.003, this one has 0.01" in error
+    assert "--run.name" in error
+    error = refused(data={"path": str(data)}, seed_everything=2)
+    assert "seed_everything=1, this one has 2" in error
     shutil.rmtree(data)
     prepare(data, texts / "val.jsonl")
-    fit(expected=2, data={"path": str(data), "max_epochs": 9})
-    assert "was begun with data_fingerprint" in capsys.readouterr().err
+    error = refused(data={"path": str(data), "max_epochs": 9})
+    assert "was begun with data_fingerprint" in error
 
 
 def test_a_run_may_begin_with_another_runs_weights(
@@ -244,23 +212,23 @@ def test_the_newest_checkpoint_is_kept_also_after_going_back(tmp_path: Path) -> 
 
 
 def test_a_checkpoint_is_not_continued_by_another_kind_of_strategy(
-    fit: Fit, trained: Fit, capsys: pytest.CaptureFixture[str]
+    refused: Refused, trained: Fit
 ) -> None:
     back_to_step(trained(), 4)
-    fit(expected=2, trainer={"strategy": "fsdp"})
-    assert "was written with trainer.strategy single or ddp" in capsys.readouterr().err
+    error = refused(trainer={"strategy": "fsdp"})
+    assert "was written with trainer.strategy single or ddp" in error
 
 
 def test_a_validation_folder_of_another_tokenizer_is_refused(
-    fit: Fit, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    refused: Refused, texts: Path, tmp_path: Path
 ) -> None:
     tokenizer = tmp_path / "other"
     tokenizer.mkdir()
     tokenizer_with(["a b"]).save(tokenizer)
     words = ["--source", str(texts / "val.jsonl"), "--tokenizer", str(tokenizer)]
     assert data_prep([*words, "--workers", "1", "--out", str(tmp_path / "val")]) == 0
-    fit(expected=2, data={"val": {"other": str(tmp_path / "val")}})
-    assert "another tokenizer than the run's" in capsys.readouterr().err
+    error = refused(data={"val": {"other": str(tmp_path / "val")}})
+    assert "another tokenizer than the run's" in error
 
 
 @in_processes
@@ -281,40 +249,31 @@ def test_ctrl_c_says_where_the_run_continues(trained: Fit, tmp_path: Path) -> No
     assert f"interrupted; the same command continues from step {step}" in said
 
 
-def test_a_batch_that_is_not_whole_is_refused_with_the_next_one(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fit(expected=2, run={"batch_tokens": 5 * SEQ_LEN})
-    error = capsys.readouterr().err
+def test_a_batch_that_is_not_whole_is_refused_with_the_next_one(refused: Refused) -> None:
+    error = refused(run={"batch_tokens": 5 * SEQ_LEN})
     assert f"run.batch_tokens={5 * SEQ_LEN}" in error
     assert f"the next one is {6 * SEQ_LEN}" in error
 
 
-def test_validate_gives_the_numbers_of_the_runs_end(
-    trained: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validate_gives_the_numbers_of_the_runs_end(trained: Fit, output_of: OutputOf) -> None:
     run = trained()
+    checkpoints = run / "checkpoints"
     last = rows(run / "validation.csv")[-1]
-    capsys.readouterr()
-    for path in (run, run / "checkpoints" / "step-00000006", run / "checkpoints" / "last"):
-        assert main(["validate", "--ckpt_path", str(path)]) == 0
-        shown = capsys.readouterr().out
-        assert f"{float(last['loss']):.4f}" in shown
-        assert f"{float(last['bits_per_byte']):.4f}" in shown
-    assert main(["validate", "--ckpt_path", str(run / "checkpoints" / "step-00000002")]) == 0
-    assert f"{float(last['loss']):.4f}" not in capsys.readouterr().out
+    for path in (run, checkpoints / "step-00000006", checkpoints / "last"):
+        output = output_of("validate", "--ckpt_path", path)
+        assert f"{float(last['loss']):.4f}" in output
+        assert f"{float(last['bits_per_byte']):.4f}" in output
+    older = output_of("validate", "--ckpt_path", checkpoints / "step-00000002")
+    assert f"{float(last['loss']):.4f}" not in older
 
 
 def test_validate_takes_other_sets_and_a_prepared_folder(
-    trained: Fit, texts: Path, capsys: pytest.CaptureFixture[str]
+    trained: Fit, texts: Path, output_of: OutputOf
 ) -> None:
-    run = trained()
-    capsys.readouterr()
-    words = ["--data.val", json.dumps({"packed": str(texts / "train")})]
-    assert main(["validate", "--ckpt_path", str(run), *words]) == 0
-    shown = capsys.readouterr().out
-    assert "packed" in shown
-    assert "held_out" not in shown
+    packed = json.dumps({"packed": str(texts / "train")})
+    output = output_of("validate", "--ckpt_path", trained(), "--data.val", packed)
+    assert "packed" in output
+    assert "held_out" not in output
 
 
 def test_where_compiling_fails_the_run_says_so_once_and_goes_on(
@@ -336,11 +295,10 @@ def test_where_compiling_fails_the_run_says_so_once_and_goes_on(
 
 
 def test_wandb_without_the_package_says_how_to_get_it(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    fit(expected=2, run={"wandb": "project"})
-    assert "pip install 'dualpath[wandb]'" in capsys.readouterr().err
+    assert "pip install 'dualpath[wandb]'" in refused(run={"wandb": "project"})
 
 
 def test_validation_does_not_run_under_inference_mode(

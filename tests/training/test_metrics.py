@@ -39,16 +39,3 @@ def test_both_are_the_sums_of_their_definition_however_batched(
         n_bytes = sum(TOKEN_BYTES[t] for t, _ in text)
         expected = sum(n for _, n in text) / math.log(2) / n_bytes
         assert result["bits_per_byte"].item() == pytest.approx(expected)
-
-
-def test_end_of_text_counts_in_the_loss_but_not_in_bits_per_byte() -> None:
-    metric = LanguageModelLoss(TOKEN_BYTES)
-    metric.update(torch.tensor([[1.0, 5.0]]), torch.tensor([[0, 3]]))
-    assert metric.compute()["loss"].item() == 3.0
-    assert metric.compute()["bits_per_byte"].item() == pytest.approx(1 / math.log(2))
-
-
-def test_uniform_predictions_over_bytes_cost_eight_bits() -> None:
-    metric = LanguageModelLoss([1] * 256)
-    metric.update(torch.full((2, 7), math.log(256)), torch.zeros(2, 7, dtype=torch.int64))
-    assert metric.compute()["bits_per_byte"].item() == pytest.approx(8.0)

@@ -13,9 +13,9 @@ from data_prep.writing.upload import upload
 from dualpath_cli.cli import main
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import Manifest
+from tests.conftest import OutputOf
 from tests.processes import in_processes, run_on_two_ranks
-from tests.training.conftest import SEQ_LEN, Fit, write_text
-from tests.training.test_fit import back_to_step, rows, tables, weights
+from tests.tiny_run import SEQ_LEN, Fit, Refused, back_to_step, rows, tables, weights, write_text
 
 URL = "s3://bucket/train"
 
@@ -100,7 +100,7 @@ def test_a_chunk_changed_behind_the_manifest_is_not_trained_on(
 
 
 def test_validation_sets_may_lie_on_s3(
-    fit: Fit, bucket: Any, data: Path, remote: str, texts: Path, capsys: pytest.CaptureFixture[str]
+    fit: Fit, bucket: Any, data: Path, remote: str, texts: Path, output_of: OutputOf
 ) -> None:
     bucket.upload_file(str(texts / "val.jsonl"), "bucket", "texts/val.jsonl")
     distant = {"held_out": "s3://bucket/texts/val.jsonl", "packed": remote}
@@ -111,11 +111,9 @@ def test_validation_sets_may_lie_on_s3(
     assert len(rows(runs[0] / "validation.csv")) == 6
     assert tables(runs[0]) == tables(runs[1])
     shutil.rmtree(storage.cache())  # scored on another machine
-    capsys.readouterr()
-    assert main(["validate", "--ckpt_path", str(runs[0])]) == 0
-    shown = capsys.readouterr().out
+    output = output_of("validate", "--ckpt_path", runs[0])
     for row in rows(runs[0] / "validation.csv")[-2:]:
-        assert f"{float(row['loss']):.4f}" in shown
+        assert f"{float(row['loss']):.4f}" in output
 
 
 def test_ablate_scores_a_run_from_s3_on_texts_there(
@@ -162,30 +160,29 @@ def put(name: str, content: bytes) -> Any:
     ],
 )
 def test_a_mistake_is_one_line_before_training(
-    fit: Fit,
+    refused: Refused,
     bucket: Any,
     remote: str,
     damage: Any,
     changes: dict[str, Any],
     text: str,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     if damage:
         damage(bucket)
-    run = fit(expected=2, data={"path": remote, **changes})
-    error = capsys.readouterr().err
+    error = refused(data={"path": remote, **changes})
     assert text in error
     assert len(error.strip().splitlines()) == 1
-    assert not run.exists()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_other_data_than_the_run_began_with_are_refused(
-    fit: Fit, remote: str, texts: Path, capsys: pytest.CaptureFixture[str]
+    fit: Fit, refused: Refused, remote: str, texts: Path
 ) -> None:
     fit(data={"path": remote})
     upload(texts / "train", URL, lambda count: None, overwrite=True)
-    fit(expected=2, data={"path": remote, "max_epochs": 9})
-    assert "was begun with data_fingerprint" in capsys.readouterr().err
+    error = refused(data={"path": remote, "max_epochs": 9})
+    assert "was begun with data_fingerprint" in error
 
 
 def test_an_unnamed_source_on_s3_is_refused(

@@ -6,8 +6,7 @@ import pytest
 
 from dualpath_cli.cli import main
 from dualpath_cli.model import language_model
-from tests.training.conftest import Fit
-from tests.training.test_fit import back_to_step, rows
+from tests.tiny_run import Fit, back_to_step, rows
 
 
 def test_nothing_is_drawn_where_a_checkpoint_follows(

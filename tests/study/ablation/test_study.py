@@ -24,7 +24,7 @@ from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.windows import Windows, document_windows
 from tests.study.ablation.test_suites import NAMES
 from tests.study.conftest import OPEN, Forwards, model_of
-from tests.training.conftest import SEQ_LEN, Fit
+from tests.tiny_run import SEQ_LEN, Fit
 
 FILES = {"ablations.json", "ablations.csv", "ablations.md", "ablations.tex"}
 

@@ -19,7 +19,7 @@ from dualpath_cli.study.routing.tokens import token_texts
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.study.conftest import OPEN, Forwards, model_of
-from tests.training.conftest import SEQ_LEN, Fit
+from tests.tiny_run import SEQ_LEN, Fit
 
 FIGURES = {
     "depth", "polarisation", "gate_density", "gate_density_layers", "tokens", "layers_by_token",

@@ -1,5 +1,6 @@
-"""A tiny recipe, a tiny data folder, the command that trains on them, and runs made by it."""
+"""A tiny recipe, a tiny data folder, runs that are made of them, and what is in such a run."""
 
+import csv
 import hashlib
 import json
 import random
@@ -9,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from dualpath_cli.cli import main
 from dualpath_cli.recipes import Recipe, merge
-from dualpath_cli.training import curve
+from dualpath_cli.run_folder import newest_checkpoint
 from tests.conftest import Share
 from tests.small_tokenizer import tokenizer_with
 
 SEQ_LEN = 16
 
 Fit = Callable[..., Path]
+Refused = Callable[..., str]
 
 
 def write_text(path: Path, seed: int, documents: int, words: int) -> Path:
@@ -91,7 +94,7 @@ def train(recipe: Recipe, path: Path, expected: int = 0) -> Path:
     """Runs `fit` on a recipe, written to `path`, without the curve; returns the run folder."""
     path.write_text(yaml.safe_dump(recipe))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curve, "draw", lambda run: run / "curve.png")
+        patch.setattr("dualpath_cli.training.curve.draw", lambda run: run / "curve.png")
         assert main(["fit", "--config", str(path)]) == expected
     run = recipe["run"]
     return Path(run["dir"], run["recipe"], run.get("name", "default"))
@@ -101,9 +104,22 @@ def train(recipe: Recipe, path: Path, expected: int = 0) -> Path:
 def fit(texts: Path, tmp_path: Path) -> Fit:
     """Trains the tiny recipe, changed by keyword (section={...}), and returns the run folder."""
 
-    def run(expected: int = 0, **changes: Any) -> Path:
+    def run(**changes: Any) -> Path:
         recipe = merge(tiny_recipe(texts, tmp_path / "runs"), changes)
-        return train(recipe, tmp_path / "recipe.yaml", expected)
+        return train(recipe, tmp_path / "recipe.yaml")
+
+    return run
+
+
+@pytest.fixture
+def refused(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Like `fit`, of a recipe that is a mistake; returns what is said."""
+
+    def run(**changes: Any) -> str:
+        recipe = merge(tiny_recipe(texts, tmp_path / "runs"), changes)
+        capsys.readouterr()
+        train(recipe, tmp_path / "recipe.yaml", expected=2)
+        return capsys.readouterr().err
 
     return run
 
@@ -127,3 +143,32 @@ def trained(share: Share, texts: Path, tmp_path: Path) -> Fit:
         return run
 
     return copy
+
+
+# What is in a run
+
+# Columns that say how fast a run was, not what it computed.
+MEASURED = {"tokens_per_second", "tflops_per_second", "mfu", "seconds"}
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return [{k: v for k, v in row.items() if k not in MEASURED} for row in csv.DictReader(file)]
+
+
+def tables(run: Path) -> dict[str, list[dict[str, str]]]:
+    return {name: rows(run / name) for name in ("metrics.csv", "validation.csv", "routing.csv")}
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return torch.load(newest_checkpoint(run), weights_only=True)["state_dict"]
+
+
+def back_to_step(run: Path, step: int) -> None:
+    """Leaves a run as if it had been interrupted after a checkpoint."""
+    checkpoints = run / "checkpoints"
+    for path in checkpoints.glob("step-*"):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (checkpoints / "last").unlink()
+    (checkpoints / "last").symlink_to(f"step-{step:08d}")
