@@ -19,9 +19,7 @@ from tests.processes import in_processes
 pytestmark = in_processes
 
 
-def test_killed_at_random_moments_it_ends_with_the_same_bytes(
-    tmp_path: Path, small_folder: Path, request: pytest.FixtureRequest
-) -> None:
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, small_folder, request):
     random_ = random.Random(0)
     words = [f"w{n}" for n in range(500)]
     texts = [" ".join(random_.choices(words, k=random_.randint(1, 120))) for _ in range(1500)]
@@ -70,8 +68,8 @@ def _stamps(work: Path) -> dict[Path, int]:
 
 @pytest.mark.parametrize("there", [False, True], ids=["new", "replacing"])
 def test_killed_before_any_change_of_the_disk_it_ends_with_the_same_bytes(
-    there: bool, tmp_path: Path, small_folder: Path, request: pytest.FixtureRequest
-) -> None:
+    there, tmp_path, small_folder, request
+):
     random_ = random.Random(2)
     words = [f"w{n}" for n in range(50)]
     texts = [" ".join(random_.choices(words, k=30)) for _ in range(40)]

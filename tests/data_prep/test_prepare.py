@@ -44,8 +44,8 @@ def _request(path: Path, tokenizer: Tokenizer, out: Path, **settings):
 
 @pytest.mark.parametrize(("size", "dtype"), [("small", np.uint16), ("large", np.uint32)])
 def test_the_tokens_are_those_of_the_documents_each_with_its_end(
-    size: str, dtype: type, tmp_path: Path, small: Tokenizer, large: Tokenizer
-) -> None:
+    size, dtype, tmp_path, small, large
+):
     tokenizer = {"small": small, "large": large}[size]
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     manifest = prepare(_request(path, tokenizer, tmp_path / "out"))
@@ -58,7 +58,7 @@ def test_the_tokens_are_those_of_the_documents_each_with_its_end(
     assert manifest.sources[0].rejected == {"empty": 1}
 
 
-def test_the_folder_holds_what_its_manifest_says(small: Tokenizer, tmp_path: Path) -> None:
+def test_the_folder_holds_what_its_manifest_says(small, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [*TEXTS, "hello", *many(20)])
     manifest = prepare(_request(path, small, tmp_path / "out", val_fraction=0.3))
     assert Manifest.read(tmp_path / "out") == manifest
@@ -76,9 +76,7 @@ def test_the_folder_holds_what_its_manifest_says(small: Tokenizer, tmp_path: Pat
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_every_document_is_written_held_out_rejected_or_a_duplicate(
-    small: Tokenizer, tmp_path: Path
-) -> None:
+def test_every_document_is_written_held_out_rejected_or_a_duplicate(small, tmp_path):
     texts = [*many(60), "", "   ", *many(10), "hi", *many(5, start=100)]
     path = write_jsonl(tmp_path / "a.jsonl", texts)
     manifest = prepare(_request(path, small, tmp_path / "out", val_fraction=0.2, min_chars=3))
@@ -102,7 +100,7 @@ def test_every_document_is_written_held_out_rejected_or_a_duplicate(
     assert (count.exact_duplicates, count.near_duplicates, count.unused) == (10, 0, 0)
 
 
-def test_documents_are_shuffled_by_the_seed(small: Tokenizer, tmp_path: Path) -> None:
+def test_documents_are_shuffled_by_the_seed(small, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", many(50))
     orders = []
     for seed in (0, 0, 1):
@@ -113,7 +111,7 @@ def test_documents_are_shuffled_by_the_seed(small: Tokenizer, tmp_path: Path) ->
     assert sorted(orders[0]) == sorted(orders[2]) == sorted(many(50)) != orders[0]
 
 
-def test_the_bytes_do_not_depend_on_the_number_of_workers(small: Tokenizer, tmp_path: Path) -> None:
+def test_the_bytes_do_not_depend_on_the_number_of_workers(small, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [*many(80), "", *many(9)])
     for workers in (1, 2, 3):
         out = tmp_path / str(workers)
@@ -122,7 +120,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(small: Tokenizer, tmp_
     assert contents(tmp_path / "1") == contents(tmp_path / "2") == contents(tmp_path / "3")
 
 
-def test_a_limit_stops_after_the_document_that_reaches_it(small: Tokenizer, tmp_path: Path) -> None:
+def test_a_limit_stops_after_the_document_that_reaches_it(small, tmp_path):
     texts = many(50)
     path = write_jsonl(tmp_path / "a.jsonl", texts)
     lengths = np.cumsum([len(small.encode(text)) + 1 for text in texts])
@@ -137,7 +135,7 @@ def test_a_limit_stops_after_the_document_that_reaches_it(small: Tokenizer, tmp_
         assert count.read < len(texts)
 
 
-def test_more_is_read_where_duplicates_leave_too_little(small: Tokenizer, tmp_path: Path) -> None:
+def test_more_is_read_where_duplicates_leave_too_little(small, tmp_path):
     # The first half is one text over and over, which fills the tokens asked for by itself.
     texts = ["hello hello hello"] * 50 + many(50)
     path = write_jsonl(tmp_path / "a.jsonl", texts)
@@ -155,7 +153,7 @@ def two_sources(folder: Path) -> list[Path]:
     ]
 
 
-def test_weights_decide_the_shares_of_tokens_everywhere(small: Tokenizer, tmp_path: Path) -> None:
+def test_weights_decide_the_shares_of_tokens_everywhere(small, tmp_path):
     x, y = two_sources(tmp_path)
     sources = [source("x", x, weight=6), source("y", y, weight=2)]
     manifest = prepare(request(sources, small, tmp_path / "out", tokens=2000))
@@ -167,7 +165,7 @@ def test_weights_decide_the_shares_of_tokens_everywhere(small: Tokenizer, tmp_pa
         assert abs(lengths[part][of_x[part]].sum() / lengths[part].sum() - 0.75) < 0.1
 
 
-def test_the_scarcest_source_ends_a_weighted_mix(small: Tokenizer, tmp_path: Path) -> None:
+def test_the_scarcest_source_ends_a_weighted_mix(small, tmp_path):
     x, y = two_sources(tmp_path)
     sources = [source("x", x, weight=1), source("y", y, weight=1)]
     manifest = prepare(request(sources, small, tmp_path / "out"))
@@ -177,7 +175,7 @@ def test_the_scarcest_source_ends_a_weighted_mix(small: Tokenizer, tmp_path: Pat
     assert abs(counts["x"].tokens - counts["y"].tokens) <= 30  # the longest document
 
 
-def test_a_source_is_repeated_as_often_as_is_allowed(small: Tokenizer, tmp_path: Path) -> None:
+def test_a_source_is_repeated_as_often_as_is_allowed(small, tmp_path):
     x, y = two_sources(tmp_path)
     sources = [source("x", x, weight=1), source("y", y, weight=1, max_epochs=3)]
     manifest = prepare(request(sources, small, tmp_path / "out"))
@@ -193,16 +191,14 @@ def test_a_source_is_repeated_as_often_as_is_allowed(small: Tokenizer, tmp_path:
     assert order[:100] != order[100:200]
 
 
-def test_a_source_without_text_is_an_error(small: Tokenizer, tmp_path: Path) -> None:
+def test_a_source_without_text_is_an_error(small, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", ["", ""])
     with pytest.raises(UserError, match=r"no text in .*a\.jsonl"):
         prepare(_request(path, small, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_source_that_changes_while_it_is_read_stops_the_preparation(
-    small: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_source_that_changes_while_it_is_read_stops_the_preparation(small, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", many(20))
 
     def changing(file: InputFile, on_received: OnRead) -> Path:
@@ -216,9 +212,7 @@ def test_a_source_that_changes_while_it_is_read_stops_the_preparation(
     assert not (tmp_path / "out").exists()
 
 
-def test_faults_are_remembered_by_a_continued_preparation(
-    small: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_are_remembered_by_a_continued_preparation(small, tmp_path, monkeypatch):
     (tmp_path / "texts").mkdir()
     write_jsonl(tmp_path / "texts" / "a.jsonl", TEXTS)
     (tmp_path / "texts" / "b.jsonl.gz").write_bytes(b"not gzip")
@@ -233,7 +227,7 @@ def test_faults_are_remembered_by_a_continued_preparation(
     assert "b.jsonl.gz: cannot be read" in fault
 
 
-def test_a_weighted_mix_names_the_source_without_text(small: Tokenizer, tmp_path: Path) -> None:
+def test_a_weighted_mix_names_the_source_without_text(small, tmp_path):
     sources = [
         source("a", write_jsonl(tmp_path / "a.jsonl", TEXTS), weight=1),
         source("e", tmp_path / "e.jsonl", weight=1),
@@ -248,7 +242,7 @@ def test_a_weighted_mix_names_the_source_without_text(small: Tokenizer, tmp_path
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_reading_on_is_bounded_and_ends(small: Tokenizer, tmp_path: Path) -> None:
+def test_reading_on_is_bounded_and_ends(small, tmp_path):
     # A source that begins with the other one's texts yields nothing at first.
     both = many(150)
     write_jsonl(tmp_path / "x.jsonl", both)
@@ -260,7 +254,7 @@ def test_reading_on_is_bounded_and_ends(small: Tokenizer, tmp_path: Path) -> Non
     assert count.read < 1000
 
 
-def test_the_last_token_types_keep_large_ids(large: Tokenizer, tmp_path: Path) -> None:
+def test_the_last_token_types_keep_large_ids(large, tmp_path):
     prepare(_request(write_jsonl(tmp_path / "a.jsonl", ["zzzz"]), large, tmp_path / "out"))
     assert tokens_of(tmp_path / "out") == [*large.encode("zzzz"), large.eot_id]
     assert large.eot_id > np.iinfo(np.uint16).max

@@ -18,7 +18,6 @@ from data_prep.documents import encoding
 from data_prep.prepare import Request, prepare
 from dualpath_cli.errors import UserError
 from dualpath_cli.text.rows import read_rows
-from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.preparing import request, rows_of, source, texts_of, write_jsonl
 
 GOOD = [f"good document {n}" for n in range(3)]
@@ -110,9 +109,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=_name)
-def test_a_fault_is_named_and_the_rest_is_prepared(
-    fault: Fault, corpus: Path, small: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_fault_is_named_and_the_rest_is_prepared(fault, corpus, small, tmp_path):
     (corpus / fault.name).write_bytes(fault.data)
     asked = request([source("c", corpus)], small, tmp_path / "out", min_chars=3)
     (count,) = prepare(asked).sources
@@ -137,9 +134,7 @@ def test_a_fault_is_named_and_the_rest_is_prepared(
 
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f.stage != "filter"], ids=_name)
-def test_strict_stops_at_the_fault_and_names_it(
-    fault: Fault, corpus: Path, small: Tokenizer, tmp_path: Path
-) -> None:
+def test_strict_stops_at_the_fault_and_names_it(fault, corpus, small, tmp_path):
     (corpus / fault.name).write_bytes(fault.data)
     asked = request([source("c", corpus)], small, tmp_path / "out", min_chars=3, strict=True)
     with pytest.raises(UserError) as caught:
@@ -151,9 +146,7 @@ def test_strict_stops_at_the_fault_and_names_it(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_strict_minds_no_fault_beyond_what_is_needed(
-    workers: int, small: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strict_minds_no_fault_beyond_what_is_needed(workers, small, tmp_path, monkeypatch):
     # Pieces are begun ahead of need: what is wrong with those that are not used is nobody's matter.
     monkeypatch.setattr(encoding, "PIECE_BYTES", 100)
     rows = [json.dumps({"text": f"document {n} " + "hello " * 20}) for n in range(6)]
@@ -168,9 +161,7 @@ def test_strict_minds_no_fault_beyond_what_is_needed(
         prepare(asked("all", 10**6), workers)
 
 
-def test_rejected_rows_are_kept_as_they_stand_in_the_file(
-    corpus: Path, small: Tokenizer, tmp_path: Path
-) -> None:
+def test_rejected_rows_are_kept_as_they_stand_in_the_file(corpus, small, tmp_path):
     (corpus / "f.jsonl").write_bytes(b'{"text": "\xff"}\n{"id": "x", "text": 3}\n')
     prepare(request([source("c", corpus)], small, tmp_path / "out"))
     rows = rows_of(tmp_path / "out" / "rejected.jsonl.zst")
@@ -180,7 +171,7 @@ def test_rejected_rows_are_kept_as_they_stand_in_the_file(
     ]
 
 
-def test_long_records_among_short_ones_come_in_small_batches(tmp_path: Path) -> None:
+def test_long_records_among_short_ones_come_in_small_batches(tmp_path):
     texts = ["short"] * 5000 + [chr(97 + n % 26) * 10_000 for n in range(100)] + ["last"]
     (tmp_path / "a.parquet").write_bytes(_parquet(pa.table({"text": texts})))
     batches = list(read_rows(tmp_path / "a.parquet", ["text"], [], lambda count: None, 50_000))
@@ -202,9 +193,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("limit", [100_000, 600_000], ids=["pieces", "shards"])
-def test_a_full_disk_is_one_line_and_the_same_command_continues(
-    limit: int, small_folder: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_is_one_line_and_the_same_command_continues(limit, small_folder, tmp_path):
     # A process may write no file beyond the limit: the pieces' or, later, the shards' writes fail.
     path = write_jsonl(tmp_path / "a.jsonl", [f"hello {n} " * 50 for n in range(2000)])
     (tmp_path / "run.py").write_text(FULL_DISK)

@@ -71,13 +71,13 @@ def get(file: RemoteFile, folder: Path) -> bytes:
         return downloads.get(file).read_bytes()
 
 
-def test_the_whole_time_is_below_twenty_seconds() -> None:
+def test_the_whole_time_is_below_twenty_seconds():
     assert deadline.FIRST_ANSWER_SECONDS < 18  # two are for starting
 
 
 def test_a_preparation_says_that_the_mirror_cannot_be_reached(
-    nowhere: str, tmp_path: Path, small_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    nowhere, tmp_path, small_folder, capsys
+):
     start = time.monotonic()
     words = ["--source", "nemotron-cc", "--mirror", nowhere, "--tokenizer", str(small_folder)]
     assert main([*words, "--out", str(tmp_path / "out")]) == 1
@@ -89,7 +89,7 @@ def test_a_preparation_says_that_the_mirror_cannot_be_reached(
     assert said.count("\n") == 1
 
 
-def test_files_of_a_list_that_is_here_are_given_up_as_soon(nowhere: str, tmp_path: Path) -> None:
+def test_files_of_a_list_that_is_here_are_given_up_as_soon(nowhere, tmp_path):
     file = RemoteFile(f"{nowhere}a", "a")
 
     def get_with_its_size() -> None:
@@ -101,9 +101,7 @@ def test_files_of_a_list_that_is_here_are_given_up_as_soon(nowhere: str, tmp_pat
     assert time.monotonic() - start < ENOUGH
 
 
-def test_gpt2_is_given_up_as_soon(
-    nowhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpt2_is_given_up_as_soon(nowhere, tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tokenizer, "_GPT2_MERGES_URL", f"{nowhere}vocab.bpe")
     start = time.monotonic()
@@ -112,7 +110,7 @@ def test_gpt2_is_given_up_as_soon(
     assert time.monotonic() - start < ENOUGH
 
 
-def test_a_hub_that_does_not_answer_is_given_up_as_soon(nowhere: str) -> None:
+def test_a_hub_that_does_not_answer_is_given_up_as_soon(nowhere):
     pytest.importorskip("huggingface_hub")
     start = time.monotonic()
     with pytest.raises(UserError, match=r"cannot be reached .*check the network"):
@@ -128,28 +126,22 @@ def slow_file() -> Iterator[RemoteFile]:
         yield RemoteFile(f"{web.url}/a", "a")
 
 
-def test_a_first_answer_that_is_too_late_is_none(slow_file: RemoteFile, tmp_path: Path) -> None:
+def test_a_first_answer_that_is_too_late_is_none(slow_file, tmp_path):
     with pytest.raises(Unreachable, match=r"cannot be reached \(no answer\)"):
         get(slow_file, tmp_path)
 
 
-def test_patience_has_no_end_once_a_server_has_answered(
-    slow_file: RemoteFile, tmp_path: Path
-) -> None:
+def test_patience_has_no_end_once_a_server_has_answered(slow_file, tmp_path):
     first_contact.made = True
     assert get(slow_file, tmp_path) == b"content"
 
 
-def test_patience_has_no_end_where_bytes_arrived_another_time(
-    slow_file: RemoteFile, tmp_path: Path
-) -> None:
+def test_patience_has_no_end_where_bytes_arrived_another_time(slow_file, tmp_path):
     (tmp_path / "a.part").write_bytes(b"con")
     assert get(slow_file, tmp_path) == b"content"
 
 
-def test_patience_has_no_end_while_another_process_fetches_the_file(
-    slow_file: RemoteFile, tmp_path: Path
-) -> None:
+def test_patience_has_no_end_while_another_process_fetches_the_file(slow_file, tmp_path):
     with open(tmp_path / "a.part", "wb") as part:
         fcntl.flock(part, fcntl.LOCK_EX)
         threading.Timer(2 * SECONDS, fcntl.flock, (part.fileno(), fcntl.LOCK_UN)).start()

@@ -11,15 +11,7 @@ from data_prep.download import transfer
 from data_prep.download.ahead import Downloads
 from data_prep.download.remote_file import RemoteFile, Unavailable, Unreachable
 from data_prep.download.sizes import with_sizes
-from tests.data_prep.web import (
-    CONTENT,
-    SIZE,
-    Fault,
-    names,
-    remote,
-    wait_for,
-    wait_for_bytes,
-)
+from tests.data_prep.web import CONTENT, SIZE, Fault, names, remote, wait_for, wait_for_bytes
 
 
 def test_sizes_are_asked_for_where_they_are_not_known(web):

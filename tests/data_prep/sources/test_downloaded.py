@@ -65,7 +65,7 @@ def in_order(web: Web, folder: Path) -> list[str]:
     return [file.url.removeprefix(web.url + "/") for file in files]
 
 
-def test_one_file_of_high_quality_is_taken_unless_more_is_asked_for(run, web, tmp_path) -> None:
+def test_one_file_of_high_quality_is_taken_unless_more_is_asked_for(run, web, tmp_path):
     order = in_order(web, tmp_path)
     assert run("one") == 0
     assert sorted(texts_of(tmp_path / "one")) == sorted(texts_in(order[0]))
@@ -75,9 +75,7 @@ def test_one_file_of_high_quality_is_taken_unless_more_is_asked_for(run, web, tm
     assert [len(web.asked(f"/{path}")) for path in order] == [1, 1, 0, 0, 0, 0]
 
 
-def test_as_many_files_are_taken_as_the_tokens_need(
-    run, web, tmp_path, capsys, monkeypatch
-) -> None:
+def test_as_many_files_are_taken_as_the_tokens_need(run, web, tmp_path, capsys, monkeypatch):
     order = in_order(web, tmp_path)
     assert run("one") == 0
     a_file = Manifest.read(tmp_path / "one").tokens
@@ -103,7 +101,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_passes_leaves_no_trace(fault: str, run, web, tmp_path) -> None:
+def test_what_passes_leaves_no_trace(fault, run, web, tmp_path):
     (path,) = in_order(web, tmp_path)[:1]
     assert run("well") == 0
     for file in (tmp_path / "downloads").rglob("*.zstd"):
@@ -117,7 +115,7 @@ def test_what_passes_leaves_no_trace(fault: str, run, web, tmp_path) -> None:
     assert well == ill
 
 
-def test_a_file_that_is_not_there_is_named_and_passed_over(run, web, tmp_path, capsys) -> None:
+def test_a_file_that_is_not_there_is_named_and_passed_over(run, web, tmp_path, capsys):
     order = in_order(web, tmp_path)
     del web.files[f"/{order[0]}"]
     assert run("out", "--num-files", "2") == 0
@@ -133,7 +131,7 @@ def test_a_file_that_is_not_there_is_named_and_passed_over(run, web, tmp_path, c
 
 def test_a_server_that_stays_away_stops_the_run_and_the_same_command_continues(
     run, web, tmp_path, capsys, monkeypatch
-) -> None:
+):
     order = in_order(web, tmp_path)
     monkeypatch.setattr(transfer, "ATTEMPTS", 2)
     web.faults[f"/{order[1]}"] = [Fault(status=503)] * 9
@@ -148,7 +146,7 @@ def test_a_server_that_stays_away_stops_the_run_and_the_same_command_continues(
     assert len(web.asked(f"/{order[0]}")) == 1
 
 
-def test_much_to_download_is_asked_about_first(run, web, tmp_path, capsys, monkeypatch) -> None:
+def test_much_to_download_is_asked_about_first(run, web, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(estimate, "ASK_ABOVE", 500)
     order = in_order(web, tmp_path)
     assert run("out", "--num-files", "3") == 2
@@ -160,16 +158,14 @@ def test_much_to_download_is_asked_about_first(run, web, tmp_path, capsys, monke
     assert len(texts_of(tmp_path / "out")) == 60
 
 
-def test_a_disk_that_is_too_small_is_noticed_before(
-    run, web, tmp_path, capsys, monkeypatch
-) -> None:
+def test_a_disk_that_is_too_small_is_noticed_before(run, web, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(estimate, "DISK_BYTES_PER_TOKEN", 1e18)
     assert run("out") == 2
     assert "are needed and" in capsys.readouterr().err
     assert not any(web.asked(f"/{path}") for path in FILES)
 
 
-def test_a_selection_chooses_the_folder(run, web, tmp_path, capsys, small_folder) -> None:
+def test_a_selection_chooses_the_folder(run, web, tmp_path, capsys, small_folder):
     arguments = ["--mirror", web.url, "--tokenizer", str(small_folder), "--workers", "1"]
     source = ["--source", "nemotron-cc:quality=low", "--num-files", "9"]
     assert main([*arguments, *source, "--out", str(tmp_path / "low")]) == 0

@@ -61,7 +61,7 @@ some = corpora.filter(lambda c: all(any(piece for piece in corpus) for corpus in
 
 @settings(max_examples=60)
 @given(corpora=corpora, seed=st.integers(0, 3))
-def test_without_weights_every_document_is_written_once(corpora: list[Lengths], seed: int) -> None:
+def test_without_weights_every_document_is_written_once(corpora, seed):
     with tempfile.TemporaryDirectory() as name:
         pools = pools_of(Path(name), corpora)
         stream = written(pools, asked([None] * len(corpora), None), seed)
@@ -71,9 +71,7 @@ def test_without_weights_every_document_is_written_once(corpora: list[Lengths], 
 
 @settings(max_examples=60)
 @given(corpus=lengths, tokens=st.integers(1, 300), max_epochs=st.integers(1, 3))
-def test_of_one_source_the_first_documents_are_taken_as_often_as_needed(
-    corpus: Lengths, tokens: int, max_epochs: int
-) -> None:
+def test_of_one_source_the_first_documents_are_taken_as_often_as_needed(corpus, tokens, max_epochs):
     with tempfile.TemporaryDirectory() as name:
         pools = pools_of(Path(name), [corpus])
         stream = written(pools, asked([None], tokens, max_epochs))
@@ -91,9 +89,7 @@ def test_of_one_source_the_first_documents_are_taken_as_often_as_needed(
 
 @settings(max_examples=60)
 @given(corpora=some, weights=st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=3, max_size=3))
-def test_shares_are_kept_to_a_document_by_every_source(
-    corpora: list[Lengths], weights: list[float]
-) -> None:
+def test_shares_are_kept_to_a_document_by_every_source(corpora, weights):
     weights = weights[: len(corpora)]
     with tempfile.TemporaryDirectory() as name:
         pools = pools_of(Path(name), corpora)
@@ -109,7 +105,7 @@ def test_shares_are_kept_to_a_document_by_every_source(
 
 @settings(max_examples=60)
 @given(corpora=some, seed=st.integers(0, 3))
-def test_every_source_is_spread_evenly_over_the_stream(corpora: list[Lengths], seed: int) -> None:
+def test_every_source_is_spread_evenly_over_the_stream(corpora, seed):
     with tempfile.TemporaryDirectory() as name:
         pools = pools_of(Path(name), corpora)
         stream = written(pools, asked([None] * len(corpora), None), seed)
@@ -127,7 +123,7 @@ def test_every_source_is_spread_evenly_over_the_stream(corpora: list[Lengths], s
 
 @settings(max_examples=30)
 @given(corpus=lengths, fraction=st.floats(0, 1, exclude_max=True))
-def test_documents_are_held_out_by_their_ids_alone(corpus: Lengths, fraction: float) -> None:
+def test_documents_are_held_out_by_their_ids_alone(corpus, fraction):
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         (pool,) = pools_of(Path(one), [corpus], fraction)
         (flat,) = pools_of(Path(other), [[[n for piece in corpus for n in piece]]], fraction)
@@ -138,7 +134,7 @@ def test_documents_are_held_out_by_their_ids_alone(corpus: Lengths, fraction: fl
     assert sorted([*held, *kept]) == list(range(starts[-1]))
 
 
-def test_the_held_out_share_is_the_one_asked_for() -> None:
+def test_the_held_out_share_is_the_one_asked_for():
     with tempfile.TemporaryDirectory() as name:
         (pool,) = pools_of(Path(name), [[[1] * 10_000]], 0.1)
         held = len(pool.to_hold_out(0))
@@ -146,7 +142,7 @@ def test_the_held_out_share_is_the_one_asked_for() -> None:
     assert abs(held - 1000) < 5 * (10_000 * 0.1 * 0.9) ** 0.5
 
 
-def test_scrambling_is_one_to_one_spread_evenly_and_the_same_everywhere() -> None:
+def test_scrambling_is_one_to_one_spread_evenly_and_the_same_everywhere():
     values = scramble(np.arange(100_000, dtype=np.uint64), "salt")
     assert len(np.unique(values)) == len(values)
     shares = np.bincount((values >> np.uint64(60)).astype(int), minlength=16) / len(values)
@@ -166,7 +162,7 @@ def splitmix(value: int, salt: str) -> int:
     return z ^ (z >> 31)
 
 
-def test_tokens_are_asked_of_sources_by_their_weights() -> None:
+def test_tokens_are_asked_of_sources_by_their_weights():
     assert wanted_tokens(asked([3.0, 1.0], 1000)) == [750, 250]
     assert wanted_tokens(asked([None], 1000)) == [1000]
     assert wanted_tokens(asked([3.0, 1.0], None)) == [None, None]

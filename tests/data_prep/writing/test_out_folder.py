@@ -18,9 +18,7 @@ def _request(path: Path, tokenizer: Tokenizer, out: Path, **settings):
     return request([source("a", path)], tokenizer, out, **settings)
 
 
-def test_a_finished_request_is_recognised_until_something_about_it_changes(
-    small: Tokenizer, large: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_finished_request_is_recognised_until_something_about_it_changes(small, large, tmp_path):
     path, out = write_jsonl(tmp_path / "a.jsonl", TEXTS), tmp_path / "out"
     assert finished(_request(path, small, out), overwrite=False) is None
     manifest = prepare(_request(path, small, out))
@@ -49,7 +47,7 @@ def test_a_finished_request_is_recognised_until_something_about_it_changes(
         finished(_request(path, small, out), overwrite=False)
 
 
-def test_a_damaged_folder_is_not_taken_for_finished(small: Tokenizer, tmp_path: Path) -> None:
+def test_a_damaged_folder_is_not_taken_for_finished(small, tmp_path):
     asked = _request(write_jsonl(tmp_path / "a.jsonl", TEXTS), small, tmp_path / "out")
     prepare(asked)
     chunk = tmp_path / "out" / "chunk-0-0.bin"
@@ -60,7 +58,7 @@ def test_a_damaged_folder_is_not_taken_for_finished(small: Tokenizer, tmp_path: 
     prepare(asked, overwrite=True).verify(tmp_path / "out")
 
 
-def test_a_folder_of_another_purpose_is_never_replaced(small: Tokenizer, tmp_path: Path) -> None:
+def test_a_folder_of_another_purpose_is_never_replaced(small, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "manifest.json").write_text(json.dumps({"name": "a web page"}))
@@ -71,7 +69,7 @@ def test_a_folder_of_another_purpose_is_never_replaced(small: Tokenizer, tmp_pat
             finished(asked, overwrite)
 
 
-def test_a_strangers_file_in_a_data_folder_is_not_deleted(small: Tokenizer, tmp_path: Path) -> None:
+def test_a_strangers_file_in_a_data_folder_is_not_deleted(small, tmp_path):
     out = tmp_path / "out"
     prepare(_request(write_jsonl(tmp_path / "a.jsonl", TEXTS), small, out))
     (out / "notes").mkdir()
@@ -82,9 +80,7 @@ def test_a_strangers_file_in_a_data_folder_is_not_deleted(small: Tokenizer, tmp_
     assert (out / "notes" / "thesis.tex").exists()
 
 
-def test_what_appears_meanwhile_under_the_final_name_is_not_deleted(
-    small: Tokenizer, tmp_path: Path
-) -> None:
+def test_what_appears_meanwhile_under_the_final_name_is_not_deleted(small, tmp_path):
     out = tmp_path / "out"
 
     def somebody_else(folder: Path) -> None:
@@ -99,9 +95,7 @@ def test_what_appears_meanwhile_under_the_final_name_is_not_deleted(
     prepare(asked).verify(out)
 
 
-def test_unfinished_work_of_another_purpose_is_never_discarded(
-    small: Tokenizer, tmp_path: Path
-) -> None:
+def test_unfinished_work_of_another_purpose_is_never_discarded(small, tmp_path):
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "thesis.tex").write_text("mine")
     asked = _request(write_jsonl(tmp_path / "a.jsonl", TEXTS), small, tmp_path / "out")
@@ -111,8 +105,8 @@ def test_unfinished_work_of_another_purpose_is_never_discarded(
 
 
 def test_what_is_left_of_a_finished_preparation_is_removed_by_the_next_call(
-    small: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    small, tmp_path, monkeypatch
+):
     asked = _request(write_jsonl(tmp_path / "a.jsonl", TEXTS), small, tmp_path / "out")
 
     def killed(folder: WorkFolder) -> None:
@@ -127,7 +121,7 @@ def test_what_is_left_of_a_finished_preparation_is_removed_by_the_next_call(
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out"}
 
 
-def test_a_prepared_folder_is_replaced_as_a_whole(small: Tokenizer, tmp_path: Path) -> None:
+def test_a_prepared_folder_is_replaced_as_a_whole(small, tmp_path):
     out = tmp_path / "out"
     prepare(
         _request(
@@ -140,9 +134,7 @@ def test_a_prepared_folder_is_replaced_as_a_whole(small: Tokenizer, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["out"]
 
 
-def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(
-    small: Tokenizer, tmp_path: Path
-) -> None:
+def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(small, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "hello"}\n{"text": 1}\n')
     with pytest.raises(UserError, match="line 2"):

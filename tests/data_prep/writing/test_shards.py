@@ -39,8 +39,8 @@ def blocks(folder: Path, block_size: int) -> np.ndarray:
     pieces=st.integers(1, 9),
 )
 def test_blocks_of_any_length_are_those_of_the_stream(
-    dtype: type, length: int, chunk_tokens: int, block_size: int, pieces: int
-) -> None:
+    dtype, length, chunk_tokens, block_size, pieces
+):
     top = np.iinfo(dtype).max
     stream = np.random.default_rng(length).integers(0, top, length, dtype, endpoint=True)
     chunks = [stream[i : i + chunk_tokens] for i in range(0, length, chunk_tokens)]
@@ -56,7 +56,7 @@ def test_blocks_of_any_length_are_those_of_the_stream(
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_the_loader_gives_the_stream_in_order(tmp_path: Path, dtype: type) -> None:
+def test_the_loader_gives_the_stream_in_order(tmp_path, dtype):
     stream = np.arange(1000, dtype=dtype)
     write(tmp_path / "data", stream, chunk_tokens=300, pieces=7)
     dataset = litdata.StreamingDataset(
@@ -67,7 +67,7 @@ def test_the_loader_gives_the_stream_in_order(tmp_path: Path, dtype: type) -> No
     np.testing.assert_array_equal(read, stream)
 
 
-def test_equal_streams_give_equal_bytes_however_they_arrive(tmp_path: Path) -> None:
+def test_equal_streams_give_equal_bytes_however_they_arrive(tmp_path):
     stream = np.arange(1000, dtype=np.uint16)
     for name, pieces in (("a", 1), ("b", 13)):
         write(tmp_path / name, stream, chunk_tokens=256, pieces=pieces)
@@ -77,7 +77,7 @@ def test_equal_streams_give_equal_bytes_however_they_arrive(tmp_path: Path) -> N
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_the_index_changes_with_the_tokens(tmp_path: Path) -> None:
+def test_the_index_changes_with_the_tokens(tmp_path):
     # litdata takes `updated_at` for the version of a remote dataset in its cache.
     versions = set()
     for start in (0, 1):
@@ -88,7 +88,7 @@ def test_the_index_changes_with_the_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stopped_after", [0, 250, 256, 700, 999])
-def test_a_writer_goes_on_where_another_one_stopped(tmp_path: Path, stopped_after: int) -> None:
+def test_a_writer_goes_on_where_another_one_stopped(tmp_path, stopped_after):
     stream = np.arange(1000, dtype=np.uint16)
     write(tmp_path / "whole", stream, chunk_tokens=256, pieces=1)
 
@@ -109,7 +109,7 @@ def test_a_writer_goes_on_where_another_one_stopped(tmp_path: Path, stopped_afte
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_the_files_are_those_of_litdatas_writer(tmp_path: Path, dtype: type) -> None:
+def test_the_files_are_those_of_litdatas_writer(tmp_path, dtype):
     stream = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, 1000, dtype)
     write(tmp_path / "ours", stream, chunk_tokens=300, pieces=7)
     theirs = BinaryWriter(str(tmp_path / "theirs"), chunk_size=1, item_loader=TokensLoader())

@@ -68,9 +68,7 @@ def quietly(count: int) -> None:
     """Hears of bytes and says nothing."""
 
 
-def test_every_file_is_uploaded_and_the_manifest_last(
-    bucket: Any, folder: Path, sent: list[str]
-) -> None:
+def test_every_file_is_uploaded_and_the_manifest_last(bucket, folder, sent):
     (folder / "rejected.jsonl.zst").write_bytes(b"x")
     counts: list[int] = []
     assert finished_remote(URL) is None
@@ -86,7 +84,7 @@ def test_every_file_is_uploaded_and_the_manifest_last(
     manifest.verify(URL)
 
 
-def test_a_changed_object_is_found_by_verify(bucket: Any, folder: Path) -> None:
+def test_a_changed_object_is_found_by_verify(bucket, folder):
     upload(folder, URL, quietly)
     bucket.put_object(Bucket="bucket", Key="data/chunk-0-1.bin", Body=b"9875")
     manifest = finished_remote(URL)
@@ -95,7 +93,7 @@ def test_a_changed_object_is_found_by_verify(bucket: Any, folder: Path) -> None:
         manifest.verify(URL)
 
 
-def test_a_finished_upload_sends_nothing_again(bucket: Any, folder: Path, sent: list[str]) -> None:
+def test_a_finished_upload_sends_nothing_again(bucket, folder, sent):
     upload(folder, URL, quietly)
     sent.clear()
     counts: list[int] = []
@@ -106,8 +104,8 @@ def test_a_finished_upload_sends_nothing_again(bucket: Any, folder: Path, sent: 
 
 @pytest.mark.parametrize("after", range(6))
 def test_a_killed_upload_has_no_manifest_and_goes_on_where_it_was(
-    bucket: Any, folder: Path, sent: list[str], monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
+    bucket, folder, sent, monkeypatch, after
+):
     watched = storage.upload
 
     def killed(*arguments: Any) -> None:
@@ -125,18 +123,14 @@ def test_a_killed_upload_has_no_manifest_and_goes_on_where_it_was(
     assert finished_remote(URL) == Manifest.read(folder)
 
 
-def test_an_object_of_equal_size_and_other_content_is_replaced(
-    bucket: Any, folder: Path, sent: list[str]
-) -> None:
+def test_an_object_of_equal_size_and_other_content_is_replaced(bucket, folder, sent):
     bucket.put_object(Bucket="bucket", Key="data/chunk-0-1.bin", Body=b"0000")
     upload(folder, URL, quietly)
     assert "chunk-0-1.bin" in sent
     Manifest.read(URL).verify(URL)
 
 
-def test_other_data_are_replaced_only_on_request(
-    bucket: Any, folder: Path, tmp_path: Path, small: Tokenizer
-) -> None:
+def test_other_data_are_replaced_only_on_request(bucket, folder, tmp_path, small):
     chunks = [b"11111111", b"9876", b"2222"]
     before = write(tmp_path / "before", small, chunks, {"val/b.jsonl": b"{}"})
     upload(before, URL, quietly)
@@ -154,8 +148,8 @@ def test_other_data_are_replaced_only_on_request(
 
 
 def test_the_manifest_of_other_data_goes_before_anything_else(
-    bucket: Any, folder: Path, tmp_path: Path, small: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    bucket, folder, tmp_path, small, monkeypatch
+):
     upload(write(tmp_path / "before", small, [b"1111"] * 3, {}), URL, quietly)
 
     def killed(*arguments: Any) -> None:
@@ -171,9 +165,7 @@ def test_the_manifest_of_other_data_goes_before_anything_else(
     assert storage.sizes(URL) == storage.sizes(folder)
 
 
-def test_equal_tokens_under_a_new_manifest_need_no_permission(
-    bucket: Any, folder: Path, sent: list[str]
-) -> None:
+def test_equal_tokens_under_a_new_manifest_need_no_permission(bucket, folder, sent):
     upload(folder, URL, quietly)
     sent.clear()
     dataclasses.replace(Manifest.read(folder), request="asked in other words").write(folder)
@@ -183,14 +175,14 @@ def test_equal_tokens_under_a_new_manifest_need_no_permission(
 
 
 @pytest.mark.parametrize("name", ["thesis.pdf", "chunk-0-7.bin", "index.json"])
-def test_a_prefix_of_another_purpose_is_left_alone(bucket: Any, folder: Path, name: str) -> None:
+def test_a_prefix_of_another_purpose_is_left_alone(bucket, folder, name):
     bucket.put_object(Bucket="bucket", Key=f"data/{name}", Body=b"?")
     with pytest.raises(UserError, match=f"holds '{name}', which does not belong .*another prefix"):
         upload(folder, URL, quietly)
     assert storage.sizes(URL) == {name: 1}
 
 
-def test_an_unreadable_manifest_is_replaced_only_on_request(bucket: Any, folder: Path) -> None:
+def test_an_unreadable_manifest_is_replaced_only_on_request(bucket, folder):
     bucket.put_object(Bucket="bucket", Key="data/manifest.json", Body=b"{")
     with pytest.raises(UserError, match=r"s3://bucket/data/manifest\.json: cannot be read"):
         upload(folder, URL, quietly)
@@ -198,7 +190,7 @@ def test_an_unreadable_manifest_is_replaced_only_on_request(bucket: Any, folder:
     assert finished_remote(URL) == Manifest.read(folder)
 
 
-def test_a_damaged_remote_folder_is_named_and_mended(bucket: Any, folder: Path) -> None:
+def test_a_damaged_remote_folder_is_named_and_mended(bucket, folder):
     upload(folder, URL, quietly)
     bucket.delete_object(Bucket="bucket", Key="data/chunk-0-1.bin")
     with pytest.raises(UserError, match=r"s3://bucket/data/chunk-0-1\.bin: chunk is missing"):
@@ -207,14 +199,14 @@ def test_a_damaged_remote_folder_is_named_and_mended(bucket: Any, folder: Path) 
     assert finished_remote(URL) == Manifest.read(folder)
 
 
-def test_a_chunk_that_changed_on_the_disk_is_not_uploaded(bucket: Any, folder: Path) -> None:
+def test_a_chunk_that_changed_on_the_disk_is_not_uploaded(bucket, folder):
     (folder / "chunk-0-1.bin").write_bytes(b"0000")
     with pytest.raises(UserError, match=r"chunk-0-1\.bin: changed since it was prepared"):
         upload(folder, URL, quietly)
     assert finished_remote(URL) is None
 
 
-def test_a_missing_bucket_is_one_line(bucket: Any, folder: Path) -> None:
+def test_a_missing_bucket_is_one_line(bucket, folder):
     for ask in (finished_remote, lambda url: upload(folder, url, quietly)):
         with pytest.raises(UserError, match="there is no bucket 'none'"):
             ask("s3://none/data")
