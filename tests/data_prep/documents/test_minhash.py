@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from data_prep.documents import minhash
 from data_prep.documents.minhash import BANDS, ROWS, band_keys, probability, shingles, signature
 
-TEXTS = st.text(st.one_of(st.sampled_from("aAbß_1 .İΣς\u0301\ud800語"), st.characters(codec=None)))
-
 
 def words_of(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
@@ -134,7 +132,7 @@ def test_the_order_of_words_makes_a_difference():
 
 
 def test_texts_without_words_are_candidates_only_if_they_are_equal():
-    assert candidates(["!", "?", "", "...", "!"]) == {(0, 4)}
+    assert candidates(["!", "?", "", "...", "....", "!"]) == {(0, 5)}
 
 
 def test_equal_values_in_different_bands_give_different_keys(monkeypatch):
@@ -156,7 +154,3 @@ def test_equal_values_in_different_bands_give_different_keys(monkeypatch):
 def test_keys_are_the_same_everywhere(text, keys):
     # Written down once: keys that change would make earlier preparations irreproducible.
     assert band_keys(text)[[0, -1]].tolist() == keys
-
-
-def test_texts_without_words_that_begin_alike_share_no_band():
-    assert not (band_keys("...") == band_keys("....")).any()

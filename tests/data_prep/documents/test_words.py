@@ -49,6 +49,8 @@ def test_a_word_longer_than_what_is_hashed_at_a_time_hashes_by_its_beginning():
     assert hashes[1] == hashes[3] == hashes[4] != hashes[5]
     assert hashes[0] == hashes[6] == Words("one").hashes[0]
     assert hashes[2] == Words("two").hashes[0]
+    to_the_last, other = Words(f"{start[:-1]}y {start[:-1]}z").hashes
+    assert to_the_last != other
 
 
 @pytest.mark.parametrize("corpus", ["novels_val", "peps"])
@@ -61,8 +63,3 @@ def test_no_two_words_of_real_texts_have_the_same_hash(shared_data, corpus):
                 assert hash_of_word.setdefault(word, hash) == hash
     assert len(hash_of_word) > 5_000
     assert len(set(hash_of_word.values())) == len(hash_of_word)
-
-
-def test_words_as_long_as_what_is_hashed_at_a_time_count_to_their_last_character():
-    long = "a" * (hashing._SPAN - 1)
-    assert len(set(Words(f"{long}a {long}b").hashes.tolist())) == 2
