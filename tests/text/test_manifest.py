@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.text.manifest import Manifest, StoredFile, sha256_of
+from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.source_counts import source_count
+from tests.manifests import manifest_of, source_count
 
 
 @pytest.fixture
@@ -24,23 +24,13 @@ def folder(tmp_path: Path, small: Tokenizer) -> Path:
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     small.save(tmp_path)
-    stored = [
-        StoredFile(name, len(data), sha256_of(tmp_path / name)) for name, data in files.items()
-    ]
-    Manifest(
+    manifest_of(
+        tmp_path,
+        small,
         documents=2,
         tokens=6,
         text_bytes=9,
-        dtype="uint16",
-        vocab_size=small.vocab_size,
-        eot_id=small.eot_id,
-        tokenizer=small.fingerprint,
         sources=[source_count("a", documents=2, tokens=6, text_bytes=9)],
-        chunks=stored[:2],
-        beside=stored[2:3],
-        index_sha256=sha256_of(tmp_path / "index.json"),
-        request="request",
-        settings={"seed": 0},
     ).write(tmp_path)
     return tmp_path
 

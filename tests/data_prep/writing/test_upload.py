@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,9 @@ import pytest
 from data_prep.writing.upload import finished_remote, upload
 from dualpath_cli.errors import UserError
 from dualpath_cli.text import storage
-from dualpath_cli.text.manifest import Manifest, StoredFile, sha256_of
+from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.source_counts import source_count
+from tests.manifests import manifest_of, source_count
 
 URL = "s3://bucket/data"
 
@@ -30,24 +32,27 @@ def write(folder: Path, tokenizer: Tokenizer, chunks: list[bytes], beside: dict[
         (folder / name).write_bytes(content)
     (folder / "index.json").write_text(json.dumps([len(chunk) for chunk in chunks]))
     tokenizer.save(folder)
-    files = [StoredFile(n, len(c), sha256_of(folder / n)) for n, c in contents.items()]
     tokens = sum(map(len, chunks)) // 2
-    Manifest(
-        documents=1,
-        tokens=tokens,
-        text_bytes=tokens,
-        dtype="uint16",
-        vocab_size=tokenizer.vocab_size,
-        eot_id=tokenizer.eot_id,
-        tokenizer=tokenizer.fingerprint,
-        sources=[source_count("novels", documents=1, tokens=tokens)],
-        chunks=files[: len(chunks)],
-        index_sha256=sha256_of(folder / "index.json"),
-        beside=files[len(chunks) :],
-        request="request",
-        settings={},
-    ).write(folder)
+    sources = [source_count("novels", documents=1, tokens=tokens)]
+    counts = {"documents": 1, "tokens": tokens, "text_bytes": tokens}
+    manifest_of(folder, tokenizer, sources=sources, **counts).write(folder)
     return folder
+
+
+@contextmanager
+def killed_after(uploads: int) -> Iterator[None]:
+    """Ends an upload when it has sent so many files."""
+    send, left = storage.upload, iter(range(uploads))
+
+    def send_or_die(*arguments: Any) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        send(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "upload", send_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 @pytest.fixture
@@ -103,20 +108,9 @@ def test_a_finished_upload_sends_nothing_again(bucket, folder, sent):
 
 
 @pytest.mark.parametrize("after", range(6))
-def test_a_killed_upload_has_no_manifest_and_goes_on_where_it_was(
-    bucket, folder, sent, monkeypatch, after
-):
-    watched = storage.upload
-
-    def killed(*arguments: Any) -> None:
-        if len(sent) == after:
-            raise KeyboardInterrupt
-        watched(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "upload", killed)
-        with pytest.raises(KeyboardInterrupt):
-            upload(folder, URL, quietly)
+def test_a_killed_upload_has_no_manifest_and_goes_on_where_it_was(bucket, folder, sent, after):
+    with killed_after(after):
+        upload(folder, URL, quietly)
     assert finished_remote(URL) is None
     upload(folder, URL, quietly)
     assert len(sent) == len(set(sent)) == len(storage.sizes(folder) or {})
@@ -147,18 +141,10 @@ def test_other_data_are_replaced_only_on_request(bucket, folder, tmp_path, small
     Manifest.read(URL).verify(URL)
 
 
-def test_the_manifest_of_other_data_goes_before_anything_else(
-    bucket, folder, tmp_path, small, monkeypatch
-):
+def test_the_manifest_of_other_data_goes_before_anything_else(bucket, folder, tmp_path, small):
     upload(write(tmp_path / "before", small, [b"1111"] * 3, {}), URL, quietly)
-
-    def killed(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "upload", killed)
-        with pytest.raises(KeyboardInterrupt):
-            upload(folder, URL, quietly, overwrite=True)
+    with killed_after(0):
+        upload(folder, URL, quietly, overwrite=True)
     assert finished_remote(URL) is None
     assert storage.sizes(URL) is not None
     upload(folder, URL, quietly, overwrite=True)
