@@ -1,6 +1,5 @@
 """Tokenizer: nothing of a text is lost, and GPT-2's ids are those of both libraries."""
 
-import copy
 import gzip
 import hashlib
 import json
@@ -158,8 +157,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_a_vocabulary_that_would_lose_text_is_refused(small_definition, reason):
-    definition = copy.deepcopy(small_definition)
+def test_a_vocabulary_that_would_lose_text_is_refused(definition, reason):
     REFUSED[reason](definition)
     with pytest.raises(UserError, match=reason) as caught:
         Tokenizer(definition, "mine")
@@ -167,8 +165,7 @@ def test_a_vocabulary_that_would_lose_text_is_refused(small_definition, reason):
     assert "\n" not in str(caught.value)
 
 
-def test_cutting_padding_and_dropout_of_a_file_are_ignored(small_definition):
-    definition = copy.deepcopy(small_definition)
+def test_cutting_padding_and_dropout_of_a_file_are_ignored(small, definition):
     definition["truncation"] = {
         "direction": "Right",
         "max_length": 2,
@@ -178,12 +175,11 @@ def test_cutting_padding_and_dropout_of_a_file_are_ignored(small_definition):
     definition["model"]["dropout"] = 0.5
     tokenizer = Tokenizer(definition)
     assert {tuple(tokenizer.encode("hello hello")) for _ in range(20)} == {
-        tuple(Tokenizer(small_definition).encode("hello hello"))
+        tuple(small.encode("hello hello"))
     }
 
 
-def test_the_only_special_token_ends_a_text_whatever_its_name(small_definition):
-    definition = copy.deepcopy(small_definition)
+def test_the_only_special_token_ends_a_text_whatever_its_name(definition):
     definition["added_tokens"][0]["content"] = "<stop>"
     definition["model"]["vocab"]["<stop>"] = definition["model"]["vocab"].pop("<|endoftext|>")
     assert Tokenizer(definition).decode([Tokenizer(definition).eot_id]) == "<stop>"
