@@ -4,7 +4,6 @@ import gzip
 import json
 import pickle
 import random
-import re
 import unicodedata
 from collections.abc import Sequence
 
@@ -15,12 +14,9 @@ from hypothesis import strategies as st
 
 from data_prep.documents import contamination
 from data_prep.documents.contamination import Contamination
+from tests.data_prep.documents.plain_words import words_of
 
 ALPHABET = [f"word{n}" for n in range(26)]
-
-
-def words_of(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
 
 
 def naive_hit(evaluations: Sequence[str], text: str) -> str | None:

@@ -2,7 +2,6 @@
 
 import math
 import random
-import re
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -14,10 +13,7 @@ from hypothesis import strategies as st
 
 from data_prep.documents import minhash
 from data_prep.documents.minhash import BANDS, ROWS, band_keys, probability, shingles, signature
-
-
-def words_of(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
+from tests.data_prep.documents.plain_words import words_of
 
 
 def shingles_of(text: str) -> set[tuple[str, ...]]:

@@ -3,7 +3,6 @@
 import gzip
 import json
 import random
-import re
 
 import pytest
 from hypothesis import example, given
@@ -11,12 +10,9 @@ from hypothesis import strategies as st
 
 from data_prep.documents import words as hashing
 from data_prep.documents.words import Words
+from tests.data_prep.documents.plain_words import words_of
 
 TEXTS = st.text(st.one_of(st.sampled_from("aAbß_1 .İΣς\u0301\ud800語"), st.characters(codec=None)))
-
-
-def words_of(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
 
 
 @given(TEXTS)
