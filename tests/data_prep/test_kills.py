@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli.text.manifest import Manifest
-from tests.data_prep.forks import run, start
+from tests.data_prep.forks import end, start
 from tests.data_prep.preparing import contents, write_jsonl
 from tests.processes import in_processes
 
@@ -33,9 +33,9 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, small_fo
         *("--tokenizer", str(small_folder), "--duplicates", "near", "--val-fraction", "0.02"),
         *("--chunk-tokens", "20000", "--workers", "2", "--source", *sources, "--out"),
     ]
-    run(["--help"], 1)  # the server is started by then
+    end(start(["--help"], 1))  # the server is started by then
     begin = time.monotonic()
-    assert run([*command, str(tmp_path / "whole")], 20_000) == 0
+    assert end(start([*command, str(tmp_path / "whole")], 20_000)) == 0
     duration = time.monotonic() - begin
     out = tmp_path / "killed"
     killed = 0
@@ -56,7 +56,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, small_fo
         assert {path: again[path] for path in both} == {path: stamps[path] for path in both}
         stamps = again
     assert killed
-    assert run([*command, str(out)], 20_000) == 0
+    assert end(start([*command, str(out)], 20_000)) == 0
     assert contents(out) == contents(tmp_path / "whole")
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"killed", "whole"}
 
@@ -81,7 +81,7 @@ def test_killed_before_any_change_of_the_disk_it_ends_with_the_same_bytes(
     counted = tmp_path / "changes"
 
     def prepare(name: str, *options: str, kill: int = 0) -> int | None:
-        return run([*command, *options, "--out", str(tmp_path / name)], 2_000, kill, counted)
+        return end(start([*command, *options, "--out", str(tmp_path / name)], 2_000, kill, counted))
 
     if there:
         assert prepare("before", "--seed", "1") == 0

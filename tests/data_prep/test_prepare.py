@@ -19,7 +19,6 @@ from tests.data_prep.preparing import (
     rows_of,
     source,
     texts_of,
-    tokens_of,
     write_jsonl,
 )
 
@@ -241,9 +240,3 @@ def test_reading_on_is_bounded_and_ends(ask, tmp_path):
     count = manifest.sources[1]
     assert manifest.tokens >= 2000
     assert count.read < 1000
-
-
-def test_the_last_token_types_keep_large_ids(ask, out, large):
-    prepare(ask(["zzzz"], tokenizer=large))
-    assert tokens_of(out) == [*large.encode("zzzz"), large.eot_id]
-    assert large.eot_id > np.iinfo(np.uint16).max
