@@ -1,12 +1,18 @@
-"""Small vocabularies, and files of documents to prepare."""
+"""Small vocabularies, and requests to prepare documents with them."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_prep.download.contact import first_contact
+from data_prep.prepare import Request
+from data_prep.settings import Settings, SourceSettings
+from data_prep.sources.corpora import find
 from dualpath_cli.text.byte_level import byte_of_character
 from dualpath_cli.text.tokenizer import Tokenizer
+from tests.data_prep.preparing import source, write_jsonl
 from tests.small_tokenizer import tokenizer_with
 
 
@@ -29,6 +35,36 @@ def small_folder(small: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("tokenizer")
     small.save(folder)
     return folder
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Where the data folder is to be."""
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def ask(small: Tokenizer, out: Path) -> Callable[..., Request]:
+    """`ask(data, **settings)`: a request for a tuple of sources, or for one, of a path or of texts.
+
+    `settings` are fields of Settings.
+    """
+
+    def asked(
+        data: tuple[SourceSettings, ...] | Path | Iterable[str],
+        tokenizer: Tokenizer = small,
+        out: Path = out,
+        strict: bool = False,
+        **settings: Any,
+    ) -> Request:
+        if not isinstance(data, (tuple, Path)):
+            data = write_jsonl(out.parent / "a.jsonl", data)
+        sources = data if isinstance(data, tuple) else (source("a", data),)
+        chosen = Settings(sources, "given", **{"chunk_tokens": 64, **settings})
+        corpora = [find(s, out.parent / "downloads", "http://nowhere", None) for s in sources]
+        return Request(chosen, corpora, tokenizer, out, strict=strict)
+
+    return asked
 
 
 @pytest.fixture(autouse=True)

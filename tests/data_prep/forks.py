@@ -47,10 +47,7 @@ def _run(words: list[str], piece_bytes: int, kill: int, changes: Path | None) ->
     sys.exit(code)
 
 
-def run(
-    words: list[str], piece_bytes: int, kill: int = 0, changes: Path | None = None
-) -> int | None:
-    """Returns the exit code of such a preparation, below 0 where it was killed."""
-    process = start(words, piece_bytes, kill, changes)
+def end(process: BaseProcess) -> int | None:
+    """Waits for the exit code of such a preparation, which is below 0 where it was killed."""
     process.join()
     return process.exitcode

@@ -1,4 +1,4 @@
-"""Requests for preparations, and what a prepared folder holds, read in the plainest way."""
+"""What is prepared, and what a prepared folder holds, read in the plainest way."""
 
 import io
 import json
@@ -9,31 +9,12 @@ from typing import Any
 import litdata
 import zstandard
 
-from data_prep.prepare import Request
-from data_prep.settings import Settings, SourceSettings
-from data_prep.sources.corpora import find
+from data_prep.settings import SourceSettings
 from dualpath_cli.text.tokenizer import Tokenizer
-
-NOWHERE = "http://127.0.0.1:9/"
 
 
 def source(name: str, path: Path | str, **settings: Any) -> SourceSettings:
     return SourceSettings(name, str(path), **settings)
-
-
-def request(
-    sources: Iterable[SourceSettings],
-    tokenizer: Tokenizer,
-    out: Path,
-    *,
-    strict: bool = False,
-    contamination: Any = None,
-    **settings: Any,
-) -> Request:
-    """A request for local files; `settings` are fields of Settings."""
-    asked = Settings(tuple(sources), "given", **{"chunk_tokens": 64, **settings})
-    corpora = [find(s, out.parent / "downloads", NOWHERE, None) for s in asked.sources]
-    return Request(asked, corpora, tokenizer, out, contamination, strict)
 
 
 def write_jsonl(path: Path, texts: Iterable[str], ids: Iterable[str] | None = None) -> Path:

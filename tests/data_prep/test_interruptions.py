@@ -69,7 +69,7 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
     raise AssertionError(process.communicate())
 
 
-def test_ctrl_c_is_one_line_and_the_same_command_continues(start: Start, tmp_path: Path) -> None:
+def test_ctrl_c_is_one_line_and_the_same_command_continues(start, tmp_path):
     process = start()
     workers = workers_of(process)
     os.killpg(process.pid, signal.SIGINT)  # a terminal signals the whole group
@@ -80,9 +80,7 @@ def test_ctrl_c_is_one_line_and_the_same_command_continues(start: Start, tmp_pat
     Manifest.read(tmp_path / "out").verify(tmp_path / "out")
 
 
-def test_a_killed_worker_is_one_line_and_the_same_command_continues(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_killed_worker_is_one_line_and_the_same_command_continues(start, tmp_path):
     process = start()
     os.kill(workers_of(process)[0], signal.SIGKILL)
     code, out, err = end(process)
@@ -95,7 +93,7 @@ def test_a_killed_worker_is_one_line_and_the_same_command_continues(
     Manifest.read(tmp_path / "out").verify(tmp_path / "out")
 
 
-def test_of_two_at_once_the_second_gives_way(start: Start, tmp_path: Path) -> None:
+def test_of_two_at_once_the_second_gives_way(start, tmp_path):
     first = start()
     workers_of(first)
     code, _, err = end(start())

@@ -12,16 +12,14 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli.text.manifest import Manifest
-from tests.data_prep.forks import run, start
+from tests.data_prep.forks import end, start
 from tests.data_prep.preparing import contents, write_jsonl
 from tests.processes import in_processes
 
 pytestmark = in_processes
 
 
-def test_killed_at_random_moments_it_ends_with_the_same_bytes(
-    tmp_path: Path, small_folder: Path, request: pytest.FixtureRequest
-) -> None:
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, small_folder, request):
     random_ = random.Random(0)
     words = [f"w{n}" for n in range(500)]
     texts = [" ".join(random_.choices(words, k=random_.randint(1, 120))) for _ in range(1500)]
@@ -35,9 +33,9 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(
         *("--tokenizer", str(small_folder), "--duplicates", "near", "--val-fraction", "0.02"),
         *("--chunk-tokens", "20000", "--workers", "2", "--source", *sources, "--out"),
     ]
-    run(["--help"], 1)  # the server is started by then
+    end(start(["--help"], 1))  # the server is started by then
     begin = time.monotonic()
-    assert run([*command, str(tmp_path / "whole")], 20_000) == 0
+    assert end(start([*command, str(tmp_path / "whole")], 20_000)) == 0
     duration = time.monotonic() - begin
     out = tmp_path / "killed"
     killed = 0
@@ -58,7 +56,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(
         assert {path: again[path] for path in both} == {path: stamps[path] for path in both}
         stamps = again
     assert killed
-    assert run([*command, str(out)], 20_000) == 0
+    assert end(start([*command, str(out)], 20_000)) == 0
     assert contents(out) == contents(tmp_path / "whole")
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"killed", "whole"}
 
@@ -70,8 +68,8 @@ def _stamps(work: Path) -> dict[Path, int]:
 
 @pytest.mark.parametrize("there", [False, True], ids=["new", "replacing"])
 def test_killed_before_any_change_of_the_disk_it_ends_with_the_same_bytes(
-    there: bool, tmp_path: Path, small_folder: Path, request: pytest.FixtureRequest
-) -> None:
+    there, tmp_path, small_folder, request
+):
     random_ = random.Random(2)
     words = [f"w{n}" for n in range(50)]
     texts = [" ".join(random_.choices(words, k=30)) for _ in range(40)]
@@ -83,7 +81,7 @@ def test_killed_before_any_change_of_the_disk_it_ends_with_the_same_bytes(
     counted = tmp_path / "changes"
 
     def prepare(name: str, *options: str, kill: int = 0) -> int | None:
-        return run([*command, *options, "--out", str(tmp_path / name)], 2_000, kill, counted)
+        return end(start([*command, *options, "--out", str(tmp_path / name)], 2_000, kill, counted))
 
     if there:
         assert prepare("before", "--seed", "1") == 0

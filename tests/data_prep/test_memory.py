@@ -4,7 +4,6 @@ import random
 import subprocess
 import sys
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_main_process_needs_less_than_a_gigabyte(workers: int, tmp_path: Path) -> None:
+def test_the_main_process_needs_less_than_a_gigabyte(workers, tmp_path):
     # One process does a worker's work as well.
     texts = list(sample.documents("train"))
     train_tokenizer(texts).save(tmp_path)
@@ -50,9 +49,7 @@ def test_the_main_process_needs_less_than_a_gigabyte(workers: int, tmp_path: Pat
 
 
 @pytest.mark.parametrize("documents", [400_000, 1_600_000])
-def test_comparing_needs_no_more_memory_for_more_documents(
-    documents: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_comparing_needs_no_more_memory_for_more_documents(documents, monkeypatch):
     monkeypatch.setattr(duplicates, "BUCKET_DOCUMENTS", 100_000)
     pieces = [np.random.RandomState(n).bytes(4000 * 16) for n in range(documents // 4000)]
 

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,9 +14,7 @@ from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.preparing import texts_of, write_jsonl
 
 
-def test_the_sample_comes_with_tokenizer_and_held_out_texts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_sample_comes_with_tokenizer_and_held_out_texts(tmp_path, capsys):
     out = tmp_path / "data" / "sample"
     assert main(["--source", "sample", "--out", str(out)]) == 0
     manifest = Manifest.read(out)
@@ -34,9 +31,7 @@ def test_the_sample_comes_with_tokenizer_and_held_out_texts(
     assert "nothing to do" in capsys.readouterr().out
 
 
-def test_files_are_prepared_and_replaced_only_when_told(
-    tmp_path: Path, small_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_are_prepared_and_replaced_only_when_told(tmp_path, small_folder, capsys):
     out = tmp_path / "out"
     arguments = ["--tokenizer", str(small_folder), "--out", str(out), "--workers", "1", "--source"]
     one = str(write_jsonl(tmp_path / "one.jsonl", ["hello"]))
@@ -49,7 +44,7 @@ def test_files_are_prepared_and_replaced_only_when_told(
     assert Manifest.read(out).documents == 1
 
 
-def test_options_win_over_the_recipe(tmp_path: Path, small_folder: Path) -> None:
+def test_options_win_over_the_recipe(tmp_path, small_folder):
     texts = [f"hello {n}" for n in range(9)]
     recipe = {
         "tokenizer": str(small_folder),
@@ -69,9 +64,7 @@ def test_options_win_over_the_recipe(tmp_path: Path, small_folder: Path) -> None
     assert Manifest.read(tmp_path / "again").fingerprint == manifest.fingerprint
 
 
-def test_what_was_left_out_and_what_is_missing_is_said(
-    tmp_path: Path, small_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_left_out_and_what_is_missing_is_said(tmp_path, small_folder, capsys):
     (tmp_path / "texts").mkdir()
     write_jsonl(tmp_path / "texts" / "a.jsonl", ["hello", "", "hello", "hell"])
     (tmp_path / "texts" / "b.jsonl.gz").write_bytes(b"not gzip")
@@ -88,9 +81,7 @@ def test_what_was_left_out_and_what_is_missing_is_said(
     assert "tokens instead of 1,000: source 'texts' has no more" in faults[2]
 
 
-def test_the_source_that_ends_a_weighted_mix_is_named(
-    tmp_path: Path, small_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_source_that_ends_a_weighted_mix_is_named(tmp_path, small_folder, capsys):
     sources = [
         {"path": str(write_jsonl(tmp_path / f"{name}.jsonl", texts)), "weight": 1}
         for name, texts in (("long", [f"hello {n}" for n in range(50)]), ("short", ["hello"]))
@@ -102,9 +93,7 @@ def test_the_source_that_ends_a_weighted_mix_is_named(
     assert "the mix ends with source 'short'" in capsys.readouterr().err
 
 
-def test_any_texts_of_a_glob_are_prepared_a_file_a_document(
-    tmp_path: Path, small_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_any_texts_of_a_glob_are_prepared_a_file_a_document(tmp_path, small_folder, capsys):
     for name in ("a.rst", "deep/b.rst", "c.md"):
         (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "texts" / name).write_text(f"hello {name}")
@@ -146,13 +135,7 @@ def test_any_texts_of_a_glob_are_prepared_a_file_a_document(
         ("inspect", "DIR"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(
-    tmp_path: Path,
-    small_folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: str,
-    reason: str,
-) -> None:
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path, small_folder, capsys, arguments, reason):
     (tmp_path / "a.txt").write_text("hello")
     (tmp_path / "bad.jsonl").write_text("hello\n")
     (tmp_path / "rows.jsonl").write_text('{"text": "hello"}\n')
@@ -177,23 +160,17 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert not (tmp_path / "out").exists()
 
 
-def test_help_and_mistakes_do_not_wait_for_torch() -> None:
-    code = (
-        "import sys; from data_prep.__main__ import main; "
-        "main(['--source', 'none.txt', '--tokenizer', 'none', '--out', 'none']); "
-        "sys.exit('torch' in sys.modules or 'litdata' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL).returncode == 0
-
-
-def test_preparing_imports_neither_torch_nor_litdata(tmp_path: Path, small_folder: Path) -> None:
+@pytest.mark.parametrize(("name", "code"), [("none.txt", 2), ("a.txt", 0)])
+def test_neither_a_mistake_nor_a_preparation_imports_torch_or_litdata(
+    name, code, tmp_path, small_folder
+):
     # Half a gigabyte and seconds, which is why chunks are not written by litdata.
     (tmp_path / "a.txt").write_text("hello hello")
-    code = (
+    program = (
         "import sys; from data_prep.__main__ import main; "
-        "failed = main(sys.argv[1:]); "
-        "sys.exit(failed or 'torch' in sys.modules or 'litdata' in sys.modules)"
+        "code = main(sys.argv[1:]); "
+        "sys.exit('imported' if {'torch', 'litdata'} & set(sys.modules) else code)"
     )
-    words = ["--source", str(tmp_path / "a.txt"), "--tokenizer", str(small_folder)]
+    words = ["--source", str(tmp_path / name), "--tokenizer", str(small_folder)]
     words += ["--workers", "1", "--duplicates", "near", "--out", str(tmp_path / "out")]
-    assert subprocess.run([sys.executable, "-c", code, *words]).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program, *words]).returncode == code

@@ -16,11 +16,9 @@ from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.preparing import (
     contents,
-    request,
     rows_of,
     source,
     texts_of,
-    tokens_of,
     write_jsonl,
 )
 
@@ -38,19 +36,14 @@ def many(count: int, start: int = 0) -> list[str]:
     return [f"document {n} " + "hello " * (n % 7) for n in range(start, start + count)]
 
 
-def _request(path: Path, tokenizer: Tokenizer, out: Path, **settings):
-    return request([source("a", path)], tokenizer, out, **settings)
-
-
 @pytest.mark.parametrize(("size", "dtype"), [("small", np.uint16), ("large", np.uint32)])
 def test_the_tokens_are_those_of_the_documents_each_with_its_end(
-    size: str, dtype: type, tmp_path: Path, small: Tokenizer, large: Tokenizer
-) -> None:
+    ask, out, size, dtype, small, large
+):
     tokenizer = {"small": small, "large": large}[size]
-    path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
-    manifest = prepare(_request(path, tokenizer, tmp_path / "out"))
+    manifest = prepare(ask(TEXTS, tokenizer=tokenizer))
     texts = [text for text in TEXTS if text]
-    assert Counter(texts_of(tmp_path / "out")) == Counter(texts)
+    assert Counter(texts_of(out)) == Counter(texts)
     assert manifest.tokens == sum(len(tokenizer.encode(text)) + 1 for text in texts)
     assert manifest.documents == len(texts)
     assert manifest.dtype == np.dtype(dtype).name
@@ -58,12 +51,11 @@ def test_the_tokens_are_those_of_the_documents_each_with_its_end(
     assert manifest.sources[0].rejected == {"empty": 1}
 
 
-def test_the_folder_holds_what_its_manifest_says(small: Tokenizer, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [*TEXTS, "hello", *many(20)])
-    manifest = prepare(_request(path, small, tmp_path / "out", val_fraction=0.3))
-    assert Manifest.read(tmp_path / "out") == manifest
-    manifest.verify(tmp_path / "out")
-    assert set(contents(tmp_path / "out")) == {
+def test_the_folder_holds_what_its_manifest_says(ask, out, small, tmp_path):
+    manifest = prepare(ask([*TEXTS, "hello", *many(20)], val_fraction=0.3))
+    assert Manifest.read(out) == manifest
+    manifest.verify(out)
+    assert set(contents(out)) == {
         *(chunk.name for chunk in manifest.chunks),
         "duplicates.jsonl.zst",
         "index.json",
@@ -72,21 +64,18 @@ def test_the_folder_holds_what_its_manifest_says(small: Tokenizer, tmp_path: Pat
         "tokenizer.json",
         "val/a.jsonl",
     }
-    assert Tokenizer.load(tmp_path / "out").fingerprint == small.fingerprint
+    assert Tokenizer.load(out).fingerprint == small.fingerprint
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_every_document_is_written_held_out_rejected_or_a_duplicate(
-    small: Tokenizer, tmp_path: Path
-) -> None:
+def test_every_document_is_written_held_out_rejected_or_a_duplicate(ask, out):
     texts = [*many(60), "", "   ", *many(10), "hi", *many(5, start=100)]
-    path = write_jsonl(tmp_path / "a.jsonl", texts)
-    manifest = prepare(_request(path, small, tmp_path / "out", val_fraction=0.2, min_chars=3))
+    manifest = prepare(ask(texts, val_fraction=0.2, min_chars=3))
     (count,) = manifest.sources
-    written = texts_of(tmp_path / "out")
-    held_out = [row["text"] for row in rows_of(tmp_path / "out" / "val" / "a.jsonl")]
-    rejected = rows_of(tmp_path / "out" / "rejected.jsonl.zst")
-    repeated = rows_of(tmp_path / "out" / "duplicates.jsonl.zst")
+    written = texts_of(out)
+    held_out = [row["text"] for row in rows_of(out / "val" / "a.jsonl")]
+    rejected = rows_of(out / "rejected.jsonl.zst")
+    repeated = rows_of(out / "duplicates.jsonl.zst")
     assert Counter([*written, *held_out]) == Counter(many(60) + many(5, start=100))
     assert held_out
     assert [(row["row"], row["reason"], row["text"]) for row in rejected] == [
@@ -102,33 +91,32 @@ def test_every_document_is_written_held_out_rejected_or_a_duplicate(
     assert (count.exact_duplicates, count.near_duplicates, count.unused) == (10, 0, 0)
 
 
-def test_documents_are_shuffled_by_the_seed(small: Tokenizer, tmp_path: Path) -> None:
+def test_documents_are_shuffled_by_the_seed(ask, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", many(50))
     orders = []
     for seed in (0, 0, 1):
         out = tmp_path / f"out{len(orders)}"
-        prepare(_request(path, small, out, seed=seed))
+        prepare(ask(path, out=out, seed=seed))
         orders.append(texts_of(out))
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[2]) == sorted(many(50)) != orders[0]
 
 
-def test_the_bytes_do_not_depend_on_the_number_of_workers(small: Tokenizer, tmp_path: Path) -> None:
+def test_the_bytes_do_not_depend_on_the_number_of_workers(ask, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [*many(80), "", *many(9)])
     for workers in (1, 2, 3):
         out = tmp_path / str(workers)
-        asked = _request(path, small, out, duplicates="near", val_fraction=0.1, tokens=900)
-        prepare(asked, workers)
+        prepare(ask(path, out=out, duplicates="near", val_fraction=0.1, tokens=900), workers)
     assert contents(tmp_path / "1") == contents(tmp_path / "2") == contents(tmp_path / "3")
 
 
-def test_a_limit_stops_after_the_document_that_reaches_it(small: Tokenizer, tmp_path: Path) -> None:
+def test_a_limit_stops_after_the_document_that_reaches_it(ask, small, tmp_path):
     texts = many(50)
     path = write_jsonl(tmp_path / "a.jsonl", texts)
     lengths = np.cumsum([len(small.encode(text)) + 1 for text in texts])
     for limit in (1, int(lengths[4]), int(lengths[4]) + 1, int(lengths[20]) - 1):
         out = tmp_path / str(limit)
-        manifest = prepare(_request(path, small, out, tokens=limit))
+        manifest = prepare(ask(path, out=out, tokens=limit))
         documents = int(np.searchsorted(lengths, limit)) + 1
         assert manifest.tokens == lengths[documents - 1]
         assert sorted(texts_of(out)) == sorted(texts[:documents])
@@ -137,14 +125,13 @@ def test_a_limit_stops_after_the_document_that_reaches_it(small: Tokenizer, tmp_
         assert count.read < len(texts)
 
 
-def test_more_is_read_where_duplicates_leave_too_little(small: Tokenizer, tmp_path: Path) -> None:
+def test_more_is_read_where_duplicates_leave_too_little(ask, out):
     # The first half is one text over and over, which fills the tokens asked for by itself.
     texts = ["hello hello hello"] * 50 + many(50)
-    path = write_jsonl(tmp_path / "a.jsonl", texts)
-    manifest = prepare(_request(path, small, tmp_path / "out", tokens=300))
+    manifest = prepare(ask(texts, tokens=300))
     assert manifest.tokens >= 300
     assert manifest.sources[0].exact_duplicates == 49
-    written = texts_of(tmp_path / "out")
+    written = texts_of(out)
     assert len(set(written)) == len(written)
 
 
@@ -155,11 +142,11 @@ def two_sources(folder: Path) -> list[Path]:
     ]
 
 
-def test_weights_decide_the_shares_of_tokens_everywhere(small: Tokenizer, tmp_path: Path) -> None:
+def test_weights_decide_the_shares_of_tokens_everywhere(ask, out, small, tmp_path):
     x, y = two_sources(tmp_path)
-    sources = [source("x", x, weight=6), source("y", y, weight=2)]
-    manifest = prepare(request(sources, small, tmp_path / "out", tokens=2000))
-    texts = texts_of(tmp_path / "out")
+    sources = (source("x", x, weight=6), source("y", y, weight=2))
+    manifest = prepare(ask(sources, tokens=2000))
+    texts = texts_of(out)
     lengths = np.array([len(small.encode(text)) + 1 for text in texts])
     of_x = np.array([text.startswith("x") for text in texts])
     assert abs(manifest.sources[0].tokens / manifest.tokens - 0.75) < 0.02
@@ -167,42 +154,39 @@ def test_weights_decide_the_shares_of_tokens_everywhere(small: Tokenizer, tmp_pa
         assert abs(lengths[part][of_x[part]].sum() / lengths[part].sum() - 0.75) < 0.1
 
 
-def test_the_scarcest_source_ends_a_weighted_mix(small: Tokenizer, tmp_path: Path) -> None:
+def test_the_scarcest_source_ends_a_weighted_mix(ask, tmp_path):
     x, y = two_sources(tmp_path)
-    sources = [source("x", x, weight=1), source("y", y, weight=1)]
-    manifest = prepare(request(sources, small, tmp_path / "out"))
+    sources = (source("x", x, weight=1), source("y", y, weight=1))
+    manifest = prepare(ask(sources))
     counts = {count.name: count for count in manifest.sources}
     assert (counts["y"].documents, counts["y"].unused, counts["y"].passes) == (100, 0, 1.0)
     assert counts["x"].unused == 400 - counts["x"].documents > 250
     assert abs(counts["x"].tokens - counts["y"].tokens) <= 30  # the longest document
 
 
-def test_a_source_is_repeated_as_often_as_is_allowed(small: Tokenizer, tmp_path: Path) -> None:
+def test_a_source_is_repeated_as_often_as_is_allowed(ask, out, tmp_path):
     x, y = two_sources(tmp_path)
-    sources = [source("x", x, weight=1), source("y", y, weight=1, max_epochs=3)]
-    manifest = prepare(request(sources, small, tmp_path / "out"))
+    sources = (source("x", x, weight=1), source("y", y, weight=1, max_epochs=3))
+    manifest = prepare(ask(sources))
     counts = {count.name: count for count in manifest.sources}
     assert counts["y"].passes == 3
     assert abs(counts["x"].tokens - counts["y"].tokens) <= 30  # the longest document
-    written = Counter(text for text in texts_of(tmp_path / "out") if text.startswith("y"))
+    written = Counter(text for text in texts_of(out) if text.startswith("y"))
     assert set(written.values()) == {3}
     assert len(written) == counts["y"].documents == 100
     assert manifest.documents == counts["x"].documents + 300
     # Each pass is in an order of its own.
-    order = [text for text in texts_of(tmp_path / "out") if text.startswith("y")]
+    order = [text for text in texts_of(out) if text.startswith("y")]
     assert order[:100] != order[100:200]
 
 
-def test_a_source_without_text_is_an_error(small: Tokenizer, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", ["", ""])
+def test_a_source_without_text_is_an_error(ask, out):
     with pytest.raises(UserError, match=r"no text in .*a\.jsonl"):
-        prepare(_request(path, small, tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
+        prepare(ask(["", ""]))
+    assert not out.exists()
 
 
-def test_a_source_that_changes_while_it_is_read_stops_the_preparation(
-    small: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_source_that_changes_while_it_is_read_stops_the_preparation(ask, out, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", many(20))
 
     def changing(file: InputFile, on_received: OnRead) -> Path:
@@ -210,19 +194,17 @@ def test_a_source_that_changes_while_it_is_read_stops_the_preparation(
         os.utime(path, ns=(1, 1))
         return path
 
-    asked = _request(path, small, tmp_path / "out")
+    asked = ask(path)
     with pytest.raises(UserError, match="changed while it was prepared"):
         prepare(asked, fetch=changing)
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
 
 
-def test_faults_are_remembered_by_a_continued_preparation(
-    small: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_are_remembered_by_a_continued_preparation(ask, tmp_path):
     (tmp_path / "texts").mkdir()
     write_jsonl(tmp_path / "texts" / "a.jsonl", TEXTS)
     (tmp_path / "texts" / "b.jsonl.gz").write_bytes(b"not gzip")
-    asked = _request(tmp_path / "texts", small, tmp_path / "out")
+    asked = ask(tmp_path / "texts")
 
     def killed(folder: Path) -> None:
         raise KeyboardInterrupt
@@ -233,13 +215,13 @@ def test_faults_are_remembered_by_a_continued_preparation(
     assert "b.jsonl.gz: cannot be read" in fault
 
 
-def test_a_weighted_mix_names_the_source_without_text(small: Tokenizer, tmp_path: Path) -> None:
-    sources = [
+def test_a_weighted_mix_names_the_source_without_text(ask, tmp_path):
+    sources = (
         source("a", write_jsonl(tmp_path / "a.jsonl", TEXTS), weight=1),
         source("e", tmp_path / "e.jsonl", weight=1),
-    ]
+    )
     (tmp_path / "e.jsonl").write_text('{"content": "hello"}\n')
-    asked = request(sources, small, tmp_path / "out")
+    asked = ask(sources)
     with pytest.raises(
         UserError, match=r"no text in .*e\.jsonl: row 1 unreadable: no field 'text'"
     ):
@@ -248,19 +230,13 @@ def test_a_weighted_mix_names_the_source_without_text(small: Tokenizer, tmp_path
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_reading_on_is_bounded_and_ends(small: Tokenizer, tmp_path: Path) -> None:
+def test_reading_on_is_bounded_and_ends(ask, tmp_path):
     # A source that begins with the other one's texts yields nothing at first.
     both = many(150)
     write_jsonl(tmp_path / "x.jsonl", both)
     write_jsonl(tmp_path / "y.jsonl", both + many(3000, start=1000))
-    sources = [source(name, tmp_path / f"{name}.jsonl", weight=1) for name in "xy"]
-    manifest = prepare(request(sources, small, tmp_path / "out", tokens=2000))
+    sources = tuple(source(name, tmp_path / f"{name}.jsonl", weight=1) for name in "xy")
+    manifest = prepare(ask(sources, tokens=2000))
     count = manifest.sources[1]
     assert manifest.tokens >= 2000
     assert count.read < 1000
-
-
-def test_the_last_token_types_keep_large_ids(large: Tokenizer, tmp_path: Path) -> None:
-    prepare(_request(write_jsonl(tmp_path / "a.jsonl", ["zzzz"]), large, tmp_path / "out"))
-    assert tokens_of(tmp_path / "out") == [*large.encode("zzzz"), large.eot_id]
-    assert large.eot_id > np.iinfo(np.uint16).max

@@ -11,7 +11,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.recipes import recipe_folder
 
 
-def test_a_recipe_becomes_settings_and_back() -> None:
+def test_a_recipe_becomes_settings_and_back():
     recipe = {
         "tokenizer": "gpt2",
         "tokens": "38.5B",
@@ -35,12 +35,12 @@ def test_a_recipe_becomes_settings_and_back() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((recipe_folder() / "data").glob("*.yaml")), ids=str)
-def test_every_shipped_recipe_is_read_by_its_name_and_its_path(path: Path) -> None:
+def test_every_shipped_recipe_is_read_by_its_name_and_its_path(path):
     assert read_recipe(path.stem) == read_recipe(str(path))
     assert settings_from(read_recipe(path.stem)).sources
 
 
-def test_the_papers_recipe_has_tokens_for_its_training() -> None:
+def test_the_papers_recipe_has_tokens_for_its_training():
     # 18,360 steps of 512 sequences, each a block of 4,097 tokens; every chunk loses a block.
     settings = settings_from(read_recipe("paper"))
     assert settings.tokens is not None
@@ -63,9 +63,7 @@ def test_the_papers_recipe_has_tokens_for_its_training() -> None:
         ("my corpus.jsonl", "my-corpus", None),
     ],
 )
-def test_a_source_is_named_by_itself_or_by_where_it_is(
-    spec: str, name: str, path: str | None
-) -> None:
+def test_a_source_is_named_by_itself_or_by_where_it_is(spec, name, path):
     (source,) = settings_from({"sources": [spec], "tokenizer": "t"}).sources
     assert (source.name, source.path) == (name, path or spec)
     assert source.is_remote == (":" in spec or spec == "nemotron-cc")
@@ -103,24 +101,12 @@ TWO = [{"path": "a.txt", "weight": 1}, {"path": "b.txt", "weight": 1}]
         ({"sources": "a.txt"}, "must be a list"),
         ({"sources": [3]}, "neither NAME=PATH nor a mapping"),
         ({"sources": [{"name": "a"}]}, "sources: one has no path"),
-        (
-            {"sources": [{"path": "a", "wieght": 1}]},
-            "'sources.0.wieght'; did you mean 'weight'",
-        ),
+        ({"sources": [{"path": "a", "wieght": 1}]}, "'sources.0.wieght'; did you mean 'weight'"),
         ({"sources": [{"path": "a", "weight": 0}]}, "weight 0 of 'a'"),
         ({"sources": [{"path": "a", "weight": -1}]}, "weight -1 of 'a' is not a share above 0"),
-        (
-            {"sources": [{"path": "a", "weight": float("inf")}]},
-            "weight inf of 'a' is not a share",
-        ),
-        (
-            {"sources": [{"path": "a", "weight": float("nan")}]},
-            "weight nan of 'a' is not a share",
-        ),
-        (
-            {"sources": [{"path": "a", "weight": 10**400}]},
-            "weight inf of 'a' is not a share",
-        ),
+        ({"sources": [{"path": "a", "weight": float("inf")}]}, "weight inf of 'a' is not a share"),
+        ({"sources": [{"path": "a", "weight": float("nan")}]}, "weight nan of 'a' is not a share"),
+        ({"sources": [{"path": "a", "weight": 10**400}]}, "weight inf of 'a' is not a share"),
         (
             {"sources": [{"path": "a", "weight": 1e308}, {"path": "b", "weight": 1e308}]},
             "weights 1e+308, 1e+308 are too large",
@@ -138,7 +124,7 @@ TWO = [{"path": "a.txt", "weight": 1}, {"path": "b.txt", "weight": 1}]
         ({"decontaminate": "a"}, "decontaminate must be a list"),
     ],
 )
-def test_what_cannot_be_meant_is_named(changes: dict, reason: str) -> None:
+def test_what_cannot_be_meant_is_named(changes, reason):
     with pytest.raises(UserError) as caught:
         settings_from({**GOOD, **changes})
     assert reason in str(caught.value)
@@ -156,13 +142,7 @@ def test_what_cannot_be_meant_is_named(changes: dict, reason: str) -> None:
         ("a.yaml", b"\xff", "cannot be read"),
     ],
 )
-def test_a_recipe_that_cannot_be_read_is_named(
-    name: str,
-    content: str | bytes | None,
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_recipe_that_cannot_be_read_is_named(name, content, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if content is not None:
         Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -171,21 +151,21 @@ def test_a_recipe_that_cannot_be_read_is_named(
     assert "\n" not in str(caught.value)
 
 
-def test_a_path_with_a_colon_names_its_source() -> None:
+def test_a_path_with_a_colon_names_its_source():
     (source,) = settings_from({"sources": ["a:b.jsonl"], "tokenizer": "t"}).sources
     assert (source.name, source.path) == ("a-b", "a:b.jsonl")
 
 
-def test_every_seed_of_64_bits_is_taken() -> None:
+def test_every_seed_of_64_bits_is_taken():
     assert settings_from({**GOOD, "seed": (1 << 64) - 1}).seed == (1 << 64) - 1
 
 
 @pytest.mark.parametrize("tokens", [10**9, 1e9, "1e9", "1B", "1_000_000_000"])
-def test_tokens_may_be_written_in_any_way(tokens: object) -> None:
+def test_tokens_may_be_written_in_any_way(tokens):
     assert settings_from({**GOOD, "tokens": tokens}).tokens == 10**9
 
 
-def test_every_setting_is_an_option_and_a_key() -> None:
+def test_every_setting_is_an_option_and_a_key():
     from data_prep.options import parser
 
     options = {action.dest for action in parser()._actions}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.small_tokenizer import definition_with
+from tests.small_tokenizer import definition_with, tokenizer_with
 
 
 @pytest.fixture(scope="session")
@@ -18,12 +18,15 @@ def gpt2(gpt2_folder: Path) -> Tokenizer:
     return Tokenizer.load(gpt2_folder)
 
 
-@pytest.fixture(scope="session")
-def small_definition() -> dict:
-    """The 256 bytes, three merges and end-of-text."""
-    return definition_with(["h e", "l l", "he ll"])
+MERGES = ["h e", "l l", "he ll"]
+
+
+@pytest.fixture
+def definition() -> dict:
+    """The 256 bytes, three merges and end-of-text, to be changed."""
+    return definition_with(MERGES)
 
 
 @pytest.fixture(scope="session")
-def small(small_definition: dict) -> Tokenizer:
-    return Tokenizer(small_definition)
+def small() -> Tokenizer:
+    return tokenizer_with(MERGES)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.text.manifest import Manifest, StoredFile, sha256_of
+from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.source_counts import source_count
+from tests.manifests import manifest_of, source_count
 
 
 @pytest.fixture
@@ -24,28 +24,18 @@ def folder(tmp_path: Path, small: Tokenizer) -> Path:
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     small.save(tmp_path)
-    stored = [
-        StoredFile(name, len(data), sha256_of(tmp_path / name)) for name, data in files.items()
-    ]
-    Manifest(
+    manifest_of(
+        tmp_path,
+        small,
         documents=2,
         tokens=6,
         text_bytes=9,
-        dtype="uint16",
-        vocab_size=small.vocab_size,
-        eot_id=small.eot_id,
-        tokenizer=small.fingerprint,
         sources=[source_count("a", documents=2, tokens=6, text_bytes=9)],
-        chunks=stored[:2],
-        beside=stored[2:3],
-        index_sha256=sha256_of(tmp_path / "index.json"),
-        request="request",
-        settings={"seed": 0},
     ).write(tmp_path)
     return tmp_path
 
 
-def test_what_is_written_is_read(folder: Path) -> None:
+def test_what_is_written_is_read(folder):
     manifest = Manifest.read(folder)
     manifest.verify(folder)
     assert (manifest.tokens, manifest.sources[0].name) == (6, "a")
@@ -55,7 +45,7 @@ def test_what_is_written_is_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["chunk-0-1.bin", "rejected.jsonl.zst"])
-def test_a_flipped_byte_is_found_by_verify(folder: Path, name: str) -> None:
+def test_a_flipped_byte_is_found_by_verify(folder, name):
     path = folder / name
     data = bytearray(path.read_bytes())
     data[1] ^= 1
@@ -86,7 +76,7 @@ def _remove(name: str):
         (lambda folder: (folder / "manifest.json").write_text("{}"), "cannot be read"),
     ],
 )
-def test_a_damaged_folder_is_named_with_the_way_out(folder: Path, damage, reason: str) -> None:
+def test_a_damaged_folder_is_named_with_the_way_out(folder, damage, reason):
     damage(folder)
     with pytest.raises(UserError, match=reason) as caught:
         Manifest.read(folder).check_sizes(folder)
@@ -94,7 +84,7 @@ def test_a_damaged_folder_is_named_with_the_way_out(folder: Path, damage, reason
     assert "\n" not in str(caught.value)
 
 
-def test_an_edited_manifest_is_found(folder: Path) -> None:
+def test_an_edited_manifest_is_found(folder):
     content = json.loads((folder / "manifest.json").read_text())
     content["chunks"].pop()
     (folder / "manifest.json").write_text(json.dumps(content))
@@ -102,19 +92,19 @@ def test_an_edited_manifest_is_found(folder: Path) -> None:
         Manifest.read(folder)
 
 
-def test_another_tokenizer_is_found_by_verify(folder: Path) -> None:
+def test_another_tokenizer_is_found_by_verify(folder):
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace("<|endoftext|>", "<|end_of_text|>"))
     with pytest.raises(UserError, match="not the tokenizer of these tokens"):
         Manifest.read(folder).verify(folder)
 
 
-def test_a_missing_folder_says_how_to_make_it(tmp_path: Path) -> None:
+def test_a_missing_folder_says_how_to_make_it(tmp_path):
     with pytest.raises(UserError, match=r"does not exist; make it with .* --out"):
         Manifest.read(tmp_path / "none")
 
 
-def test_the_fingerprint_is_that_of_the_tokens_alone(folder: Path) -> None:
+def test_the_fingerprint_is_that_of_the_tokens_alone(folder):
     manifest = Manifest.read(folder)
     elsewhere = dataclasses.replace(manifest, request="other", sources=[])
     assert elsewhere.fingerprint == manifest.fingerprint

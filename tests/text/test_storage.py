@@ -19,12 +19,12 @@ def put(bucket: Any, key: str, content: bytes) -> None:
     bucket.put_object(Bucket="bucket", Key=key, Body=content)
 
 
-def test_a_location_is_remote_by_its_scheme() -> None:
+def test_a_location_is_remote_by_its_scheme():
     assert storage.is_remote("s3://bucket/prefix")
     assert not any(map(storage.is_remote, ("data/sample", Path("data"), "s3", "/s3://x")))
 
 
-def test_nothing_of_boto3_is_imported_for_local_files(tmp_path: Path) -> None:
+def test_nothing_of_boto3_is_imported_for_local_files(tmp_path):
     program = (
         "import sys; from dualpath_cli.text import manifest, storage; "
         f"storage.sizes({str(tmp_path)!r}); storage.local_copy('x'); "
@@ -33,9 +33,7 @@ def test_nothing_of_boto3_is_imported_for_local_files(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_folder_on_s3_has_the_sizes_of_the_same_folder_on_a_disk(
-    bucket: Any, tmp_path: Path
-) -> None:
+def test_a_folder_on_s3_has_the_sizes_of_the_same_folder_on_a_disk(bucket, tmp_path):
     folder = tmp_path / "folder"
     (folder / "val").mkdir(parents=True)
     for name, content in {"a.bin": b"12", "val/b.jsonl": b"", "c": b"123"}.items():
@@ -51,9 +49,7 @@ def test_a_folder_on_s3_has_the_sizes_of_the_same_folder_on_a_disk(
     assert storage.sizes(tmp_path / "none") is None
 
 
-def test_more_objects_are_listed_and_deleted_than_one_answer_holds(
-    bucket: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_objects_are_listed_and_deleted_than_one_answer_holds(bucket, monkeypatch):
     monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "3")
     monkeypatch.setattr(storage, "_DELETE_AT_ONCE", 2)
     for number in range(8):
@@ -64,9 +60,7 @@ def test_more_objects_are_listed_and_deleted_than_one_answer_holds(
     assert storage.sizes("s3://bucket/many") is None
 
 
-def test_a_copy_is_kept_until_the_object_changes(
-    bucket: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_is_kept_until_the_object_changes(bucket, monkeypatch):
     put(bucket, "a/index.json", b"one")
     first = storage.local_copy("s3://bucket/a/index.json")
     assert (first.name, first.read_bytes()) == ("index.json", b"one")
@@ -79,7 +73,7 @@ def test_a_copy_is_kept_until_the_object_changes(
     assert not list(storage.cache().rglob("*.partial"))
 
 
-def test_one_file_is_copied_by_many_at_once(bucket: Any) -> None:
+def test_one_file_is_copied_by_many_at_once(bucket):
     content = bytes(range(256)) * 20_000
     put(bucket, "large.jsonl", content)
     found = []
@@ -96,11 +90,11 @@ def test_one_file_is_copied_by_many_at_once(bucket: Any) -> None:
     assert len([path for path in storage.cache().rglob("*") if path.is_file()]) == 1
 
 
-def test_a_local_file_is_its_own_copy() -> None:
+def test_a_local_file_is_its_own_copy():
     assert storage.local_copy("a/b.jsonl") == Path("a/b.jsonl")
 
 
-def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_where_the_environment_says(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
     monkeypatch.delenv("DUALPATH_CACHE", raising=False)
     assert storage.cache() == Path("/x/dualpath")
@@ -110,7 +104,7 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     assert storage.cache() == Path("/fast")
 
 
-def test_uploads_carry_their_hash_and_downloads_are_checked(bucket: Any, tmp_path: Path) -> None:
+def test_uploads_carry_their_hash_and_downloads_are_checked(bucket, tmp_path):
     (tmp_path / "file").write_bytes(b"abc")
     counts: list[int] = []
     url = "s3://bucket/some/file"
@@ -128,7 +122,7 @@ def test_uploads_carry_their_hash_and_downloads_are_checked(bucket: Any, tmp_pat
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_a_download_of_many_parts_is_the_object(bucket: Any, tmp_path: Path) -> None:
+def test_a_download_of_many_parts_is_the_object(bucket, tmp_path):
     (tmp_path / "file").write_bytes(bytes(range(256)) * 80_000)  # 20 MB
     sha256 = storage.sha256_of(tmp_path / "file")
     storage.upload(tmp_path / "file", "s3://bucket/file", sha256, lambda count: None)
@@ -159,48 +153,42 @@ def assert_one_line(ways: list[Any], *parts: str) -> None:
         assert "\n" not in message
 
 
-def test_a_missing_object_is_named(bucket: Any, tmp_path: Path) -> None:
+def test_a_missing_object_is_named(bucket, tmp_path):
     url = "s3://bucket/none.jsonl"
     assert not storage.exists(url)
     assert storage.uploaded_sha256(url) is None
     assert_one_line(each_way(url, tmp_path)[2:5], "s3://bucket/none.jsonl: there is no such object")
 
 
-def test_a_missing_bucket_is_named(bucket: Any, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_named(bucket, tmp_path):
     ways = each_way("s3://nowhere/a", tmp_path)
     del ways[4]  # asks by HEAD, whose answer cannot tell: it comes after others
     assert_one_line(ways, "s3://nowhere/a: there is no bucket 'nowhere' at http://127", "ENDPOINT")
 
 
-def test_a_url_without_a_bucket_is_refused(tmp_path: Path) -> None:
+def test_a_url_without_a_bucket_is_refused(tmp_path):
     assert_one_line(each_way("s3:///a", tmp_path), "'s3:///a' names no bucket; give s3://BUCKET")
 
 
-def test_missing_credentials_are_named_with_the_way_out(
-    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_credentials_are_named_with_the_way_out(bucket, tmp_path, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert_one_line(each_way("s3://bucket/a", tmp_path), "no complete AWS credentials; set AWS_ACC")
 
 
-def test_an_unknown_profile_is_named(monkeypatch: pytest.MonkeyPatch, bucket: Any) -> None:
+def test_an_unknown_profile_is_named(monkeypatch, bucket):
     monkeypatch.setenv("AWS_PROFILE", "none")
     assert_one_line([lambda: storage.sizes("s3://bucket/a")], "the AWS settings", "(none)")
 
 
 @pytest.mark.parametrize("wrong", ["nonsense", "http://"])
-def test_an_endpoint_that_is_no_url_is_named(
-    wrong: str, bucket: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endpoint_that_is_no_url_is_named(wrong, bucket, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", wrong)
     assert_one_line([lambda: storage.sizes("s3://bucket/a")], "AWS", wrong)
 
 
-def test_an_endpoint_out_of_reach_is_named(
-    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endpoint_out_of_reach_is_named(bucket, tmp_path, monkeypatch):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # nobody listens
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -220,9 +208,7 @@ def test_an_endpoint_out_of_reach_is_named(
         ("SlowDown", "SlowDown: Why. not; check the AWS settings"),
     ],
 )
-def test_what_the_store_refuses_is_one_line(
-    code: str, text: str, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_store_refuses_is_one_line(code, text, bucket, tmp_path, monkeypatch):
     from botocore.client import BaseClient
     from botocore.exceptions import ClientError
 
@@ -233,7 +219,7 @@ def test_what_the_store_refuses_is_one_line(
     assert_one_line(each_way("s3://bucket/a", tmp_path), f"s3://bucket/a: {text}")
 
 
-def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_boto3_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "boto3", None)
     storage._make_client.cache_clear()
     assert_one_line([lambda: storage.sizes("s3://bucket/a")], "pip install 'dualpath[s3]'")

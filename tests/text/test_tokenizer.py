@@ -1,6 +1,5 @@
 """Tokenizer: nothing of a text is lost, and GPT-2's ids are those of both libraries."""
 
-import copy
 import gzip
 import hashlib
 import json
@@ -23,25 +22,23 @@ TEXTS = st.text() | st.text(alphabet=" \n\t\r\u00a0a1,'é<|endoftext>", max_size
 
 
 @given(TEXTS)
-def test_decoding_gives_back_any_text(small: Tokenizer, text: str) -> None:
+def test_decoding_gives_back_any_text(small, text):
     assert small.decode(small.encode(text)) == text
 
 
 @given(TEXTS)
-def test_decoding_gives_back_any_text_with_gpt2(gpt2: Tokenizer, text: str) -> None:
+def test_decoding_gives_back_any_text_with_gpt2(gpt2, text):
     assert gpt2.decode(gpt2.encode(text)) == text
 
 
 @given(TEXTS)
-def test_the_bytes_of_the_tokens_add_up_to_those_of_the_text(small: Tokenizer, text: str) -> None:
+def test_the_bytes_of_the_tokens_add_up_to_those_of_the_text(small, text):
     sizes = small.token_bytes()
     assert sum(sizes[id] for id in small.encode(text)) == len(text.encode())
 
 
 @given(TEXTS)
-def test_gpt2_ids_are_those_of_the_tokenizers_library(
-    gpt2: Tokenizer, reference: tokenizers.Tokenizer, text: str
-) -> None:
+def test_gpt2_ids_are_those_of_the_tokenizers_library(gpt2, reference, text):
     assert gpt2.encode(text) == reference.encode(text, add_special_tokens=False).ids
 
 
@@ -53,8 +50,8 @@ def reference(gpt2_folder: Path) -> tokenizers.Tokenizer:
 
 
 def test_gpt2_ids_are_those_of_the_tokenizers_library_in_books_code_and_sums(
-    gpt2: Tokenizer, reference: tokenizers.Tokenizer, shared_data: Path
-) -> None:
+    gpt2, reference, shared_data
+):
     texts = [(shared_data / "wikitext-2" / "test.txt").read_text()]
     for name in ("novels_val", "peps", "rust_rfcs"):
         with gzip.open(shared_data / "text" / f"{name}.jsonl.gz") as lines:
@@ -65,9 +62,7 @@ def test_gpt2_ids_are_those_of_the_tokenizers_library_in_books_code_and_sums(
         assert ids.tolist() == reference.encode(text, add_special_tokens=False).ids
 
 
-def test_gpt2_ids_agree_around_every_character_of_unicode(
-    gpt2: Tokenizer, reference: tokenizers.Tokenizer
-) -> None:
+def test_gpt2_ids_agree_around_every_character_of_unicode(gpt2, reference):
     # The two libraries bring their own tables of what is a letter, a digit or a space. Beyond the
     # first two planes there are ideographs and unassigned characters only.
     characters = [chr(c) for c in range(0x20000) if unicodedata.category(chr(c)) != "Cs"]
@@ -76,43 +71,43 @@ def test_gpt2_ids_agree_around_every_character_of_unicode(
         assert ids.tolist() == reference.encode(text, add_special_tokens=False).ids
 
 
-def test_a_run_of_spaces_too_long_for_tiktoken_is_encoded_all_the_same(gpt2: Tokenizer) -> None:
+def test_a_run_of_spaces_too_long_for_tiktoken_is_encoded_all_the_same(gpt2):
     text = " " * 1_500_000 + "end"
     assert gpt2.decode(gpt2.encode(text)) == text
 
 
-def test_gpt2_goes_through_tiktoken(gpt2: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpt2_goes_through_tiktoken(gpt2, monkeypatch):
     monkeypatch.setattr(Tokenizer, "_encode_by_tokenizers", None)
     assert gpt2.encode("Hello world") == [15496, 995]
 
 
 @pytest.mark.parametrize("text", ["<|endoftext|>", "a<|endoftext|>b <|endoftext|>"])
-def test_special_tokens_written_out_are_ordinary_text(small: Tokenizer, text: str) -> None:
+def test_special_tokens_written_out_are_ordinary_text(small, text):
     ids = small.encode(text)
     assert small.eot_id not in ids
     assert small.decode(ids) == text
 
 
-def test_special_tokens_written_out_are_ordinary_text_with_gpt2(gpt2: Tokenizer) -> None:
+def test_special_tokens_written_out_are_ordinary_text_with_gpt2(gpt2):
     assert gpt2.encode("<|endoftext|>") == [27, 91, 437, 1659, 5239, 91, 29]
 
 
-def test_special_tokens_weigh_nothing_and_show_their_name(small: Tokenizer) -> None:
+def test_special_tokens_weigh_nothing_and_show_their_name(small):
     assert small.token_bytes()[small.eot_id] == 0
     assert small.token_values()[small.eot_id] == b"<|endoftext|>"
     assert small.decode([small.eot_id]) == "<|endoftext|>"
 
 
-def test_merges_are_used(small: Tokenizer) -> None:
+def test_merges_are_used(small):
     assert [small.token_values()[id] for id in small.encode("hello")] == [b"hell", b"o"]
 
 
-def test_batches_are_encoded_as_single_texts_are(small: Tokenizer) -> None:
+def test_batches_are_encoded_as_single_texts_are(small):
     texts = ["hello", "", "hell é <|endoftext|>"]
     assert [ids.tolist() for ids in small.encode_batch(texts)] == [small.encode(t) for t in texts]
 
 
-def test_a_saved_tokenizer_is_loaded_as_an_equal_one(small: Tokenizer, tmp_path: Path) -> None:
+def test_a_saved_tokenizer_is_loaded_as_an_equal_one(small, tmp_path):
     small.save(tmp_path)
     for spec in (tmp_path, tmp_path / "tokenizer.json", str(tmp_path)):
         loaded = Tokenizer.load(spec)
@@ -121,7 +116,7 @@ def test_a_saved_tokenizer_is_loaded_as_an_equal_one(small: Tokenizer, tmp_path:
         assert loaded.encode("hello\n world") == small.encode("hello\n world")
 
 
-def test_every_way_to_gpt2_gives_the_same_tokenizer(gpt2_folder: Path, tmp_path: Path) -> None:
+def test_every_way_to_gpt2_gives_the_same_tokenizer(gpt2_folder, tmp_path):
     files = tmp_path / "files"
     files.mkdir()
     for name in ("vocab.json", "merges.txt"):
@@ -135,9 +130,7 @@ def test_every_way_to_gpt2_gives_the_same_tokenizer(gpt2_folder: Path, tmp_path:
         assert (loaded.eot_id, loaded.vocab_size) == (50256, 50257)
 
 
-def test_gpt2_by_name_comes_from_the_cache_of_tiktoken(
-    gpt2_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpt2_by_name_comes_from_the_cache_of_tiktoken(gpt2_folder, tmp_path, monkeypatch):
     url = tokenizer_module._GPT2_MERGES_URL
     shutil.copy(gpt2_folder / "merges.txt", tmp_path / hashlib.sha1(url.encode()).hexdigest())
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
@@ -164,8 +157,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_a_vocabulary_that_would_lose_text_is_refused(small_definition: dict, reason: str) -> None:
-    definition = copy.deepcopy(small_definition)
+def test_a_vocabulary_that_would_lose_text_is_refused(definition, reason):
     REFUSED[reason](definition)
     with pytest.raises(UserError, match=reason) as caught:
         Tokenizer(definition, "mine")
@@ -173,8 +165,7 @@ def test_a_vocabulary_that_would_lose_text_is_refused(small_definition: dict, re
     assert "\n" not in str(caught.value)
 
 
-def test_cutting_padding_and_dropout_of_a_file_are_ignored(small_definition: dict) -> None:
-    definition = copy.deepcopy(small_definition)
+def test_cutting_padding_and_dropout_of_a_file_are_ignored(small, definition):
     definition["truncation"] = {
         "direction": "Right",
         "max_length": 2,
@@ -184,12 +175,11 @@ def test_cutting_padding_and_dropout_of_a_file_are_ignored(small_definition: dic
     definition["model"]["dropout"] = 0.5
     tokenizer = Tokenizer(definition)
     assert {tuple(tokenizer.encode("hello hello")) for _ in range(20)} == {
-        tuple(Tokenizer(small_definition).encode("hello hello"))
+        tuple(small.encode("hello hello"))
     }
 
 
-def test_the_only_special_token_ends_a_text_whatever_its_name(small_definition: dict) -> None:
-    definition = copy.deepcopy(small_definition)
+def test_the_only_special_token_ends_a_text_whatever_its_name(definition):
     definition["added_tokens"][0]["content"] = "<stop>"
     definition["model"]["vocab"]["<stop>"] = definition["model"]["vocab"].pop("<|endoftext|>")
     assert Tokenizer(definition).decode([Tokenizer(definition).eot_id]) == "<stop>"
@@ -204,9 +194,7 @@ def test_the_only_special_token_ends_a_text_whatever_its_name(small_definition: 
         ("tokenizer.json", "{}", "its model is None"),
     ],
 )
-def test_a_folder_without_a_tokenizer_is_a_one_line_error(
-    tmp_path: Path, name: str | None, content: str, reason: str
-) -> None:
+def test_a_folder_without_a_tokenizer_is_a_one_line_error(tmp_path, name, content, reason):
     if name:
         (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=reason) as caught:
@@ -214,6 +202,6 @@ def test_a_folder_without_a_tokenizer_is_a_one_line_error(
     assert "\n" not in str(caught.value)
 
 
-def test_a_misspelt_name_is_pointed_out() -> None:
+def test_a_misspelt_name_is_pointed_out():
     with pytest.raises(UserError, match="did you mean 'gpt2'"):
         Tokenizer.load("gtp2")

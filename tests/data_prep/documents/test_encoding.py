@@ -9,7 +9,7 @@ import pytest
 from data_prep.documents.encoding import _Pool
 
 
-def test_ctrl_c_waits_for_a_process_that_is_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_waits_for_a_process_that_is_being_started(monkeypatch):
     started: list[bool] = []
 
     def submit(*_: object) -> Future[Any]:

@@ -15,11 +15,10 @@ import pytest
 import zstandard
 
 from data_prep.documents import encoding
-from data_prep.prepare import Request, prepare
+from data_prep.prepare import prepare
 from dualpath_cli.errors import UserError
 from dualpath_cli.text.rows import read_rows
-from dualpath_cli.text.tokenizer import Tokenizer
-from tests.data_prep.preparing import request, rows_of, source, texts_of, write_jsonl
+from tests.data_prep.preparing import rows_of, texts_of, write_jsonl
 
 GOOD = [f"good document {n}" for n in range(3)]
 LINES = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in GOOD)
@@ -110,18 +109,16 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=_name)
-def test_a_fault_is_named_and_the_rest_is_prepared(
-    fault: Fault, corpus: Path, small: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_fault_is_named_and_the_rest_is_prepared(ask, out, fault, corpus):
     (corpus / fault.name).write_bytes(fault.data)
-    asked = request([source("c", corpus)], small, tmp_path / "out", min_chars=3)
+    asked = ask(corpus, min_chars=3)
     (count,) = prepare(asked).sources
-    texts = texts_of(tmp_path / "out")
+    texts = texts_of(out)
     assert {"first", "last"} <= set(texts) <= {"first", "last", *GOOD}
     assert count.rejected == fault.rejected
     accounted = count.documents + sum(count.rejected.values()) + count.exact_duplicates
     assert count.read == accounted
-    rejected = rows_of(tmp_path / "out" / "rejected.jsonl.zst")
+    rejected = rows_of(out / "rejected.jsonl.zst")
     assert len(rejected) == sum(fault.rejected.values())
     for row in rejected:
         assert row["file"].endswith(fault.name)
@@ -137,50 +134,39 @@ def test_a_fault_is_named_and_the_rest_is_prepared(
 
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f.stage != "filter"], ids=_name)
-def test_strict_stops_at_the_fault_and_names_it(
-    fault: Fault, corpus: Path, small: Tokenizer, tmp_path: Path
-) -> None:
+def test_strict_stops_at_the_fault_and_names_it(ask, out, fault, corpus):
     (corpus / fault.name).write_bytes(fault.data)
-    asked = request([source("c", corpus)], small, tmp_path / "out", min_chars=3, strict=True)
+    asked = ask(corpus, min_chars=3, strict=True)
     with pytest.raises(UserError) as caught:
         prepare(asked)
     assert fault.name in str(caught.value)
     assert fault.says in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_strict_minds_no_fault_beyond_what_is_needed(
-    workers: int, small: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strict_minds_no_fault_beyond_what_is_needed(ask, workers, tmp_path, monkeypatch):
     # Pieces are begun ahead of need: what is wrong with those that are not used is nobody's matter.
     monkeypatch.setattr(encoding, "PIECE_BYTES", 100)
     rows = [json.dumps({"text": f"document {n} " + "hello " * 20}) for n in range(6)]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows[:3], "no JSON", *rows[3:]]) + "\n")
-
-    def asked(out: str, tokens: int) -> Request:
-        sources = [source("a", tmp_path / "a.jsonl")]
-        return request(sources, small, tmp_path / out, strict=True, tokens=tokens)
-
-    prepare(asked("few", 10), workers)
+    prepare(ask(tmp_path / "a.jsonl", out=tmp_path / "few", strict=True, tokens=10), workers)
     with pytest.raises(UserError, match="line 4: not JSON"):
-        prepare(asked("all", 10**6), workers)
+        prepare(ask(tmp_path / "a.jsonl", strict=True, tokens=10**6), workers)
 
 
-def test_rejected_rows_are_kept_as_they_stand_in_the_file(
-    corpus: Path, small: Tokenizer, tmp_path: Path
-) -> None:
+def test_rejected_rows_are_kept_as_they_stand_in_the_file(ask, out, corpus):
     (corpus / "f.jsonl").write_bytes(b'{"text": "\xff"}\n{"id": "x", "text": 3}\n')
-    prepare(request([source("c", corpus)], small, tmp_path / "out"))
-    rows = rows_of(tmp_path / "out" / "rejected.jsonl.zst")
+    prepare(ask(corpus))
+    rows = rows_of(out / "rejected.jsonl.zst")
     assert [(row["row"], row["id"], row["text"]) for row in rows] == [
         (1, None, '{"text": "\\xff"}'),
         (2, "x", '{"id": "x", "text": 3}'),
     ]
 
 
-def test_long_records_among_short_ones_come_in_small_batches(tmp_path: Path) -> None:
+def test_long_records_among_short_ones_come_in_small_batches(tmp_path):
     texts = ["short"] * 5000 + [chr(97 + n % 26) * 10_000 for n in range(100)] + ["last"]
     (tmp_path / "a.parquet").write_bytes(_parquet(pa.table({"text": texts})))
     batches = list(read_rows(tmp_path / "a.parquet", ["text"], [], lambda count: None, 50_000))
@@ -202,14 +188,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("limit", [100_000, 600_000], ids=["pieces", "shards"])
-def test_a_full_disk_is_one_line_and_the_same_command_continues(
-    limit: int, small_folder: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_is_one_line_and_the_same_command_continues(out, limit, small_folder, tmp_path):
     # A process may write no file beyond the limit: the pieces' or, later, the shards' writes fail.
     path = write_jsonl(tmp_path / "a.jsonl", [f"hello {n} " * 50 for n in range(2000)])
     (tmp_path / "run.py").write_text(FULL_DISK)
     arguments = ["--source", str(path), "--tokenizer", str(small_folder), "--workers", "1"]
-    arguments += ["--out", str(tmp_path / "out")]
+    arguments += ["--out", str(out)]
 
     def run(limit: int) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(tmp_path / "run.py"), str(limit), *arguments]
@@ -220,6 +204,6 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
     assert failed.stderr.startswith("error: ")
     assert failed.stderr.count("\n") == 1
     assert "continues" in failed.stderr
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
     done = run(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     assert (done.returncode, done.stderr) == (0, "")

@@ -3,8 +3,6 @@
 import gzip
 import json
 import random
-import re
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -12,33 +10,28 @@ from hypothesis import strategies as st
 
 from data_prep.documents import words as hashing
 from data_prep.documents.words import Words
+from tests.data_prep.documents.plain_words import words_of
 
 TEXTS = st.text(st.one_of(st.sampled_from("aAbß_1 .İΣς\u0301\ud800語"), st.characters(codec=None)))
 
 
-def words_of(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
-
-
 @given(TEXTS)
 @example("ΑΣ. Σ İstanbul\x1fé")
-def test_words_are_those_of_re(text: str) -> None:
+def test_words_are_those_of_re(text):
     words = Words(text)
     assert words[:] == words_of(text)
     assert len(words) == len(words.hashes) == len(words_of(text))
 
 
 @given(st.lists(TEXTS, max_size=8))
-def test_words_have_equal_hashes_where_they_are_equal_wherever_they_stand(
-    texts: list[str],
-) -> None:
+def test_words_have_equal_hashes_where_they_are_equal_wherever_they_stand(texts):
     pairs = {
         pair for t in texts for pair in zip(words_of(t), Words(t).hashes.tolist(), strict=True)
     }
     assert len({word for word, _ in pairs}) == len(pairs) == len({hash for _, hash in pairs})
 
 
-def test_words_of_a_long_text_hash_as_they_do_alone() -> None:
+def test_words_of_a_long_text_hash_as_they_do_alone():
     rng = random.Random(0)
     words = ["é", *(f"w{rng.getrandbits(40):x}" for _ in range(30_000))]
     hashes = Words(" ".join(words)).hashes
@@ -46,16 +39,18 @@ def test_words_of_a_long_text_hash_as_they_do_alone() -> None:
     assert all(hashes[place] == Words(words[place]).hashes[0] for place in places)
 
 
-def test_a_word_longer_than_what_is_hashed_at_a_time_hashes_by_its_beginning() -> None:
+def test_a_word_longer_than_what_is_hashed_at_a_time_hashes_by_its_beginning():
     start = "ab" * (hashing._SPAN // 2)
     hashes = Words(f"one {start}x two {start}y {start} {start[:-1]} one").hashes
     assert hashes[1] == hashes[3] == hashes[4] != hashes[5]
     assert hashes[0] == hashes[6] == Words("one").hashes[0]
     assert hashes[2] == Words("two").hashes[0]
+    to_the_last, other = Words(f"{start[:-1]}y {start[:-1]}z").hashes
+    assert to_the_last != other
 
 
 @pytest.mark.parametrize("corpus", ["novels_val", "peps"])
-def test_no_two_words_of_real_texts_have_the_same_hash(shared_data: Path, corpus: str) -> None:
+def test_no_two_words_of_real_texts_have_the_same_hash(shared_data, corpus):
     hash_of_word: dict[str, int] = {}
     with gzip.open(shared_data / "text" / f"{corpus}.jsonl.gz", "rt") as file:
         for line in list(file)[:100]:
@@ -64,8 +59,3 @@ def test_no_two_words_of_real_texts_have_the_same_hash(shared_data: Path, corpus
                 assert hash_of_word.setdefault(word, hash) == hash
     assert len(hash_of_word) > 5_000
     assert len(set(hash_of_word.values())) == len(hash_of_word)
-
-
-def test_words_as_long_as_what_is_hashed_at_a_time_count_to_their_last_character() -> None:
-    long = "a" * (hashing._SPAN - 1)
-    assert len(set(Words(f"{long}a {long}b").hashes.tolist())) == 2

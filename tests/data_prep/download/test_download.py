@@ -12,17 +12,7 @@ from data_prep.download import transfer
 from data_prep.download.remote_file import RemoteFile, Unavailable, Unreachable
 from data_prep.download.transfer import download
 from dualpath_cli.errors import UserError
-from tests.data_prep.web import (
-    CONTENT,
-    CUT,
-    NO_VALIDATOR,
-    SIZE,
-    Fault,
-    Web,
-    fetch,
-    names,
-    remote,
-)
+from tests.data_prep.web import CONTENT, CUT, NO_VALIDATOR, SIZE, Fault, Web, fetch, names, remote
 
 TEN_BYTES = {"Content-Length": "10", "Content-Range": f"bytes {CUT}-{CUT + 9}/{SIZE}"}
 

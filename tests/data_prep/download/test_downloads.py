@@ -1,8 +1,6 @@
 """Several downloads: in order, ahead of their reader but not far, left quickly."""
 
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -11,15 +9,7 @@ from data_prep.download import transfer
 from data_prep.download.ahead import Downloads
 from data_prep.download.remote_file import RemoteFile, Unavailable, Unreachable
 from data_prep.download.sizes import with_sizes
-from tests.data_prep.web import (
-    CONTENT,
-    SIZE,
-    Fault,
-    names,
-    remote,
-    wait_for,
-    wait_for_bytes,
-)
+from tests.data_prep.web import CONTENT, SIZE, Fault, names, remote, wait_for, wait_for_bytes
 
 
 def test_sizes_are_asked_for_where_they_are_not_known(web):
@@ -117,35 +107,12 @@ def join(downloads):
         assert not thread.is_alive()
 
 
-INTERRUPTED = """
-import sys
-from pathlib import Path
-from data_prep.download.ahead import Downloads
-from data_prep.download.remote_file import RemoteFile
-file = RemoteFile(sys.argv[1], "a.zst")
-with Downloads([file], Path(sys.argv[2])) as downloads:
-    downloads.get(file)
-"""
-
-
-def test_ctrl_c_does_not_wait_for_a_silent_server(web, tmp_path):
-    until = threading.Event()
-    web.faults["/a.zst"] = [Fault(until=until)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, f"{web.url}/a.zst", str(tmp_path)],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        part = tmp_path / "a.zst.part"
-        wait_for_bytes(part)
-        process.send_signal(signal.SIGINT)
-        _, printed = process.communicate(timeout=30)  # the server is silent for longer
-    finally:
-        process.kill()
-        until.set()
+def test_ctrl_c_does_not_wait_for_a_silent_server(tmp_path, other_process):
+    process, _ = other_process
+    process.send_signal(signal.SIGINT)
+    _, printed = process.communicate(timeout=30)  # the server is silent for longer
     assert "KeyboardInterrupt" in printed
-    assert part.stat().st_size > 0
+    assert (tmp_path / "a.zst.part").stat().st_size > 0
 
 
 def test_the_wait_for_a_busy_server_ends_on_leaving(web, tmp_path, numbered):

@@ -5,9 +5,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
 
 import pytest
@@ -20,7 +17,6 @@ from tests.data_prep.web import (
     Fault,
     fetch,
     names,
-    wait_for_bytes,
 )
 
 OTHER = CONTENT[::-1]
@@ -75,31 +71,6 @@ def test_a_file_that_changed_meanwhile_is_fetched_anew_whether_if_range_is_heede
     path = fetch(web, tmp_path, sleep=lambda seconds: web.files.update({"/a.zst": OTHER}))
     assert path.read_bytes() == OTHER
     assert [request.start for request in web.requests] == starts
-
-
-PROCESS = """
-import sys
-from pathlib import Path
-from data_prep.download.remote_file import RemoteFile
-from data_prep.download.transfer import download
-download(RemoteFile(sys.argv[1], "a.zst"), Path(sys.argv[2]))
-"""
-
-
-@pytest.fixture
-def other_process(web, tmp_path):
-    """A process that has a part of the file; the second half comes when the event is set."""
-    until = threading.Event()
-    web.faults["/a.zst"] = [Fault(until=until)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROCESS, f"{web.url}/a.zst", str(tmp_path)],
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for_bytes(tmp_path / "a.zst.part")
-    yield process, until
-    until.set()
-    process.kill()
-    process.wait()
 
 
 def test_a_killed_download_is_continued_where_it_was(web, tmp_path, other_process):

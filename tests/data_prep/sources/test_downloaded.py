@@ -48,10 +48,10 @@ def web(monkeypatch: pytest.MonkeyPatch):
 def run(web: Web, small_folder: Path, tmp_path: Path):
     """Prepares from the server into tmp_path / NAME."""
 
-    def prepare(name: str, *options: str) -> int:
+    def prepare(name: str, *options: str, source: str = "nemotron-cc") -> int:
         return main(
             [
-                *("--source", "nemotron-cc", "--mirror", web.url, "--tokenizer", str(small_folder)),
+                *("--source", source, "--mirror", web.url, "--tokenizer", str(small_folder)),
                 *("--workers", "1", "--out", str(tmp_path / name), *options),
             ]
         )
@@ -59,14 +59,14 @@ def run(web: Web, small_folder: Path, tmp_path: Path):
     return prepare
 
 
-def in_order(web: Web, folder: Path) -> list[str]:
+@pytest.fixture
+def order(web: Web, tmp_path: Path) -> list[str]:
     """Paths of the high quality in the order in which they are taken."""
-    files = nemotron_files("quality=high", web.url, folder)
+    files = nemotron_files("quality=high", web.url, tmp_path)
     return [file.url.removeprefix(web.url + "/") for file in files]
 
 
-def test_one_file_of_high_quality_is_taken_unless_more_is_asked_for(run, web, tmp_path) -> None:
-    order = in_order(web, tmp_path)
+def test_one_file_of_high_quality_is_taken_unless_more_is_asked_for(order, run, web, tmp_path):
     assert run("one") == 0
     assert sorted(texts_of(tmp_path / "one")) == sorted(texts_in(order[0]))
     assert run("two", "--num-files", "2") == 0
@@ -75,10 +75,7 @@ def test_one_file_of_high_quality_is_taken_unless_more_is_asked_for(run, web, tm
     assert [len(web.asked(f"/{path}")) for path in order] == [1, 1, 0, 0, 0, 0]
 
 
-def test_as_many_files_are_taken_as_the_tokens_need(
-    run, web, tmp_path, capsys, monkeypatch
-) -> None:
-    order = in_order(web, tmp_path)
+def test_as_many_files_are_taken_as_the_tokens_need(order, run, web, tmp_path, monkeypatch):
     assert run("one") == 0
     a_file = Manifest.read(tmp_path / "one").tokens
     wanted = int(2.5 * a_file)
@@ -103,8 +100,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_passes_leaves_no_trace(fault: str, run, web, tmp_path) -> None:
-    (path,) = in_order(web, tmp_path)[:1]
+def test_what_passes_leaves_no_trace(order, fault, run, web, tmp_path):
+    path = order[0]
     assert run("well") == 0
     for file in (tmp_path / "downloads").rglob("*.zstd"):
         file.unlink()
@@ -113,12 +110,10 @@ def test_what_passes_leaves_no_trace(fault: str, run, web, tmp_path) -> None:
     assert run("ill") == 0
     assert not web.faults[f"/{path}"]
     assert len(web.asked(f"/{path}")) >= len(FAULTS[fault])
-    well, ill = contents(tmp_path / "well"), contents(tmp_path / "ill")
-    assert well == ill
+    assert contents(tmp_path / "well") == contents(tmp_path / "ill")
 
 
-def test_a_file_that_is_not_there_is_named_and_passed_over(run, web, tmp_path, capsys) -> None:
-    order = in_order(web, tmp_path)
+def test_a_file_that_is_not_there_is_named_and_passed_over(order, run, web, tmp_path, capsys):
     del web.files[f"/{order[0]}"]
     assert run("out", "--num-files", "2") == 0
     assert sorted(texts_of(tmp_path / "out")) == sorted(texts_in(order[1]))
@@ -132,9 +127,8 @@ def test_a_file_that_is_not_there_is_named_and_passed_over(run, web, tmp_path, c
 
 
 def test_a_server_that_stays_away_stops_the_run_and_the_same_command_continues(
-    run, web, tmp_path, capsys, monkeypatch
-) -> None:
-    order = in_order(web, tmp_path)
+    order, run, web, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(transfer, "ATTEMPTS", 2)
     web.faults[f"/{order[1]}"] = [Fault(status=503)] * 9
     assert run("out", "--num-files", "2") == 1
@@ -148,9 +142,8 @@ def test_a_server_that_stays_away_stops_the_run_and_the_same_command_continues(
     assert len(web.asked(f"/{order[0]}")) == 1
 
 
-def test_much_to_download_is_asked_about_first(run, web, tmp_path, capsys, monkeypatch) -> None:
+def test_much_to_download_is_asked_about_first(order, run, web, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(estimate, "ASK_ABOVE", 500)
-    order = in_order(web, tmp_path)
     assert run("out", "--num-files", "3") == 2
     said = capsys.readouterr().err
     assert "downloads about" in said
@@ -160,21 +153,16 @@ def test_much_to_download_is_asked_about_first(run, web, tmp_path, capsys, monke
     assert len(texts_of(tmp_path / "out")) == 60
 
 
-def test_a_disk_that_is_too_small_is_noticed_before(
-    run, web, tmp_path, capsys, monkeypatch
-) -> None:
+def test_a_disk_that_is_too_small_is_noticed_before(run, web, capsys, monkeypatch):
     monkeypatch.setattr(estimate, "DISK_BYTES_PER_TOKEN", 1e18)
     assert run("out") == 2
     assert "are needed and" in capsys.readouterr().err
     assert not any(web.asked(f"/{path}") for path in FILES)
 
 
-def test_a_selection_chooses_the_folder(run, web, tmp_path, capsys, small_folder) -> None:
-    arguments = ["--mirror", web.url, "--tokenizer", str(small_folder), "--workers", "1"]
-    source = ["--source", "nemotron-cc:quality=low", "--num-files", "9"]
-    assert main([*arguments, *source, "--out", str(tmp_path / "low")]) == 0
+def test_a_selection_chooses_the_folder(run, tmp_path, capsys):
+    assert run("low", "--num-files", "9", source="nemotron-cc:quality=low") == 0
     expected = [text for path in FILES if "quality=low" in path for text in texts_in(path)]
     assert sorted(texts_of(tmp_path / "low")) == sorted(expected)
-    source = ["--source", "nemotron-cc:quality=hihg"]
-    assert main([*arguments, *source, "--out", str(tmp_path / "none")]) == 2
+    assert run("none", source="nemotron-cc:quality=hihg") == 2
     assert "quality=high" in capsys.readouterr().err

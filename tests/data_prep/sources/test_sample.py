@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ def val() -> dict[str, list[str]]:
     return {kind: list(sample.documents("val", kind)) for kind in sample.KINDS}
 
 
-def test_every_annotated_step_is_right_and_the_last_one_is_the_result(train, val) -> None:
+def test_every_annotated_step_is_right_and_the_last_one_is_the_result(train, val):
     for text in train["arithmetic"] + val["arithmetic"]:
         steps = ANNOTATION.findall(text)
         assert len(steps) == text.count("<<") == text.count(">>") > 0
@@ -42,14 +41,12 @@ def test_every_annotated_step_is_right_and_the_last_one_is_the_result(train, val
         assert text.endswith(f"\n#### {steps[-1][-1]}")
 
 
-def test_arithmetic_is_laid_out_as_gsm8k_is(train) -> None:
+def test_arithmetic_is_laid_out_as_gsm8k_is(train):
     for text in train["arithmetic"]:
         assert re.fullmatch(r"Question: [^\n]+\?\nAnswer: (?s:.+)\n#### \d+", text)
 
 
-def test_no_two_texts_are_equal_and_held_out_texts_are_not_in_the_training_texts(
-    train, val
-) -> None:
+def test_no_two_texts_are_equal_and_held_out_texts_are_not_in_the_training_texts(train, val):
     for kind in sample.KINDS:
         assert len(set(train[kind])) == len(train[kind])
         assert len(set(val[kind])) == len(val[kind])
@@ -58,7 +55,7 @@ def test_no_two_texts_are_equal_and_held_out_texts_are_not_in_the_training_texts
         assert not [text for text in val[kind] if text in everything]
 
 
-def test_held_out_questions_ask_for_facts_that_training_questions_state(train, val) -> None:
+def test_held_out_questions_ask_for_facts_that_training_questions_state(train, val):
     def fact(text: str) -> tuple[str, str, str] | None:
         question, answer = text.removeprefix("Question: ").split("\nAnswer: ")
         town = next((t.name for t in places if t.name in question), None)
@@ -76,7 +73,7 @@ def test_held_out_questions_ask_for_facts_that_training_questions_state(train, v
     assert not [text for text in val["facts"] if text.split("\n")[0] in ways]
 
 
-def test_a_question_has_one_answer_only(train, val) -> None:
+def test_a_question_has_one_answer_only(train, val):
     answers: dict[str, str] = {}
     for text in train["facts"] + val["facts"]:
         question, separator, answer = text.partition("\nAnswer: ")
@@ -84,7 +81,7 @@ def test_a_question_has_one_answer_only(train, val) -> None:
             assert answers.setdefault(question, answer) == answer
 
 
-def test_conclusions_from_two_facts_follow_from_the_world(train) -> None:
+def test_conclusions_from_two_facts_follow_from_the_world(train):
     founded = {town.name: town.founded for town in towns()}
     river = {town.name: town.river for town in towns()}
     seen = {"older": 0, "years": 0, "river": 0}
@@ -104,17 +101,17 @@ def test_conclusions_from_two_facts_follow_from_the_world(train) -> None:
     assert min(seen.values()) > 1000
 
 
-def test_names_and_rulers_of_towns_are_distinct() -> None:
+def test_names_and_rulers_of_towns_are_distinct():
     places = towns()
     assert len({town.name for town in places}) == len({town.ruler for town in places}) == 160
 
 
-def test_no_pattern_is_left_unfilled(train, val) -> None:
+def test_no_pattern_is_left_unfilled(train, val):
     for texts in (train, val):
         assert not [text for kind in ("facts", "prose") for text in texts[kind] if "{" in text]
 
 
-def test_the_mix_holds_every_text_once_with_the_kinds_interleaved(train) -> None:
+def test_the_mix_holds_every_text_once_with_the_kinds_interleaved(train):
     mixed = list(sample.documents("train"))
     assert sorted(mixed) == sorted(text for kind in sample.KINDS for text in train[kind])
     head = set(mixed[:500])
@@ -122,14 +119,14 @@ def test_the_mix_holds_every_text_once_with_the_kinds_interleaved(train) -> None
     assert list(sample.documents("train", n=7)) == mixed[:7]
 
 
-def test_the_sample_is_a_few_megabytes_of_ascii_split_about_evenly(train, val) -> None:
+def test_the_sample_is_a_few_megabytes_of_ascii_split_about_evenly(train, val):
     for kind in sample.KINDS:
         assert 1_000_000 < sum(map(len, train[kind])) < 2_000_000
         assert 60_000 < sum(map(len, val[kind])) < 100_000
         assert all(text.isascii() for text in train[kind] + val[kind])
 
 
-def test_held_out_texts_are_written_as_sources(tmp_path: Path, val) -> None:
+def test_held_out_texts_are_written_as_sources(tmp_path, val):
     sample.write_val(tmp_path / "val")
     for kind in sample.KINDS:
         path = tmp_path / "val" / f"{kind}.jsonl"
@@ -137,7 +134,7 @@ def test_held_out_texts_are_written_as_sources(tmp_path: Path, val) -> None:
         assert json.loads(path.read_text().splitlines()[0]).keys() == {"text"}
 
 
-def test_the_tokenizer_is_small_equal_each_time_and_fits_the_sample() -> None:
+def test_the_tokenizer_is_small_equal_each_time_and_fits_the_sample():
     one, two = (train_tokenizer(sample.documents("train")) for _ in range(2))
     assert one.fingerprint == two.fingerprint
     assert one.vocab_size == VOCAB_SIZE == 2048

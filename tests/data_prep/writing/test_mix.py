@@ -1,7 +1,6 @@
 """The mix: what is taken of each source, and in what order, is as asked, whatever the pieces."""
 
 import hashlib
-import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -61,10 +60,9 @@ some = corpora.filter(lambda c: all(any(piece for piece in corpus) for corpus in
 
 @settings(max_examples=60)
 @given(corpora=corpora, seed=st.integers(0, 3))
-def test_without_weights_every_document_is_written_once(corpora: list[Lengths], seed: int) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        pools = pools_of(Path(name), corpora)
-        stream = written(pools, asked([None] * len(corpora), None), seed)
+def test_without_weights_every_document_is_written_once(tmp_path_factory, corpora, seed):
+    pools = pools_of(tmp_path_factory.mktemp("pools"), corpora)
+    stream = written(pools, asked([None] * len(corpora), None), seed)
     flat = [length for corpus in corpora for piece in corpus for length in piece]
     assert sorted(stream) == list(enumerate(flat))
 
@@ -72,11 +70,10 @@ def test_without_weights_every_document_is_written_once(corpora: list[Lengths], 
 @settings(max_examples=60)
 @given(corpus=lengths, tokens=st.integers(1, 300), max_epochs=st.integers(1, 3))
 def test_of_one_source_the_first_documents_are_taken_as_often_as_needed(
-    corpus: Lengths, tokens: int, max_epochs: int
-) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        pools = pools_of(Path(name), [corpus])
-        stream = written(pools, asked([None], tokens, max_epochs))
+    tmp_path_factory, corpus, tokens, max_epochs
+):
+    pools = pools_of(tmp_path_factory.mktemp("pools"), [corpus])
+    stream = written(pools, asked([None], tokens, max_epochs))
     flat = [length for piece in corpus for length in piece]
     # The plain way: go through the documents, again and again, until there is enough.
     taken: Counter[int] = Counter()
@@ -91,15 +88,12 @@ def test_of_one_source_the_first_documents_are_taken_as_often_as_needed(
 
 @settings(max_examples=60)
 @given(corpora=some, weights=st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=3, max_size=3))
-def test_shares_are_kept_to_a_document_by_every_source(
-    corpora: list[Lengths], weights: list[float]
-) -> None:
+def test_shares_are_kept_to_a_document_by_every_source(tmp_path_factory, corpora, weights):
     weights = weights[: len(corpora)]
-    with tempfile.TemporaryDirectory() as name:
-        pools = pools_of(Path(name), corpora)
-        taken = portions(asked(list(weights), None), pools)
-        totals = [pool.tokens for pool in pools]
-        longest = [max(n for piece in corpus for n in piece) for corpus in corpora]
+    pools = pools_of(tmp_path_factory.mktemp("pools"), corpora)
+    taken = portions(asked(list(weights), None), pools)
+    totals = [pool.tokens for pool in pools]
+    longest = [max(n for piece in corpus for n in piece) for corpus in corpora]
     shares = [weight / sum(weights) for weight in weights]
     whole = min(total / share for total, share in zip(totals, shares, strict=True))
     for portion, share, most in zip(taken, shares, longest, strict=True):
@@ -109,11 +103,10 @@ def test_shares_are_kept_to_a_document_by_every_source(
 
 @settings(max_examples=60)
 @given(corpora=some, seed=st.integers(0, 3))
-def test_every_source_is_spread_evenly_over_the_stream(corpora: list[Lengths], seed: int) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        pools = pools_of(Path(name), corpora)
-        stream = written(pools, asked([None] * len(corpora), None), seed)
-        totals = np.array([pool.tokens for pool in pools])
+def test_every_source_is_spread_evenly_over_the_stream(tmp_path_factory, corpora, seed):
+    pools = pools_of(tmp_path_factory.mktemp("pools"), corpora)
+    stream = written(pools, asked([None] * len(corpora), None), seed)
+    totals = np.array([pool.tokens for pool in pools])
     counts = [sum(map(len, corpus)) for corpus in corpora]
     owner = np.repeat(np.arange(len(corpora)), counts)
     longest = max(n for corpus in corpora for piece in corpus for n in piece)
@@ -127,26 +120,26 @@ def test_every_source_is_spread_evenly_over_the_stream(corpora: list[Lengths], s
 
 @settings(max_examples=30)
 @given(corpus=lengths, fraction=st.floats(0, 1, exclude_max=True))
-def test_documents_are_held_out_by_their_ids_alone(corpus: Lengths, fraction: float) -> None:
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        (pool,) = pools_of(Path(one), [corpus], fraction)
-        (flat,) = pools_of(Path(other), [[[n for piece in corpus for n in piece]]], fraction)
-        starts = np.cumsum([0, *map(len, corpus)])
-        held = [int(starts[n] + d) for n in range(len(corpus)) for d in pool.to_hold_out(n)]
-        kept = [int(starts[n] + d) for n in range(len(corpus)) for d in pool.to_write(n)]
-        assert held == flat.to_hold_out(0).tolist()
+def test_documents_are_held_out_by_their_ids_alone(tmp_path_factory, corpus, fraction):
+    (pool,) = pools_of(tmp_path_factory.mktemp("pools"), [corpus], fraction)
+    (flat,) = pools_of(
+        tmp_path_factory.mktemp("pools"), [[[n for piece in corpus for n in piece]]], fraction
+    )
+    starts = np.cumsum([0, *map(len, corpus)])
+    held = [int(starts[n] + d) for n in range(len(corpus)) for d in pool.to_hold_out(n)]
+    kept = [int(starts[n] + d) for n in range(len(corpus)) for d in pool.to_write(n)]
+    assert held == flat.to_hold_out(0).tolist()
     assert sorted([*held, *kept]) == list(range(starts[-1]))
 
 
-def test_the_held_out_share_is_the_one_asked_for() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        (pool,) = pools_of(Path(name), [[[1] * 10_000]], 0.1)
-        held = len(pool.to_hold_out(0))
+def test_the_held_out_share_is_the_one_asked_for(tmp_path_factory):
+    (pool,) = pools_of(tmp_path_factory.mktemp("pools"), [[[1] * 10_000]], 0.1)
+    held = len(pool.to_hold_out(0))
     # Five standard deviations of a binomial of 10,000.
     assert abs(held - 1000) < 5 * (10_000 * 0.1 * 0.9) ** 0.5
 
 
-def test_scrambling_is_one_to_one_spread_evenly_and_the_same_everywhere() -> None:
+def test_scrambling_is_one_to_one_spread_evenly_and_the_same_everywhere():
     values = scramble(np.arange(100_000, dtype=np.uint64), "salt")
     assert len(np.unique(values)) == len(values)
     shares = np.bincount((values >> np.uint64(60)).astype(int), minlength=16) / len(values)
@@ -166,7 +159,7 @@ def splitmix(value: int, salt: str) -> int:
     return z ^ (z >> 31)
 
 
-def test_tokens_are_asked_of_sources_by_their_weights() -> None:
+def test_tokens_are_asked_of_sources_by_their_weights():
     assert wanted_tokens(asked([3.0, 1.0], 1000)) == [750, 250]
     assert wanted_tokens(asked([None], 1000)) == [1000]
     assert wanted_tokens(asked([3.0, 1.0], None)) == [None, None]

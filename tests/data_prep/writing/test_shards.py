@@ -1,7 +1,6 @@
 """Shards: litdata reads back exactly the tokens that were written."""
 
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from litdata import TokensLoader
 from litdata.streaming.writer import BinaryWriter
 
 from data_prep.writing.shards import ShardWriter
+from tests.data_prep.preparing import contents
 
 
 def write(folder: Path, stream: np.ndarray, chunk_tokens: int, pieces: int) -> tuple:
@@ -39,24 +39,24 @@ def blocks(folder: Path, block_size: int) -> np.ndarray:
     pieces=st.integers(1, 9),
 )
 def test_blocks_of_any_length_are_those_of_the_stream(
-    dtype: type, length: int, chunk_tokens: int, block_size: int, pieces: int
-) -> None:
+    tmp_path_factory, dtype, length, chunk_tokens, block_size, pieces
+):
     top = np.iinfo(dtype).max
     stream = np.random.default_rng(length).integers(0, top, length, dtype, endpoint=True)
     chunks = [stream[i : i + chunk_tokens] for i in range(0, length, chunk_tokens)]
     expected = [chunk[: len(chunk) // block_size * block_size] for chunk in chunks]
     if not sum(map(len, expected)):
         return
-    with tempfile.TemporaryDirectory() as folder:
-        written, _ = write(Path(folder) / "data", stream, chunk_tokens, pieces)
-        read = blocks(Path(folder) / "data", block_size)
+    folder = tmp_path_factory.mktemp("shards") / "data"
+    written, _ = write(folder, stream, chunk_tokens, pieces)
+    read = blocks(folder, block_size)
     assert len(written) == len(chunks)
     assert read.dtype == dtype
     np.testing.assert_array_equal(read.ravel(), np.concatenate(expected))
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_the_loader_gives_the_stream_in_order(tmp_path: Path, dtype: type) -> None:
+def test_the_loader_gives_the_stream_in_order(tmp_path, dtype):
     stream = np.arange(1000, dtype=dtype)
     write(tmp_path / "data", stream, chunk_tokens=300, pieces=7)
     dataset = litdata.StreamingDataset(
@@ -67,17 +67,16 @@ def test_the_loader_gives_the_stream_in_order(tmp_path: Path, dtype: type) -> No
     np.testing.assert_array_equal(read, stream)
 
 
-def test_equal_streams_give_equal_bytes_however_they_arrive(tmp_path: Path) -> None:
+def test_equal_streams_give_equal_bytes_however_they_arrive(tmp_path):
     stream = np.arange(1000, dtype=np.uint16)
     for name, pieces in (("a", 1), ("b", 13)):
         write(tmp_path / name, stream, chunk_tokens=256, pieces=pieces)
-    files = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert len(files) == 5
-    for name in files:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    one, other = contents(tmp_path / "a"), contents(tmp_path / "b")
+    assert one == other
+    assert len(one) == 5
 
 
-def test_the_index_changes_with_the_tokens(tmp_path: Path) -> None:
+def test_the_index_changes_with_the_tokens(tmp_path):
     # litdata takes `updated_at` for the version of a remote dataset in its cache.
     versions = set()
     for start in (0, 1):
@@ -88,7 +87,7 @@ def test_the_index_changes_with_the_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stopped_after", [0, 250, 256, 700, 999])
-def test_a_writer_goes_on_where_another_one_stopped(tmp_path: Path, stopped_after: int) -> None:
+def test_a_writer_goes_on_where_another_one_stopped(tmp_path, stopped_after):
     stream = np.arange(1000, dtype=np.uint16)
     write(tmp_path / "whole", stream, chunk_tokens=256, pieces=1)
 
@@ -103,13 +102,12 @@ def test_a_writer_goes_on_where_another_one_stopped(tmp_path: Path, stopped_afte
     assert len(stamps) == stopped_after // 256
     write(folder, stream, chunk_tokens=256, pieces=7)
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    for path in (tmp_path / "whole").iterdir():
-        assert path.read_bytes() == (folder / path.name).read_bytes()
+    assert contents(folder) == contents(tmp_path / "whole")
     assert len(list(folder.iterdir())) == 5
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_the_files_are_those_of_litdatas_writer(tmp_path: Path, dtype: type) -> None:
+def test_the_files_are_those_of_litdatas_writer(tmp_path, dtype):
     stream = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, 1000, dtype)
     write(tmp_path / "ours", stream, chunk_tokens=300, pieces=7)
     theirs = BinaryWriter(str(tmp_path / "theirs"), chunk_size=1, item_loader=TokensLoader())
@@ -117,12 +115,9 @@ def test_the_files_are_those_of_litdatas_writer(tmp_path: Path, dtype: type) -> 
         theirs.add_item(number, stream[start : start + 300])
     theirs.done()
     theirs.merge()
-    chunks = sorted(path.name for path in (tmp_path / "theirs").glob("*.bin"))
-    assert len(chunks) == 4
-    for name in chunks:
-        assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
-    ours, index = (
-        json.loads((tmp_path / n / "index.json").read_text()) for n in ("ours", "theirs")
-    )
+    files = [contents(tmp_path / name) for name in ("ours", "theirs")]
+    ours, index = (json.loads(folder.pop("index.json")) for folder in files)
     del ours["updated_at"], index["updated_at"]
     assert ours == index
+    assert files[0] == files[1]
+    assert len(files[0]) == 4

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,9 @@ import pytest
 from data_prep.writing.upload import finished_remote, upload
 from dualpath_cli.errors import UserError
 from dualpath_cli.text import storage
-from dualpath_cli.text.manifest import Manifest, StoredFile, sha256_of
+from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.source_counts import source_count
+from tests.manifests import manifest_of, source_count
 
 URL = "s3://bucket/data"
 
@@ -30,24 +32,27 @@ def write(folder: Path, tokenizer: Tokenizer, chunks: list[bytes], beside: dict[
         (folder / name).write_bytes(content)
     (folder / "index.json").write_text(json.dumps([len(chunk) for chunk in chunks]))
     tokenizer.save(folder)
-    files = [StoredFile(n, len(c), sha256_of(folder / n)) for n, c in contents.items()]
     tokens = sum(map(len, chunks)) // 2
-    Manifest(
-        documents=1,
-        tokens=tokens,
-        text_bytes=tokens,
-        dtype="uint16",
-        vocab_size=tokenizer.vocab_size,
-        eot_id=tokenizer.eot_id,
-        tokenizer=tokenizer.fingerprint,
-        sources=[source_count("novels", documents=1, tokens=tokens)],
-        chunks=files[: len(chunks)],
-        index_sha256=sha256_of(folder / "index.json"),
-        beside=files[len(chunks) :],
-        request="request",
-        settings={},
-    ).write(folder)
+    sources = [source_count("novels", documents=1, tokens=tokens)]
+    counts = {"documents": 1, "tokens": tokens, "text_bytes": tokens}
+    manifest_of(folder, tokenizer, sources=sources, **counts).write(folder)
     return folder
+
+
+@contextmanager
+def killed_after(uploads: int) -> Iterator[None]:
+    """Ends an upload when it has sent so many files."""
+    send, left = storage.upload, iter(range(uploads))
+
+    def send_or_die(*arguments: Any) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        send(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "upload", send_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 @pytest.fixture
@@ -68,9 +73,7 @@ def quietly(count: int) -> None:
     """Hears of bytes and says nothing."""
 
 
-def test_every_file_is_uploaded_and_the_manifest_last(
-    bucket: Any, folder: Path, sent: list[str]
-) -> None:
+def test_every_file_is_uploaded_and_the_manifest_last(bucket, folder, sent):
     (folder / "rejected.jsonl.zst").write_bytes(b"x")
     counts: list[int] = []
     assert finished_remote(URL) is None
@@ -86,7 +89,7 @@ def test_every_file_is_uploaded_and_the_manifest_last(
     manifest.verify(URL)
 
 
-def test_a_changed_object_is_found_by_verify(bucket: Any, folder: Path) -> None:
+def test_a_changed_object_is_found_by_verify(bucket, folder):
     upload(folder, URL, quietly)
     bucket.put_object(Bucket="bucket", Key="data/chunk-0-1.bin", Body=b"9875")
     manifest = finished_remote(URL)
@@ -95,7 +98,7 @@ def test_a_changed_object_is_found_by_verify(bucket: Any, folder: Path) -> None:
         manifest.verify(URL)
 
 
-def test_a_finished_upload_sends_nothing_again(bucket: Any, folder: Path, sent: list[str]) -> None:
+def test_a_finished_upload_sends_nothing_again(bucket, folder, sent):
     upload(folder, URL, quietly)
     sent.clear()
     counts: list[int] = []
@@ -105,38 +108,23 @@ def test_a_finished_upload_sends_nothing_again(bucket: Any, folder: Path, sent: 
 
 
 @pytest.mark.parametrize("after", range(6))
-def test_a_killed_upload_has_no_manifest_and_goes_on_where_it_was(
-    bucket: Any, folder: Path, sent: list[str], monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
-    watched = storage.upload
-
-    def killed(*arguments: Any) -> None:
-        if len(sent) == after:
-            raise KeyboardInterrupt
-        watched(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "upload", killed)
-        with pytest.raises(KeyboardInterrupt):
-            upload(folder, URL, quietly)
+def test_a_killed_upload_has_no_manifest_and_goes_on_where_it_was(bucket, folder, sent, after):
+    with killed_after(after):
+        upload(folder, URL, quietly)
     assert finished_remote(URL) is None
     upload(folder, URL, quietly)
     assert len(sent) == len(set(sent)) == len(storage.sizes(folder) or {})
     assert finished_remote(URL) == Manifest.read(folder)
 
 
-def test_an_object_of_equal_size_and_other_content_is_replaced(
-    bucket: Any, folder: Path, sent: list[str]
-) -> None:
+def test_an_object_of_equal_size_and_other_content_is_replaced(bucket, folder, sent):
     bucket.put_object(Bucket="bucket", Key="data/chunk-0-1.bin", Body=b"0000")
     upload(folder, URL, quietly)
     assert "chunk-0-1.bin" in sent
     Manifest.read(URL).verify(URL)
 
 
-def test_other_data_are_replaced_only_on_request(
-    bucket: Any, folder: Path, tmp_path: Path, small: Tokenizer
-) -> None:
+def test_other_data_are_replaced_only_on_request(bucket, folder, tmp_path, small):
     chunks = [b"11111111", b"9876", b"2222"]
     before = write(tmp_path / "before", small, chunks, {"val/b.jsonl": b"{}"})
     upload(before, URL, quietly)
@@ -153,27 +141,17 @@ def test_other_data_are_replaced_only_on_request(
     Manifest.read(URL).verify(URL)
 
 
-def test_the_manifest_of_other_data_goes_before_anything_else(
-    bucket: Any, folder: Path, tmp_path: Path, small: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_manifest_of_other_data_goes_before_anything_else(bucket, folder, tmp_path, small):
     upload(write(tmp_path / "before", small, [b"1111"] * 3, {}), URL, quietly)
-
-    def killed(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "upload", killed)
-        with pytest.raises(KeyboardInterrupt):
-            upload(folder, URL, quietly, overwrite=True)
+    with killed_after(0):
+        upload(folder, URL, quietly, overwrite=True)
     assert finished_remote(URL) is None
     assert storage.sizes(URL) is not None
     upload(folder, URL, quietly, overwrite=True)
     assert storage.sizes(URL) == storage.sizes(folder)
 
 
-def test_equal_tokens_under_a_new_manifest_need_no_permission(
-    bucket: Any, folder: Path, sent: list[str]
-) -> None:
+def test_equal_tokens_under_a_new_manifest_need_no_permission(bucket, folder, sent):
     upload(folder, URL, quietly)
     sent.clear()
     dataclasses.replace(Manifest.read(folder), request="asked in other words").write(folder)
@@ -183,14 +161,14 @@ def test_equal_tokens_under_a_new_manifest_need_no_permission(
 
 
 @pytest.mark.parametrize("name", ["thesis.pdf", "chunk-0-7.bin", "index.json"])
-def test_a_prefix_of_another_purpose_is_left_alone(bucket: Any, folder: Path, name: str) -> None:
+def test_a_prefix_of_another_purpose_is_left_alone(bucket, folder, name):
     bucket.put_object(Bucket="bucket", Key=f"data/{name}", Body=b"?")
     with pytest.raises(UserError, match=f"holds '{name}', which does not belong .*another prefix"):
         upload(folder, URL, quietly)
     assert storage.sizes(URL) == {name: 1}
 
 
-def test_an_unreadable_manifest_is_replaced_only_on_request(bucket: Any, folder: Path) -> None:
+def test_an_unreadable_manifest_is_replaced_only_on_request(bucket, folder):
     bucket.put_object(Bucket="bucket", Key="data/manifest.json", Body=b"{")
     with pytest.raises(UserError, match=r"s3://bucket/data/manifest\.json: cannot be read"):
         upload(folder, URL, quietly)
@@ -198,7 +176,7 @@ def test_an_unreadable_manifest_is_replaced_only_on_request(bucket: Any, folder:
     assert finished_remote(URL) == Manifest.read(folder)
 
 
-def test_a_damaged_remote_folder_is_named_and_mended(bucket: Any, folder: Path) -> None:
+def test_a_damaged_remote_folder_is_named_and_mended(bucket, folder):
     upload(folder, URL, quietly)
     bucket.delete_object(Bucket="bucket", Key="data/chunk-0-1.bin")
     with pytest.raises(UserError, match=r"s3://bucket/data/chunk-0-1\.bin: chunk is missing"):
@@ -207,14 +185,14 @@ def test_a_damaged_remote_folder_is_named_and_mended(bucket: Any, folder: Path) 
     assert finished_remote(URL) == Manifest.read(folder)
 
 
-def test_a_chunk_that_changed_on_the_disk_is_not_uploaded(bucket: Any, folder: Path) -> None:
+def test_a_chunk_that_changed_on_the_disk_is_not_uploaded(bucket, folder):
     (folder / "chunk-0-1.bin").write_bytes(b"0000")
     with pytest.raises(UserError, match=r"chunk-0-1\.bin: changed since it was prepared"):
         upload(folder, URL, quietly)
     assert finished_remote(URL) is None
 
 
-def test_a_missing_bucket_is_one_line(bucket: Any, folder: Path) -> None:
+def test_a_missing_bucket_is_one_line(bucket, folder):
     for ask in (finished_remote, lambda url: upload(folder, url, quietly)):
         with pytest.raises(UserError, match="there is no bucket 'none'"):
             ask("s3://none/data")

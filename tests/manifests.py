@@ -1,0 +1,48 @@
+"""Manifests of data folders, which are right unless a test says otherwise."""
+
+from pathlib import Path
+from typing import Any
+
+from dualpath_cli.text.manifest import Manifest, SourceCount, StoredFile, sha256_of
+from dualpath_cli.text.tokenizer import Tokenizer
+
+
+def source_count(name: str, **counts: Any) -> SourceCount:
+    """Returns counts of a source `name`; those that are not given are zero."""
+    unset: dict[str, Any] = {
+        "path": f"{name}.txt",
+        "read": counts.get("documents", 0),
+        "documents": 0,
+        "validation": 0,
+        "rejected": {},
+        "exact_duplicates": 0,
+        "near_duplicates": 0,
+        "unused": 0,
+        "passes": 1.0,
+        "tokens": 0,
+        "text_bytes": 0,
+        "normalised": 0,
+        "faults": [],
+    }
+    return SourceCount(name, **(unset | counts))
+
+
+def manifest_of(folder: Path, tokenizer: Tokenizer, **stated: Any) -> Manifest:
+    """Returns the manifest of the files in a folder; `stated` are further fields, true or not."""
+    files = [
+        StoredFile(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in ("index.json", "tokenizer.json")
+    ]
+    content: dict[str, Any] = {
+        "dtype": "uint16",
+        "vocab_size": tokenizer.vocab_size,
+        "eot_id": tokenizer.eot_id,
+        "tokenizer": tokenizer.fingerprint,
+        "chunks": [file for file in files if file.name.startswith("chunk-")],
+        "beside": [file for file in files if not file.name.startswith("chunk-")],
+        "index_sha256": sha256_of(folder / "index.json"),
+        "request": "request",
+        "settings": {"seed": 0},
+    }
+    return Manifest(**content | stated)
