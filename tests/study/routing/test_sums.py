@@ -127,18 +127,6 @@ def test_memory_does_not_grow_with_the_text():
     assert {name: getattr(metric, name).shape for name in metric._defaults} == before
 
 
-def test_the_edges_of_the_scales_are_in_the_last_bins():
-    data = batch(0, 1, 1)
-    data["values"][:] = 1.0
-    data["values"][..., 2:4] = 1e9
-    data["text"][:] = True
-    data["tags"][:] = 0
-    edges = sums_of(data)
-    assert (edges["gate_density"][:, -1, -1] == 1).all()
-    assert (edges["contribution_density"][:, -1, -1] == 1).all()
-    assert edges["tag_shares"][0, -1] == LAYERS
-
-
 # Intervals
 
 
