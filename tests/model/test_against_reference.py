@@ -89,7 +89,7 @@ def small_configs(draw) -> ModelConfig:
     )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@settings(max_examples=25, derandomize=True, database=None)
 @given(
     config=small_configs(),
     seed=st.integers(0, 99),

@@ -106,7 +106,7 @@ def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
         np.testing.assert_allclose(actual[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.lists(st.integers(0, 6), max_size=3), st.randoms())
 def test_batches_and_their_order_do_not_matter(seed, cuts, random):
     data = batch(seed, sequences=6, length=9)
