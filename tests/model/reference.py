@@ -35,18 +35,6 @@ def sequence_logits(weights: Weights, config: ModelConfig, tokens: list[int]) ->
     return [head @ rms_norm(x, weights["norm.weight"], config.norm_eps) for x in stream]
 
 
-def nll(logits: Tensor, targets: Tensor, ignore: int = -100) -> Tensor:
-    """Negative log-likelihood (B, T) in nats of each target; 0 where the target is ignored."""
-    rows = []
-    for logits_T, targets_T in zip(logits, targets.tolist(), strict=True):
-        row = []
-        for scores, target in zip(logits_T, targets_T, strict=True):
-            ignored = target == ignore
-            row.append(scores.sum() * 0 if ignored else -torch.log(softmax(scores)[target]))
-        rows.append(torch.stack(row))
-    return torch.stack(rows)
-
-
 def block(weights: Weights, config: ModelConfig, kind: str, x: Stream) -> Stream:
     """One layer: ``y = g_d h_deep + g_w h_wide`` (Eq. two-gates), or one of its paths alone."""
     if kind == "loop":

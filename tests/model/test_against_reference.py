@@ -89,7 +89,7 @@ def small_configs(draw) -> ModelConfig:
     )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@settings(max_examples=25, derandomize=True, database=None)
 @given(
     config=small_configs(),
     seed=st.integers(0, 99),
@@ -145,15 +145,6 @@ def test_what_is_recorded_is_that_of_the_equations(changes):
             assert difference(actual, torch.as_tensor(expected, dtype=torch.float64)) <= OUTPUTS, (
                 field
             )
-
-
-def test_the_loss_is_the_negative_log_likelihood_of_the_targets():
-    weights = reference.random_weights(TINY, seed=0)
-    tokens = random_tokens(TINY, batch=2, length=5)
-    targets = random_tokens(TINY, batch=2, length=5, seed=1)
-    targets[0, 1] = targets[1, 4] = -100
-    expected = reference.nll(reference.logits(weights, TINY, tokens), targets)
-    assert difference(with_weights(TINY, weights)(tokens, targets), expected) <= OUTPUTS
 
 
 # The controls: what is not in the paper must not pass for it.

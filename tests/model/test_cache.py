@@ -15,7 +15,7 @@ LENGTHS = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 """Numbers of tokens that come together; all ones is token by token."""
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, derandomize=True, database=None)
 @given(
     lengths=LENGTHS | LENGTHS.map(lambda lengths: [1] * sum(lengths)),
     n_kv_heads=st.sampled_from([1, 2, 4]),

@@ -35,16 +35,6 @@ def test_constant_gates_replace_those_of_every_dual_block(gates, kind, monkeypat
     assert (dual.gate_wide == gates[1]).all()
 
 
-def test_loops_and_gates_are_overridden_together(monkeypatch):
-    weights = reference.random_weights(SMALL, seed=0)
-    learned_path = reference.deep_path
-    monkeypatch.setattr(reference, "gates", lambda weights, config, x: (1.0, 0.5))
-    monkeypatch.setattr(reference, "deep_path", lambda w, c, x: learned_path(w, c, x, loops=5))
-    expected = reference.logits(weights, SMALL, TOKENS)
-    both = Intervention(loops=5, gates=(1.0, 0.5))
-    assert difference(with_weights(SMALL, weights)(TOKENS, intervention=both), expected) <= OUTPUTS
-
-
 def test_shuffling_one_layer_keeps_its_marginals_and_the_gates_before_it():
     model = with_weights(small(n_layers=3))
     before = traced(model, LONG).layers

@@ -151,19 +151,20 @@ def test_padding_neither_keeps_a_loop_running_nor_changes_a_loss():
         torch.testing.assert_close(padded.step_weights.sum(-1), torch.ones(tokens.shape).double())
 
 
-@pytest.mark.parametrize("layers", [(0,), (1,), (0, 2), (0, 1, 2)])
-def test_only_the_named_layers_change(layers, monkeypatch):
+@pytest.mark.parametrize("layers", [(0,), (1,), (0, 2), (0, 1, 2), None])
+def test_only_the_named_layers_change_or_all(layers, monkeypatch):
     config = small(n_layers=3)
     weights = reference.random_weights(config, seed=0)
     learned_gates = reference.gates
+    changed = range(3) if layers is None else layers
     # Called once a layer, and once a token of a layer, sequence after sequence.
     paths, gates = itertools.count(), itertools.count()
 
     def deep_path(w: Weights, c: ModelConfig, x: Stream) -> Stream:
-        return learned_path(w, c, x, loops=2 if next(paths) % 3 in layers else None)
+        return learned_path(w, c, x, loops=2 if next(paths) % 3 in changed else None)
 
     def overridden(w: Weights, c: ModelConfig, x: Tensor) -> tuple[Tensor | float, Tensor | float]:
-        chosen = next(gates) // TOKENS.shape[1] % 3 in layers
+        chosen = next(gates) // TOKENS.shape[1] % 3 in changed
         return (1.0, 0.25) if chosen else learned_gates(w, c, x)
 
     monkeypatch.setattr(reference, "deep_path", deep_path)

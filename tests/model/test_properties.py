@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dualpath_cli.model import DualPathLM
@@ -14,7 +13,6 @@ from tests.model.reference import Weights, difference, random_tokens
 from tests.model.small_models import (
     ALL_KINDS,
     EXACT,
-    MEDIUM,
     SMALL,
     TARGETS,
     TOKENS,
@@ -26,22 +24,11 @@ from tests.model.small_models import (
 )  # fmt: skip
 
 
-class TestStart:
-    def test_both_gates_are_one_half(self):
-        for layer in traced(DualPathLM(MEDIUM, seed=0), random_tokens(MEDIUM, 2, 32)).layers:
-            assert (layer.gate_deep == 0.5).all()
-            assert (layer.gate_wide == 0.5).all()
-
-    @pytest.mark.parametrize("block", ["dual", "loop", "wide"])
-    def test_each_block_returns_its_input_to_one_percent_but_not_exactly(self, block):
-        config = medium(block=block)
-        for x, y in streams(DualPathLM(config, seed=0), random_tokens(config, 2, 32)):
-            assert 1e-5 < ((y - x).norm() / x.norm()).item() < 1e-2
-
-    def test_the_gains_are_nine_ten_thousandths(self):
-        block = DualPathLM(MEDIUM, seed=0).blocks[0]
-        for gains in (F.softplus(block.deep.gains), F.softplus(block.wide.gain)):
-            assert gains.tolist() == pytest.approx([9.1e-4] * len(gains), rel=5e-3)
+@pytest.mark.parametrize("block", ["dual", "loop", "wide"])
+def test_each_block_at_the_start_returns_its_input_to_one_percent_but_not_exactly(block):
+    config = medium(block=block)
+    for x, y in streams(DualPathLM(config, seed=0), random_tokens(config, 2, 32)):
+        assert 1e-5 < ((y - x).norm() / x.norm()).item() < 1e-2
 
 
 def keep(weights: Weights) -> Weights:
@@ -225,16 +212,6 @@ class TestTokens:
         moved = (model(TOKENS) - model(other)).abs().amax(-1)
         assert (moved[:, :changed] <= EXACT).all()
         assert (moved[:, changed:] > 1e-6).all()
-
-    def test_what_follows_does_not_change_a_prefix(self):
-        model = with_weights(self.CONFIG)
-        for length in (1, 5):
-            assert difference(model(TOKENS[:, :length]), model(TOKENS)[:, :length]) <= EXACT
-
-    def test_sequences_of_a_batch_do_not_meet(self):
-        model, tokens = with_weights(self.CONFIG), random_tokens(SMALL, 3, 8)
-        for row in range(3):
-            assert difference(model(tokens[row : row + 1])[0], model(tokens)[row]) <= EXACT
 
     def test_the_order_of_earlier_tokens_matters(self):
         model = with_weights(self.CONFIG)

@@ -12,9 +12,16 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.weights import load_weights
 from tests.small_tokenizer import tokenizer_with
+from tests.tiny_run import Fit
 
 OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3, "loops": 3}, "optim": {"lr": 0.05}}
 """A model whose gates, paths and loops matter after six steps."""
+
+
+@pytest.fixture
+def run(trained: Fit) -> Path:
+    """A copy of such a model's run."""
+    return trained(**OPEN)
 
 
 def model_of(run: Path) -> tuple[DualPathLM, Tokenizer]:

@@ -26,10 +26,10 @@ def studied(command: str, run: Path, words: list[str], strategy: str, out: Path)
     return folders
 
 
-def test_two_processes_score_what_one_scores(strategy: str, fit: Fit, tmp_path: Path) -> None:
+def test_two_processes_score_what_one_scores(strategy: str, run: Path, tmp_path: Path) -> None:
     # An odd number of windows: one process scores a batch of padding.
     words = ["--suite", "paper", "halting", "--loops", "1,2,3", "--max_tokens", "130"]
-    folders = studied("ablate", fit(**OPEN), words, strategy, tmp_path)
+    folders = studied("ablate", run, words, strategy, tmp_path)
     one, two = (json.loads((folder / "ablations.json").read_text()) for folder in folders)
     assert (one["devices"], two["devices"]) == (1, 2)
     assert one["sources"] == two["sources"]
@@ -45,9 +45,9 @@ def test_two_processes_score_what_one_scores(strategy: str, fit: Fit, tmp_path: 
     assert len(kept) == len(two["rows"])
 
 
-def test_two_processes_read_what_one_reads(strategy: str, fit: Fit, tmp_path: Path) -> None:
+def test_two_processes_read_what_one_reads(strategy: str, trained: Fit, tmp_path: Path) -> None:
     model = {**OPEN["model"], "max_seq_len": 128}
-    run = fit(model=model, optim=OPEN["optim"], run={"batch_tokens": 256, "max_tokens": 768})
+    run = trained(model=model, optim=OPEN["optim"], run={"batch_tokens": 256, "max_tokens": 768})
     # One process reads a batch of padding, and one a longer window than the other.
     text = tmp_path / "text.jsonl"
     text.write_text("".join(json.dumps({"text": "hell the " * n}) + "\n" for n in (20, 4, 2)))

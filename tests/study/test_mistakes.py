@@ -52,8 +52,11 @@ SCORED, READ = (f"{words} --data.val.held_out text.txt" for words in (ABLATE, RO
         (f"{READ} --examples held_out", "give SOURCE:N, such as gsm8k:0"),
         (f"{READ} --anchor=", "--anchor is empty"),
         (f"{READ} --sequences 0", "--sequences must be a whole number from 1 on, not '0'"),
-        (f"{READ} --tagger nowhere", "; or without parts of speech: --tagger none"),
-        (f"{READ} --tagger nowhere", "python -m spacy download nowhere"),
+        (
+            f"{READ} --tagger nowhere",
+            "'nowhere' is not installed: python -m spacy download nowhere; "
+            "or without parts of speech: --tagger none",
+        ),
         (f"{READ} --model.block wide", "the model has no dual block"),
     ],
 )

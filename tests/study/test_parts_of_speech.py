@@ -95,44 +95,6 @@ def test_the_text_of_a_window_has_one_character_for_each_and_for_each_broken_byt
     assert text_of(window) == "".join(c for c, _ in characters_of(b"".join(window)))
 
 
-def by_letter(window: list[bytes]) -> list[str]:
-    """Tags of a window whose text is tagged character by character, each as itself."""
-    return align(window, [(i, i + 1, c) for i, c in enumerate(text_of(window)) if c != " "])
-
-
-def test_parts_of_a_character_have_its_tag() -> None:
-    assert by_letter([b"a\xe6", b"\x97", b"\xa5b", b"\xe6\x9c\xac"]) == ["a", "日", "日", "本"]
-
-
-def test_a_window_may_begin_and_end_inside_a_character() -> None:
-    inside = ["日本語".encode()[1:][i : i + 1] for i in range(7)]
-    assert by_letter(inside) == ["\ufffd"] * 2 + ["本"] * 3 + ["\ufffd"] * 2
-    assert by_letter([b"\x9f\x91", b"\xa9", b"a", b"b\xf0\x9f"]) == ["\ufffd", "\ufffd", "a", "b"]
-
-
-def test_a_character_counts_by_its_bytes() -> None:
-    spans = [(0, 2, "ADJ"), (2, 3, "NOUN")]
-    assert align(["ab日".encode()], spans) == ["NOUN"]
-    assert align([b"ab", "日".encode()], spans) == ["ADJ", "NOUN"]
-
-
-def test_of_equal_shares_the_first_counts() -> None:
-    assert align([b"abcd"], [(2, 4, "VERB"), (0, 2, "NOUN")]) == ["NOUN"]
-
-
-def test_blanks_weigh_nothing_beside_a_word() -> None:
-    assert align([b"   I", b"  ", b"am"], [(3, 4, "PRON"), (6, 8, "AUX")]) == [
-        "PRON",
-        "SPACE",
-        "AUX",
-    ]
-
-
-def test_tokens_without_bytes_have_no_tag() -> None:
-    assert align([b"", b"a", b"", b" ", b""], [(0, 1, "DET")]) == ["", "DET", "", "SPACE", ""]
-    assert align([], []) == []
-
-
 # Arithmetic
 
 MARKED = """
@@ -395,11 +357,6 @@ def mistake(pipeline: str | Path) -> str:
 def test_without_spacy_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spacy", None)
     assert "the package spacy: pip install 'dualpath[pos]'" in mistake("en_core_web_sm")
-
-
-def test_a_name_that_is_not_installed_comes_with_the_command_that_installs_it() -> None:
-    message = mistake("en_not_there_sm")
-    assert "'en_not_there_sm' is not installed: python -m spacy download en_not_there_sm" in message
 
 
 def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:

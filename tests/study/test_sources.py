@@ -10,15 +10,13 @@ import pytest
 from dualpath_cli.cli import main
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.module import DualPathModule
-from tests.study.conftest import OPEN
-from tests.tiny_run import Fit
 
 
 @pytest.mark.parametrize("kind", ["text", "packed"])
 def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
-    kind: str, fit: Fit, texts: Path, tmp_path: Path, monkeypatch
+    kind: str, run: Path, texts: Path, tmp_path: Path, monkeypatch
 ):
-    run, path = str(fit(**OPEN)), str(texts / {"text": "val.jsonl", "packed": "train"}[kind])
+    path = texts / {"text": "val.jsonl", "packed": "train"}[kind]
     results: dict[str, dict[str, float]] = {}
     publish = DualPathModule.on_validation_epoch_end
 
@@ -27,8 +25,8 @@ def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
         results.update(module.val_results)
 
     monkeypatch.setattr(DualPathModule, "on_validation_epoch_end", published)
-    words = ["--ckpt_path", run, "--data.val_tokens", "100"]
-    assert main(["validate", *words, "--data.val", json.dumps({"a": path})]) == 0
+    words = ["--ckpt_path", str(run), "--data.val_tokens", "100"]
+    assert main(["validate", *words, "--data.val", json.dumps({"a": str(path)})]) == 0
     validated = results["a"]
 
     words += ["--sources", f"a={path}", "--out", str(tmp_path)]
@@ -41,7 +39,7 @@ def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
     assert routed["bits_per_byte"] == pytest.approx(validated["bits_per_byte"], rel=1e-6)
 
     rows = pq.read_table(tmp_path / "routing.parquet")
-    n_bytes = Tokenizer.load(Path(run) / "tokenizer.json").token_bytes()
+    n_bytes = Tokenizer.load(run / "tokenizer.json").token_bytes()
     text_bytes = sum(n_bytes[id] for id in rows["token_id"].to_pylist())
     nats = sum(rows["nats"].to_pylist())
     assert len(rows) == routed["tokens"]

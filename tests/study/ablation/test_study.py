@@ -23,7 +23,7 @@ from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.windows import Windows, document_windows
 from tests.study.ablation.test_suites import NAMES
-from tests.study.conftest import OPEN, Forwards, model_of
+from tests.study.conftest import Forwards, model_of
 from tests.tiny_run import SEQ_LEN, Fit
 
 FILES = {"ablations.json", "ablations.csv", "ablations.md", "ablations.tex"}
@@ -70,13 +70,6 @@ def test_the_excess_is_over_the_mean_of_the_random_tokens():
     assert (row.low, row.high) == (2 / 8, 0.5 / 2)
 
 
-def test_a_single_window_has_no_interval():
-    rows, window = [Row("paper", Intervention())] * 2, Windows([np.zeros(9, np.int64)])
-    alone = Scores(np.array([10.0]), np.array([4.0]), np.array(2.0))
-    for result in compare("text", rows, [alone, alone], window):
-        assert np.isnan([result.low, result.high]).all()
-
-
 # The command
 
 
@@ -92,8 +85,7 @@ def naive_loss(run: Path, text: Path, intervention: Intervention) -> float:
     return nats / tokens
 
 
-def test_every_row_is_the_loss_of_the_model_under_its_intervention(fit: Fit, texts: Path):
-    run = fit(**OPEN)
+def test_every_row_is_the_loss_of_the_model_under_its_intervention(run: Path, texts: Path):
     report, rows = ablate(run, "--suite", "paper", "halting", "--loops", "1,3,4")
     wanted = {i.name: i for i in (Intervention(), Intervention(loops=1), Intervention(loops=4),
                                   Intervention(gates=(0.0, 1.0)), Intervention(gates="shuffled"),
@@ -107,8 +99,7 @@ def test_every_row_is_the_loss_of_the_model_under_its_intervention(fit: Fit, tex
     assert [trained[key] for key in ("difference", "low", "high")] == [0, 0, 0]
 
 
-def test_the_command_writes_every_row_of_every_source(fit: Fit, texts: Path, drawn, capsys):
-    run = fit()
+def test_the_command_writes_every_row_of_every_source(run: Path, texts: Path, drawn, capsys):
     report, rows = ablate(run)
     shown = capsys.readouterr().out
     folder = run / "ablations" / "step-00000006"
@@ -116,7 +107,7 @@ def test_the_command_writes_every_row_of_every_source(fit: Fit, texts: Path, dra
     assert {path.name for path in folder.iterdir()} == FILES | figures | {"scores"}
     for name in FILES | figures:
         assert str(folder / name) in shown
-    assert "K=2 (as trained)" in shown
+    assert "K=3 (as trained)" in shown
     assert "gates=1,0 (deep only)" in shown
 
     assert set(report) == {
@@ -130,7 +121,7 @@ def test_the_command_writes_every_row_of_every_source(fit: Fit, texts: Path, dra
         "step": 6,
         "sha256": hashlib.sha256(checkpoint.read_bytes()).hexdigest(),
     }
-    assert ModelConfig(**report["model"]).loops == 2
+    assert ModelConfig(**report["model"]).loops == 3
     assert list(report["interventions"]) == NAMES
     assert report["interventions"]["shuffled"]["gates"] == "shuffled"
     val = texts / "val.jsonl"
@@ -146,8 +137,8 @@ def test_the_command_writes_every_row_of_every_source(fit: Fit, texts: Path, dra
         assert written["low"] <= written["difference"] <= written["high"]
 
 
-def test_named_sources_a_token_limit_and_a_folder_can_be_given(fit: Fit, texts: Path, tmp_path):
-    run, out = fit(), tmp_path / "tables"
+def test_named_sources_a_token_limit_and_a_folder_can_be_given(run: Path, texts: Path, tmp_path):
+    out = tmp_path / "tables"
     words = ["ablate", "--ckpt_path", str(run), "--max-tokens", "0.02K", "--out", str(out)]
     named, val = f"a={texts / 'train.jsonl'}", str(texts / "val.jsonl")
     assert main([*words, "--sources", val]) == 0
@@ -162,8 +153,7 @@ def test_named_sources_a_token_limit_and_a_folder_can_be_given(fit: Fit, texts: 
     assert list(dict.fromkeys(row["source"] for row in rows)) == ["a", "val"]
 
 
-def test_halting_and_layers_have_tables_and_figures(fit: Fit, drawn, capsys):
-    run = fit(**OPEN)
+def test_halting_and_layers_have_tables_and_figures(run: Path, drawn, capsys):
     report, _ = ablate(run, "--suite", "layers", "halting", "--loops", "1")
     folder = run / "ablations" / "step-00000006"
     assert {path.stem for path in folder.glob("*.png")} == {"halting", "layers"}
@@ -180,9 +170,8 @@ def test_halting_and_layers_have_tables_and_figures(fit: Fit, drawn, capsys):
 
 
 def test_a_class_of_tokens_stands_against_as_many_random_ones(
-    fit: Fit, by_letter, monkeypatch, capsys
+    run: Path, by_letter, monkeypatch, capsys
 ):
-    run = fit(**OPEN)
     masks: dict[str, list[torch.Tensor]] = {}
     forward = DualPathLM.forward
 
@@ -219,8 +208,7 @@ def test_a_class_of_tokens_stands_against_as_many_random_ones(
     assert re.search(r"│ h wide +│", capsys.readouterr().out)
 
 
-def test_a_class_with_most_of_the_tokens_has_no_random_counterpart(fit: Fit, by_letter, capsys):
-    run = fit()
+def test_a_class_with_most_of_the_tokens_has_no_random_counterpart(run: Path, by_letter, capsys):
     words = ["--suite", "token-classes", "--classes", "most=NOUN:wide"]
     assert main(["ablate", "--ckpt_path", str(run), *words]) == 2
     captured = capsys.readouterr()
@@ -229,8 +217,8 @@ def test_a_class_with_most_of_the_tokens_has_no_random_counterpart(fit: Fit, by_
     )
 
 
-def test_a_model_of_one_loop_says_why_nothing_halts(fit: Fit, capsys):
-    run = fit(model={"loops": 1}, run={"gates_every": 0})
+def test_a_model_of_one_loop_says_why_nothing_halts(trained: Fit, capsys):
+    run = trained(model={"loops": 1}, run={"gates_every": 0})
     _, rows = ablate(run, "--suite", "halting", "layers", "--loops", "1-2")
     assert {row["intervention"].partition(" ")[0] for row in rows} == {
         "learned", "gates=1,0", "gates=0,1", "gates=0.5,0.5", "gates=1,1", "shuffled",
@@ -240,8 +228,7 @@ def test_a_model_of_one_loop_says_why_nothing_halts(fit: Fit, capsys):
     assert "K=2 layers=0" in shown
 
 
-def test_one_token_is_a_source_and_none_is_not(fit: Fit, tmp_path: Path, capsys):
-    run = fit()
+def test_one_token_is_a_source_and_none_is_not(run: Path, tmp_path: Path, capsys):
     (tmp_path / "a.txt").write_text("h")
     report, rows = ablate(run, "--suite", "paper", "halting", "--sources", str(tmp_path / "a.txt"))
     assert report["sources"]["a"]["tokens"] == 1
@@ -259,8 +246,8 @@ def test_one_token_is_a_source_and_none_is_not(fit: Fit, tmp_path: Path, capsys)
     ("block", "kept", "reason"),
     [("loop", 11, "it has no gates"), ("wide", 1, "it has no loop")],
 )
-def test_loop_and_wide_models_say_which_rows_make_no_sense(block, kept, reason, fit: Fit, capsys):
-    run = fit(model={"block": block}, run={"gates_every": 0})
+def test_loop_and_wide_models_say_what_makes_no_sense(block, kept, reason, trained: Fit, capsys):
+    run = trained(model={"block": block}, run={"gates_every": 0})
     # Where nothing is tagged, no tagger is needed.
     report, rows = ablate(run, "--suite", "paper", "token-classes", "--tagger", "nowhere")
     assert re.search(rf"left out .*: the model .*, so {reason}\n", capsys.readouterr().out)
@@ -269,8 +256,8 @@ def test_loop_and_wide_models_say_which_rows_make_no_sense(block, kept, reason, 
     assert (report["tagger"], report["excess"]) == (None, [])
 
 
-def test_the_papers_numbers_stand_beside_ours_where_it_has_them(fit: Fit, texts: Path, capsys):
-    run, text = fit(), tmp_copy(texts)
+def test_the_papers_numbers_stand_beside_ours_where_it_has_them(run: Path, texts: Path, capsys):
+    text = tmp_copy(texts)
     words = ["--sources", f"wikitext-103={text}", f"mine={text}", "--compare-paper"]
     assert main(["ablate", "--ckpt_path", str(run), *words]) == 0
     theirs, ours = re.split(r"\nmine: ", capsys.readouterr().out)
@@ -288,8 +275,7 @@ def tmp_copy(texts: Path) -> Path:
 # Continuing
 
 
-def test_what_is_finished_and_whole_is_not_scored_again(fit: Fit, forwards: Forwards):
-    run = fit()
+def test_what_is_finished_and_whole_is_not_scored_again(run: Path, forwards: Forwards):
     first = ablate(run, "--max_tokens", "20")
     forwards.names.clear()
     assert ablate(run, "--max_tokens", "20") == first
@@ -305,10 +291,8 @@ def test_what_is_finished_and_whole_is_not_scored_again(fit: Fit, forwards: Forw
 
 
 def test_an_interrupted_study_goes_on_with_the_pass_that_it_stopped_in(
-    fit: Fit, forwards: Forwards, capsys
+    run: Path, forwards: Forwards, capsys
 ):
-    run = fit()
-    forwards.names.clear()
     expected, _ = ablate(run)
     batches = len(forwards.names) // len(NAMES)
     shutil.rmtree(run / "ablations")
@@ -322,8 +306,7 @@ def test_an_interrupted_study_goes_on_with_the_pass_that_it_stopped_in(
     assert forwards.passes == NAMES[4:]
 
 
-def test_the_same_text_elsewhere_is_not_scored_again_and_another_is(fit: Fit, texts: Path):
-    run = fit()
+def test_the_same_text_elsewhere_is_not_scored_again_and_another_is(run: Path, texts: Path):
     copy = tmp_copy(texts)
     ablate(run, "--sources", f"a={texts / 'val.jsonl'}")
     scores = run / "ablations" / "step-00000006" / "scores"
@@ -335,8 +318,7 @@ def test_the_same_text_elsewhere_is_not_scored_again_and_another_is(fit: Fit, te
     assert len(set(scores.iterdir())) == 2 * len(kept)
 
 
-def test_more_rows_score_only_what_is_new(fit: Fit, forwards: Forwards):
-    run = fit()
+def test_more_rows_score_only_what_is_new(run: Path, forwards: Forwards):
     ablate(run, "--loops", "1-2")
     forwards.names.clear()
     _, rows = ablate(run, "--loops", "1-3", "--seeds", "2")
@@ -347,8 +329,8 @@ def test_more_rows_score_only_what_is_new(fit: Fit, forwards: Forwards):
 # Several runs
 
 
-def test_several_runs_are_scored_one_after_the_other(fit: Fit, tmp_path: Path, capsys):
-    runs = [fit(run={"name": name}, seed_everything=seed) for seed, name in enumerate("ab")]
+def test_several_runs_are_scored_one_after_the_other(trained: Fit, tmp_path: Path, capsys):
+    runs = [trained(run={"name": name}, seed_everything=seed) for seed, name in enumerate("ab")]
     out = tmp_path / "both"
     words = ["--ckpt_path", *map(str, runs), "--out", str(out), "--max_tokens", "20"]
     assert main(["ablate", *words]) == 0

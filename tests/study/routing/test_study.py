@@ -46,9 +46,8 @@ def rows_of(folder: Path) -> dict[str, np.ndarray]:
 # Rows
 
 
-def test_every_token_has_a_row_with_what_the_model_did(fit: Fit, texts: Path, by_letter):
+def test_every_token_has_a_row_with_what_the_model_did(run: Path, texts: Path, by_letter):
     """Against forward passes of one sequence each, cut by hand."""
-    run = fit(**OPEN)
     rows = rows_of(routing(run))
     model, tokenizer = model_of(run)
     values = tokenizer.token_values()
@@ -101,9 +100,9 @@ def test_a_broken_character_at_the_end_is_shown():
 # Numbers
 
 
-def test_the_summary_is_what_plain_means_over_the_rows_give(fit: Fit, texts: Path, by_letter):
-    folder = routing(fit(**OPEN), "--sources", f"a={texts / 'val.jsonl'}",
-                     f"b={texts / 'train.jsonl'}")  # fmt: skip
+def test_the_summary_is_what_plain_means_over_the_rows_give(run: Path, texts: Path, by_letter):
+    sources = [f"a={texts / 'val.jsonl'}", f"b={texts / 'train.jsonl'}"]
+    folder = routing(run, "--sources", *sources)
     summary, rows = json.loads((folder / "summary.json").read_text()), rows_of(folder)
     averages = []
     for source in ("a", "b"):
@@ -142,9 +141,9 @@ def test_the_summary_is_what_plain_means_over_the_rows_give(fit: Fit, texts: Pat
     assert classes["arithmetic (NUM, SYM) leans deep", "a"] == value
 
 
-def test_a_mixed_model_tells_of_its_dual_layers(fit: Fit, by_letter):
+def test_a_mixed_model_tells_of_its_dual_layers(trained: Fit, by_letter):
     model = {**OPEN["model"], "n_layers": 4, "block": ["wide", "dual", "loop", "dual"]}
-    run = fit(model=model, optim=OPEN["optim"])
+    run = trained(model=model, optim=OPEN["optim"])
     folder = routing(run)
     summary, rows = json.loads((folder / "summary.json").read_text()), rows_of(folder)
     assert summary["layers"] == [1, 3]
@@ -162,9 +161,9 @@ def questions(path: Path, lead: int, count: int = 12) -> str:
     return str(path)
 
 
-def test_the_anchor_lines_sequences_up(fit: Fit, tmp_path: Path, by_letter, drawn):
+def test_the_anchor_lines_sequences_up(trained: Fit, tmp_path: Path, by_letter, drawn):
     model = {**OPEN["model"], "max_seq_len": 32}
-    run = fit(model=model, optim=OPEN["optim"], run={"batch_tokens": 128, "max_tokens": 768})
+    run = trained(model=model, optim=OPEN["optim"], run={"batch_tokens": 128, "max_tokens": 768})
     sources = [f"triviaqa={questions(tmp_path / 'two.jsonl', 4)}",
                f"gsm8k={questions(tmp_path / 'one.jsonl', 1)}"]  # fmt: skip
     folder = routing(run, "--sources", *sources, "--anchor", "Answer:")
@@ -190,9 +189,8 @@ def test_the_anchor_lines_sequences_up(fit: Fit, tmp_path: Path, by_letter, draw
 
 
 def test_another_anchor_is_read_anew_and_one_that_is_nowhere_is_said(
-    fit: Fit, texts: Path, by_letter, drawn, capsys
+    run: Path, texts: Path, by_letter, drawn, capsys
 ):
-    run = fit(**OPEN)
     sources = ["--sources", f"a={texts / 'val.jsonl'}", f"b={texts / 'train.jsonl'}"]
     first = routing(run, *sources, "--anchor", "he")
     aligned = json.loads((first / "summary.json").read_text())["sources"]["a"]["anchored"]
@@ -205,8 +203,7 @@ def test_another_anchor_is_read_anew_and_one_that_is_nowhere_is_said(
     assert not (second / "aligned.png").exists()
 
 
-def test_end_of_text_inside_a_packed_block_is_context_alone(fit: Fit, texts: Path, by_letter):
-    run = fit(**OPEN)
+def test_end_of_text_inside_a_packed_block_is_context_alone(run: Path, texts: Path, by_letter):
     folder = routing(run, "--sources", f"packed={texts / 'train'}")
     summary, rows = json.loads((folder / "summary.json").read_text()), rows_of(folder)
     tokenizer = Tokenizer.load(run / "tokenizer.json")
@@ -217,15 +214,14 @@ def test_end_of_text_inside_a_packed_block_is_context_alone(fit: Fit, texts: Pat
     assert summary["sources"]["packed"]["tokens"] == len(rows["nats"])
 
 
-def test_a_model_of_one_layer_has_little_to_tell(fit: Fit, by_letter, capsys):
-    run = fit(model={**OPEN["model"], "n_layers": 1, "loops": 1}, run={"gates_every": 0})
+def test_a_model_of_one_layer_has_little_to_tell(trained: Fit, by_letter, capsys):
+    run = trained(model={**OPEN["model"], "n_layers": 1, "loops": 1}, run={"gates_every": 0})
     folder = routing(run, "--tagger", "none")
     assert json.loads((folder / "summary.json").read_text())["claims"] == []
     assert (folder / "index.html").exists()
 
 
-def test_a_few_sequences_have_no_intervals_and_that_is_said(fit: Fit, tmp_path, by_letter, capsys):
-    run = fit(**OPEN)
+def test_a_few_sequences_have_no_intervals_and_that_is_said(run: Path, tmp_path, by_letter, capsys):
     (tmp_path / "short.txt").write_text("hello the cell")
     folder = routing(run, "--sources", str(tmp_path / "short.txt"))
 
@@ -241,9 +237,7 @@ def test_a_few_sequences_have_no_intervals_and_that_is_said(fit: Fit, tmp_path, 
 # Files
 
 
-def test_the_command_writes_and_names_everything(fit: Fit, by_letter, drawn, capsys):
-    run = fit(**OPEN)
-    capsys.readouterr()
+def test_the_command_writes_and_names_everything(run: Path, by_letter, drawn, capsys):
     folder = routing(run)
     shown = capsys.readouterr().out
     wanted = FILES | {f"{name}.{kind}" for name in FIGURES for kind in ("png", "pdf")}
@@ -264,8 +258,7 @@ def test_the_command_writes_and_names_everything(fit: Fit, by_letter, drawn, cap
     assert "arithmetic (NUM, SYM) leans deep" in shown
 
 
-def test_chosen_sequences_come_first_and_others_are_a_mistake(fit: Fit, by_letter, capsys):
-    run = fit(**OPEN)
+def test_chosen_sequences_come_first_and_others_are_a_mistake(run: Path, by_letter, capsys):
     folder = routing(run, "--examples", "held_out:3", "held_out:1", "--sequences", "4")
     page = (folder / "index.html").read_text()
     assert re.findall(r'"source": "held_out", "number": (\d+)', page) == ["3", "1", "0", "2"]
@@ -276,8 +269,7 @@ def test_chosen_sequences_come_first_and_others_are_a_mistake(fit: Fit, by_lette
     assert capsys.readouterr().err == f"dualpath routing: error: {error}"
 
 
-def test_without_a_tagger_nothing_is_told_of_parts_of_speech(fit: Fit, by_letter, drawn):
-    run = fit(**OPEN)
+def test_without_a_tagger_nothing_is_told_of_parts_of_speech(run: Path, by_letter, drawn):
     routing(run)
     folder = routing(run, "--tagger", "none")
     summary = json.loads((folder / "summary.json").read_text())
@@ -288,9 +280,8 @@ def test_without_a_tagger_nothing_is_told_of_parts_of_speech(fit: Fit, by_letter
 
 
 def test_what_is_done_is_not_read_again(
-    fit: Fit, texts: Path, by_letter, forwards: Forwards, capsys
+    run: Path, texts: Path, by_letter, forwards: Forwards, capsys
 ):
-    run = fit(**OPEN)
     sources = ["--sources", f"a={texts / 'val.jsonl'}", f"b={texts / 'train.jsonl'}"]
     forwards.names.clear()
     whole = routing(run, *sources, "--out", str(run / "whole"))
@@ -322,8 +313,8 @@ def test_what_is_done_is_not_read_again(
     assert (whole / "summary.json").read_text() == (parts / "summary.json").read_text()
 
 
-def test_several_runs_stand_side_by_side(fit: Fit, tmp_path: Path, by_letter, capsys):
-    runs = [fit(model={**OPEN["model"], "loops": k}, optim=OPEN["optim"], run={"name": f"k{k}"})
+def test_several_runs_stand_side_by_side(trained: Fit, tmp_path: Path, by_letter, capsys):
+    runs = [trained(model={**OPEN["model"], "loops": k}, optim=OPEN["optim"], run={"name": f"k{k}"})
             for k in (2, 3)]  # fmt: skip
     out = tmp_path / "both"
     assert main(["routing", "--ckpt_path", *map(str, runs), "--out", str(out)]) == 0
@@ -345,8 +336,7 @@ def test_several_runs_stand_side_by_side(fit: Fit, tmp_path: Path, by_letter, ca
 # In the terminal
 
 
-def test_a_text_is_printed_with_its_deep_shares(fit: Fit, capsys):
-    run = fit(**OPEN)
+def test_a_text_is_printed_with_its_deep_shares(run: Path, capsys):
     model, tokenizer = model_of(run)
     ids = tokenizer.encode("hell the")
     trace = RoutingTrace()
@@ -366,9 +356,9 @@ def test_a_text_is_printed_with_its_deep_shares(fit: Fit, capsys):
     assert "deep share, layer 1\n" in capsys.readouterr().out
 
 
-def test_several_runs_have_one_set_of_sources(fit: Fit, texts, tmp_path, capsys):
-    one = fit(**OPEN, run={"name": "one"})
-    two = fit(**OPEN, run={"name": "two"}, data={"val": {"other": str(texts / "train.jsonl")}})
+def test_several_runs_have_one_set_of_sources(trained: Fit, texts, tmp_path, capsys):
+    one = trained(**OPEN, run={"name": "one"})
+    two = trained(**OPEN, run={"name": "two"}, data={"val": {"other": str(texts / "train.jsonl")}})
     capsys.readouterr()
     runs = ["--ckpt_path", str(one), str(two)]
     assert main(["routing", *runs, "--tagger", "none", "--out", str(tmp_path / "x")]) == 2

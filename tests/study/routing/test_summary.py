@@ -16,6 +16,9 @@ from dualpath_cli.study.routing.sums import AFTER, BEFORE, SHARE_BINS
 from tests.study.routing.test_sums import LAYERS, LOOPS, batch, sums_of
 
 RESAMPLED = 11
+TAGS = np.full((RESAMPLED, len(UPOS), 6), np.nan)
+TAGS[:, :5] = np.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None]
+"""Deep shares of five parts of speech, (R, tags, layers)."""
 
 
 def summary_of(layers: int = 6, **means: float | list[float]) -> Summary:
@@ -178,10 +181,8 @@ def test_two_sources_are_compared_after_the_anchor_in_the_late_layers():
 
 def test_a_pair_knows_no_more_than_its_shorter_source():
     shares = np.full(summary_of().aligned.shape, 0.4)
-    tags = np.full((RESAMPLED, len(UPOS), 6), np.nan)
-    tags[:, :5] = np.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None]
-    long = dataclasses.replace(summary_of(), aligned=shares + 0.2, tag_means=tags)
-    short = dataclasses.replace(summary_of(), aligned=shares, tag_means=tags, sequences=9)
+    long = dataclasses.replace(summary_of(), aligned=shares + 0.2, tag_means=TAGS)
+    short = dataclasses.replace(summary_of(), aligned=shares, tag_means=TAGS, sequences=9)
     for other, verdict in ((long, "holds"), (short, "open")):
         less = dataclasses.replace(other, aligned=shares)
         pairs = [c for c in claims({"gsm8k": long, "arc": less}, long) if c.source == "gsm8k, arc"]
@@ -195,29 +196,23 @@ def test_a_pair_knows_no_more_than_its_shorter_source():
 
 
 def test_the_order_of_parts_of_speech_is_compared_by_rank():
-    tags = np.full((RESAMPLED, len(UPOS), 6), np.nan)
-    tags[:, :5] = np.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None]
-    stretched = tags**3
-    turned = 1 - tags
     plain = summary_of()
     same, opposite = (
-        [c for c in claims({"a": dataclasses.replace(plain, tag_means=tags),
+        [c for c in claims({"a": dataclasses.replace(plain, tag_means=TAGS),
                             "b": dataclasses.replace(plain, tag_means=other)}, plain)
          if c.source == "a, b"]
-        for other in (stretched, turned)
+        for other in (TAGS**3, 1 - TAGS)
     )  # fmt: skip
     assert (same[0].value, same[0].verdict) == (pytest.approx(1), "holds")
     assert (opposite[0].value, opposite[0].verdict) == (pytest.approx(-1), "fails")
 
 
 def test_a_tag_that_a_resample_lacks_is_not_ranked_in_it():
-    tags = np.full((RESAMPLED, len(UPOS), 6), np.nan)
-    tags[:, :5] = np.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None]
-    missing = tags.copy()
+    missing = TAGS.copy()
     missing[1:5, 4] = np.nan  # the deepest one, in four of ten resamples
     plain = summary_of()
-    sources = {name: dataclasses.replace(plain, tag_means=each)
-               for name, each in (("a", tags), ("b", missing))}  # fmt: skip
+    sources = {name: dataclasses.replace(plain, tag_means=means)
+               for name, means in (("a", TAGS), ("b", missing))}  # fmt: skip
     (claim,) = [c for c in claims(sources, plain) if c.source == "a, b"]
     assert claim.value == pytest.approx(1)
     assert np.isnan([claim.low, claim.high]).all()  # too many resamples say nothing
