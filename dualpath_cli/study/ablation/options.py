@@ -47,12 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         f"What to try, one or more, or all; paper by default ({suites}).",
     )
     text = "Forced loop counts, such as 1-10 or 1,2,8."
-    parser.add_argument(
-        "--loops",
-        metavar="LIST",
-        default="1-10",
-        help=text,
-    )
+    parser.add_argument("--loops", metavar="LIST", default="1-10", help=text)
     parser.add_argument(
         "--seeds",
         metavar="N",
@@ -68,12 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         f"NAME=UPOS,UPOS:wide or :deep. By default {classes}.",
     )
     text = "The spaCy pipeline for token-classes, by name or path."
-    parser.add_argument(
-        "--tagger",
-        metavar="PIPELINE",
-        default=TAGGER,
-        help=text,
-    )
+    parser.add_argument("--tagger", metavar="PIPELINE", default=TAGGER, help=text)
     parser.add_argument(
         "--out",
         metavar="DIR",
