@@ -19,14 +19,7 @@ from dualpath_cli.study.figures import save
 from dualpath_cli.study.passes import read_arrays
 from dualpath_cli.study.routing.claims import Pair, same_profile
 from dualpath_cli.study.routing.figures import layers as layer_figures
-from dualpath_cli.study.routing.report import (
-    CLAIMS,
-    PAGE,
-    SUMMARY,
-    VERDICTS,
-    as_row,
-    claim_table,
-)
+from dualpath_cli.study.routing.report import CLAIMS, PAGE, SUMMARY, VERDICTS, as_row, claim_table
 from dualpath_cli.study.routing.study import PASSES
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.tables import print_table
@@ -41,25 +34,27 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
     A run's line is the mean over its sources. The claims of all runs go to claims.csv. Raises
     UserError where the runs were read on different sources.
     """
-    of_folder = {folder: json.loads((folder / SUMMARY).read_text()) for folder in folders}
+    reports = [json.loads((folder / SUMMARY).read_text()) for folder in folders]
     sources = [
-        {name: source["sha256"] for name, source in summary["sources"].items()}
-        for summary in of_folder.values()
+        {name: source["sha256"] for name, source in report["sources"].items()} for report in reports
     ]
     if any(texts != sources[0] for texts in sources):
         raise UserError("the runs name different validation sets: give --sources for all of them")
-    short = [Path(summary["checkpoint"]["path"]).parents[1].name for summary in of_folder.values()]
-    unique = len(set(short)) == len(short)
-    names = short if unique else [folder.name for folder in folders]
-    summaries = dict(zip(names, of_folder.values(), strict=True))
-    lines = dict(zip(names, (_average(*run) for run in of_folder.items()), strict=True))
+    names = [Path(report["checkpoint"]["path"]).parents[1].name for report in reports]
+    if len(set(names)) < len(names):
+        names = [folder.name for folder in folders]
+    lines = dict(zip(names, map(_average, folders, reports), strict=True))
     profiles = [
         claim
         for one, other in combinations(lines, 2)
         if lines[one].layers == lines[other].layers
         for claim in same_profile(Pair(one, other, lines[one], lines[other]))
     ]
-    rows = [{"run": name, **row} for name, run in summaries.items() for row in run["claims"]]
+    rows = [
+        {"run": name, **row}
+        for name, report in zip(names, reports, strict=True)
+        for row in report["claims"]
+    ]
     by_claim = verdicts(rows)
     rows += [{"run": claim.source, **as_row(claim)} for claim in profiles]
     if profiles:
@@ -70,14 +65,14 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
     content = {
         "runs": {
             name: {
-                "checkpoint": summaries[name]["checkpoint"],
+                "checkpoint": report["checkpoint"],
                 "sources": {
                     source: {key: facts[key] for key in SOURCE_FACTS}
-                    for source, facts in summaries[name]["sources"].items()
+                    for source, facts in report["sources"].items()
                 },
-                **line.report(),
+                **lines[name].report(),
             }
-            for name, line in lines.items()
+            for name, report in zip(names, reports, strict=True)
         }
     }
     texts = {
@@ -90,12 +85,12 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
     return [*written, *(out / name for name in texts)]
 
 
-def _average(folder: Path, summary: dict[str, Any]) -> Summary:
+def _average(folder: Path, report: dict[str, Any]) -> Summary:
     """The mean over a run's sources."""
-    layers, loops = summary["layers"], summary["model"]["loops"]
-    keys = [source["key"] for source in summary["sources"].values()]
+    layers, loops = report["layers"], report["model"]["loops"]
+    keys = [source["key"] for source in report["sources"].values()]
     sums = [read_arrays(folder / PASSES / f"{key}.npz") for key in keys]
-    return Summary.average([Summary.from_sums(of_source, layers, loops) for of_source in sums])
+    return Summary.average([Summary.from_sums(source, layers, loops) for source in sums])
 
 
 Verdicts = dict[tuple[str, str, str], dict[str, str]]
