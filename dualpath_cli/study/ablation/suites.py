@@ -90,10 +90,10 @@ def layer_rows(selection: Selection, config: ModelConfig) -> list[Row]:
 
     What a layer has no path or gate for is left out, unless that is so of the whole model.
     """
-    overrides = [one for one in selection.overrides() if one.loops != config.loops]
     return [
         Row("layers", in_layer)
-        for whole in overrides
+        for whole in selection.overrides()
+        if whole.loops != config.loops
         for in_layer in (replace(whole, layers=(n,)) for n in range(config.n_layers))
         if in_layer.problem(config) is None or whole.problem(config) is not None
     ]
