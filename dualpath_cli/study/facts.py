@@ -22,6 +22,7 @@ from dualpath_cli.training.windows import Windows
 def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
     """Returns what all passes of a study share, for its report."""
     assert launch.checkpoint is not None
+    device = trainer.strategy.root_device
     return {
         "checkpoint": {
             "path": str(launch.checkpoint),
@@ -30,7 +31,7 @@ def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
         },
         "model": dataclasses.asdict(launch.settings.model),
         "precision": str(trainer.precision),
-        "device": _device(trainer.strategy.root_device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
         "devices": trainer.world_size,
         "micro_batch": launch.settings.run.micro_batch,
@@ -88,7 +89,3 @@ def _file_digest(files: Iterable[Path]) -> str:
         with file.open("rb") as content:
             hashlib.file_digest(content, lambda: digest)
     return digest.hexdigest()
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.intervention import SHUFFLED, Intervention
@@ -49,11 +50,8 @@ class Selection:
 
     def rows(self, config: ModelConfig) -> list[Row]:
         """Returns the rows of all suites asked for, the learned router first."""
-        chosen = [suite for name, suite in SUITES.items() if name in self.suites]
-        return [
-            Row(BASELINE, Intervention()),
-            *(row for suite in chosen for row in suite.rows(self, config)),
-        ]
+        chosen = [suite.rows(self, config) for name, suite in SUITES.items() if name in self.suites]
+        return [Row(BASELINE, Intervention()), *chain.from_iterable(chosen)]
 
     def overrides(self) -> list[Intervention]:
         """Returns those of the paper's table `ablations`: loops, constant and shuffled gates."""

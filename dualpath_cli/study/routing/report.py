@@ -154,8 +154,7 @@ def claim_table(statements: Sequence[Claim], sources: Sequence[str]) -> Table:
 
     Where there are several sources, their average has the row, and their verdicts stand in it.
     """
-    table = Table(title="the paper's claims", title_justify="left", caption=VERDICTS,
-                  caption_justify="left")  # fmt: skip
+    table = table_of("the paper's claims", (), (), VERDICTS)
     table.add_column("claim")
     for name in ("value", "95 % interval", "test"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -3,7 +3,7 @@
 import base64
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from dualpath_cli.study.routing.figures import layers as layer_figures
 from dualpath_cli.study.routing.report import CLAIMS, PAGE, SUMMARY, VERDICTS, as_row, claim_table
 from dualpath_cli.study.routing.study import PASSES
 from dualpath_cli.study.routing.summary import Summary
-from dualpath_cli.study.tables import print_table
+from dualpath_cli.study.tables import print_table, table_of
 
 SOURCE_FACTS = ("sha256", "tokens", "sequences", "anchored", "loss", "bits_per_byte")
 """What of each source is in the summary of several runs."""
@@ -111,8 +111,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> Verdicts:
 
 
 def _table(by_claim: Verdicts, runs: Sequence[str]) -> Table:
-    table = Table(title="the paper's claims, run by run", title_justify="left", caption=VERDICTS,
-                  caption_justify="left")  # fmt: skip
+    table = table_of("the paper's claims, run by run", (), (), VERDICTS)
     table.add_column("claim")
     for name in ("source", "test", *runs):
         table.add_column(name, no_wrap=True)
@@ -138,14 +137,13 @@ def _page(out: Path, folders: Mapping[str, Path], by_claim: Verdicts) -> str:
             ("polarisation.png", "Difference of the gates per layer, a line a run"),
         )
     )
-    head = "".join(
-        f"<th>{html.escape(name)}</th>" for name in ("claim", "source", "test", *folders)
-    )
+
+    def row(tag: str, cells: Iterable[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    head = row("th", ("claim", "source", "test", *folders))
     body = "\n".join(
-        "<tr>"
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in key)
-        + "".join(f"<td>{html.escape(cells.get(run, ''))}</td>" for run in folders)
-        + "</tr>"
+        row("td", (*key, *(cells.get(run, "") for run in folders)))
         for key, cells in by_claim.items()
     )
     return f"""<!doctype html>
@@ -166,7 +164,7 @@ border-bottom: 1px solid #dedbd4 }} td:nth-child(n + 3) {{ white-space: nowrap }
 </ul>
 {pictures}
 <h2>The paper's claims, run by run</h2>
-<div class="wide"><table><tr>{head}</tr>
+<div class="wide"><table>{head}
 {body}
 </table></div>
 <p>{VERDICTS}. With intervals: <a href="{CLAIMS}">{CLAIMS}</a>,
