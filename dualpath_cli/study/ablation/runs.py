@@ -81,6 +81,7 @@ def _show(rows: Sequence[dict[str, Any]], runs: int, console: Console) -> None:
 
 def excess_over_runs(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Returns a row for each class and source that all runs have, from their `excess` rows."""
+    groups = _in_all(runs, ("token_class", "path", "source"))
     return [
         without_nan(
             {
@@ -94,9 +95,7 @@ def excess_over_runs(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str,
                 "p": signed_rank_p(values),
             }
         )
-        for (token_class, path, source), rows in _in_all(
-            runs, ("token_class", "path", "source")
-        ).items()
+        for (token_class, path, source), rows in groups.items()
         if None not in (values := [row["excess"] for row in rows])  # a class without tokens
     ]
 

@@ -43,6 +43,7 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
     names = [Path(report["checkpoint"]["path"]).parents[1].name for report in reports]
     if len(set(names)) < len(names):
         names = [folder.name for folder in folders]
+    runs = dict(zip(names, reports, strict=True))
     lines = dict(zip(names, map(_average, folders, reports), strict=True))
     profiles = [
         claim
@@ -50,11 +51,7 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
         if lines[one].layers == lines[other].layers
         for claim in same_profile(Pair(one, other, lines[one], lines[other]))
     ]
-    rows = [
-        {"run": name, **row}
-        for name, report in zip(names, reports, strict=True)
-        for row in report["claims"]
-    ]
+    rows = [{"run": name, **row} for name, report in runs.items() for row in report["claims"]]
     by_claim = verdicts(rows)
     rows += [{"run": claim.source, **as_row(claim)} for claim in profiles]
     if profiles:
@@ -72,7 +69,7 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
                 },
                 **lines[name].report(),
             }
-            for name, report in zip(names, reports, strict=True)
+            for name, report in runs.items()
         }
     }
     texts = {
