@@ -46,11 +46,7 @@ class StudyModule(DualPathModule):
     """Runs passes as Lightning validates: one dataloader a pass, in their order."""
 
     def prepare(
-        self,
-        study: Study[Any],
-        session: Session,
-        progress: Progress,
-        files: ExitStack,
+        self, study: Study[Any], session: Session, progress: Progress, files: ExitStack
     ) -> None:
         """Says what to run; `files` closes the files of a pass that is interrupted."""
         self.facts: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from dualpath_cli.training.windows import Windows
 def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
     """Returns what all passes of a study share, for its report."""
     assert launch.checkpoint is not None
+    device = trainer.strategy.root_device
     return {
         "checkpoint": {
             "path": str(launch.checkpoint),
@@ -30,7 +31,7 @@ def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
         },
         "model": dataclasses.asdict(launch.settings.model),
         "precision": str(trainer.precision),
-        "device": _device(trainer.strategy.root_device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
         "devices": trainer.world_size,
         "micro_batch": launch.settings.run.micro_batch,
@@ -53,7 +54,7 @@ def source_facts(name: str, location: str, windows: Windows, tokenizer: str) -> 
     return {
         "name": name,
         "path": location,
-        "sha256": sha256(name, location),
+        "sha256": source_digest(name, location),
         "tokenizer": tokenizer,
         "sequences": windows.n_filled,
         "tokens": windows.n_tokens,
@@ -71,29 +72,20 @@ def array_digest(arrays: Iterable[npt.NDArray[Any]]) -> str:
 
 def checkpoint_digest(checkpoint: Path) -> str:
     """Hash of a checkpoint's file, or of all files of a folder of shards."""
-    digest = hashlib.sha256()
-    files = sorted(checkpoint.rglob("*")) if checkpoint.is_dir() else [checkpoint]
-    for file in files:
-        if file.is_file():
-            _hash(file, digest)
-    return digest.hexdigest()
+    paths = sorted(checkpoint.rglob("*")) if checkpoint.is_dir() else [checkpoint]
+    return _file_digest(path for path in paths if path.is_file())
 
 
-def sha256(name: str, location: str) -> str:
+def source_digest(name: str, location: str) -> str:
     """Hash of a source's file, of its files one after the other; or a data folder's fingerprint."""
     if exists(f"{location}/{MANIFEST}"):
         return Manifest.read(location).fingerprint
+    return _file_digest(source_files(Source(name, local_copy(location))))
+
+
+def _file_digest(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for file in source_files(Source(name, local_copy(location))):
-        _hash(file, digest)
+    for file in files:
+        with file.open("rb") as content:
+            hashlib.file_digest(content, lambda: digest)
     return digest.hexdigest()
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _hash(file: Path, digest: Any) -> None:
-    with file.open("rb") as content:
-        while block := content.read(2**20):
-            digest.update(block)

@@ -1,15 +1,18 @@
 """Figures as files: drawn without a display, written whole, the same bytes for the same numbers."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from dualpath_cli.atomic import replacing
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from dualpath_cli.colors import share_colormap
 
 
 def panels(
@@ -20,25 +23,38 @@ def panels(
     *,
     square: bool = False,
     **options: Any,
-) -> tuple["Figure", Any]:
+) -> tuple[Figure, Any]:
     """Returns a figure of so many inches and its axes, an array (rows, columns).
 
     `square` axes have a fixed aspect, and are drawn close together.
     """
-    from matplotlib.figure import Figure
-
     layout: Literal["compressed", "constrained"] = "compressed" if square else "constrained"
     figure = Figure(figsize=(width, height), layout=layout)
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def plain(ax: "Axes") -> None:
+def plain(ax: Axes) -> None:
     """Leaves of the frame what is read off, and puts a light grid behind the lines."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25, linewidth=0.6)
 
 
-def save(folder: Path, figures: Mapping[str, "Figure | None"]) -> list[Path]:
+def heat_map(
+    ax: Axes, values: npt.ArrayLike, middle: float, reach: float, **options: Any
+) -> AxesImage:
+    """Draws values (rows, columns) in the colours of shares, as far as `reach` from `middle`."""
+    return ax.imshow(values, cmap=share_colormap(), vmin=middle - reach, vmax=middle + reach,
+                     aspect="auto", interpolation="nearest", **options)  # fmt: skip
+
+
+def layer_ticks(axis: Axis, layers: Sequence[int], **options: Any) -> None:
+    """Labels places along an axis with the numbers of their layers, every third where many are."""
+    step = 1 if len(layers) <= 8 else 3
+    labels = [str(layer) for layer in layers[::step]]
+    axis.set_ticks(range(0, len(layers), step), labels, **options)
+
+
+def save(folder: Path, figures: Mapping[str, Figure | None]) -> list[Path]:
     """Writes figures as PNG and PDF, and removes those that are None, which an earlier call left.
 
     Returns the paths of what is written.

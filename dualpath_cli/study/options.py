@@ -22,18 +22,13 @@ def add_list_option(parser: ArgumentParser, name: str, metavar: str, text: str) 
 
 def add_text_arguments(parser: ArgumentParser) -> None:
     """Adds `--sources` and `--max_tokens`."""
-    add_list_option(
-        parser,
-        "--sources",
-        "NAME=PATH",
+    text = (
         "Texts, .txt, .jsonl or .parquet, or prepared data folders; by default the run's "
-        "validation sets.",
+        "validation sets."
     )
-    parser.add_argument(
-        "--max_tokens",
-        metavar="N",
-        help="At most so many tokens of each source, such as 20K; by default data.val_tokens.",
-    )
+    add_list_option(parser, "--sources", "NAME=PATH", text)
+    text = "At most so many tokens of each source, such as 20K; by default data.val_tokens."
+    parser.add_argument("--max_tokens", metavar="N", help=text)
 
 
 def take_sources(recipe: Recipe, sources: list[str], max_tokens: str | None) -> None:

@@ -23,6 +23,11 @@ def table_of(
     return table
 
 
+def interval_text(low: float, high: float, spec: str) -> str:
+    """Returns both ends of an interval, each in a format such as `.3f`; nothing for nan."""
+    return "" if low != low else f"{low:{spec}} to {high:{spec}}"
+
+
 def without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a row with None for what is no number: null in JSON, empty in CSV."""
     return {key: None if value != value else value for key, value in record.items()}

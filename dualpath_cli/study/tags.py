@@ -26,22 +26,14 @@ def tag(ids: Sequence[Tokens], tokenizer: Tokenizer, tagger: Tagger) -> Tags:
     values[tokenizer.eot_id] = b"\n\n"  # keeps the words of two documents apart
     tags = tagger.tags([values[id] for id in window.tolist()] for window in ids)
     return [
-        np.where(window == tokenizer.eot_id, "", np.array(of_window, dtype=np.str_))
-        for window, of_window in zip(ids, tags, strict=True)
+        np.where(window == tokenizer.eot_id, "", np.array(window_tags, dtype=np.str_))
+        for window, window_tags in zip(ids, tags, strict=True)
     ]
-
-
-def class_masks(tags: Tags, chosen: TokenClass, random_seed: int | None) -> Masks:
-    """Returns which tokens are of a class, or with a seed as many random others."""
-    members = members_of(tags, chosen)
-    if random_seed is None:
-        return members
-    return random_others(tags, members, random_seed, chosen.name)
 
 
 def members_of(tags: Tags, chosen: TokenClass) -> Masks:
     """Returns which tokens are of a class."""
-    return [np.isin(of_window, chosen.upos) for of_window in tags]
+    return [np.isin(window, chosen.upos) for window in tags]
 
 
 def random_others(tags: Tags, members: Masks, seed: int, name: str) -> Masks:
@@ -51,7 +43,7 @@ def random_others(tags: Tags, members: Masks, seed: int, name: str) -> Masks:
     others are fewer than the members.
     """
     wanted = count(members)
-    others = [(of_window != "") & ~mask for of_window, mask in zip(tags, members, strict=True)]
+    others = [(window != "") & ~mask for window, mask in zip(tags, members, strict=True)]
     flat = np.concatenate(others)
     places = np.flatnonzero(flat)
     if len(places) < wanted:

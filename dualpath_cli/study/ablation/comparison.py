@@ -72,7 +72,7 @@ def compare(
     source: str, rows: Sequence[Row], scores: Sequence[Scores], windows: Windows
 ) -> list[Result]:
     """Returns a result per row: its loss, and the difference to the first one's."""
-    nats_WP = np.stack([of_row.nats for of_row in scores], axis=1)
+    nats_WP = np.stack([scored.nats for scored in scores], axis=1)
     difference_P, low_P, high_P = mean_per_token(source, nats_WP - nats_WP[:, :1], windows)
     return [
         Result(

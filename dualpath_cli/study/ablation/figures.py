@@ -5,8 +5,13 @@ A source has the same colour in all of them.
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import SymLogNorm
+from matplotlib.figure import Figure
 
 from dualpath_cli.colors import MUTED, SOURCES
 from dualpath_cli.intervention import Intervention
@@ -14,10 +19,6 @@ from dualpath_cli.study.ablation.comparison import Result
 from dualpath_cli.study.ablation.suites import BASELINE
 from dualpath_cli.study.ablation.table import by_layer, meaning_of
 from dualpath_cli.study.figures import panels, plain, save
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 TITLE = "loss less that of the learned router (nats per token)"
 
@@ -32,7 +33,7 @@ def draw(folder: Path, results: Sequence[Result], loops: int) -> list[Path]:
     return save(folder, figures)
 
 
-def _forced_loops(results: Sequence[Result], trained: int) -> "Figure | None":
+def _forced_loops(results: Sequence[Result], trained: int) -> Figure | None:
     """Difference to the learned router against forced K, a line a source; the trained K marked."""
     points = [
         (loops, r)
@@ -44,8 +45,8 @@ def _forced_loops(results: Sequence[Result], trained: int) -> "Figure | None":
     figure, axes = panels(5.2, 3.6)
     ax = axes[0, 0]
     for source, color in _colors(r for _, r in points):
-        of_source = [(loops, r) for loops, r in points if r.source == source]
-        _curve(ax, [loops for loops, _ in of_source], [r for _, r in of_source], color)
+        line = [(loops, r) for loops, r in points if r.source == source]
+        _curve(ax, [loops for loops, _ in line], [r for _, r in line], color)
     ax.axvline(trained, color=MUTED, linewidth=0.8, linestyle=":")
     ax.annotate(f"trained K = {trained}", (trained, 0.97), xycoords=("data", "axes fraction"),
                 xytext=(4, 0), textcoords="offset points", va="top", color=MUTED)  # fmt: skip
@@ -55,7 +56,7 @@ def _forced_loops(results: Sequence[Result], trained: int) -> "Figure | None":
     return figure
 
 
-def _halting(results: Sequence[Result]) -> "Figure | None":
+def _halting(results: Sequence[Result]) -> Figure | None:
     """Difference against mean expected loops, a line a source; labelled by the threshold."""
     if not any(r.suite == "halting" for r in results):
         return None
@@ -63,11 +64,11 @@ def _halting(results: Sequence[Result]) -> "Figure | None":
     figure, axes = panels(5.2, 3.6)
     ax = axes[0, 0]
     for source, color in _colors(rows):
-        of_source = [r for r in rows if r.source == source]
-        of_source.sort(key=lambda r: r.expected_loops)
-        _curve(ax, [r.expected_loops for r in of_source], of_source, color)
+        line = [r for r in rows if r.source == source]
+        line.sort(key=lambda r: r.expected_loops)
+        _curve(ax, [r.expected_loops for r in line], line, color)
         if source == rows[0].source:
-            for r in _apart(of_source):
+            for r in _apart(line):
                 threshold = r.intervention.halting
                 text = r.intervention.name if threshold is None else f"{threshold:g}"
                 ax.annotate(text, (r.expected_loops, r.difference), xytext=(3, 5),
@@ -78,14 +79,11 @@ def _halting(results: Sequence[Result]) -> "Figure | None":
     return figure
 
 
-def _layers(results: Sequence[Result]) -> "Figure | None":
+def _layers(results: Sequence[Result]) -> Figure | None:
     """Heat map a source: an override a row, the layer that it is made in a column."""
     rows = [r for r in results if r.suite == "layers"]
     if not rows:
         return None
-    import numpy as np
-    from matplotlib.colors import SymLogNorm
-
     sources = list(dict.fromkeys(r.source for r in rows))
     overrides, layers, _ = by_layer(rows)
     width, height = 1.9 + 0.42 * len(layers), 1.1 + 0.24 * len(overrides)
@@ -108,7 +106,7 @@ def _layers(results: Sequence[Result]) -> "Figure | None":
     return figure
 
 
-def _curve(ax: "Axes", x: Sequence[float], rows: Sequence[Result], color: str) -> None:
+def _curve(ax: Axes, x: Sequence[float], rows: Sequence[Result], color: str) -> None:
     """A source's differences with their intervals."""
     ax.fill_between(x, [r.low for r in rows], [r.high for r in rows], color=color, alpha=0.2,
                     linewidth=0)  # fmt: skip
@@ -128,10 +126,10 @@ def _apart(rows: Sequence[Result]) -> list[Result]:
 
 def _colors(results: Iterable[Result]) -> list[tuple[str, str]]:
     sources = dict.fromkeys(r.source for r in results)
-    return list(zip(sources, SOURCES * (1 + len(sources) // len(SOURCES)), strict=False))
+    return list(zip(sources, cycle(SOURCES), strict=False))
 
 
-def _finish(ax: "Axes") -> None:
+def _finish(ax: Axes) -> None:
     ax.axhline(0, color=MUTED, linewidth=0.8)
     plain(ax)
     ax.yaxis.label.set_fontsize(8)

@@ -40,51 +40,30 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Adds the options of `ablate`."""
     suites = "; ".join(f"{name}: {suite.meaning}" for name, suite in SUITES.items())
     add_text_arguments(parser)
-    add_list_option(
-        parser,
-        "--suite",
-        "SUITE",
-        f"What to try, one or more, or all; paper by default ({suites}).",
-    )
+    text = f"What to try, one or more, or all; paper by default ({suites})."
+    add_list_option(parser, "--suite", "SUITE", text)
     text = "Forced loop counts, such as 1-10 or 1,2,8."
-    parser.add_argument(
-        "--loops",
-        metavar="LIST",
-        default="1-10",
-        help=text,
+    parser.add_argument("--loops", metavar="LIST", default="1-10", help=text)
+    text = (
+        "Seeds of the shuffled gates, a row each (default 1), and of the random tokens, whose "
+        f"mean counts (default {CONTROLS})."
     )
-    parser.add_argument(
-        "--seeds",
-        metavar="N",
-        help="Seeds of the shuffled gates, a row each (default 1), and of the random tokens, whose "
-        f"mean counts (default {CONTROLS}).",
-    )
+    parser.add_argument("--seeds", metavar="N", help=text)
     classes = " ".join(f"{c.name}={','.join(c.upos)}:{c.path}" for c in TOKEN_CLASSES)
-    add_list_option(
-        parser,
-        "--classes",
-        "CLASS",
+    text = (
         "Classes of tokens by universal part of speech and the path they are forced to, as "
-        f"NAME=UPOS,UPOS:wide or :deep. By default {classes}.",
+        f"NAME=UPOS,UPOS:wide or :deep. By default {classes}."
     )
+    add_list_option(parser, "--classes", "CLASS", text)
     text = "The spaCy pipeline for token-classes, by name or path."
-    parser.add_argument(
-        "--tagger",
-        metavar="PIPELINE",
-        default=TAGGER,
-        help=text,
+    parser.add_argument("--tagger", metavar="PIPELINE", default=TAGGER, help=text)
+    text = (
+        "Folder for tables and figures; by default RUN/ablations/step-N. What is in it "
+        "already is not scored again."
     )
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        help="Folder for tables and figures; by default RUN/ablations/step-N. What is in it "
-        "already is not scored again.",
-    )
-    parser.add_argument(
-        "--compare_paper",
-        action="store_true",
-        help="Set the paper's numbers beside the loss, where source and row are in its table.",
-    )
+    parser.add_argument("--out", metavar="DIR", help=text)
+    text = "Set the paper's numbers beside the loss, where source and row are in its table."
+    parser.add_argument("--compare_paper", action="store_true", help=text)
 
 
 def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> AblateOptions:

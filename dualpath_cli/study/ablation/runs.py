@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -51,10 +52,6 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
 def differences_over_runs(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Returns a row for each row that all runs have: mean and standard deviation over them."""
     keys = ("suite", "intervention", "source")
-    by_key: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for rows in runs:
-        for row in rows:
-            by_key.setdefault(tuple(row[key] for key in keys), []).append(row)
     return [
         {
             **dict(zip(keys, names, strict=True)),
@@ -63,8 +60,7 @@ def differences_over_runs(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict
             "difference": mean(row["difference"] for row in rows),
             "difference_sd": stdev(row["difference"] for row in rows),
         }
-        for names, rows in by_key.items()
-        if len(rows) == len(runs)
+        for names, rows in _in_all(runs, keys).items()
     ]
 
 
@@ -85,15 +81,11 @@ def _show(rows: Sequence[dict[str, Any]], runs: int, console: Console) -> None:
 
 def excess_over_runs(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Returns a row for each class and source that all runs have, from their `excess` rows."""
-    by_class: dict[tuple[str, str], list[float]] = {}
-    for excesses in runs:
-        for row in excesses:
-            key = (f"{row['token_class']} {row['path']}", row["source"])
-            by_class.setdefault(key, []).append(row["excess"])
+    groups = _in_all(runs, ("token_class", "path", "source"))
     return [
         without_nan(
             {
-                "forced": forced,
+                "forced": f"{token_class} {path}",
                 "source": source,
                 "runs": len(values),
                 "mean": mean(values),
@@ -103,6 +95,16 @@ def excess_over_runs(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str,
                 "p": signed_rank_p(values),
             }
         )
-        for (forced, source), values in by_class.items()
-        if len(values) == len(runs) and None not in values  # a class without tokens
+        for (token_class, path, source), rows in groups.items()
+        if None not in (values := [row["excess"] for row in rows])  # a class without tokens
     ]
+
+
+def _in_all(
+    runs: Sequence[Sequence[dict[str, Any]]], keys: Sequence[str]
+) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    """Groups the rows of runs by the values of some keys; leaves out what a run lacks."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in chain.from_iterable(runs):
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return {values: rows for values, rows in groups.items() if len(rows) == len(runs)}

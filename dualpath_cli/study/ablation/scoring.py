@@ -45,25 +45,21 @@ class Scoring(Pass):
 
     @property
     def title(self) -> str:
-        """Source and intervention."""
         return f"{self.source}: {self.row.intervention.name}"
 
     @property
     def decisive(self) -> Mapping[str, Any]:
-        """The intervention and its tokens."""
         return {
             "intervention": dataclasses.asdict(self.row.intervention),
             "masks": None if self.masks is None else array_digest(self.masks),
         }
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
-        """Starts with nothing scored."""
         self._module = module
         self._columns: list[torch.Tensor] = []
         self._loops_run: list[float] = []
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]) -> None:
-        """Scores a batch."""
         assert self._module.model is not None
         scored = targets != IGNORE
         trace = RoutingTrace()

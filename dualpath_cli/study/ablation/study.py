@@ -10,8 +10,6 @@
 import dataclasses
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from dualpath_cli.command.session import Session
 from dualpath_cli.study import bench, bootstrap
 from dualpath_cli.study.ablation import figures as ablation_figures
@@ -22,7 +20,7 @@ from dualpath_cli.study.ablation.suites import BASELINE, Row, applicable
 from dualpath_cli.study.ablation.table import excess_table, layer_table, source_table, write
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.study.tables import print_table
-from dualpath_cli.study.tags import class_masks, count, tag
+from dualpath_cli.study.tags import count, members_of, random_others, tag
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.windows import Windows
 
@@ -40,7 +38,7 @@ def run(session: Session) -> None:
         session.say(f"left out {names}: {reason}")
     classes = dict.fromkeys(row.token_class for row in rows if row.token_class)
     tagger = Tagger(options.tagger) if classes else None
-    ablation = Ablation(options, rows, model.loops, tagger, session.console)
+    ablation = Ablation(session, options, rows, tagger)
     module = bench.run(ablation, session)
     if not session.trainer.is_global_zero:
         return
@@ -52,10 +50,8 @@ def run(session: Session) -> None:
         "tagger": tagger and tagger.facts,
         "classes": [dataclasses.asdict(forced) for forced in classes],
         "interventions": {
-            row.intervention.name: {
-                **dataclasses.asdict(row.intervention),
-                "random_seed": row.random_seed,
-            }
+            row.intervention.name: dataclasses.asdict(row.intervention)
+            | {"random_seed": row.random_seed}
             for row in rows
         },
         "skipped": skipped,
@@ -73,22 +69,14 @@ class Ablation(bench.Study[Scoring]):
     semantics = 2
 
     def __init__(
-        self,
-        options: AblateOptions,
-        rows: Sequence[Row],
-        loops: int,
-        tagger: Tagger | None,
-        console: Console,
+        self, session: Session, options: AblateOptions, rows: Sequence[Row], tagger: Tagger | None
     ) -> None:
-        """`rows` are scored, the learned router first; `tagger` is for their classes of tokens.
-
-        `loops` is the trained K.
-        """
+        """`rows` are scored, the learned router first; `tagger` is for their classes of tokens."""
         self.folder = options.out / "scores"
         self.results: dict[str, list[Result]] = {}
         self.excesses: dict[str, list[Excess]] = {}
-        self._options, self._rows, self._loops = options, rows, loops
-        self._tagger, self._console = tagger, console
+        self._loops, self._console = session.launch.settings.model.loops, session.console
+        self._options, self._rows, self._tagger = options, rows, tagger
 
     def passes(self, source: str, windows: Windows, tokenizer: Tokenizer) -> list[Scoring]:
         """Returns a pass a row; tags the source where a row needs it."""
@@ -98,8 +86,11 @@ class Ablation(bench.Study[Scoring]):
             inputs = [window[:-1] for window in windows.windows[: windows.n_filled]]
             tags = tag(inputs, tokenizer, self._tagger)
             for pass_ in passes:
-                if pass_.row.token_class is not None:
-                    pass_.masks = class_masks(tags, pass_.row.token_class, pass_.row.random_seed)
+                forced, seed = pass_.row.token_class, pass_.row.random_seed
+                if forced is not None:
+                    pass_.masks = members_of(tags, forced)
+                    if seed is not None:
+                        pass_.masks = random_others(tags, pass_.masks, seed, forced.name)
         return passes
 
     def finish(self, source: str, passes: Sequence[Scoring]) -> None:
@@ -127,17 +118,17 @@ class Ablation(bench.Study[Scoring]):
         self, source: str, passes: Sequence[Scoring], scores: Sequence[Scores]
     ) -> list[Excess]:
         excesses = []
-        for pass_, of_class in zip(passes, scores, strict=True):
-            forced = pass_.row.token_class
-            if forced is None or pass_.row.random_seed is not None:
+        for pass_, scored in zip(passes, scores, strict=True):
+            forced, seed = pass_.row.token_class, pass_.row.random_seed
+            if forced is None or seed is not None:
                 continue
             random = [
-                of_row.nats
-                for row, of_row in zip(self._rows, scores, strict=True)
+                drawn.nats
+                for row, drawn in zip(self._rows, scores, strict=True)
                 if row.token_class == forced and row.random_seed is not None
             ]
-            chosen = count(pass_.masks or [])
+            chosen, learned = count(pass_.masks or []), scores[0].nats
             excesses.append(
-                excess(source, forced, chosen, scores[0].nats, of_class.nats, random, pass_.windows)
+                excess(source, forced, chosen, learned, scored.nats, random, pass_.windows)
             )
         return excesses

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.intervention import SHUFFLED, Intervention
@@ -49,11 +50,8 @@ class Selection:
 
     def rows(self, config: ModelConfig) -> list[Row]:
         """Returns the rows of all suites asked for, the learned router first."""
-        chosen = [suite for name, suite in SUITES.items() if name in self.suites]
-        return [
-            Row(BASELINE, Intervention()),
-            *(row for suite in chosen for row in suite.rows(self, config)),
-        ]
+        chosen = [suite.rows(self, config) for name, suite in SUITES.items() if name in self.suites]
+        return [Row(BASELINE, Intervention()), *chain.from_iterable(chosen)]
 
     def overrides(self) -> list[Intervention]:
         """Returns those of the paper's table `ablations`: loops, constant and shuffled gates."""
@@ -90,10 +88,10 @@ def layer_rows(selection: Selection, config: ModelConfig) -> list[Row]:
 
     What a layer has no path or gate for is left out, unless that is so of the whole model.
     """
-    overrides = [one for one in selection.overrides() if one.loops != config.loops]
     return [
         Row("layers", in_layer)
-        for whole in overrides
+        for whole in selection.overrides()
+        if whole.loops != config.loops
         for in_layer in (replace(whole, layers=(n,)) for n in range(config.n_layers))
         if in_layer.problem(config) is None or whole.problem(config) is not None
     ]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from dualpath_cli.flops.paper import inference_ablation, token_class_excess
 from dualpath_cli.intervention import LEARNED, Intervention
 from dualpath_cli.study.ablation.comparison import Excess, Result
 from dualpath_cli.study.ablation.suites import BASELINE, GATES
-from dualpath_cli.study.tables import table_of, without_nan
+from dualpath_cli.study.tables import interval_text, table_of, without_nan
 
 
 def source_table(title: str, results: Sequence[Result], loops: int, paper: bool) -> Table:
@@ -26,7 +25,8 @@ def source_table(title: str, results: Sequence[Result], loops: int, paper: bool)
     columns += ["paper's loss", "difference"] if paper else []
     table = table_of(title, "intervention", columns)
     for row in results:
-        cells = [f"{row.loss:.4f}", f"{row.difference:+.4f}", interval(row.low, row.high)]
+        cells = [f"{row.loss:.4f}", f"{row.difference:+.4f}"]
+        cells.append(interval_text(row.low, row.high, "+.4f"))
         if halting:
             cells += [f"{row.expected_loops:.2f}", f"{row.loops_run:.2f}"]
         if paper:
@@ -87,11 +87,6 @@ def meaning_of(intervention: Intervention) -> str | None:
     return GATES.get(gates)
 
 
-def interval(low: float, high: float) -> str:
-    """Returns an interval, empty where there is none."""
-    return "" if math.isnan(low) else f"{low:+.4f} to {high:+.4f}"
-
-
 def _paper_cells(row: Result) -> list[str]:
     loss = inference_ablation(row.intervention.name, row.source)
     learned = inference_ablation(LEARNED, row.source)
@@ -103,7 +98,7 @@ def _paper_cells(row: Result) -> list[str]:
 def _excess_cells(row: Excess) -> list[str]:
     differences = (row.difference, row.random_difference, row.excess)
     numbers = (f"{value:+.4f}" for value in differences)
-    return [f"{row.tokens:,}", *numbers, interval(row.low, row.high)]
+    return [f"{row.tokens:,}", *numbers, interval_text(row.low, row.high, "+.4f")]
 
 
 def write(

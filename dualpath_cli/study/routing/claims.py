@@ -57,7 +57,7 @@ class Pair:
         """A claim that a number of both is above a bound; it knows as much as the shorter one."""
         shorter = min(self.first, self.second, key=lambda summary: summary.sequences)
         names = f"{self.one}, {self.other}"
-        return Claim(text, names, number, *_ends(shorter, values_R), bound, True)
+        return Claim(text, names, number, *_with_interval(shorter, values_R), bound, True)
 
 
 def claims(sources: Mapping[str, Summary], average: Summary) -> list[Claim]:
@@ -68,11 +68,9 @@ def claims(sources: Mapping[str, Summary], average: Summary) -> list[Claim]:
         for name, summary in (*sources.items(), *averaged.items())
         for claim in _single(name, summary)
     ]
-    anchored = [name for name, summary in sources.items() if _after_anchor(summary) is not None]
-    if REASONING in anchored:
-        for other in anchored:
-            if other != REASONING:
-                statements += _aligned(Pair(REASONING, other, sources[REASONING], sources[other]))
+    if REASONING in sources:
+        for other in (name for name in sources if name != REASONING):
+            statements += _aligned(Pair(REASONING, other, sources[REASONING], sources[other]))
     for one, other in combinations(sources, 2):
         statements += _same_order(Pair(one, other, sources[one], sources[other]))
     return statements
@@ -93,7 +91,7 @@ def _single(source: str, summary: Summary) -> Iterator[Claim]:
     last = max(1, len(summary.layers) // 8)  # two of the paper's sixteen
 
     def claim(text: str, number: str, values: Floats, bound: float, above: bool) -> Claim:
-        return Claim(text, source, number, *_ends(summary, values), bound, above)
+        return Claim(text, source, number, *_with_interval(summary, values), bound, above)
 
     if {"middle", "late"} <= summary.bands.keys():
         text = "the middle layers are wide-dominated"
@@ -121,9 +119,9 @@ def _single(source: str, summary: Summary) -> Iterator[Claim]:
 
 
 def _aligned(pair: Pair) -> Iterator[Claim]:
-    first, second = _after_anchor(pair.first), _after_anchor(pair.second)
-    assert first is not None
-    assert second is not None
+    first, second = (
+        summary.aligned[:, summary.offsets > 0] for summary in (pair.first, pair.second)
+    )
     # Where both have enough sequences; the same tokens of both, counted from the anchor.
     known = np.isfinite(first[0, :, 0]) & np.isfinite(second[0, :, 0])
     if not known.any():
@@ -153,16 +151,6 @@ def _correlation(one: Floats, other: Floats) -> Floats:
     return np.asarray((one * other).sum(1) / np.sqrt((one**2).sum(1) * (other**2).sum(1)))
 
 
-def _after_anchor(summary: Summary) -> Floats | None:
-    """Deep share at the offsets after the anchor, (R, O, L); None where no sequence has one."""
-    after = summary.aligned[:, summary.offsets > 0]
-    return after if np.isfinite(after[0]).any() else None
-
-
-def _ends(summary: Summary, values: Floats) -> tuple[float, float, float]:
-    estimate = summary.estimate(values)
-    mean, low, high = (
-        float("nan") if estimate[name] is None else estimate[name]
-        for name in ("mean", "low", "high")
-    )
-    return mean, low, high
+def _with_interval(summary: Summary, values_R: Floats) -> tuple[float, float, float]:
+    low, high = summary.interval(values_R)
+    return float(values_R[0]), float(low), float(high)

@@ -50,53 +50,27 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Adds the options of `routing`."""
     add_text_arguments(parser)
     text = "Print the routing of this text in the terminal, and write nothing."
-    parser.add_argument(
-        "--text",
-        metavar="TEXT",
-        help=text,
-    )
+    parser.add_argument("--text", metavar="TEXT", help=text)
     text = "Colour --text by this layer instead of the mean of all."
-    parser.add_argument(
-        "--layer",
-        metavar="N",
-        help=text,
-    )
+    parser.add_argument("--layer", metavar="N", help=text)
     text = "The spaCy pipeline for parts of speech, by name or path; none leaves them out."
-    parser.add_argument(
-        "--tagger",
-        metavar="PIPELINE",
-        default=TAGGER,
-        help=text,
-    )
+    parser.add_argument("--tagger", metavar="PIPELINE", default=TAGGER, help=text)
     text = (
         "Where the sequences of two sources are aligned: the end of this word's first occurrence."
     )
-    parser.add_argument(
-        "--anchor",
-        metavar="WORD",
-        default=ANCHOR,
-        help=text,
+    parser.add_argument("--anchor", metavar="WORD", default=ANCHOR, help=text)
+    text = (
+        "So many sequences of each source are on the page. A sequence is a document, or as "
+        "much of one as the model takes at once: a long document gives several."
     )
-    parser.add_argument(
-        "--sequences",
-        metavar="N",
-        default=str(PAGE_SEQUENCES),
-        help="So many sequences of each source are on the page. A sequence is a document, or as "
-        "much of one as the model takes at once: a long document gives several.",
-    )
-    add_list_option(
-        parser,
-        "--examples",
-        "SOURCE:N",
+    parser.add_argument("--sequences", metavar="N", default=str(PAGE_SEQUENCES), help=text)
+    text = (
         "Sequences that are drawn and come first on the page, by source and number, such as "
-        "gsm8k:3; by default number 0 of each source.",
+        "gsm8k:3; by default number 0 of each source."
     )
+    add_list_option(parser, "--examples", "SOURCE:N", text)
     text = "Folder for tokens, figures and the page; by default RUN/routing/step-N."
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        help=text,
-    )
+    parser.add_argument("--out", metavar="DIR", help=text)
 
 
 def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> RoutingOptions:

@@ -45,12 +45,10 @@ class Reading(Pass):
 
     @property
     def title(self) -> str:
-        """The source."""
         return self.source
 
     @property
     def decisive(self) -> Mapping[str, Any]:
-        """Tags and anchors."""
         tags = None if self.tags is None else array_digest(self.tags)
         return {"tags": tags, "anchors": self.anchors.tolist()}
 
@@ -69,7 +67,6 @@ class Reading(Pass):
             self._rows = files.enter_context(table)
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]) -> None:
-        """Reads a batch."""
         assert self._module.model is not None
         trace = RoutingTrace()
         nll = self._module.model(tokens, targets, trace=trace)

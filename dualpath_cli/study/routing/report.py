@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -25,7 +26,7 @@ from dualpath_cli.study.routing.readouts import DEFINITION
 from dualpath_cli.study.routing.summary import LEAST_SEQUENCES, Summary
 from dualpath_cli.study.routing.sums import Sums
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
-from dualpath_cli.study.tables import print_table, table_of, without_nan
+from dualpath_cli.study.tables import interval_text, print_table, table_of, without_nan
 
 SUMMARY, CLAIMS, PAGE = "summary.json", "claims.csv", "index.html"
 VERDICTS = "holds, fails: the whole 95 % interval does; the tests are our reading of the paper"
@@ -103,9 +104,9 @@ def examples(
     drawn, shown = [], []
     for name in sources:
         chosen = [number for source, number in options.examples if source == name]
-        of_source = read_examples(tokens, name, chosen, options.sequences)
-        drawn += of_source[: max(1, len(chosen))]
-        shown += of_source
+        sequences = read_examples(tokens, name, chosen, options.sequences)
+        drawn += sequences[: max(1, len(chosen))]
+        shown += sequences
     return drawn, shown
 
 
@@ -122,14 +123,15 @@ def show(
     table = table_of("routing by layer", "source", numbers, DEFINITION)
     columns = ("gate_deep", "gate_wide", "cosine", "gate_difference", "expected_loops")
     for source, summary in sources.items():
-        share = summary.estimate(summary.means["deep_share"])
+        shares = summary.means["deep_share"]
+        low, high = summary.interval(shares)
         tokens = int(sums[source]["tokens"][0])
         names = [source, f"  {tokens:,} tokens", f"  {summary.sequences:,} sequences"]
         for place, layer in enumerate(summary.layers):
             table.add_row(
                 names[place] if place < len(names) else "", str(layer),
-                _number(share["mean"][place]),
-                interval(share["low"][place], share["high"][place]),
+                "" if np.isnan(shares[0, place]) else f"{shares[0, place]:.3f}",
+                interval_text(low[place], high[place], ".3f"),
                 *(f"{summary.means[name][0, place]:.3f}" for name in columns),
                 end_section=place == len(summary.layers) - 1,
             )  # fmt: skip
@@ -152,8 +154,7 @@ def claim_table(statements: Sequence[Claim], sources: Sequence[str]) -> Table:
 
     Where there are several sources, their average has the row, and their verdicts stand in it.
     """
-    table = Table(title="the paper's claims", title_justify="left", caption=VERDICTS,
-                  caption_justify="left")  # fmt: skip
+    table = table_of("the paper's claims", (), (), VERDICTS)
     table.add_column("claim")
     for name in ("value", "95 % interval", "test"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -169,22 +170,11 @@ def claim_table(statements: Sequence[Claim], sources: Sequence[str]) -> Table:
         by_source = "; ".join(f"{v}: {', '.join(names)}" for v, names in verdicts.items() if names)
         table.add_row(
             f"{claim.claim}: {claim.number}", f"{claim.value:+.3f}",
-            interval(claim.low, claim.high, sign="+"),
+            interval_text(claim.low, claim.high, "+.3f"),
             f"{'>' if claim.above else '<'} {claim.bound:g}", claim.verdict,
             by_source if claim.source == AVERAGE else claim.source,
         )  # fmt: skip
     return table
-
-
-def interval(low: float | None, high: float | None, sign: str = "") -> str:
-    """Both ends of an interval, or nothing."""
-    if low is None or high is None or low != low:
-        return ""
-    return f"{low:{sign}.3f} to {high:{sign}.3f}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
 
 
 def _range(layers: Sequence[int]) -> str:

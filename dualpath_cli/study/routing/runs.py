@@ -3,7 +3,7 @@
 import base64
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,10 @@ from dualpath_cli.study.figures import save
 from dualpath_cli.study.passes import read_arrays
 from dualpath_cli.study.routing.claims import Pair, same_profile
 from dualpath_cli.study.routing.figures import layers as layer_figures
-from dualpath_cli.study.routing.report import (
-    CLAIMS,
-    PAGE,
-    SUMMARY,
-    VERDICTS,
-    as_row,
-    claim_table,
-)
+from dualpath_cli.study.routing.report import CLAIMS, PAGE, SUMMARY, VERDICTS, as_row, claim_table
 from dualpath_cli.study.routing.study import PASSES
 from dualpath_cli.study.routing.summary import Summary
-from dualpath_cli.study.tables import print_table
+from dualpath_cli.study.tables import print_table, table_of
 
 SOURCE_FACTS = ("sha256", "tokens", "sequences", "anchored", "loss", "bits_per_byte")
 """What of each source is in the summary of several runs."""
@@ -41,25 +34,24 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
     A run's line is the mean over its sources. The claims of all runs go to claims.csv. Raises
     UserError where the runs were read on different sources.
     """
-    of_folder = {folder: json.loads((folder / SUMMARY).read_text()) for folder in folders}
+    reports = [json.loads((folder / SUMMARY).read_text()) for folder in folders]
     sources = [
-        {name: source["sha256"] for name, source in summary["sources"].items()}
-        for summary in of_folder.values()
+        {name: source["sha256"] for name, source in report["sources"].items()} for report in reports
     ]
     if any(texts != sources[0] for texts in sources):
         raise UserError("the runs name different validation sets: give --sources for all of them")
-    short = [Path(summary["checkpoint"]["path"]).parents[1].name for summary in of_folder.values()]
-    unique = len(set(short)) == len(short)
-    names = short if unique else [folder.name for folder in folders]
-    summaries = dict(zip(names, of_folder.values(), strict=True))
-    lines = dict(zip(names, (_average(*run) for run in of_folder.items()), strict=True))
+    names = [Path(report["checkpoint"]["path"]).parents[1].name for report in reports]
+    if len(set(names)) < len(names):
+        names = [folder.name for folder in folders]
+    runs = dict(zip(names, reports, strict=True))
+    lines = dict(zip(names, map(_average, folders, reports), strict=True))
     profiles = [
         claim
         for one, other in combinations(lines, 2)
         if lines[one].layers == lines[other].layers
         for claim in same_profile(Pair(one, other, lines[one], lines[other]))
     ]
-    rows = [{"run": name, **row} for name, run in summaries.items() for row in run["claims"]]
+    rows = [{"run": name, **row} for name, report in runs.items() for row in report["claims"]]
     by_claim = verdicts(rows)
     rows += [{"run": claim.source, **as_row(claim)} for claim in profiles]
     if profiles:
@@ -70,14 +62,14 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
     content = {
         "runs": {
             name: {
-                "checkpoint": summaries[name]["checkpoint"],
+                "checkpoint": report["checkpoint"],
                 "sources": {
                     source: {key: facts[key] for key in SOURCE_FACTS}
-                    for source, facts in summaries[name]["sources"].items()
+                    for source, facts in report["sources"].items()
                 },
-                **line.report(),
+                **lines[name].report(),
             }
-            for name, line in lines.items()
+            for name, report in runs.items()
         }
     }
     texts = {
@@ -90,12 +82,12 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
     return [*written, *(out / name for name in texts)]
 
 
-def _average(folder: Path, summary: dict[str, Any]) -> Summary:
+def _average(folder: Path, report: dict[str, Any]) -> Summary:
     """The mean over a run's sources."""
-    layers, loops = summary["layers"], summary["model"]["loops"]
-    keys = [source["key"] for source in summary["sources"].values()]
+    layers, loops = report["layers"], report["model"]["loops"]
+    keys = [source["key"] for source in report["sources"].values()]
     sums = [read_arrays(folder / PASSES / f"{key}.npz") for key in keys]
-    return Summary.average([Summary.from_sums(of_source, layers, loops) for of_source in sums])
+    return Summary.average([Summary.from_sums(source, layers, loops) for source in sums])
 
 
 Verdicts = dict[tuple[str, str, str], dict[str, str]]
@@ -116,8 +108,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> Verdicts:
 
 
 def _table(by_claim: Verdicts, runs: Sequence[str]) -> Table:
-    table = Table(title="the paper's claims, run by run", title_justify="left", caption=VERDICTS,
-                  caption_justify="left")  # fmt: skip
+    table = table_of("the paper's claims, run by run", (), (), VERDICTS)
     table.add_column("claim")
     for name in ("source", "test", *runs):
         table.add_column(name, no_wrap=True)
@@ -143,14 +134,13 @@ def _page(out: Path, folders: Mapping[str, Path], by_claim: Verdicts) -> str:
             ("polarisation.png", "Difference of the gates per layer, a line a run"),
         )
     )
-    head = "".join(
-        f"<th>{html.escape(name)}</th>" for name in ("claim", "source", "test", *folders)
-    )
+
+    def row(tag: str, cells: Iterable[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    head = row("th", ("claim", "source", "test", *folders))
     body = "\n".join(
-        "<tr>"
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in key)
-        + "".join(f"<td>{html.escape(cells.get(run, ''))}</td>" for run in folders)
-        + "</tr>"
+        row("td", (*key, *(cells.get(run, "") for run in folders)))
         for key, cells in by_claim.items()
     )
     return f"""<!doctype html>
@@ -171,7 +161,7 @@ border-bottom: 1px solid #dedbd4 }} td:nth-child(n + 3) {{ white-space: nowrap }
 </ul>
 {pictures}
 <h2>The paper's claims, run by run</h2>
-<div class="wide"><table><tr>{head}</tr>
+<div class="wide"><table>{head}
 {body}
 </table></div>
 <p>{VERDICTS}. With intervals: <a href="{CLAIMS}">{CLAIMS}</a>,

@@ -82,8 +82,8 @@ class RoutingStudy(bench.Study[Reading]):
             self._console.print(f"tagging {source}", highlight=False)
             place = {upos: number for number, upos in enumerate(UPOS)}
             tags = [
-                np.array([place.get(upos, -1) for upos in of_window])
-                for of_window in tag(ids, tokenizer, self._tagger)
+                np.array([place.get(upos, -1) for upos in window_tags])
+                for window_tags in tag(ids, tokenizer, self._tagger)
             ]
         values = tokenizer.token_values()
         values[tokenizer.eot_id] = b"\n\n"  # no word goes from one document into the next

@@ -99,8 +99,8 @@ class Summary:
         """Means over a band's layers, (R,)."""
         return values_RL[:, self.bands[band]].mean(1)
 
-    def estimate(self, values: Floats) -> dict[str, Any]:
-        """Mean and the ends of the 95 % interval of values (R, ...); None where nothing is known.
+    def interval(self, values: Floats) -> tuple[Floats, Floats]:
+        """Returns the ends of the 95 % interval of values (R, ...); nan where nothing is known.
 
         A few sequences say too little about others: fewer than `LEAST_SEQUENCES` have no interval.
         Nor has what so few sequences hold that more than one resample in a hundred has none of it.
@@ -108,6 +108,11 @@ class Summary:
         low, high = interval(values, least_known=0.99)
         if self.sequences < LEAST_SEQUENCES:
             low, high = np.full((2, *values.shape[1:]), np.nan)
+        return low, high
+
+    def estimate(self, values: Floats) -> dict[str, Any]:
+        """Mean and interval of values (R, ...), as JSON has them: None where nothing is known."""
+        low, high = self.interval(values)
         return {"mean": _plain(values[0]), "low": _plain(low), "high": _plain(high)}
 
     def report(self) -> dict[str, Any]:
@@ -124,10 +129,7 @@ class Summary:
                 for place in self.known_tags
             },
             "classes": {
-                name: {
-                    "difference": self.estimate(values.mean(1)),
-                    "layers": self.estimate(values),
-                }
+                name: {"difference": self.estimate(values.mean(1)), "layers": self.estimate(values)}
                 for name, values in self.class_differences.items()
                 if np.isfinite(values[0]).all()
             },

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from matplotlib.colors import to_hex
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -79,8 +80,8 @@ def _tokens(names: list[str], shares: np.ndarray, layers: list[int]) -> Table:
     numbers = ["mean", *map(str, layers)]
     table = table_of("deep share by token and layer", "token", numbers)
     table.box = None
-    for name, of_token in zip(names, shares, strict=True):
-        cells = [Text(f" {share:.2f} ", _style(share)) for share in (of_token.mean(), *of_token)]
+    for name, by_layer in zip(names, shares, strict=True):
+        cells = [Text(f" {share:.2f} ", _style(share)) for share in (by_layer.mean(), *by_layer)]
         table.add_row(Text(name), *cells)
     return table
 
@@ -112,6 +113,4 @@ def _legend() -> Text:
 
 
 def _style(share: float) -> str:
-    red, green, blue, _ = share_colormap()(float(share))
-    color = "#" + "".join(f"{round(255 * channel):02x}" for channel in (red, green, blue))
-    return f"{INK} on {color}"
+    return f"{INK} on {to_hex(share_colormap()(float(share)))}"

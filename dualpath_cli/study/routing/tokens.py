@@ -7,18 +7,18 @@ import codecs
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from dualpath_cli.atomic import replacing
 from dualpath_cli.study.routing.page.examples import Example
 from dualpath_cli.study.routing.readouts import READOUTS
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
 TOKENS = "routing.parquet"
 ROWS = 1 << 16
@@ -30,9 +30,6 @@ def token_table(
     path: Path, token_values: Sequence[bytes], layers: int, loops: int
 ) -> Iterator["TokenTable"]:
     """Writes a source's table, whole or not at all; `token_values` are the bytes of each id."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     per_layer = pa.list_(pa.float32(), layers)
     schema = pa.schema(
         [
@@ -71,7 +68,7 @@ class TokenTable:
     ==============================  ==========================================================
     """
 
-    def __init__(self, file: "pq.ParquetWriter", token_values: Sequence[bytes]) -> None:
+    def __init__(self, file: pq.ParquetWriter, token_values: Sequence[bytes]) -> None:
         self._file = file
         self._values = token_values
         self._held: list[pa.RecordBatch] = []
@@ -86,28 +83,23 @@ class TokenTable:
         values: npt.NDArray[np.floating],
     ) -> None:
         """Adds tokens of a sequence; `values` is (N, L, READOUTS and a weight a step)."""
-        import pyarrow as pa
-
-        columns: list[Any] = [
-            [source] * len(ids), np.full(len(ids), sequence), np.arange(len(ids)), ids,
-            token_texts(self._values[id] for id in ids.tolist()),
-            [None] * len(ids) if upos is None else upos, nats,
-        ]  # fmt: skip
-        split = len(READOUTS)
-        columns += [_lists(values[..., column]) for column in range(split)]
-        columns.append(_lists(values[..., split:]))
-        arrays = [
-            column if isinstance(column, pa.Array) else pa.array(column, field.type)
-            for column, field in zip(columns, self._file.schema, strict=True)
-        ]
-        self._held.append(pa.RecordBatch.from_arrays(arrays, schema=self._file.schema))
+        columns = {
+            "source": [source] * len(ids),
+            "sequence": np.full(len(ids), sequence),
+            "position": np.arange(len(ids)),
+            "token_id": ids,
+            "token": token_texts(self._values[id] for id in ids.tolist()),
+            "upos": [None] * len(ids) if upos is None else upos,
+            "nats": nats,
+            **{name: _lists(values[..., column]) for column, name in enumerate(READOUTS)},
+            "step_weights": _lists(values[..., len(READOUTS) :]),
+        }
+        self._held.append(pa.RecordBatch.from_pydict(columns, schema=self._file.schema))
         if sum(map(len, self._held)) >= ROWS:
             self.flush()
 
     def flush(self) -> None:
         """Writes the rows that are held."""
-        import pyarrow as pa
-
         if self._held:
             self._file.write_table(pa.Table.from_batches(self._held))
         self._held = []
@@ -115,8 +107,6 @@ class TokenTable:
 
 def merge(tables: Sequence[Path], path: Path, facts: Mapping[str, str]) -> None:
     """Makes one table of those of several sources, with some facts as its metadata."""
-    import pyarrow.parquet as pq
-
     schema = pq.read_schema(tables[0])
     schema = schema.with_metadata({**(schema.metadata or {}), **facts})
     with replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as file:
@@ -139,22 +129,19 @@ def token_texts(values: Iterable[bytes]) -> list[str]:
 
 def read_examples(tokens: Path, source: str, wanted: Sequence[int], count: int) -> list[Example]:
     """Reads sequences of a source: those wanted, then the first ones until there are `count`."""
-    import pyarrow.compute as pc
-    import pyarrow.dataset as ds
-
     table = ds.dataset(tokens)
-    of_source = ds.field("source") == source
-    numbers = table.to_table(columns=["sequence"], filter=of_source)["sequence"]
+    in_source = ds.field("source") == source
+    numbers = table.to_table(columns=["sequence"], filter=in_source)["sequence"]
     existing = sorted(pc.unique(numbers).to_pylist())
     chosen = list(dict.fromkeys([*wanted, *existing]))[: max(count, len(wanted))]
-    rows = table.to_table(filter=of_source & ds.field("sequence").isin(chosen))
+    rows = table.to_table(filter=in_source & ds.field("sequence").isin(chosen))
     return [
         _example(source, number, rows.filter(pc.equal(rows["sequence"], number)))
         for number in chosen
     ]
 
 
-def _example(source: str, number: int, rows: "pa.Table") -> Example:
+def _example(source: str, number: int, rows: pa.Table) -> Example:
     rows = rows.sort_by("position")
     upos = rows["upos"].to_pylist()
     names = [name for name in Example.__dataclass_fields__ if name in READOUTS]
@@ -170,10 +157,8 @@ def _example(source: str, number: int, rows: "pa.Table") -> Example:
     )
 
 
-def _lists(values: npt.NDArray[np.floating]) -> "pa.Array":
+def _lists(values: npt.NDArray[np.floating]) -> pa.Array:
     """An array (N, ...) as lists of fixed size, nested as deep as it has further dimensions."""
-    import pyarrow as pa
-
     array = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
     for size in reversed(values.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)

@@ -4,9 +4,14 @@ Shapes: L layers with gates, S sources.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from itertools import cycle
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from dualpath_cli.colors import DEEP, INK, MUTED, SOURCES, WIDE
 from dualpath_cli.study.bootstrap import Floats
@@ -14,62 +19,54 @@ from dualpath_cli.study.figures import panels, plain
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import CONTRIBUTION_BINS, CONTRIBUTION_END, CORNER, Sums
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
-
 LINES = [color for color in SOURCES if color not in (INK, DEEP, WIDE)]
 """Of sources and runs: not the mean's colour, nor those of the paths."""
 
 
-def depth(lines: Mapping[str, Summary]) -> "Figure":
+def depth(lines: Mapping[str, Summary]) -> Figure:
     """Deep share and cosine per layer: a line each, and their mean where it has a meaning.
 
     The paper's figure `path_alignment`, there with a line a checkpoint.
     """
     figure, axes = panels(7.2, 3.0, 1, 2)
-    for ax, name, title in (
-        (axes[0, 0], "deep_share", "deep share"),
-        (axes[0, 1], "cosine", "cosine of the paths' updates"),
+    for ax, name, title, even in (
+        (axes[0, 0], "deep_share", "deep share", 0.5),
+        (axes[0, 1], "cosine", "cosine of the paths' updates", 0),
     ):
-        for color, (label, line) in zip(_colors(len(lines)), lines.items(), strict=True):
+        for color, (label, line) in zip(cycle(LINES), lines.items(), strict=False):
             _line(ax, line, name, color, label)
         if len(lines) > 1 and len({line.layers for line in lines.values()}) == 1:
             mean = Summary.average(list(lines.values()))
             ax.plot(mean.layers, mean.means[name][0], color=INK, linewidth=2.2, label="mean")
         _layer_axis(ax, max((line.layers for line in lines.values()), key=len), title)
-    axes[0, 0].axhline(0.5, color=MUTED, linewidth=0.8, linestyle=":")
-    axes[0, 1].axhline(0, color=MUTED, linewidth=0.8, linestyle=":")
+        ax.axhline(even, color=MUTED, linewidth=0.8, linestyle=":")
     axes[0, 0].legend(frameon=False, fontsize=8)
     return figure
 
 
-def polarisation(lines: Mapping[str, Summary]) -> "Figure":
+def polarisation(lines: Mapping[str, Summary]) -> Figure:
     """How far apart a token's gates are, and how many tokens are in a corner, per layer."""
     figure, axes = panels(7.2, 3.0, 1, 2)
-    for color, (label, line) in zip(_colors(len(lines)), lines.items(), strict=True):
-        _line(axes[0, 0], line, "gate_difference", color, label)
+    gap, corner = axes[0]
+    for color, (label, line) in zip(cycle(LINES), lines.items(), strict=False):
+        _line(gap, line, "gate_difference", color, label)
         for name, style in (("only_deep", "-"), ("only_wide", "--")):
-            _line(axes[0, 1], line, name, color, None, style)
-    axes[0, 1].plot([], [], "-", color=MUTED, label="the deep one is open")
-    axes[0, 1].plot([], [], "--", color=MUTED, label="the wide one is open")
+            _line(corner, line, name, color, None, style)
+    corner.plot([], [], "-", color=MUTED, label="the deep one is open")
+    corner.plot([], [], "--", color=MUTED, label="the wide one is open")
     layers = max((line.layers for line in lines.values()), key=len)
-    _layer_axis(axes[0, 0], layers, r"mean $|g_d - g_w|$")
-    title = f"tokens with one gate above {1 - CORNER:g}, one below {CORNER:g}"
-    _layer_axis(axes[0, 1], layers, title)
-    if not any(
-        line.means[name][0].any() for line in lines.values() for name in ("only_deep", "only_wide")
-    ):
-        axes[0, 1].text(0.5, 0.5, "no such token", transform=axes[0, 1].transAxes, ha="center")
-    axes[0, 0].set_ylim(bottom=0)
-    axes[0, 1].set_ylim(bottom=0)
-    axes[0, 0].legend(frameon=False, fontsize=8)
-    axes[0, 1].legend(frameon=False, fontsize=8)
+    _layer_axis(gap, layers, r"mean $|g_d - g_w|$")
+    _layer_axis(corner, layers, f"tokens with one gate above {1 - CORNER:g}, one below {CORNER:g}")
+    shares = [line.means[name] for line in lines.values() for name in ("only_deep", "only_wide")]
+    if not any(share[0].any() for share in shares):
+        corner.text(0.5, 0.5, "no such token", transform=corner.transAxes, ha="center")
+    for ax in (gap, corner):
+        ax.set_ylim(bottom=0)
+        ax.legend(frameon=False, fontsize=8)
     return figure
 
 
-def bands(sums: Mapping[str, Sums], average: Summary) -> "Figure":
+def bands(sums: Mapping[str, Sums], average: Summary) -> Figure:
     """Joint densities in bands of layers, averaged over sources: gates, and what they let through.
 
     The paper's figure `gate_density`: (g_w, g_d) above, log(1 + g ‖Δ‖) below.
@@ -83,20 +80,18 @@ def bands(sums: Mapping[str, Sums], average: Summary) -> "Figure":
         }
         for kind in ("gate_density", "contribution_density")
     )
-    end = _end_of(contributions.values())
-    for ax, (name, places) in zip(axes[0], names.items(), strict=True):
-        numbers = [average.layers[place] for place in places]
-        band = (
-            f"layers {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"layer {numbers[0]}"
-        )
-        image = _square(ax, gates[name], 1.0, 1.0, _top(gates.values()))
-        ax.set(title=f"{name}: {band}", xlabel="$g_w$")
-    _scale(figure, image, axes[0])
-    for ax, name in zip(axes[1], names, strict=True):
-        top = _top(contributions.values())
-        image = _square(ax, contributions[name], CONTRIBUTION_END, end, top)
-        ax.set(xlabel=r"$\log(1 + g_w \|\Delta_w\|)$")
-    _scale(figure, image, axes[1])
+    for row, densities, extent, end, label in (
+        (axes[0], gates, 1.0, 1.0, "$g_w$"),
+        (axes[1], contributions, CONTRIBUTION_END, _end_of(contributions.values()),
+         r"$\log(1 + g_w \|\Delta_w\|)$"),
+    ):  # fmt: skip
+        for ax, name in zip(row, names, strict=True):
+            image = _square(ax, densities[name], extent, end, _top(densities.values()))
+            ax.set(xlabel=label)
+        _scale(figure, image, row)
+    for ax, (name, layers) in zip(axes[0], average.layers_of_bands.items(), strict=True):
+        band = f"layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else f"layer {layers[0]}"
+        ax.set(title=f"{name}: {band}")
     axes[0, 0].set_ylabel("$g_d$")
     axes[1, 0].set_ylabel(r"$\log(1 + g_d \|\Delta_d\|)$")
     for ax in axes.flat:
@@ -104,7 +99,7 @@ def bands(sums: Mapping[str, Sums], average: Summary) -> "Figure":
     return figure
 
 
-def grid(sums: Mapping[str, Sums], layers: tuple[int, ...]) -> "Figure":
+def grid(sums: Mapping[str, Sums], layers: tuple[int, ...]) -> Figure:
     """Joint density of the gates in each layer (across) and source (down), as in the appendix."""
     size = 1.25 if len(layers) <= 8 else 0.6
     figure, axes = panels(
@@ -112,12 +107,12 @@ def grid(sums: Mapping[str, Sums], layers: tuple[int, ...]) -> "Figure":
         square=True, sharex=True, sharey=True,
     )  # fmt: skip
     top = _top(_density(layer) for source in sums.values() for layer in source["gate_density"])
-    for row, (source, of_source) in zip(axes, sums.items(), strict=True):
+    for row, (name, source) in zip(axes, sums.items(), strict=True):
         for place, ax in enumerate(row):
-            image = _square(ax, _density(of_source["gate_density"][place]), 1.0, 1.0, top)
+            image = _square(ax, _density(source["gate_density"][place]), 1.0, 1.0, top)
             ax.tick_params(labelsize=7)
             ax.set(xticks=[0, 1], yticks=[0, 1])
-        row[0].set_ylabel(f"{source}\n$g_d$", fontsize=8)
+        row[0].set_ylabel(f"{name}\n$g_d$", fontsize=8)
     for place, layer in enumerate(layers):
         axes[0, place].set_title(f"layer {layer}" if len(layers) <= 8 else str(layer), fontsize=8)
         axes[-1, place].set_xlabel("$g_w$", fontsize=8)
@@ -126,24 +121,19 @@ def grid(sums: Mapping[str, Sums], layers: tuple[int, ...]) -> "Figure":
 
 
 def _line(
-    ax: "Axes", line: Summary, name: str, color: str, label: str | None, style: str = "-"
+    ax: Axes, line: Summary, name: str, color: str, label: str | None, style: str = "-"
 ) -> None:
-    estimate = line.estimate(line.means[name])
-    low, high = (np.array(estimate[end], dtype=float) for end in ("low", "high"))
+    low, high = line.interval(line.means[name])
     ax.fill_between(line.layers, low, high, color=color, alpha=0.18, linewidth=0)
     ax.plot(line.layers, line.means[name][0], style, color=color, marker="o", markersize=3,
             linewidth=1.2, label=label)  # fmt: skip
 
 
-def _layer_axis(ax: "Axes", layers: tuple[int, ...], title: str) -> None:
+def _layer_axis(ax: Axes, layers: tuple[int, ...], title: str) -> None:
     plain(ax)
     step = 1 if len(layers) <= 8 else 2
     ax.set(xlabel="layer", xticks=layers[::step])
     ax.set_title(title, fontsize=9)
-
-
-def _colors(count: int) -> list[str]:
-    return [LINES[number % len(LINES)] for number in range(count)]
 
 
 def _density(counts: Floats) -> Floats:
@@ -162,10 +152,8 @@ def _top(densities: Iterable[Floats]) -> float:
     return max(float(density.max()) for density in densities) or 1.0
 
 
-def _square(ax: "Axes", density: Floats, extent: float, end: float, top: float) -> "AxesImage":
+def _square(ax: Axes, density: Floats, extent: float, end: float, top: float) -> AxesImage:
     """A density (deep, wide) with equal axes and the diagonal of equal weights."""
-    from matplotlib.colors import LogNorm
-
     image = ax.imshow(
         density, origin="lower", extent=(0, extent, 0, extent), cmap="cividis",
         norm=LogNorm(top / 1000, top, clip=True), interpolation="nearest",
@@ -175,7 +163,7 @@ def _square(ax: "Axes", density: Floats, extent: float, end: float, top: float) 
     return image
 
 
-def _scale(figure: "Figure", image: "AxesImage", axes: Any) -> None:
+def _scale(figure: Figure, image: AxesImage, axes: Any) -> None:
     bar = figure.colorbar(image, ax=axes.ravel().tolist(), fraction=0.03)
     bar.set_label("share of tokens in a bin", fontsize=8)
     bar.ax.tick_params(labelsize=7)

@@ -1,21 +1,18 @@
 """Figures of parts of speech: deep share by tag and layer, and its spread by tag."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from dualpath_cli.colors import DEEP, MUTED, WIDE, share_colormap
+from dualpath_cli.colors import DEEP, MUTED, WIDE
 from dualpath_cli.study.classes import UPOS
-from dualpath_cli.study.figures import panels, plain
+from dualpath_cli.study.figures import heat_map, layer_ticks, panels, plain
 from dualpath_cli.study.routing.summary import LEAST_TOKENS, Summary, tag_box
 from dualpath_cli.study.routing.sums import SHARE_BINS, Sums
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-def heat_maps(sources: Mapping[str, Summary], average: Summary) -> "Figure | None":
+def heat_maps(sources: Mapping[str, Summary], average: Summary) -> Figure | None:
     """Mean deep share by part of speech and layer: a map a source, and one of their mean.
 
     The paper's figure `pos_main`, panels a to d. Tags are sorted by the mean over sources and
@@ -35,14 +32,11 @@ def heat_maps(sources: Mapping[str, Summary], average: Summary) -> "Figure | Non
     for ax in axes.flat[len(maps) :]:
         ax.axis("off")
     for number, (ax, name, values) in enumerate(zip(axes.flat, maps, shown, strict=False)):
-        image = ax.imshow(values, cmap=share_colormap(), vmin=0.5 - reach, vmax=0.5 + reach,
-                          aspect="auto", interpolation="nearest")  # fmt: skip
+        image = heat_map(ax, values, 0.5, reach)
         ax.set_facecolor("#B9BDC7")  # where a source has too few tokens
         ax.set_title(name, fontsize=8)
         ax.set_yticks(range(len(tags)), [UPOS[tag] for tag in tags], fontsize=7)
-        step = 1 if len(average.layers) <= 8 else 3
-        ax.set_xticks(range(0, len(average.layers), step),
-                      [str(layer) for layer in average.layers[::step]], fontsize=7)  # fmt: skip
+        layer_ticks(ax.xaxis, average.layers, fontsize=7)
         if number + across >= len(maps):
             ax.set_xlabel("layer", fontsize=8)
             ax.tick_params(labelbottom=True)
@@ -50,7 +44,7 @@ def heat_maps(sources: Mapping[str, Summary], average: Summary) -> "Figure | Non
     return figure
 
 
-def boxes(sums: Mapping[str, Sums], average: Summary) -> "Figure | None":
+def boxes(sums: Mapping[str, Sums], average: Summary) -> Figure | None:
     """Spread of the deep share by part of speech, over all tokens, layers and sources.
 
     The paper's figure `pos_main`, panel e: boxes from quartile to quartile, whiskers from 5 to

@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from dualpath_cli.colors import INK, MUTED, share_colormap
-from dualpath_cli.study.figures import panels
+from dualpath_cli.study.figures import heat_map, layer_ticks, panels
 from dualpath_cli.study.routing.page.examples import Example, share_reach
 from dualpath_cli.study.routing.summary import Summary
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MOST_TOKENS, MOST_COLUMNS = 160, 44
 """Tokens of an example that are drawn, as text and layer by layer."""
@@ -20,7 +21,7 @@ WIDTH = 108
 """Characters in a line of text."""
 
 
-def coloured_text(examples: Sequence[Example]) -> "Figure":
+def coloured_text(examples: Sequence[Example]) -> Figure:
     """Each token on its deep share, the mean over layers: blue wide, red deep.
 
     The paper's figure `routing_pref_page_8`.
@@ -37,14 +38,15 @@ def coloured_text(examples: Sequence[Example]) -> "Figure":
         ax.set_title(_title(example, MOST_TOKENS), fontsize=8, loc="left")
         for (row, column, text), share in zip(places, shares, strict=False):
             color = colors(0.5 + (float(share) - 0.5) / (2 * reach))
-            ax.add_patch(_box(column, row, len(text), color))
+            box = Rectangle((column, row - 0.46), len(text), 0.92, facecolor=color, linewidth=0)
+            ax.add_patch(box)
             ax.text(column, row, text, family="monospace", fontsize=7.6, va="center",
                     color=INK, parse_math=False)  # fmt: skip
     _bar(figure, axes, "deep share, mean over layers", reach)
     return figure
 
 
-def layer_grid(examples: Sequence[Example], layers: Sequence[int]) -> "Figure":
+def layer_grid(examples: Sequence[Example], layers: Sequence[int]) -> Figure:
     """Deep share of each layer (up) and token (across), as in the paper's `sequence_grid`."""
     cut = [example.first(MOST_COLUMNS) for example in examples]
     width = max(7.2, 0.16 * max(len(example.tokens) for example in cut) + 1.5)
@@ -52,56 +54,47 @@ def layer_grid(examples: Sequence[Example], layers: Sequence[int]) -> "Figure":
     figure, axes = panels(width, height, len(cut))
     reach = share_reach([example.deep_share for example in cut])
     for ax, example in zip(axes[:, 0], cut, strict=True):
-        ax.imshow(example.deep_share.T, cmap=share_colormap(), vmin=0.5 - reach, vmax=0.5 + reach,
-                  aspect="auto", origin="lower", interpolation="nearest")  # fmt: skip
+        heat_map(ax, example.deep_share.T, 0.5, reach, origin="lower")
         ax.set_title(_title(example, MOST_COLUMNS), fontsize=8, loc="left")
         ax.set_xticks(range(len(example.tokens)))
         ax.set_xticklabels([_shown(token) for token in example.tokens], rotation=90, fontsize=6.5,
                            family="monospace", parse_math=False)  # fmt: skip
-        step = 1 if len(layers) <= 8 else 3
-        ax.set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
+        layer_ticks(ax.yaxis, layers)
         ax.set_ylabel("layer")
     _bar(figure, axes, "deep share", reach)
     return figure
 
 
-def aligned(sources: Mapping[str, Summary], anchor: str) -> "Figure | None":
+def aligned(sources: Mapping[str, Summary], anchor: str) -> Figure | None:
     """Deep share of one source less that of another, by layer and offset from the anchor.
 
     The paper's figure `sequence_grid`, panel c. A dot says that the 95 % interval holds zero; what
     too few sequences reach is left out.
     """
-    with_anchor = {
-        name: summary for name, summary in sources.items() if np.isfinite(summary.aligned[0]).any()
-    }
     gaps = {
-        (one, other): with_anchor[one].aligned - with_anchor[other].aligned
-        for one, other in combinations(with_anchor, 2)
+        (one, other): sources[one].aligned - sources[other].aligned
+        for one, other in combinations(sources, 2)
     }
     gaps = {pair: gap for pair, gap in gaps.items() if np.isfinite(gap[0]).any()}
     if not gaps:
         return None
-    height = 0.22 * len(next(iter(with_anchor.values())).layers) + 1.2
+    height = 0.22 * len(next(iter(sources.values())).layers) + 1.2
     figure, axes = panels(7.2, height * len(gaps) + 0.2, len(gaps))
     most = max(float(np.nanmax(np.abs(gap[0]))) for gap in gaps.values()) or 1.0
     for ax, ((one, other), gap) in zip(axes[:, 0], gaps.items(), strict=True):
-        first = with_anchor[one]
+        first = sources[one]
         (known,) = np.isfinite(gap[0, :, 0]).nonzero()
         known = np.arange(known[0], known[-1] + 1)
-        estimate = first.estimate(gap[:, known])
-        low, high = (np.array(estimate[end], dtype=float) for end in ("low", "high"))
+        low, high = first.interval(gap[:, known])
         offsets = first.offsets[known]
         ends = (offsets[0] - 0.5, offsets[-1] + 0.5, -0.5, len(first.layers) - 0.5)
-        image = ax.imshow(gap[0, known].T, cmap=share_colormap(), vmin=-most, vmax=most,
-                          origin="lower", aspect="auto", extent=ends,
-                          interpolation="nearest")  # fmt: skip
+        image = heat_map(ax, gap[0, known].T, 0.0, most, origin="lower", extent=ends)
         unsure, layer = ((low <= 0) & (high >= 0)).nonzero()
         ax.plot(offsets[unsure], layer, ".", color=MUTED, markersize=1.5)
         ax.axvline(0, color=MUTED, linewidth=0.8, linestyle=":")
         ax.set_title(f"{one} − {other} (dot: the 95 % interval holds 0)", fontsize=8, loc="left")
         ax.set(ylabel="layer", xlabel=f"tokens after the end of '{anchor}'")
-        step = 1 if len(first.layers) <= 8 else 3
-        ax.set_yticks(range(0, len(first.layers), step), [str(n) for n in first.layers[::step]])
+        layer_ticks(ax.yaxis, first.layers)
     bar = figure.colorbar(image, ax=axes.ravel().tolist(), fraction=0.03)
     bar.set_label("difference of deep share", fontsize=8)
     return figure
@@ -127,21 +120,12 @@ def _lines(example: Example) -> list[tuple[int, int, str]]:
     return placed
 
 
-def _box(column: int, row: int, width: int, color: Any) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((column, row - 0.46), width, 0.92, facecolor=color, linewidth=0)
-
-
 def _shown(token: str, blank: str = "·") -> str:
     visible = token.replace(" ", blank).replace("\n", "↵")
     return "".join(c if c.isprintable() else " " for c in visible)
 
 
-def _bar(figure: "Figure", axes: Any, label: str, reach: float) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
+def _bar(figure: Figure, axes: Any, label: str, reach: float) -> None:
     low, high = 0.5 - reach, 0.5 + reach
     scale = ScalarMappable(Normalize(low, high), share_colormap())
     bar = figure.colorbar(scale, ax=axes.ravel().tolist(), location="bottom", aspect=45,

@@ -5,7 +5,8 @@ Shapes: N tokens, L layers with gates, K loops.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,15 +42,12 @@ class Example:
 
     def first(self, count: int) -> "Example":
         """Returns the example cut to its first tokens."""
-        arrays = {
-            name: getattr(self, name)[:count]
-            for name in (
-                "tokens", "nats", "gate_deep", "gate_wide", "update_deep", "update_wide", "cosine",
-                "deep_share", "step_weights",
-            )
-        }  # fmt: skip
-        upos = None if self.upos is None else self.upos[:count]
-        return Example(self.source, self.number, upos=upos, length=self.length, **arrays)
+        per_token: dict[str, Any] = {
+            name: values[:count]
+            for name, values in vars(self).items()
+            if isinstance(values, tuple | np.ndarray)
+        }
+        return replace(self, **per_token)
 
 
 def share_reach(shares: Sequence[Floats]) -> float:

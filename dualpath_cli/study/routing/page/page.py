@@ -49,16 +49,14 @@ def write(
     Where all tokens would make it too large, each example is cut to its first ones, all to the same
     number. Raises UserError where not even one token of each fits.
     """
-    tags = sorted({tag for example in examples for tag in example.upos or ()})
-    bare = _page(title, facts, layers, tags, [example.first(0) for example in examples])
+    bare = _page(title, facts, layers, examples, 0)
     kept = _tokens_that_fit(examples, MOST_BYTES - 1 - len(bare.encode()))
     if kept == 0:
         raise UserError(
             f"{len(examples):,} sequences do not fit on a page of {MOST_BYTES:,} bytes; "
             "choose fewer"
         )
-    page = _page(title, facts, layers, tags, [example.first(kept) for example in examples])
-    write_text(path, page)
+    write_text(path, _page(title, facts, layers, examples, kept))
     return path
 
 
@@ -66,16 +64,18 @@ def _page(
     title: str,
     facts: Sequence[tuple[str, str]],
     layers: Sequence[int],
-    tags: Sequence[str],
     examples: Sequence[Example],
+    kept: int,
 ) -> str:
-    """Fills the template."""
+    """Fills the template with the first tokens of each example, `kept` at most."""
+    tags = sorted({tag for example in examples for tag in example.upos or ()})
+    cut = [example.first(kept) for example in examples]
     data = {
         "layers": list(layers),
         "loops": examples[0].step_weights.shape[-1],
-        "reach": share_reach([example.deep_share for example in examples]),
+        "reach": share_reach([example.deep_share for example in cut]),
         "tags": tags,
-        "examples": [_record(example, tags) for example in examples],
+        "examples": [_record(example, tags) for example in cut],
     }
     terms = (f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts)
     content = {
@@ -89,10 +89,9 @@ def _page(
 
 
 def _record(example: Example, tags: Sequence[str]) -> dict[str, Any]:
-    number_of_tag = {tag: number for number, tag in enumerate(tags)}
     upos = None
     if example.upos is not None:
-        upos = _letters(_two(np.array([number_of_tag[tag] for tag in example.upos], np.int64)))
+        upos = _letters(_two(np.array([tags.index(tag) for tag in example.upos], np.int64)))
     share = _with_mean(example.deep_share)
     return {
         "source": example.source,
