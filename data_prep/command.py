@@ -129,7 +129,7 @@ def _upload(folder: Path, url: str, overwrite: bool) -> None:
     from rich.console import Console
 
     from data_prep.writing.upload import upload
-    from dualpath_cli.progress import Progress, bytes_of_bytes
+    from dualpath_cli.output.progress import Progress, bytes_of_bytes
 
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     console = Console(stderr=True)

@@ -32,7 +32,7 @@ from data_prep.writing.records import (
 from data_prep.writing.shards import ShardWriter
 from data_prep.writing.work_folder import WorkFolder, remove_leftovers, replace
 from dualpath_cli.errors import UserError
-from dualpath_cli.progress import Progress, counted
+from dualpath_cli.output.progress import Progress, counted
 from dualpath_cli.text.byte_stream import OnRead
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer

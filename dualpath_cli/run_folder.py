@@ -19,8 +19,8 @@ from typing import Any
 
 import yaml
 
-from dualpath_cli.atomic import write_text
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.output.atomic import write_text
 from dualpath_cli.recipes import Recipe, parse
 
 RECIPE = "recipe.yaml"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dualpath_cli.colors import DEEP, EVEN, WIDE, share_colormap
+from dualpath_cli.output.colors import DEEP, EVEN, WIDE, share_colormap
 
 colorspacious = pytest.importorskip("colorspacious")
 

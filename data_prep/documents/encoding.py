@@ -20,8 +20,8 @@ from data_prep.documents.progress import ReadingProgress
 from data_prep.documents.worker import Batch, PieceSettings
 from data_prep.download.remote_file import Unavailable
 from data_prep.sources.corpora import Corpus, InputFile
-from dualpath_cli.atomic import write_text
 from dualpath_cli.errors import UserError
+from dualpath_cli.output.atomic import write_text
 from dualpath_cli.text.byte_stream import OnRead
 from dualpath_cli.text.documents import IDS, format_of
 from dualpath_cli.text.rows import UnreadableFile, kind_of, read_rows

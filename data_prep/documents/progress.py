@@ -5,7 +5,7 @@ import time
 from rich.console import Console
 from rich.filesize import decimal
 
-from dualpath_cli.progress import Progress, bytes_of_bytes, counted
+from dualpath_cli.output.progress import Progress, bytes_of_bytes, counted
 
 
 class ReadingProgress(Progress):

@@ -18,8 +18,8 @@ from data_prep.documents.clean import clean, problem
 from data_prep.documents.contamination import Contamination
 from data_prep.documents.minhash import band_keys
 from data_prep.documents.piece import Document, Piece, PieceCounts, Tokens
-from dualpath_cli.atomic import replacing
 from dualpath_cli.errors import UserError
+from dualpath_cli.output.atomic import replacing
 from dualpath_cli.text.documents import document_id, format_of
 from dualpath_cli.text.rows import BadRow, Rows
 from dualpath_cli.text.tokenizer import Tokenizer

@@ -1,7 +1,7 @@
 """First contact: while no server has answered this process, there may be no network at all."""
 
 from data_prep.download.remote_file import Unreachable
-from dualpath_cli.deadline import FIRST_ANSWER_SECONDS
+from dualpath_cli.text.deadline import FIRST_ANSWER_SECONDS
 
 
 class FirstContact:

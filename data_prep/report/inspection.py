@@ -11,7 +11,7 @@ from rich.console import Console
 
 from data_prep.report.token_stream import TokenStream
 from dualpath_cli.errors import UserError
-from dualpath_cli.progress import Progress, bytes_of_bytes
+from dualpath_cli.output.progress import Progress, bytes_of_bytes
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest, StoredFile
 from dualpath_cli.text.storage import sizes
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 from data_prep.download.remote_file import RemoteFile
 from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
 from data_prep.sources import sample
-from dualpath_cli.atomic import write_text
+from dualpath_cli.output.atomic import write_text
 from dualpath_cli.text.documents import Source, source_files
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.documents.piece import Tokens
-from dualpath_cli.atomic import replacing, write_text
+from dualpath_cli.output.atomic import replacing, write_text
 from dualpath_cli.text.manifest import INDEX, StoredFile, sha256_of
 
 _FORMATS = {np.uint16: "no_header_numpy:5", np.uint32: "no_header_numpy:6"}

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.atomic import remove, sync, write_text
 from dualpath_cli.errors import UserError
+from dualpath_cli.output.atomic import remove, sync, write_text
 
 _REQUEST = "request.json"
 

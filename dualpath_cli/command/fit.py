@@ -3,11 +3,11 @@
 from typing import Any
 
 from dualpath_cli import run_folder
-from dualpath_cli.atomic import write_text
 from dualpath_cli.command.checks import epochs
 from dualpath_cli.command.session import Session
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops import count
+from dualpath_cli.output.atomic import write_text
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training import curve

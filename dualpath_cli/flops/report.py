@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.csv_text import format_csv
 from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import Target, Widths
+from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.sizes import format_size
 
 NUMERICS = ("norm_eps", "gain_init", "init_std", "residual_dtype", "rope_dtype")

@@ -11,8 +11,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from dualpath_cli.atomic import replacing
-from dualpath_cli.colors import share_colormap
+from dualpath_cli.output.atomic import replacing
+from dualpath_cli.output.colors import share_colormap
 
 
 def panels(

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dualpath_cli.atomic import replacing
+from dualpath_cli.output.atomic import replacing
 from dualpath_cli.study.facts import array_digest
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.windows import Windows

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dualpath_cli.atomic import write_text
 from dualpath_cli.errors import UserError
+from dualpath_cli.output.atomic import write_text
 from dualpath_cli.text.storage import local_copy, sha256_of, sizes
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 

@@ -14,8 +14,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.atomic import replacing
 from dualpath_cli.errors import UserError
+from dualpath_cli.output.atomic import replacing
 
 SCHEME = "s3://"
 _SHA256 = "sha256"

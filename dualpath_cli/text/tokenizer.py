@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from dualpath_cli.atomic import write_text
-from dualpath_cli.deadline import FIRST_ANSWER_SECONDS, within
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.output.atomic import write_text
 from dualpath_cli.text import byte_level
 from dualpath_cli.text.byte_level import Definition
+from dualpath_cli.text.deadline import FIRST_ANSWER_SECONDS, within
 
 if TYPE_CHECKING:
     import tiktoken

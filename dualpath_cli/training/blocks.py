@@ -17,7 +17,7 @@ from litdata import StreamingDataset, TokensLoader
 from litdata.streaming.downloader import Downloader, register_downloader
 from litdata.streaming.resolver import Dir
 
-from dualpath_cli.atomic import replacing
+from dualpath_cli.output.atomic import replacing
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
 

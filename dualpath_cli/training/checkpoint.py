@@ -11,7 +11,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from dualpath_cli.atomic import PARTIAL, remove, sync
+from dualpath_cli.output.atomic import PARTIAL, remove, sync
 from dualpath_cli.run_folder import CHECKPOINTS, LAST
 
 

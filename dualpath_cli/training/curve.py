@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualpath_cli.atomic import replacing
-from dualpath_cli.colors import DEEP, MUTED, SOURCES, WIDE
-from dualpath_cli.csv_text import read_csv
+from dualpath_cli.output.atomic import replacing
+from dualpath_cli.output.colors import DEEP, MUTED, SOURCES, WIDE
+from dualpath_cli.output.csv_text import read_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,9 +14,9 @@ import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from dualpath_cli.atomic import write_text
-from dualpath_cli.csv_text import format_csv, read_csv
 from dualpath_cli.flops.count import training_flops_per_token
+from dualpath_cli.output.atomic import write_text
+from dualpath_cli.output.csv_text import format_csv, read_csv
 from dualpath_cli.settings import RunSettings
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.optim import learning_rate

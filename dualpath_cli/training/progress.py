@@ -5,7 +5,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 
-from dualpath_cli.progress import Progress, counted
+from dualpath_cli.output.progress import Progress, counted
 from dualpath_cli.training.metrics_log import Row
 
 

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
-from dualpath_cli.colors import MUTED, SOURCES
 from dualpath_cli.intervention import Intervention
+from dualpath_cli.output.colors import MUTED, SOURCES
 from dualpath_cli.study.ablation.comparison import Result
 from dualpath_cli.study.ablation.suites import BASELINE
 from dualpath_cli.study.ablation.table import by_layer, meaning_of

@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from dualpath_cli.atomic import write_text
-from dualpath_cli.csv_text import format_csv
 from dualpath_cli.errors import UserError
+from dualpath_cli.output.atomic import write_text
+from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.study.bootstrap import signed_rank_p
 from dualpath_cli.study.tables import table_of, without_nan
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.table import Table
 
-from dualpath_cli.atomic import write_text
-from dualpath_cli.csv_text import format_csv
 from dualpath_cli.flops.paper import inference_ablation, token_class_excess
 from dualpath_cli.intervention import LEARNED, Intervention
+from dualpath_cli.output.atomic import write_text
+from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.study.ablation.comparison import Excess, Result
 from dualpath_cli.study.ablation.suites import BASELINE, GATES
 from dualpath_cli.study.tables import interval_text, table_of, without_nan

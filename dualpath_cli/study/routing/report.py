@@ -10,9 +10,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from dualpath_cli.atomic import write_text
 from dualpath_cli.command.launch import Launch
-from dualpath_cli.csv_text import format_csv
+from dualpath_cli.output.atomic import write_text
+from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.study import bootstrap
 from dualpath_cli.study.figures import save
 from dualpath_cli.study.routing.claims import Claim, claims

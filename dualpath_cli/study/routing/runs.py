@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dualpath_cli.atomic import write_text
-from dualpath_cli.colors import INK
-from dualpath_cli.csv_text import format_csv
 from dualpath_cli.errors import UserError
+from dualpath_cli.output.atomic import write_text
+from dualpath_cli.output.colors import INK
+from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.study.figures import save
 from dualpath_cli.study.passes import read_arrays
 from dualpath_cli.study.routing.claims import Pair, same_profile

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dualpath_cli.colors import INK, share_colormap
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import RoutingTrace
+from dualpath_cli.output.colors import INK, share_colormap
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.study.routing.readouts import DEFINITION, READOUTS, dual_layers
 from dualpath_cli.study.routing.tokens import token_texts

@@ -16,9 +16,8 @@ from data_prep.download.contact import first_contact
 from data_prep.download.remote_file import RemoteFile, Unreachable
 from data_prep.download.sizes import with_sizes
 from data_prep.sources.hub import hub_files
-from dualpath_cli import deadline
 from dualpath_cli.errors import UserError
-from dualpath_cli.text import tokenizer
+from dualpath_cli.text import deadline, tokenizer
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.web import Fault, Web
 

@@ -13,8 +13,8 @@ import torch
 
 from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.csv_text import read_csv
 from dualpath_cli.model import DualPathLM, Intervention
+from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.study.ablation.comparison import compare, excess
 from dualpath_cli.study.ablation.scoring import Scores
 from dualpath_cli.study.ablation.suites import Row

@@ -13,7 +13,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from dualpath_cli.colors import DEEP, INK, MUTED, SOURCES, WIDE
+from dualpath_cli.output.colors import DEEP, INK, MUTED, SOURCES, WIDE
 from dualpath_cli.study.bootstrap import Floats
 from dualpath_cli.study.figures import panels, plain
 from dualpath_cli.study.routing.summary import Summary

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.atomic import write_text
 from dualpath_cli.errors import UserError
+from dualpath_cli.output.atomic import write_text
 from dualpath_cli.study.routing.page.examples import Example, Floats, share_reach
 
 MOST_BYTES = 5_000_000
