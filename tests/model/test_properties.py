@@ -213,6 +213,16 @@ class TestTokens:
         assert (moved[:, :changed] <= EXACT).all()
         assert (moved[:, changed:] > 1e-6).all()
 
+    def test_what_follows_does_not_change_a_prefix(self):
+        model = with_weights(self.CONFIG)
+        for length in (1, 5):
+            assert difference(model(TOKENS[:, :length]), model(TOKENS)[:, :length]) <= EXACT
+
+    def test_sequences_of_a_batch_do_not_meet(self):
+        model, tokens = with_weights(self.CONFIG), random_tokens(SMALL, 3, 8)
+        for row in range(3):
+            assert difference(model(tokens[row : row + 1])[0], model(tokens)[row]) <= EXACT
+
     def test_the_order_of_earlier_tokens_matters(self):
         model = with_weights(self.CONFIG)
         one, other = (model(torch.tensor([order]))[0, -1] for order in ([1, 2, 3, 4], [2, 1, 3, 4]))
