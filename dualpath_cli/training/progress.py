@@ -15,6 +15,7 @@ class ProgressDisplay(Callback):
     def __init__(self, console: Console) -> None:
         self.progress = Progress(console, "training", counted("steps"))
         self.step = 0
+        self.status = ""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins at the step that the run is continued from."""
@@ -33,13 +34,13 @@ class ProgressDisplay(Callback):
 
     def show(self, row: Row) -> None:
         """Takes a row of metrics, to be shown beside the steps."""
-        status = (
+        self.status = (
             f"loss {row['loss']:.3f}, {row['bits_per_byte']:.3f} bits/byte, "
             f"{row['tokens_per_second']:,.0f} tokens/s"
         )
         if "mfu" in row:
-            status += f", MFU {row['mfu']:.1%}"
-        self.progress.advance(0, status=status)
+            self.status += f", MFU {row['mfu']:.1%}"
+        self.progress.advance(0, status=self.status)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Says why the steps stand still."""
@@ -49,6 +50,7 @@ class ProgressDisplay(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leaves the last step on the screen."""
         if trainer.is_global_zero:
+            self.progress.advance(0, status=self.status)  # in place of "validating"
             self.progress.stop(last_line=True)
 
     def on_exception(
