@@ -256,20 +256,16 @@ def test_loop_and_wide_models_say_what_makes_no_sense(block, kept, reason, train
     assert (report["tagger"], report["excess"]) == (None, [])
 
 
-def test_the_papers_numbers_stand_beside_ours_where_it_has_them(run: Path, texts: Path, capsys):
-    text = tmp_copy(texts)
+def test_the_papers_numbers_stand_beside_ours_where_it_has_them(
+    run: Path, texts: Path, tmp_path: Path, capsys
+):
+    text = shutil.copy(texts / "val.jsonl", tmp_path)
     words = ["--sources", f"wikitext-103={text}", f"mine={text}", "--compare-paper"]
     assert main(["ablate", "--ckpt_path", str(run), *words]) == 0
     theirs, ours = re.split(r"\nmine: ", capsys.readouterr().out)
     assert re.search(r"│ K=1 .*│ +4\.846 │ +\+1\.820 │", theirs)
     assert re.search(r"│ shuffled .*│ +3\.720 │ +\+0\.694 │", theirs)
     assert "4.846" not in ours
-
-
-def tmp_copy(texts: Path) -> Path:
-    folder = texts / "compared"
-    folder.mkdir(exist_ok=True)
-    return Path(shutil.copy(texts / "val.jsonl", folder / "val.jsonl"))
 
 
 # Continuing
@@ -306,8 +302,10 @@ def test_an_interrupted_study_goes_on_with_the_pass_that_it_stopped_in(
     assert forwards.passes == NAMES[4:]
 
 
-def test_the_same_text_elsewhere_is_not_scored_again_and_another_is(run: Path, texts: Path):
-    copy = tmp_copy(texts)
+def test_the_same_text_elsewhere_is_not_scored_again_and_another_is(
+    run: Path, texts: Path, tmp_path: Path
+):
+    copy = Path(shutil.copy(texts / "val.jsonl", tmp_path))
     ablate(run, "--sources", f"a={texts / 'val.jsonl'}")
     scores = run / "ablations" / "step-00000006" / "scores"
     kept = set(scores.iterdir())
