@@ -31,9 +31,10 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
 def cut(prepared: Launch, source: str) -> tuple[list[Tokens], Tokenizer]:
     """Returns the sequences that a study reads, and what cut them."""
     tokenizer = Tokenizer.load(prepared.run_folder / "tokenizer.json")
-    length, limit = prepared.settings.model.max_seq_len, prepared.settings.data.val_tokens
+    length, data = prepared.settings.model.max_seq_len, prepared.settings.data
     documents = read_documents(parse_source(source))
-    return list(document_windows(documents, tokenizer, length, limit)), tokenizer
+    windows, _ = document_windows(documents, tokenizer, length, data.val_tokens, data.val_seed)
+    return windows, tokenizer
 
 
 def compare(

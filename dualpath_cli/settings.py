@@ -106,11 +106,17 @@ class DataSettings:
     val: dict[str, str] = field(default_factory=dict)
     """Validation sets by name: prepared data folders or text, JSONL, Parquet files; also s3://."""
     val_tokens: Size | None = None
-    """At most so many tokens of each validation set."""
+    """At most so many tokens of each validation set, drawn at random from all of its documents."""
+    val_seed: int = 0
+    """Seed of that draw."""
     max_epochs: float | None = 1.0
     """How often the token budget may pass over the training data; null sets no limit."""
     workers: int = 1
     """Loader processes per device; local disks want 0 or 1, S3 1 or 2."""
+
+    def __post_init__(self) -> None:
+        if self.val_seed < 0:
+            raise ValueError(f"val_seed must not be below 0, but is {self.val_seed}")
 
 
 @dataclass(frozen=True)

@@ -85,15 +85,20 @@ class DualPathDataModule(LightningDataModule):
         Raises UserError where the set holds no text.
         """
         assert self.trainer is not None
-        path, limit = self.settings.val[name], self.settings.val_tokens
+        settings = self.settings
+        path, limit, seed = settings.val[name], settings.val_tokens, settings.val_seed
+        numbers: list[int] | None = None
         if exists(f"{path}/{MANIFEST}"):
-            windows = list(folder_windows(path, self.seq_len, limit))
+            windows = folder_windows(path, self.seq_len, limit, seed)
         else:
             documents = read_documents(Source(name, local_copy(path)))
-            windows = list(document_windows(documents, self.tokenizer, self.seq_len, limit))
+            windows, numbers = document_windows(
+                documents, self.tokenizer, self.seq_len, limit, seed
+            )
         if not windows:
             raise UserError(f"data.val.{name} '{path}' holds no text to validate on")
-        return Windows(windows, multiple_of=self.trainer.world_size * self.micro_batch)
+        full = self.trainer.world_size * self.micro_batch
+        return Windows(windows, numbers, multiple_of=full)
 
     def loader(
         self, windows: Dataset[Any], collate: Callable[[list[Any]], Any] = collate

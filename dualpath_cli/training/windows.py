@@ -2,10 +2,13 @@
 
 Documents are cut into windows of the model's length. Each window begins after an end-of-text token
 and none crosses two documents, so that every token of the text is scored exactly once. Prepared
-data folders are packed already; there a window is a block of the token stream.
+data folders are packed already; there a window is a block of the token stream. Where fewer tokens
+are wanted than there are, windows are drawn at random: what comes first in a file, such as one book
+of several, does not stand for all of it.
 """
 
-from collections.abc import Iterable, Iterator
+import heapq
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,32 +23,88 @@ Tokens = npt.NDArray[np.integer]
 
 PAD_TO = 64
 """Batches are padded to a multiple of this many positions: fewer shapes, faster kernels."""
+LEAST_DOCUMENTS = 10
+"""So many documents are drawn where there are so many, however long they are."""
 
 
 def document_windows(
-    documents: Iterable[str], tokenizer: Tokenizer, length: int, max_tokens: int | None = None
-) -> Iterator[Tokens]:
-    """Yields windows of end-of-text and up to `length` tokens of one document.
+    documents: Iterable[str],
+    tokenizer: Tokenizer,
+    length: int,
+    max_tokens: int | None = None,
+    seed: int = 0,
+) -> tuple[list[Tokens], list[int]]:
+    """Cuts documents into windows of end-of-text and up to `length` tokens of one of them.
 
-    Stops after `max_tokens` scored tokens; the last window is cut to fit.
+    With `max_tokens`, windows with so many scored tokens in all are drawn: first documents, in the
+    random order of `seed`, until they hold enough; then windows of these. No document gives more
+    than a tenth, to the next whole window, unless there are too few of them. The last window that
+    is drawn is cut to fit. Only the documents that are drawn are held in memory.
+
+    Returns the windows in the order of the text, and the number of each one's document, from 0 on.
     """
-    left = max_tokens
-    for document in documents:
-        tokens = np.asarray(tokenizer.encode(document))
-        for start in range(0, len(tokens), length):
-            window = tokens[start : start + length][:left]
-            if left is not None:
-                left -= len(window)
-            if len(window):
-                yield np.concatenate(([tokenizer.eot_id], window))
-            if left == 0:
-                return
+    chosen: Iterable[tuple[int, Tokens]]
+    if max_tokens is None:
+        chosen = ((n, np.asarray(tokenizer.encode(text))) for n, text in enumerate(documents))
+    else:
+        chosen = _drawn_documents(documents, tokenizer, max_tokens, seed)
+    cut = [
+        (np.concatenate(([tokenizer.eot_id], tokens[start : start + length])), number)
+        for number, tokens in chosen
+        for start in range(0, len(tokens), length)
+    ]
+    windows, numbers = [window for window, _ in cut], [number for _, number in cut]
+    if max_tokens is None:
+        return windows, numbers
+    scored = [len(window) - 1 for window in windows]
+    totals, given = np.bincount(numbers, scored), np.zeros(1 + max(numbers, default=0))
+    most = _tenth(max_tokens)
+    if totals.clip(max=most).sum() < max_tokens:
+        most = max_tokens
+    left, kept = max_tokens, {}
+    for place in np.random.default_rng((seed, 1)).permutation(len(windows)).tolist():
+        if left and given[numbers[place]] < most:
+            kept[place] = windows[place][: 1 + left]
+            left -= len(kept[place]) - 1
+            given[numbers[place]] += scored[place]
+    return [kept[place] for place in sorted(kept)], [numbers[place] for place in sorted(kept)]
+
+
+def _drawn_documents(
+    documents: Iterable[str], tokenizer: Tokenizer, max_tokens: int, seed: int
+) -> list[tuple[int, Tokens]]:
+    """Numbers and tokens of the documents that come first in a random order, in their own order.
+
+    The fewest that hold `max_tokens`, where none counts for more than a tenth of them.
+    """
+    draw = np.random.default_rng((seed, 0))
+    most, held = _tenth(max_tokens), 0
+    drawn: list[tuple[float, int, Tokens]] = []  # the last one in the random order on top
+    for number, text in enumerate(documents):
+        place = float(draw.random())
+        if held >= max_tokens and place > -drawn[0][0]:
+            continue
+        tokens = np.asarray(tokenizer.encode(text))
+        heapq.heappush(drawn, (-place, number, tokens))
+        held += min(len(tokens), most)
+        while held - (last := min(len(drawn[0][2]), most)) >= max_tokens:
+            heapq.heappop(drawn)
+            held -= last
+    return sorted(((number, tokens) for _, number, tokens in drawn), key=lambda pair: pair[0])
+
+
+def _tenth(max_tokens: int) -> int:
+    """What one document counts for at most."""
+    return -(-max_tokens // LEAST_DOCUMENTS)
 
 
 def folder_windows(
-    folder: str | Path, length: int, max_tokens: int | None = None
-) -> Iterator[Tokens]:
-    """Yields the blocks of `length` + 1 tokens of a prepared data folder, in their order."""
+    folder: str | Path, length: int, max_tokens: int | None = None, seed: int = 0
+) -> list[Tokens]:
+    """Returns the blocks of `length` + 1 tokens of a prepared data folder, in their order.
+
+    With `max_tokens` as many of them as hold no more, one at least, drawn at random.
+    """
     from litdata.utilities.env import _DistributedEnv
 
     from dualpath_cli.training.blocks import open_blocks
@@ -53,9 +112,10 @@ def folder_windows(
     blocks = open_blocks(str(folder), length + 1, shuffle=False)
     # litdata would count this rank's share; here every rank takes its own from the whole.
     blocks.distributed_env = _DistributedEnv(world_size=1, global_rank=0, num_nodes=1)
-    count = len(blocks) if max_tokens is None else min(len(blocks), max(1, max_tokens // length))
-    for i in range(count):
-        yield np.asarray(blocks[i])
+    chosen = np.arange(len(blocks))
+    if max_tokens is not None and (count := max(1, max_tokens // length)) < len(blocks):
+        chosen = np.sort(np.random.default_rng(seed).choice(chosen, count, replace=False))
+    return [np.asarray(blocks[block]) for block in chosen.tolist()]
 
 
 class Windows(Dataset[Tokens]):
@@ -65,11 +125,19 @@ class Windows(Dataset[Tokens]):
     models must run in step, and empty windows count nowhere.
     """
 
-    def __init__(self, windows: Iterable[Tokens], multiple_of: int = 1) -> None:
+    def __init__(
+        self,
+        windows: Iterable[Tokens],
+        documents: Sequence[int] | None = None,
+        multiple_of: int = 1,
+    ) -> None:
+        """`documents` are the numbers of the windows' documents; None where these are unknown."""
         numbered = sorted(enumerate(windows), key=lambda pair: len(pair[1]), reverse=True)
         self.windows = [window for _, window in numbered]
         self.numbers = [number for number, _ in numbered]
-        """Place of each window in the source, from 0 on."""
+        """Place of each window among those that were cut, from 0 on."""
+        self.documents = documents and [documents[number] for number in self.numbers]
+        """Number of each window's document in the source; None where it is unknown."""
         self.n_filled = len(self.windows)
         """Windows that are not there to fill up a batch: the first ones."""
         self.tokens = np.array([len(window) - 1 for window in self.windows], dtype=np.int64)

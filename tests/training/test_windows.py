@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.training.windows import Windows, collate, document_windows
+from dualpath_cli.training.windows import (
+    LEAST_DOCUMENTS,
+    Windows,
+    _drawn_documents,
+    collate,
+    document_windows,
+)
 from tests.small_tokenizer import tokenizer_with
 
 TOKENIZER = tokenizer_with(["h e", "l l", "he ll"])
@@ -17,26 +23,93 @@ documents = st.lists(st.text("hel lo", max_size=30), max_size=6)
 
 @given(documents, st.integers(1, 9))
 def test_every_token_is_scored_once_after_an_end_of_text(texts: list[str], length: int) -> None:
-    windows = list(document_windows(texts, TOKENIZER, length))
+    windows, numbers = document_windows(texts, TOKENIZER, length)
     assert all(window[0] == TOKENIZER.eot_id for window in windows)
     assert all(2 <= len(window) <= length + 1 for window in windows)
     scored = [token for window in windows for token in window[1:]]
     assert scored == [token for text in texts for token in TOKENIZER.encode(text)]
+    for number, text in enumerate(texts):
+        own = [w for w, document in zip(windows, numbers, strict=True) if document == number]
+        assert [token for window in own for token in window[1:]] == TOKENIZER.encode(text)
 
 
 @given(documents, st.integers(1, 9))
 def test_no_window_crosses_two_documents(texts: list[str], length: int) -> None:
-    apart = [list(document_windows([text], TOKENIZER, length)) for text in texts]
-    together = list(document_windows(texts, TOKENIZER, length))
+    apart = [document_windows([text], TOKENIZER, length)[0] for text in texts]
+    together, _ = document_windows(texts, TOKENIZER, length)
     flat = [window.tolist() for windows in apart for window in windows]
     assert [window.tolist() for window in together] == flat
 
 
-@given(documents, st.integers(1, 9), st.integers(1, 40))
-def test_a_limit_keeps_exactly_the_first_tokens(texts: list[str], length: int, limit: int) -> None:
-    whole = [t for w in document_windows(texts, TOKENIZER, length) for t in w[1:]]
-    cut = [t for w in document_windows(texts, TOKENIZER, length, limit) for t in w[1:]]
-    assert cut == whole[:limit]
+@given(documents, st.integers(1, 9), st.integers(1, 40), st.integers(0, 3))
+def test_a_limit_draws_so_many_tokens_of_whole_windows_but_one(
+    texts: list[str], length: int, limit: int, seed: int
+) -> None:
+    whole, owners = document_windows(texts, TOKENIZER, length)
+    drawn, numbers = document_windows(texts, TOKENIZER, length, limit, seed)
+    total = sum(len(window) - 1 for window in whole)
+    assert sum(len(window) - 1 for window in drawn) == min(limit, total)
+    # Each is a window of the text, in the text's order; one at most is cut short.
+    assert numbers == sorted(numbers)
+    full = {(n, tuple(window.tolist())) for n, window in zip(owners, whole, strict=True)}
+    assert sum((n, tuple(w.tolist())) not in full for n, w in zip(numbers, drawn, strict=True)) <= 1
+    begin = {(n, window[:k]) for n, window in full for k in range(2, len(window) + 1)}
+    assert all((n, tuple(w.tolist())) in begin for n, w in zip(numbers, drawn, strict=True))
+
+
+def naive_documents(lengths: list[int], limit: int, seed: int) -> set[int]:
+    """The first documents in a random order that hold the tokens, a tenth of them each at most."""
+    keys = np.random.default_rng((seed, 0)).random(len(lengths))
+    chosen, held = set(), 0
+    for number in np.argsort(keys):
+        if held < limit:
+            chosen.add(int(number))
+            held += min(lengths[number], -(-limit // LEAST_DOCUMENTS))
+    return {number for number in chosen if lengths[number]}
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.integers(1, 60), st.integers(0, 9))
+def test_the_documents_are_the_first_in_a_random_order(
+    lengths: list[int], limit: int, seed: int
+) -> None:
+    texts = ["o" * length for length in lengths]  # a token each
+    drawn = _drawn_documents(texts, TOKENIZER, limit, seed)
+    assert {number for number, tokens in drawn if len(tokens)} == naive_documents(
+        lengths, limit, seed
+    )
+    assert [number for number, _ in drawn] == sorted(number for number, _ in drawn)
+
+
+def test_a_long_first_document_is_not_the_whole_sample() -> None:
+    texts = ["o" * 5000, *("l" * 50 for _ in range(30))]
+    times = np.zeros(31)
+    for seed in range(60):
+        windows, numbers = document_windows(texts, TOKENIZER, 10, 400, seed)
+        assert sum(len(window) - 1 for window in windows) == 400
+        assert len(set(numbers)) >= LEAST_DOCUMENTS
+        assert sum(len(w) - 1 for w, n in zip(windows, numbers, strict=True) if n == 0) <= 40
+        times[list(set(numbers))] += 1
+    # The short ones are drawn about equally often: no place in the file is better than another.
+    assert times[1:].min() > 0
+    first, second = times[1:16].sum(), times[16:].sum()
+    assert abs(first - second) < 5 * np.sqrt(first + second)
+
+
+def test_of_few_documents_all_are_drawn_from_as_long_as_they_are() -> None:
+    texts = ["o" * 5000, "e" * 2500, "h" * 500]  # a token each
+    windows, numbers = document_windows(texts, TOKENIZER, 10, 2000, 0)
+    tokens = np.bincount(numbers, [len(window) - 1 for window in windows])
+    assert tokens.sum() == 2000
+    np.testing.assert_allclose(tokens / 2000, np.array([5000, 2500, 500]) / 8000, atol=0.06)
+
+
+def test_another_seed_draws_other_windows_and_the_same_seed_the_same() -> None:
+    texts = [letter * 40 for letter in "helo" * 20]
+    first, again, other = (
+        [w.tolist() for w in document_windows(texts, TOKENIZER, 10, 200, seed)[0]]
+        for seed in (0, 0, 1)
+    )
+    assert first == again != other
 
 
 @given(st.lists(st.integers(2, 20), min_size=1, max_size=9), st.integers(1, 8))
