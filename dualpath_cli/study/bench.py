@@ -20,6 +20,7 @@ from dualpath_cli.study.facts import decisive_facts, source_facts, study_facts
 from dualpath_cli.study.passes import FILLER, Pass
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.module import Batch, DualPathModule
+from dualpath_cli.training.parallel import draw_weights
 from dualpath_cli.training.windows import Tokens, Windows, collate
 
 PassT = TypeVar("PassT", bound=Pass)
@@ -53,11 +54,10 @@ class StudyModule(DualPathModule):
         """What all passes share, for the report."""
         self.sources: dict[str, dict[str, Any]] = {}
         """What each source is, for the report."""
-        self.finished: list[str] = []
-        """Sources all of whose passes are finished, on the first rank."""
         self._study, self._session, self._progress, self._files = study, session, progress, files
         self._passes: dict[str, Sequence[Pass]] = {}
         self._missing: list[Pass] = []
+        self._redrawn = False
 
     def val_dataloader(self) -> list[DataLoader[Tokens]]:
         """A loader for each pass that no earlier call finished.
@@ -80,6 +80,8 @@ class StudyModule(DualPathModule):
                 missing = self.trainer.is_global_zero and not pass_.find()
                 if self.trainer.strategy.broadcast(missing):
                     self._missing.append(pass_)
+        # Last: weights drawn anew take the place of the checkpoint's.
+        self._missing.sort(key=lambda pass_: pass_.untrained)
         loaders = [
             datamodule.loader(pass_.windows, partial(collate, last_is_input=pass_.last_is_input))
             for pass_ in self._missing
@@ -89,11 +91,22 @@ class StudyModule(DualPathModule):
             self._finish(name)
         return loaders
 
+    @property
+    def kept(self) -> str:
+        """How many passes are finished, on the first rank, as a person reads it."""
+        passes = [pass_ for source in self._passes.values() for pass_ in source]
+        finished = sum(bool(pass_.arrays) for pass_ in passes)
+        return f"{finished} of {len(passes)} passes are kept"
+
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Runs a batch; the last one of a pass ends it."""
         pass_ = self._missing[dataloader_idx]
         tokens, targets = batch
         if batch_idx == 0:
+            if pass_.untrained and not self._redrawn:
+                assert self.model is not None
+                draw_weights(self.model, self._session.launch.settings.seed_everything)
+                self._redrawn = True
             pass_.begin(self, self._files)
         # Ranks take turns with the windows.
         first, ranks = batch_idx * len(tokens), self.trainer.world_size
@@ -115,7 +128,6 @@ class StudyModule(DualPathModule):
         passes = self._passes[source]
         if all(pass_.arrays for pass_ in passes):
             self._study.finish(source, passes)
-            self.finished.append(source)
 
 
 def run(study: Study[Any], session: Session) -> StudyModule:
@@ -135,6 +147,5 @@ def run(study: Study[Any], session: Session) -> StudyModule:
             # Lightning leaves by sys.exit(1) after Ctrl-C.
             if not session.trainer.interrupted:
                 raise
-            kept = f"{', '.join(module.finished)} finished; " if module.finished else ""
-            raise KeyboardInterrupt(f"{kept}the same command continues") from end
+            raise KeyboardInterrupt(f"{module.kept}; the same command continues") from end
     return module

@@ -13,6 +13,7 @@ from lightning.pytorch import Trainer
 
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.run_folder import step_of
+from dualpath_cli.study.bootstrap import clusters_of
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
 from dualpath_cli.text.storage import exists, local_copy
@@ -30,18 +31,20 @@ def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
             "sha256": checkpoint_digest(launch.checkpoint),
         },
         "model": dataclasses.asdict(launch.settings.model),
+        "seed": launch.settings.seed_everything,
         "precision": str(trainer.precision),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
         "devices": trainer.world_size,
         "micro_batch": launch.settings.run.micro_batch,
         "max_tokens": launch.settings.data.val_tokens,
+        "val_seed": launch.settings.data.val_seed,
     }
 
 
 def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
     """Returns what of the facts decides numbers to the last bit; not where files are."""
-    names = ("model", "precision", "device", "torch", "devices", "micro_batch")
+    names = ("model", "seed", "precision", "device", "torch", "devices", "micro_batch")
     return {name: facts[name] for name in names} | {
         "checkpoint": facts["checkpoint"]["sha256"],
         "strategy": type(trainer.strategy).__name__,
@@ -58,6 +61,7 @@ def source_facts(name: str, location: str, windows: Windows, tokenizer: str) -> 
         "tokenizer": tokenizer,
         "sequences": windows.n_filled,
         "tokens": windows.n_tokens,
+        "clusters": clusters_of(windows).facts,
     }
 
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 
 from dualpath_cli.output.atomic import replacing
+from dualpath_cli.study.bootstrap import clusters_of
 from dualpath_cli.study.facts import array_digest
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.windows import Windows
@@ -43,11 +44,16 @@ class Pass(ABC):
     """Of the file of its arrays; `locate` sets it."""
     arrays: Arrays = field(default_factory=dict, init=False)
     """What it gave, on the first rank; empty until it is finished."""
+    untrained: bool = field(default=False, kw_only=True)
+    """Whether the model has the weights that the run began with, not those of the checkpoint."""
 
     last_is_input: ClassVar[bool] = False
     """Whether the last token of each window is an input, too."""
-    table: ClassVar[str | None] = None
-    """Suffix of a further file that a finished pass has, beside its arrays."""
+
+    @property
+    def table(self) -> str | None:
+        """Suffix of a further file that a finished pass has, beside its arrays."""
+        return None
 
     @property
     @abstractmethod
@@ -83,8 +89,12 @@ class Pass(ABC):
         `facts` are those that all passes share: checkpoint, precision and so on.
         """
         # The windows are what is scored, wherever it came from.
-        windows = {"windows": array_digest(self.windows.windows), "numbers": self.windows.numbers}
-        text = json.dumps({**facts, **windows, **self.decisive}, sort_keys=True)
+        read = {
+            "windows": array_digest(self.windows.windows),
+            "clusters": clusters_of(self.windows).of_window,
+            "untrained": self.untrained,
+        }
+        text = json.dumps({**facts, **read, **self.decisive}, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
         self.path = folder / f"{self.source}-{digest[:16]}.npz"
 

@@ -10,7 +10,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dualpath_cli.config import ModelConfig
@@ -67,8 +67,16 @@ def build_model(
     model.to_empty(device=device)
     model.tie_weights()
     if seed is not None:
-        model.init_weights(seed, copy=copy_whole)
+        draw_weights(model, seed)
     return model
+
+
+def draw_weights(model: DualPathLM, seed: int) -> None:
+    """Gives a model, sharded or not, the initial weights of a seed."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # what is gathered from an earlier forward would be used again
+    model.init_weights(seed, copy=copy_whole)
 
 
 def copy_whole(parameter: torch.Tensor, value: torch.Tensor) -> None:

@@ -1,87 +1,169 @@
-"""Intervals against a slow reference and simulated texts; the test over runs."""
+"""Intervals: what is drawn together, sums against a slow loop, coverage of simulated texts."""
 
 import hashlib
 import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import rankdata
 
-from dualpath_cli.study.bootstrap import RESAMPLES, interval, resampled_sums, signed_rank_p
+from dualpath_cli.study.bootstrap import (
+    LEAST_CLUSTERS,
+    RESAMPLES,
+    Clusters,
+    clusters_of,
+    correlation_interval,
+    interval,
+    resample_weights,
+    resampled_sums,
+)
+from dualpath_cli.training.windows import Windows
 
 
-def text(windows: int, seed: int = 0) -> np.ndarray:
-    """Nats and tokens of windows, (W, 2); the nats are 0.3 a token on average."""
+def windows_of(documents: list[int] | None, count: int) -> Windows:
+    return Windows([np.zeros(2 + n % 3, np.int64) for n in range(count)], documents)
+
+
+# Clusters
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=60))
+def test_documents_are_drawn_whole_where_there_are_ten(documents):
+    windows = windows_of(documents, len(documents))
+    clusters = clusters_of(windows)
+    if len(set(documents)) >= LEAST_CLUSTERS:
+        assert clusters.unit == "documents"
+        # Windows are sorted by length; each one's cluster is still its document.
+        assert clusters.of_window == [documents[number] for number in windows.numbers]
+    else:
+        assert clusters.unit == "windows"
+        assert sorted(clusters.of_window) == list(range(len(documents)))
+
+
+def test_windows_whose_documents_are_unknown_are_drawn_themselves():
+    assert str(clusters_of(windows_of(None, 12))) == "12 windows"
+    assert str(clusters_of(windows_of([0], 1))) == "1 window"
+    assert str(Clusters("documents", range(1200))) == "1,200 documents"
+
+
+# Sums and ends
+
+
+def text(clusters: int, seed: int = 0) -> np.ndarray:
+    """Nats and tokens of clusters, (clusters, 2); the nats are 0.3 a token on average."""
     draw = np.random.default_rng(seed)
-    tokens = draw.integers(1, 100, windows)
-    return np.column_stack([tokens * draw.normal(0.3, 0.1, windows), tokens]).astype(float)
+    tokens = draw.integers(1, 100, clusters)
+    return np.column_stack([tokens * draw.normal(0.3, 0.1, clusters), tokens]).astype(float)
 
 
-def mean_interval(source: str, nats_and_tokens: np.ndarray) -> tuple[float, float]:
-    sums = resampled_sums(source, range(len(nats_and_tokens)), nats_and_tokens)
-    low, high = interval(sums[:, 0] / sums[:, 1])
-    return float(low), float(high)
-
-
-@pytest.mark.parametrize("windows", [1, 2, 13])
-def test_sums_and_ends_are_those_of_a_loop_over_resamples(windows):
-    """The weights of a window are its own: of the source's name and the window's number."""
-    values = text(windows)
-    numbers = [7 * n for n in range(windows)]
+@pytest.mark.parametrize("clusters", [1, 2, 13])
+def test_sums_are_those_of_a_loop_over_resamples_and_windows(clusters):
+    """Weights are a cluster's own: of the source's name and its number. Here of three windows."""
+    parts = np.random.default_rng(1).random((3, clusters, 1))
+    whole = text(clusters)
+    values = np.concatenate(whole * parts / parts.sum(0))
+    numbers = [7 * n for n in range(clusters)] * 3
     source = int.from_bytes(hashlib.blake2b(b"a", digest_size=8).digest(), "big")
-    times = [np.random.default_rng((0, source, n)).poisson(1, RESAMPLES) for n in numbers]
-    means = [values[:, 0].sum() / values[:, 1].sum()]
-    for resample in range(RESAMPLES):
-        nats = sum(times[w][resample] * values[w, 0] for w in range(windows))
-        tokens = sum(times[w][resample] * values[w, 1] for w in range(windows))
-        means.append(nats / tokens if tokens else math.nan)
+    times = {n: np.random.default_rng((0, source, n)).poisson(1, RESAMPLES) for n in set(numbers)}
     sums = resampled_sums("a", numbers, values)
-    with np.errstate(invalid="ignore"):
-        np.testing.assert_allclose(sums[:, 0] / sums[:, 1], means, rtol=1e-12)
-    low, high = interval(np.array(means))
-    drawn = sorted(mean for mean in means[1:] if not math.isnan(mean))
-    # Linear between the two nearest of the drawn means, as percentiles are.
-    for end, share in ((low, 0.025), (high, 0.975)):
-        place = share * (len(drawn) - 1)
-        below, above = drawn[math.floor(place)], drawn[math.ceil(place)]
-        assert end == pytest.approx(below + (place % 1) * (above - below), rel=1e-12)
+    np.testing.assert_allclose(sums[0], whole.sum(0))
+    for resample in range(RESAMPLES):
+        expected = sum(times[n][resample] * row for n, row in zip(numbers, values, strict=True))
+        np.testing.assert_allclose(sums[1 + resample], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_an_interval_holds_the_mean_of_the_text_nineteen_times_in_twenty():
-    held = [low < 0.3 < high for low, high in
-            (mean_interval(f"text {seed}", text(60, seed)) for seed in range(200))]  # fmt: skip
-    # Binomial(200, 0.95): standard deviation 0.0154. 60 windows cover a little less than all.
-    assert 0.95 - 4 * 0.0154 < np.mean(held) < 0.95 + 3 * 0.0154
+def test_the_ends_are_percentiles_further_out_for_fewer_clusters():
+    """The t distribution's, widened by n / (n - 1): for ten clusters 0.9 to 99.1 %."""
+    values = np.arange(1.0 + RESAMPLES)
+    for clusters, share in ((10, 0.00857), (30, 0.01877), (100_000, 0.02500)):
+        low, high = interval(values, clusters)
+        assert low == pytest.approx(1 + share * (RESAMPLES - 1), abs=0.05)
+        assert high == pytest.approx(1 + (1 - share) * (RESAMPLES - 1), abs=0.05)
 
 
-@pytest.mark.parametrize("windows", [40, 400])
-def test_an_interval_is_as_wide_as_the_standard_error_says(windows):
-    """Against that of a ratio of sums over windows (Cochran 1977, eq. 2.39)."""
-    nats, tokens = text(windows, seed=1).T
-    mean = nats.sum() / tokens.sum()
-    error = math.sqrt(((nats - mean * tokens) ** 2).sum()) / tokens.sum()
-    low, high = mean_interval("a", text(windows, seed=1))
-    assert (mean - low, high - mean) == pytest.approx((1.96 * error,) * 2, rel=0.15)
+@pytest.mark.parametrize(("clusters", "known"), [(1, False), (9, False), (10, True)])
+def test_few_clusters_have_no_interval(clusters, known):
+    ends = interval(np.arange(3.0 * (1 + RESAMPLES)).reshape(-1, 3), clusters)
+    assert np.isfinite(ends).all() == known
+    assert known or np.isnan(ends).all()
 
 
 @pytest.mark.parametrize(("unknown", "known"), [(0, True), (10, True), (11, False)])
 def test_what_too_many_resamples_do_not_know_has_no_interval(unknown, known):
     values = np.arange(1.0 + RESAMPLES)
     values[1 : 1 + unknown] = math.nan
-    assert np.isfinite(interval(values, least_known=0.99)).all() == known
-    assert np.isfinite(interval(values)).all()
-    assert np.isnan(interval(np.full(1 + RESAMPLES, math.nan))).all()
+    assert np.isfinite(interval(values, 100)).all() == known
+    assert np.isnan(interval(np.full(1 + RESAMPLES, math.nan), 100)).all()
 
 
-@pytest.mark.parametrize(
-    ("differences", "p"),
-    [
-        # All of one sign: two of the 2^n ways to give n ranks signs are as extreme.
-        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 2 / 2**6),
-        ([-0.1, -0.2, -0.3, -0.4, -0.5], 2 / 2**5),
-        # The least rank of the other sign: sums of 0 or 1 on either side.
-        ([-0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 4 / 2**6),
-        ([0.0, 0.0, 0.0], math.nan),
-    ],
-)
-def test_the_signed_rank_test_counts_signs_of_ranks(differences, p):
-    assert signed_rank_p(differences) == pytest.approx(p, nan_ok=True)
+# Coverage, by simulation: how often an interval holds what the text was drawn from
+
+
+def covers(held: list[bool], least: float) -> None:
+    """Whether the share is not below `least` by more than three standard deviations of chance."""
+    error = math.sqrt(least * (1 - least) / len(held))
+    assert np.mean(held) > least - 3 * error, np.mean(held)
+
+
+def mean_interval(source: str, clusters: list[int], rows: np.ndarray) -> tuple[float, float]:
+    sums = resampled_sums(source, clusters, rows)
+    with np.errstate(invalid="ignore"):  # a resample may have none of ten clusters
+        low, high = interval(sums[:, 0] / sums[:, 1], len(set(clusters)))
+    return float(low), float(high)
+
+
+@pytest.mark.parametrize("clusters", [10, 60])
+def test_an_interval_holds_the_mean_of_the_text_nineteen_times_in_twenty(clusters):
+    ends = [mean_interval(f"text {n}", list(range(clusters)), text(clusters, n))
+            for n in range(200)]  # fmt: skip
+    covers([low < 0.3 < high for low, high in ends], 0.95)
+    width = np.mean([high - low for low, high in ends]) * math.sqrt(clusters)
+    assert 0.35 < width < 0.65  # 2 x 1.96 x 0.1 x 1.15 for tokens that differ, wider for ten
+
+
+def test_documents_drawn_whole_cover_where_their_windows_would_not():
+    """Ten windows of a document share its mean: as independent they tell too much."""
+    by_document, by_window = [], []
+    for seed in range(200):
+        draw = np.random.default_rng(seed)
+        of_document = draw.normal(0.3, 0.1, 20)[:, None] + draw.normal(0, 0.05, (20, 10))
+        rows = np.column_stack([of_document.ravel(), np.ones(200)])
+        for held, clusters in (
+            (by_document, [n // 10 for n in range(200)]),
+            (by_window, list(range(200))),
+        ):
+            low, high = mean_interval(f"text {seed}", clusters, rows)
+            held.append(low < 0.3 < high)
+    covers(by_document, 0.95)
+    assert np.mean(by_window) < 0.7
+
+
+def correlations(means: np.ndarray) -> np.ndarray:
+    """Rank correlation of the two sources' tags, (R,), from means (2, R, tags)."""
+    ranks = rankdata(means, axis=2)
+    ranks -= ranks.mean(2, keepdims=True)
+    return (ranks[0] * ranks[1]).sum(1) / np.sqrt((ranks**2).sum(2).prod(0))
+
+
+@pytest.mark.parametrize("noise", [0.2, 1.0])
+@pytest.mark.parametrize("agreement", [0.3, 0.9])
+def test_an_interval_of_a_rank_correlation_holds_that_of_the_true_means(noise, agreement):
+    """Two sources' means of 16 tags over 30 documents, with little noise and with as much noise
+    between documents as there is between tags; percentiles alone fail for the latter."""
+    held = []
+    weights = np.stack([resample_weights("a", n) for n in range(60)]).reshape(2, 30, -1)
+    for seed in range(100):
+        draw = np.random.default_rng(seed)
+        common, own = draw.normal(size=16), draw.normal(size=(2, 16))
+        true = agreement * common + math.sqrt(1 - agreement**2) * own
+        tokens = draw.poisson(4, (2, 30, 16)) + 1
+        shares = true[:, None] + draw.normal(0, noise, (2, 30, 16))
+        means = np.stack([w.T @ (t * s) / (w.T @ t)
+                          for w, t, s in zip(weights, tokens, shares, strict=True)])  # fmt: skip
+        (wanted,) = correlations(true[:, None])
+        low, high = correlation_interval(correlations(means), 30)
+        assert -1 <= low <= high <= 1
+        held.append(low <= wanted + 1e-9 and wanted - 1e-9 <= high)
+    covers(held, 0.95)
