@@ -25,7 +25,7 @@ class Leaning:
     claim: str
     """What is said of them, as the table of claims shows it."""
     forced: bool = False
-    """Whether ablate forces them to the other path unless told otherwise."""
+    """Whether ablate forces them to each path unless told otherwise."""
 
 
 LEANINGS = (
@@ -60,9 +60,14 @@ class TokenClass:
         return PATHS[self.path]
 
 
-TOKEN_CLASSES = tuple(
+AUTHORS = tuple(
     TokenClass(leaning.name, leaning.upos, "wide" if leaning.path == "deep" else "deep")
     for leaning in LEANINGS
     if leaning.forced
 )
-"""Those that ablate forces unless told otherwise: each to the path that it does not lean to."""
+"""Those of the authors' revision: each to the path that it is said not to lean to."""
+TOKEN_CLASSES = tuple(
+    TokenClass(forced.name, forced.upos, path) for forced in AUTHORS for path in PATHS
+)
+"""Those that ablate forces unless told otherwise, each to both paths: a class that suffers from
+one path alone leans to the other; one that suffers from both is merely sensitive."""

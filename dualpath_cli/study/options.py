@@ -27,7 +27,10 @@ def add_text_arguments(parser: ArgumentParser) -> None:
         "validation sets."
     )
     add_list_option(parser, "--sources", "NAME=PATH", text)
-    text = "At most so many tokens of each source, such as 20K; by default data.val_tokens."
+    text = (
+        "At most so many tokens of each source, such as 20K, drawn at random from all of its "
+        "documents with the seed data.val_seed; by default data.val_tokens."
+    )
     parser.add_argument("--max_tokens", metavar="N", help=text)
 
 

@@ -10,6 +10,12 @@ from rich.table import Table
 LOG_WIDTH = 160
 """Columns of a table that goes to a file."""
 
+LAST_LAYER = (
+    "The final RMSNorm takes the scale out of the last layer's output: only g_d : g_w counts "
+    "there, so that what depends on the size of its gates cannot be set beside other layers."
+)
+"""What stands under tables with the gates of the last layer."""
+
 
 def table_of(
     title: str, names: str | Sequence[str], numbers: Sequence[str], caption: str | None = None

@@ -35,6 +35,23 @@ def test_constant_gates_replace_those_of_every_dual_block(gates, kind, monkeypat
     assert (dual.gate_wide == gates[1]).all()
 
 
+@pytest.mark.parametrize("share", [0.5, 0.2])
+def test_in_the_last_layer_the_ratio_of_the_gates_alone_counts(share):
+    """The final RMSNorm takes out the scale of its input: (1, 1) is (0.5, 0.5) up to epsilon."""
+    model = with_weights(small(n_layers=3, norm_eps=1e-12))
+    open_gates, closed = (
+        Intervention(gates=(2 * scale * share, 2 * scale * (1 - share)), layers=(2,))
+        for scale in (0.6, 0.1)
+    )
+    logits = model(LONG, intervention=open_gates)
+    assert difference(model(LONG, intervention=closed), logits) <= OUTPUTS
+    # In a layer that another one follows, the scale counts, and so does the ratio in the last.
+    before = (Intervention(gates=c.gates, layers=(1,)) for c in (open_gates, closed))
+    assert difference(*(model(LONG, intervention=change) for change in before)) > SHOWS
+    other = Intervention(gates=(0.9, 0.1), layers=(2,))
+    assert difference(model(LONG, intervention=other), logits) > SHOWS
+
+
 def test_shuffling_one_layer_keeps_its_marginals_and_the_gates_before_it():
     model = with_weights(small(n_layers=3))
     before = traced(model, LONG).layers

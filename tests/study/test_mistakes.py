@@ -30,10 +30,12 @@ SCORED, READ = (f"{words} --data.val.held_out text.txt" for words in (ABLATE, RO
         (f"{SCORED} --loops 3-1", "--loops '3-1': '3-1' is no number"),
         (f"{SCORED} --loops 0", "is no number or range from 1 to 100"),
         (f"{SCORED} --seeds 5000", "--seeds must be from 1 to 1000"),
-        (f"{SCORED} --classes a=NUM", "give NAME=UPOS,UPOS:wide or"),
+        (f"{SCORED} --classes a", "give NAME=UPOS,UPOS, maybe with :wide or :deep"),
         (f"{SCORED} --classes a=NUMB:wide", "did you mean 'NUM'?"),
         (f"{SCORED} --classes a=NUM:up", "the path is wide or deep"),
         (f"{SCORED} --classes a=NUM:wide a=SYM:wide", "--classes has two classes named 'a'"),
+        (f"{SCORED} --classes a=NUM a=NUM:wide", "--classes has two classes named 'a'"),
+        (f"{SCORED} --data.val_seed -1", "val_seed must not be below 0, but is -1"),
         # A pass is never cut short.
         (f"{SCORED} --trainer.overfit_batches 1", "trainer.overfit_batches is not used"),
         (f"{SCORED} --trainer.fast_dev_run 1", "trainer.fast_dev_run is not used"),

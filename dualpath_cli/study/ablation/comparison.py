@@ -1,19 +1,23 @@
 """The numbers of an ablation: passes set against that of the learned router, window by window.
 
-Shapes: W windows, P passes, R 1 + resamples.
+Shapes: W windows, C columns, P passes, R 1 + resamples.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.study.ablation.scoring import Scores
 from dualpath_cli.study.ablation.suites import Row
-from dualpath_cli.study.bootstrap import Floats, interval, resampled_sums
-from dualpath_cli.study.classes import TOKEN_CLASSES, TokenClass
+from dualpath_cli.study.bootstrap import Floats, clusters_of, interval, resampled_sums
+from dualpath_cli.study.classes import AUTHORS, TokenClass
+from dualpath_cli.study.controls import Match
 from dualpath_cli.training.windows import Windows
+
+Numbers = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Result:
     difference: float
     """Loss less that of the learned router on the same windows."""
     low: float
-    """Lower end of the difference's 95 % interval; nan where the source is a single window."""
+    """Lower end of the difference's 95 % interval; nan where there are too few clusters of text."""
     high: float
     """Upper end of the difference's 95 % interval."""
     expected_loops: float
@@ -39,7 +43,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Excess:
-    """What overriding a class of tokens costs beyond overriding as many random others."""
+    """What overriding a class of tokens costs beyond overriding as many random others.
+
+    Spread over all tokens of the source it is what the source's loss shows, and is small where the
+    class is rare; over the tokens that are forced it can be compared between sources.
+    """
 
     token_class: TokenClass
     source: str
@@ -52,10 +60,16 @@ class Excess:
     random_difference: float
     """The same for random others, the mean over seeds."""
     excess: float
-    """The difference of the two."""
+    """The difference of the two, over all tokens."""
     low: float
     high: float
-    """Ends of the excess's 95 % interval over windows, given the random draws."""
+    """Ends of the excess's 95 % interval, given the random draws."""
+    per_forced: float
+    """The excess over the tokens of the class: nats for each token that is forced."""
+    per_forced_low: float
+    per_forced_high: float
+    match: Match
+    """How like the class the random others are."""
 
     @property
     def name(self) -> str:
@@ -64,8 +78,8 @@ class Excess:
 
     @property
     def as_paper(self) -> bool:
-        """Whether the class is one of the authors'."""
-        return self.token_class in TOKEN_CLASSES
+        """Whether the authors forced this class to this path."""
+        return self.token_class in AUTHORS
 
 
 def compare(
@@ -73,7 +87,9 @@ def compare(
 ) -> list[Result]:
     """Returns a result per row: its loss, and the difference to the first one's."""
     nats_WP = np.stack([scored.nats for scored in scores], axis=1)
-    difference_P, low_P, high_P = mean_per_token(source, nats_WP - nats_WP[:, :1], windows)
+    difference_P, low_P, high_P = ratios(
+        source, nats_WP - nats_WP[:, :1], windows.tokens[:, None], windows
+    )
     return [
         Result(
             suite=row.suite,
@@ -93,22 +109,24 @@ def compare(
 def excess(
     source: str,
     token_class: TokenClass,
-    chosen: int,
+    chosen_W: Numbers,
     learned_W: Floats,
     class_W: Floats,
     random_W: Sequence[Floats],
     windows: Windows,
+    match: Match,
 ) -> Excess:
     """Returns what overriding a class costs beyond the mean over seeds of random others.
 
-    `chosen` is the number of the class's tokens; the others are nats of each window, of the random
-    ones for each seed. The interval is over windows: what another random draw would change is not
-    in it. A class without tokens has no excess: nan.
+    `chosen_W` is the number of the class's tokens in each window; the others are nats of each
+    window, of the random ones for each seed. The intervals are over the text: what another random
+    draw would change is not in them. A class without tokens has no excess: nan.
     """
-    nothing_W = np.full(windows.n_filled, np.nan)
-    mean_random_W = np.mean(random_W, axis=0) if chosen else nothing_W
-    excess_W = class_W - mean_random_W
-    (mean,), (low,), (high,) = mean_per_token(source, excess_W[:, None], windows)
+    chosen = int(chosen_W.sum())
+    mean_random_W = np.mean(random_W, axis=0) if chosen else np.full(windows.n_filled, np.nan)
+    tokens_W2 = np.column_stack([windows.tokens, chosen_W])
+    excess_W2 = np.repeat((class_W - mean_random_W)[:, None], 2, axis=1)
+    mean, low, high = ratios(source, excess_W2, tokens_W2, windows)
     return Excess(
         token_class=token_class,
         source=source,
@@ -116,22 +134,26 @@ def excess(
         share=chosen / windows.n_tokens,
         difference=float((class_W - learned_W).sum() / windows.n_tokens),
         random_difference=float((mean_random_W - learned_W).sum() / windows.n_tokens),
-        excess=float(mean),
-        low=float(low),
-        high=float(high),
+        excess=float(mean[0]),
+        low=float(low[0]),
+        high=float(high[0]),
+        per_forced=float(mean[1]),
+        per_forced_low=float(low[1]),
+        per_forced_high=float(high[1]),
+        match=match,
     )
 
 
-def mean_per_token(source: str, nats_WP: Floats, windows: Windows) -> tuple[Floats, Floats, Floats]:
-    """Returns the mean of each column per token, and the ends of its 95 % interval, (P,) each.
+def ratios(
+    source: str, nats_WC: Floats, tokens_WC: Numbers, windows: Windows
+) -> tuple[Floats, Floats, Floats]:
+    """Returns the nats of all windows over the tokens of all, column by column, (C,).
 
-    One window alone says nothing about others: both ends are nan.
+    Beside them the ends of their 95 % intervals, (C,) each. `tokens_WC` may be one column for all.
     """
-    columns = np.column_stack([nats_WP, windows.tokens])
-    sums_RP = resampled_sums(source, windows.numbers, columns)
-    with np.errstate(invalid="ignore"):  # a resample may have no window
-        means_RP = sums_RP[:, :-1] / sums_RP[:, -1:]
-    low_P, high_P = interval(means_RP)
-    if windows.n_filled < 2:
-        low_P[:] = high_P[:] = np.nan
-    return means_RP[0], low_P, high_P
+    clusters = clusters_of(windows)
+    nats_RC = resampled_sums(source, clusters.of_window, nats_WC)
+    tokens_RC = resampled_sums(source, clusters.of_window, tokens_WC.astype(float))
+    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may have no such token
+        means_RC = nats_RC / tokens_RC
+    return means_RC[0], *interval(means_RC, clusters.count)

@@ -11,7 +11,7 @@ from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.recipes import Recipe
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.study.ablation.suites import SUITES, Selection
-from dualpath_cli.study.classes import PATHS, RANDOM, TOKEN_CLASSES, UPOS, TokenClass
+from dualpath_cli.study.classes import AUTHORS, PATHS, RANDOM, TOKEN_CLASSES, UPOS, TokenClass
 from dualpath_cli.study.options import (
     TAGGER,
     add_list_option,
@@ -49,10 +49,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         f"mean counts (default {CONTROLS})."
     )
     parser.add_argument("--seeds", metavar="N", help=text)
-    classes = " ".join(f"{c.name}={','.join(c.upos)}:{c.path}" for c in TOKEN_CLASSES)
+    classes = " ".join(f"{c.name}={','.join(c.upos)}" for c in AUTHORS)
     text = (
-        "Classes of tokens by universal part of speech and the path they are forced to, as "
-        f"NAME=UPOS,UPOS:wide or :deep. By default {classes}."
+        "Classes of tokens by universal part of speech, as NAME=UPOS,UPOS. Each is forced wide and "
+        f"deep, or one of the two: NAME=UPOS,UPOS:wide, :deep. By default {classes}."
     )
     add_list_option(parser, "--classes", "CLASS", text)
     text = "The spaCy pipeline for token-classes, by name or path."
@@ -120,18 +120,19 @@ def _seeds(text: str | None, default: int) -> int:
 
 
 def _classes(specs: list[str]) -> tuple[TokenClass, ...]:
-    classes = [_class(spec) for spec in specs]
-    names = [chosen.name for chosen in classes]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"--classes has two classes named '{name}'")
+    classes = [forced for spec in specs for forced in _class(spec)]
+    upos: dict[str, tuple[str, ...]] = {}
+    for forced in classes:
+        if upos.setdefault(forced.name, forced.upos) != forced.upos or classes.count(forced) > 1:
+            raise UserError(f"--classes has two classes named '{forced.name}'")
     return tuple(classes) or TOKEN_CLASSES
 
 
-def _class(spec: str) -> TokenClass:
-    match = re.fullmatch(r"([\w-]+)=([\w,]+):(\w+)", spec)
+def _class(spec: str) -> list[TokenClass]:
+    """The class that a word describes, forced to the path it names or to each of them."""
+    match = re.fullmatch(r"([\w-]+)=([\w,]+)(?::(\w+))?", spec)
     if not match:
-        raise UserError(f"--classes '{spec}': give NAME=UPOS,UPOS:wide or NAME=UPOS,UPOS:deep")
+        raise UserError(f"--classes '{spec}': give NAME=UPOS,UPOS, maybe with :wide or :deep")
     name, tags, path = match[1], tuple(match[2].split(",")), match[3]
     if name.startswith(RANDOM):
         raise UserError(f"--classes '{spec}': names with {RANDOM} are those of the random tokens")
@@ -141,6 +142,6 @@ def _class(spec: str) -> TokenClass:
                 f"--classes '{spec}': '{tag}' is no universal part of speech"
                 f"{did_you_mean(tag.upper(), UPOS)} (tags: {', '.join(UPOS)})"
             )
-    if path not in PATHS:
+    if path is not None and path not in PATHS:
         raise UserError(f"--classes '{spec}': the path is wide or deep, not '{path}'")
-    return TokenClass(name, tags, path)
+    return [TokenClass(name, tags, chosen) for chosen in ([path] if path else PATHS)]

@@ -12,7 +12,7 @@ from rich.console import Console
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import format_csv
-from dualpath_cli.study.bootstrap import signed_rank_p
+from dualpath_cli.study.significance import holm, signed_rank_p
 from dualpath_cli.study.tables import table_of, without_nan
 
 
@@ -21,8 +21,8 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
 
     runs.csv has the mean difference and its standard deviation over the runs for each row that all
     have; runs_token_classes.csv the mean excess of each class over random tokens, in how many runs
-    it is above zero, and the p-value of Wilcoxon's signed-rank test on the runs' excesses. Raises
-    UserError where a run's loss is no number.
+    it is above zero, and the p-value of Wilcoxon's signed-rank test on the runs' excesses, as it is
+    and corrected for their number (Holm). Raises UserError where a run's loss is no number.
     """
     reports = [json.loads((folder / "ablations.json").read_text()) for folder in folders]
     for folder, report in zip(folders, reports, strict=True):
@@ -65,14 +65,16 @@ def differences_over_runs(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict
 
 
 def _show(rows: Sequence[dict[str, Any]], runs: int, console: Console) -> None:
-    numbers = ("mean", "least", "most", "above 0", "Wilcoxon p")
-    table = table_of(f"excess over random tokens, {runs} runs", ("forced", "source"), numbers)
+    numbers = ("mean", "least", "most", "per forced", "above 0", "Wilcoxon p", "Holm")
+    title = f"excess over random tokens, {runs} runs, {len(rows)} tests"
+    table = table_of(title, ("forced", "source"), numbers)
     for row in rows:
         table.add_row(
             row["forced"], row["source"],
             *(f"{row[key]:+.4f}" for key in ("mean", "least", "most")),
+            f"{row['per_forced']:+.3f}",
             f"{row['above']} of {row['runs']}",
-            "" if row["p"] is None else f"{row['p']:.3g}",
+            *("" if row[key] is None else f"{row[key]:.3g}" for key in ("p", "p_holm")),
         )  # fmt: skip
     console.print(table)
     if runs < 6:
@@ -82,21 +84,24 @@ def _show(rows: Sequence[dict[str, Any]], runs: int, console: Console) -> None:
 def excess_over_runs(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Returns a row for each class and source that all runs have, from their `excess` rows."""
     groups = _in_all(runs, ("token_class", "path", "source"))
-    return [
-        without_nan(
-            {
-                "forced": f"{token_class} {path}",
-                "source": source,
-                "runs": len(values),
-                "mean": mean(values),
-                "least": min(values),
-                "most": max(values),
-                "above": sum(value > 0 for value in values),
-                "p": signed_rank_p(values),
-            }
-        )
+    records = [
+        {
+            "forced": f"{token_class} {path}",
+            "source": source,
+            "runs": len(values),
+            "mean": mean(values),
+            "least": min(values),
+            "most": max(values),
+            "per_forced": mean(row["per_forced"] for row in rows),
+            "above": sum(value > 0 for value in values),
+            "p": signed_rank_p(values),
+        }
         for (token_class, path, source), rows in groups.items()
         if None not in (values := [row["excess"] for row in rows])  # a class without tokens
+    ]
+    corrected = holm([record["p"] for record in records])
+    return [
+        without_nan(record | {"p_holm": p}) for record, p in zip(records, corrected, strict=True)
     ]
 
 

@@ -4,11 +4,13 @@
 2. each source is scored under the learned router, then under each intervention of the suites
    (`suites.py`, `scoring.py`); what an earlier call finished is not scored again (`bench.py`);
 3. each intervention is compared with the learned router window by window, with a bootstrap
-   interval over windows (`comparison.py`); tables and figures are written.
+   interval over documents (`comparison.py`); tables and figures are written.
 """
 
 import dataclasses
 from collections.abc import Sequence
+
+import numpy as np
 
 from dualpath_cli.command.session import Session
 from dualpath_cli.study import bench, bootstrap
@@ -18,9 +20,11 @@ from dualpath_cli.study.ablation.options import AblateOptions
 from dualpath_cli.study.ablation.scoring import Scores, Scoring
 from dualpath_cli.study.ablation.suites import BASELINE, Row, applicable
 from dualpath_cli.study.ablation.table import excess_table, layer_table, source_table, write
+from dualpath_cli.study.bootstrap import clusters_of
+from dualpath_cli.study.controls import Match, random_others
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.study.tables import print_table
-from dualpath_cli.study.tags import count, members_of, random_others, tag
+from dualpath_cli.study.tags import Masks, members_of, tag
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.windows import Windows
 
@@ -75,8 +79,12 @@ class Ablation(bench.Study[Scoring]):
         self.folder = options.out / "scores"
         self.results: dict[str, list[Result]] = {}
         self.excesses: dict[str, list[Excess]] = {}
-        self._loops, self._console = session.launch.settings.model.loops, session.console
+        model = session.launch.settings.model
+        self._loops, self._last_is_dual = model.loops, model.block_kinds[-1] == "dual"
+        self._console = session.console
         self._options, self._rows, self._tagger = options, rows, tagger
+        self._matches: dict[tuple[str, str, int], Match] = {}
+        """How like a class its random tokens are, by source, class and seed."""
 
     def passes(self, source: str, windows: Windows, tokenizer: Tokenizer) -> list[Scoring]:
         """Returns a pass a row; tags the source where a row needs it."""
@@ -85,12 +93,19 @@ class Ablation(bench.Study[Scoring]):
             self._console.print(f"tagging {source}", highlight=False)
             inputs = [window[:-1] for window in windows.windows[: windows.n_filled]]
             tags = tag(inputs, tokenizer, self._tagger)
+            # Both paths are forced on the same tokens, random ones as well.
+            masks: dict[tuple[str, int | None], Masks] = {}
             for pass_ in passes:
                 forced, seed = pass_.row.token_class, pass_.row.random_seed
-                if forced is not None:
-                    pass_.masks = members_of(tags, forced)
+                if forced is None:
+                    continue
+                key = (forced.name, seed)
+                if key not in masks:
+                    masks[key] = members_of(tags, forced)
                     if seed is not None:
-                        pass_.masks = random_others(tags, pass_.masks, seed, forced.name)
+                        drawn = random_others(tags, masks[key], seed, forced.name)
+                        masks[key], self._matches[source, forced.name, seed] = drawn
+                pass_.masks = masks[key]
         return passes
 
     def finish(self, source: str, passes: Sequence[Scoring]) -> None:
@@ -99,15 +114,14 @@ class Ablation(bench.Study[Scoring]):
         windows = passes[0].windows
         self.results[source] = compare(source, self._rows, scores, windows)
         self.excesses[source] = self._excesses(source, passes, scores)
-        size = f"{windows.n_tokens:,} tokens in {windows.n_filled:,} sequences"
-        title = f"{source}: nats per token over {size}"
+        title = f"{source}: nats per token over {windows.n_tokens:,} tokens, {clusters_of(windows)}"
         paper = self._options.compare_paper
         for suite in self._options.selection.suites:
             rows = [row for row in self.results[source] if row.suite in (suite, BASELINE)]
             if suite in ("paper", "halting"):
                 table = source_table(title, rows, self._loops, paper)
             elif suite == "layers" and len(rows) > 1:
-                table = layer_table(title, rows[1:])
+                table = layer_table(title, rows[1:], self._last_is_dual)
             elif suite == "token-classes" and self.excesses[source]:
                 table = excess_table(title, self.excesses[source], paper)
             else:
@@ -122,13 +136,18 @@ class Ablation(bench.Study[Scoring]):
             forced, seed = pass_.row.token_class, pass_.row.random_seed
             if forced is None or seed is not None:
                 continue
+            seeds = [row.random_seed for row in self._rows if row.token_class == forced]
+            matches = [self._matches[source, forced.name, s] for s in seeds if s is not None]
             random = [
                 drawn.nats
                 for row, drawn in zip(self._rows, scores, strict=True)
                 if row.token_class == forced and row.random_seed is not None
             ]
-            chosen, learned = count(pass_.masks or []), scores[0].nats
+            chosen = np.array([mask.sum() for mask in pass_.masks or []])
             excesses.append(
-                excess(source, forced, chosen, learned, scored.nats, random, pass_.windows)
-            )
+                excess(
+                    source, forced, chosen, scores[0].nats, scored.nats, random, pass_.windows,
+                    Match.mean(matches),
+                )
+            )  # fmt: skip
         return excesses

@@ -113,7 +113,8 @@ class Suite:
 SUITES: Mapping[str, Suite] = {
     "paper": Suite("the 16 rows of the paper's inference-time ablations", paper_rows),
     "token-classes": Suite(
-        "classes of tokens forced wide or deep, beside as many random tokens", token_class_rows
+        "classes of tokens forced wide and deep, beside as many random tokens like them",
+        token_class_rows,
     ),
     "layers": Suite("each row of `paper` in one layer at a time", layer_rows),
     "halting": Suite("thresholds of remaining mass at which a token stops looping", halting_rows),

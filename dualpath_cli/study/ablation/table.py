@@ -14,7 +14,11 @@ from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.study.ablation.comparison import Excess, Result
 from dualpath_cli.study.ablation.suites import BASELINE, GATES
-from dualpath_cli.study.tables import interval_text, table_of, without_nan
+from dualpath_cli.study.tables import LAST_LAYER, interval_text, table_of, without_nan
+
+EXCESS_COLUMNS = (
+    "tokens", "share", "class", "random", "excess", "95 % interval", "per forced", "95 % interval",
+)  # fmt: skip
 
 
 def source_table(title: str, results: Sequence[Result], loops: int, paper: bool) -> Table:
@@ -37,8 +41,9 @@ def source_table(title: str, results: Sequence[Result], loops: int, paper: bool)
 
 def excess_table(title: str, rows: Sequence[Excess], paper: bool) -> Table:
     """A table of one source's classes of tokens beside random ones."""
-    columns = ["tokens", "class", "random", "excess", "95 % interval"]
-    table = table_of(title, "forced", [*columns, *(["paper's"] if paper else [])])
+    table = table_of(
+        title, "forced", [*EXCESS_COLUMNS, *(["paper's excess"] if paper else [])], _matched(rows)
+    )
     for row in rows:
         cells = _excess_cells(row)
         if paper:
@@ -48,10 +53,14 @@ def excess_table(title: str, rows: Sequence[Excess], paper: bool) -> Table:
     return table
 
 
-def layer_table(title: str, results: Sequence[Result]) -> Table:
-    """A table of one source's differences, an override a row and a layer a column."""
+def layer_table(title: str, results: Sequence[Result], last_is_dual: bool) -> Table:
+    """A table of one source's differences, an override a row and a layer a column.
+
+    `last_is_dual` tells whether the model's last layer has gates, of which only the ratio counts.
+    """
     overrides, layers, differences = by_layer(results)
-    table = table_of(title, "in one layer", [str(layer) for layer in layers])
+    note = LAST_LAYER if last_is_dual else None
+    table = table_of(title, "in one layer", [str(layer) for layer in layers], note)
     for override in overrides:
         cells = (differences.get((override, layer)) for layer in layers)
         table.add_row(override.name, *("" if cell is None else f"{cell:+.4f}" for cell in cells))
@@ -97,8 +106,25 @@ def _paper_cells(row: Result) -> list[str]:
 
 def _excess_cells(row: Excess) -> list[str]:
     differences = (row.difference, row.random_difference, row.excess)
-    numbers = (f"{value:+.4f}" for value in differences)
-    return [f"{row.tokens:,}", *numbers, interval_text(row.low, row.high, "+.4f")]
+    return [
+        f"{row.tokens:,}",
+        f"{100 * row.share:.1f} %",
+        *(f"{value:+.4f}" for value in differences),
+        interval_text(row.low, row.high, "+.4f"),
+        "" if row.per_forced != row.per_forced else f"{row.per_forced:+.3f}",
+        interval_text(row.per_forced_low, row.per_forced_high, "+.3f"),
+    ]
+
+
+def _matched(rows: Sequence[Excess]) -> str:
+    """How like the classes the random tokens are, for a caption."""
+    texts = {
+        row.token_class.name: f"{row.token_class.name}: {100 * row.match.same_position:.0f} % at "
+        f"the same position, runs of {row.match.random_run:.2f} tokens for {row.match.run:.2f}"
+        for row in rows
+        if row.tokens
+    }
+    return f"random tokens: {'; '.join(texts.values())}" if texts else ""
 
 
 def write(
@@ -132,9 +158,10 @@ def _record(row: Result) -> dict[str, Any]:
 
 def _excess_record(row: Excess) -> dict[str, Any]:
     numbers = dataclasses.asdict(row)
-    chosen = numbers.pop("token_class")
+    chosen, match = numbers.pop("token_class"), numbers.pop("match")
     names = {"token_class": chosen["name"], "upos": ",".join(chosen["upos"])}
-    return without_nan({**names, "path": chosen["path"], **numbers})
+    matched = {f"match_{key}": value for key, value in match.items()}
+    return without_nan({**names, "path": chosen["path"], **numbers, **matched})
 
 
 Cells = list[list[str]]
@@ -159,11 +186,10 @@ def _tables(
         title = f"{suite}: nats per token (difference to the learned router)"
         tables.append(draw(title, cells))
     if excesses:
-        cells = [
-            ["tokens forced", "source", "tokens", "class", "random", "excess", "95 % interval"]
-        ]
+        cells = [["forced", "source", *EXCESS_COLUMNS]]
         cells += [[row.name, row.source, *_excess_cells(row)] for row in excesses]
-        tables.append(draw("excess of a class over as many random tokens, nats per token", cells))
+        title = "excess of a class over as many random tokens, nats over all tokens and per forced"
+        tables.append(draw(title, cells))
     return "\n".join(tables)
 
 

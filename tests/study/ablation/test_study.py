@@ -19,6 +19,7 @@ from dualpath_cli.study.ablation.comparison import compare, excess
 from dualpath_cli.study.ablation.scoring import Scores
 from dualpath_cli.study.ablation.suites import Row
 from dualpath_cli.study.classes import TokenClass
+from dualpath_cli.study.controls import Match
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.windows import Windows, document_windows
@@ -43,31 +44,66 @@ def ablate(run: Path, *words: str) -> tuple[dict, list[dict]]:
 # Differences
 
 
-WINDOWS = Windows([np.zeros(1 + tokens, np.int64) for tokens in (8, 2)])
+WINDOWS = Windows([np.zeros(1 + tokens, np.int64) for tokens in (8, 2)] * 10)
+"""Ten of each, the longer ones first."""
+MATCH = Match(1.0, 0.0, 2.0, 2.0)
 
 
-def scores(nats: list[float]) -> Scores:
-    return Scores(np.array(nats), np.array([4.0, 6.0]), np.array(2.0))
+def ten_each(long: float, short: float) -> np.ndarray:
+    return np.repeat([long, short], 10).astype(float)
+
+
+def scores(long: float, short: float) -> Scores:
+    return Scores(ten_each(long, short), ten_each(4, 6), np.array(2.0))
 
 
 def test_losses_and_differences_are_means_per_token():
     rows = [Row("paper", Intervention()), Row("paper", Intervention(loops=1))]
-    nats = [scores([10.0, 1.0]), scores([12.0, 4.0])]
+    nats = [scores(10, 1), scores(12, 4)]
     learned, other = compare("text", rows, nats, WINDOWS)
     assert (learned.loss, other.loss) == (11 / 10, 16 / 10)
     assert (learned.difference, learned.low, learned.high) == (0, 0, 0)
-    assert (other.difference, other.low, other.high) == (5 / 10, 2 / 8, 3 / 2)
+    assert other.difference == 5 / 10
+    # Between that of the long windows, 2 / 8, and that of the short ones, 3 / 2.
+    assert 2 / 8 < other.low < 5 / 10 < other.high < 3 / 2
     assert (other.expected_loops, other.loops_run) == (1.0, 2.0)
+
+
+def test_fewer_than_ten_clusters_have_no_interval():
+    rows = [Row("paper", Intervention()), Row("paper", Intervention(loops=1))]
+    for documents, known in ((9, True), (10, True), (None, True)):
+        windows = [np.zeros(9, np.int64)] * 12
+        numbers = documents and [n % documents for n in range(12)]
+        nats = [Scores(np.arange(12.0) * scale, np.zeros(12), np.array(1.0)) for scale in (1, 2)]
+        row = compare("text", rows, nats, Windows(windows, numbers))[1]
+        assert np.isfinite([row.low, row.high]).all() == known
+    row = compare("text", rows, [Scores(s.nats[:9], s.loops[:9], s.loops_run) for s in nats],
+                  Windows(windows[:9]))[1]  # fmt: skip
+    assert np.isnan([row.low, row.high]).all()
 
 
 def test_the_excess_is_over_the_mean_of_the_random_tokens():
     forced = TokenClass("some", ("NUM",), "wide")
-    learned, of_class = np.array([10.0, 1.0]), np.array([14.0, 2.0])
-    random = [np.array([11.0, 1.0]), np.array([13.0, 2.0])]
-    row = excess("text", forced, 3, learned, of_class, random, WINDOWS)
+    learned, of_class = ten_each(10, 1), ten_each(14, 2)
+    random = [ten_each(11, 1), ten_each(13, 2)]
+    chosen = np.repeat([2, 1], 10)
+    row = excess("text", forced, chosen, learned, of_class, random, WINDOWS, MATCH)
     assert (row.difference, row.random_difference, row.excess) == (0.5, 0.25, 0.25)
-    assert (row.tokens, row.share) == (3, 0.3)
+    assert (row.tokens, row.share) == (30, 0.3)
+    # A quarter of a nat a token both in long windows and in short ones, whichever are drawn.
     assert (row.low, row.high) == (2 / 8, 0.5 / 2)
+
+
+def test_the_excess_of_a_forced_token_is_that_of_the_windows_over_its_tokens():
+    """The nats that the class costs beyond random tokens, over the class's tokens alone."""
+    forced = TokenClass("some", ("NUM",), "wide")
+    learned, random = ten_each(10, 1), [ten_each(10, 1)]
+    chosen = np.repeat([2, 1], 10)
+    row = excess("text", forced, chosen, learned, ten_each(14, 1.5), random, WINDOWS, MATCH)
+    assert row.excess == pytest.approx((10 * 4 + 10 * 0.5) / 100)
+    assert row.per_forced == pytest.approx((10 * 4 + 10 * 0.5) / 30)
+    assert row.per_forced == pytest.approx(row.excess / row.share)
+    assert 0.5 < row.per_forced_low < row.per_forced < row.per_forced_high < 4 / 2
 
 
 # The command
@@ -77,7 +113,8 @@ def naive_loss(run: Path, text: Path, intervention: Intervention) -> float:
     """Mean loss of a text's tokens, window by window."""
     model, tokenizer = model_of(run)
     nats, tokens = 0.0, 0
-    for window in document_windows(read_documents(Source("a", text)), tokenizer, SEQ_LEN, None):
+    windows, _ = document_windows(read_documents(Source("a", text)), tokenizer, SEQ_LEN)
+    for window in windows:
         ids = torch.from_numpy(window.astype(np.int64))[None]
         with torch.no_grad():
             nll = model(ids[:, :-1], ids[:, 1:], intervention=intervention)
@@ -111,9 +148,9 @@ def test_the_command_writes_every_row_of_every_source(run: Path, texts: Path, dr
     assert "gates=1,0 (deep only)" in shown
 
     assert set(report) == {
-        "checkpoint", "model", "precision", "device", "torch", "devices", "micro_batch",
-        "max_tokens", "suites", "sources", "bootstrap", "tagger", "classes", "interventions",
-        "skipped", "rows", "excess",
+        "checkpoint", "model", "seed", "precision", "device", "torch", "devices", "micro_batch",
+        "max_tokens", "val_seed", "suites", "sources", "bootstrap", "tagger", "classes",
+        "interventions", "skipped", "rows", "excess",
     }  # fmt: skip
     checkpoint = run / "checkpoints" / "step-00000006"
     assert report["checkpoint"] == {

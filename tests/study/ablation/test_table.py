@@ -17,6 +17,7 @@ from dualpath_cli.study.ablation.figures import draw
 from dualpath_cli.study.ablation.runs import combine, excess_over_runs
 from dualpath_cli.study.ablation.table import excess_table, layer_table, source_table, write
 from dualpath_cli.study.classes import TokenClass
+from dualpath_cli.study.controls import Match
 from tests.study.ablation.test_suites import NAMES
 
 NAN = float("nan")
@@ -31,7 +32,8 @@ def result(source: str = "text", suite: str = "paper", difference: float = 0.5, 
 
 DEEP = (1.0, 0.0)
 ARITHMETIC = TokenClass("arithmetic", ("NUM", "SYM"), "wide")
-EXCESS = Excess(ARITHMETIC, "gsm8k", 30, 0.3, 0.5, 0.125, 0.375, 0.25, 0.5)
+MATCH = Match(0.75, 1.5, 2.0, 1.75)
+EXCESS = Excess(ARITHMETIC, "gsm8k", 30, 0.3, 0.5, 0.125, 0.375, 0.25, 0.5, 1.25, 0.875, 1.5, MATCH)
 
 
 def shown(table) -> str:
@@ -53,7 +55,9 @@ def test_files_hold_all_numbers(tmp_path: Path):
     assert report["rows"][0] == dataclasses.asdict(results[0]) | {"intervention": "learned"}
     assert report["rows"][1]["low"] is None
     names = {"token_class": "arithmetic", "upos": "NUM,SYM", "path": "wide"}
-    assert report["excess"] == [dataclasses.asdict(EXCESS) | names]
+    record = dataclasses.asdict(EXCESS) | names
+    match = {f"match_{key}": value for key, value in record.pop("match").items()}
+    assert report["excess"] == [record | match]
     rows = list(csv.DictReader(io.StringIO(files["ablations.csv"])))
     assert [row["intervention"] for row in rows] == ["learned", "K=1"]
     assert (rows[0]["low"], rows[1]["low"]) == ("0.25", "")
@@ -84,8 +88,8 @@ def test_each_suite_is_a_table_of_its_own(tmp_path: Path):
     text = written(tmp_path, results, [EXCESS])["ablations.md"]
     assert "| halting=0.1 | 2.5000 (+0.5000, 1.50 loops) |" in text
     assert (
-        "| arithmetic wide | gsm8k | 30 | +0.5000 | +0.1250 | +0.3750 | +0.2500 to +0.5000 |"
-        in text
+        "| arithmetic wide | gsm8k | 30 | 30.0 % | +0.5000 | +0.1250 | +0.3750 | "
+        "+0.2500 to +0.5000 | +1.250 | +0.875 to +1.500 |" in text
     )
     assert text.count("| learned | 2.5000 (+0.5000) |") == 1
     assert text.count("| --- |") == 2
@@ -95,9 +99,11 @@ def test_a_layer_is_a_column():
     rows = [result(difference=0.1, loops=1, layers=(0,)),
             result(difference=0.2, loops=1, layers=(10,)),
             result(difference=0.3, gates=DEEP, layers=(10,))]  # fmt: skip
-    text = shown(layer_table("title", rows))
+    text = shown(layer_table("title", rows, last_is_dual=False))
     assert "│ K=1          │ +0.1000 │ +0.2000 │" in text
     assert "│ gates=1,0    │         │ +0.3000 │" in text
+    assert "final RMSNorm" not in text
+    assert "final RMSNorm" in shown(layer_table("title", rows, last_is_dual=True))
 
 
 def test_the_papers_numbers_are_those_of_its_table():
@@ -128,6 +134,7 @@ def test_papers_losses_and_differences_stand_beside_ours():
     numbers = dataclasses.replace(ARITHMETIC, upos=("NUM",))  # not the class of that name
     other = dataclasses.replace(EXCESS, token_class=numbers)
     assert "+0.37 " not in shown(excess_table("title", [other], paper=True))
+    assert "75 % at the same position" in " ".join(text.split())
 
 
 # Several runs
@@ -156,7 +163,7 @@ def test_runs_are_set_side_by_side(tmp_path: Path):
     assert row.pop("mean") == pytest.approx(0.35)
     assert row == {
         "forced": "arithmetic wide", "source": "gsm8k", "runs": 6, "least": 0.1, "most": 0.6,
-        "above": 6, "p": 2 / 64,
+        "per_forced": 1.25, "above": 6, "p": 2 / 64, "p_holm": 2 / 64,
     }  # fmt: skip
     assert [run["step"] for run in content["runs"]] == list(range(6))
     assert "fewer than six" not in console.file.getvalue()
@@ -167,6 +174,12 @@ def test_too_few_runs_are_said_to_be_too_few(tmp_path: Path):
     combine(reports(tmp_path, [0.1, -0.2]), tmp_path, console)
     assert "fewer than six runs" in console.file.getvalue()
     assert "1 of 2" in console.file.getvalue()
+
+
+def test_the_tests_over_runs_are_corrected_for_their_number(tmp_path: Path):
+    (row,) = json.loads(written(tmp_path, [result()], [EXCESS])["ablations.json"])["excess"]
+    runs = [[{**row, "source": name, "excess": 0.1 + n} for name in "abc"] for n in range(6)]
+    assert [one["p_holm"] for one in excess_over_runs(runs)] == [3 * 2 / 64] * 3
 
 
 def test_a_class_that_not_all_runs_have_is_left_out(tmp_path: Path):

@@ -1,0 +1,122 @@
+"""Random tokens beside a class of tokens: as many, in runs as long, as far into their windows.
+
+Forcing a token costs more where there is context to lose and where its neighbours are forced, too.
+So random tokens stand where the class's tokens stand, counted from the beginning of a window, and
+in runs of as many neighbours, each in a window drawn at random.
+
+Shapes: W windows, T positions.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from dualpath_cli.errors import UserError
+from dualpath_cli.seeds import seed_from
+from dualpath_cli.study.tags import Masks, Tags, count
+
+NEAR = 16
+"""Positions that a run is moved by, where the same position is taken, before it is set beside
+another run; further only after that."""
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Match:
+    """How like a class its random others are; nan for a class without tokens."""
+
+    same_position: float
+    """Share of them that stand as far into their window as their counterpart in the class."""
+    moved: float
+    """Positions between the two, on average."""
+    run: float
+    """Mean length of the class's runs of neighbours."""
+    random_run: float
+    """That of the random ones."""
+
+    @classmethod
+    def mean(cls, several: "list[Match]") -> "Match":
+        """The mean over several draws."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(float(np.mean([getattr(one, name) for one in several])) for name in names))
+
+
+def random_others(tags: Tags, members: Masks, seed: int, name: str) -> tuple[Masks, Match]:
+    """Returns as many tokens as there are members, drawn at random from all others of the source.
+
+    Each run of members gets one of as many neighbours at the same position of a window; where no
+    such place is left, at one near it, or in two parts. The draw depends on the seed, the class's
+    name and the source's tags. Raises UserError where the others are fewer than the members.
+    """
+    wanted = count(members)
+    others = [(window != "") & ~mask for window, mask in zip(tags, members, strict=True)]
+    if (left := count(others)) < wanted:
+        raise UserError(
+            f"class '{name}' has {wanted:,} tokens, more than the {left:,} others that "
+            "random ones could be drawn from; choose fewer parts of speech"
+        )
+    digest = hashlib.sha256(np.concatenate(others).tobytes()).hexdigest()
+    draw = np.random.default_rng(seed_from(seed, name, digest))
+    lengths = [len(mask) for mask in members]
+    free_TW, members_TW = _padded(others, lengths), _padded(members, lengths)
+    taken_TW, moved = np.zeros_like(free_TW), []
+    runs = [(length, start) for start, length in _runs(members_TW)]
+    draw.shuffle(runs)
+    runs.sort(key=lambda run: run[0])
+    while runs:
+        length, start = runs.pop()  # the longest first: they fit in the fewest places
+        place = _place(free_TW, taken_TW, start, length, draw)
+        if place is None:
+            half = length // 2
+            runs += [(length - half, start + half), (half, start)]
+            continue
+        position, window = place
+        taken_TW[position : position + length, window] = True
+        free_TW[position : position + length, window] = False
+        moved += [abs(position - start)] * length
+    drawn = [taken_TW[:length, window] for window, length in enumerate(lengths)]
+    if not wanted:
+        return drawn, Match(*[float("nan")] * 4)
+    run, random_run = (
+        float(np.mean([length for _, length in _runs(flags)])) for flags in (members_TW, taken_TW)
+    )
+    return drawn, Match(float(np.mean(np.equal(moved, 0))), float(np.mean(moved)), run, random_run)
+
+
+def _padded(masks: Masks, lengths: list[int]) -> Flags:
+    padded_TW = np.zeros((max(lengths), len(lengths)), np.bool_)
+    for window, mask in enumerate(masks):
+        padded_TW[: len(mask), window] = mask
+    return padded_TW
+
+
+def _runs(flags_TW: Flags) -> Iterator[tuple[int, int]]:
+    """Yields the start and the length of each run of neighbours."""
+    edges_WT = np.diff(flags_TW.T.astype(np.int8), axis=1, prepend=0, append=0)
+    starts, ends = ((edges_WT == sign).nonzero()[1] for sign in (1, -1))
+    yield from zip(starts.tolist(), (ends - starts).tolist(), strict=True)
+
+
+def _place(
+    free_TW: Flags, taken_TW: Flags, start: int, length: int, draw: np.random.Generator
+) -> tuple[int, int] | None:
+    """Finds a free place for a run, (position, window), as near to its own position as can be."""
+    last = len(free_TW) - length
+    for reach, apart in ((NEAR, True), (last, False)):
+        for distance in range(reach + 1):
+            for position in {start - distance, start + distance}:
+                if not 0 <= position <= last:
+                    continue
+                fits_W = free_TW[position : position + length].all(0)
+                if apart:  # runs that touch would be one longer run
+                    if position:
+                        fits_W &= ~taken_TW[position - 1]
+                    if position < last:
+                        fits_W &= ~taken_TW[position + length]
+                if fits_W.any():
+                    return position, int(draw.choice(np.flatnonzero(fits_W)))
+    return None
