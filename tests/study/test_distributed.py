@@ -50,11 +50,13 @@ def test_two_processes_read_what_one_reads(strategy: str, trained: Fit, tmp_path
     run = trained(model=model, optim=OPEN["optim"], run={"batch_tokens": 256, "max_tokens": 768})
     # One process reads a batch of padding, and one a longer window than the other.
     text = tmp_path / "text.jsonl"
-    text.write_text("".join(json.dumps({"text": "hell the " * n}) + "\n" for n in (20, 4, 2)))
+    # As many documents as an interval takes, one window each.
+    words = ("hell the " * n for n in (20, 4, 2, *[1] * 8))
+    text.write_text("".join(json.dumps({"text": line}) + "\n" for line in words))
     words = ["--sources", str(text), "--tagger", "none"]
     one, two = studied("routing", run, words, strategy, tmp_path)
     expected, read = rows_of(one), rows_of(two)
-    assert np.bincount(expected["sequence"]).tolist() == [100, 20, 10]
+    assert np.bincount(expected["sequence"]).tolist() == [100, 20, 10, *[5] * 8]
     for name in ("source", "sequence", "position", "token"):
         assert (expected[name] == read[name]).all(), name
     for name in ("nats", *PER_LAYER, "step_weights"):
@@ -65,6 +67,12 @@ def test_two_processes_read_what_one_reads(strategy: str, trained: Fit, tmp_path
     assert sources[0]["sequences"] == sources[1]["sequences"]
     assert sources[0]["sequences"] % 2 == 1
     assert sources[1]["loss"] == pytest.approx(sources[0]["loss"], abs=1e-6)
-    for name, estimate in sources[0]["layers"].items():
-        for end in ("mean", "low", "high"):
-            assert sources[1]["layers"][name][end] == pytest.approx(estimate[end], abs=1e-5), name
+    nulls = [summary["untrained"]["text"] for summary in summaries]
+    for one_read, two_read in (sources, nulls):
+        for name, estimate in one_read["layers"].items():
+            assert None not in estimate["low"]
+            for end in ("mean", "low", "high"):
+                assert two_read["layers"][name][end] == pytest.approx(estimate[end], abs=1e-5), name
+    # The untrained model is not the trained one, whose sharded weights it took the place of.
+    shares = [read["layers"]["gate_deep"]["mean"] for read in (sources[1], nulls[1])]
+    assert np.abs(np.subtract(*shares)).max() > 0.01

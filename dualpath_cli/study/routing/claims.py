@@ -1,156 +1,249 @@
-"""The paper's claims about routing as numbers with intervals, one by one, for any run."""
+"""The paper's claims about routing as numbers with intervals and tests, one by one, for any run.
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+A claim sets a number against a bound, and against the same number of the untrained model: what that
+has as well was not learned. Both are tests, and all of a run's tests are one family (Holm).
+
+Shapes: R 1 + resamples, L layers with gates.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import Literal
 
 import numpy as np
 from scipy.stats import rankdata
 
-from dualpath_cli.study.bootstrap import Floats
+from dualpath_cli.study.bootstrap import Floats, correlation_interval, interval
 from dualpath_cli.study.classes import LEANINGS
-from dualpath_cli.study.routing.options import AVERAGE
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import CORNER
+from dualpath_cli.study.significance import LEVEL, holm, p_value, permutation_p
 
 REASONING = "gsm8k"
 """The source that the paper calls a reasoning task; what it is compared with asks for knowledge."""
+LEAST_LAYERS = 8
+"""Profiles over fewer layers are not correlated: two orders of four layers are the same, or each
+other's reverse, by chance in one case of twelve."""
+
+Verdict = Literal["holds", "fails", "as untrained", "open", "mixed"]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One number that a claim is about."""
+
+    claim: str
+    number: str
+    """What is measured."""
+    values: Floats
+    """As it is and resampled, (R,)."""
+    bound: float = 0.0
+    above: bool = True
+    """Whether the claim wants the number above or below the bound."""
+    pairs: Sequence[Floats] = ()
+    """What is correlated, where the number is a correlation: two sequences of numbers."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One number, its interval over sequences, and what the claim says of it."""
+    """One number of a source, or of a pair of them, and what the claim says of it."""
 
     claim: str
     source: str
     number: str
-    """What is measured."""
     value: float
     low: float
     high: float
+    """Ends of the 95 % interval over the text, for this number alone."""
     bound: float
     above: bool
-    """Whether the claim wants the number above or below the bound."""
+    untrained: float
+    """The same number of the model before training."""
+    p: float
+    """Of the number against the bound, two-sided; of a correlation, by permutation."""
+    p_untrained: float
+    """Of the number against that of the untrained model, two-sided."""
+    p_holm: float = field(default=float("nan"))
+    p_untrained_holm: float = field(default=float("nan"))
+    """The same, corrected for the number of tests in the family; `decided` sets both."""
 
     @property
-    def verdict(self) -> str:
-        """`holds` or `fails` where the whole interval is on one side of the bound, else `open`."""
-        if not np.isfinite([self.low, self.high]).all():
-            return "open"
-        if self.low > self.bound:
-            return "holds" if self.above else "fails"
-        if self.high < self.bound:
-            return "fails" if self.above else "holds"
+    def verdict(self) -> Verdict:
+        """`holds`: beyond the bound and beyond the untrained model, on the side that is claimed.
+
+        `as untrained`: beyond the bound, but not beyond the untrained model; `fails`: on the other
+        side of the bound; `open`: none of these is certain.
+        """
+        side = 1 if self.above else -1
+        beyond = side * (self.value - self.bound)
+        if self.p_holm < LEVEL and beyond < 0:
+            return "fails"
+        if self.p_holm < LEVEL and beyond > 0:
+            learned = self.p_untrained_holm < LEVEL and side * (self.value - self.untrained) > 0
+            return "holds" if learned else "as untrained"
         return "open"
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two sources, or two runs, that are compared."""
+def claims(sources: Mapping[str, Summary], untrained: Mapping[str, Summary]) -> list[Claim]:
+    """Returns every claim for each source, or pair of sources, that can speak of it.
 
-    one: str
-    other: str
-    first: Summary
-    second: Summary
-
-    def claim(self, text: str, number: str, values_R: Floats, bound: float) -> Claim:
-        """A claim that a number of both is above a bound; it knows as much as the shorter one."""
-        shorter = min(self.first, self.second, key=lambda summary: summary.sequences)
-        names = f"{self.one}, {self.other}"
-        return Claim(text, names, number, *_with_interval(shorter, values_R), bound, True)
-
-
-def claims(sources: Mapping[str, Summary], average: Summary) -> list[Claim]:
-    """Returns every claim for each source, or pair of sources, that can speak of it."""
-    averaged = {AVERAGE: average} if len(sources) > 1 else {}
+    `untrained` are the summaries of the same sources under the model as it was before training.
+    """
     statements = [
-        claim
-        for name, summary in (*sources.items(), *averaged.items())
-        for claim in _single(name, summary)
+        _claim(name, statistic, null, summary.clusters)
+        for name, summary in sources.items()
+        for statistic, null in _beside(_single(summary), _single(untrained[name]))
     ]
+    pairs = list(combinations(sources, 2))
     if REASONING in sources:
-        for other in (name for name in sources if name != REASONING):
-            statements += _aligned(Pair(REASONING, other, sources[REASONING], sources[other]))
-    for one, other in combinations(sources, 2):
-        statements += _same_order(Pair(one, other, sources[one], sources[other]))
-    return statements
+        others = (name for name in sources if name != REASONING)
+        pairs = [*((REASONING, other) for other in others),
+                 *(pair for pair in pairs if REASONING not in pair)]  # fmt: skip
+    for pair in pairs:
+        both, nulls = ([of_model[name] for name in pair] for of_model in (sources, untrained))
+        clusters = min(summary.clusters for summary in both)
+        for statistic, null in _beside(_pair(*pair, *both), _pair(*pair, *nulls)):
+            statements.append(_claim(", ".join(pair), statistic, null, clusters))
+    return decided(statements)
 
 
-def same_profile(pair: Pair) -> Iterator[Claim]:
+def same_profile(names: str, runs: Sequence[Summary], untrained: Sequence[Summary]) -> list[Claim]:
     """Whether two runs of as many layers have one profile of deep share over their layers."""
-    profiles = [summary.means["deep_share"] for summary in (pair.first, pair.second)]
-    count = len(pair.first.layers)
-    if count >= 3:
+
+    def profiles(summaries: Sequence[Summary]) -> Iterator[Statistic]:
+        one, other = (summary.means["deep_share"] for summary in summaries)
         text = "runs share one profile of deep share over layers"
-        yield pair.claim(text, f"correlation over {count} layers", _correlation(*profiles), 0.5)
+        number = f"correlation over {one.shape[1]} layers"
+        yield Statistic(text, number, _correlation(one, other), pairs=(one[0], other[0]))
+
+    if len(runs[0].layers) < LEAST_LAYERS:
+        return []
+    clusters = min(summary.clusters for summary in runs)
+    return [
+        _claim(names, statistic, null, clusters)
+        for statistic, null in _beside(profiles(runs), profiles(untrained))
+    ]
 
 
-def _single(source: str, summary: Summary) -> Iterator[Claim]:
-    share, difference = summary.means["deep_share"], summary.means["gate_difference"]
-    committed = summary.means["only_deep"] + summary.means["only_wide"]
-    last = max(1, len(summary.layers) // 8)  # two of the paper's sixteen
+def decided(statements: Sequence[Claim]) -> list[Claim]:
+    """Corrects the p-values of one family of tests for their number."""
+    corrected = holm([p for claim in statements for p in (claim.p, claim.p_untrained)])
+    return [
+        replace(claim, p_holm=p, p_untrained_holm=p_untrained)
+        for claim, p, p_untrained in zip(statements, corrected[::2], corrected[1::2], strict=True)
+    ]
 
-    def claim(text: str, number: str, values: Floats, bound: float, above: bool) -> Claim:
-        return Claim(text, source, number, *_with_interval(summary, values), bound, above)
 
-    if {"middle", "late"} <= summary.bands.keys():
+def number_of_tests(statements: Sequence[Claim]) -> int:
+    """How many tests stand behind the verdicts."""
+    return sum(p == p for claim in statements for p in (claim.p, claim.p_untrained))
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict over all sources: that of each, or `mixed`."""
+    return verdicts[0] if len(set(verdicts)) == 1 else "mixed"
+
+
+def _beside(
+    trained: Iterator[Statistic], untrained: Iterator[Statistic]
+) -> Iterator[tuple[Statistic, Statistic | None]]:
+    """Sets each number beside that of the untrained model, if that has one."""
+    nulls = {(statistic.claim, statistic.number): statistic for statistic in untrained}
+    for statistic in trained:
+        yield statistic, nulls.get((statistic.claim, statistic.number))
+
+
+def _claim(source: str, statistic: Statistic, null: Statistic | None, clusters: int) -> Claim:
+    values, bound = statistic.values, statistic.bound
+    if statistic.pairs:
+        ends = correlation_interval(values, clusters)
+        p = permutation_p(*(pair.tolist() for pair in statistic.pairs))
+    else:
+        ends, p = interval(values, clusters), p_value(values, bound, clusters)
+    # Resamples of both models have the same text, so that what is text in both cancels.
+    untrained = np.full_like(values, np.nan) if null is None else null.values
+    return Claim(
+        statistic.claim, source, statistic.number,
+        float(values[0]), float(ends[0]), float(ends[1]), bound, statistic.above,
+        float(untrained[0]), p, p_value(values - untrained, 0.0, clusters),
+    )  # fmt: skip
+
+
+def _single(summary: Summary) -> Iterator[Statistic]:
+    share, cosine = summary.means["deep_share"], summary.means["cosine"]
+    middle, last = summary.middle, summary.last
+    others = [place for place in range(share.shape[1]) if place not in middle]
+    if middle and last and not set(middle) & set(last):
+        number = f"deep share, {summary.named(middle)}"
         text = "the middle layers are wide-dominated"
-        yield claim(text, "deep share, middle band", summary.in_band(share, "middle"), 0.5, False)
-        text = "the last layers are deep-dominated"
-        number = f"deep share, last {last} of {len(summary.layers)} layers"
-        yield claim(text, number, share[:, -last:].mean(1), 0.5, True)
-        rise = summary.in_band(share, "late") - summary.in_band(share, "middle")
-        yield claim("deep share rises to the end", "late - middle band", rise, 0, True)
-        cosine = summary.in_band(summary.means["cosine"], "middle")
-        yield claim("the paths do different things", "cosine, middle band", cosine, 0.5, False)
-    if {"early", "late"} <= summary.bands.keys():
-        text = "gates polarise with depth"
-        rise = summary.in_band(difference, "late") - summary.in_band(difference, "early")
-        yield claim(text, "|g_d - g_w|, late - early band", rise, 0, True)
-        if committed[0].any():  # where no token is in a corner, corners say nothing
-            rise = summary.in_band(committed, "late") - summary.in_band(committed, "early")
-            number = f"tokens with gates above {1 - CORNER:g} and below {CORNER:g}"
-            yield claim(text, f"{number}, late - early band", rise, 0, True)
+        yield Statistic(text, number, share[:, middle].mean(1), 0.5, above=False)
+        text = "the middle layers are wider than the others"
+        gap = share[:, middle].mean(1) - share[:, others].mean(1)
+        yield Statistic(text, f"{number} - that of the others", gap, above=False)
+        text, number = "the last layers are deep-dominated", f"deep share, {summary.named(last)}"
+        yield Statistic(text, number, share[:, last].mean(1), 0.5)
+        rise = share[:, last].mean(1) - share[:, middle].mean(1)
+        number = f"deep share, {summary.named(last)} - {summary.named(middle)}"
+        yield Statistic("deep share rises to the end", number, rise)
+        text, number = "the paths do different things", f"cosine, {summary.named(middle)}"
+        yield Statistic(text, number, cosine[:, middle].mean(1), 0.5, above=False)
+    yield from _polarisation(summary)
     for leaning in LEANINGS:
         values = summary.class_differences[leaning.name]
         if np.isfinite(values[0]).all():
             number = "its deep share - that of other tokens"
-            yield claim(leaning.claim, number, values.mean(1), 0, leaning.path == "deep")
+            deep = leaning.path == "deep"
+            yield Statistic(leaning.claim, number, values.mean(1), above=deep)
 
 
-def _aligned(pair: Pair) -> Iterator[Claim]:
-    first, second = (
-        summary.aligned[:, summary.offsets > 0] for summary in (pair.first, pair.second)
-    )
-    # Where both have enough sequences; the same tokens of both, counted from the anchor.
-    known = np.isfinite(first[0, :, 0]) & np.isfinite(second[0, :, 0])
-    if not known.any():
+def _polarisation(summary: Summary) -> Iterator[Statistic]:
+    """Whether gates move apart with depth; the last layer has no scale to compare."""
+    early, late = summary.bands.get("early", []), summary.bands.get("late", [])
+    late = [place for place in late if not summary.is_last(place)]
+    if not early or not late:
         return
-    gap = np.nanmean(first[:, known] - second[:, known], axis=1)
-    bands = {"late": pair.first.in_band(gap, "late"), "all": gap.mean(1)}
-    for band, values in bands.items():
-        text = f"{pair.one} is deeper than {pair.other} after the anchor, in {band} layers"
-        number = f"mean of {known.sum()} positions' deep share, {pair.one} - {pair.other}"
-        yield pair.claim(text, number, values, 0)
+    text = "gates polarise with depth"
+    bands = f"{summary.named(late)} - {summary.named(early)}"
+    committed = summary.means["only_deep"] + summary.means["only_wide"]
+    corners = f"tokens with gates above {1 - CORNER:g} and below {CORNER:g}"
+    for number, values in (
+        (f"|g_d - g_w|, {bands}", summary.means["gate_difference"]),
+        (f"{corners}, {bands}", committed),
+    ):
+        yield Statistic(text, number, values[:, late].mean(1) - values[:, early].mean(1))
 
 
-def _same_order(pair: Pair) -> Iterator[Claim]:
-    common = sorted(set(pair.first.known_tags) & set(pair.second.known_tags))
+def _pair(one: str, other: str, first: Summary, second: Summary) -> Iterator[Statistic]:
+    if one == REASONING:
+        yield from _aligned(one, other, first, second)
+    common = sorted(set(first.known_tags) & set(second.known_tags))
     if len(common) >= 3:
         ranks = [
             rankdata(summary.tag_means[:, common].mean(2), axis=1, nan_policy="propagate")
-            for summary in (pair.first, pair.second)
+            for summary in (first, second)
         ]
         text = "parts of speech have one order in all texts"
-        yield pair.claim(text, "rank correlation", _correlation(*ranks), 0.5)
+        pairs = [rank[0] for rank in ranks]
+        yield Statistic(text, "rank correlation", _correlation(*ranks), pairs=pairs)
+
+
+def _aligned(one: str, other: str, first: Summary, second: Summary) -> Iterator[Statistic]:
+    after = [summary.aligned[:, summary.offsets > 0] for summary in (first, second)]
+    # Where both have enough sequences; the same tokens of both, counted from the anchor.
+    known = np.isfinite(after[0][0, :, 0]) & np.isfinite(after[1][0, :, 0])
+    if not known.any():
+        return
+    with np.errstate(invalid="ignore"):
+        gap = np.nanmean(after[0][:, known] - after[1][:, known], axis=1)
+    for band, values in (("late", first.in_band(gap, "late")), ("all", gap.mean(1))):
+        text = f"{one} is deeper than {other} after the anchor, in {band} layers"
+        number = f"mean of {known.sum()} positions' deep share, {one} - {other}"
+        yield Statistic(text, number, values)
 
 
 def _correlation(one: Floats, other: Floats) -> Floats:
     """Of each row with the same row of the other, (R,)."""
     one, other = (values - values.mean(1, keepdims=True) for values in (one, other))
-    return np.asarray((one * other).sum(1) / np.sqrt((one**2).sum(1) * (other**2).sum(1)))
-
-
-def _with_interval(summary: Summary, values_R: Floats) -> tuple[float, float, float]:
-    low, high = summary.interval(values_R)
-    return float(values_R[0]), float(low), float(high)
+    with np.errstate(invalid="ignore"):  # ranks may all be equal
+        return np.asarray((one * other).sum(1) / np.sqrt((one**2).sum(1) * (other**2).sum(1)))

@@ -19,8 +19,6 @@ from dualpath_cli.study.options import (
 from dualpath_cli.study.parts_of_speech import check_pipeline
 
 NO_TAGGER = "none"
-AVERAGE = "average"
-"""The name of what is averaged over all sources."""
 PAGE_SEQUENCES = 12
 """Sequences of each source on the page by default: 48 of the usual four."""
 ANCHOR = "Answer"
@@ -90,8 +88,6 @@ def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> 
         if not given["text"].strip():
             raise UserError("--text is empty")
         recipe["data"]["val"] = {}
-    if AVERAGE in recipe["data"]["val"]:
-        raise UserError(f"a source may not be called '{AVERAGE}': that is the mean of all sources")
     if not given["anchor"].strip():
         raise UserError("--anchor is empty; give a word such as Answer")
     return RoutingOptions(

@@ -18,20 +18,26 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.study.bootstrap import RESAMPLES, resample_weights
+from dualpath_cli.study.bootstrap import RESAMPLES, clusters_of, resample_weights
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.facts import array_digest
 from dualpath_cli.study.passes import FILLER, Arrays, Pass
 from dualpath_cli.study.routing.readouts import dual_layers
 from dualpath_cli.study.routing.sums import RoutingSums
-from dualpath_cli.study.routing.tokens import token_table
+from dualpath_cli.study.routing.tokens import TokenTable, token_table
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.module import DualPathModule
+
+TABLE = ".parquet"
+"""Suffix of the file with the rows of a source's tokens."""
 
 
 @dataclass
 class Reading(Pass):
-    """One source, read as it is: a row for every token, and sums over all of them."""
+    """One source, read as it is: a row for every token, and sums over all of them.
+
+    Of the untrained model, which the claims are set against, sums alone.
+    """
 
     token_values: Sequence[bytes]
     """The bytes that each token id stands for."""
@@ -41,11 +47,14 @@ class Reading(Pass):
     """Position of the token at which each sequence is aligned, -1 where it has none."""
 
     last_is_input = True
-    table = ".parquet"
+
+    @property
+    def table(self) -> str | None:
+        return None if self.untrained else TABLE
 
     @property
     def title(self) -> str:
-        return self.source
+        return f"{self.source}, untrained" if self.untrained else self.source
 
     @property
     def decisive(self) -> Mapping[str, Any]:
@@ -57,11 +66,13 @@ class Reading(Pass):
         config = module.config
         layers = config.block_kinds.count("dual")
         self._module = module
+        self._clusters = clusters_of(self.windows)
         self._sums = RoutingSums(layers, config.loops).to(module.device)
         loss = module.train_loss.clone()  # nothing was trained, so that it is empty
         assert isinstance(loss, LanguageModelLoss)
         self._loss = loss
-        if module.trainer.is_global_zero:
+        self._rows: TokenTable | None = None
+        if module.trainer.is_global_zero and self.table is not None:
             path = self.path.with_suffix(self.table)
             table = token_table(path, self.token_values, layers, config.loops)
             self._rows = files.enter_context(table)
@@ -77,14 +88,16 @@ class Reading(Pass):
         is_text[:, 1:] = (targets[:, :-1] != IGNORE) & has_bytes
         facts = (fact.to(tokens.device) for fact in self._facts_of(places, tokens.shape[1]))
         self._sums.update(values, is_text, *facts)
+        if self.table is None:
+            return
         # Every loss belongs to the token that it is the prediction of.
         numbers = torch.tensor(places, device=tokens.device)
         self._write(numbers, tokens, is_text, nll.roll(1, 1).float(), values.float())
 
     def end(self) -> Arrays:
-        """Returns the sums, loss and bits per byte of all ranks."""
+        """Returns sums, loss and bits per byte of all ranks, and the number of clusters."""
         loss = {name: value.cpu().numpy() for name, value in self._loss.compute().items()}
-        return self._sums.compute() | loss
+        return self._sums.compute() | loss | {"clusters": np.array(self._clusters.count)}
 
     def _facts_of(
         self, places: list[int], length: int
@@ -95,7 +108,7 @@ class Reading(Pass):
         anchors_B = np.full(len(places), -1)
         for row, place in enumerate(places):
             if place != FILLER:
-                weights_BR[row] = resample_weights(self.source, self.windows.numbers[place])
+                weights_BR[row] = resample_weights(self.source, self._clusters.of_window[place])
                 anchors_B[row] = self.anchors[place]
                 if self.tags is not None:
                     tags_BT[row, : len(self.tags[place])] = self.tags[place]
@@ -110,7 +123,7 @@ class Reading(Pass):
         gathered = [[column] for column in columns]
         if self._module.trainer.world_size > 1:
             gathered = [gather_all_tensors(column.contiguous()) for column in columns]
-        if not self._module.trainer.is_global_zero:
+        if self._rows is None:
             return
         ranks = [[column.cpu().numpy() for column in rank] for rank in zip(*gathered, strict=True)]
         for row in range(len(columns[0])):

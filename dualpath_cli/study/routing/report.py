@@ -2,34 +2,38 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.study import bootstrap
+from dualpath_cli.study.bootstrap import LEAST_CLUSTERS, clusters_text
 from dualpath_cli.study.figures import save
-from dualpath_cli.study.routing.claims import Claim, claims
+from dualpath_cli.study.routing.claim_table import as_row, claim_table
+from dualpath_cli.study.routing.claims import Claim, claims, number_of_tests
 from dualpath_cli.study.routing.figures import layers as layer_figures
 from dualpath_cli.study.routing.figures import speech as speech_figures
 from dualpath_cli.study.routing.figures import tokens as token_figures
-from dualpath_cli.study.routing.options import AVERAGE, RoutingOptions
+from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page import page
 from dualpath_cli.study.routing.page.examples import Example
 from dualpath_cli.study.routing.readouts import DEFINITION
-from dualpath_cli.study.routing.summary import LEAST_SEQUENCES, Summary
+from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import Sums
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
-from dualpath_cli.study.tables import interval_text, print_table, table_of, without_nan
+from dualpath_cli.study.tables import (
+    LAST_LAYER,
+    interval_text,
+    print_table,
+    table_of,
+)
 
 SUMMARY, CLAIMS, PAGE = "summary.json", "claims.csv", "index.html"
-VERDICTS = "holds, fails: the whole 95 % interval does; the tests are our reading of the paper"
 
 
 def write(
@@ -37,15 +41,25 @@ def write(
     facts: dict[str, Any],
     sources: dict[str, dict[str, Any]],
     sums: Mapping[str, Sums],
+    untrained_sums: Mapping[str, Sums],
     console: Console,
 ) -> None:
-    """Writes everything of one run to its folder and prints the tables."""
+    """Writes everything of one run to its folder and prints the tables.
+
+    `untrained_sums` are those of the model as it was before training.
+    """
     options, model = launch.options, launch.settings.model
     out = options.out
     layers = tuple(n for n, kind in enumerate(model.block_kinds) if kind == "dual")
-    summaries = {name: Summary.from_sums(sums[name], layers, model.loops) for name in sources}
+    summaries, untrained = (
+        {
+            name: Summary.from_sums(read[name], layers, model.loops, model.n_layers)
+            for name in sources
+        }
+        for read in (sums, untrained_sums)
+    )
     average = Summary.average(list(summaries.values()))
-    statements = claims(summaries, average)
+    statements = claims(summaries, untrained)
     for name, source_facts in sources.items():
         source_facts |= {"tokens": int(sums[name]["tokens"][0])}
         source_facts |= {key: float(sums[name][key]) for key in ("loss", "bits_per_byte")}
@@ -56,16 +70,18 @@ def write(
         "bootstrap": bootstrap.FACTS,
         "sources": {name: sources[name] | summaries[name].report() for name in sources},
         "average": average.report(),
+        "untrained": {name: summary.report() for name, summary in untrained.items()},
+        "tests": number_of_tests(statements),
         "claims": [as_row(claim) for claim in statements],
     }
-    show(summaries, sums, average, statements, console)
+    show(summaries, sources, average, statements, console)
     if len(sources) > 1 and not any(source["anchored"] for source in sources.values()):
         console.print(f"no sequence has the anchor '{options.anchor}': nothing is aligned")
     drawn, shown = examples(out / TOKENS, options, list(sources))
     figures = save(
         out,
         {
-            "depth": layer_figures.depth(summaries),
+            "depth": layer_figures.depth(summaries, Summary.average(list(untrained.values()))),
             "polarisation": layer_figures.polarisation(summaries),
             "gate_density": layer_figures.bands(sums, average),
             "gate_density_layers": layer_figures.grid(sums, layers),
@@ -92,11 +108,6 @@ def write(
         console.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
 
 
-def as_row(claim: Claim) -> dict[str, Any]:
-    """A claim as JSON and CSV have it; None where there is no interval."""
-    return without_nan(asdict(claim) | {"verdict": claim.verdict})
-
-
 def examples(
     tokens: Path, options: RoutingOptions, sources: Sequence[str]
 ) -> tuple[list[Example], list[Example]]:
@@ -111,8 +122,8 @@ def examples(
 
 
 def show(
-    sources: Mapping[str, Summary],
-    sums: Mapping[str, Sums],
+    summaries: Mapping[str, Summary],
+    sources: Mapping[str, dict[str, Any]],
     average: Summary,
     statements: Sequence[Claim],
     console: Console,
@@ -120,13 +131,15 @@ def show(
     """Prints a row a layer and source, and a row a claim."""
     numbers = ("layer", "deep share", "95 % interval", "g_d", "g_w", "cosine", "|g_d - g_w|",
                "loops")  # fmt: skip
-    table = table_of("routing by layer", "source", numbers, DEFINITION)
+    note = f"{DEFINITION}. {LAST_LAYER}" if average.is_last(-1) else DEFINITION
+    table = table_of("routing by layer", "source", numbers, note)
     columns = ("gate_deep", "gate_wide", "cosine", "gate_difference", "expected_loops")
-    for source, summary in sources.items():
+    for source, summary in summaries.items():
         shares = summary.means["deep_share"]
         low, high = summary.interval(shares)
-        tokens = int(sums[source]["tokens"][0])
-        names = [source, f"  {tokens:,} tokens", f"  {summary.sequences:,} sequences"]
+        facts = sources[source]
+        clusters = clusters_text(**facts["clusters"])
+        names = [source, f"  {facts['tokens']:,} tokens, {clusters}"]
         for place, layer in enumerate(summary.layers):
             table.add_row(
                 names[place] if place < len(names) else "", str(layer),
@@ -137,44 +150,14 @@ def show(
             )  # fmt: skip
     print_table(console, table)
     bands = ", ".join(f"{name} {_range(band)}" for name, band in average.layers_of_bands.items())
-    table = claim_table(statements, list(sources))
-    table.caption = f"bands of layers: {bands}; {VERDICTS}"
+    table = claim_table(statements)
+    table.caption = f"bands of layers: {bands}; {table.caption}"
     print_table(console, table)
-    for source, summary in sources.items():
-        if summary.sequences < LEAST_SEQUENCES:
-            console.print(
-                f"{source} has fewer than {LEAST_SEQUENCES} sequences: no intervals of it, nor of "
-                "averages with it",
-                highlight=False, soft_wrap=True,
-            )  # fmt: skip
-
-
-def claim_table(statements: Sequence[Claim], sources: Sequence[str]) -> Table:
-    """The claims as a table.
-
-    Where there are several sources, their average has the row, and their verdicts stand in it.
-    """
-    table = table_of("the paper's claims", (), (), VERDICTS)
-    table.add_column("claim")
-    for name in ("value", "95 % interval", "test"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("source by source")
-    for claim in statements:
-        if claim.source in sources and len(sources) > 1:
-            continue
-        key = (claim.claim, claim.number)
-        single = [c for c in statements if c.source in sources and (c.claim, c.number) == key]
-        verdicts = {verdict: [c.source for c in single if c.verdict == verdict]
-                    for verdict in ("holds", "fails", "open")}  # fmt: skip
-        by_source = "; ".join(f"{v}: {', '.join(names)}" for v, names in verdicts.items() if names)
-        table.add_row(
-            f"{claim.claim}: {claim.number}", f"{claim.value:+.3f}",
-            interval_text(claim.low, claim.high, "+.3f"),
-            f"{'>' if claim.above else '<'} {claim.bound:g}", claim.verdict,
-            by_source if claim.source == AVERAGE else claim.source,
-        )  # fmt: skip
-    return table
+    for source, facts in sources.items():
+        if facts["clusters"]["count"] < LEAST_CLUSTERS:
+            counted = clusters_text(**facts["clusters"])
+            text = f"fewer than {LEAST_CLUSTERS} have no intervals and no tests"
+            console.print(f"{source} has {counted}: {text}", highlight=False, soft_wrap=True)
 
 
 def _range(layers: Sequence[int]) -> str:

@@ -17,14 +17,15 @@ from dualpath_cli.output.colors import INK
 from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.study.figures import save
 from dualpath_cli.study.passes import read_arrays
-from dualpath_cli.study.routing.claims import Pair, same_profile
+from dualpath_cli.study.routing.claim_table import VERDICTS, as_row, claim_table
+from dualpath_cli.study.routing.claims import decided, same_profile
 from dualpath_cli.study.routing.figures import layers as layer_figures
-from dualpath_cli.study.routing.report import CLAIMS, PAGE, SUMMARY, VERDICTS, as_row, claim_table
+from dualpath_cli.study.routing.report import CLAIMS, PAGE, SUMMARY
 from dualpath_cli.study.routing.study import PASSES
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.tables import print_table, table_of
 
-SOURCE_FACTS = ("sha256", "tokens", "sequences", "anchored", "loss", "bits_per_byte")
+SOURCE_FACTS = ("sha256", "tokens", "sequences", "clusters", "anchored", "loss", "bits_per_byte")
 """What of each source is in the summary of several runs."""
 
 
@@ -44,20 +45,33 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
     if len(set(names)) < len(names):
         names = [folder.name for folder in folders]
     runs = dict(zip(names, reports, strict=True))
-    lines = dict(zip(names, map(_average, folders, reports), strict=True))
-    profiles = [
-        claim
-        for one, other in combinations(lines, 2)
-        if lines[one].layers == lines[other].layers
-        for claim in same_profile(Pair(one, other, lines[one], lines[other]))
-    ]
+    lines, untrained = (
+        {
+            name: _average(folder, report, key)
+            for (name, report), folder in zip(runs.items(), folders, strict=True)
+        }
+        for key in ("key", "untrained_key")
+    )
+    profiles = decided(
+        [
+            claim
+            for one, other in combinations(lines, 2)
+            if lines[one].layers == lines[other].layers
+            for claim in same_profile(
+                f"{one}, {other}",
+                (lines[one], lines[other]),
+                (untrained[one], untrained[other]),
+            )
+        ]
+    )
     rows = [{"run": name, **row} for name, report in runs.items() for row in report["claims"]]
     by_claim = verdicts(rows)
     rows += [{"run": claim.source, **as_row(claim)} for claim in profiles]
     if profiles:
-        print_table(console, claim_table(profiles, []))
+        print_table(console, claim_table(profiles))
     print_table(console, _table(by_claim, names))
-    written = save(out, {"depth": layer_figures.depth(lines),
+    nulls = [line for line in untrained.values() if line.layers == lines[names[0]].layers]
+    written = save(out, {"depth": layer_figures.depth(lines, Summary.average(nulls)),
                          "polarisation": layer_figures.polarisation(lines)})  # fmt: skip
     content = {
         "runs": {
@@ -82,12 +96,14 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
     return [*written, *(out / name for name in texts)]
 
 
-def _average(folder: Path, report: dict[str, Any]) -> Summary:
-    """The mean over a run's sources."""
-    layers, loops = report["layers"], report["model"]["loops"]
-    keys = [source["key"] for source in report["sources"].values()]
-    sums = [read_arrays(folder / PASSES / f"{key}.npz") for key in keys]
-    return Summary.average([Summary.from_sums(source, layers, loops) for source in sums])
+def _average(folder: Path, report: dict[str, Any], key: str) -> Summary:
+    """The mean over a run's sources: of its checkpoint's passes, or of the untrained model's."""
+    layers, model = report["layers"], report["model"]
+    passes = [read_arrays(folder / PASSES / f"{source[key]}.npz")
+              for source in report["sources"].values()]  # fmt: skip
+    return Summary.average(
+        [Summary.from_sums(sums, layers, model["loops"], model["n_layers"]) for sums in passes]
+    )
 
 
 Verdicts = dict[tuple[str, str, str], dict[str, str]]

@@ -3,7 +3,9 @@
 1. every source is cut into the windows that `validate` scores, tagged, and searched for the anchor;
 2. one pass over each source writes down a row for every token, and sums (`reader.py`, `tokens.py`,
    `sums.py`); a source that an earlier call finished is not read again (`bench.py`);
-3. from rows and sums come the summary, the claims of the paper, figures and the page.
+3. a second pass reads the model as it was before training, sums alone: what the claims of the paper
+   have to be beyond (`claims.py`);
+4. from rows and sums come the summary, the claims, figures and the page.
 """
 
 import json
@@ -20,7 +22,7 @@ from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.study.routing import report
 from dualpath_cli.study.routing.anchors import anchor_positions
 from dualpath_cli.study.routing.options import RoutingOptions
-from dualpath_cli.study.routing.reader import Reading
+from dualpath_cli.study.routing.reader import TABLE, Reading
 from dualpath_cli.study.routing.tokens import TOKENS, merge
 from dualpath_cli.study.tags import tag
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -42,28 +44,32 @@ def run(session: Session) -> None:
     module = bench.run(study, session)
     if not session.trainer.is_global_zero:
         return
-    for source, reading in study.readings.items():
+    for source, (reading, untrained) in study.readings.items():
         anchored = int((reading.anchors >= 0).sum())
-        module.sources[source] |= {"anchored": anchored, "key": reading.path.stem}
+        keys = {"key": reading.path.stem, "untrained_key": untrained.path.stem}
+        module.sources[source] |= {"anchored": anchored, **keys}
     table_facts = {
         "checkpoint": module.facts["checkpoint"]["sha256"],
         "layers": json.dumps([n for n, kind in enumerate(kinds) if kind == "dual"]),
     }
-    tables = [study.readings[source].path.with_suffix(Reading.table) for source in module.sources]
+    readings = {source: study.readings[source] for source in module.sources}
+    tables = [trained.path.with_suffix(TABLE) for trained, _ in readings.values()]
     merge(tables, options.out / TOKENS, table_facts)
     facts = {**module.facts, "tagger": tagger and tagger.facts, "anchor": options.anchor}
-    sums = {source: study.readings[source].arrays for source in module.sources}
-    report.write(session.launch, facts, module.sources, sums, session.console)
+    sums, untrained_sums = (
+        {source: passes[n].arrays for source, passes in readings.items()} for n in (0, 1)
+    )
+    report.write(session.launch, facts, module.sources, sums, untrained_sums, session.console)
 
 
 class RoutingStudy(bench.Study[Reading]):
-    """One pass for each source."""
+    """A pass over each source, and one of the untrained model."""
 
-    semantics = 2
+    semantics = 3
 
     def __init__(self, options: RoutingOptions, tagger: Tagger | None, console: Console) -> None:
         self.folder = options.out / PASSES
-        self.readings: dict[str, Reading] = {}
+        self.readings: dict[str, Sequence[Reading]] = {}
         self._options, self._tagger, self._console = options, tagger, console
 
     def passes(self, source: str, windows: Windows, tokenizer: Tokenizer) -> list[Reading]:
@@ -85,11 +91,15 @@ class RoutingStudy(bench.Study[Reading]):
                 np.array([place.get(upos, -1) for upos in window_tags])
                 for window_tags in tag(ids, tokenizer, self._tagger)
             ]
+        apart = tokenizer.token_values()
+        apart[tokenizer.eot_id] = b"\n\n"  # no word goes from one document into the next
+        anchors = anchor_positions(ids, windows.numbers, apart, self._options.anchor)
         values = tokenizer.token_values()
-        values[tokenizer.eot_id] = b"\n\n"  # no word goes from one document into the next
-        anchors = anchor_positions(ids, windows.numbers, values, self._options.anchor)
-        return [Reading(source, windows, tokenizer.token_values(), tags, anchors)]
+        return [
+            Reading(source, windows, values, tags, anchors, untrained=untrained)
+            for untrained in (False, True)
+        ]
 
     def finish(self, source: str, passes: Sequence[Reading]) -> None:
-        """Keeps the one reading for the report."""
-        (self.readings[source],) = passes
+        """Keeps both readings for the report."""
+        self.readings[source] = passes

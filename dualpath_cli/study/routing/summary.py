@@ -19,8 +19,8 @@ LEAST_TOKENS = 10
 """A part of speech with fewer tokens in a source is left out, as in the paper."""
 LEAST_ALIGNED = 10
 """So is an offset that fewer sequences reach."""
-LEAST_SEQUENCES = 10
-"""Percentiles over resamples of fewer cover too little: of 5 sequences 0.88 instead of 0.95."""
+MIDDLE = (2, 10)
+"""The layers of sixteen, from and to, that the paper calls the middle of the network."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,13 @@ class Summary:
     """Deep share of a class of tokens less that of all other tokens, (R, L)."""
     aligned: Floats
     """Deep share by offset from the anchor, (R, O, L); nan where too few sequences reach."""
-    sequences: int
-    """Of the source, or the least of several."""
+    clusters: int
+    """Documents, or else windows, of the source; the least of several."""
+    n_layers: int
+    """Layers of the model, those without gates included."""
 
     @classmethod
-    def from_sums(cls, sums: Sums, layers: Sequence[int], loops: int) -> "Summary":
+    def from_sums(cls, sums: Sums, layers: Sequence[int], loops: int, n_layers: int) -> "Summary":
         """Makes means of one source's sums."""
         with np.errstate(divide="ignore", invalid="ignore"):
             means_RLC = sums["sums"] / sums["tokens"][:, None, None]
@@ -54,7 +56,7 @@ class Summary:
         return cls(
             tuple(layers),
             {name: means_RLC[..., number] for number, name in enumerate(names)},
-            tag_means, classes, aligned, int(sums["sequences"]),
+            tag_means, classes, aligned, int(sums["clusters"]), n_layers,
         )  # fmt: skip
 
     @classmethod
@@ -74,7 +76,8 @@ class Summary:
                 for name in first.class_differences
             },
             _mean_where_any([one.aligned for one in several]),
-            min(one.sequences for one in several),
+            min(one.clusters for one in several),
+            first.n_layers,
         )
 
     @cached_property
@@ -95,20 +98,38 @@ class Summary:
         """The bands as numbers of layers."""
         return {name: [self.layers[place] for place in band] for name, band in self.bands.items()}
 
+    @property
+    def middle(self) -> list[int]:
+        """Places in `layers` of those that lie in the paper's middle by more than half."""
+        first, end = (self.n_layers * sixteenth / 16 for sixteenth in MIDDLE)
+        return [
+            place
+            for place, layer in enumerate(self.layers)
+            if min(layer + 1, end) - max(layer, first) > 0.5
+        ]
+
+    @property
+    def last(self) -> list[int]:
+        """Places in `layers` of the model's last eighth, two of sixteen, one at least."""
+        first = self.n_layers - max(1, self.n_layers // 8)
+        return [place for place, layer in enumerate(self.layers) if layer >= first]
+
+    def is_last(self, place: int) -> bool:
+        """Whether it is the model's last layer, whose output the final norm takes the scale of."""
+        return self.layers[place] == self.n_layers - 1
+
+    def named(self, places: Sequence[int]) -> str:
+        """Such as `layer 3` or `layers 2 to 9`."""
+        first, last = self.layers[places[0]], self.layers[places[-1]]
+        return f"layer {first}" if first == last else f"layers {first} to {last}"
+
     def in_band(self, values_RL: Floats, band: str) -> Floats:
         """Means over a band's layers, (R,)."""
         return values_RL[:, self.bands[band]].mean(1)
 
     def interval(self, values: Floats) -> tuple[Floats, Floats]:
-        """Returns the ends of the 95 % interval of values (R, ...); nan where nothing is known.
-
-        A few sequences say too little about others: fewer than `LEAST_SEQUENCES` have no interval.
-        Nor has what so few sequences hold that more than one resample in a hundred has none of it.
-        """
-        low, high = interval(values, least_known=0.99)
-        if self.sequences < LEAST_SEQUENCES:
-            low, high = np.full((2, *values.shape[1:]), np.nan)
-        return low, high
+        """Returns the ends of the 95 % interval of values (R, ...), nan for what is not known."""
+        return interval(values, self.clusters)
 
     def estimate(self, values: Floats) -> dict[str, Any]:
         """Mean and interval of values (R, ...), as JSON has them: None where nothing is known."""

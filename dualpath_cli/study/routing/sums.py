@@ -42,7 +42,6 @@ class RoutingSums(Metric):
     """Sums over the tokens of one source, reduced over ranks by addition."""
 
     full_state_update = False
-    sequences: torch.Tensor
     tokens: torch.Tensor
     sums: torch.Tensor
     gate_density: torch.Tensor
@@ -58,7 +57,6 @@ class RoutingSums(Metric):
         super().__init__()
         resamples, offsets = 1 + RESAMPLES, BEFORE + 1 + AFTER
         sums = {
-            "sequences": (),
             "tokens": (resamples,),
             "sums": (resamples, n_layers, len(columns(loops))),
             "gate_density": (n_layers, GATE_BINS, GATE_BINS),  # deep, wide
@@ -97,7 +95,6 @@ class RoutingSums(Metric):
         split = len(READOUTS)
         averaged = torch.cat([values[..., :split], derived, values[..., split:]], -1)
 
-        self.sequences += text.any(1).sum()
         self.tokens += weights.T @ text.double().sum(1)
         self.sums += torch.einsum("br,blc->rlc", weights, averaged.sum(1))
         self.gate_density += _density(g_w[text], g_d[text], GATE_BINS, 1.0)

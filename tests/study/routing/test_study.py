@@ -9,15 +9,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.cli import main
+from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.study.classes import LEANINGS
 from dualpath_cli.study.routing.tokens import token_texts
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training.parallel import build_model
+from dualpath_cli.training.windows import document_windows
 from tests.study.conftest import OPEN, Forwards, model_of
 from tests.tiny_run import SEQ_LEN, Fit
 
@@ -231,7 +235,32 @@ def test_a_few_sequences_have_no_intervals_and_that_is_said(run: Path, tmp_path,
     summary = json.loads((folder / "summary.json").read_text(), parse_constant=refuse)
     assert {claim["low"] for claim in summary["claims"]} == {None}
     assert {claim["verdict"] for claim in summary["claims"]} == {"open"}
-    assert "short has fewer than 10 sequences: no intervals" in capsys.readouterr().out
+    said = "short has 1 window: fewer than 10 have no intervals and no tests"
+    assert said in capsys.readouterr().out
+
+
+def test_the_untrained_model_is_the_one_that_the_run_began_with(run: Path, texts: Path, by_letter):
+    """The weights of the run's seed, read on the same tokens; what is written is of the trained."""
+    folder = routing(run)
+    summary = json.loads((folder / "summary.json").read_text())
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    model = build_model(ModelConfig(**recipe["model"]), seed=recipe["seed_everything"])
+    _, tokenizer = model_of(run)
+    documents = read_documents(Source("a", texts / "val.jsonl"))
+    windows, _ = document_windows(documents, tokenizer, SEQ_LEN)
+    cosines = []
+    for window in windows:
+        trace = RoutingTrace()
+        with torch.no_grad():
+            model(torch.from_numpy(window[None].astype(np.int64)), trace=trace)
+        cosines += torch.stack([layer.cosine[0, 1:] for layer in trace.layers], 1).tolist()
+    untrained = summary["untrained"]["held_out"]["layers"]["cosine"]["mean"]
+    assert untrained == pytest.approx(np.mean(cosines, axis=0), rel=1e-4)
+    trained = summary["sources"]["held_out"]["layers"]["cosine"]["mean"]
+    assert rows_of(folder)["cosine"].astype(float).mean(0) == pytest.approx(trained, rel=1e-5)
+    assert np.abs(np.subtract(trained, untrained)).max() > 0.01
+    (claim,) = [c for c in summary["claims"] if c["number"] == "cosine, layer 0"]
+    assert (claim["value"], claim["untrained"]) == pytest.approx((trained[0], untrained[0]))
 
 
 # Files
@@ -254,7 +283,7 @@ def test_the_command_writes_and_names_everything(run: Path, by_letter, drawn, ca
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     assert re.search(r"held_out +│ +0 │ +0\.\d{3} │ 0\.\d{3} to 0\.\d{3} │", shown)
-    assert re.search(r"  \d+ tokens +│ +1 │", shown)
+    assert re.search(r"  \d+ tokens, 15 windows +│ +1 │", shown)
     assert "arithmetic (NUM, SYM) leans deep" in shown
 
 
@@ -287,12 +316,12 @@ def test_what_is_done_is_not_read_again(
     whole = routing(run, *sources, "--out", str(run / "whole"))
     batches = len(forwards.names)
     out = ["--out", str(run / "parts")]
-    forwards.allowed = batches + 20  # in the middle of the second source
+    forwards.allowed = batches + 20  # in the middle of the second source, of twice as many batches
     assert main(["routing", "--ckpt_path", str(run), *sources, *out]) == 130
     left = [path for path in (run / "parts").rglob("*") if path.is_file()]
     kinds = sorted((path.name[:2], path.suffix) for path in left)
     assert kinds == [("a-", ".npz"), ("a-", ".parquet")]  # nothing half-written
-    assert "a finished; the same command continues" in capsys.readouterr().out
+    assert "1 of 4 passes are kept; the same command continues" in capsys.readouterr().out
     forwards.names.clear()
     forwards.allowed = float("inf")
     parts = routing(run, *sources, *out)

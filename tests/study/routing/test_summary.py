@@ -1,4 +1,4 @@
-"""What is told from the sums: tags, classes, averages over sources, the claims' verdicts."""
+"""What is told from the sums: tags, classes, averages over sources, bands of layers."""
 
 import dataclasses
 
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from dualpath_cli.study.bootstrap import RESAMPLES
 from dualpath_cli.study.classes import LEANINGS, UPOS
-from dualpath_cli.study.routing.claims import Claim, Pair, claims, same_profile
 from dualpath_cli.study.routing.summary import Summary, tag_box
 from dualpath_cli.study.routing.sums import AFTER, BEFORE, SHARE_BINS
 from tests.study.routing.test_sums import LAYERS, LOOPS, batch, sums_of
@@ -29,12 +28,13 @@ def summary_of(layers: int = 6, **means: float | list[float]) -> Summary:
     return Summary(
         tuple(range(layers)), columns, nothing,
         {leaning.name: np.full((RESAMPLED, layers), np.nan) for leaning in LEANINGS},
-        np.full((RESAMPLED, BEFORE + 1 + AFTER, layers), np.nan), sequences=100,
+        np.full((RESAMPLED, BEFORE + 1 + AFTER, layers), np.nan), clusters=100, n_layers=layers,
     )  # fmt: skip
 
 
-def verdicts(summary: Summary) -> dict[str, str]:
-    return {claim.number: claim.verdict for claim in claims({"a": summary}, summary)}
+def from_batch(data: dict[str, torch.Tensor]) -> Summary:
+    sums = sums_of(data) | {"clusters": np.array(len(data["text"]))}
+    return Summary.from_sums(sums, range(LAYERS), LOOPS, LAYERS)
 
 
 # Means and differences
@@ -47,7 +47,7 @@ def test_a_rare_part_of_speech_is_left_out_and_a_frequent_one_is_a_mean():
     data["tags"][:] = UPOS.index("NOUN")
     data["tags"].view(-1)[:9] = UPOS.index("NUM")
     data["tags"].view(-1)[9:19] = UPOS.index("SYM")
-    summary = Summary.from_sums(sums_of(data), range(LAYERS), LOOPS)
+    summary = from_batch(data)
     assert {UPOS[place] for place in summary.known_tags} == {"NOUN", "SYM"}  # NUM has nine
     means = [summary.tag_means[0, place].mean() for place in summary.known_tags]
     assert means == sorted(means)
@@ -59,7 +59,7 @@ def test_a_rare_part_of_speech_is_left_out_and_a_frequent_one_is_a_mean():
 
 def test_a_class_is_compared_with_all_other_tagged_tokens():
     data = batch(3, sequences=6, length=40)
-    summary = Summary.from_sums(sums_of(data), range(LAYERS), LOOPS)
+    summary = from_batch(data)
     tags, text = data["tags"].numpy(), data["text"].numpy()
     share = data["values"][..., 5].numpy()
     for leaning in LEANINGS:
@@ -70,8 +70,8 @@ def test_a_class_is_compared_with_all_other_tagged_tokens():
 
 
 def test_sources_weigh_the_same_however_long_they_are():
-    short = Summary.from_sums(sums_of(batch(0, 2, 10)), range(LAYERS), LOOPS)
-    long = Summary.from_sums(sums_of(batch(1, 20, 30)), range(LAYERS), LOOPS)
+    short = from_batch(batch(0, 2, 10))
+    long = from_batch(batch(1, 20, 30))
     both = Summary.average([short, long])
     for name in short.means:
         np.testing.assert_allclose(both.means[name], (short.means[name] + long.means[name]) / 2)
@@ -82,11 +82,10 @@ def test_sources_weigh_the_same_however_long_they_are():
 
 
 def test_an_average_knows_no_more_than_its_shortest_source():
-    few, many = (dataclasses.replace(summary_of(), sequences=n) for n in (9, 1000))
+    few, many = (dataclasses.replace(summary_of(), clusters=n) for n in (9, 1000))
     both = Summary.average([many, few])
     assert both.estimate(both.means["cosine"])["low"] == [None] * 6
-    assert verdicts(both)["cosine, middle band"] == "open"
-    assert verdicts(many)["cosine, middle band"] == "holds"
+    assert many.estimate(many.means["cosine"])["low"] == [0.3] * 6
 
 
 def test_what_is_in_one_sequence_alone_has_no_interval():
@@ -94,7 +93,7 @@ def test_what_is_in_one_sequence_alone_has_no_interval():
     data["tags"][:] = UPOS.index("NOUN")
     data["tags"][7] = UPOS.index("SYM")
     data["weights"][7, 1:] = torch.poisson(torch.ones(RESAMPLES))  # none in a third of them
-    report = Summary.from_sums(sums_of(data), range(LAYERS), LOOPS).report()
+    report = from_batch(data).report()
     assert report["upos"]["SYM"]["deep_share"]["mean"] > 0
     assert report["upos"]["SYM"]["deep_share"]["low"] is None
     assert report["upos"]["NOUN"]["deep_share"]["low"] is not None
@@ -114,6 +113,29 @@ def test_bands_are_thirds_of_the_layers(layers, expected):
     assert {name: (own[0], own[-1]) for name, own in bands.items()} == expected
 
 
+@pytest.mark.parametrize(
+    ("layers", "middle", "last"),
+    [
+        (16, range(2, 10), [14, 15]),  # the paper's
+        (8, range(1, 5), [7]),
+        (4, [1], [3]),  # layers 0 and 2 are half in the middle, which is not more than half
+        (3, [0, 1], [2]),
+        (2, [0], [1]),
+        (1, [], [0]),
+    ],
+)
+def test_the_middle_is_the_papers_scaled_to_the_depth(layers, middle, last):
+    summary = summary_of(layers)
+    assert (summary.middle, summary.last) == (list(middle), last)
+
+
+def test_layers_without_gates_count_for_the_depth():
+    summary = dataclasses.replace(summary_of(4), layers=(1, 7, 8, 14), n_layers=16)
+    assert (summary.middle, summary.last) == ([1, 2], [3])
+    assert [summary.is_last(place) for place in range(4)] == [False] * 4
+    assert dataclasses.replace(summary, n_layers=15).is_last(3)
+
+
 @given(st.lists(st.integers(0, 5), min_size=SHARE_BINS, max_size=SHARE_BINS).filter(any))
 def test_a_box_has_the_quantiles_of_the_shares(counts):
     values = np.repeat((np.arange(SHARE_BINS) + 0.5) / SHARE_BINS, counts)
@@ -122,106 +144,3 @@ def test_a_box_has_the_quantiles_of_the_shares(counts):
     for name, percent in parts.items():
         expected = np.percentile(values, percent, method="inverted_cdf")
         assert box[name] == pytest.approx(expected, abs=1e-9)
-
-
-# Claims
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "above", "verdict"),
-    [
-        (0.1, 0.2, True, "holds"), (0.1, 0.2, False, "fails"), (-0.2, -0.1, True, "fails"),
-        (-0.2, -0.1, False, "holds"), (-0.1, 0.1, True, "open"), (-0.1, 0.1, False, "open"),
-        (float("nan"), float("nan"), True, "open"),
-    ],
-)  # fmt: skip
-def test_a_claim_is_decided_only_by_a_whole_interval(low, high, above, verdict):
-    assert Claim("", "", "", 0.0, low, high, 0.0, above).verdict == verdict
-
-
-def test_the_profile_of_the_paper_holds_and_its_reverse_fails():
-    paper = summary_of(deep_share=[0.45, 0.4, 0.3, 0.3, 0.5, 0.6], cosine=0.1)
-    assert verdicts(paper)["deep share, middle band"] == "holds"
-    assert verdicts(paper)["deep share, last 1 of 6 layers"] == "holds"
-    assert verdicts(paper)["late - middle band"] == "holds"
-    assert verdicts(paper)["cosine, middle band"] == "holds"
-    reverse = summary_of(deep_share=[0.5, 0.5, 0.7, 0.7, 0.4, 0.3], cosine=0.9)
-    assert set(verdicts(reverse).values()) == {"fails", "open"}
-    assert verdicts(reverse)["deep share, middle band"] == "fails"
-
-
-def test_gates_that_part_with_depth_polarise():
-    growing = summary_of(gate_difference=[0.1, 0.1, 0.2, 0.3, 0.5, 0.5], only_deep=[0] * 5 + [0.4])
-    found = verdicts(growing)
-    assert found["|g_d - g_w|, late - early band"] == "holds"
-    assert found["tokens with gates above 0.9 and below 0.1, late - early band"] == "holds"
-    level = verdicts(summary_of(gate_difference=0.2, only_deep=0.0, only_wide=0.0))
-    assert level["|g_d - g_w|, late - early band"] == "open"
-    assert len(level) == len(found) - 1  # no token is in a corner: nothing to say of them
-
-
-def test_two_sources_are_compared_after_the_anchor_in_the_late_layers():
-    one = summary_of()
-    shares = np.full(one.aligned.shape, np.nan)
-    shares[:, BEFORE - 2 : BEFORE + 6] = 0.4
-    deeper = shares.copy()
-    deeper[:, BEFORE + 1 : BEFORE + 4, 4:] += 0.2  # after the anchor, late
-    deeper[:, BEFORE - 2 : BEFORE + 1] -= 0.9  # before it, which does not count
-    deeper[:, BEFORE + 4 :] = np.nan
-    gsm8k, arc = (dataclasses.replace(one, aligned=each) for each in (deeper, shares))
-    for sources in ({"gsm8k": gsm8k, "arc": arc}, {"arc": arc, "gsm8k": gsm8k}):
-        late, every = [c for c in claims(sources, one) if c.source == "gsm8k, arc"]
-        assert late.number == every.number == "mean of 3 positions' deep share, gsm8k - arc"
-        assert ("in late layers" in late.claim, "in all layers" in every.claim) == (True, True)
-        assert (late.value, every.value) == (pytest.approx(0.2), pytest.approx(0.2 * 2 / 6))
-        assert (late.verdict, every.verdict) == ("holds", "holds")
-    # The paper says nothing of two sources that are both no reasoning task.
-    assert not [c for c in claims({"a": gsm8k, "b": arc}, one) if "anchor" in c.claim]
-
-
-def test_a_pair_knows_no_more_than_its_shorter_source():
-    shares = np.full(summary_of().aligned.shape, 0.4)
-    long = dataclasses.replace(summary_of(), aligned=shares + 0.2, tag_means=TAGS)
-    short = dataclasses.replace(summary_of(), aligned=shares, tag_means=TAGS, sequences=9)
-    for other, verdict in ((long, "holds"), (short, "open")):
-        less = dataclasses.replace(other, aligned=shares)
-        pairs = [c for c in claims({"gsm8k": long, "arc": less}, long) if c.source == "gsm8k, arc"]
-        assert [claim.verdict for claim in pairs] == [verdict] * 3
-        rising = [{**each.means, "deep_share": np.tile(np.arange(6.0), (RESAMPLED, 1))}
-                  for each in (long, other)]  # fmt: skip
-        runs = (dataclasses.replace(each, means=means)
-                for each, means in zip((long, other), rising, strict=True))  # fmt: skip
-        (same,) = same_profile(Pair("a", "b", *runs))
-        assert same.verdict == verdict
-
-
-def test_the_order_of_parts_of_speech_is_compared_by_rank():
-    plain = summary_of()
-    same, opposite = (
-        [c for c in claims({"a": dataclasses.replace(plain, tag_means=TAGS),
-                            "b": dataclasses.replace(plain, tag_means=other)}, plain)
-         if c.source == "a, b"]
-        for other in (TAGS**3, 1 - TAGS)
-    )  # fmt: skip
-    assert (same[0].value, same[0].verdict) == (pytest.approx(1), "holds")
-    assert (opposite[0].value, opposite[0].verdict) == (pytest.approx(-1), "fails")
-
-
-def test_a_tag_that_a_resample_lacks_is_not_ranked_in_it():
-    missing = TAGS.copy()
-    missing[1:5, 4] = np.nan  # the deepest one, in four of ten resamples
-    plain = summary_of()
-    sources = {name: dataclasses.replace(plain, tag_means=means)
-               for name, means in (("a", TAGS), ("b", missing))}  # fmt: skip
-    (claim,) = [c for c in claims(sources, plain) if c.source == "a, b"]
-    assert claim.value == pytest.approx(1)
-    assert np.isnan([claim.low, claim.high]).all()  # too many resamples say nothing
-
-
-def test_two_runs_share_a_profile_where_their_layers_go_together():
-    one = summary_of(deep_share=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    like, unlike = (summary_of(deep_share=list(0.3 + sign * np.arange(6) / 20)) for sign in (1, -1))
-    (same,), (opposite,) = (
-        list(same_profile(Pair("a", "b", one, other))) for other in (like, unlike)
-    )
-    assert (same.verdict, opposite.verdict) == ("holds", "fails")

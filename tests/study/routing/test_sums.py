@@ -4,7 +4,6 @@ import math
 from itertools import pairwise
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +12,6 @@ from dualpath_cli.study.bootstrap import resample_weights
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.routing import sums
 from dualpath_cli.study.routing.readouts import READOUTS
-from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import (
     AFTER,
     BEFORE,
@@ -65,7 +63,6 @@ def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
     expected = {name: np.zeros_like(array) for name, array in actual.items()}
     for s in range(5):
         weight = data["weights"][s].numpy()
-        expected["sequences"] += bool(data["text"][s].any())
         for t in range(70):
             if not data["text"][s, t]:
                 continue
@@ -125,17 +122,6 @@ def test_memory_does_not_grow_with_the_text():
     for seed in range(5):
         metric.update(**batch(seed, 30, 40))
     assert {name: getattr(metric, name).shape for name in metric._defaults} == before
-
-
-# Intervals
-
-
-@pytest.mark.parametrize(("sequences", "there"), [(1, False), (9, False), (10, True)])
-def test_few_sequences_have_no_interval(sequences, there):
-    summary = Summary.from_sums(sums_of(batch(0, sequences, 9)), range(LAYERS), LOOPS)
-    estimate = summary.estimate(summary.means["deep_share"])
-    assert None not in estimate["mean"]
-    assert all((low is not None) == there for low in (*estimate["low"], *estimate["high"]))
 
 
 def test_what_is_no_number_is_in_the_bins_of_its_side():

@@ -23,8 +23,10 @@ LINES = [color for color in SOURCES if color not in (INK, DEEP, WIDE)]
 """Of sources and runs: not the mean's colour, nor those of the paths."""
 
 
-def depth(lines: Mapping[str, Summary]) -> Figure:
+def depth(lines: Mapping[str, Summary], untrained: Summary) -> Figure:
     """Deep share and cosine per layer: a line each, and their mean where it has a meaning.
+
+    `untrained` is the mean over sources, or over runs as well, of the model before training.
 
     The paper's figure `path_alignment`, there with a line a checkpoint.
     """
@@ -38,6 +40,8 @@ def depth(lines: Mapping[str, Summary]) -> Figure:
         if len(lines) > 1 and len({line.layers for line in lines.values()}) == 1:
             mean = Summary.average(list(lines.values()))
             ax.plot(mean.layers, mean.means[name][0], color=INK, linewidth=2.2, label="mean")
+        ax.plot(untrained.layers, untrained.means[name][0], "--", color=MUTED, linewidth=1.2,
+                label="untrained")  # fmt: skip
         _layer_axis(ax, max((line.layers for line in lines.values()), key=len), title)
         ax.axhline(even, color=MUTED, linewidth=0.8, linestyle=":")
     axes[0, 0].legend(frameon=False, fontsize=8)
