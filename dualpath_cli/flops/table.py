@@ -213,7 +213,7 @@ def configurations_text(groups: Sequence[Sequence[Description]]) -> str:
     title = f"budget {format_size(target.budget)} linear FLOPs per token and layer"
     if target.match == "total":
         title += (
-            f"; linear + attention scores matched to {target.matched_budget:,} "
+            f"\nlinear + attention scores matched to {target.matched_budget:,} "
             f"(budget + {target.reference_passes} passes)"
         )
     table = _table_by_reading if target.match == "total" else _table_of_both

@@ -294,7 +294,7 @@ def test_table_matched_in_total_shows_widths_and_multiple_of_each_reading(
     answer: Answer, described: Described
 ) -> None:
     lines = answer("--budget 80M --table --match total").splitlines()
-    assert max(map(len, lines)) <= 120
+    assert max(map(len, lines)) <= 100
     starts = [lines.index(next(x for x in lines if x.startswith(r))) for r in ("as w", "as t")]
     for start, reading in zip(starts, paper.READINGS, strict=True):
         models = described(f"--budget 80M --table --match total --reading {reading}")
