@@ -58,7 +58,7 @@ def _arithmetic() -> Finding:
         deep = sum(lean(colour) > 0 for _, colour in colours)
         sides.append(f"{deep} of {len(colours)} in the {part}")
     return Finding(
-        f"Of the classes of tokens, {', '.join(classes)} trend deep (abstract).",
+        f"Tokens of these classes trend deep (abstract): {', '.join(classes)}.",
         f"Section 4.3 puts {' and '.join(astray) or 'none of them lower'}. Of the numbers in the "
         f"printed GSM8K sequence, {' and '.join(sides)} are on the deep side.",
         holds(not astray),
