@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,18 @@ def test_a_recipe_trains_as_the_paper_does(row: paper.Configuration, fit: Fit) -
     assert run.batch_tokens == paper.GPUS * 2 * 4 * 4096
     assert prepared.settings.data.path == "data/nemotron-cc"
     assert prepared.settings.trainer.precision == "bf16-mixed"
+
+
+def test_the_base_writes_out_the_model_fields_that_the_page_of_the_paper_lists() -> None:
+    """Rows marked with a dagger are of the numerics, which `trained_numerics` sets."""
+    page = (Path(__file__).parents[1] / "docs" / "paper.md").read_text(encoding="utf-8")
+    rows = [row for row in page.splitlines() if row.startswith("|") and "†" not in row]
+    fields = re.findall(r"`model\.(\w+)`: ([^\s|,;]+)", "\n".join(rows))
+    written = recipes.load("paper")["model"]
+    assert {"norm_eps", "init_std", "rope_base", "gain_init"} <= dict(fields).keys()
+    for name, value in fields:
+        shown = value.replace(",", "").replace("\u2212", "-")
+        assert str(written[name]).lower() == shown or written[name] == float(shown)
 
 
 def test_the_papers_optimizer_is_that_of_appendix_a() -> None:

@@ -75,15 +75,16 @@ def add_arguments(parser: Any) -> None:
         "--match",
         metavar="WHAT",
         help="linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and "
-        "attention scores meet the budget plus the K + 1 attention passes of a dual block, so "
-        "wide and loop blocks get wider FFNs. Default: linear.",
+        "attention scores meet the budget plus the K + 1 attention passes of a dual block, to "
+        "within 1 percent, so wide and loop blocks get wider FFNs. Default: linear.",
     )
     block.add_argument(
         "--width-multiple",
         type=int,
         metavar="N",
         help="Multiple that widths are solved in and that effective widths round up to, under "
-        "both readings. Default: solve in 64; effective widths 64 as written, 256 as trained.",
+        "both readings. Default: solve in 64; effective widths 64 as written, 256 as trained. "
+        "Under --match total: the coarsest of 64 (256) and its halves that gets within 1 percent.",
     )
     backbone = parser.add_argument_group("the backbone")
     for option, help_text in (

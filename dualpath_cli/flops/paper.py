@@ -140,6 +140,11 @@ def results(budget_name: str) -> dict[str, dict[str, float]]:
     }
 
 
+def ablation_sources() -> list[str]:
+    """Names of the texts that the table of ablations has losses of."""
+    return list(_tables()["ablation_sources"])
+
+
 def inference_ablation(intervention: str, source: str) -> float | None:
     """Loss of F80M a50 K4 under an intervention (table `ablations`), nats a token, if it is there.
 
@@ -163,5 +168,5 @@ def _by_source(table: str, row: str, source: str) -> float | None:
 
 
 def stated(name: str) -> Any:
-    """A number that the text states, by its name in paper_tables.json."""
+    """What the text, a caption or a printed sequence states, by its name in paper_tables.json."""
     return _tables()["stated"][name]

@@ -97,6 +97,7 @@ class Description:
             "d_ffn_wide": self.width("d_ffn_wide"),
             "d_ffn_effective": self.effective("d_ffn"),
             "d_ffn_wide_effective": self.effective("d_ffn_wide"),
+            "ffn_multiple_of": self.config.ffn_multiple_of,
             "params": count.parameters(self.config),
             "params_non_embedding": count.parameters_non_embedding(self.config),
             "flops_per_token_per_layer": self.layer,

@@ -8,7 +8,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.report import Description, Hardware
-from dualpath_cli.flops.widths import Target, solve_widths
+from dualpath_cli.flops.widths import Target, solve_widths, solve_within
 from dualpath_cli.sizes import parse_size
 
 DEFAULT_TFLOPS = 68.0
@@ -117,10 +117,15 @@ def _hardware(options: Options, tokens_of_recipe: int | None = None) -> Hardware
 
 
 def _describe(target: Target, reading: paper.Reading, options: Options) -> Description:
-    widths = solve_widths(target)
     chosen = paper.reading_fields(reading)
     if options["width_multiple"] is not None:
         chosen["ffn_multiple_of"] = target.multiple_of
+        widths = solve_widths(target)
+    elif target.match == "total":
+        target, widths = solve_within(replace(target, multiple_of=chosen["ffn_multiple_of"]))
+        chosen["ffn_multiple_of"] = target.multiple_of
+    else:
+        widths = solve_widths(target)
     config = ModelConfig(
         vocab_size=_count(options, "vocab", 50304),
         n_layers=_count(options, "layers", 16),

@@ -1,11 +1,12 @@
 """The plain-text tables of `dualpath flops`."""
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from textwrap import wrap
 
 from dualpath_cli.flops import count
 from dualpath_cli.flops.report import Description, Hardware, align
+from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.sizes import format_size
 
 WIDTH = 100
@@ -24,7 +25,8 @@ def as_text(descriptions: Sequence[Description]) -> str:
     lines = [*_title(first), ""]
     lines += align(_rows(descriptions))
     paragraphs = [_training(first.hardware)] if _shows_hours(first) else []
-    paragraphs += _clamp_notes(first)
+    notes = [*map(_clamp_notes, descriptions), *map(_distance_notes, descriptions)]
+    paragraphs += dict.fromkeys(chain(*notes))
     if len(descriptions) == 2:
         paragraphs.append(what_differs(*descriptions))
     for paragraph in paragraphs:
@@ -43,7 +45,7 @@ def _title(description: Description) -> list[str]:
             f"{target.block} block{deep}{split}, "
             f"budget {format_size(target.budget)} linear FLOPs per token and layer"
         )
-        if target.match == "total":
+        if _in_total(description):
             title += (
                 f"\nmatched in total: linear + attention scores = {target.matched_budget:,} "
                 f"(budget + {target.reference_passes} passes)"
@@ -73,6 +75,8 @@ def _rows(descriptions: Sequence[Description]) -> list[list[str]]:
     if kinds != {"loop"}:
         row("d_ffn_wide, wide path", lambda d: d.width("d_ffn_wide"))
         row("  effective width", lambda d: d.effective("d_ffn_wide"))
+    if _in_total(first):
+        row("multiple of widths, ffn_multiple_of", lambda d: d.config.ffn_multiple_of)
     row("parameters", lambda d: count.parameters(d.config))
     row("  outside embedding and head", lambda d: count.parameters_non_embedding(d.config))
     mixed = " (mean of layers)" if len(kinds) > 1 else ""
@@ -89,13 +93,17 @@ def _rows(descriptions: Sequence[Description]) -> list[list[str]]:
     row(f"  attention scores, {_times(per_layer)}", lambda d: d.layer["attention_scores"])
     row("  total", lambda d: d.layer["total"])
     if first.budget_ratio is not None:
-        total = first.target is not None and first.target.match == "total"
-        what = "linear + attention" if total else "linear total"
+        what = "linear + attention" if _in_total(first) else "linear total"
         row(f"ratio to the budget, {what}", lambda d: f"{d.budget_ratio:.4f}")
     row("training FLOPs per token", lambda d: d.training_flops)
     if _shows_hours(first):
         row("training hours", lambda d: _hours(d.hours))
     return rows
+
+
+def _in_total(description: Description) -> bool:
+    """Whether widths were solved, in each reading's own multiple, for equal sums with attention."""
+    return description.target is not None and description.target.match == "total"
 
 
 def _times(n: int | str) -> str:
@@ -138,10 +146,22 @@ def _clamp_notes(description: Description) -> list[str]:
     if description.target is None or description.widths is None:
         return []
     exact = dict(zip(("d_ffn", "d_ffn_wide"), description.target.exact_widths(), strict=True))
+    whose = f"{_heading(description)}, " if _in_total(description) else ""
+    above = f"{whose}above its share".capitalize()
     return [
-        f"Above its share: {name} is raised to {description.target.multiple_of}, the smallest "
-        f"multiple, as the exact effective width is {float(exact[name] or 0):.1f}."
+        f"{above}: {name} is raised to {description.target.multiple_of}, "
+        f"the smallest multiple, as the exact effective width is {float(exact[name] or 0):.1f}."
         for name in description.widths.clamped
+    ]
+
+
+def _distance_notes(description: Description) -> list[str]:
+    ratio = description.budget_ratio
+    if not _in_total(description) or ratio is None or abs(ratio - 1) <= TOLERANCE:
+        return []
+    return [
+        f"{_heading(description)}: in multiples of {description.config.ffn_multiple_of} the "
+        f"matched sum is not met to within {float(100 * TOLERANCE):g} %.".capitalize()
     ]
 
 
@@ -159,20 +179,31 @@ def what_differs(written: Description, trained: Description) -> str:
             if before is not None and after is not None and before != after
         ]
         effect = f" ({', '.join(changes)})" if changes else " (no change here)"
-        causes.append(
-            f"effective widths round up to {multiples[1]} instead of {multiples[0]}{effect}"
+        how = (
+            "widths are solved in multiples of"
+            if _in_total(trained)
+            else "effective widths round up to"
         )
+        causes.append(f"{how} {multiples[1]} instead of {multiples[0]}{effect}")
     if written.config.tie_embeddings != trained.config.tie_embeddings:
         head = count.parameters_by_part(trained.config)["head"]
         causes.append(f"the head has its own matrix ({head / 1e6:.1f}M)")
-    router = " and the router's step index" if trained.config.routes_steps else ""
+    others = "the order of RoPE and QK-norm differs"
+    if trained.config.routes_steps:
+        others = "the order of RoPE and QK-norm and the router's step index differ"
     more_flops = trained.layer["linear_total"] / written.layer["linear_total"] - 1
     more_params = count.parameters(trained.config) - count.parameters(written.config)
+    flops, params = _more(100 * more_flops, ".2f", " %"), _more(more_params / 1e6, ".1f", "M")
     return (
-        f"What differs: as trained, {' and '.join(causes)}: {100 * more_flops:.2f} % more linear "
-        f"FLOPs and {more_params / 1e6:.1f}M more parameters than as written; the order of RoPE "
-        f"and QK-norm{router} {'differ' if router else 'differs'} too, at no cost."
+        f"What differs: as trained, {' and '.join(causes)}: {flops} linear FLOPs and {params} "
+        f"parameters than as written; {others} too, at no cost."
     )
+
+
+def _more(change: float, form: str, unit: str) -> str:
+    if change == 0:
+        return "no more"
+    return f"{abs(change):{form}}{unit} {'fewer' if change < 0 else 'more'}"
 
 
 def configurations_text(groups: Sequence[Sequence[Description]]) -> str:
@@ -182,37 +213,58 @@ def configurations_text(groups: Sequence[Sequence[Description]]) -> str:
     title = f"budget {format_size(target.budget)} linear FLOPs per token and layer"
     if target.match == "total":
         title += (
-            f"; linear + attention scores matched to {target.matched_budget:,} "
+            f"\nlinear + attention scores matched to {target.matched_budget:,} "
             f"(budget + {target.reference_passes} passes)"
         )
-    ratio = "linear/budget" if target.match == "linear" else "spent/matched"
-    rows = [["", "", ""], ["configuration", "d_ffn", "d_ffn_wide"]]
-    for description in groups[0]:
-        rows[0] += ["", _heading(description), ""]
-        rows[1] += ["params", ratio, "total"]
-    for group in groups:
-        first = group[0]
-        clamp = "*" if first.widths is not None and first.widths.clamped else ""
-        row = [
-            _label(first),
-            _width(first.width("d_ffn")) + clamp,
-            _width(first.width("d_ffn_wide")),
-        ]
-        for description in group:
-            row += [
-                f"{count.parameters(description.config) / 1e6:.1f}M",
-                f"{description.budget_ratio:.4f}",
-                f"{description.layer['total'] / 1e6:.1f}M",
-            ]
-        rows.append(row)
+    table = _table_by_reading if target.match == "total" else _table_of_both
     legend = (
         "total: linear FLOPs, router and attention scores per token and layer, "
         f"{groups[0][0].seq_len} tokens a sequence"
     )
-    lines = [title, "", *align(rows), "", legend]
-    if any(row[1].endswith("*") for row in rows):
+    lines = [title, "", *table(groups), "", legend]
+    if target.match == "total":
+        lines.append("multiple: of both widths and of their effective ones, model.ffn_multiple_of")
+    if any(d.widths is not None and d.widths.clamped for group in groups for d in group):
         lines.append("*: raised to the smallest multiple, above its share of the budget")
     return "\n".join(lines)
+
+
+def _table_of_both(groups: Sequence[Sequence[Description]]) -> list[str]:
+    """Widths of the paper's solver, which both readings share, then what each makes of them."""
+    rows = [["", "", ""], ["configuration", "d_ffn", "d_ffn_wide"]]
+    for description in groups[0]:
+        rows[0] += ["", _heading(description), ""]
+        rows[1] += ["params", "linear/budget", "total"]
+    rows += [[_label(g[0]), *_widths(g[0]), *chain(*map(_spending, g))] for g in groups]
+    return align(rows)
+
+
+def _table_by_reading(groups: Sequence[Sequence[Description]]) -> list[str]:
+    """A table for each reading, as each has widths of its own."""
+    lines: list[str] = []
+    for column in zip(*groups, strict=True):
+        rows = [["d_ffn", "d_ffn_wide", "multiple", "params", "spent/matched", "total"]]
+        rows[0].insert(0, _heading(column[0]))
+        for d in column:
+            multiple = str(d.config.ffn_multiple_of)
+            rows.append([_label(d), *_widths(d), multiple, *_spending(d)])
+        lines += ["", *align(rows)]
+    return lines[1:]
+
+
+def _spending(description: Description) -> list[str]:
+    return [
+        f"{count.parameters(description.config) / 1e6:.1f}M",
+        f"{description.budget_ratio:.4f}",
+        f"{description.layer['total'] / 1e6:.1f}M",
+    ]
+
+
+def _widths(description: Description) -> list[str]:
+    """Both configured widths, with a star where one was raised."""
+    clamped = () if description.widths is None else description.widths.clamped
+    names = ("d_ffn", "d_ffn_wide")
+    return [_width(description.width(n)) + ("*" if n in clamped else "") for n in names]
 
 
 def _label(description: Description) -> str:

@@ -1,4 +1,8 @@
-"""The FFN widths that a FLOP budget buys (appendix FLOP-matching, "Solving for FFN widths")."""
+"""The FFN widths that a FLOP budget buys (appendix FLOP-matching, "Solving for FFN widths").
+
+`solve_widths` follows the paper, in one given multiple. `solve_within` looks for the multiple, too:
+equal sums of linear FLOPs and attention scores (--match total) need finer ones than the paper's.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +15,9 @@ from dualpath_cli.flops.count import passes, projection_flops, score_flops
 from dualpath_cli.sizes import format_size
 
 Match = Literal["linear", "total"]
+
+TOLERANCE = Fraction(1, 100)
+"""How far from the matched sum `solve_within` lets a block's FLOPs be."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,19 @@ class Target:
         share = Fraction(str(self.alpha)) / 100  # str: 12.1 is 121/10, not its binary neighbour
         return width(flops * share / self.loops), width(flops * (1 - share))
 
+    def spent(self, d_ffn: int | None, d_ffn_wide: int | None) -> int:
+        """FLOPs per token and layer of a block with these configured widths.
+
+        Counted as ``matched_budget`` is: linear FLOPs, with attention scores under match total.
+        """
+        projections = projection_flops(self.d_model, self.n_heads, self.n_kv_heads)
+        flops = 4 * self.d_model if self.block == "dual" else 0
+        for width, times in ((d_ffn, self.loops), (d_ffn_wide, 1)):
+            if width is not None:
+                effective = effective_width(width, self.multiple_of)
+                flops += times * (projections + 6 * self.d_model * effective)
+        return flops + self.matched_budget - self.linear_budget
+
     @property
     def has_room(self) -> bool:
         """Whether every path has FLOPs left for its FFN after its attention projections."""
@@ -133,6 +153,25 @@ def solve_widths(target: Target) -> Widths:
     clamped = tuple(name for name, width in widths.items() if width == 0)
     widths |= dict.fromkeys(clamped, m)
     return Widths(**widths, clamped=clamped)
+
+
+def solve_within(target: Target) -> tuple[Target, Widths]:
+    """The coarsest width multiple that spends the matched budget to within TOLERANCE.
+
+    Candidates are ``target.multiple_of`` and its halves, down to an odd number. Returns the target
+    with the multiple found, and the widths in it. Where no candidate will do, as can be for a
+    ``d_model`` below 150 (one more channel of a pass is then over 1 % of its projections), it is
+    the finest.
+
+    Raises UserError where a path has nothing left for its FFN, and names what would do.
+    """
+    while True:
+        widths = solve_widths(target)
+        spent = target.spent(widths.d_ffn, widths.d_ffn_wide)
+        near = abs(spent - target.matched_budget) <= TOLERANCE * target.matched_budget
+        if near or target.multiple_of % 2:
+            return target, widths
+        target = replace(target, multiple_of=target.multiple_of // 2)
 
 
 def largest_width(exact: Fraction, multiple_of: int) -> int:

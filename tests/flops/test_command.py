@@ -23,8 +23,8 @@ from tests.conftest import OutputOf
 from tests.flops.test_count_and_widths import small
 
 KEYS = ["block", "alpha", "loops", "d_ffn", "d_ffn_wide", "d_ffn_effective",
-        "d_ffn_wide_effective", "params", "params_non_embedding", "flops_per_token_per_layer",
-        "budget", "budget_ratio", "reading"]  # fmt: skip
+        "d_ffn_wide_effective", "ffn_multiple_of", "params", "params_non_embedding",
+        "flops_per_token_per_layer", "budget", "budget_ratio", "reading"]  # fmt: skip
 PARTS = ["deep", "wide", "gate", "router", "attention_scores", "linear_total", "total"]
 DUAL = "--budget 80M --alpha 50 --k 4"
 
@@ -69,9 +69,10 @@ def test_json_is_a_list_of_both_readings_or_one_object(described: Described) -> 
         assert described(f"{DUAL} --reading {model['reading']}") == model
     assert both[1] | {"flops_per_token_per_layer": None} == {
         "block": "dual", "alpha": 50, "loops": 4, "d_ffn": 1600, "d_ffn_wide": 11392,
-        "d_ffn_effective": 1280, "d_ffn_wide_effective": 7680, "params": 483_156_880,
-        "params_non_embedding": 405_889_936, "flops_per_token_per_layer": None,
-        "budget": 80_000_000, "budget_ratio": 82_578_432 / 80_000_000, "reading": "as_trained",
+        "d_ffn_effective": 1280, "d_ffn_wide_effective": 7680, "ffn_multiple_of": 256,
+        "params": 483_156_880, "params_non_embedding": 405_889_936,
+        "flops_per_token_per_layer": None, "budget": 80_000_000,
+        "budget_ratio": 82_578_432 / 80_000_000, "reading": "as_trained",
     }  # fmt: skip
 
 
@@ -161,8 +162,9 @@ def test_a_width_multiple_holds_for_the_solver_and_both_readings(described: Desc
     assert trained["budget_ratio"] <= 1
 
 
-def test_match_total_equals_the_sum_of_a_dual_block(described: Described) -> None:
-    line = "--budget 80M --k 4 --match total --reading as_written"
+@pytest.mark.parametrize("reading", paper.READINGS)
+def test_match_total_equals_the_sum_of_a_dual_block(reading: str, described: Described) -> None:
+    line = f"--budget 80M --k 4 --match total --reading {reading}"
     for block in ("dual", "loop", "wide"):
         model = described(f"{line} --block {block}")
         assert model["match"] == "total"
@@ -170,7 +172,7 @@ def test_match_total_equals_the_sum_of_a_dual_block(described: Described) -> Non
         parts = model["flops_per_token_per_layer"]
         spent = parts["linear_total"] + parts["attention_scores"]
         assert model["budget_ratio"] == spent / model["matched_budget"]
-        assert model["budget_ratio"] == pytest.approx(1, abs=0.012)
+        assert model["budget_ratio"] == pytest.approx(1, abs=0.01)
         assert model["loops"] == (1 if block == "wide" else 4)
 
 
@@ -261,12 +263,57 @@ def test_table_lists_the_papers_13_configurations(answer: Answer, described: Des
     assert "1360.8M" in text
 
 
-def test_table_matched_in_total_spends_the_same_everywhere(described: Described) -> None:
+@pytest.mark.parametrize("reading", paper.READINGS)
+@pytest.mark.parametrize(("budget", "flops_budget"), [("80M", 80_000_000), ("160M", 160_000_000)])
+def test_table_matched_in_total_spends_the_same_everywhere(
+    budget: str, flops_budget: int, reading: str, described: Described
+) -> None:
+    """All 13 within 1 % of the sum, F80M a25 K4 with its raised width, too."""
+    models = described(f"--budget {budget} --table --match total --reading {reading}")
+    assert len(models) == 13
+    scores = 2 * 4096 * 768
+    for model in models:
+        config = ModelConfig(
+            block=model["block"], loops=model["loops"], d_ffn=model["d_ffn"],
+            d_ffn_wide=model["d_ffn_wide"], ffn_multiple_of=model["ffn_multiple_of"],
+        )  # fmt: skip
+        layer = flops.layer_flops(config, model["block"])
+        total = layer.linear_total + layer.attention_scores
+        assert total / (flops_budget + 5 * scores) == pytest.approx(1, abs=0.01)
+        assert model["matched_budget"] == flops_budget + 5 * scores
+
+
+def test_table_matched_in_total_refers_to_a_dual_block_of_the_given_k(described: Described) -> None:
     models = described("--budget 80M --table --match total --k 3 --reading as_written")
     assert {model["matched_budget"] for model in models} == {80_000_000 + 4 * 2 * 4096 * 768}
     for model in models:
-        clamped = (model["alpha"], model["loops"]) == (25, 4)
-        assert model["budget_ratio"] == pytest.approx(1, abs=0.06 if clamped else 0.012)
+        assert model["budget_ratio"] == pytest.approx(1, abs=0.01)
+
+
+def test_table_matched_in_total_shows_widths_and_multiple_of_each_reading(
+    answer: Answer, described: Described
+) -> None:
+    lines = answer("--budget 80M --table --match total").splitlines()
+    assert max(map(len, lines)) <= 100
+    starts = [lines.index(next(x for x in lines if x.startswith(r))) for r in ("as w", "as t")]
+    for start, reading in zip(starts, paper.READINGS, strict=True):
+        models = described(f"--budget 80M --table --match total --reading {reading}")
+        for line, model in zip(lines[start + 1 : start + 14], models, strict=True):
+            d_ffn, d_ffn_wide, multiple, params = line.replace("*", "").split()[-6:-2]
+            assert d_ffn == str(model["d_ffn"] or "-")
+            assert d_ffn_wide == str(model["d_ffn_wide"] or "-")
+            assert multiple == str(model["ffn_multiple_of"])
+            assert params == f"{model['params'] / 1e6:.1f}M"
+
+
+def test_match_total_names_the_multiple_and_what_is_off(answer: Answer) -> None:
+    solved = answer("--budget 80M --alpha 25 --k 4 --match total")
+    assert re.search(r"ffn_multiple_of +64 +128\n", solved)
+    assert "As trained, above its share: d_ffn is raised to 128" in solved
+    assert "not met" not in solved
+    assert "in multiples of 256 the matched sum is not met to within 1 %" in answer(
+        f"{DUAL} --match total --width-multiple 256"
+    )
 
 
 def test_rows_without_room_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from dualpath_cli.config import ModelConfig, effective_width
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
-from dualpath_cli.flops.widths import Target, solve_widths, ways_out
+from dualpath_cli.flops.widths import Target, solve_widths, solve_within, ways_out
 from dualpath_cli.sizes import format_size, parse_size
 
 CONFIGURATIONS = paper.configurations()
@@ -41,12 +41,17 @@ def small(**changes: Any) -> ModelConfig:
 
 def spent(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> dict[str, int]:
     """FLOPs of the paths with these widths, counted in the multiple that they are solved in."""
-    config = ModelConfig(
+    config = model(target, d_ffn, d_ffn_wide)
+    return flops.layer_flops(config, target.block).as_dict()
+
+
+def model(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> ModelConfig:
+    """A model with a target's backbone and these widths, in its multiple."""
+    return ModelConfig(
         d_model=target.d_model, n_heads=target.n_heads, n_kv_heads=target.n_kv_heads,
         max_seq_len=target.seq_len, block=target.block, loops=target.loops,
         d_ffn=d_ffn, d_ffn_wide=d_ffn_wide, ffn_multiple_of=target.multiple_of,
     )  # fmt: skip
-    return flops.layer_flops(config, target.block).as_dict()
 
 
 # The paper's tables
@@ -174,6 +179,52 @@ def test_match_total_meets_the_sum_that_the_dual_block_spends(target: Target) ->
     wanted = target.budget + passes * 2 * target.seq_len * target.d_model
     rounding = passes * 6 * target.d_model * target.multiple_of
     assert wanted - rounding < parts["linear_total"] + parts["attention_scores"] <= wanted
+
+
+@given(targets)
+def test_what_a_target_says_is_spent_is_what_the_model_costs(target: Target) -> None:
+    widths = solved(target)
+    parts = spent(target, *widths)
+    scores = parts["attention_scores"] if target.match == "total" else 0
+    assert target.spent(*widths) == parts["linear_total"] + scores
+
+
+def distance(target: Target) -> float:
+    """How far the solved model's linear FLOPs and attention scores are from the sum wanted."""
+    layer = flops.layer_flops(model(target, *in_multiple(target)), target.block)
+    sum_of_dual = target.budget + 2 * target.seq_len * target.d_model * (1 + target.loops)
+    return abs((layer.linear_total + layer.attention_scores) / sum_of_dual - 1)
+
+
+def in_multiple(target: Target) -> tuple[int | None, int | None]:
+    widths = solve_widths(target)
+    return widths.d_ffn, widths.d_ffn_wide
+
+
+@given(targets.filter(lambda target: target.match == "total"), st.sampled_from([64, 256]))
+def test_match_total_is_met_within_1_percent_in_the_coarsest_multiple_that_can(
+    target: Target, multiple: int
+) -> None:
+    start = replace(target, multiple_of=multiple)
+    assume(start.has_room)
+    found, widths = solve_within(start)
+    assert found == replace(start, multiple_of=found.multiple_of)
+    assert (widths.d_ffn, widths.d_ffn_wide) == in_multiple(found)
+    assert distance(found) <= 0.01
+    coarser = found.multiple_of * 2
+    while coarser <= multiple:
+        assert distance(replace(start, multiple_of=coarser)) > 0.01
+        coarser *= 2
+    assert coarser == 2 * multiple
+
+
+def test_a_model_too_narrow_for_1_percent_gets_the_finest_multiple() -> None:
+    """One channel of its three deep passes is 288 FLOPs, 3 % of 9,800."""
+    target = Target(9_800, "loop", loops=3, match="total", d_model=16, n_heads=2, n_kv_heads=2,
+                    seq_len=1)  # fmt: skip
+    found, widths = solve_within(target)
+    assert (found.multiple_of, widths) == (1, solve_widths(replace(target, multiple_of=1)))
+    assert distance(found) > 0.01
 
 
 @given(targets, st.integers(1, 10**8))

@@ -4,30 +4,12 @@ No verdict is stored: each is computed from paper_tables.json and the accounting
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from statistics import mean
-from typing import Literal
 
 from dualpath_cli.flops import count, paper
+from dualpath_cli.flops.audit.finding import Finding, Verdict, holds
 from dualpath_cli.flops.audit.tables import Row, by_budget
-
-Verdict = Literal["holds", "as written", "fails", "open", "note"]
-"""``as written`` holds for the model of the text but not as trained; ``open`` cannot be decided
-from the tables; ``note`` answers a question that the paper does not claim to answer."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A claim of the paper, or a question to its tables, and what computation makes of it."""
-
-    claim: str
-    found: str
-    verdict: Verdict
-
-
-def holds(true: bool) -> Verdict:
-    """The verdict on a claim that is simply true or false."""
-    return "holds" if true else "fails"
 
 
 def _by_reading(
@@ -46,6 +28,9 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     return [
         _widths_follow(rows),
         _params_as_written(rows),
+        _params_fall(rows),
+        _params_of_controls(rows),
+        _params_range(rows),
         _wide_is_wider(rows),
         _at_or_below(rows),
         _matched_within(rows),
@@ -53,6 +38,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         _wide_spends_most(rows),
         _attention(rows),
         _model_total(rows),
+        _deep_share_of_ffn(rows),
         _caption(rows),
         _hours_range(rows),
         _hours_follow_flops(rows),
@@ -67,9 +53,9 @@ def _widths_follow(rows: Sequence[Row]) -> Finding:
     clamped = [row.name for row in rows if row.solved.clamped]
     return Finding(
         "The widths follow from the budgets by the stated procedure.",
-        f"{exact} of {len(rows)} configurations are reproduced exactly, with PureWide rounded up "
-        "twice (first the effective, then the configured width) and "
-        f"{', '.join(clamped)} raised to the smallest width.",
+        f"{exact} of {len(rows)} configurations are reproduced exactly, with PureWide, which the "
+        "text rounds up, rounded up twice (first the effective, then the configured width) and "
+        f"{', '.join(clamped)}, of which the text says nothing, raised to the smallest width.",
         holds(exact == len(rows)),
     )
 
@@ -87,6 +73,50 @@ def _params_as_written(rows: Sequence[Row]) -> Finding:
         f"So counted, {written} of {len(rows)} Params are reproduced; untied, {untied}; untied and "
         f"in multiples of 256, {trained}. The tables come from the last kind of model.",
         holds(written == len(rows)),
+    )
+
+
+def _params_fall(rows: Sequence[Row]) -> Finding:
+    params = {row.name: row.printed.params_millions for row in rows}
+    grids = [
+        *([f"{b} a{a}_k{k}" for k in (2, 3, 4)] for b in paper.BUDGETS for a in (25, 50, 75)),
+        *([f"{b} a{a}_k{k}" for a in (25, 50, 75)] for b in paper.BUDGETS for k in (2, 3, 4)),
+    ]
+    steps = [(params[one], params[more]) for grid in grids for one, more in pairwise(grid)]
+    fewer = sum(more < one for one, more in steps)
+    return Finding(
+        "At a fixed budget a larger K and a larger alpha reduce the parameter count.",
+        f"In {fewer} of {len(steps)} steps of one of them.",
+        holds(fewer == len(steps)),
+    )
+
+
+def _params_of_controls(rows: Sequence[Row]) -> Finding:
+    extremes, larger = [], []
+    for members in by_budget(rows).values():
+        params = {row.printed.label: row.printed.params_millions for row in members}
+        most, fewest = (f(params, key=params.__getitem__) for f in (max, min))
+        extremes.append(most == "wide" and fewest.startswith("loop"))
+        larger += [
+            f"{members[0].printed.budget_name} {name} ({params[name]}M)"
+            for name in params
+            if name.startswith("loop") and params[name] > params["a75_k4"]
+        ]
+    return Finding(
+        "Within a budget PureWide has the most parameters and PureLoop the fewest.",
+        f"PureLoop with K = 4 does. {' and '.join(larger)} have more than a75_k4.",
+        holds(all(extremes)),
+    )
+
+
+def _params_range(rows: Sequence[Row]) -> Finding:
+    low, high = paper.stated("params_millions_range")
+    params = [row.printed.params_millions for row in rows]
+    least, most = min(params), max(params)
+    return Finding(
+        f"Parameter counts span from roughly {low}M up to {high}M.",
+        f"From {least}M to {most}M.",
+        holds((round(least, -1), round(most, -2)) == (low, high)),
     )
 
 
@@ -166,7 +196,8 @@ def _attention(rows: Sequence[Row]) -> Finding:
         f"A layer runs K + 1 (dual), K (loop) or 1 (wide) attention passes. At {model.max_seq_len} "
         f"tokens one costs {cost:.1f}M FLOPs per token, so {min(passes) * cost:.1f}M to "
         f"{max(passes) * cost:.1f}M come on top of F_M, and a layer as trained spends "
-        f"{' and '.join(totals)} in all. `--match total` solves for equal sums instead.",
+        f"{' and '.join(totals)} in all. `--match total` solves for equal sums, "
+        "within 1 %, instead.",
         holds(len(set(passes)) == 1),
     )
 
@@ -187,15 +218,40 @@ def _model_total(rows: Sequence[Row]) -> Finding:
     )
 
 
+def _deep_share_of_ffn(rows: Sequence[Row]) -> Finding:
+    """Shares of a dual block's SwiGLU FLOPs, without the projections that F_M counts (Eq. 13)."""
+
+    def share(row: Row, reading: paper.Reading) -> float:
+        model = row.printed.model_config(reading)
+        deep = row.printed.loops * model.effective_width(model.d_ffn or 0)
+        return 100 * deep / (deep + model.effective_width(model.d_ffn_wide or 0))
+
+    texts = []
+    for reading in paper.READINGS:
+        spans = []
+        for alpha in (25, 50, 75):
+            shares = [share(row, reading) for row in rows if row.printed.alpha == alpha]
+            spans.append(f"{min(shares):.0f} to {max(shares):.0f} % at alpha = {alpha} %")
+        texts.append(f"{reading.replace('_', ' ')}: {', '.join(spans)}")
+    return Finding(
+        "Is alpha the share of FFN FLOPs on the deep path, as it is called, or of all of F_M?",
+        "Of F_M, where every pass pays for its attention projections first. Of the SwiGLU's FLOPs "
+        f"the deep path gets, {'; '.join(texts)}.",
+        "note",
+    )
+
+
 def _caption(rows: Sequence[Row]) -> Finding:
     caption, ablated = paper.stated("gate_density_caption"), paper.stated("ablated_model")
     named = [r for r in rows if all(getattr(r.printed, k) == v for k, v in caption.items())]
     budgets = [row.printed.budget_name for row in named]
+    same = budgets == [ablated["budget"]]
     return Finding(
-        "The gate densities by layer belong to the model of the ablations.",
-        f"The caption's widths, {caption['d_ffn']} and {caption['d_ffn_wide']}, are those of "
-        f"{' and '.join(row.name for row in named)}; the ablations name {ablated['budget']}.",
-        holds(budgets == [ablated["budget"]]),
+        "Which model do the analyses of the gates look at (they name alpha and K alone)?",
+        f"The widths in the caption of the gate densities by layer, {caption['d_ffn']} and "
+        f"{caption['d_ffn_wide']}, are those of {' and '.join(row.name for row in named)}; the "
+        f"ablations name {ablated['budget']}{'' if same else ', so not one and the same'}.",
+        "note",
     )
 
 

@@ -6,8 +6,8 @@ from textwrap import wrap
 from typing import Any
 
 from dualpath_cli.flops import paper
-from dualpath_cli.flops.audit import claims, results, tables
-from dualpath_cli.flops.audit.claims import Finding
+from dualpath_cli.flops.audit import ablations, allocation, claims, passages, results, tables
+from dualpath_cli.flops.audit.finding import Finding
 from dualpath_cli.flops.audit.tables import Row
 from dualpath_cli.flops.report import align
 from dualpath_cli.flops.request import DEFAULT_TFLOPS
@@ -26,13 +26,33 @@ def numbers() -> list[dict[str, Any]]:
     return list(tables.numbers(tables.compare()))
 
 
+TITLES = {
+    "configuration_tables": "What the configuration tables carry",
+    "result_tables": "What the result tables carry, and what they do not",
+    "allocation": "What alpha and the number of loops do",
+    "ablation_table": "What the table of ablations carries",
+    "text": "Where another place of the text decides",
+}
+"""Parts of the audit, in the order of printing."""
+
+
+def findings(rows: Sequence[Row]) -> dict[str, list[Finding]]:
+    """All findings, by part of the audit."""
+    return {
+        "configuration_tables": claims.findings(rows),
+        "result_tables": results.findings(),
+        "allocation": allocation.findings(),
+        "ablation_table": ablations.findings(),
+        "text": passages.findings(),
+    }
+
+
 def as_record() -> dict[str, Any]:
     """The whole audit as one object: the compared numbers and the findings."""
     rows = tables.compare()
     return {
         "numbers": list(tables.numbers(rows)),
-        "configuration_tables": [asdict(finding) for finding in claims.findings(rows)],
-        "result_tables": [asdict(finding) for finding in results.findings()],
+        **{part: [asdict(finding) for finding in found] for part, found in findings(rows).items()},
     }
 
 
@@ -44,10 +64,9 @@ def as_text() -> str:
         lines += ["", f"{budget}: widths and parameters", "", *align(_parameter_table(members))]
         lines += ["", f"{budget}: FLOPs and hours", "", *align(_flops_table(members))]
     lines += ["", *_disagreements(rows)]
-    lines += ["", *wrap(LEGEND, WIDTH), "", "What the configuration tables carry", ""]
-    lines += _paragraphs(claims.findings(rows))
-    lines += ["", "What the result tables carry, and what they do not", ""]
-    lines += _paragraphs(results.findings())
+    lines += ["", *wrap(LEGEND, WIDTH)]
+    for part, found in findings(rows).items():
+        lines += ["", TITLES[part], "", *_paragraphs(found)]
     return "\n".join(lines)
 
 
@@ -102,8 +121,8 @@ def _disagreements(rows: Sequence[Row]) -> list[str]:
     causes = {
         "d_ffn": "",
         "d_ffn_wide": "",
-        "params_millions": "as written: tied head, widths in 64 instead of 256 (columns above)",
-        "hours_on_64_gpus": "measured times, which follow no fixed rate (last column above)",
+        "params_millions": "as written: tied head, widths in 64, not 256",
+        "hours_on_64_gpus": "measured times, which follow no fixed rate",
     }
     lines = [["Disagreements", "numbers", "as written", "as trained", "  cause"]]
     for quantity, cause in causes.items():

@@ -9,7 +9,7 @@ from math import sqrt
 from statistics import mean
 
 from dualpath_cli.flops import paper
-from dualpath_cli.flops.audit.claims import Finding, holds
+from dualpath_cli.flops.audit.finding import Finding, holds
 
 Scores = Mapping[str, float]
 """Configuration label -> score."""
@@ -60,11 +60,12 @@ def standard_error(solved: int) -> float:
     return sqrt(DOCUMENTS * share * (1 - share))
 
 
-def _duals(scores: Scores) -> dict[str, float]:
+def duals(scores: Scores) -> dict[str, float]:
+    """The nine dual-path configurations among them."""
     return {label: value for label, value in scores.items() if label.startswith("a")}
 
 
-def _best(scores: Scores) -> str:
+def best(scores: Scores) -> str:
     """Label of the lowest score."""
     return min(scores, key=scores.__getitem__)
 
@@ -92,7 +93,7 @@ def _documents() -> Finding:
 def _math_peak(budget: str) -> Finding:
     solved = solved_problems(budget)
     peak = paper.stated("gsm8k_peak")[budget]
-    at_k4 = {label: n for label, n in _duals(solved).items() if label.endswith("k4")}
+    at_k4 = {label: n for label, n in duals(solved).items() if label.endswith("k4")}
     rival = max((label for label in at_k4 if label != peak), key=at_k4.__getitem__)
     leads = {label: _lead(solved[peak], solved[label]) for label in (rival, "wide")}
     against = ", ".join(
@@ -141,8 +142,8 @@ def _beats_controls(budget: str) -> Finding:
     scores = aggregate_bpb(budget)
     label = paper.stated("best_dual")[budget]
     controls = {name: v for name, v in scores.items() if not name.startswith("a")}
-    best_control = _best(controls)
-    loop = _best({name: v for name, v in controls.items() if name != "wide"})
+    best_control = best(controls)
+    loop = best({name: v for name, v in controls.items() if name != "wide"})
     ours = {label: scores[label], "wide": scores["wide"], "best_loop": scores[loop]}
     printed = paper.stated("aggregate_bpb")[budget]
     same = all(abs(ours[name] - value) <= 2 * ROUNDING for name, value in printed.items())
@@ -159,30 +160,30 @@ def _beats_controls(budget: str) -> Finding:
 
 
 def _best_aggregate(budget: str) -> Finding:
-    duals = _duals(aggregate_bpb(budget))
+    nine = duals(aggregate_bpb(budget))
     said = paper.stated("best_dual")[budget]
-    order = sorted(duals, key=duals.__getitem__)
+    order = sorted(nine, key=nine.__getitem__)
     at_k4 = [label for label in order if label.endswith("k4")]
     place = order.index(said) + 1
     overall = (
         "It is the best of all nine too."
         if place == 1
         else f"Over all nine it is number {place}; the best is {order[0]} "
-        f"({duals[order[0]]:.4f} against {duals[said]:.4f})."
+        f"({nine[order[0]]:.4f} against {nine[said]:.4f})."
     )
     wide = aggregate_bpb(budget)["wide"]
-    beat = sum(value < wide for value in duals.values())
+    beat = sum(value < wide for value in nine.values())
     return Finding(
         f"{budget}: {said} has the best aggregate BPB among K = 4.",
-        f"{overall} {beat} of {len(duals)} beat PureWide ({wide:.4f}).",
+        f"{overall} {beat} of {len(nine)} beat PureWide ({wide:.4f}).",
         holds(at_k4[0] == said),
     )
 
 
 def _ranking(budget: str) -> Finding:
     four, all_17 = aggregate_bpb(budget), mean_bpb(budget)
-    orders = [sorted(_duals(scores), key=scores.__getitem__) for scores in (four, all_17)]
-    beat = [sum(v < s["wide"] for v in _duals(s).values()) for s in (four, all_17)]
+    orders = [sorted(duals(scores), key=scores.__getitem__) for scores in (four, all_17)]
+    beat = [sum(v < s["wide"] for v in duals(s).values()) for s in (four, all_17)]
     moved = sum(a != b for a, b in zip(*orders, strict=True))
     n = len(orders[0])
     return Finding(
@@ -197,8 +198,8 @@ def _ranking(budget: str) -> Finding:
 def _seeds() -> Finding:
     spans = []
     for budget in paper.BUDGETS:
-        duals = _duals(aggregate_bpb(budget)).values()
-        spans.append(f"{max(duals) - min(duals):.4f} at {budget}")
+        nine = duals(aggregate_bpb(budget)).values()
+        spans.append(f"{max(nine) - min(nine):.4f} at {budget}")
     return Finding(
         "How far apart are two runs that differ only in their seed?",
         "The tables cannot say: each row is one run. The nine dual configurations lie within "
