@@ -30,7 +30,7 @@ def depth(lines: Mapping[str, Summary], untrained: Summary) -> Figure:
 
     The paper's figure `path_alignment`, there with a line a checkpoint.
     """
-    figure, axes = panels(7.2, 3.0, 1, 2)
+    figure, axes = panels(8.2, 3.0, 1, 2)
     for ax, name, title, even in (
         (axes[0, 0], "deep_share", "deep share", 0.5),
         (axes[0, 1], "cosine", "cosine of the paths' updates", 0),
@@ -44,7 +44,8 @@ def depth(lines: Mapping[str, Summary], untrained: Summary) -> Figure:
                 label="untrained")  # fmt: skip
         _layer_axis(ax, max((line.layers for line in lines.values()), key=len), title)
         ax.axhline(even, color=MUTED, linewidth=0.8, linestyle=":")
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
     return figure
 
 
