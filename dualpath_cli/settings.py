@@ -75,7 +75,9 @@ class RunSettings:
     save_every: int = 1000
     """Optimizer steps between two checkpoints; one is always written at the end."""
     keep: int = 3
-    """How many checkpoints are kept; 0 keeps all."""
+    """How many checkpoints are kept, the newest ones; 0 keeps all."""
+    keep_every: int = 0
+    """Checkpoints whose step is a multiple of this are kept as well; 0 keeps no more."""
     tensorboard: bool = True
     """Whether to log to TensorBoard too, where it is installed."""
     wandb: str | None = None
@@ -87,7 +89,7 @@ class RunSettings:
         for name in ("micro_batch", "log_every", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("gates_every", "validate_every", "keep"):
+        for name in ("gates_every", "validate_every", "keep", "keep_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be below 0, but is {getattr(self, name)}")
         if self.save_every % self.log_every:

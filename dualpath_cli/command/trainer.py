@@ -36,10 +36,10 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         callbacks += [
             progress,
             MetricsLog(folder, run, show=progress.show),
-            Checkpoints(folder, run.save_every, run.keep),
         ]
         if run.gates_every:
             callbacks.append(RoutingLog(folder, run.gates_every, launch.settings.model.loops))
+        callbacks.append(Checkpoints(folder, run))  # after all that write rows
     ours = {
         "strategy": build_strategy(name) if isinstance(name, str) else name,
         "devices": devices,

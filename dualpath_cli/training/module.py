@@ -15,7 +15,7 @@ from dualpath_cli.settings import OptimSettings
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
-from dualpath_cli.training.weights import load_weights
+from dualpath_cli.training.weights import check_weights, load_weights
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Input tokens and target tokens, each (B, T)."""
@@ -59,6 +59,14 @@ class DualPathModule(LightningModule):
             self.model = build_model(self.config, self.seed, self.compile_blocks, mesh)
             if self.weights is not None:
                 load_weights(self.model, self.weights)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Checks that the checkpoint of a continued run has all weights, before they are loaded."""
+        if "state_dict" in checkpoint:  # shards are loaded and checked elsewhere
+            assert self.model is not None
+            saved = checkpoint["state_dict"]
+            weights = {name.removeprefix("model."): value for name, value in saved.items()}
+            check_weights(self.model, weights, Path(self.trainer.ckpt_path or ""))
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Losses in nats per position, (B, T)."""
