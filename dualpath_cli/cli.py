@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from dualpath_cli.command.records import COMMANDS, Command, resolve
-from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.errors import Stopped, UserError, did_you_mean
 
 HELP = f"""usage: dualpath COMMAND ...
 
@@ -21,7 +21,7 @@ dualpath COMMAND --help explains a command. A recipe is a path or a packaged nam
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns 0, 2 after a mistake of the user's, or 130 after Ctrl-C."""
+    """Runs one command; returns 0, 2 after a mistake of the user's, 130 or 143 after a signal."""
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help"):
         print(HELP, end="")
@@ -48,6 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
         if end.code:
             raise
         return 0
+    except Stopped as stop:
+        if not stop.quiet:
+            print(f"dualpath {name}: {stop.text}")
+        return stop.code
     except KeyboardInterrupt as interrupt:
         print("; ".join([f"dualpath {name}: interrupted", *map(str, interrupt.args)]))
         return 130

@@ -15,3 +15,14 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Returns ``"; did you mean 'x'?"`` for the nearest candidate, or an empty string."""
     near = difflib.get_close_matches(word, list(candidates), n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+class Stopped(BaseException):
+    """A command that ended early, because a signal asked it to, with nothing lost."""
+
+    def __init__(self, text: str, code: int, quiet: bool) -> None:
+        """`text` says what happened and how to go on; `quiet` leaves that to another rank."""
+        super().__init__(text)
+        self.text = text
+        self.code = code
+        self.quiet = quiet

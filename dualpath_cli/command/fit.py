@@ -1,16 +1,21 @@
 """`dualpath fit`: trains to the token budget, from the newest checkpoint where there is one."""
 
+import signal
 from typing import Any
+
+from lightning.fabric.plugins.environments import LightningEnvironment
 
 from dualpath_cli import run_folder
 from dualpath_cli.command.checks import epochs
 from dualpath_cli.command.session import Session
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import Stopped, UserError
 from dualpath_cli.flops import count
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training import curve
+from dualpath_cli.training.metrics_log import VALIDATION, MetricsLog, has_validation
+from dualpath_cli.training.stopping import StopTraining
 
 
 def fit(session: Session) -> None:
@@ -27,7 +32,7 @@ def fit(session: Session) -> None:
     session.say(_summary(session, steps, accumulate))
     step = None if checkpoint is None else run_folder.step_of(checkpoint)
     if step is not None and step >= steps:
-        session.say(f"{folder} is finished: nothing to do")
+        _finish(session, step)
         return
     trainer.accumulate_grad_batches = accumulate
     trainer.fit_loop.epoch_loop.max_steps = steps
@@ -49,17 +54,46 @@ def fit(session: Session) -> None:
             datamodule=session.datamodule,
             ckpt_path=None if checkpoint is None else str(checkpoint),
         )
-    except SystemExit as end:
+    except StopTraining as stop:
+        raise _stopped(session, stop.signum) from None
+    except SystemExit:
         if not trainer.interrupted:
             raise
-        # Lightning leaves by sys.exit(1) after Ctrl-C, without a word on what is kept.
-        newest = run_folder.newest_checkpoint(folder)
-        at = f"step {run_folder.step_of(newest)}" if newest else "the start"
-        raise KeyboardInterrupt(f"the same command continues from {at}") from end
+        # Lightning leaves by sys.exit(1) after a Ctrl-C that came before training started.
+        raise _stopped(session, signal.SIGINT) from None
     session.show_validation()
     if trainer.is_global_zero:
         session.say(f"curve: {curve.draw(folder)}")
     session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt_path {folder}")
+
+
+def _finish(session: Session, step: int) -> None:
+    """Makes up for the last validation of a run that has made all of its steps."""
+    launch, trainer = session.launch, session.trainer
+    lacks = not has_validation(launch.run_folder / VALIDATION, step)
+    if not launch.settings.data.val or not trainer.strategy.broadcast(lacks):
+        session.say(f"{launch.run_folder} is finished: nothing to do")
+        return
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, MetricsLog):
+            callback.step = step
+    trainer.validate(
+        session.module, datamodule=session.datamodule, ckpt_path=str(launch.checkpoint),
+        verbose=False,
+    )  # fmt: skip
+    session.show_validation()
+
+
+def _stopped(session: Session, signum: int) -> Stopped:
+    """What the command ends with after a signal; says where the run continues."""
+    newest = run_folder.newest_checkpoint(session.launch.run_folder)
+    at = f"step {run_folder.step_of(newest)}" if newest else "the start"
+    name = "interrupted" if signum == signal.SIGINT else f"stopped by {signal.Signals(signum).name}"
+    code = 130 if signum == signal.SIGINT else 143
+    environment = getattr(session.trainer.strategy, "cluster_environment", None)
+    if isinstance(environment, LightningEnvironment) and not session.trainer.is_global_zero:
+        code = 0  # its parent, the first rank, would be killed for a child that failed
+    return Stopped(f"{name}; the same command continues from {at}", code, session.console.quiet)
 
 
 def _plan(session: Session) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from dualpath_cli.training.metrics_log import MetricsLog
 from dualpath_cli.training.parallel import build_strategy
 from dualpath_cli.training.progress import ProgressDisplay
 from dualpath_cli.training.routing_log import RoutingLog
+from dualpath_cli.training.stopping import Stopping
 
 
 def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> Trainer:
@@ -39,7 +40,8 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         ]
         if run.gates_every:
             callbacks.append(RoutingLog(folder, run.gates_every, launch.settings.model.loops))
-        callbacks.append(Checkpoints(folder, run))  # after all that write rows
+        checkpoints = Checkpoints(folder, run)
+        callbacks += [checkpoints, Stopping(checkpoints)]  # after all that write rows
     ours = {
         "strategy": build_strategy(name) if isinstance(name, str) else name,
         "devices": devices,

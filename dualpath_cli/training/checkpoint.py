@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from dualpath_cli import run_folder
 from dualpath_cli.checkpoint_files import Files, manifest_of, write_manifest
@@ -50,6 +51,8 @@ class Checkpoints(Callback):
         self.folder = run_folder / CHECKPOINTS
         self.settings = settings
         self.saved_step = -1
+        self._loops: dict[str, Any] = {}
+        """Lightning's progress as it was before the validation that is going on."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Hashes the checkpoint that the run is continued from, before it is loaded."""
@@ -77,6 +80,21 @@ class Checkpoints(Callback):
             and trainer.global_step != self.saved_step
         ):
             self.save(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keeps where training stands: a checkpoint within a validation is of its beginning."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._loops = trainer._checkpoint_connector._get_loops_state_dict()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation is over."""
+        self._loops = {}
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Puts the progress of before the validation into a checkpoint that is saved in it."""
+        checkpoint["loops"] = self._loops or checkpoint["loops"]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves the last step."""

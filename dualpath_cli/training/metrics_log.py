@@ -23,6 +23,8 @@ from dualpath_cli.training.optim import learning_rate
 
 Row = dict[str, Any]
 
+VALIDATION = "validation.csv"
+
 
 class CsvTable:
     """A CSV file that grows by rows and forgets those after the step that a run continues from."""
@@ -45,6 +47,11 @@ class CsvTable:
             file.write(format_csv(short, self.columns, header=False))
 
 
+def has_validation(table: Path, step: int) -> bool:
+    """Whether a validation of a step is written down."""
+    return any(int(row["step"]) == step for row in read_csv(table))
+
+
 class MetricsLog(Callback):
     """Measures training and hands each row to metrics.csv, all loggers and `show`."""
 
@@ -59,12 +66,13 @@ class MetricsLog(Callback):
              "tflops_per_second", "mfu", "seconds"],
         )  # fmt: skip
         self.validation = CsvTable(
-            run_folder / "validation.csv", ["step", "tokens", "set", "loss", "bits_per_byte"]
+            run_folder / VALIDATION, ["step", "tokens", "set", "loss", "bits_per_byte"]
         )
         self.step = 0
         self.logged_step = 0
         self.seconds = 0.0
         self.since: float | None = None
+        self.validation_due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the tables, cut to the step that the run is continued from."""
@@ -74,11 +82,35 @@ class MetricsLog(Callback):
             before = [float(r["seconds"]) for r in rows if int(r["step"]) <= self.step]
             self.total_seconds = before[-1] if before else 0.0
             self.metrics.open(self.step)
-            self.validation.open(self.step)
+            # A run that begins anew has nothing of its step 0 yet, whatever one before it wrote.
+            self.validation.open(self.step or -1)
+        assert isinstance(pl_module, DualPathModule)
+        self.validation_due = self._lacks_validation(trainer, pl_module)
         if self.step == 0:
-            assert isinstance(pl_module, DualPathModule)
             self._log_validation(trainer, pl_module)
         self.since = time.perf_counter()
+
+    def _lacks_validation(self, trainer: Trainer, module: DualPathModule) -> bool:
+        """Whether the run was stopped after this step and before its validation was over."""
+        every = self.settings.validate_every
+        due = bool(module.val_names) and self.step > 0 and every > 0 and self.step % every == 0
+        lacks = due and not has_validation(self.validation.path, self.step)
+        return bool(trainer.strategy.broadcast(lacks))
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Makes up for a validation that was cut short; Lightning takes it for done."""
+        if self.validation_due:
+            self.validation_due = False
+            # As Lightning's training loop validates.
+            loop, logger = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
+            first = logger._first_loop_iter
+            trainer.validating = True
+            loop.restarting = False
+            loop.run()
+            trainer.training = True
+            logger._first_loop_iter = first
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
