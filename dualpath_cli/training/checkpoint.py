@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from dualpath_cli.output.atomic import PARTIAL, remove, sync
 from dualpath_cli.run_folder import CHECKPOINTS, LAST
+from dualpath_cli.training.guard import check_weights
 
 
 class DirectCheckpointIO(TorchCheckpointIO):
@@ -63,6 +64,7 @@ class Checkpoints(Callback):
 
     def save(self, trainer: Trainer) -> None:
         """Writes ``checkpoints/step-N`` whole, moves `last` to it and drops the oldest ones."""
+        check_weights(trainer, self.folder.parent)
         final = self.folder / f"step-{trainer.global_step:08d}"
         partial = final.with_name(final.name + PARTIAL)
         trainer.save_checkpoint(partial)
