@@ -74,7 +74,7 @@ def test_a_second_fit_in_the_same_folder_ends_with_one_line(
     trained()  # writes the recipe
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "one"]
     more = ["--run.max_tokens", str(5000 * 4 * SEQ_LEN), "--data.max_epochs", "9999"]
-    process = start([*words, *more, "--data.workers", "1"], tmp_path / "log")
+    process = start([*words, *more], tmp_path / "log")
     run = tmp_path / "runs" / "tiny" / "one"
     while not (run / "checkpoints" / "last").exists():
         assert process.is_alive(), (tmp_path / "log").read_text()

@@ -125,7 +125,8 @@ class DualPathModule(LightningModule):
         self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         micro_batches, self._micro_batches = self._micro_batches, []
         self.bad_step = None
-        # The only wait for the device in an optimizer step.
+        # The only wait for the device in an optimizer step. With the judging it takes a 1e-4 of the
+        # step's time on a CPU with 9M parameters (0.2 ms of 2.2 s), 4e-3 with 27 thousand.
         reason = self.guard.judge(self.grad_norm.item())
         if reason is not None:
             tokens, losses = zip(*micro_batches, strict=True)
