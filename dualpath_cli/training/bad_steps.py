@@ -15,14 +15,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from dualpath_cli.output.atomic import replacing
 from dualpath_cli.run_folder import newest_step
-from dualpath_cli.training.guard import BadStep, Reason, failure_of_all_ranks
+from dualpath_cli.training.guard import BadStep, Kind, failure_of_all_ranks
 from dualpath_cli.training.metrics_log import CsvTable
 from dualpath_cli.training.module import DualPathModule
 
 RECORDED = 20
 """Steps of a run whose tokens are kept."""
 
-CAUSES: dict[Reason, str] = {
+CAUSES: dict[Kind, str] = {
     "loss": "its loss is no finite number",
     "gradient": "its gradient is no finite number",
     "outlier": "its gradient norm is far above the mean",
@@ -36,7 +36,7 @@ class BadSteps(Callback):
         self.run_folder = run_folder
         self.limit = limit
         self.say = say
-        self.table = CsvTable(run_folder / "bad_steps.csv", ["step", "reason", "loss", "grad_norm"])
+        self.table = CsvTable(run_folder / "bad_steps.csv", ["step", "kind", "loss", "grad_norm"])
         self.step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -61,9 +61,9 @@ class BadSteps(Callback):
         self.step = trainer.global_step
         assert isinstance(pl_module, DualPathModule)
         if pl_module.bad_step is not None:
-            reason = self._record(trainer, pl_module, pl_module.bad_step)
+            kind = self._record(trainer, pl_module, pl_module.bad_step)
             if pl_module.guard.in_a_row >= self.limit:
-                raise failure_of_all_ranks(trainer, self._why(pl_module.guard.in_a_row, reason))
+                raise failure_of_all_ranks(trainer, self._why(pl_module.guard.in_a_row, kind))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Says at the end once more that steps were left out."""
@@ -71,11 +71,11 @@ class BadSteps(Callback):
         if skipped := pl_module.guard.skipped:
             self.say(f"{skipped:,} of {self.step:,} steps were skipped: see {self.table.path}")
 
-    def _record(self, trainer: Trainer, module: DualPathModule, bad: BadStep) -> Reason:
+    def _record(self, trainer: Trainer, module: DualPathModule, bad: BadStep) -> Kind:
         losses = torch.stack(bad.losses).float()
         # Of all ranks: all of them leave out the same steps, and are here together.
         loss = float(trainer.strategy.reduce(losses.mean(), reduce_op="mean"))
-        reason: Reason = bad.reason if np.isfinite(loss) else "loss"
+        kind: Kind = bad.kind if np.isfinite(loss) else "loss"
         if module.guard.skipped <= RECORDED:
             path = f"bad_steps/step-{self.step:08d}-rank-{trainer.global_rank}.npz"
             inputs, targets = zip(*bad.tokens, strict=True)
@@ -86,19 +86,19 @@ class BadSteps(Callback):
                     target_ids=torch.stack(targets).numpy(force=True),
                     losses=losses.numpy(force=True),
                 )
-            self.say(f"step {self.step} is skipped: {CAUSES[reason]}")
+            self.say(f"step {self.step} is skipped: {CAUSES[kind]}")
         if trainer.is_global_zero:
             if not self.table.path.exists():
                 self.table.open(0)
-            row = {"step": self.step, "reason": reason, "loss": loss}
+            row = {"step": self.step, "kind": kind, "loss": loss}
             self.table.append({**row, "grad_norm": module.grad_norm.item()})
-        return reason
+        return kind
 
-    def _why(self, in_a_row: int, reason: Reason) -> str:
-        mend = "raise optim.skip_sigma" if reason == "outlier" else "lower optim.lr"
+    def _why(self, in_a_row: int, kind: Kind) -> str:
+        setting = "raise optim.skip_sigma" if kind == "outlier" else "lower optim.lr"
         return (
             f"steps {self.step - in_a_row + 1} to {self.step} were skipped, the last because "
-            f"{CAUSES[reason]}; {self.table.path} lists them, bad_steps beside it holds their "
-            f"tokens: check the data, or {mend} (under another --run.name) or run.max_bad_steps; "
-            f"the same command continues from {newest_step(self.run_folder)}"
+            f"{CAUSES[kind]}; {self.table.path} lists them, bad_steps beside it holds their "
+            f"tokens; check the data, {setting} (under another --run.name) or raise "
+            f"run.max_bad_steps; the same command continues from {newest_step(self.run_folder)}"
         )

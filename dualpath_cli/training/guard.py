@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from dualpath_cli import run_folder
 from dualpath_cli.errors import RunFailed
 
-Reason = Literal["loss", "gradient", "outlier"]
+Kind = Literal["loss", "gradient", "outlier"]
 
 HISTORY = 100
 """Steps that the running mean of the norm looks back over. As many are seen before one is left out
@@ -29,7 +29,7 @@ as an outlier."""
 class BadStep:
     """A step that was left out: why, and its micro-batches on this rank."""
 
-    reason: Reason
+    kind: Kind
     tokens: list[tuple[torch.Tensor, torch.Tensor]]
     """Input and target ids of each micro-batch, (B, T) each."""
     losses: list[torch.Tensor]
@@ -59,25 +59,25 @@ class StepGuard:
         self.mean = 0.0
         self.variance = 0.0
 
-    def judge(self, norm: float) -> Reason | None:
+    def judge(self, norm: float) -> Kind | None:
         """Returns why the step of this norm is to be left out, or None."""
-        reason: Reason | None = None
+        kind: Kind | None = None
         if not math.isfinite(norm):
-            reason = "gradient"
+            kind = "gradient"
         elif self.sigma is not None and norm > 0:
             limit = math.inf
             if self.seen >= HISTORY:
                 limit = self.mean + self.sigma * math.sqrt(self.variance)
             if math.log(norm) > limit:
-                reason = "outlier"
+                kind = "outlier"
             self._see(min(math.log(norm), limit))
-        if reason is None:
+        if kind is None:
             self.in_a_row = 0
         else:
             self.in_a_row += 1
             self.skipped += 1
             self.unreported += 1
-        return reason
+        return kind
 
     def _see(self, value: float) -> None:
         self.seen += 1

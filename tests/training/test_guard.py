@@ -129,9 +129,9 @@ def test_a_level_that_stays_becomes_the_usual_one() -> None:
     draw, judge = random.Random(1), StepGuard(6.0)
     for _ in range(200):
         assert judge.judge(math.exp(draw.gauss(0, 0.2))) is None
-    reasons = [judge.judge(10 * math.exp(draw.gauss(0, 0.2))) for _ in range(100)]
-    assert reasons[0] == "outlier"
-    assert not any(reasons[10:])
+    kinds = [judge.judge(10 * math.exp(draw.gauss(0, 0.2))) for _ in range(100)]
+    assert kinds[0] == "outlier"
+    assert not any(kinds[10:])
 
 
 def test_without_sigma_only_what_is_not_finite_is_left_out() -> None:
@@ -189,7 +189,7 @@ def test_a_step_that_is_left_out_changes_nothing_and_the_run_goes_on(
         [row[k] for k in same] for row in rows(reference / "metrics.csv")
     ]
     (row,) = rows(run / "bad_steps.csv")
-    assert (row["step"], row["reason"]) == (str(step), "gradient")
+    assert (row["step"], row["kind"]) == (str(step), "gradient")
     assert not (reference / "bad_steps.csv").exists()
 
 
@@ -209,7 +209,7 @@ def test_a_micro_batch_without_a_loss_is_told_by_its_tokens(
     monkeypatch.setattr(DualPathModule, "training_step", scaled_loss({3}, NAN, micro_batch=1))
     run = fit()
     (row,) = rows(run / "bad_steps.csv")
-    assert row == {"step": "3", "reason": "loss", "loss": "nan", "grad_norm": "nan"}
+    assert row == {"step": "3", "kind": "loss", "loss": "nan", "grad_norm": "nan"}
     with np.load(run / "bad_steps" / "step-00000003-rank-0.npz") as file:
         for name, wanted in zip(file, zip(*seen[3], strict=True), strict=True):
             np.testing.assert_array_equal(file[name], np.stack([np.asarray(w) for w in wanted]))
@@ -255,7 +255,7 @@ def test_a_continued_run_judges_as_an_uninterrupted_one(
     }
     run = fit(**changes)
     bad = rows(run / "bad_steps.csv")
-    assert [(row["step"], row["reason"]) for row in bad] == [("8", "outlier"), ("11", "outlier")]
+    assert [(row["step"], row["kind"]) for row in bad] == [("8", "outlier"), ("11", "outlier")]
     whole, last_weights, last = tables(run), weights(run), state(run, 14)
     for step in (3, 6, 8, 10):
         back_to_step(run, step)
@@ -360,7 +360,7 @@ def test_ranks_agree_where_one_of_them_has_no_loss(
     assert all(math.isfinite(float(row["loss"])) for row in metrics), "the first rank's at step 3"
     assert [row["lr"] for row in metrics] == [row["lr"] for row in whole]
     (row,) = rows(run / "bad_steps.csv")
-    assert (row["step"], row["reason"]) == ("3", "loss")
+    assert (row["step"], row["kind"]) == ("3", "loss")
     for rank, bad in enumerate((False, True)):
         with np.load(run / "bad_steps" / f"step-00000003-rank-{rank}.npz") as file:
             assert np.isnan(file["losses"]).all() == np.isnan(file["losses"]).any() == bad
