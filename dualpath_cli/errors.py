@@ -1,4 +1,4 @@
-"""The one exception for what a user did wrong, and the nearest-name hint that goes with it."""
+"""The exceptions that end a command with one line, and the nearest-name hint that goes with it."""
 
 import difflib
 from collections.abc import Iterable
@@ -8,6 +8,14 @@ class UserError(Exception):
     """A mistake that the user can mend: the command prints it as one line and exits with 2.
 
     The message names the thing, its value and the way out.
+    """
+
+
+class RunFailed(Exception):
+    """The machine or the numbers failed: the command prints it as one line and exits with 1.
+
+    The message says what happened, where to look, and what is kept. An empty one prints nothing:
+    another rank tells it.
     """
 
 

@@ -5,6 +5,8 @@ runs/<recipe>/<name>/
     versions.json    packages, git commit, data fingerprint
     tokenizer.json   the tokenizer of the training data
     metrics.csv      a row per logged step; routing.csv and validation.csv beside it
+    bad_steps.csv    a row per step that was left out, if any was; bad_steps/ holds their tokens
+    fit.lock         while a fit runs (run_lock.py)
     checkpoints/     step-00001000, ...; `last` points to the newest complete one
 """
 
@@ -36,7 +38,8 @@ LAST = "last"
 _NUMBERS = ("model", "optim", "run", "data", "seed_everything")
 _FREE_KEYS = {
     "run": {"dir", "name", "compile", "log_every", "gates_every", "validate_every", "save_every",
-            "keep", "keep_every", "tensorboard", "wandb", "peak_tflops"},
+            "keep", "keep_every", "tensorboard", "wandb", "peak_tflops", "profile",
+            "max_bad_steps"},
     "data": {"val", "val_tokens", "val_seed", "workers", "max_epochs"},
 }  # fmt: skip
 
@@ -89,6 +92,12 @@ def newest_checkpoint(folder: Path) -> Path | None:
 def complete_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run folder that have their names, in no order."""
     return [p.resolve() for p in (folder / CHECKPOINTS).glob("step-*") if p.name[5:].isdigit()]
+
+
+def newest_step(folder: Path) -> str:
+    """Where a run would be continued, in words."""
+    newest = newest_checkpoint(folder)
+    return "the start" if newest is None else f"step {step_of(newest)}"
 
 
 def find_run(path: str) -> Run:

@@ -1,6 +1,7 @@
 """`dualpath fit`: trains to the token budget, from the newest checkpoint where there is one."""
 
 import signal
+from contextlib import nullcontext
 from typing import Any
 
 from lightning.fabric.plugins.environments import LightningEnvironment
@@ -12,6 +13,7 @@ from dualpath_cli.errors import Stopped, UserError
 from dualpath_cli.flops import count
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.run_folder import TOKENIZER
+from dualpath_cli.run_lock import alone_in
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training import curve
 from dualpath_cli.training.metrics_log import VALIDATION, MetricsLog, has_validation
@@ -23,17 +25,28 @@ def fit(session: Session) -> None:
 
     Raises:
         UserError: if the batch is not a whole number of micro-batches on these devices, or a run
-            would be continued on other data, devices or precision.
+            would be continued on other data, devices or precision, or another process writes it.
+        RunFailed: if the numbers go wrong.
     """
-    launch, trainer = session.launch, session.trainer
-    assert launch.manifest is not None
-    folder, checkpoint = launch.run_folder, launch.checkpoint
+    folder, checkpoint = session.launch.run_folder, session.launch.checkpoint
     steps, accumulate = _plan(session)
     session.say(_summary(session, steps, accumulate))
     step = None if checkpoint is None else run_folder.step_of(checkpoint)
     if step is not None and step >= steps:
         _finish(session, step)
         return
+    with alone_in(folder, session.say) if session.trainer.is_global_zero else nullcontext():
+        _train(session, steps, accumulate, step)
+
+
+def _train(session: Session, steps: int, accumulate: int, step: int | None) -> None:
+    """Trains from step `step`, if there is one to continue, in a folder that is ours."""
+    launch, trainer = session.launch, session.trainer
+    assert launch.manifest is not None
+    folder, checkpoint = launch.run_folder, launch.checkpoint
+    gone = checkpoint is not None and not checkpoint.exists()
+    if gone or (checkpoint is None and run_folder.newest_checkpoint(folder) is not None):
+        raise UserError(f"{folder} was written by another fit just now; give the command again")
     trainer.accumulate_grad_batches = accumulate
     trainer.fit_loop.epoch_loop.max_steps = steps
     # Lightning counts micro-batches here. Without an interval only the last step validates.
@@ -86,8 +99,7 @@ def _finish(session: Session, step: int) -> None:
 
 def _stopped(session: Session, signum: int) -> Stopped:
     """What the command ends with after a signal; says where the run continues."""
-    newest = run_folder.newest_checkpoint(session.launch.run_folder)
-    at = f"step {run_folder.step_of(newest)}" if newest else "the start"
+    at = run_folder.newest_step(session.launch.run_folder)
     name = "interrupted" if signum == signal.SIGINT else f"stopped by {signal.Signals(signum).name}"
     code = 130 if signum == signal.SIGINT else 143
     environment = getattr(session.trainer.strategy, "cluster_environment", None)

@@ -17,6 +17,7 @@ from dualpath_cli.checkpoint_files import Files, manifest_of, write_manifest
 from dualpath_cli.output.atomic import PARTIAL, remove, sync
 from dualpath_cli.run_folder import CHECKPOINTS, LAST
 from dualpath_cli.settings import RunSettings
+from dualpath_cli.training.guard import check_weights
 from dualpath_cli.training.integrity import hashed, verify
 from dualpath_cli.training.weights import read_file
 
@@ -103,6 +104,7 @@ class Checkpoints(Callback):
 
     def save(self, trainer: Trainer) -> None:
         """Writes ``checkpoints/step-N`` whole, moves `last` to it and drops the oldest ones."""
+        check_weights(trainer, self.folder.parent)
         final = self.folder / f"step-{trainer.global_step:08d}"
         partial = final.with_name(final.name + PARTIAL)
         trainer.save_checkpoint(partial)

@@ -1,8 +1,10 @@
 """What a run writes down as it trains: metrics.csv, routing.csv, validation.csv, and loggers.
 
 Every `log_every` optimizer steps one row: loss and bits per byte over the tokens since the last
-row, learning rate, gradient norm (before clipping), tokens/s, model FLOP/s and, where the peak is
-known, MFU. Validation is not counted as training time; compiling, saving and read-outs are.
+row, learning rate, gradient norm (before clipping), steps left out since the last row (`guard`),
+tokens/s, model FLOP/s and, where the peak is known, MFU. Micro-batches whose loss is no finite
+number are not in the means. Validation is not counted as training time; compiling, saving and
+read-outs are.
 """
 
 import time
@@ -62,8 +64,8 @@ class MetricsLog(Callback):
         self.show = show
         self.metrics = CsvTable(
             run_folder / "metrics.csv",
-            ["step", "tokens", "loss", "bits_per_byte", "lr", "grad_norm", "tokens_per_second",
-             "tflops_per_second", "mfu", "seconds"],
+            ["step", "tokens", "loss", "bits_per_byte", "lr", "grad_norm", "skipped",
+             "tokens_per_second", "tflops_per_second", "mfu", "seconds"],
         )  # fmt: skip
         self.validation = CsvTable(
             run_folder / VALIDATION, ["step", "tokens", "set", "loss", "bits_per_byte"]
@@ -141,6 +143,7 @@ class MetricsLog(Callback):
             "bits_per_byte": means["bits_per_byte"],
             "lr": learning_rate(self.step - 1, trainer.max_steps, module.optim),
             "grad_norm": module.grad_norm.item(),
+            "skipped": module.guard.report(),
             "tokens_per_second": speed,
             "tflops_per_second": flops / 1e12,
         }
