@@ -38,7 +38,7 @@ LAST = "last"
 _NUMBERS = ("model", "optim", "run", "data", "seed_everything")
 _FREE_KEYS = {
     "run": {"dir", "name", "compile", "log_every", "gates_every", "validate_every", "save_every",
-            "keep", "keep_every", "tensorboard", "wandb", "peak_tflops", "profile",
+            "keep", "keep_every", "tensorboard", "wandb", "peak_tflops", "profile", "rank_timeout",
             "max_bad_steps"},
     "data": {"val", "val_tokens", "val_seed", "workers", "max_epochs"},
 }  # fmt: skip

@@ -87,6 +87,8 @@ class RunSettings:
     """Whether to log to TensorBoard too, where it is installed."""
     wandb: str | None = None
     """Weights & Biases project to log to as well."""
+    rank_timeout: float = 30.0
+    """Minutes that ranks wait for one another at most; then the run ends."""
     peak_tflops: float | None = None
     """The device's peak in TFLOP/s that MFU is measured against; known GPUs need none."""
     max_bad_steps: int = 10
@@ -99,6 +101,8 @@ class RunSettings:
         for name in ("micro_batch", "log_every", "save_every", "max_bad_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 < self.rank_timeout < 1e6:
+            raise ValueError(f"rank_timeout must be above 0 minutes, not {self.rank_timeout}")
         for name in ("gates_every", "validate_every", "keep", "keep_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be below 0, but is {getattr(self, name)}")

@@ -4,12 +4,13 @@ import signal
 from contextlib import nullcontext
 from typing import Any
 
+import torch.distributed as dist
 from lightning.fabric.plugins.environments import LightningEnvironment
 
 from dualpath_cli import run_folder
 from dualpath_cli.command.checks import epochs
 from dualpath_cli.command.session import Session
-from dualpath_cli.errors import Stopped, UserError
+from dualpath_cli.errors import RunFailed, Stopped, UserError
 from dualpath_cli.flops import count
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.run_folder import TOKENIZER
@@ -69,6 +70,14 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
         )
     except StopTraining as stop:
         raise _stopped(session, stop.signum) from None
+    except RuntimeError as error:
+        if trainer.world_size == 1 or not _is_of_contact(error):
+            raise
+        at, reason = run_folder.newest_step(folder), " ".join(str(error).split())[:160]
+        raise RunFailed(
+            f"rank {trainer.global_rank} lost contact with the others: {reason}; the same command "
+            f"continues from {at}"
+        ) from error
     except SystemExit:
         if not trainer.interrupted:
             raise
@@ -78,6 +87,12 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     if trainer.is_global_zero:
         session.say(f"curve: {curve.draw(folder)}")
     session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt_path {folder}")
+
+
+def _is_of_contact(error: RuntimeError) -> bool:
+    """Whether ranks failed to reach one another; gloo says it in words alone."""
+    words = ("Connection closed by peer", "Timed out", "Connection reset", "gloo/transport")
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 
 def _finish(session: Session, step: int) -> None:

@@ -18,6 +18,7 @@ from dualpath_cli.training.metrics_log import MetricsLog
 from dualpath_cli.training.parallel import build_strategy
 from dualpath_cli.training.profile import Profile
 from dualpath_cli.training.progress import ProgressDisplay
+from dualpath_cli.training.ranks import RankWatch
 from dualpath_cli.training.routing_log import RoutingLog
 from dualpath_cli.training.stopping import Stopping
 
@@ -48,9 +49,10 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         if run.gates_every:
             callbacks.append(RoutingLog(folder, run.gates_every, launch.settings.model.loops))
         checkpoints = Checkpoints(folder, run)
-        callbacks += [checkpoints, Stopping(checkpoints)]  # after all that write rows
+        # After all that write rows.
+        callbacks += [checkpoints, Stopping(checkpoints), RankWatch(folder)]
     ours = {
-        "strategy": build_strategy(name) if isinstance(name, str) else name,
+        "strategy": build_strategy(name, run.rank_timeout) if isinstance(name, str) else name,
         "devices": devices,
         "plugins": plugins,
         "callbacks": callbacks,

@@ -4,6 +4,7 @@ The order matters: a compiled block stays one graph inside its FSDP unit, and sh
 device means that no rank ever holds the whole model.
 """
 
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,16 @@ class FullyShardedStrategy(ModelParallelStrategy):
         super().setup_environment()
 
 
-def build_strategy(name: str) -> Strategy | str:
-    """Returns the Lightning strategy for one of the names in `settings.STRATEGIES`."""
+def build_strategy(name: str, timeout: float) -> Strategy | str:
+    """Returns the Lightning strategy for one of the names that `trainer.strategy` takes.
+
+    A rank that others wait for longer than `timeout` minutes ends the run.
+    """
+    limit = timedelta(minutes=timeout)
     if name == "fsdp":
-        return FullyShardedStrategy()
+        return FullyShardedStrategy(timeout=limit)
     if name == "ddp":
-        return DDPStrategy(gradient_as_bucket_view=True, broadcast_buffers=False)
+        return DDPStrategy(timeout=limit, gradient_as_bucket_view=True, broadcast_buffers=False)
     return "auto"
 
 

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -176,3 +179,52 @@ def test_two_ranks_stop_at_the_same_step_whichever_gets_the_signal(
     # They agree one step, or one batch of a validation, after the signal.
     assert stopped == (6 if where == "training_step" else 2)
     assert len(rows(run / "metrics.csv")) == stopped
+
+
+def die(signum: int) -> Callable[[], None]:
+    return signalled(signum, "training_step", 4, rank="1")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_rank_that_dies_ends_the_others_with_a_word(
+    strategy: str, trained: Fit, tmp_path: Path
+) -> None:
+    trained(run=RUN, data={"max_epochs": 99})  # writes the recipe
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", f"dead-{strategy}"]
+    words += ["--trainer.strategy", strategy, "--trainer.devices", "2", "--run.micro_batch", "1"]
+    words += ["--run.rank_timeout", "0.3"]
+    port = str(find_free_network_port())
+    logs = [tmp_path / f"rank-{number}.log" for number in range(2)]
+    ranks = [
+        start(words, log, die(signal.SIGKILL), LOCAL_RANK=str(number), MASTER_PORT=port)
+        for number, log in enumerate(logs)
+    ]
+    for process in ranks:
+        process.join(60)
+        process.kill()
+    said = logs[0].read_text()
+    assert [process.exitcode for process in ranks] == [1, -signal.SIGKILL], said
+    assert "dualpath fit: failed: rank 0 lost contact with the others: " in said
+    assert said.endswith("; the same command continues from step 4\n")
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_child_that_dies_is_named_by_the_first_rank(trained: Fit, tmp_path: Path) -> None:
+    trained(run=RUN, data={"max_epochs": 99})  # writes the recipe
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "orphan"]
+    words += ["--trainer.strategy", "ddp", "--trainer.devices", "2", "--run.micro_batch", "1"]
+    words += ["--run.max_tokens", str(10**7), "--data.max_epochs", "1e9"]
+    run = tmp_path / "runs" / "tiny" / "orphan"
+    first = subprocess.Popen(
+        [sys.executable, "-m", "dualpath_cli", *words], stderr=subprocess.PIPE, text=True
+    )
+    while not (run / "checkpoints" / "last").exists():
+        assert first.poll() is None
+        time.sleep(0.1)
+    children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+    ranks = [c for c in children if b"dualpath_cli" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    os.kill(int(ranks[-1]), signal.SIGKILL)
+    _, said = first.communicate(timeout=60)
+    assert first.returncode == 1, said
+    assert "failed: rank" in said
