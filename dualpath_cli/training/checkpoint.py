@@ -4,6 +4,7 @@ A checkpoint is a file, or a folder of shards under `fsdp`. Both get their name 
 everything is on the disk and hashed (`checkpoint_files.py`); `last` then moves to the newest one.
 """
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,20 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from dualpath_cli import run_folder
 from dualpath_cli.checkpoint_files import Files, manifest_of, write_manifest
+from dualpath_cli.errors import RunFailed
 from dualpath_cli.output.atomic import PARTIAL, remove, sync
 from dualpath_cli.run_folder import CHECKPOINTS, LAST
 from dualpath_cli.settings import RunSettings
 from dualpath_cli.training.guard import check_weights
 from dualpath_cli.training.integrity import hashed, verify
 from dualpath_cli.training.weights import read_file
+
+RETRY = 2.0
+"""Seconds after which a checkpoint that could not be written is tried once more."""
 
 
 class DirectCheckpointIO(TorchCheckpointIO):
@@ -31,8 +37,13 @@ class DirectCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Saves with torch.save."""
-        torch.save(checkpoint, path)
+        """Saves with torch.save; what fails once is tried again."""
+        try:
+            torch.save(checkpoint, path)
+        except (OSError, RuntimeError):  # torch raises the latter for a full disk
+            remove(Path(path))
+            time.sleep(RETRY)
+            torch.save(checkpoint, path)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -107,7 +118,15 @@ class Checkpoints(Callback):
         check_weights(trainer, self.folder.parent)
         final = self.folder / f"step-{trainer.global_step:08d}"
         partial = final.with_name(final.name + PARTIAL)
-        trainer.save_checkpoint(partial)
+        try:
+            trainer.save_checkpoint(partial)
+        except (OSError, RuntimeError, CheckpointException) as error:
+            remove(partial)
+            reason = " ".join(str(error).split())[:160]
+            raise RunFailed(
+                f"checkpoint '{final}' could not be written: {reason}; the same command continues "
+                f"from {run_folder.newest_step(self.folder.parent)}"
+            ) from error
         trainer.strategy.barrier("checkpoint written")
         files = hashed(partial)
         if trainer.is_global_zero:

@@ -233,3 +233,34 @@ def test_a_value_in_shards_that_would_run_a_command_is_refused(tmp_path: Path) -
     with pytest.raises(UserError, match=r"shards' cannot be read: UnpicklingError: "):
         load_shards(state, folder)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("failures", "code"), [(1, 0), (2, 1)])
+def test_a_checkpoint_that_cannot_be_written_is_tried_once_more(
+    failures: int, code: int, fit: Fit, trained: Fit, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    whole = trained()
+    save, left = torch.save, [0, failures]
+
+    def full(content: Any, path: Any, *arguments: Any) -> None:
+        left[0] += 1
+        if "step-00000004" in str(path) and left[1]:
+            left[1] -= 1
+            Path(path).write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        save(content, path, *arguments)
+
+    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr("dualpath_cli.training.checkpoint.RETRY", 0.0)
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "full"]
+    capsys.readouterr()
+    assert main(words) == code
+    run = whole.with_name("full")
+    assert not list((run / "checkpoints").glob("*.partial"))
+    if code:
+        error = capsys.readouterr().err
+        assert error.startswith("dualpath fit: failed: checkpoint '")
+        assert "No space left on device; the same command continues from step 2\n" in error
+    monkeypatch.undo()
+    assert rows(fit(run={"name": "full"}) / "metrics.csv") == rows(whole / "metrics.csv")
