@@ -34,7 +34,7 @@ _NUMBERS = ("model", "optim", "run", "data", "seed_everything")
 _FREE_KEYS = {
     "run": {"dir", "name", "compile", "log_every", "gates_every", "validate_every", "save_every",
             "keep", "tensorboard", "wandb", "peak_tflops"},
-    "data": {"val", "val_tokens", "val_seed", "workers", "max_epochs"},
+    "data": {"val", "val_tokens", "val_seed", "workers", "max_epochs", "verify"},
 }  # fmt: skip
 
 

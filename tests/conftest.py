@@ -82,6 +82,14 @@ def output_of(capsys: pytest.CaptureFixture[str]) -> OutputOf:
     return run
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What was verified is remembered away from the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DUALPATH_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Real text beside the checkout; tests that need it skip where it is absent."""

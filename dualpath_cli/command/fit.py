@@ -11,14 +11,15 @@ from dualpath_cli.output.atomic import write_text
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training import curve
+from dualpath_cli.training.loading_faults import loading_fault
 
 
 def fit(session: Session) -> None:
     """Trains; on the way the run folder fills, at the end its curve is drawn.
 
     Raises:
-        UserError: if the batch is not a whole number of micro-batches on these devices, or a run
-            would be continued on other data, devices or precision.
+        UserError: if the batch is not a whole number of micro-batches on these devices, a run
+            would be continued on other data, devices or precision, or data are lost meanwhile.
     """
     launch, trainer = session.launch, session.trainer
     assert launch.manifest is not None
@@ -56,6 +57,10 @@ def fit(session: Session) -> None:
         newest = run_folder.newest_checkpoint(folder)
         at = f"step {run_folder.step_of(newest)}" if newest else "the start"
         raise KeyboardInterrupt(f"the same command continues from {at}") from end
+    except Exception as error:
+        if fault := loading_fault(error):
+            raise fault from error
+        raise
     session.show_validation()
     if trainer.is_global_zero:
         session.say(f"curve: {curve.draw(folder)}")

@@ -13,26 +13,34 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from litdata import StreamingDataset, TokensLoader
+from litdata import StreamingDataset
 from litdata.streaming.downloader import Downloader, register_downloader
 from litdata.streaming.resolver import Dir
 
 from dualpath_cli.output.atomic import replacing
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
+from dualpath_cli.training.tokens_loader import TokensLoader
 
 
-def open_blocks(folder: str, block_size: int, **settings: Any) -> StreamingDataset:
+def open_blocks(
+    folder: str, block_size: int, *, verify: bool = True, **settings: Any
+) -> StreamingDataset:
     """Returns a data folder's blocks of `block_size` tokens; `settings` are StreamingDataset's.
 
+    With `verify`, a chunk that was not verified before, or has changed since, is when it is read.
+
     Raises UserError where a folder on S3 cannot be read. So does a later read of a chunk that is
-    missing or was changed, but inside an error of litdata's.
+    missing or was changed, but inside an error of litdata's (`loading_faults`).
     """
-    loader = TokensLoader(block_size=block_size)
+    manifest = Manifest.read(folder)
     if not storage.is_remote(folder):
+        loader = TokensLoader(block_size, Path(folder), manifest, verify)
         return StreamingDataset(folder, item_loader=loader, **settings)
     url = folder.rstrip("/")
-    return StreamingDataset(Dir(str(_chunk_cache(url)), url), item_loader=loader, **settings)
+    cached = _chunk_cache(url, manifest)
+    loader = TokensLoader(block_size, cached, manifest, verify)
+    return StreamingDataset(Dir(str(cached), url), item_loader=loader, **settings)
 
 
 class ChunkDownloader(Downloader):
@@ -56,9 +64,8 @@ class ChunkDownloader(Downloader):
 register_downloader(storage.SCHEME, ChunkDownloader, overwrite=True)
 
 
-def _chunk_cache(url: str) -> Path:
+def _chunk_cache(url: str, manifest: Manifest) -> Path:
     """Makes the folder for a remote data folder's chunks, and deletes those of replaced data."""
-    manifest = Manifest.read(url)
     place = storage.cache() / "chunks" / hashlib.sha256(url.encode()).hexdigest()[:16]
     # The index as well, for equal tokens may lie in files of other names.
     content = f"{manifest.fingerprint}\n{manifest.index_sha256}"

@@ -1,0 +1,29 @@
+"""Faults of reading data while training, whichever process and library they come through."""
+
+import re
+import traceback
+
+from dualpath_cli.errors import UserError
+
+# How a UserError is named in a traceback, also in one that a loader process sent as text.
+_USER_ERROR = re.compile(rf"^{re.escape(UserError.__module__)}\.UserError: (.+)$", re.MULTILINE)
+_FORWARDED = "Caught UserError in "  # what PyTorch puts before an error of a loader process
+
+
+def loading_fault(error: BaseException) -> UserError | None:
+    """Returns what was wrong with the data, or with a loader process; None for any other error.
+
+    A UserError that came straight here is one line already.
+    """
+    if isinstance(error, UserError) and not str(error).startswith(_FORWARDED):
+        return None
+    messages = _USER_ERROR.findall("".join(traceback.format_exception(error)))
+    if messages := [text for text in messages if not text.startswith(_FORWARDED)]:
+        return UserError(messages[-1])
+    if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
+        reason = str(error).strip().splitlines()[0].rstrip(". ")
+        return UserError(
+            f"{reason}; if memory ran out, lower data.workers or run.micro_batch: the same command "
+            "continues"
+        )
+    return None
