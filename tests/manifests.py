@@ -64,11 +64,14 @@ def write_data_folder(
     tokens = np.asarray(ids, np.uint16)
     journal = folder.with_name(f"{folder.name}-journal")
     journal.mkdir(parents=True)
-    ShardWriter(folder, journal, np.uint16, chunk_tokens).write([tokens], len(tokens))
+    writer = ShardWriter(folder, journal, np.uint16, chunk_tokens)
+    chunks, _ = writer.write([tokens], len(tokens))
     tokenizer.save(folder)
     counts = {"documents": 1, "tokens": len(tokens), "text_bytes": len(tokens)}
     manifest = manifest_of(
-        folder, tokenizer, **{**counts, "sources": [source_count("a", **counts)], **stated}
+        folder,
+        tokenizer,
+        **{**counts, "sources": [source_count("a", **counts)], "chunks": chunks, **stated},
     )
     manifest.write(folder)
     return manifest

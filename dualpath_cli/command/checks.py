@@ -8,7 +8,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.settings import Settings, TrainerSettings
 from dualpath_cli.text.documents import FORMATS, Source, source_files
-from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
+from dualpath_cli.text.manifest import Manifest, is_data_folder, readable
 from dualpath_cli.text.rows import is_known
 from dualpath_cli.text.storage import exists, is_remote, local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -28,6 +28,7 @@ def check_training_data(settings: Settings) -> Manifest:
     if not exists(f"{folder}/{TOKENIZER}"):
         raise UserError(f"{folder}/{TOKENIZER} is missing; prepare the folder again")
     manifest.check_tokenizer(folder)
+    _check_length(manifest, settings, f"data.path '{folder}'")
     if manifest.vocab_size > settings.model.vocab_size:
         raise UserError(
             f"data.path '{folder}' uses a tokenizer of {manifest.vocab_size} entries, more than "
@@ -124,17 +125,30 @@ def check_validation_sets(settings: Settings, tokenizer: str, way_out: str = "")
         UserError: for the first that is not so.
     """
     for name, path in settings.data.val.items():
-        if not is_data_folder(path):
-            _check_texts(name, path, way_out)
-            continue
+        place = f"data.val.{name}: '{path}'"
+        with readable(place):
+            if not is_data_folder(path):
+                _check_texts(name, path, way_out)
+                continue
         manifest = Manifest.read(path)
         manifest.check_sizes(path)
         manifest.check_index(path)
+        _check_length(manifest, settings, place)
         if manifest.tokenizer != Tokenizer.load(local_copy(tokenizer)).fingerprint:
             raise UserError(
-                f"data.val.{name}: '{path}' was prepared with another tokenizer than the run's; "
+                f"{place} was prepared with another tokenizer than the run's; "
                 "give its text instead, or prepare it again"
             )
+
+
+def _check_length(manifest: Manifest, settings: Settings, place: str) -> None:
+    """Raises UserError where no chunk has the tokens of one block, the unit that is read."""
+    block, longest = settings.model.max_seq_len + 1, max(manifest.chunk_tokens)
+    if longest < block:
+        raise UserError(
+            f"{place} has no {block} tokens in a chunk (the longest has {longest}), which "
+            f"model.max_seq_len={settings.model.max_seq_len} needs; lower it or prepare more data"
+        )
 
 
 def verify_data(settings: Settings, *, training: bool) -> None:
@@ -150,11 +164,6 @@ def verify_data(settings: Settings, *, training: bool) -> None:
     for folder in dict.fromkeys(folders):
         if not is_remote(folder):
             verify_chunks(Path(folder), Manifest.read(folder), settings.data.verify)
-
-
-def is_data_folder(path: str) -> bool:
-    """Whether a validation set is a prepared data folder, be it without its manifest."""
-    return exists(f"{path}/{MANIFEST}") or exists(f"{path}/{INDEX}")
 
 
 def _check_texts(name: str, path: str, way_out: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.atomic import write_text
-from dualpath_cli.text.storage import local_copy, sha256_of, sizes
+from dualpath_cli.text.storage import exists, is_remote, local_copy, sha256_of, sizes
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 from dualpath_cli.validation import build
 
@@ -24,6 +24,7 @@ FORMATS = {"uint16": "no_header_numpy:5", "uint32": "no_header_numpy:6"}
 AGAIN = "copy the folder here again, or prepare it again with `python -m data_prep ... --overwrite`"
 """The way out where a data folder is damaged."""
 _SHA256 = re.compile("[0-9a-f]{64}")
+_LONGEST_NAME = 255  # what file systems allow
 _MOST = 2**63  # bytes and tokens that 64 bits can count
 
 
@@ -41,7 +42,7 @@ class StoredFile:
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or path.as_posix() != self.name:
             raise ValueError(f"'{self.name:.60}' is not the path of a file in the folder")
-        if not self.name.isprintable() or self.name == ".":
+        if not self.name.isprintable() or self.name == "." or len(self.name) > _LONGEST_NAME:
             raise ValueError(f"{self.name[:60]!r} is no name of a file")
         if not 0 <= self.bytes < _MOST:
             raise ValueError(f"'{self.name}' cannot have {self.bytes:.6g} bytes")
@@ -131,7 +132,8 @@ class Manifest:
         if not 0 < self.tokens < _MOST:
             raise ValueError(f"it cannot hold {self.tokens:.6g} tokens")
         if not 0 <= self.eot_id < self.vocab_size <= 2**32:
-            raise ValueError(f"eot_id {self.eot_id:.6g} is not below vocab_size {self.vocab_size}")
+            ids = f"eot_id {self.eot_id:.6g} in a vocabulary of {self.vocab_size:.6g}"
+            raise ValueError(f"there is no {ids} entries")
         if not _SHA256.fullmatch(self.index_sha256):
             raise ValueError(f"index_sha256 is '{self.index_sha256:.60}'")
 
@@ -140,6 +142,12 @@ class Manifest:
         """sha256 of the tokens and what they mean: equal data, wherever and whenever prepared."""
         content = [self.dtype, self.tokenizer, self.eot_id, [c.sha256 for c in self.chunks]]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    @property
+    def chunk_tokens(self) -> list[int]:
+        """Tokens of each chunk."""
+        width = int(self.dtype.removeprefix("uint")) // 8
+        return [(chunk.bytes - HEADER) // width for chunk in self.chunks]
 
     @property
     def summary(self) -> str:
@@ -155,14 +163,13 @@ class Manifest:
         """
         path = f"{folder}/{MANIFEST}"
         with readable(folder):
-            listing = sizes(folder)
-        if listing is None:
-            raise UserError(
-                f"data folder '{folder}' does not exist; "
-                f"make it with `python -m data_prep --source ... --out {folder}`"
-            )
-        if MANIFEST not in listing:
-            raise UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")
+            if not exists(path):  # asked first: what is no data folder may be endless to list
+                if not (sizes(folder) if is_remote(folder) else Path(folder).is_dir()):
+                    raise UserError(
+                        f"data folder '{folder}' does not exist; "
+                        f"make it with `python -m data_prep --source ... --out {folder}`"
+                    )
+                raise UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")
         content = _json_object(path)
         try:
             stored = content.pop("fingerprint", None)
@@ -204,8 +211,7 @@ class Manifest:
         """Raises UserError unless litdata's index lists the chunks of the manifest, no others."""
         path = f"{folder}/{INDEX}"
         content = _json_object(path)
-        width = int(self.dtype.removeprefix("uint")) // 8
-        lengths = [(chunk.bytes - HEADER) // width for chunk in self.chunks]
+        lengths = self.chunk_tokens
         expected = [
             {"chunk_bytes": chunk.bytes, "chunk_size": 1, "dim": length, "filename": chunk.name}
             for chunk, length in zip(self.chunks, lengths, strict=True)
@@ -221,7 +227,10 @@ class Manifest:
     def check_tokenizer(self, folder: str | Path) -> None:
         """Raises UserError unless the folder's tokenizer is the one that made the tokens."""
         path = f"{folder}/{TOKENIZER}"
-        tokenizer = Tokenizer.load(local_copy(path))
+        try:
+            tokenizer = Tokenizer.load(local_copy(path))
+        except UserError as error:
+            raise UserError(f"{error}; {AGAIN}") from None
         found = tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.eot_id
         if found != (self.tokenizer, self.vocab_size, self.eot_id):
             raise UserError(f"{path}: not the tokenizer of these tokens; {AGAIN}")
@@ -241,6 +250,16 @@ class Manifest:
         self.check_tokenizer(folder)
 
 
+def is_data_folder(location: str | Path) -> bool:
+    """Whether a location is a prepared data folder, be it one that has lost its manifest.
+
+    Else held-out, rejected and doubled documents beside the chunks would be taken for texts.
+    """
+    if exists(f"{location}/{MANIFEST}"):
+        return True
+    return exists(f"{location}/{INDEX}") and exists(f"{location}/{TOKENIZER}")
+
+
 @contextmanager
 def readable(path: str | Path) -> Iterator[None]:
     """Turns what the disk says while something is read into a UserError that names it."""
@@ -258,6 +277,7 @@ def _json_object(path: str) -> dict[str, Any]:
         text = local_copy(path).read_bytes()
     try:
         content = json.loads(text)
+        json.dumps(content, ensure_ascii=False).encode()  # no half of a surrogate pair
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number without end
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{path}: cannot be read ({reason}); {AGAIN}") from None

@@ -3,6 +3,8 @@
 import re
 import traceback
 
+from torch.utils.data import dataloader
+
 from dualpath_cli.errors import UserError
 
 # How a UserError is named in a traceback, also in one that a loader process sent as text.
@@ -21,9 +23,16 @@ def loading_fault(error: BaseException) -> UserError | None:
     if messages := [text for text in messages if not text.startswith(_FORWARDED)]:
         return UserError(messages[-1])
     if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
-        reason = str(error).strip().splitlines()[0].rstrip(". ")
-        return UserError(
-            f"{reason}; if memory ran out, lower data.workers or run.micro_batch: the same command "
-            "continues"
-        )
+        return _lost_loader(str(error).strip().splitlines()[0].rstrip(". "))
+    # So it looks where the process ends while a batch of its is on the way.
+    files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    if isinstance(error, OSError | EOFError) and dataloader.__file__ in files:
+        return _lost_loader(f"a DataLoader worker ended ({type(error).__name__})")
     return None
+
+
+def _lost_loader(reason: str) -> UserError:
+    return UserError(
+        f"{reason}; if memory ran out, lower data.workers or run.micro_batch: the same command "
+        "continues"
+    )
