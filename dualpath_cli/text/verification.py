@@ -35,10 +35,11 @@ _THREADS = 8  # disks give no more to further ones
 class Chunks:
     """The chunks of a data folder on a disk, and which of them are known to be as prepared."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        """Recalls what was verified before."""
+    def __init__(self, folder: Path, manifest: Manifest, way_out: str = AGAIN) -> None:
+        """Recalls what was verified before; `way_out` ends messages about a damaged chunk."""
         self.folder = folder
         self._manifest = manifest
+        self._way_out = way_out
         self._stored = {chunk.name: chunk for chunk in manifest.chunks}
         key = hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:16]
         self._memory = cache() / "verified" / f"{key}.json"
@@ -125,7 +126,8 @@ class Chunks:
         if stamp_of(file) != before:
             raise UserError(f"{path}: is written to while it is read; wait until that has ended")
         if digest != chunk.sha256:
-            raise UserError(f"{path}: changed since it was prepared (its sha256 differs); {AGAIN}")
+            difference = "changed since it was prepared (its sha256 differs)"
+            raise UserError(f"{path}: {difference}; {self._way_out}")
         if highest >= self._manifest.vocab_size:
             raise UserError(
                 f"{path}: holds the token id {highest}, beyond the vocabulary of "

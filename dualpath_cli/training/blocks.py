@@ -1,8 +1,8 @@
 """Blocks of tokens of a data folder, as litdata streams them from a disk or from S3.
 
 Chunks from S3 are kept in the cache (`storage.cache`) by their folder's location and its content,
-and each is checked against the manifest's sha256 as it arrives: data that was replaced
-is never mixed with what was there before. litdata deletes chunks that it is done with where they
+and each is checked against the manifest's sha256 as it arrives and, by `TokensLoader`, as it is
+opened: data that was replaced is never mixed with what was there before. litdata deletes chunks that it is done with where they
 do not all fit on the disk.
 """
 
@@ -28,7 +28,7 @@ def open_blocks(
 ) -> StreamingDataset:
     """Returns a data folder's blocks of `block_size` tokens; `settings` are StreamingDataset's.
 
-    With `verify`, a chunk that was not verified before, or has changed since, is when it is read.
+    With `verify`, a chunk that was not verified before, or has changed since, is when it is opened.
 
     Raises UserError where a folder on S3 cannot be read. So does a later read of a chunk that is
     missing or was changed, but inside an error of litdata's (`loading_faults`).
@@ -39,7 +39,8 @@ def open_blocks(
         return StreamingDataset(folder, item_loader=loader, **settings)
     url = folder.rstrip("/")
     cached = _chunk_cache(url, manifest)
-    loader = TokensLoader(block_size, cached, manifest, verify)
+    way_out = f"delete '{cached}', and it is fetched again"
+    loader = TokensLoader(block_size, cached, manifest, verify, way_out)
     return StreamingDataset(Dir(str(cached), url), item_loader=loader, **settings)
 
 

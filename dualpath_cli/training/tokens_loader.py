@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.text.manifest import HEADER, Manifest, readable
+from dualpath_cli.text.manifest import AGAIN, HEADER, Manifest, readable
 from dualpath_cli.text.verification import Chunks
 
 
@@ -19,12 +19,20 @@ class TokensLoader(litdata.TokensLoader):
     was cut meanwhile is killed, without a word. It looks the loader up by the name of this class.
     """
 
-    def __init__(self, block_size: int, folder: Path, manifest: Manifest, verify: bool) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        folder: Path,
+        manifest: Manifest,
+        verify: bool,
+        way_out: str = AGAIN,
+    ) -> None:
         """`folder` is where chunks are on this disk; `verify` says whether they are verified."""
         super().__init__(block_size)
         self._block = block_size
         self._token = np.dtype(manifest.dtype)
-        self._verified = Chunks(folder, manifest) if verify else None
+        self._verified = Chunks(folder, manifest, way_out) if verify else None
+        self._way_out = way_out
 
     def pre_load_chunk(self, chunk_index: int, chunk_filepath: str) -> None:
         """Maps nothing."""
@@ -41,5 +49,5 @@ class TokensLoader(litdata.TokensLoader):
                 self._verified.check(os.path.basename(chunk_filepath), file)
             content = os.pread(file.fileno(), size, HEADER + (index - begin) * size)
         if len(content) < size:
-            raise UserError(f"{chunk_filepath}: was cut while it was read; copy it here again")
+            raise UserError(f"{chunk_filepath}: was cut while it was read; {self._way_out}")
         return np.frombuffer(content, self._token)

@@ -100,6 +100,23 @@ def test_a_chunk_changed_behind_the_manifest_is_not_trained_on(
     assert re.match(r"dualpath fit: error: s3:.*chunk-0-\d\.bin: changed since it was", error)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_chunk_damaged_in_the_cache_is_not_trained_on(
+    fit: Fit, refused: Refused, remote: str, workers: int
+) -> None:
+    whole = {"run": {"max_tokens": 60 * 4 * SEQ_LEN}, "data": {"path": remote, "max_epochs": 9}}
+    fit(**whole)
+    chunks = list(storage.cache().glob("chunks/*/*/chunk-*.bin"))
+    for chunk in chunks:
+        chunk.write_bytes(bytes(chunk.stat().st_size))
+    again = {"run": {"name": "again"}, "data": {"path": remote, "workers": workers}}
+    error = refused(**again)
+    assert re.search(r"its sha256 differs\); delete '.*', and it is fetched again", error)
+    assert len(error.splitlines()) == 1
+    shutil.rmtree(chunks[0].parent)
+    fit(**again)
+
+
 def test_validation_sets_may_lie_on_s3(
     fit: Fit, bucket: Any, data: Path, remote: str, texts: Path, output_of: OutputOf
 ) -> None:
