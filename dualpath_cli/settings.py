@@ -118,8 +118,8 @@ class DataSettings:
     workers: int = 1
     """Loader processes per device; local disks want 0 or 1, S3 1 or 2."""
     verify: Literal["never", "first", "always"] = "first"
-    """When chunks are compared with the manifest's sha256: first is at the first use on this machine
-    and after a change, always at every start."""
+    """When chunks are compared with the manifest's sha256: `first` is at the first use on this
+    machine and after a change, `always` at every start."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.workers <= MOST_WORKERS:

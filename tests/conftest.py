@@ -14,7 +14,7 @@ from filelock import FileLock
 from dualpath_cli.cli import main
 from tests.s3 import s3_bucket, s3_server
 
-pytest_plugins = ["tests.tiny_run"]
+pytest_plugins = ["tests.tiny_run", "tests.faulty_data"]
 
 # Tiny models gain nothing from threads and lose 40 times on a busy machine.
 torch.set_num_threads(1)

@@ -163,13 +163,18 @@ class Manifest:
         """
         path = f"{folder}/{MANIFEST}"
         with readable(folder):
-            if not exists(path):  # asked first: what is no data folder may be endless to list
-                if not (sizes(folder) if is_remote(folder) else Path(folder).is_dir()):
-                    raise UserError(
-                        f"data folder '{folder}' does not exist; "
-                        f"make it with `python -m data_prep --source ... --out {folder}`"
-                    )
-                raise UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")
+            if is_remote(folder):
+                listing = sizes(folder)
+                there, found = listing is not None, MANIFEST in (listing or {})
+            else:  # not listed: what is no data folder may be endless
+                there, found = Path(folder).is_dir(), exists(path)
+        if not there:
+            raise UserError(
+                f"data folder '{folder}' does not exist; "
+                f"make it with `python -m data_prep --source ... --out {folder}`"
+            )
+        if not found:
+            raise UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")
         content = _json_object(path)
         try:
             stored = content.pop("fingerprint", None)

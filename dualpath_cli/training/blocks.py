@@ -2,8 +2,8 @@
 
 Chunks from S3 are kept in the cache (`storage.cache`) by their folder's location and its content,
 and each is checked against the manifest's sha256 as it arrives and, by `TokensLoader`, as it is
-opened: data that was replaced is never mixed with what was there before. litdata deletes chunks that it is done with where they
-do not all fit on the disk.
+opened: data that was replaced is never mixed with what was there before. litdata deletes chunks
+that it is done with where they do not all fit on the disk.
 """
 
 import hashlib
