@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from dualpath_cli.command.records import COMMANDS, Command, resolve
-from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.errors import RunFailed, Stopped, UserError, did_you_mean
 
 HELP = f"""usage: dualpath COMMAND ...
 
@@ -21,7 +21,7 @@ dualpath COMMAND --help explains a command. A recipe is a path or a packaged nam
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns 0, 2 after a mistake of the user's, or 130 after Ctrl-C."""
+    """Runs one command; returns 0, or 2 after a mistake, 1 a failure, 130 or 143 a signal."""
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help"):
         print(HELP, end="")
@@ -44,10 +44,18 @@ def main(arguments: list[str] | None = None) -> int:
         shown = f" {name}" if name in COMMANDS else ""
         print(f"dualpath{shown}: error: {error}", file=sys.stderr)
         return 2
+    except RunFailed as failure:
+        if str(failure):
+            print(f"dualpath {name}: failed: {failure}", file=sys.stderr)
+        return 1
     except SystemExit as end:  # after --help and --print_config; not what Lightning leaves with
         if end.code:
             raise
         return 0
+    except Stopped as stop:
+        if not stop.quiet:
+            print(f"dualpath {name}: {stop.text}")
+        return stop.code
     except KeyboardInterrupt as interrupt:
         print("; ".join([f"dualpath {name}: interrupted", *map(str, interrupt.args)]))
         return 130

@@ -5,13 +5,17 @@ runs/<recipe>/<name>/
     versions.json    packages, git commit, data fingerprint
     tokenizer.json   the tokenizer of the training data
     metrics.csv      a row per logged step; routing.csv and validation.csv beside it
+    bad_steps.csv    a row per step that was left out, if any was; bad_steps/ holds their tokens
+    fit.lock         while a fit runs (run_lock.py)
     checkpoints/     step-00001000, ...; `last` points to the newest complete one
 """
 
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from dualpath_cli.checkpoint_files import fault_of
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.recipes import Recipe, parse
@@ -33,7 +38,8 @@ LAST = "last"
 _NUMBERS = ("model", "optim", "run", "data", "seed_everything")
 _FREE_KEYS = {
     "run": {"dir", "name", "compile", "log_every", "gates_every", "validate_every", "save_every",
-            "keep", "tensorboard", "wandb", "peak_tflops"},
+            "keep", "keep_every", "tensorboard", "wandb", "peak_tflops", "profile",
+            "max_bad_steps"},
     "data": {"val", "val_tokens", "val_seed", "workers", "max_epochs", "verify"},
 }  # fmt: skip
 
@@ -57,16 +63,41 @@ def step_of(checkpoint: Path) -> int:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint of a run folder, or None.
+    """The newest whole checkpoint of a run folder, or None; says which damaged ones it passed over.
 
-    Without `last`, in a copy that left symbolic links out, it is the one of the highest step: a
-    checkpoint has its name only when it is complete.
+    Without `last`, in a copy that left symbolic links out, it is the one of the highest step. Sizes
+    tell what is damaged here; hashes are compared as a checkpoint is loaded.
+
+    Raises:
+        UserError: where there are checkpoints, and all of them are damaged.
     """
     last = folder / CHECKPOINTS / LAST
-    if last.exists():
-        return last.resolve()
-    complete = [p for p in (folder / CHECKPOINTS).glob("step-*") if p.name[5:].isdigit()]
-    return max(complete, key=step_of, default=None)
+    candidates = sorted(complete_checkpoints(folder), key=step_of, reverse=True)
+    if last.exists() and last.resolve() in candidates:
+        candidates.remove(last.resolve())
+        candidates.insert(0, last.resolve())
+    faults: list[str] = []
+    for checkpoint in candidates:
+        fault = fault_of(checkpoint)
+        if fault is None:
+            if faults and os.environ.get("LOCAL_RANK", "0") == "0":
+                print("\n".join(f"passed over {line}" for line in faults), file=sys.stderr)
+            return checkpoint
+        faults.append(f"{checkpoint}: {fault}")
+    if faults:
+        raise UserError(f"'{folder}' has no whole checkpoint: {faults[0]}")
+    return None
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run folder that have their names, in no order."""
+    return [p.resolve() for p in (folder / CHECKPOINTS).glob("step-*") if p.name[5:].isdigit()]
+
+
+def newest_step(folder: Path) -> str:
+    """Where a run would be continued, in words."""
+    newest = newest_checkpoint(folder)
+    return "the start" if newest is None else f"step {step_of(newest)}"
 
 
 def find_run(path: str) -> Run:

@@ -35,6 +35,9 @@ class OptimSettings:
     """Groups that decay: matrices, embeddings (with the head when tied), norms, gains, biases."""
     clip: float = 1.0
     """Global L2 norm that gradients are clipped to; 0 switches clipping off."""
+    skip_sigma: float | None = None
+    """Leaves out steps whose gradient norm is so many standard deviations above its mean (of the
+    logarithm, over the last 100 steps); null leaves none out. 6 is a good value."""
 
     def __post_init__(self) -> None:
         if not self.lr > 0 or min(self.lr_start, self.lr_end) < 0:
@@ -44,6 +47,8 @@ class OptimSettings:
         for name in ("warmup_steps", "eps", "weight_decay", "clip"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be below 0, but is {getattr(self, name)}")
+        if self.skip_sigma is not None and not self.skip_sigma > 0:
+            raise ValueError(f"skip_sigma must be above 0 or null, not {self.skip_sigma}")
 
 
 @dataclass(frozen=True)
@@ -75,19 +80,26 @@ class RunSettings:
     save_every: int = 1000
     """Optimizer steps between two checkpoints; one is always written at the end."""
     keep: int = 3
-    """How many checkpoints are kept; 0 keeps all."""
+    """How many checkpoints are kept, the newest ones; 0 keeps all."""
+    keep_every: int = 0
+    """Checkpoints whose step is a multiple of this are kept as well; 0 keeps no more."""
     tensorboard: bool = True
     """Whether to log to TensorBoard too, where it is installed."""
     wandb: str | None = None
     """Weights & Biases project to log to as well."""
     peak_tflops: float | None = None
     """The device's peak in TFLOP/s that MFU is measured against; known GPUs need none."""
+    max_bad_steps: int = 10
+    """The run ends after so many steps in a row that had to be left out: because loss or gradient
+    was no finite number, or by optim.skip_sigma."""
+    profile: bool = False
+    """Whether to record a trace of optimizer steps 10 to 12, on CUDA also a memory snapshot."""
 
     def __post_init__(self) -> None:
-        for name in ("micro_batch", "log_every", "save_every"):
+        for name in ("micro_batch", "log_every", "save_every", "max_bad_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("gates_every", "validate_every", "keep"):
+        for name in ("gates_every", "validate_every", "keep", "keep_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be below 0, but is {getattr(self, name)}")
         if self.save_every % self.log_every:

@@ -52,15 +52,30 @@ def start(
     return process
 
 
-def run_on_two_ranks(words: list[str], folder: Path) -> None:
-    """Runs `dualpath WORDS --trainer.devices 2` as two ranks, which log to `folder`."""
+def run_on_two_ranks(
+    words: list[str],
+    folder: Path,
+    prepare: Callable[[], object] | None = None,
+    expected: int = 0,
+) -> None:
+    """Runs `dualpath WORDS --trainer.devices 2` as two ranks, which log to `folder`.
+
+    Each calls `prepare` before, and has to leave with the exit code `expected`.
+    """
     port = str(find_free_network_port())
     logs = [folder / f"rank-{rank}.log" for rank in range(2)]
     ranks = [
-        start([*words, "--trainer.devices", "2"], log, LOCAL_RANK=str(rank), MASTER_PORT=port)
+        start(
+            [*words, "--trainer.devices", "2"],
+            log,
+            prepare,
+            LOCAL_RANK=str(rank),
+            MASTER_PORT=port,
+        )
         for rank, log in enumerate(logs)
     ]
     for rank in ranks:
         rank.join(timeout=300)
         rank.kill()
-    assert [rank.exitcode for rank in ranks] == [0, 0], logs[0].read_text() + logs[1].read_text()
+    codes = [rank.exitcode for rank in ranks]
+    assert codes == [expected] * 2, logs[0].read_text() + logs[1].read_text()

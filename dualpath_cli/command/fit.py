@@ -1,17 +1,24 @@
 """`dualpath fit`: trains to the token budget, from the newest checkpoint where there is one."""
 
+import signal
+from contextlib import nullcontext
 from typing import Any
+
+from lightning.fabric.plugins.environments import LightningEnvironment
 
 from dualpath_cli import run_folder
 from dualpath_cli.command.checks import epochs
 from dualpath_cli.command.session import Session
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import Stopped, UserError
 from dualpath_cli.flops import count
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.run_folder import TOKENIZER
+from dualpath_cli.run_lock import alone_in
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training import curve
 from dualpath_cli.training.loading_faults import loading_fault
+from dualpath_cli.training.metrics_log import VALIDATION, MetricsLog, has_validation
+from dualpath_cli.training.stopping import StopTraining
 
 
 def fit(session: Session) -> None:
@@ -19,17 +26,29 @@ def fit(session: Session) -> None:
 
     Raises:
         UserError: if the batch is not a whole number of micro-batches on these devices, a run
-            would be continued on other data, devices or precision, or data are lost meanwhile.
+            would be continued on other data, devices or precision, another process writes it, or
+            data are lost meanwhile.
+        RunFailed: if the numbers go wrong, or a loader process is lost.
     """
-    launch, trainer = session.launch, session.trainer
-    assert launch.manifest is not None
-    folder, checkpoint = launch.run_folder, launch.checkpoint
+    folder, checkpoint = session.launch.run_folder, session.launch.checkpoint
     steps, accumulate = _plan(session)
     session.say(_summary(session, steps, accumulate))
     step = None if checkpoint is None else run_folder.step_of(checkpoint)
     if step is not None and step >= steps:
-        session.say(f"{folder} is finished: nothing to do")
+        _finish(session, step)
         return
+    with alone_in(folder, session.say) if session.trainer.is_global_zero else nullcontext():
+        _train(session, steps, accumulate, step)
+
+
+def _train(session: Session, steps: int, accumulate: int, step: int | None) -> None:
+    """Trains from step `step`, if there is one to continue, in a folder that is ours."""
+    launch, trainer = session.launch, session.trainer
+    assert launch.manifest is not None
+    folder, checkpoint = launch.run_folder, launch.checkpoint
+    gone = checkpoint is not None and not checkpoint.exists()
+    if gone or (checkpoint is None and run_folder.newest_checkpoint(folder) is not None):
+        raise UserError(f"{folder} was written by another fit just now; give the command again")
     trainer.accumulate_grad_batches = accumulate
     trainer.fit_loop.epoch_loop.max_steps = steps
     # Lightning counts micro-batches here. Without an interval only the last step validates.
@@ -50,13 +69,13 @@ def fit(session: Session) -> None:
             datamodule=session.datamodule,
             ckpt_path=None if checkpoint is None else str(checkpoint),
         )
-    except SystemExit as end:
+    except StopTraining as stop:
+        raise _stopped(session, stop.signum) from None
+    except SystemExit:
         if not trainer.interrupted:
             raise
-        # Lightning leaves by sys.exit(1) after Ctrl-C, without a word on what is kept.
-        newest = run_folder.newest_checkpoint(folder)
-        at = f"step {run_folder.step_of(newest)}" if newest else "the start"
-        raise KeyboardInterrupt(f"the same command continues from {at}") from end
+        # Lightning leaves by sys.exit(1) after a Ctrl-C that came before training started.
+        raise _stopped(session, signal.SIGINT) from None
     except Exception as error:
         if fault := loading_fault(error):
             raise fault from error
@@ -65,6 +84,34 @@ def fit(session: Session) -> None:
     if trainer.is_global_zero:
         session.say(f"curve: {curve.draw(folder)}")
     session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt_path {folder}")
+
+
+def _finish(session: Session, step: int) -> None:
+    """Makes up for the last validation of a run that has made all of its steps."""
+    launch, trainer = session.launch, session.trainer
+    lacks = not has_validation(launch.run_folder / VALIDATION, step)
+    if not launch.settings.data.val or not trainer.strategy.broadcast(lacks):
+        session.say(f"{launch.run_folder} is finished: nothing to do")
+        return
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, MetricsLog):
+            callback.step = step
+    trainer.validate(
+        session.module, datamodule=session.datamodule, ckpt_path=str(launch.checkpoint),
+        verbose=False,
+    )  # fmt: skip
+    session.show_validation()
+
+
+def _stopped(session: Session, signum: int) -> Stopped:
+    """What the command ends with after a signal; says where the run continues."""
+    at = run_folder.newest_step(session.launch.run_folder)
+    name = "interrupted" if signum == signal.SIGINT else f"stopped by {signal.Signals(signum).name}"
+    code = 130 if signum == signal.SIGINT else 143
+    environment = getattr(session.trainer.strategy, "cluster_environment", None)
+    if isinstance(environment, LightningEnvironment) and not session.trainer.is_global_zero:
+        code = 0  # its parent, the first rank, would be killed for a child that failed
+    return Stopped(f"{name}; the same command continues from {at}", code, session.console.quiet)
 
 
 def _plan(session: Session) -> tuple[int, int]:

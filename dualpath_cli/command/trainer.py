@@ -1,6 +1,7 @@
 """Lightning's Trainer for a launch: strategy, callbacks and loggers put together."""
 
 import importlib.util
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +12,14 @@ from rich.console import Console
 
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.errors import UserError
+from dualpath_cli.training.bad_steps import BadSteps
 from dualpath_cli.training.checkpoint import Checkpoints, DirectCheckpointIO
 from dualpath_cli.training.metrics_log import MetricsLog
 from dualpath_cli.training.parallel import build_strategy
+from dualpath_cli.training.profile import Profile
 from dualpath_cli.training.progress import ProgressDisplay
 from dualpath_cli.training.routing_log import RoutingLog
+from dualpath_cli.training.stopping import Stopping
 
 
 def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> Trainer:
@@ -31,15 +35,20 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
     if name != "fsdp":  # which writes its shards itself
         plugins.append(DirectCheckpointIO())
     callbacks = _as_list(section["callbacks"])
+    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
     if fitting:
         progress = ProgressDisplay(console)
         callbacks += [
             progress,
             MetricsLog(folder, run, show=progress.show),
-            Checkpoints(folder, run.save_every, run.keep),
+            BadSteps(folder, run.max_bad_steps, say),  # a step that ends the run is not saved
         ]
+        if run.profile:
+            callbacks.append(Profile(folder, say))
         if run.gates_every:
             callbacks.append(RoutingLog(folder, run.gates_every, launch.settings.model.loops))
+        checkpoints = Checkpoints(folder, run)
+        callbacks += [checkpoints, Stopping(checkpoints)]  # after all that write rows
     ours = {
         "strategy": build_strategy(name) if isinstance(name, str) else name,
         "devices": devices,

@@ -1,7 +1,7 @@
 """Checkpoints that are never half-written: beside their final name first, then renamed.
 
 A checkpoint is a file, or a folder of shards under `fsdp`. Both get their name in one step, after
-everything is on the disk; `last` then moves to the newest one.
+everything is on the disk and hashed (`checkpoint_files.py`); `last` then moves to the newest one.
 """
 
 from pathlib import Path
@@ -10,9 +10,16 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
+from dualpath_cli import run_folder
+from dualpath_cli.checkpoint_files import Files, manifest_of, write_manifest
 from dualpath_cli.output.atomic import PARTIAL, remove, sync
 from dualpath_cli.run_folder import CHECKPOINTS, LAST
+from dualpath_cli.settings import RunSettings
+from dualpath_cli.training.guard import check_weights
+from dualpath_cli.training.integrity import hashed, verify
+from dualpath_cli.training.weights import read_file
 
 
 class DirectCheckpointIO(TorchCheckpointIO):
@@ -27,15 +34,31 @@ class DirectCheckpointIO(TorchCheckpointIO):
         """Saves with torch.save."""
         torch.save(checkpoint, path)
 
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Loads without running what the file holds. Raises UserError where it cannot be read."""
+        return read_file(Path(path))
+
 
 class Checkpoints(Callback):
-    """Saves every `every` optimizer steps and after the last one; keeps the newest `keep`."""
+    """Saves every `run.save_every` steps and after the last one; keeps the newest `run.keep`.
 
-    def __init__(self, run_folder: Path, every: int, keep: int) -> None:
+    It comes after all callbacks that write rows: where there is a checkpoint, there are the rows of
+    its step.
+    """
+
+    def __init__(self, run_folder: Path, settings: RunSettings) -> None:
         self.folder = run_folder / CHECKPOINTS
-        self.every = every
-        self.keep = keep
+        self.settings = settings
         self.saved_step = -1
+        self._loops: dict[str, Any] = {}
+        """Lightning's progress as it was before the validation that is going on."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Hashes the checkpoint that the run is continued from, before it is loaded."""
+        if trainer.ckpt_path is not None:
+            verify(Path(trainer.ckpt_path))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Clears what an interrupted save left behind."""
@@ -53,8 +76,26 @@ class Checkpoints(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Saves when an optimizer step that is due has just been made."""
-        if trainer.global_step % self.every == 0 and trainer.global_step != self.saved_step:
+        if (
+            trainer.global_step % self.settings.save_every == 0
+            and trainer.global_step != self.saved_step
+        ):
             self.save(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keeps where training stands: a checkpoint within a validation is of its beginning."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._loops = trainer._checkpoint_connector._get_loops_state_dict()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation is over."""
+        self._loops = {}
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Puts the progress of before the validation into a checkpoint that is saved in it."""
+        checkpoint["loops"] = self._loops or checkpoint["loops"]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves the last step."""
@@ -63,32 +104,38 @@ class Checkpoints(Callback):
 
     def save(self, trainer: Trainer) -> None:
         """Writes ``checkpoints/step-N`` whole, moves `last` to it and drops the oldest ones."""
+        check_weights(trainer, self.folder.parent)
         final = self.folder / f"step-{trainer.global_step:08d}"
         partial = final.with_name(final.name + PARTIAL)
         trainer.save_checkpoint(partial)
         trainer.strategy.barrier("checkpoint written")
+        files = hashed(partial)
         if trainer.is_global_zero:
-            publish(partial, final)
+            publish(partial, final, files)
             self._drop_oldest()
         trainer.strategy.barrier("checkpoint published")
         self.saved_step = trainer.global_step
 
     def _drop_oldest(self) -> None:
-        steps = [p for p in self.folder.glob("step-*") if not p.name.endswith(PARTIAL)]
+        steps = run_folder.complete_checkpoints(self.folder.parent)
         # By age, not by step: a run that was taken back to an older step writes lower ones again.
         steps.sort(key=lambda path: path.stat().st_mtime_ns)
-        for old in steps[: -self.keep] if self.keep else []:
+        for old in steps[: -self.settings.keep] if self.settings.keep else []:
+            if self.settings.keep_every and run_folder.step_of(old) % self.settings.keep_every == 0:
+                continue
             # Renamed first: a removal cut short must not leave half a checkpoint under its name.
             remove(old.rename(old.with_name(old.name + PARTIAL)))
+            remove(manifest_of(old))
 
 
-def publish(partial: Path, final: Path) -> None:
+def publish(partial: Path, final: Path, files: Files) -> None:
     """Syncs a written checkpoint to disk, gives it its name and points `last` to it."""
     for path in [*partial.rglob("*"), partial] if partial.is_dir() else [partial]:
         sync(path)
     replaced = final.with_name(final.name + ".replaced" + PARTIAL)
     if final.exists():  # from a run that is being repeated from an older checkpoint
         final.rename(replaced)
+    write_manifest(final, files)
     partial.rename(final)
     link = final.with_name(LAST + PARTIAL)
     link.unlink(missing_ok=True)

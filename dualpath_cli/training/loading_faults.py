@@ -5,18 +5,20 @@ import traceback
 
 from torch.utils.data import dataloader
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import RunFailed, UserError
 
 # How a UserError is named in a traceback, also in one that a loader process sent as text.
 _USER_ERROR = re.compile(rf"^{re.escape(UserError.__module__)}\.UserError: (.+)$", re.MULTILINE)
 _FORWARDED = "Caught UserError in "  # what PyTorch puts before an error of a loader process
 
 
-def loading_fault(error: BaseException) -> UserError | None:
+def loading_fault(error: BaseException) -> UserError | RunFailed | None:
     """Returns what was wrong with the data, or with a loader process; None for any other error.
 
-    A UserError that came straight here is one line already.
+    What came straight here as one line stays as it is.
     """
+    if isinstance(error, RunFailed):
+        return None
     if isinstance(error, UserError) and not str(error).startswith(_FORWARDED):
         return None
     messages = _USER_ERROR.findall("".join(traceback.format_exception(error)))
@@ -31,8 +33,8 @@ def loading_fault(error: BaseException) -> UserError | None:
     return None
 
 
-def _lost_loader(reason: str) -> UserError:
-    return UserError(
+def _lost_loader(reason: str) -> RunFailed:
+    return RunFailed(
         f"{reason}; if memory ran out, lower data.workers or run.micro_batch: the same command "
         "continues"
     )

@@ -1,8 +1,10 @@
 """What a run writes down as it trains: metrics.csv, routing.csv, validation.csv, and loggers.
 
 Every `log_every` optimizer steps one row: loss and bits per byte over the tokens since the last
-row, learning rate, gradient norm (before clipping), tokens/s, model FLOP/s and, where the peak is
-known, MFU. Validation is not counted as training time; compiling, saving and read-outs are.
+row, learning rate, gradient norm (before clipping), steps left out since the last row (`guard`),
+tokens/s, model FLOP/s and, where the peak is known, MFU. Micro-batches whose loss is no finite
+number are not in the means. Validation is not counted as training time; compiling, saving and
+read-outs are.
 """
 
 import time
@@ -22,6 +24,8 @@ from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.optim import learning_rate
 
 Row = dict[str, Any]
+
+VALIDATION = "validation.csv"
 
 
 class CsvTable:
@@ -45,6 +49,11 @@ class CsvTable:
             file.write(format_csv(short, self.columns, header=False))
 
 
+def has_validation(table: Path, step: int) -> bool:
+    """Whether a validation of a step is written down."""
+    return any(int(row["step"]) == step for row in read_csv(table))
+
+
 class MetricsLog(Callback):
     """Measures training and hands each row to metrics.csv, all loggers and `show`."""
 
@@ -55,16 +64,17 @@ class MetricsLog(Callback):
         self.show = show
         self.metrics = CsvTable(
             run_folder / "metrics.csv",
-            ["step", "tokens", "loss", "bits_per_byte", "lr", "grad_norm", "tokens_per_second",
-             "tflops_per_second", "mfu", "seconds"],
+            ["step", "tokens", "loss", "bits_per_byte", "lr", "grad_norm", "skipped",
+             "tokens_per_second", "tflops_per_second", "mfu", "seconds"],
         )  # fmt: skip
         self.validation = CsvTable(
-            run_folder / "validation.csv", ["step", "tokens", "set", "loss", "bits_per_byte"]
+            run_folder / VALIDATION, ["step", "tokens", "set", "loss", "bits_per_byte"]
         )
         self.step = 0
         self.logged_step = 0
         self.seconds = 0.0
         self.since: float | None = None
+        self.validation_due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the tables, cut to the step that the run is continued from."""
@@ -74,11 +84,35 @@ class MetricsLog(Callback):
             before = [float(r["seconds"]) for r in rows if int(r["step"]) <= self.step]
             self.total_seconds = before[-1] if before else 0.0
             self.metrics.open(self.step)
-            self.validation.open(self.step)
+            # A run that begins anew has nothing of its step 0 yet, whatever one before it wrote.
+            self.validation.open(self.step or -1)
+        assert isinstance(pl_module, DualPathModule)
+        self.validation_due = self._lacks_validation(trainer, pl_module)
         if self.step == 0:
-            assert isinstance(pl_module, DualPathModule)
             self._log_validation(trainer, pl_module)
         self.since = time.perf_counter()
+
+    def _lacks_validation(self, trainer: Trainer, module: DualPathModule) -> bool:
+        """Whether the run was stopped after this step and before its validation was over."""
+        every = self.settings.validate_every
+        due = bool(module.val_names) and self.step > 0 and every > 0 and self.step % every == 0
+        lacks = due and not has_validation(self.validation.path, self.step)
+        return bool(trainer.strategy.broadcast(lacks))
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Makes up for a validation that was cut short; Lightning takes it for done."""
+        if self.validation_due:
+            self.validation_due = False
+            # As Lightning's training loop validates.
+            loop, logger = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
+            first = logger._first_loop_iter
+            trainer.validating = True
+            loop.restarting = False
+            loop.run()
+            trainer.training = True
+            logger._first_loop_iter = first
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -109,6 +143,7 @@ class MetricsLog(Callback):
             "bits_per_byte": means["bits_per_byte"],
             "lr": learning_rate(self.step - 1, trainer.max_steps, module.optim),
             "grad_norm": module.grad_norm.item(),
+            "skipped": module.guard.report(),
             "tokens_per_second": speed,
             "tflops_per_second": flops / 1e12,
         }

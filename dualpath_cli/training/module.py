@@ -11,11 +11,13 @@ from torch.distributed.tensor import DTensor
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
+from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.settings import OptimSettings
+from dualpath_cli.training.guard import BadStep, StepGuard
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
-from dualpath_cli.training.weights import load_weights
+from dualpath_cli.training.weights import check_weights, load_weights
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Input tokens and target tokens, each (B, T)."""
@@ -51,6 +53,9 @@ class DualPathModule(LightningModule):
         self.val_losses = nn.ModuleList(LanguageModelLoss(token_bytes) for _ in val_names)
         self.val_results: dict[str, dict[str, float]] = {}
         self.grad_norm = torch.zeros(())
+        self.guard = StepGuard(optim.skip_sigma)
+        self.bad_step: BadStep | None = None  # the last step, if it was left out
+        self._micro_batches: list[tuple[Batch, torch.Tensor]] = []  # with losses, of one step
 
     def configure_model(self) -> None:
         """Builds the model once; a sharding strategy has set the device mesh by now."""
@@ -68,14 +73,20 @@ class DualPathModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Mean loss in nats per token of one micro-batch, all of whose positions are scored.
 
-        Auxiliary losses are added to what is minimised, not to what is logged.
+        Auxiliary losses are added to what is minimised, not to what is logged. Nor are losses
+        logged that are no finite numbers: one would hide all others of its row.
         """
         assert self.model is not None
         tokens, targets = batch
         auxiliary = AuxiliaryLoss()
         nll = self.model(tokens, targets, auxiliary=auxiliary)
-        self.train_loss.update(nll.detach(), targets)
-        return nll.mean() + auxiliary.total
+        finite = nll.detach().isfinite().all()
+        self.train_loss.update(
+            torch.where(finite, nll.detach(), 0.0), torch.where(finite, targets, IGNORE)
+        )
+        loss = nll.mean() + auxiliary.total
+        self._micro_batches.append((batch, loss.detach()))
+        return loss
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Adds a batch to the loss of its validation set."""
@@ -104,10 +115,39 @@ class DualPathModule(LightningModule):
             self.trainer.should_stop = True
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
-        """Clips by the global L2 norm, `optim.clip`, and keeps the norm from before."""
+        """Clips by the global L2 norm, `optim.clip`, and keeps the norm from before.
+
+        A step that the guard leaves out loses its gradients: without them AdamW touches neither
+        weights nor moments, and nothing decays. Schedule, step count and data go on.
+        """
         limit = self.optim.clip if self.optim.clip > 0 else float("inf")
         norm = nn.utils.clip_grad_norm_(self.parameters(), limit)
         self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        micro_batches, self._micro_batches = self._micro_batches, []
+        self.bad_step = None
+        # The only wait for the device in an optimizer step. With the judging it takes a 1e-4 of the
+        # step's time on a CPU with 9M parameters (0.2 ms of 2.2 s), 4e-3 with 27 thousand.
+        kind = self.guard.judge(self.grad_norm.item())
+        if kind is not None:
+            tokens, losses = zip(*micro_batches, strict=True)
+            self.bad_step = BadStep(kind, list(tokens), list(losses))
+            self.zero_grad(set_to_none=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what the guard has seen."""
+        checkpoint["guard"] = self.guard.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Checks that all weights are there, and takes up what the guard had seen.
+
+        Runs that were begun before there was a guard have seen nothing.
+        """
+        if "state_dict" in checkpoint:  # shards are loaded and checked elsewhere
+            assert self.model is not None
+            saved = checkpoint["state_dict"]
+            weights = {name.removeprefix("model."): value for name, value in saved.items()}
+            check_weights(self.model, weights, Path(self.trainer.ckpt_path or ""))
+        self.guard.load_state_dict(checkpoint.get("guard", {}))
 
     def configure_optimizers(self) -> Any:
         """AdamW by parameter kind and the warm-up and cosine schedule, stepped with it."""

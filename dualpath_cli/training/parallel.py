@@ -5,6 +5,8 @@ device means that no rank ever holds the whole model.
 """
 
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -15,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.training.shards import load_training_state
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
@@ -23,6 +26,14 @@ class FullyShardedStrategy(ModelParallelStrategy):
     Lightning's defaults would mean tensor parallelism inside a node, and the number of devices is
     known only once the trainer has counted them.
     """
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Loads shards without running what they hold; all ranks take the first one's path."""
+        path = Path(self.broadcast(str(checkpoint_path)))
+        assert self.model is not None
+        return load_training_state(self.model, self.optimizers, path)
 
     def setup_environment(self) -> None:
         """Sets both sizes before the process group and its mesh are made."""

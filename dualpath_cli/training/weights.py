@@ -1,29 +1,66 @@
 """The weights of a checkpoint, whatever wrote it, into a model, however it is sharded."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    set_model_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
+from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.training import shards
+from dualpath_cli.training.integrity import verify
 
 
 def load_weights(model: DualPathLM, checkpoint: Path) -> None:
     """Loads the model's weights from a checkpoint file or a folder of shards.
 
     `model` may be sharded itself, over any number of ranks, whatever wrote the checkpoint.
+
+    Raises:
+        UserError: where the checkpoint was changed, cannot be read, or lacks a weight.
     """
+    verify(checkpoint)
     if checkpoint.is_dir():
-        wanted = {"state_dict": {f"model.{k}": v for k, v in get_model_state_dict(model).items()}}
-        dcp.load(wanted, checkpoint_id=checkpoint)
-        weights = {k.removeprefix("model."): v for k, v in wanted["state_dict"].items()}
-        set_model_state_dict(model, weights)
+        shards.load_model(model, checkpoint)
         return
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+    saved = read_file(checkpoint)["state_dict"]
     weights = {k.removeprefix("model."): v for k, v in saved.items() if k.startswith("model.")}
+    check_weights(model, weights, checkpoint)
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+
+
+def read_file(checkpoint: Path) -> dict[str, Any]:
+    """Reads a checkpoint file, tensors and plain values alone: nothing in it is run.
+
+    Raises:
+        UserError: where it is damaged, holds something else, or no weights.
+    """
+    try:
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # a damaged file raises nearly anything
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(f"checkpoint '{checkpoint}' cannot be read: {reason}") from None
+    if not isinstance(saved, dict) or not isinstance(saved.get("state_dict"), dict):
+        raise UserError(f"'{checkpoint}' is no checkpoint of dualpath: it holds no state_dict")
+    return saved
+
+
+def check_weights(model: DualPathLM, weights: Mapping[str, Any], checkpoint: Path) -> None:
+    """Checks that there is a tensor of the right shape for each of the model's.
+
+    Raises:
+        UserError: naming the first that is missing, of another shape or of another model.
+    """
+    for name, parameter in model.state_dict().items():
+        if name not in weights:
+            raise UserError(f"checkpoint '{checkpoint}' is incomplete: it lacks {name}")
+        value = weights[name]
+        if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+            found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            wanted = tuple(parameter.shape)
+            raise UserError(f"checkpoint '{checkpoint}': {name} is {found}, not {wanted}")
+    for name in weights:
+        if name not in model.state_dict():
+            raise UserError(f"checkpoint '{checkpoint}' is of another model: it has {name}")

@@ -104,7 +104,7 @@ def write_home(folder: Path) -> Path:
     for name, data in (("begun", {}), ("elsewhere", gone)):
         checkpoints = folder / "runs" / name / "default" / "checkpoints"
         checkpoints.mkdir(parents=True)
-        (checkpoints / "step-00000010").touch()
+        (checkpoints / "step-00000010").write_text("weights")  # not opened by what is tested
         (checkpoints / "last").symlink_to("step-00000010")
         (checkpoints.parent / "recipe.yaml").write_text(
             yaml.safe_dump({"model": two_loops, "data": data})

@@ -5,20 +5,22 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dualpath_cli.recipes import merge
 from dualpath_cli.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training import checkpoint
 from tests.faulty_data import CHANGED, flip, one_line
-from tests.tiny_run import SEQ_LEN, Fit, Refused, rows
+from tests.tiny_run import SEQ_LEN, Fit, Refused, rows, tiny_recipe, train
 
 
 def at_checkpoints(monkeypatch: pytest.MonkeyPatch, fault: Callable[[], object]) -> None:
     publish = checkpoint.publish
 
-    def publish_then(partial: Path, final: Path) -> None:
-        publish(partial, final)
+    def publish_then(*what: Any) -> None:
+        publish(*what)
         fault()
 
     monkeypatch.setattr(checkpoint, "publish", publish_then)
@@ -67,15 +69,19 @@ def test_a_touched_chunk_is_read_again_and_trained_on(
 
 
 def test_a_killed_loader_ends_the_run(
-    refused: Refused, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    texts: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     def kill() -> None:
         (loader,) = multiprocessing.active_children()
         loader.kill()
 
     at_checkpoints(monkeypatch, kill)
-    error = refused(run=LONG, data={"path": str(data), "workers": 1, "max_epochs": None})
-    one_line(error, r"DataLoader worker .*; if memory ran out, lower data\.workers or run\.micro_b")
-    kept = newest_checkpoint(tmp_path / "runs" / "tiny" / "default")
+    settings = {"path": str(data), "workers": 1, "max_epochs": None}
+    recipe = merge(tiny_recipe(texts, tmp_path / "runs"), {"run": LONG, "data": settings})
+    run = train(recipe, tmp_path / "recipe.yaml", expected=1)
+    message = r"failed: .*DataLoader worker .*; if memory ran out, lower data\.workers or run"
+    one_line(capsys.readouterr().err, message)
+    kept = newest_checkpoint(run)
     assert kept is not None
     assert step_of(kept) == 2

@@ -14,8 +14,10 @@ import torch
 import yaml
 
 from data_prep.__main__ import main as data_prep
+from dualpath_cli.checkpoint_files import Files
 from dualpath_cli.cli import main
 from dualpath_cli.run_folder import find_run, newest_checkpoint
+from dualpath_cli.settings import RunSettings
 from dualpath_cli.training import checkpoint, parallel
 from dualpath_cli.training.checkpoint import Checkpoints, publish
 from dualpath_cli.training.module import DualPathModule
@@ -47,7 +49,7 @@ def test_a_run_folder_holds_what_the_run_was(trained: Fit, texts: Path) -> None:
     tokenizers = (texts / "train" / "tokenizer.json", run / "tokenizer.json")
     assert tokenizers[0].read_bytes() == tokenizers[1].read_bytes()
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
-        "last", "step-00000002", "step-00000004", "step-00000006",
+        "last", "manifests", "step-00000002", "step-00000004", "step-00000006",
     ]  # fmt: skip
     assert find_run(str(run)).step == 6
 
@@ -118,10 +120,10 @@ def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
 def die_at_the_second_checkpoint() -> None:
     """Has this process killed when the second checkpoint is written but not yet published."""
 
-    def publish_or_die(partial: Path, final: Path) -> None:
+    def publish_or_die(partial: Path, final: Path, files: Files) -> None:
         if final.name == "step-00000004":
             os.kill(os.getpid(), signal.SIGKILL)
-        publish(partial, final)
+        publish(partial, final, files)
 
     checkpoint.publish = publish_or_die
 
@@ -137,7 +139,7 @@ def test_a_killed_run_continues_from_its_newest_checkpoint(
     assert process.exitcode == -signal.SIGKILL
     checkpoints = whole.with_name("killed") / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == [
-        "last", "step-00000002", "step-00000004.partial",
+        "last", "manifests", "step-00000002", "step-00000004.partial",
     ]  # fmt: skip
     run = fit(run={"name": "killed"})
     assert rows(run / "metrics.csv") == rows(whole / "metrics.csv")
@@ -189,7 +191,9 @@ def test_a_run_goes_back_to_an_older_checkpoint(fit: Fit, tmp_path: Path) -> Non
     run = fit(run={"keep": 2, "save_every": 1})
     whole = rows(run / "metrics.csv")
     names = sorted(p.name for p in (run / "checkpoints").iterdir())
-    assert names == ["last", "step-00000005", "step-00000006"]
+    assert names == ["last", "manifests", "step-00000005", "step-00000006"]
+    manifests = sorted(path.name for path in (run / "checkpoints" / "manifests").iterdir())
+    assert manifests == ["step-00000005.json", "step-00000006.json"]
     older = str(run / "checkpoints" / "step-00000005")
     assert main(["fit", "--config", str(tmp_path / "recipe.yaml"), "--ckpt_path", older]) == 0
     assert rows(run / "metrics.csv") == whole
@@ -198,13 +202,13 @@ def test_a_run_goes_back_to_an_older_checkpoint(fit: Fit, tmp_path: Path) -> Non
 
 
 def test_the_newest_checkpoint_is_kept_also_after_going_back(tmp_path: Path) -> None:
-    keeper = Checkpoints(tmp_path, every=1, keep=2)
+    keeper = Checkpoints(tmp_path, RunSettings(save_every=10, keep=2))
     keeper.folder.mkdir()
     for age, step in enumerate((5, 6, 3)):
         partial = keeper.folder / f"step-{step:08d}.partial"
-        partial.touch()
+        partial.write_text("weights")
         os.utime(partial, (1000 + age, 1000 + age))
-        publish(partial, keeper.folder / f"step-{step:08d}")
+        publish(partial, keeper.folder / f"step-{step:08d}", {})
         keeper._drop_oldest()
     assert newest_checkpoint(tmp_path) == (keeper.folder / "step-00000003").resolve()
     (keeper.folder / "last").unlink()

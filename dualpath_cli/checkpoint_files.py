@@ -1,0 +1,95 @@
+"""The files of a checkpoint, what they must hold, and which checkpoints are whole. Torch-free.
+
+Beside the checkpoints, `manifests/step-N.json` holds the size and the sha256 of each file of
+`step-N`, which is a file or a folder of shards.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dualpath_cli.output.atomic import write_text
+
+Files = dict[str, dict[str, Any]]
+"""By name inside the checkpoint, empty for one that is a file: `bytes` and `sha256`."""
+
+
+def manifest_of(checkpoint: Path) -> Path:
+    """Where a checkpoint's list of files lies."""
+    return checkpoint.parent / "manifests" / f"{checkpoint.name}.json"
+
+
+def files_of(checkpoint: Path) -> list[Path]:
+    """The files of a checkpoint, sorted."""
+    if not checkpoint.is_dir():
+        return [checkpoint]
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file())
+
+
+def describe(checkpoint: Path, paths: Iterable[Path]) -> Files:
+    """Sizes and hashes of some of a checkpoint's files."""
+    return {
+        _name(checkpoint, path): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        for path in paths
+    }
+
+
+def write_manifest(checkpoint: Path, files: Files) -> None:
+    """Writes the list of a checkpoint's files."""
+    text = json.dumps({"files": dict(sorted(files.items()))}, indent=2)
+    write_text(manifest_of(checkpoint), text + "\n")
+
+
+def fault_of(checkpoint: Path) -> str | None:
+    """Says what is wrong with a checkpoint as far as names and sizes tell; None if nothing."""
+    try:
+        files = _read_manifest(checkpoint)
+    except ValueError as error:
+        return str(error)
+    if files is None:
+        return None if all(path.stat().st_size for path in files_of(checkpoint)) else "it is empty"
+    for name, expected in files.items():
+        path = checkpoint / name if name else checkpoint
+        if not path.is_file():
+            return f"{name or 'its file'} is missing"
+        if path.stat().st_size != expected["bytes"]:
+            size = f"{path.stat().st_size:,} bytes instead of {expected['bytes']:,}"
+            return f"{name} has {size}" if name else f"it has {size}"
+    return None
+
+
+def damaged(checkpoint: Path, rank: int = 0, ranks: int = 1) -> list[str]:
+    """Hashes this rank's part of the files; returns the names of those that were changed.
+
+    A checkpoint of an earlier version has no list of files: nothing is known of it.
+    """
+    files = _read_manifest(checkpoint) or {}
+    own = sorted(files)[rank::ranks]
+    paths = {name: checkpoint / name if name else checkpoint for name in own}
+    return [name for name, path in paths.items() if _sha256(path) != files[name]["sha256"]]
+
+
+def _read_manifest(checkpoint: Path) -> Files | None:
+    path = manifest_of(checkpoint)
+    if not path.exists():
+        return None
+    try:
+        files = json.loads(path.read_text(encoding="utf-8"))["files"]
+        for name, facts in files.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError(f"it names '{name}'")
+            int(facts["bytes"]), str(facts["sha256"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path.name} cannot be read ({type(error).__name__}: {error})") from None
+    return dict(files)
+
+
+def _name(checkpoint: Path, path: Path) -> str:
+    return "" if path == checkpoint else path.relative_to(checkpoint).as_posix()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,104 @@
+"""Writes down the steps that were left out, and ends a run that leaves out too many in a row.
+
+`bad_steps.csv` has a row for each; `bad_steps/` the tokens and losses of the first ones, a file a
+rank, whose ``numpy.load`` gives input_ids and target_ids (micro-batches, B, T) and losses (micro-
+batches).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from dualpath_cli.output.atomic import replacing
+from dualpath_cli.run_folder import newest_step
+from dualpath_cli.training.guard import BadStep, Kind, failure_of_all_ranks
+from dualpath_cli.training.metrics_log import CsvTable
+from dualpath_cli.training.module import DualPathModule
+
+RECORDED = 20
+"""Steps of a run whose tokens are kept."""
+
+CAUSES: dict[Kind, str] = {
+    "loss": "its loss is no finite number",
+    "gradient": "its gradient is no finite number",
+    "outlier": "its gradient norm is far above the mean",
+}
+
+
+class BadSteps(Callback):
+    """Records what the module's guard left out; `limit` steps in a row end the run."""
+
+    def __init__(self, run_folder: Path, limit: int, say: Callable[[str], None]) -> None:
+        self.run_folder = run_folder
+        self.limit = limit
+        self.say = say
+        self.table = CsvTable(run_folder / "bad_steps.csv", ["step", "kind", "loss", "grad_norm"])
+        self.step = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forgets what came after the step that the run is continued from."""
+        self.step = trainer.global_step
+        if trainer.is_global_zero and self.table.path.exists():
+            self.table.open(self.step)
+        for path in self.run_folder.glob(f"bad_steps/step-*-rank-{trainer.global_rank}.npz"):
+            if int(path.name.split("-")[1]) > self.step:
+                path.unlink()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Records the step that was just left out, if one was.
+
+        Raises:
+            RunFailed: after too many in a row, on all ranks.
+        """
+        if trainer.global_step == self.step:
+            return  # still accumulating
+        self.step = trainer.global_step
+        assert isinstance(pl_module, DualPathModule)
+        if pl_module.bad_step is not None:
+            kind = self._record(trainer, pl_module, pl_module.bad_step)
+            if pl_module.guard.in_a_row >= self.limit:
+                raise failure_of_all_ranks(trainer, self._why(pl_module.guard.in_a_row, kind))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Says at the end once more that steps were left out."""
+        assert isinstance(pl_module, DualPathModule)
+        if skipped := pl_module.guard.skipped:
+            self.say(f"{skipped:,} of {self.step:,} steps were skipped: see {self.table.path}")
+
+    def _record(self, trainer: Trainer, module: DualPathModule, bad: BadStep) -> Kind:
+        losses = torch.stack(bad.losses).float()
+        # Of all ranks: all of them leave out the same steps, and are here together.
+        loss = float(trainer.strategy.reduce(losses.mean(), reduce_op="mean"))
+        kind: Kind = bad.kind if np.isfinite(loss) else "loss"
+        if module.guard.skipped <= RECORDED:
+            path = f"bad_steps/step-{self.step:08d}-rank-{trainer.global_rank}.npz"
+            inputs, targets = zip(*bad.tokens, strict=True)
+            with replacing(self.run_folder / path) as partial, partial.open("wb") as file:
+                np.savez_compressed(
+                    file,
+                    input_ids=torch.stack(inputs).numpy(force=True),
+                    target_ids=torch.stack(targets).numpy(force=True),
+                    losses=losses.numpy(force=True),
+                )
+            self.say(f"step {self.step} is skipped: {CAUSES[kind]}")
+        if trainer.is_global_zero:
+            if not self.table.path.exists():
+                self.table.open(0)
+            row = {"step": self.step, "kind": kind, "loss": loss}
+            self.table.append({**row, "grad_norm": module.grad_norm.item()})
+        return kind
+
+    def _why(self, in_a_row: int, kind: Kind) -> str:
+        setting = "raise optim.skip_sigma" if kind == "outlier" else "lower optim.lr"
+        return (
+            f"steps {self.step - in_a_row + 1} to {self.step} were skipped, the last because "
+            f"{CAUSES[kind]}; {self.table.path} lists them, bad_steps beside it holds their "
+            f"tokens; check the data, {setting} (under another --run.name) or raise "
+            f"run.max_bad_steps; the same command continues from {newest_step(self.run_folder)}"
+        )

@@ -1,0 +1,136 @@
+"""Which optimizer steps are left out, and whether weights may be written: if they are finite.
+
+The global gradient norm alone decides. It is the same on all ranks (gradients are averaged under
+`ddp`, the norm is summed up over shards under `fsdp`), and a loss that is no finite number makes
+gradients that are none either.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Trainer
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from dualpath_cli import run_folder
+from dualpath_cli.errors import RunFailed
+
+Kind = Literal["loss", "gradient", "outlier"]
+
+HISTORY = 100
+"""Steps that the running mean of the norm looks back over. As many are seen before one is left out
+as an outlier."""
+
+
+@dataclass(frozen=True)
+class BadStep:
+    """A step that was left out: why, and its micro-batches on this rank."""
+
+    kind: Kind
+    tokens: list[tuple[torch.Tensor, torch.Tensor]]
+    """Input and target ids of each micro-batch, (B, T) each."""
+    losses: list[torch.Tensor]
+    """What was minimised for each micro-batch, () each."""
+
+
+class StepGuard:
+    """Judges each optimizer step by its gradient norm, and counts those that are left out.
+
+    Outliers are told by the logarithm of the norm. Norms are positive, scatter by factors, and fall
+    over orders of magnitude during a run: the logarithm scatters evenly, where the plain standard
+    deviation would be that of the largest norms so far. Mean and variance are those of all steps
+    seen, from HISTORY steps on exponential ones. An outlier enters them as the limit that it
+    passed: one alone moves them little, and a level that stays is the new one after some steps.
+    """
+
+    def __init__(self, sigma: float | None) -> None:
+        """`sigma` standard deviations above the mean a norm is an outlier; None knows none."""
+        self.sigma = sigma
+        self.in_a_row = 0
+        """Steps left out up to now, without one that was made between them."""
+        self.skipped = 0
+        """Steps left out in the whole run."""
+        self.unreported = 0
+        """Steps left out since `report`."""
+        self.seen = 0
+        self.mean = 0.0
+        self.variance = 0.0
+
+    def judge(self, norm: float) -> Kind | None:
+        """Returns why the step of this norm is to be left out, or None."""
+        kind: Kind | None = None
+        if not math.isfinite(norm):
+            kind = "gradient"
+        elif self.sigma is not None and norm > 0:
+            limit = math.inf
+            if self.seen >= HISTORY:
+                limit = self.mean + self.sigma * math.sqrt(self.variance)
+            if math.log(norm) > limit:
+                kind = "outlier"
+            self._see(min(math.log(norm), limit))
+        if kind is None:
+            self.in_a_row = 0
+        else:
+            self.in_a_row += 1
+            self.skipped += 1
+            self.unreported += 1
+        return kind
+
+    def _see(self, value: float) -> None:
+        self.seen += 1
+        weight = 1 / min(self.seen, HISTORY)
+        gap = value - self.mean
+        self.mean += weight * gap
+        self.variance = (1 - weight) * (self.variance + weight * gap**2)
+
+    def report(self) -> int:
+        """Returns how many steps were left out since the last call."""
+        count, self.unreported = self.unreported, 0
+        return count
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a continued run must know to judge as if it had never stopped."""
+        return {name: value for name, value in vars(self).items() if name != "sigma"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` returned."""
+        vars(self).update(state)
+
+
+def finite_weights(model: nn.Module) -> bool:
+    """Whether all parameters are finite numbers; all ranks, which must ask together, agree.
+
+    One pass over the weights without a copy of any, and one wait for the device: 2 % of the time of
+    an optimizer step on a CPU with 9M parameters and 1,024 tokens, once a checkpoint.
+    """
+    parameters = [parameter.detach() for parameter in model.parameters()]
+    local = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
+    # A rank may hold nothing of a small parameter, and the largest of nothing is no number.
+    largest = nn.utils.get_total_norm([part for part in local if part.numel()], math.inf)
+    finite = largest.isfinite().to(local[0].device, torch.int32)
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)
+    return bool(finite.item())
+
+
+def check_weights(trainer: Trainer, folder: Path) -> None:
+    """Refuses to go on, on all ranks, where the weights of the run in `folder` are not finite.
+
+    Raises:
+        RunFailed: naming the step.
+    """
+    if not finite_weights(trainer.lightning_module):
+        raise failure_of_all_ranks(
+            trainer,
+            f"after step {trainer.global_step} weights are no finite numbers, and not saved; lower "
+            "optim.lr (under another --run.name); the same command continues from "
+            f"{run_folder.newest_step(folder)}",
+        )
+
+
+def failure_of_all_ranks(trainer: Trainer, message: str) -> RunFailed:
+    """What each rank raises after all have found the same: the first one tells it."""
+    return RunFailed(message if trainer.is_global_zero else "")

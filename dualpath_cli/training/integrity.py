@@ -1,0 +1,56 @@
+"""Hashes of a checkpoint's files, made as it is written and compared before it is loaded.
+
+The ranks share the files out.
+"""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from dualpath_cli import run_folder
+from dualpath_cli.checkpoint_files import Files, damaged, describe, fault_of, files_of
+from dualpath_cli.errors import UserError
+
+T = TypeVar("T")
+
+
+def hashed(checkpoint: Path) -> Files:
+    """Sizes and hashes of a checkpoint's files, which the ranks share out; the same on all."""
+    rank, ranks = _rank_and_ranks()
+    own = describe(checkpoint, files_of(checkpoint)[rank::ranks])
+    return {name: facts for files in _from_all_ranks(own) for name, facts in files.items()}
+
+
+def verify(checkpoint: Path) -> None:
+    """Hashes a checkpoint that is about to be loaded; the ranks share its files out.
+
+    Raises:
+        UserError: on all ranks, where a file was changed since it was written.
+    """
+    fault = fault_of(checkpoint)
+    changed = [] if fault else damaged(checkpoint, *_rank_and_ranks())
+    names = sorted({name for rank in _from_all_ranks(changed) for name in rank})
+    if names:
+        fault = f"{names[0] or 'it'} was changed since it was written (sha256)"
+    if fault:
+        intact = [path for path in run_folder.complete_checkpoints(checkpoint.parents[1])
+                  if path != checkpoint and fault_of(path) is None]  # fmt: skip
+        newest = max(intact, key=run_folder.step_of, default=None)
+        way_out = f"; give --ckpt_path {newest}" if newest else ""
+        raise UserError(f"checkpoint '{checkpoint}' is damaged: {fault}{way_out}")
+
+
+def _rank_and_ranks() -> tuple[int, int]:
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _from_all_ranks(value: T) -> list[T]:
+    _, ranks = _rank_and_ranks()
+    if ranks == 1:
+        return [value]
+    gathered: list[Any] = [None] * ranks
+    dist.all_gather_object(gathered, value)
+    return gathered

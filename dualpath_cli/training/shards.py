@@ -1,0 +1,151 @@
+"""Reads checkpoints of shards without running what they hold.
+
+PyTorch unpickles `.metadata`, and whatever is no tensor, by `pickle.load`, which calls what a file
+tells it to. Here only the classes that describe tensors are made of it; all else is refused.
+"""
+
+import collections
+import io
+import pickle
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
+from torch.distributed.checkpoint import filesystem as dcp_files
+from torch.distributed.checkpoint import metadata as dcp_metadata
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+
+from dualpath_cli.errors import UserError
+from dualpath_cli.model import DualPathLM
+
+REST = "meta.pt"
+"""What is neither weights nor optimizer state: progress, schedule, place in the data."""
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("builtins", "set"): set,
+    ("collections", "OrderedDict"): collections.OrderedDict,
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+} | {
+    (module.__name__, name): getattr(module, name)
+    for module, names in (
+        (dcp_metadata, ("Metadata", "TensorStorageMetadata", "TensorProperties", "MetadataIndex",
+                        "ChunkStorageMetadata", "BytesStorageMetadata", "StorageMeta",
+                        "_MEM_FORMAT_ENCODING")),
+        (dcp_files, ("_StorageInfo", "_StoragePrefix")),
+    )
+    for name in names
+}  # fmt: skip
+"""All that the `.metadata` of tensors names, besides types such as `torch.float32`."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED:
+            return _ALLOWED[module, name]
+        if module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath"):
+            return PurePath  # where the checkpoint was written
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which describes no tensor")
+
+
+class _Reader(FileSystemReader):
+    """Reads `.metadata` by the unpickler above."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> dcp_metadata.Metadata:
+        """Returns what the shards hold, and where."""
+        path = Path(str(self.path), ".metadata")
+        try:
+            with path.open("rb") as file:
+                metadata = _Unpickler(file).load()
+            if not isinstance(metadata, dcp_metadata.Metadata):
+                raise pickle.UnpicklingError(f"it holds a {type(metadata).__name__}")
+            names = {info.relative_path for info in (metadata.storage_data or {}).values()}
+        except Exception as error:  # a damaged pickle raises nearly anything
+            reason = f".metadata cannot be read: {_line(error)}"
+            raise UserError(f"checkpoint '{path.parent}': {reason}") from None
+        for name in names:
+            if Path(name).name != name:
+                raise UserError(f"checkpoint '{path.parent}' names '{name}', a file outside of it")
+        metadata.storage_meta = metadata.storage_meta or dcp_metadata.StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _Planner(DefaultLoadPlanner):
+    """Loads what is no tensor, such as a learning rate, without running it; says what lacks."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        torch.load(value, weights_only=True)  # refuses what would run; the next one would not
+        value.seek(0)
+        super().load_bytes(read_item, value)
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        for name in self.state_dict:
+            if name not in self.metadata.state_dict_metadata:
+                raise UserError(f"it lacks {name.removeprefix('state_dict.model.')}")
+        return super().create_local_plan()
+
+
+def load_shards(state: dict[str, Any], folder: Path) -> None:
+    """Fills the tensors and values of a state dict from a folder of shards, on all ranks.
+
+    Raises:
+        UserError: where the folder lacks a key, is damaged, or holds what is no tensor's.
+    """
+    reader = _Reader(folder)
+    reader.read_metadata()  # by PyTorch a fault in it would be logged as a traceback first
+    try:
+        dcp.load(state, storage_reader=reader, planner=_Planner())
+    except dcp.api.CheckpointException as error:  # what a rank raised, in a wrapper
+        cause, _ = next(iter(error.failures.values()))
+        if isinstance(cause, UserError):
+            raise UserError(f"checkpoint '{folder}': {cause}") from None
+        raise UserError(f"checkpoint '{folder}' cannot be read: {_line(cause)}") from None
+
+
+def load_model(model: DualPathLM, folder: Path) -> None:
+    """Loads the model's weights from a folder of shards, however many ranks wrote it."""
+    wanted = {"state_dict": {f"model.{k}": v for k, v in get_model_state_dict(model).items()}}
+    load_shards(wanted, folder)
+    weights = {k.removeprefix("model."): v for k, v in wanted["state_dict"].items()}
+    set_model_state_dict(model, weights)
+
+
+def load_training_state(
+    module: torch.nn.Module, optimizers: list[Optimizer], folder: Path
+) -> dict[str, Any]:
+    """Loads weights and optimizer state of a run that is continued; returns the rest."""
+    weights = {"state_dict": get_model_state_dict(module)}
+    load_shards(weights, folder)
+    set_model_state_dict(module, weights["state_dict"])
+    for number, optimizer in enumerate(optimizers):
+        state = {f"optimizer_{number}": get_optimizer_state_dict(module, optimizer)}
+        load_shards(state, folder)
+        # Keeps single numbers such as Adam's step on the CPU, where they were.
+        options = StateDictOptions(cpu_offload=True)
+        set_optimizer_state_dict(
+            module, optimizer, optim_state_dict=state[f"optimizer_{number}"], options=options
+        )
+    try:
+        rest: dict[str, Any] = torch.load(folder / REST, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file raises nearly anything
+        raise UserError(f"checkpoint '{folder}': {REST} cannot be read: {_line(error)}") from None
+    return rest
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:120]}"

@@ -1,0 +1,124 @@
+"""Stopping on a signal: at the end of a step, on all ranks at the same one, with a checkpoint.
+
+SIGTERM is what preemption sends, SIGUSR1 what SLURM can send before the time is up, SIGINT is
+Ctrl-C, SIGHUP a closed terminal. Lightning's own handler broadcasts inside the signal's handler, at
+a moment when other ranks are in another collective, and hangs.
+"""
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+
+from dualpath_cli.training.checkpoint import Checkpoints
+
+SIGNALS = [
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
+    if hasattr(signal, name)
+]
+SECOND = 1.0
+"""Seconds after which another signal ends the process at once: what forwards signals may send one
+twice."""
+
+
+class StopTraining(BaseException):
+    """Ends training on all ranks, with what is finished in a checkpoint. No error."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+class Stopping(Callback):
+    """Notes signals, agrees on them over the ranks, saves, and leaves by StopTraining.
+
+    The last callback: all rows of a step are written before it stops there.
+    """
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self.checkpoints = checkpoints
+        self.signum = 0
+        self._noted = 0.0
+        self._before: dict[int, Any] = {}
+        self._group: Any = None
+        self._pending: tuple[Any, torch.Tensor] | None = None
+        self._step = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Takes the place of Lightning's handlers, from the moment it would set them."""
+        # Instance attributes of the one trainer. The second would otherwise wait for the device
+        # after every micro-batch.
+        trainer._signal_connector.register_signal_handlers = self._listen  # type: ignore[method-assign]
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        self._launcher = trainer.strategy.launcher
+        if trainer.world_size > 1:
+            # On the CPU, beside the training's own group: nothing waits for a GPU.
+            self._group = dist.new_group(backend="gloo")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Gives the signals back."""
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        self._before = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begins at the step that the run is continued from."""
+        self._step = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Stops after an optimizer step."""
+        if trainer.global_step == self._step:
+            return  # still accumulating
+        self._step = trainer.global_step
+        self._stop_if_agreed(trainer)
+
+    def on_validation_batch_end(self, trainer: Trainer, *ignored: Any, **named: Any) -> None:
+        """Stops within a validation, which the continued run makes anew."""
+        self._stop_if_agreed(trainer)
+
+    def _listen(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {signum: signal.signal(signum, self._note) for signum in SIGNALS}
+
+    def _note(self, signum: int, frame: Any) -> None:
+        now = time.monotonic()
+        if self.signum and now - self._noted > SECOND:
+            if isinstance(self._launcher, _SubprocessScriptLauncher):
+                self._launcher.kill(signal.SIGKILL)
+            os._exit(128 + signum)  # a checkpoint has its name only when it is whole
+        if not self.signum:
+            self.signum, self._noted = signum, now
+
+    def _stop_if_agreed(self, trainer: Trainer) -> None:
+        signum = self._agreed(trainer)
+        if not signum:
+            return
+        if not trainer.sanity_checking and trainer.global_step != self.checkpoints.saved_step:
+            self.checkpoints.save(trainer)
+        raise StopTraining(signum)
+
+    def _agreed(self, trainer: Trainer) -> int:
+        """The signal that any rank had noted when this was called last; the same on all ranks.
+
+        One call later costs a step, and nobody waits: the numbers go around meanwhile.
+        """
+        if trainer.world_size == 1:
+            return self.signum
+        before, noted = self._pending, torch.tensor(self.signum)
+        signum = 0
+        if before is not None:
+            before[0].wait()
+            signum = int(before[1])
+        if not signum:
+            work = dist.all_reduce(noted, dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._pending = work, noted
+        return signum

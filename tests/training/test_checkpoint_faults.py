@@ -1,0 +1,235 @@
+"""Damaged, incomplete and hostile checkpoints: one line, nothing run, the newest whole one."""
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from dualpath_cli.cli import main
+from dualpath_cli.errors import UserError
+from dualpath_cli.run_folder import newest_checkpoint
+from dualpath_cli.training.shards import load_shards
+from tests.tiny_run import Fit, rows
+
+LAST, BEFORE = "step-00000006", "step-00000004"
+Damage = Callable[[Path], None]
+
+
+class Touch:
+    """A pickle that makes a file where it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.path}",)
+
+
+def rewritten(change: Callable[[dict[str, Any]], object]) -> Damage:
+    """Changes what a checkpoint holds, as something else than a bad disk would: hashes and all."""
+
+    def damage(checkpoint: Path) -> None:
+        saved = torch.load(checkpoint, weights_only=True)
+        change(saved["state_dict"])
+        torch.save(saved, checkpoint)
+        (checkpoint.parent / "manifests" / f"{checkpoint.name}.json").unlink()
+
+    return damage
+
+
+def saved(value: Any) -> Damage:
+    def damage(checkpoint: Path) -> None:
+        torch.save(value, checkpoint)
+        (checkpoint.parent / "manifests" / f"{checkpoint.name}.json").unlink()
+
+    return damage
+
+
+def flipped(checkpoint: Path) -> None:
+    content = bytearray(checkpoint.read_bytes())
+    content[len(content) // 2] ^= 1
+    checkpoint.write_bytes(content)
+
+
+def cut(checkpoint: Path) -> None:
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+
+
+def manifest(text: str) -> Damage:
+    def damage(checkpoint: Path) -> None:
+        (checkpoint.parent / "manifests" / f"{checkpoint.name}.json").write_text(text)
+
+    return damage
+
+
+NAME = "embed.weight"
+FOUND_WHEN_LOADED: dict[str, tuple[Damage, str]] = {
+    "a flipped byte": (flipped, f"{LAST}' is damaged: it was changed since it was written"),
+    "a list": (saved([1, 2]), f"{LAST}' is no checkpoint of dualpath"),
+    "no weights": (saved({"epoch": 1}), f"{LAST}' is no checkpoint of dualpath"),
+    "a weight missing": (
+        rewritten(lambda weights: weights.pop(f"model.{NAME}")),
+        f"{LAST}' is incomplete: it lacks {NAME}",
+    ),
+    "a weight of another shape": (
+        rewritten(lambda weights: weights.update({f"model.{NAME}": torch.zeros(3)})),
+        f"{LAST}': {NAME} is (3,), not (",
+    ),
+    "a weight that is none": (
+        rewritten(lambda weights: weights.update({f"model.{NAME}": "x"})),
+        f"{LAST}': {NAME} is str, not (",
+    ),
+    "a weight of another model": (
+        rewritten(lambda weights: weights.update({"model.other": torch.zeros(3)})),
+        f"{LAST}' is of another model: it has other",
+    ),
+}
+PASSED_OVER: dict[str, tuple[Damage, str]] = {
+    "cut off": (cut, "bytes instead of"),
+    "empty": (lambda path: path.write_bytes(b"") and None, "it has 0 bytes instead of"),
+    "a manifest that is no JSON": (manifest("{"), f"{LAST}.json cannot be read"),
+    "a manifest of another kind": (manifest("[]"), f"{LAST}.json cannot be read"),
+    "a manifest of files elsewhere": (
+        manifest(json.dumps({"files": {"../x": {"bytes": 1, "sha256": ""}}})),
+        "it names '../x'",
+    ),
+    "a file that is missing": (
+        manifest(json.dumps({"files": {"x": {"bytes": 1, "sha256": ""}}})),
+        "x is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FOUND_WHEN_LOADED)
+def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
+    fault: str, trained: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained()
+    damage, message = FOUND_WHEN_LOADED[fault]
+    damage(run / "checkpoints" / LAST)
+    more = ["--run.max_tokens", str(8 * 4 * 16), "--data.max_epochs", "99"]
+    for words in (
+        ["validate", "--ckpt_path", str(run)],
+        ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "x", *more,
+         "--ckpt_path", str(run)],
+    ):  # fmt: skip
+        capsys.readouterr()
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    if fault == "a flipped byte":
+        assert f"; give --ckpt_path {run.resolve()}/checkpoints/{BEFORE}" in error
+
+
+@pytest.mark.parametrize("fault", PASSED_OVER)
+def test_the_newest_whole_checkpoint_is_found(
+    fault: str, trained: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained()
+    damage, message = PASSED_OVER[fault]
+    damage(run / "checkpoints" / LAST)
+    capsys.readouterr()
+    assert newest_checkpoint(run) == (run / "checkpoints" / BEFORE).resolve()
+    said = capsys.readouterr().err
+    assert said.startswith("passed over ")
+    assert message in said
+    for name in (BEFORE, "step-00000002"):
+        damage = PASSED_OVER["empty"][0]
+        damage(run / "checkpoints" / name)
+    assert main(["validate", "--ckpt_path", str(run)]) == 2
+    assert "has no whole checkpoint: " in capsys.readouterr().err
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fit()
+    whole = rows(run / "metrics.csv")
+    cut(run / "checkpoints" / LAST)
+    fit()
+    assert "passed over " in capsys.readouterr().err
+    assert rows(run / "metrics.csv") == whole
+
+
+def sharded(run: Path) -> Path:
+    """The run's newest checkpoint as shards, written by one process."""
+    checkpoint = run / "checkpoints" / LAST
+    state = {"state_dict": torch.load(checkpoint, weights_only=True)["state_dict"]}
+    checkpoint.unlink()
+    (checkpoint.parent / "manifests" / f"{LAST}.json").unlink()
+    dcp.save({**state, "note": {"text": "plain"}}, checkpoint_id=checkpoint)
+    return checkpoint
+
+
+def test_shards_hold_the_same_weights(trained: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained()
+    losses = []
+    for change in (lambda run: None, sharded):
+        change(run)
+        capsys.readouterr()
+        assert main(["validate", "--ckpt_path", str(run)]) == 0
+        losses.append(capsys.readouterr().out)
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("command", ["validate", "ablate", "routing"])
+def test_metadata_that_would_run_a_command_is_refused(
+    command: str, trained: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained()
+    (sharded(run) / ".metadata").write_bytes(pickle.dumps(Touch(tmp_path / "ran")))
+    capsys.readouterr()
+    words = ["--tagger", "none"] if command == "routing" else []
+    assert main([command, "--ckpt_path", str(run), *words]) == 2
+    error = capsys.readouterr().err
+    assert ".metadata cannot be read: UnpicklingError: it names posix.system" in error
+    assert not (tmp_path / "ran").exists()
+
+
+def test_metadata_that_names_files_elsewhere_is_refused(
+    trained: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained()
+    checkpoint = sharded(run)
+    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
+    shutil.move(checkpoint / "__0_0.distcp", tmp_path / "elsewhere")
+    for info in metadata.storage_data.values():
+        object.__setattr__(info, "relative_path", str(tmp_path / "elsewhere"))
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
+    capsys.readouterr()
+    assert main(["validate", "--ckpt_path", str(run)]) == 2
+    assert "a file outside of it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"\x80", b"cos\nsystem\n(S'true'\ntR.", pickle.dumps(3)])
+def test_damaged_metadata_is_named(
+    content: bytes, trained: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained()
+    (sharded(run) / ".metadata").write_bytes(content)
+    capsys.readouterr()
+    assert main(["validate", "--ckpt_path", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert ".metadata cannot be read" in error
+    assert error.count("\n") == 1
+
+
+def test_a_value_in_shards_that_would_run_a_command_is_refused(tmp_path: Path) -> None:
+    """Such as the learning rate in the optimizer's state, which PyTorch unpickles."""
+    folder = tmp_path / "shards"
+    dcp.save({"rate": 0.5}, checkpoint_id=folder)
+    state: dict[str, Any] = {"rate": 0.0}
+    load_shards(state, folder)
+    assert state == {"rate": 0.5}
+    dcp.save({"rate": Touch(tmp_path / "ran")}, checkpoint_id=folder)
+    with pytest.raises(UserError, match=r"shards' cannot be read: UnpicklingError: "):
+        load_shards(state, folder)
+    assert not (tmp_path / "ran").exists()

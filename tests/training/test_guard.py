@@ -1,0 +1,382 @@
+"""Steps whose numbers go wrong: left out, written down, and too many of them end the run."""
+
+import math
+import random
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dualpath_cli.recipes import merge
+from dualpath_cli.training import bad_steps, guard
+from dualpath_cli.training.checkpoint import Checkpoints
+from dualpath_cli.training.guard import HISTORY, StepGuard, finite_weights
+from dualpath_cli.training.module import DualPathModule
+from tests.processes import in_processes, run_on_two_ranks
+from tests.tiny_run import (
+    SEQ_LEN,
+    Fit,
+    back_to_step,
+    rows,
+    tables,
+    tiny_recipe,
+    train,
+    weights,
+)
+
+NAN, INF = math.nan, math.inf
+
+# Faults, each at given steps
+
+
+def scaled_gradient(steps: set[int], factor: float) -> Callable[[DualPathModule, Any], None]:
+    """A hook before the optimizer's step that multiplies one parameter's gradient."""
+
+    def hook(module: DualPathModule, optimizer: torch.optim.Optimizer) -> None:
+        if module.trainer.global_step + 1 in steps:
+            next(module.parameters()).grad.mul_(factor)
+
+    return hook
+
+
+def scaled_loss(
+    steps: set[int], factor: float, rank: int = 0, micro_batch: int = 0
+) -> Callable[..., torch.Tensor]:
+    """A training step that multiplies the losses of one micro-batch of one rank."""
+    step = DualPathModule.training_step
+
+    def scaled(module: DualPathModule, batch: Any, batch_idx: int) -> torch.Tensor:
+        trainer = module.trainer
+        here = trainer.global_step + 1 in steps and trainer.global_rank == rank
+        if not here or batch_idx % trainer.accumulate_grad_batches != micro_batch:
+            return step(module, batch, batch_idx)
+        model = module.model
+        assert model is not None
+        with pytest.MonkeyPatch.context() as patch:
+            forward = model.forward
+            patch.setattr(model, "forward", lambda *a, **k: forward(*a, **k) * factor)
+            return step(module, batch, batch_idx)
+
+    return scaled
+
+
+@pytest.fixture
+def failed(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[Path, str]]:
+    """Trains a recipe whose run fails; returns the run folder and the one line that is said."""
+
+    def run(**changes: Any) -> tuple[Path, str]:
+        capsys.readouterr()
+        recipe = merge(tiny_recipe(texts, tmp_path / "runs"), changes)
+        folder = train(recipe, tmp_path / "recipe.yaml", expected=1)
+        said = capsys.readouterr().err
+        assert said.startswith("dualpath fit: failed: ")
+        assert said.count("\n") == 1
+        return folder, said
+
+    return run
+
+
+def state(run: Path, step: int) -> dict[str, Any]:
+    return torch.load(run / f"checkpoints/step-{step:08d}", weights_only=True)
+
+
+# Judging by the norm
+
+
+def expected_outliers(norms: list[float], sigma: float) -> list[int]:
+    """The definition, by sums over the whole past: plain for HISTORY steps, then exponential."""
+    kept: list[float] = []
+    found = []
+    for number, norm in enumerate(norms):
+        value = math.log(norm)
+        if len(kept) >= HISTORY:
+            first, rest = kept[:HISTORY], kept[HISTORY:]
+            decay = 1 - 1 / HISTORY
+            weight = [decay ** len(rest) / HISTORY] * HISTORY
+            weight += [decay ** (len(rest) - 1 - i) / HISTORY for i in range(len(rest))]
+            assert sum(weight) == pytest.approx(1)
+            mean = sum(w * x for w, x in zip(weight, first + rest, strict=True))
+            squares = sum(w * (x - mean) ** 2 for w, x in zip(weight, kept, strict=True))
+            limit = mean + sigma * math.sqrt(squares)
+            if value > limit:
+                found.append(number)
+            value = min(value, limit)
+        kept.append(value)
+    return found
+
+
+@pytest.mark.parametrize("sigma", [2.0, 3.0, 6.0])
+def test_outliers_are_those_of_the_definition(sigma: float) -> None:
+    draw = random.Random(0)
+    norms = [math.exp(draw.gauss(-n / 200, 0.3)) for n in range(400)]
+    for spike in (20, 150, 151, 300):
+        norms[spike] *= 1e3
+    judge = StepGuard(sigma)
+    found = [n for n, norm in enumerate(norms) if judge.judge(norm) == "outlier"]
+    assert found == expected_outliers(norms, sigma)
+    assert {150, 300} <= set(found)
+    assert min(found) >= HISTORY, "the first steps only teach"
+
+
+def test_a_level_that_stays_becomes_the_usual_one() -> None:
+    draw, judge = random.Random(1), StepGuard(6.0)
+    for _ in range(200):
+        assert judge.judge(math.exp(draw.gauss(0, 0.2))) is None
+    kinds = [judge.judge(10 * math.exp(draw.gauss(0, 0.2))) for _ in range(100)]
+    assert kinds[0] == "outlier"
+    assert not any(kinds[10:])
+
+
+def test_without_sigma_only_what_is_not_finite_is_left_out() -> None:
+    judge = StepGuard(None)
+    norms = [1.0, NAN, INF, 0.0, *[1.0] * 200, 1e30]
+    assert [n for n, norm in enumerate(norms) if judge.judge(norm)] == [1, 2]
+    assert StepGuard(6.0).judge(0.0) is None, "whose logarithm is none"
+
+
+def test_the_logarithm_of_a_constant_norm_has_no_spread_and_no_outliers() -> None:
+    judge = StepGuard(6.0)
+    assert not any(judge.judge(0.3) for _ in range(3 * HISTORY))
+    values = [math.log(0.3)] * HISTORY
+    assert judge.mean == pytest.approx(statistics.fmean(values))
+
+
+# A step that is left out
+
+
+@pytest.mark.parametrize("factor", [NAN, INF])
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_step_that_is_left_out_changes_nothing_and_the_run_goes_on(
+    step: int, factor: float, fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"optim": {"decay": ["matrices", "embeddings", "norms", "gains", "biases"]}}
+    with monkeypatch.context() as patch:
+        patch.setattr(DualPathModule, "on_before_optimizer_step", scaled_gradient({step}, factor))
+        run = fit(run={"save_every": 1}, **changes)
+    # The reference: the same run, whose optimizer does nothing at that step.
+    update, calls = torch.optim.AdamW.step, []
+
+    def update_or_not(optimizer: torch.optim.AdamW, closure: Callable[[], Any]) -> Any:
+        calls.append(optimizer)
+        return closure() if len(calls) == step else update(optimizer, closure)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", update_or_not)
+        reference = fit(run={"save_every": 1, "name": "reference"}, **changes)
+    for made in range(1, 7):
+        ours, wanted = state(run, made), state(reference, made)
+        torch.testing.assert_close(ours["state_dict"], wanted["state_dict"], rtol=0, atol=0)
+        (mine,), (theirs,) = ours["optimizer_states"], wanted["optimizer_states"]
+        torch.testing.assert_close(mine["state"], theirs["state"], rtol=0, atol=0)
+        assert mine["param_groups"] == theirs["param_groups"]
+        assert ours["lr_schedulers"] == wanted["lr_schedulers"]
+    if step > 1:
+        before, after = state(run, step - 1), state(run, step)
+        torch.testing.assert_close(before["state_dict"], after["state_dict"], rtol=0, atol=0)
+        optimizers = [s["optimizer_states"][0]["state"] for s in (before, after)]
+        torch.testing.assert_close(*optimizers, rtol=0, atol=0)
+    metrics = rows(run / "metrics.csv")
+    assert [row["skipped"] for row in metrics] == ["1" if n == step else "0" for n in range(1, 7)]
+    same = ("step", "tokens", "loss", "lr")
+    assert [[row[k] for k in same] for row in metrics] == [
+        [row[k] for k in same] for row in rows(reference / "metrics.csv")
+    ]
+    (row,) = rows(run / "bad_steps.csv")
+    assert (row["step"], row["kind"]) == (str(step), "gradient")
+    assert not (reference / "bad_steps.csv").exists()
+
+
+def test_a_micro_batch_without_a_loss_is_told_by_its_tokens(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: dict[int, list[Any]] = {}
+    step = DualPathModule.training_step
+
+    def watched(module: DualPathModule, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = step(module, batch, batch_idx)
+        number = module.trainer.global_step + 1
+        seen.setdefault(number, []).append((*batch, float(loss.detach())))
+        return loss
+
+    monkeypatch.setattr(DualPathModule, "training_step", watched)
+    monkeypatch.setattr(DualPathModule, "training_step", scaled_loss({3}, NAN, micro_batch=1))
+    run = fit()
+    (row,) = rows(run / "bad_steps.csv")
+    assert row == {"step": "3", "kind": "loss", "loss": "nan", "grad_norm": "nan"}
+    with np.load(run / "bad_steps" / "step-00000003-rank-0.npz") as file:
+        for name, wanted in zip(file, zip(*seen[3], strict=True), strict=True):
+            np.testing.assert_array_equal(file[name], np.stack([np.asarray(w) for w in wanted]))
+        assert file["input_ids"].shape == (2, 2, SEQ_LEN)
+        assert np.isnan(file["losses"]).tolist() == [False, True]
+    logged = rows(run / "metrics.csv")[2]
+    assert float(logged["loss"]) == pytest.approx(seen[3][0][2], rel=1e-5), "of the other one"
+    assert float(logged["bits_per_byte"]) > 0
+    said = capsys.readouterr().out
+    assert "step 3 is skipped: its loss is no finite number" in said
+    assert f"1 of 6 steps were skipped: see {run / 'bad_steps.csv'}" in said
+
+
+def test_only_the_first_steps_are_kept_and_what_is_repeated_is_forgotten(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bad_steps, "RECORDED", 2)
+    fault = scaled_gradient({2, 4, 5}, NAN)
+    with monkeypatch.context() as patch:
+        patch.setattr(DualPathModule, "on_before_optimizer_step", fault)
+        run = fit(run={"log_every": 2})
+    assert [row["skipped"] for row in rows(run / "metrics.csv")] == ["1", "1", "1"]
+    assert [row["step"] for row in rows(run / "bad_steps.csv")] == ["2", "4", "5"]
+    files = run / "bad_steps"
+    assert sorted(p.name[:13] for p in files.iterdir()) == ["step-00000002", "step-00000004"]
+    back_to_step(run, 2)
+    fit(run={"log_every": 2})
+    assert [row["step"] for row in rows(run / "bad_steps.csv")] == ["2"]
+    assert [p.name[:13] for p in files.iterdir()] == ["step-00000002"]
+    assert [row["skipped"] for row in rows(run / "metrics.csv")] == ["1", "0", "0"]
+
+
+def test_a_continued_run_judges_as_an_uninterrupted_one(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "HISTORY", 4)
+    fault = scaled_gradient({8, 11}, 1e4)
+    monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", fault)
+    changes: dict[str, Any] = {
+        "optim": {"skip_sigma": 6},
+        "run": {"max_tokens": 14 * 4 * SEQ_LEN, "save_every": 1},
+        "data": {"max_epochs": 9},
+    }
+    run = fit(**changes)
+    bad = rows(run / "bad_steps.csv")
+    assert [(row["step"], row["kind"]) for row in bad] == [("8", "outlier"), ("11", "outlier")]
+    whole, last_weights, last = tables(run), weights(run), state(run, 14)
+    for step in (3, 6, 8, 10):
+        back_to_step(run, step)
+        fit(**changes)
+        assert tables(run) == whole
+        assert rows(run / "bad_steps.csv") == bad
+        torch.testing.assert_close(weights(run), last_weights, rtol=0, atol=0)
+        assert state(run, 14)["guard"] == last["guard"]
+
+
+# Too many of them, and weights that are no numbers
+
+
+def test_too_many_in_a_row_end_the_run_and_it_can_be_continued(
+    failed: Callable[..., tuple[Path, str]], fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"run": {"max_bad_steps": 3}}
+    with monkeypatch.context() as patch:
+        patch.setattr(DualPathModule, "training_step", scaled_loss({1, 3, 4, 5}, INF))
+        run, said = failed(**changes)
+    assert "steps 3 to 5 were skipped, the last because its loss is no finite number" in said
+    assert f"{run / 'bad_steps.csv'} lists them" in said
+    assert "lower optim.lr" in said
+    assert said.endswith("the same command continues from step 4\n")
+    assert [row["skipped"] for row in rows(run / "metrics.csv")] == ["1", "0", "1", "1", "1"]
+    fit(**changes)
+    assert [row["skipped"] for row in rows(run / "metrics.csv")] == ["1", "0", "1", "1", "0", "0"]
+
+
+def test_a_much_too_high_learning_rate_ends_the_run_with_finite_checkpoints(
+    failed: Callable[..., tuple[Path, str]],
+) -> None:
+    run, said = failed(
+        optim={"lr": 1e6},
+        run={"max_tokens": 40 * 4 * SEQ_LEN, "max_bad_steps": 3},
+        data={"max_epochs": 9},
+    )
+    assert "lower optim.lr" in said
+    checkpoints = sorted((run / "checkpoints").glob("step-*"))
+    assert checkpoints
+    for path in checkpoints:
+        for name, weight in torch.load(path, weights_only=True)["state_dict"].items():
+            assert weight.isfinite().all(), (path, name)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_weights_that_are_no_numbers_are_not_saved(
+    value: float, failed: Callable[..., tuple[Path, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Checkpoints.save
+
+    def spoil(checkpoints: Checkpoints, trainer: Any) -> None:
+        if trainer.global_step == 4:
+            with torch.no_grad():
+                list(trainer.lightning_module.parameters())[-1].view(-1)[-1] = value
+        save(checkpoints, trainer)
+
+    monkeypatch.setattr(Checkpoints, "save", spoil)
+    run, said = failed()
+    assert "after step 4 weights are no finite numbers" in said
+    assert said.endswith("the same command continues from step 2\n")
+    names = sorted(p.name for p in (run / "checkpoints").iterdir())
+    assert names == ["last", "manifests", "step-00000002"]
+
+
+@pytest.mark.parametrize(
+    ("values", "finite"),
+    [([1.0], True), ([3e38, -3e38], True), ([0.0, NAN], False), ([-INF, 1.0], False), ([], True)],
+    ids=str,
+)
+def test_finite_weights_are_told_from_others(values: list[float], finite: bool) -> None:
+    model = nn.ParameterList([nn.Parameter(torch.tensor(part)) for part in ([1.0, 2.0], values)])
+    assert finite_weights(model) is finite
+    assert finite_weights(model.bfloat16()) is finite
+
+
+# Two ranks
+
+
+def spoil_the_loss_of_the_second_rank_at_step_3() -> None:
+    DualPathModule.training_step = scaled_loss({3}, NAN, rank=1)  # type: ignore[method-assign]
+
+
+def spoil_all_losses_of_the_second_rank() -> None:
+    DualPathModule.training_step = scaled_loss(  # type: ignore[method-assign]
+        set(range(99)), NAN, rank=1
+    )
+
+
+@in_processes
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_ranks_agree_where_one_of_them_has_no_loss(
+    strategy: str, trained: Fit, tmp_path: Path
+) -> None:
+    whole = rows(trained() / "metrics.csv")
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--trainer.strategy", strategy]
+    words += ["--run.name", strategy]
+    run_on_two_ranks(words, tmp_path, spoil_the_loss_of_the_second_rank_at_step_3)
+    run = tmp_path / "runs" / "tiny" / strategy
+    metrics = rows(run / "metrics.csv")
+    assert [row["skipped"] for row in metrics] == ["0", "0", "1", "0", "0", "0"]
+    assert all(math.isfinite(float(row["loss"])) for row in metrics), "the first rank's at step 3"
+    assert [row["lr"] for row in metrics] == [row["lr"] for row in whole]
+    (row,) = rows(run / "bad_steps.csv")
+    assert (row["step"], row["kind"]) == ("3", "loss")
+    for rank, bad in enumerate((False, True)):
+        with np.load(run / "bad_steps" / f"step-00000003-rank-{rank}.npz") as file:
+            assert np.isnan(file["losses"]).all() == np.isnan(file["losses"]).any() == bad
+    assert len(list((run / "checkpoints").glob("step-*"))) == 3
+
+
+@in_processes
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_too_many_in_a_row_end_both_ranks_with_one_line(
+    strategy: str, trained: Fit, tmp_path: Path
+) -> None:
+    trained()  # writes the recipe
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--trainer.strategy", strategy]
+    words += ["--run.name", strategy, "--run.max_bad_steps", "2"]
+    run_on_two_ranks(words, tmp_path, spoil_all_losses_of_the_second_rank, expected=1)
+    logs = [(tmp_path / f"rank-{rank}.log").read_text() for rank in range(2)]
+    assert logs[0].count("dualpath fit: failed: steps 1 to 2 were skipped") == 1
+    assert "failed" not in logs[1]
+    assert not any("Traceback" in log for log in logs)

@@ -1,0 +1,178 @@
+"""Signals: the run ends at a step's end with a checkpoint, and goes on as if nothing had been."""
+
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
+
+from dualpath_cli.run_folder import newest_checkpoint, step_of
+from dualpath_cli.training import stopping
+from dualpath_cli.training.module import DualPathModule
+from tests.processes import in_processes, start
+from tests.tiny_run import SEQ_LEN, Fit, rows, tables, weights
+
+pytestmark = in_processes
+
+STEPS = 8
+RUN = {"max_tokens": STEPS * 4 * SEQ_LEN, "save_every": 4, "validate_every": 2, "log_every": 1,
+       "gates_every": 1}  # fmt: skip
+
+
+def at_step(where: str, step: int, act: Callable[[], object], rank: str | None = None) -> None:
+    """Has something happen when the module's method is first called after some steps.
+
+    `rank` is that of two which it happens on; by default all.
+    """
+    method, done = getattr(DualPathModule, where), []
+
+    def watched(self: DualPathModule, *arguments: Any, **named: Any) -> Any:
+        here = rank in (None, os.environ.get("LOCAL_RANK"))
+        now = self.trainer.global_step == step and not self.trainer.sanity_checking
+        if here and now and not done:
+            done.append(step)
+            act()
+        return method(self, *arguments, **named)
+
+    setattr(DualPathModule, where, watched)
+
+
+def send(signum: int) -> None:
+    os.kill(os.getpid(), signum)
+
+
+def signalled(signum: int, where: str, step: int, rank: str | None = None) -> Callable[[], None]:
+    """What a process is prepared by to get a signal at some moment."""
+    return partial(at_step, where, step, partial(send, signum), rank)
+
+
+def twice_in_a_step(signum: int) -> None:
+    """Has the process get a signal, and another one before the step is over."""
+    stopping.SECOND = 0.0
+    at_step("training_step", 5, lambda: [send(signum), send(signum)])
+
+
+@pytest.fixture
+def whole(trained: Fit) -> Path:
+    """An uninterrupted run."""
+    return trained(run=RUN, data={"max_epochs": 99})
+
+
+@pytest.fixture
+def words(whole: Path, tmp_path: Path) -> list[str]:
+    """The command that trains it again, under another name."""
+    return ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "stopped"]
+
+
+def run_once(
+    words: list[str], log: Path, prepare: Callable[[], object] | None = None
+) -> int | None:
+    process = start(words, log, prepare)
+    process.join(60)
+    process.kill()
+    return process.exitcode
+
+
+def assert_goes_on(words: list[str], whole: Path, log: Path) -> None:
+    """The same command again makes the run what it would have been."""
+    assert run_once(words, log) == 0, log.read_text()
+    run = whole.with_name("stopped")
+    assert tables(run) == tables(whole)
+    torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)],
+)
+def test_a_signal_ends_the_run_after_the_step_that_it_came_in(
+    signum: int, code: int, whole: Path, words: list[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    assert run_once(words, log, signalled(signum, "training_step", 4)) == code, log.read_text()
+    run = whole.with_name("stopped")
+    assert step_of(newest_checkpoint(run)) == 5
+    assert rows(run / "metrics.csv")[-1]["step"] == "5"
+    how = "interrupted" if signum == signal.SIGINT else f"stopped by {signal.Signals(signum).name}"
+    said = f"dualpath fit: {how}; the same command continues from step 5\n"
+    assert log.read_text().endswith(said)
+    assert_goes_on(words, whole, log)
+
+
+@pytest.mark.parametrize("step", [2, 4, STEPS], ids=["unsaved", "saved", "last"])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_validation_that_was_cut_short_is_made_anew(
+    signum: int, step: int, whole: Path, words: list[str], tmp_path: Path
+) -> None:
+    """After steps without and with a checkpoint of their own, and after the last one of all."""
+    log = tmp_path / "log"
+    code = run_once(words, log, signalled(signum, "validation_step", step))
+    run = whole.with_name("stopped")
+    if signum == signal.SIGTERM:
+        assert code == 143, log.read_text()
+        assert step_of(newest_checkpoint(run)) == step
+    assert str(step) not in [row["step"] for row in rows(run / "validation.csv")]
+    assert_goes_on(words, whole, log)
+
+
+def test_a_second_signal_ends_the_process_at_once_and_harms_nothing(
+    whole: Path, words: list[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    code = run_once(words, log, partial(twice_in_a_step, signal.SIGTERM))
+    assert code == 128 + signal.SIGTERM, log.read_text()
+    assert step_of(newest_checkpoint(whole.with_name("stopped"))) == 4
+    assert_goes_on(words, whole, log)
+
+
+@pytest.mark.parametrize("where", ["training_step", "on_validation_epoch_end"])
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
+    where: str, whole: Path, words: list[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    step = 1 if where == "training_step" else 2
+    assert run_once(words, log, signalled(signal.SIGKILL, where, step)) == -signal.SIGKILL
+    assert_goes_on(words, whole, log)
+
+
+@pytest.mark.parametrize("rank", ["0", "1", None], ids=["first", "second", "both"])
+@pytest.mark.parametrize(
+    ("strategy", "where"),
+    [("ddp", "training_step"), ("fsdp", "training_step"), ("ddp", "validation_step")],
+)
+def test_two_ranks_stop_at_the_same_step_whichever_gets_the_signal(
+    strategy: str, where: str, rank: str | None, trained: Fit, tmp_path: Path
+) -> None:
+    trained(run=RUN, data={"max_epochs": 99})  # writes the recipe
+    name = f"{strategy}-{where}-{rank}"
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", name]
+    words += ["--trainer.strategy", strategy, "--trainer.devices", "2", "--run.micro_batch", "1"]
+    port = str(find_free_network_port())
+    step = 4 if where == "training_step" else 2
+    prepare = signalled(signal.SIGTERM, where, step, rank)
+    logs = [tmp_path / f"rank-{number}.log" for number in range(2)]
+    ranks = [
+        start(words, log, prepare, LOCAL_RANK=str(number), MASTER_PORT=port)
+        for number, log in enumerate(logs)
+    ]
+    for process in ranks:
+        process.join(60)
+        process.kill()
+    said = logs[0].read_text() + logs[1].read_text()
+    # The second rank has a parent that would take its failure for the run's.
+    assert [process.exitcode for process in ranks] == [143, 0], said
+    run = tmp_path / "runs" / "tiny" / name
+    newest = newest_checkpoint(run)
+    assert newest is not None
+    stopped = step_of(newest)
+    assert (
+        f"dualpath fit: stopped by SIGTERM; the same command continues from step {stopped}" in said
+    )
+    # They agree one step, or one batch of a validation, after the signal.
+    assert stopped == (6 if where == "training_step" else 2)
+    assert len(rows(run / "metrics.csv")) == stopped
