@@ -40,7 +40,7 @@ _FREE_KEYS = {
     "run": {"dir", "name", "compile", "log_every", "gates_every", "validate_every", "save_every",
             "keep", "keep_every", "tensorboard", "wandb", "peak_tflops", "profile", "rank_timeout",
             "max_bad_steps"},
-    "data": {"val", "val_tokens", "val_seed", "workers", "max_epochs"},
+    "data": {"val", "val_tokens", "val_seed", "workers", "max_epochs", "verify"},
 }  # fmt: skip
 
 

@@ -113,6 +113,10 @@ class RunSettings:
             )
 
 
+MOST_WORKERS = 64
+"""Loader processes per device at most: each takes some 300 MB, and one feeds most GPUs."""
+
+
 @dataclass(frozen=True)
 class DataSettings:
     """Where tokens come from."""
@@ -129,8 +133,13 @@ class DataSettings:
     """How often the token budget may pass over the training data; null sets no limit."""
     workers: int = 1
     """Loader processes per device; local disks want 0 or 1, S3 1 or 2."""
+    verify: Literal["never", "first", "always"] = "first"
+    """When chunks are compared with the manifest's sha256: `first` is at the first use on this
+    machine and after a change, `always` at every start."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.workers <= MOST_WORKERS:
+            raise ValueError(f"workers must be from 0 to {MOST_WORKERS}, not {self.workers}")
         if self.val_seed < 0:
             raise ValueError(f"val_seed must not be below 0, but is {self.val_seed}")
 

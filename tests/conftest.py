@@ -14,7 +14,7 @@ from filelock import FileLock
 from dualpath_cli.cli import main
 from tests.s3 import s3_bucket, s3_server
 
-pytest_plugins = ["tests.tiny_run"]
+pytest_plugins = ["tests.tiny_run", "tests.faulty_data"]
 
 # Tiny models gain nothing from threads and lose 40 times on a busy machine.
 torch.set_num_threads(1)
@@ -80,6 +80,14 @@ def output_of(capsys: pytest.CaptureFixture[str]) -> OutputOf:
         return capsys.readouterr().out
 
     return run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What was verified is remembered away from the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DUALPATH_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
 
 
 @pytest.fixture(scope="session")

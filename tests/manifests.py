@@ -3,7 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.text.manifest import Manifest, SourceCount, StoredFile, sha256_of
+import numpy as np
+import numpy.typing as npt
+
+from data_prep.writing.shards import ShardWriter
+from dualpath_cli.text.manifest import Manifest, SourceCount, StoredFile
+from dualpath_cli.text.storage import sha256_of
 from dualpath_cli.text.tokenizer import Tokenizer
 
 
@@ -46,3 +51,27 @@ def manifest_of(folder: Path, tokenizer: Tokenizer, **stated: Any) -> Manifest:
         "settings": {"seed": 0},
     }
     return Manifest(**content | stated)
+
+
+def write_data_folder(
+    folder: Path,
+    ids: npt.ArrayLike,
+    tokenizer: Tokenizer,
+    chunk_tokens: int,
+    **stated: Any,
+) -> Manifest:
+    """Writes a data folder of these tokens, in chunks, as a preparation would."""
+    tokens = np.asarray(ids, np.uint16)
+    journal = folder.with_name(f"{folder.name}-journal")
+    journal.mkdir(parents=True)
+    writer = ShardWriter(folder, journal, np.uint16, chunk_tokens)
+    chunks, _ = writer.write([tokens], len(tokens))
+    tokenizer.save(folder)
+    counts = {"documents": 1, "tokens": len(tokens), "text_bytes": len(tokens)}
+    manifest = manifest_of(
+        folder,
+        tokenizer,
+        **{**counts, "sources": [source_count("a", **counts)], "chunks": chunks, **stated},
+    )
+    manifest.write(folder)
+    return manifest

@@ -12,14 +12,12 @@ from rich.console import Console
 from data_prep.report.token_stream import TokenStream
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
-from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest, StoredFile
+from dualpath_cli.text.manifest import HEADER, INDEX, MANIFEST, Manifest, StoredFile
 from dualpath_cli.text.storage import sizes
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
 SLICE_BYTES = 1 << 20
 """So much of a file is in memory at a time; a multiple of every token's size."""
-HEADER = 12
-"""Bytes in front of a chunk's tokens: litdata's count of items, 1, and the bounds of that one."""
 HEAD, TAIL, CUT = 400, 150, " [...] "
 """Characters that are kept of the two ends of a long text, and what stands between them."""
 _BYTES_A_CHARACTER = 4  # at most, and a token is at least one byte

@@ -12,10 +12,8 @@ import numpy as np
 
 from data_prep.documents.piece import Tokens
 from dualpath_cli.output.atomic import replacing, write_text
-from dualpath_cli.text.manifest import INDEX, StoredFile, sha256_of
-
-_FORMATS = {np.uint16: "no_header_numpy:5", np.uint32: "no_header_numpy:6"}
-"""What litdata's index calls a bare array of a type."""
+from dualpath_cli.text.manifest import FORMATS, HEADER, INDEX, StoredFile
+from dualpath_cli.text.storage import sha256_of
 
 _CONFIG: dict[str, Any] = {
     "chunk_bytes": None,
@@ -77,7 +75,7 @@ class ShardWriter:
     def _write_chunk(self, name: str, tokens: Iterable[Tokens], length: int) -> StoredFile:
         size = length * np.dtype(self._dtype).itemsize
         # litdata's header: the number of items, where each begins, where the last one ends.
-        header = np.array([1, 12, 12 + size], "<u4")
+        header = np.array([1, HEADER, HEADER + size], "<u4")
         digest = hashlib.sha256()
         with (
             replacing(self._folder / name) as partial,
@@ -98,7 +96,7 @@ class ShardWriter:
         ]
         index = {
             "chunks": entries,
-            "config": _CONFIG | {"data_format": [_FORMATS[self._dtype]]},
+            "config": _CONFIG | {"data_format": [FORMATS[np.dtype(self._dtype).name]]},
             "updated_at": digest.hexdigest()[:16],
         }
         return json.dumps(index, sort_keys=True)

@@ -8,10 +8,11 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.settings import Settings, TrainerSettings
 from dualpath_cli.text.documents import FORMATS, Source, source_files
-from dualpath_cli.text.manifest import MANIFEST, Manifest
+from dualpath_cli.text.manifest import Manifest, is_data_folder, readable
 from dualpath_cli.text.rows import is_known
 from dualpath_cli.text.storage import exists, is_remote, local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.text.verification import verify_chunks
 
 
 def check_training_data(settings: Settings) -> Manifest:
@@ -23,8 +24,11 @@ def check_training_data(settings: Settings) -> Manifest:
     folder = settings.data.path
     manifest = Manifest.read(folder)
     manifest.check_sizes(folder)
+    manifest.check_index(folder)
     if not exists(f"{folder}/{TOKENIZER}"):
         raise UserError(f"{folder}/{TOKENIZER} is missing; prepare the folder again")
+    manifest.check_tokenizer(folder)
+    _check_length(manifest, settings, f"data.path '{folder}'")
     if manifest.vocab_size > settings.model.vocab_size:
         raise UserError(
             f"data.path '{folder}' uses a tokenizer of {manifest.vocab_size} entries, more than "
@@ -121,16 +125,45 @@ def check_validation_sets(settings: Settings, tokenizer: str, way_out: str = "")
         UserError: for the first that is not so.
     """
     for name, path in settings.data.val.items():
-        if not exists(f"{path}/{MANIFEST}"):
-            _check_texts(name, path, way_out)
-            continue
+        place = f"data.val.{name}: '{path}'"
+        with readable(place):
+            if not is_data_folder(path):
+                _check_texts(name, path, way_out)
+                continue
         manifest = Manifest.read(path)
         manifest.check_sizes(path)
+        manifest.check_index(path)
+        _check_length(manifest, settings, place)
         if manifest.tokenizer != Tokenizer.load(local_copy(tokenizer)).fingerprint:
             raise UserError(
-                f"data.val.{name}: '{path}' was prepared with another tokenizer than the run's; "
+                f"{place} was prepared with another tokenizer than the run's; "
                 "give its text instead, or prepare it again"
             )
+
+
+def _check_length(manifest: Manifest, settings: Settings, place: str) -> None:
+    """Raises UserError where no chunk has the tokens of one block, the unit that is read."""
+    block, longest = settings.model.max_seq_len + 1, max(manifest.chunk_tokens)
+    if longest < block:
+        raise UserError(
+            f"{place} has no {block} tokens in a chunk (the longest has {longest}), which "
+            f"model.max_seq_len={settings.model.max_seq_len} needs; lower it or prepare more data"
+        )
+
+
+def verify_data(settings: Settings, *, training: bool) -> None:
+    """Verifies what lies on this disk: validation sets of tokens, for `training` its data too.
+
+    Chunks from S3 are verified as they come. May take minutes: the last of the checks.
+
+    Raises:
+        UserError: for a chunk that is not what was prepared.
+    """
+    folders = [path for path in settings.data.val.values() if is_data_folder(path)]
+    folders += [settings.data.path] if training else []
+    for folder in dict.fromkeys(folders):
+        if not is_remote(folder):
+            verify_chunks(Path(folder), Manifest.read(folder), settings.data.verify)
 
 
 def _check_texts(name: str, path: str, way_out: str) -> None:

@@ -17,6 +17,7 @@ from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.run_lock import alone_in
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training import curve
+from dualpath_cli.training.loading_faults import loading_fault
 from dualpath_cli.training.metrics_log import VALIDATION, MetricsLog, has_validation
 from dualpath_cli.training.stopping import StopTraining
 
@@ -25,9 +26,10 @@ def fit(session: Session) -> None:
     """Trains; on the way the run folder fills, at the end its curve is drawn.
 
     Raises:
-        UserError: if the batch is not a whole number of micro-batches on these devices, or a run
-            would be continued on other data, devices or precision, or another process writes it.
-        RunFailed: if the numbers go wrong.
+        UserError: if the batch is not a whole number of micro-batches on these devices, a run
+            would be continued on other data, devices or precision, another process writes it, or
+            data are lost meanwhile.
+        RunFailed: if the numbers go wrong, or a loader process is lost.
     """
     folder, checkpoint = session.launch.run_folder, session.launch.checkpoint
     steps, accumulate = _plan(session)
@@ -83,6 +85,10 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
             raise
         # Lightning leaves by sys.exit(1) after a Ctrl-C that came before training started.
         raise _stopped(session, signal.SIGINT) from None
+    except Exception as error:
+        if fault := loading_fault(error):
+            raise fault from error
+        raise
     session.show_validation()
     if trainer.is_global_zero:
         session.say(f"curve: {curve.draw(folder)}")

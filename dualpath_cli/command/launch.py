@@ -21,6 +21,7 @@ from dualpath_cli.command.checks import (
     check_schedule,
     check_training_data,
     check_validation_sets,
+    verify_data,
 )
 from dualpath_cli.command.records import Command, resolve
 from dualpath_cli.command.words import CommandLine
@@ -70,6 +71,7 @@ def prepare(command: Command, line: CommandLine) -> Launch:
     if command.check is not None:
         resolve(command.check)(options, settings)
     check_validation_sets(settings, f"{run.folder}/{run_folder.TOKENIZER}", _other_sets(line))
+    verify_data(settings, training=False)
     return Launch(command, settings, run.folder, run.checkpoint, options)
 
 
@@ -154,6 +156,7 @@ def _launch_to_train(command: Command, settings: Settings, runs: Sequence[str]) 
             weights = start.checkpoint
     if checkpoint is not None:
         check_checkpoint(checkpoint, settings.trainer)
+    verify_data(settings, training=True)
     return Launch(command, settings, folder, checkpoint, None, manifest, weights)
 
 

@@ -113,6 +113,11 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
     fitting = launch.command.needs == "recipe"
     source = settings.data.path if fitting else launch.run_folder
     tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
+    if tokenizer.vocab_size > settings.model.vocab_size:
+        raise UserError(
+            f"{source}/{TOKENIZER} has {tokenizer.vocab_size} entries, more than the model's "
+            f"vocab_size={settings.model.vocab_size}: it is not the run's; copy the run again"
+        )
     token_bytes = tokenizer.token_bytes()
     weights = launch.weights if fitting else launch.checkpoint
     drawn = weights is None and launch.checkpoint is None  # else they are loaded

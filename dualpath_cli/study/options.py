@@ -8,7 +8,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.recipes import Recipe
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.text.documents import parse_source, split_name
-from dualpath_cli.text.manifest import MANIFEST
+from dualpath_cli.text.manifest import is_data_folder
 from dualpath_cli.text.storage import is_remote
 
 TAGGER = "en_core_web_sm"
@@ -61,7 +61,7 @@ def _name_and_location(spec: str) -> tuple[str, str]:
     if is_remote(location):
         return name, location
     given, path = split_name(spec)
-    if (Path(path) / MANIFEST).is_file():
+    if is_data_folder(path):
         return given or Path(path).resolve().name, path
     source = parse_source(spec)
     return source.name, str(source.path)

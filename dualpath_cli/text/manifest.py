@@ -2,18 +2,30 @@
 
 import hashlib
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.atomic import write_text
-from dualpath_cli.text.storage import local_copy, sha256_of, sizes
+from dualpath_cli.text.storage import exists, is_remote, local_copy, sha256_of, sizes
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
+from dualpath_cli.validation import build
 
 MANIFEST = "manifest.json"
 INDEX = "index.json"
-_WAY_OUT = "prepare it again with `python -m data_prep ... --overwrite`"
+HEADER = 12
+"""Bytes in front of a chunk's tokens: litdata's count of items, 1, and the bounds of that one."""
+FORMATS = {"uint16": "no_header_numpy:5", "uint32": "no_header_numpy:6"}
+"""What litdata's index calls a bare array of a type."""
+AGAIN = "copy the folder here again, or prepare it again with `python -m data_prep ... --overwrite`"
+"""The way out where a data folder is damaged."""
+_SHA256 = re.compile("[0-9a-f]{64}")
+_LONGEST_NAME = 255  # what file systems allow
+_MOST = 2**63  # bytes and tokens that 64 bits can count
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,17 @@ class StoredFile:
     bytes: int
     """Size on the disk."""
     sha256: str
+
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.name)
+        if path.is_absolute() or ".." in path.parts or path.as_posix() != self.name:
+            raise ValueError(f"'{self.name:.60}' is not the path of a file in the folder")
+        if not self.name.isprintable() or self.name == "." or len(self.name) > _LONGEST_NAME:
+            raise ValueError(f"{self.name[:60]!r} is no name of a file")
+        if not 0 <= self.bytes < _MOST:
+            raise ValueError(f"'{self.name}' cannot have {self.bytes:.6g} bytes")
+        if not _SHA256.fullmatch(self.sha256):
+            raise ValueError(f"'{self.name}' has no sha256 but '{self.sha256:.60}'")
 
 
 @dataclass(frozen=True)
@@ -98,11 +121,33 @@ class Manifest:
     settings: dict[str, Any]
     """What was asked for, as a recipe of `python -m data_prep`."""
 
+    def __post_init__(self) -> None:
+        names = [chunk.name for chunk in self.chunks]
+        if not names:
+            raise ValueError("it lists no chunks")
+        if outside := [name for name in names if "/" in name]:
+            raise ValueError(f"chunk '{outside[0]:.60}' is not in the folder itself")
+        if len(set(names)) < len(names):
+            raise ValueError("it lists a chunk twice")
+        if not 0 < self.tokens < _MOST:
+            raise ValueError(f"it cannot hold {self.tokens:.6g} tokens")
+        if not 0 <= self.eot_id < self.vocab_size <= 2**32:
+            ids = f"eot_id {self.eot_id:.6g} in a vocabulary of {self.vocab_size:.6g}"
+            raise ValueError(f"there is no {ids} entries")
+        if not _SHA256.fullmatch(self.index_sha256):
+            raise ValueError(f"index_sha256 is '{self.index_sha256:.60}'")
+
     @property
     def fingerprint(self) -> str:
         """sha256 of the tokens and what they mean: equal data, wherever and whenever prepared."""
         content = [self.dtype, self.tokenizer, self.eot_id, [c.sha256 for c in self.chunks]]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    @property
+    def chunk_tokens(self) -> list[int]:
+        """Tokens of each chunk."""
+        width = int(self.dtype.removeprefix("uint")) // 8
+        return [(chunk.bytes - HEADER) // width for chunk in self.chunks]
 
     @property
     def summary(self) -> str:
@@ -117,26 +162,27 @@ class Manifest:
         Raises UserError where the folder or its manifest is missing or not readable.
         """
         path = f"{folder}/{MANIFEST}"
-        listing = sizes(folder)
-        if listing is None:
+        with readable(folder):
+            if is_remote(folder):
+                listing = sizes(folder)
+                there, found = listing is not None, MANIFEST in (listing or {})
+            else:  # not listed: what is no data folder may be endless
+                there, found = Path(folder).is_dir(), exists(path)
+        if not there:
             raise UserError(
                 f"data folder '{folder}' does not exist; "
                 f"make it with `python -m data_prep --source ... --out {folder}`"
             )
-        if MANIFEST not in listing:
-            raise UserError(f"data folder '{folder}' has no {MANIFEST}; {_WAY_OUT}")
+        if not found:
+            raise UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")
+        content = _json_object(path)
         try:
-            content = json.loads(local_copy(path).read_text(encoding="utf-8"))
-            stored = content.pop("fingerprint")
-            content["sources"] = [SourceCount(**source) for source in content["sources"]]
-            content["chunks"] = [StoredFile(**chunk) for chunk in content["chunks"]]
-            content["beside"] = [StoredFile(**file) for file in content["beside"]]
-            manifest = cls(**content)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise UserError(f"{path}: cannot be read ({reason}); {_WAY_OUT}") from None
+            stored = content.pop("fingerprint", None)
+            manifest = build(cls, content)
+        except UserError as error:
+            raise UserError(f"{path}: cannot be read ({error}); {AGAIN}") from None
         if manifest.fingerprint != stored:
-            raise UserError(f"{path}: its fingerprint does not fit its content; {_WAY_OUT}")
+            raise UserError(f"{path}: its fingerprint does not fit its content; {AGAIN}")
         return manifest
 
     def write(self, folder: Path) -> None:
@@ -151,17 +197,48 @@ class Manifest:
 
         Takes milliseconds, on S3 a listing: chunks are not read.
         """
-        listing = sizes(folder) or {}
+        with readable(folder):
+            listing = sizes(folder) or {}
         for chunk in self.chunks:
             path = f"{folder}/{chunk.name}"
             if chunk.name not in listing:
-                raise UserError(f"{path}: chunk is missing; {_WAY_OUT}")
+                raise UserError(f"{path}: chunk is missing; {AGAIN}")
             if (size := listing[chunk.name]) != chunk.bytes:
-                raise UserError(f"{path}: {size} bytes instead of {chunk.bytes}; {_WAY_OUT}")
+                raise UserError(f"{path}: {size} bytes instead of {chunk.bytes}; {AGAIN}")
+        index = f"{folder}/{INDEX}"
         if INDEX not in listing:
-            raise UserError(f"{folder}/{INDEX}: missing; {_WAY_OUT}")
-        if sha256_of(f"{folder}/{INDEX}") != self.index_sha256:
-            raise UserError(f"{folder}/{INDEX}: changed since it was prepared; {_WAY_OUT}")
+            raise UserError(f"{index}: missing; {AGAIN}")
+        with readable(index):
+            if sha256_of(index) != self.index_sha256:
+                raise UserError(f"{index}: changed since it was prepared; {AGAIN}")
+
+    def check_index(self, folder: str | Path) -> None:
+        """Raises UserError unless litdata's index lists the chunks of the manifest, no others."""
+        path = f"{folder}/{INDEX}"
+        content = _json_object(path)
+        lengths = self.chunk_tokens
+        expected = [
+            {"chunk_bytes": chunk.bytes, "chunk_size": 1, "dim": length, "filename": chunk.name}
+            for chunk, length in zip(self.chunks, lengths, strict=True)
+        ]
+        config = content.get("config")
+        formats = config.get("data_format") if isinstance(config, dict) else None
+        if content.get("chunks") != expected or formats != [FORMATS[self.dtype]]:
+            raise UserError(f"{path}: does not list the chunks of the manifest; {AGAIN}")
+        if sum(lengths) != self.tokens:
+            stated = f"{self.tokens:,} tokens, but {sum(lengths):,} in the chunks"
+            raise UserError(f"{folder}/{MANIFEST}: {stated}; {AGAIN}")
+
+    def check_tokenizer(self, folder: str | Path) -> None:
+        """Raises UserError unless the folder's tokenizer is the one that made the tokens."""
+        path = f"{folder}/{TOKENIZER}"
+        try:
+            tokenizer = Tokenizer.load(local_copy(path))
+        except UserError as error:
+            raise UserError(f"{error}; {AGAIN}") from None
+        found = tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.eot_id
+        if found != (self.tokenizer, self.vocab_size, self.eot_id):
+            raise UserError(f"{path}: not the tokenizer of these tokens; {AGAIN}")
 
     def verify(self, folder: str | Path) -> None:
         """Raises UserError where any file differs from what was prepared; reads every byte."""
@@ -170,10 +247,45 @@ class Manifest:
         for file in [*self.chunks, *self.beside]:
             path = f"{folder}/{file.name}"
             if file.name not in listing:
-                raise UserError(f"{path}: missing; {_WAY_OUT}")
+                raise UserError(f"{path}: missing; {AGAIN}")
             if sha256_of(path) != file.sha256:
                 raise UserError(
-                    f"{path}: changed since it was prepared (its sha256 differs); {_WAY_OUT}"
+                    f"{path}: changed since it was prepared (its sha256 differs); {AGAIN}"
                 )
-        if Tokenizer.load(local_copy(f"{folder}/{TOKENIZER}")).fingerprint != self.tokenizer:
-            raise UserError(f"{folder}/{TOKENIZER}: not the tokenizer of these tokens; {_WAY_OUT}")
+        self.check_tokenizer(folder)
+
+
+def is_data_folder(location: str | Path) -> bool:
+    """Whether a location is a prepared data folder, be it one that has lost its manifest.
+
+    Else held-out, rejected and doubled documents beside the chunks would be taken for texts.
+    """
+    if exists(f"{location}/{MANIFEST}"):
+        return True
+    return exists(f"{location}/{INDEX}") and exists(f"{location}/{TOKENIZER}")
+
+
+@contextmanager
+def readable(path: str | Path) -> Iterator[None]:
+    """Turns what the disk says while something is read into a UserError that names it."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(
+            f"{path}: cannot be read ({reason}); check its permissions and the disk"
+        ) from None
+
+
+def _json_object(path: str) -> dict[str, Any]:
+    with readable(path):
+        text = local_copy(path).read_bytes()
+    try:
+        content = json.loads(text)
+        json.dumps(content, ensure_ascii=False).encode()  # no half of a surrogate pair
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number without end
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{path}: cannot be read ({reason}); {AGAIN}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: cannot be read (not a JSON object); {AGAIN}")
+    return content

@@ -142,7 +142,7 @@ def delete(urls: Iterable[str]) -> None:
 
 
 def cache() -> Path:
-    """The folder for copies of objects."""
+    """The folder for copies of objects, and for what `verification` remembers."""
     if folder := os.environ.get("DUALPATH_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dualpath"

@@ -159,7 +159,7 @@ class Tokenizer:
 def _read_json(path: Path) -> Definition:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"tokenizer '{path}': cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"tokenizer '{path}': not a JSON object")

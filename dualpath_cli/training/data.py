@@ -1,6 +1,7 @@
 """DualPathDataModule: the training stream from litdata shards, and named validation sets."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,14 @@ from dualpath_cli.text.storage import exists, local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.blocks import open_blocks
 from dualpath_cli.training.module import Batch
-from dualpath_cli.training.windows import Tokens, Windows, collate, document_windows, folder_windows
+from dualpath_cli.training.windows import (
+    Tokens,
+    Windows,
+    check_ids,
+    collate,
+    document_windows,
+    folder_windows,
+)
 
 
 class DualPathDataModule(LightningDataModule):
@@ -50,6 +58,7 @@ class DualPathDataModule(LightningDataModule):
         blocks = open_blocks(
             self.settings.path,
             self.seq_len + 1,
+            verify=self.settings.verify != "never",
             shuffle=True,
             # Over the whole chunk: litdata's default of 256 neighbouring blocks puts a batch
             # into one or two documents, and the loss jumps with them.
@@ -64,7 +73,11 @@ class DualPathDataModule(LightningDataModule):
             batch_size=self.micro_batch,
             num_workers=self.settings.workers,
             drop_last=True,
-            collate_fn=split_blocks,
+            collate_fn=partial(
+                split_blocks,
+                vocab_size=self.tokenizer.vocab_size,
+                place=f"data.path '{self.settings.path}'",
+            ),
             pin_memory=torch.cuda.is_available(),
         )
         if len(stream) == 0:
@@ -89,7 +102,10 @@ class DualPathDataModule(LightningDataModule):
         path, limit, seed = settings.val[name], settings.val_tokens, settings.val_seed
         numbers: list[int] | None = None
         if exists(f"{path}/{MANIFEST}"):
-            windows = folder_windows(path, self.seq_len, limit, seed)
+            verify = settings.verify != "never"
+            windows = folder_windows(path, self.seq_len, limit, seed, verify)
+            for window in windows:
+                check_ids(window, self.tokenizer.vocab_size, f"data.val.{name} '{path}'")
         else:
             documents = read_documents(Source(name, local_copy(path)))
             windows, numbers = document_windows(
@@ -151,7 +167,12 @@ class TrainingStream(StreamingDataLoader):
         return self._num_samples_yielded_streaming >= len(self) * self.batch_size
 
 
-def split_blocks(blocks: list[Tokens]) -> Batch:
-    """Stacks blocks of T + 1 tokens to inputs and next tokens, (B, T) int64 each."""
-    tokens = torch.from_numpy(np.stack(blocks).astype(np.int64))
+def split_blocks(blocks: list[Tokens], vocab_size: int, place: str) -> Batch:
+    """Stacks blocks of T + 1 tokens to inputs and next tokens, (B, T) int64 each.
+
+    Raises UserError, which names `place`, for ids beyond the vocabulary.
+    """
+    stacked = np.stack(blocks)
+    check_ids(stacked, vocab_size, place)
+    tokens = torch.from_numpy(stacked.astype(np.int64))
     return tokens[:, :-1], tokens[:, 1:]

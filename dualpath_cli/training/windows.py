@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from dualpath_cli.errors import UserError
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.text.tokenizer import Tokenizer
 
@@ -99,23 +100,37 @@ def _tenth(max_tokens: int) -> int:
 
 
 def folder_windows(
-    folder: str | Path, length: int, max_tokens: int | None = None, seed: int = 0
+    folder: str | Path,
+    length: int,
+    max_tokens: int | None = None,
+    seed: int = 0,
+    verify: bool = True,
 ) -> list[Tokens]:
     """Returns the blocks of `length` + 1 tokens of a prepared data folder, in their order.
 
-    With `max_tokens` as many of them as hold no more, one at least, drawn at random.
+    With `max_tokens` as many of them as hold no more, one at least, drawn at random. `verify` is
+    that of `open_blocks`.
     """
     from litdata.utilities.env import _DistributedEnv
 
     from dualpath_cli.training.blocks import open_blocks
 
-    blocks = open_blocks(str(folder), length + 1, shuffle=False)
+    blocks = open_blocks(str(folder), length + 1, verify=verify, shuffle=False)
     # litdata would count this rank's share; here every rank takes its own from the whole.
     blocks.distributed_env = _DistributedEnv(world_size=1, global_rank=0, num_nodes=1)
     chosen = np.arange(len(blocks))
     if max_tokens is not None and (count := max(1, max_tokens // length)) < len(blocks):
         chosen = np.sort(np.random.default_rng(seed).choice(chosen, count, replace=False))
     return [np.asarray(blocks[block]) for block in chosen.tolist()]
+
+
+def check_ids(tokens: Tokens, vocab_size: int, place: str) -> None:
+    """Raises UserError for ids beyond the vocabulary, which a GPU would stop at without a word."""
+    if (highest := int(tokens.max())) >= vocab_size:
+        raise UserError(
+            f"{place}: holds the token id {highest}, beyond the vocabulary of {vocab_size} "
+            "entries; `--data.verify always` says in which chunk"
+        )
 
 
 class Windows(Dataset[Tokens]):

@@ -6,8 +6,8 @@ did wrong is found before that.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -24,7 +24,8 @@ from dualpath_cli.cli import main
 from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.settings import SECTIONS
-from dualpath_cli.text.manifest import INDEX, Manifest, StoredFile
+from tests.manifests import write_data_folder
+from tests.small_tokenizer import tokenizer_with
 
 SLOW = ("torch", "lightning", "litdata", "torchmetrics", "rich", "tiktoken", "matplotlib")
 """Packages that take a second or more, or are needed only once a run has begun."""
@@ -75,7 +76,7 @@ def run_without_slow_imports(
 # What a user has at hand
 
 TINY: dict[str, dict[str, Any]] = {
-    "model": {"vocab_size": 32, "n_layers": 2, "d_model": 16, "n_heads": 2, "n_kv_heads": 2,
+    "model": {"vocab_size": 257, "n_layers": 2, "d_model": 16, "n_heads": 2, "n_kv_heads": 2,
               "max_seq_len": 16, "d_ffn": 24, "d_ffn_wide": 48, "ffn_multiple_of": 8},
     "optim": {"warmup_steps": 15},  # of 16 steps
     "run": {"max_tokens": 1024, "batch_tokens": 64},
@@ -84,38 +85,15 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def write_data(folder: Path, content: bytes) -> None:
-    """A data folder of 1,024 tokens below 32, as its manifest says."""
-    folder.mkdir()
-    (folder / INDEX).write_text("{}")
-    chunk = StoredFile("chunk-0-0.bin", 2048, hashlib.sha256(bytes(2048)).hexdigest())
-    (folder / chunk.name).write_bytes(content)
-    (folder / "tokenizer.json").touch()
-    Manifest(
-        documents=1,
-        tokens=1024,
-        text_bytes=4096,
-        dtype="uint16",
-        vocab_size=32,
-        eot_id=31,
-        tokenizer="0" * 64,
-        sources=[],
-        chunks=[chunk],
-        index_sha256=hashlib.sha256(b"{}").hexdigest(),
-        beside=[],
-        request="0" * 64,
-        settings={},
-    ).write(folder)
-
-
 def write_home(folder: Path) -> Path:
     """Fills the folder that commands are run in: recipes, data, and runs.
 
     runs/tiny/first has no checkpoint yet; runs/begun/default has one, of a model with two loops;
     that of runs/elsewhere/default was validated on a text that is not here.
     """
-    write_data(folder / "data", bytes(2048))
-    write_data(folder / "cut", bytes(1000))
+    for name in ("data", "cut"):
+        write_data_folder(folder / name, [5] * 1024, tokenizer_with([]), chunk_tokens=1024)
+    os.truncate(folder / "cut" / "chunk-0-0.bin", 1000)
     (folder / "empty").mkdir()
     (folder / "novels.doc").touch()
     (folder / "novels.jsonl").touch()
@@ -126,7 +104,7 @@ def write_home(folder: Path) -> Path:
     for name, data in (("begun", {}), ("elsewhere", gone)):
         checkpoints = folder / "runs" / name / "default" / "checkpoints"
         checkpoints.mkdir(parents=True)
-        (checkpoints / "step-00000010").touch()
+        (checkpoints / "step-00000010").write_text("weights")  # not opened by what is tested
         (checkpoints / "last").symlink_to("step-00000010")
         (checkpoints.parent / "recipe.yaml").write_text(
             yaml.safe_dump({"model": two_loops, "data": data})
@@ -177,14 +155,14 @@ RECIPES = {
     "{optim: {warmup_steps: 15}, run: {max_tokens: 1000}}": "optim.warmup_steps=15 must be less "
     "than the run's 15 optimizer steps",
     # data
-    "model: {vocab_size: 16}": "data.path 'data' uses a tokenizer of 32 entries, more than "
-    "model.vocab_size=16; raise it to 32",
+    "model: {vocab_size: 16}": "data.path 'data' uses a tokenizer of 257 entries, more than "
+    "model.vocab_size=16; raise it to 257",
     "run: {max_tokens: 4096}": "run.max_tokens=4096 is 4.00 epochs of the 1024 tokens in 'data'; "
     "raise data.max_epochs to allow it",
     "data: {path: nowhere}": "data folder 'nowhere' does not exist; make it with `python -m "
     "data_prep",
     "data: {path: empty}": "data folder 'empty' has no manifest.json",
-    "data: {path: cut}": "1000 bytes instead of 2048",
+    "data: {path: cut}": "1000 bytes instead of 2060",
     "data: {val: {novels: nowhere.jsonl}}": "data.val.novels: 'nowhere.jsonl' does not exist",
     "data: {val: {novels: novels.doc}}": "'novels.doc': its format is not known by its name",
 }
@@ -227,6 +205,10 @@ LINES = {
     "fit --config tiny.yaml --model 3": "model must be a mapping",
     "fit --config quickstart": "data folder 'data/sample' does not exist; make it with `python -m "
     "data_prep",
+    "fit --config tiny.yaml --data.workers -1": "workers must be from 0 to 64, not -1",
+    "fit --config tiny.yaml --data.workers 100000": "workers must be from 0 to 64, not 100000",
+    "fit --config tiny.yaml --data.verify frist": "data.verify must be one of never, first, "
+    "always, not 'frist'; did you mean 'first'?",
     # runs
     "fit --config tiny.yaml --ckpt_path runs/tiny/frist": "no run or checkpoint at "
     "'runs/tiny/frist'; did you mean 'first'?",
@@ -308,7 +290,8 @@ def test_answers_that_need_no_model_import_nothing_slow(
 
 
 def test_a_whole_recipe_passes_all_checks_and_only_then_imports_lightning(tmp_path: Path) -> None:
-    (answer,) = run_without_slow_imports(["fit --config tiny.yaml"], write_home(tmp_path))
+    line = "fit --config tiny.yaml --data.verify never"  # whose progress is drawn by rich
+    (answer,) = run_without_slow_imports([line], write_home(tmp_path))
     assert answer["code"] == "a traceback"
     assert "RuntimeError: imports lightning" in answer["err"]
 

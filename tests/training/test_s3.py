@@ -1,6 +1,7 @@
 """`dualpath fit` on a data folder at s3://: the numbers of the local folder, or one line."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -91,12 +92,29 @@ def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_chunk_changed_behind_the_manifest_is_not_trained_on(
-    fit: Fit, bucket: Any, data: Path, remote: str, workers: int
+    refused: Refused, bucket: Any, data: Path, remote: str, workers: int
 ) -> None:
     for chunk in Manifest.read(data).chunks:
         bucket.put_object(Bucket="bucket", Key=f"train/{chunk.name}", Body=bytes(chunk.bytes))
-    with pytest.raises(RuntimeError, match=r"chunk-0-\d\.bin: changed since it was prepared"):
-        fit(data={"path": remote, "workers": workers})
+    error = refused(data={"path": remote, "workers": workers}).splitlines()[-1]
+    assert re.match(r"dualpath fit: error: s3:.*chunk-0-\d\.bin: changed since it was", error)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_chunk_damaged_in_the_cache_is_not_trained_on(
+    fit: Fit, refused: Refused, remote: str, workers: int
+) -> None:
+    whole = {"run": {"max_tokens": 60 * 4 * SEQ_LEN}, "data": {"path": remote, "max_epochs": 9}}
+    fit(**whole)
+    chunks = list(storage.cache().glob("chunks/*/*/chunk-*.bin"))
+    for chunk in chunks:
+        chunk.write_bytes(bytes(chunk.stat().st_size))
+    again = {"run": {"name": "again"}, "data": {"path": remote, "workers": workers}}
+    error = refused(**again)
+    assert re.search(r"its sha256 differs\); delete '.*', and it is fetched again", error)
+    assert len(error.splitlines()) == 1
+    shutil.rmtree(chunks[0].parent)
+    fit(**again)
 
 
 def test_validation_sets_may_lie_on_s3(

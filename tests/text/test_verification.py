@@ -1,0 +1,117 @@
+"""Verification: a chunk is read once on a machine, and again after a change."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualpath_cli.errors import UserError
+from dualpath_cli.text import verification
+from dualpath_cli.text.manifest import Manifest
+from tests.faulty_data import CHANGED, CHUNKS, flip
+from tests.tiny_run import Fit
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Names of the chunks that are read whole, beginning with an empty memory."""
+    names: list[str] = []
+    digest = verification._digest_and_highest_id
+
+    def noted(file: Any, dtype: str) -> tuple[str, int]:
+        names.append(Path(file.name).name)
+        return digest(file, dtype)
+
+    monkeypatch.setattr(verification, "_digest_and_highest_id", noted)
+    monkeypatch.setenv("DUALPATH_CACHE", str(tmp_path / "cache"))
+    return names
+
+
+def verify(data: Path, how: verification.Verify = "first") -> None:
+    verification.verify_chunks(data, Manifest.read(data), how)
+
+
+def test_a_chunk_is_read_once_and_after_a_change(data: Path, read: list[str]) -> None:
+    verify(data, "never")
+    assert read == []
+    verify(data)
+    assert sorted(read) == [f"chunk-0-{n}.bin" for n in range(CHUNKS)]
+    verify(data)
+    assert len(read) == CHUNKS, "remembered"
+    verify(data, "always")
+    assert len(read) == 2 * CHUNKS
+    os.utime(data / "chunk-0-3.bin", (1, 1))
+    verify(data)
+    assert read[2 * CHUNKS :] == ["chunk-0-3.bin"]
+
+
+def test_a_change_that_keeps_size_and_time_is_found(data: Path, read: list[str]) -> None:
+    verify(data)
+    times = (data / "chunk-0-3.bin").stat()
+    flip(data / "chunk-0-3.bin")
+    os.utime(data / "chunk-0-3.bin", ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(UserError, match=CHANGED):
+        verify(data)
+
+
+def test_training_reads_no_chunk_whole_that_is_remembered(
+    fit: Fit, data: Path, read: list[str]
+) -> None:
+    fit(data={"path": str(data)})
+    assert len(read) == CHUNKS
+    fit(data={"path": str(data)}, run={"name": "again"})
+    assert len(read) == CHUNKS
+
+
+def test_what_was_verified_before_ctrl_c_is_remembered(
+    data: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks_read = verification.Chunks._read
+
+    def interrupted(self: Any, chunk: Any, file: Any) -> Any:
+        if chunk.name == "chunk-0-5.bin":
+            raise KeyboardInterrupt
+        return chunks_read(self, chunk, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(verification.Chunks, "_read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            verify(data)
+    read.clear()
+    verify(data)
+    assert set(read) == {"chunk-0-5.bin", "chunk-0-6.bin", "chunk-0-7.bin"}
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"chunks": {"chunk-0-0.bin": [1]}}', b"\xff"])
+def test_a_damaged_memory_is_not_trusted(data: Path, read: list[str], content: bytes) -> None:
+    verify(data)
+    (memory,) = verification.cache().glob("verified/*.json")
+    memory.write_bytes(content)
+    verify(data)
+    assert len(read) == 2 * CHUNKS
+
+
+def test_where_nothing_can_be_remembered_it_is_said(
+    data: Path, read: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DUALPATH_CACHE", str(tmp_path / "file" / "cache"))
+    for _ in range(2):
+        verify(data)
+        assert "set DUALPATH_CACHE to a folder that can be" in capsys.readouterr().err
+    assert len(read) == 2 * CHUNKS
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "SLURM_LOCALID"])
+def test_of_the_ranks_of_a_node_the_first_one_reads(
+    data: Path, read: list[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    verify(data, "always")
+    monkeypatch.setenv(name, "1")
+    verify(data, "always")
+    assert len(read) == CHUNKS
+    monkeypatch.setenv(name, "0")
+    verify(data, "always")
+    assert len(read) == 2 * CHUNKS

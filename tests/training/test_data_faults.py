@@ -1,0 +1,242 @@
+"""Faults of the data before training: one line each that names the file and the way out.
+
+The rows of "Data" in docs/reliability.md: what was prepared is wrong, was damaged or swapped, or
+is no text to validate on.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dualpath_cli.cli import main
+from dualpath_cli.text.manifest import MANIFEST
+from dualpath_cli.text.tokenizer import TOKENIZER
+from tests.faulty_data import (
+    CHANGED,
+    Damage,
+    cut,
+    edited,
+    flip,
+    folder_at,
+    ids,
+    index_edited,
+    lies_behind_an_error,
+    loop_at,
+    of_another_set,
+    one_line,
+    put,
+    remove,
+    swap,
+    swap_ids,
+    write,
+)
+from tests.small_tokenizer import tokenizer_with
+from tests.tiny_run import SEQ_LEN, Fit, Refused, rows
+
+UNREADABLE = r"manifest\.json: cannot be read "
+FAULTS: dict[str, tuple[Damage, str]] = {
+    # wrong data of the right size
+    "a flipped bit": (lambda f: flip(f / "chunk-0-3.bin"), rf"chunk-0-3\.bin: {CHANGED}"),
+    "swapped chunks": (swap, rf"chunk-0-0\.bin: {CHANGED}"),
+    "chunks of another set": (of_another_set, rf"chunk-0-0\.bin: {CHANGED}"),
+    "swapped ids": (swap_ids, r"tokenizer\.json: not the tokenizer of these tokens; copy"),
+    # chunks
+    "a cut chunk": (cut("chunk-0-1.bin"), r"chunk-0-1\.bin: 210 bytes instead of 420; copy"),
+    "a missing chunk": (remove("chunk-0-1.bin"), r"chunk-0-1\.bin: chunk is missing; copy"),
+    "a folder for a chunk": (folder_at("chunk-0-1.bin"), r"chunk-0-1\.bin: chunk is missing"),
+    # manifest.json
+    "no manifest": (remove(MANIFEST), r"data' has no manifest\.json; copy the folder here again"),
+    "a folder for a manifest": (folder_at(MANIFEST), r"data' has no manifest\.json"),
+    "a manifest that links to itself": (loop_at(MANIFEST), r"data' has no manifest\.json"),
+    "a manifest on a bad disk": (lies_behind_an_error, r"manifest\.json: cannot be read \(Input/o"),
+    "a cut manifest": (cut(MANIFEST), UNREADABLE + r"\(JSONDecodeError"),
+    "an empty manifest": (put(MANIFEST, b""), UNREADABLE + r"\(JSONDecodeError"),
+    "a binary manifest": (put(MANIFEST, bytes(range(256))), UNREADABLE),
+    "a list for a manifest": (put(MANIFEST, b"[]"), UNREADABLE + r"\(not a JSON object\)"),
+    "a deep manifest": (put(MANIFEST, b"[" * 99999), UNREADABLE + r"\(RecursionError"),
+    "endless digits": (put(MANIFEST, b'{"a": ' + b"9" * 5000 + b"}"), UNREADABLE),
+    "half a surrogate": (put(MANIFEST, rb'{"a": "\ud800"}'), UNREADABLE + r"\(UnicodeEncodeError"),
+    "no keys": (put(MANIFEST, b"{}"), UNREADABLE + r"\(documents is missing\)"),
+    "an unknown key": (edited(MANIFEST, "zzz", 1), UNREADABLE + r"\(unknown key 'zzz'"),
+    "text for a number": (edited(MANIFEST, "tokens", "x"), r"tokens must be a whole number"),
+    "a negative number": (edited(MANIFEST, "tokens", -5), r"it cannot hold -5 tokens"),
+    "no tokens": (edited(MANIFEST, "tokens", 0), r"it cannot hold 0 tokens"),
+    "2^70 tokens": (edited(MANIFEST, "tokens", 2**70), r"it cannot hold 1\.18059e\+21 tokens"),
+    "NaN": (edited(MANIFEST, "tokens", float("nan")), r"tokens must be a whole number, not 'nan'"),
+    "another count": (edited(MANIFEST, "tokens", 9), r"manifest\.json: 9 tokens, but 1,632 in the"),
+    "null for a list": (edited(MANIFEST, "chunks", None), r"chunks must be a list"),
+    "an empty list": (edited(MANIFEST, "chunks", []), r"it lists no chunks"),
+    "a chunk in another folder": (
+        edited(MANIFEST, "chunks", 0, "name", "../chunk-0-0.bin"),
+        r"chunks\.0: '\.\./chunk-0-0\.bin' is not the path of a file in the folder",
+    ),
+    "a chunk at an absolute path": (
+        edited(MANIFEST, "chunks", 0, "name", "/etc/passwd"),
+        r"chunks\.0: '/etc/passwd' is not the path of a file in the folder",
+    ),
+    "a chunk in a folder below": (
+        edited(MANIFEST, "chunks", 0, "name", "a/b.bin"),
+        r"chunk 'a/b\.bin' is not in the folder itself",
+    ),
+    "a name of two lines": (
+        edited(MANIFEST, "chunks", 0, "name", "a\nb"),
+        r"chunks\.0: 'a\\nb' is no name of a file",
+    ),
+    "a name without end": (edited(MANIFEST, "chunks", 0, "name", "a" * 300), r"is no name of a f"),
+    "a chunk listed twice": (
+        edited(MANIFEST, "chunks", 0, "name", "chunk-0-1.bin"),
+        r"it lists a chunk twice",
+    ),
+    "a negative size": (edited(MANIFEST, "chunks", 0, "bytes", -1), r"cannot have -1 bytes"),
+    "no hash": (edited(MANIFEST, "chunks", 0, "sha256", "zz"), r"has no sha256 but 'zz'"),
+    "end-of-text beyond": (
+        edited(MANIFEST, "eot_id", 260),
+        r"no eot_id 260 in a vocabulary",
+    ),
+    "another fingerprint": (edited(MANIFEST, "fingerprint", "x"), r"does not fit its content"),
+    # index.json
+    "no index": (remove("index.json"), r"index\.json: missing; copy"),
+    "a folder for an index": (folder_at("index.json"), r"index\.json: missing; copy"),
+    "a cut index": (cut("index.json"), r"index\.json: changed since it was prepared; copy"),
+    "an empty index": (put("index.json", b""), r"index\.json: changed since it was prepared"),
+    "an index of another folder's chunks": (
+        index_edited("chunks", 0, "filename", "../chunk-0-0.bin"),
+        r"index\.json: does not list the chunks of the manifest; copy",
+    ),
+    "an index with another length": (index_edited("chunks", 0, "dim", 10**12), "does not list the"),
+    "an index without chunks": (index_edited("chunks", None), "does not list the chunks"),
+    "an index of another type": (
+        index_edited("config", "data_format", ["no_header_numpy:6"]),
+        "does not list the chunks of the manifest",
+    ),
+    # tokenizer.json
+    "no tokenizer": (remove(TOKENIZER), r"tokenizer\.json is missing"),
+    "a cut tokenizer": (cut(TOKENIZER), r"tokenizer\.json': cannot be read as JSON.*; copy the f"),
+    "a deep tokenizer": (put(TOKENIZER, b"[" * 99999), r"cannot be read as JSON: maximum recur"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_damaged_folder_is_refused(
+    fault: str, data: Path, refused: Refused, tmp_path: Path
+) -> None:
+    damage, message = FAULTS[fault]
+    damage(data)
+    one_line(refused(data={"path": str(data)}), message)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: flip(f / "chunk-0-3.bin"), rf"chunk-0-3\.bin: {CHANGED}"),
+        # else its held-out, rejected and doubled documents would be taken for texts
+        (remove(MANIFEST), r"data' has no manifest\.json"),
+        (index_edited("chunks", 0, "filename", "/x"), r"does not list the chunks"),
+    ],
+    ids=["flipped", "no manifest", "index"],
+)
+@pytest.mark.parametrize("command", ["fit", "validate", "ablate"])
+def test_a_damaged_validation_folder_is_refused(
+    command: str, damage: Damage, message: str, data: Path, trained: Fit,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path,
+) -> None:  # fmt: skip
+    run = trained()
+    damage(data)
+    words = {
+        "fit": ["--config", str(tmp_path / "recipe.yaml"), "--data.val.packed", str(data)],
+        "validate": ["--ckpt_path", str(run), "--data.val.packed", str(data)],
+        "ablate": ["--ckpt_path", str(run), "--sources", f"packed={data}"],
+    }[command]
+    capsys.readouterr()
+    assert main([command, *words]) == 2
+    one_line(capsys.readouterr().err, message)
+
+
+# Ids
+
+
+@pytest.mark.parametrize(
+    ("verify", "workers", "message"),
+    [
+        ("first", 0, r"chunk-0-0\.bin: holds the token id 299, beyond the vocabulary of 260"),
+        ("never", 0, r"data\.path '.*': holds the token id 29\d, beyond the vocabulary of 260"),
+        ("never", 1, r"data\.path '.*': holds the token id 29\d, beyond the vocabulary of 260"),
+    ],
+)
+def test_ids_beyond_the_vocabulary_are_refused(
+    verify: str, workers: int, message: str, refused: Refused, tmp_path: Path
+) -> None:
+    strange = write(tmp_path / "strange", ids(0, highest=299))
+    data = {"path": str(strange), "verify": verify, "workers": workers}
+    one_line(refused(data=data, run={"validate_every": 0}), message)
+
+
+def test_ids_beyond_the_vocabulary_are_refused_in_validation_sets_too(
+    refused: Refused, whole: Path, tmp_path: Path
+) -> None:
+    strange = write(tmp_path / "strange", ids(0, highest=299))
+    data = {"path": str(whole), "verify": "never", "val": {"packed": str(strange)}}
+    one_line(refused(data=data), r"data\.val\.packed '.*': holds the token id 29\d, beyond")
+
+
+def test_a_tokenizer_that_is_not_the_runs_is_refused(
+    trained: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained()
+    tokenizer_with([f"{a} {b}" for a in "abcd" for b in "abcd"]).save(run)
+    capsys.readouterr()
+    assert main(["validate", "--ckpt_path", str(run)]) == 2
+    one_line(capsys.readouterr().err, r"tokenizer\.json has 273 entries, more than the model's")
+
+
+# Lengths and texts
+
+
+def test_data_shorter_than_a_block_are_refused(
+    refused: Refused, whole: Path, tmp_path: Path
+) -> None:
+    short = write(tmp_path / "short", [5] * SEQ_LEN)
+    needs = (
+        rf"has no 17 tokens in a chunk \(the longest has 16\), which model\.max_seq_len={SEQ_LEN}"
+    )
+    one_line(refused(data={"path": str(short)}), rf"data\.path '.*short' {needs}")
+    one_line(refused(data={"val": {"x": str(short)}}), rf"data\.val\.x: '.*short' {needs}")
+    error = refused(data={"path": str(whole)}, model={"max_seq_len": 4096})
+    one_line(error, r"has no 4097 tokens in a chunk \(the longest has 204\)")
+
+
+TEXTS: dict[str, tuple[str, bytes, str]] = {
+    "an empty file": ("x.jsonl", b"", "holds no text to validate on"),
+    "blank lines": ("x.jsonl", b"\n \n", "holds no text to validate on"),
+    "empty documents": ("x.jsonl", b'{"text": ""}\n' * 3, "holds no text to validate on"),
+    "an empty text": ("x.txt", b"", "holds no text to validate on"),
+    "half a surrogate": ("x.jsonl", rb'{"text": "\ud800"}', r"x\.jsonl line 1: half of a surrog"),
+    "no UTF-8": ("x.txt", b"\xe9", r"x\.txt: not UTF-8 at byte 0; convert it first"),
+    "a line of NULs": ("x.jsonl", b'{"text": "a"}\n\0\0', r"x\.jsonl line 2: not JSON"),
+    "null for a text": ("x.jsonl", b'{"text": null}', r"x\.jsonl line 1: no text in the values"),
+    "a cut archive": ("x.jsonl.gz", b"no gzip", r"x\.jsonl\.gz: cannot be read"),
+    "a cut table": ("x.parquet", b"PAR1", r"x\.parquet: cannot be read as Parquet"),
+    "a name without end": ("a" * 300, b"", r"data\.val\.x: '.*': cannot be read \(File name too"),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_is_no_text_to_validate_on_is_refused(
+    text: str, refused: Refused, whole: Path, tmp_path: Path
+) -> None:
+    name, content, message = TEXTS[text]
+    if len(name) < 256:
+        (tmp_path / name).write_bytes(content)
+    error = refused(data={"path": str(whole), "val": {"x": str(tmp_path / name)}})
+    one_line(error, message)
+
+
+def test_nuls_and_a_long_line_are_text_like_any_other(
+    fit: Fit, whole: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "a\0b " * 100_000}) + "\n")
+    val = {"x": str(tmp_path / "x.jsonl")}
+    run = fit(data={"path": str(whole), "val": val, "val_tokens": 100})
+    assert "x" in {row["set"] for row in rows(run / "validation.csv")}

@@ -1,0 +1,87 @@
+"""Data that are lost, cut or changed while training, and loaders that are killed: nothing hangs."""
+
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualpath_cli.recipes import merge
+from dualpath_cli.run_folder import newest_checkpoint, step_of
+from dualpath_cli.training import checkpoint
+from tests.faulty_data import CHANGED, flip, one_line
+from tests.tiny_run import SEQ_LEN, Fit, Refused, rows, tiny_recipe, train
+
+
+def at_checkpoints(monkeypatch: pytest.MonkeyPatch, fault: Callable[[], object]) -> None:
+    publish = checkpoint.publish
+
+    def publish_then(*what: Any) -> None:
+        publish(*what)
+        fault()
+
+    monkeypatch.setattr(checkpoint, "publish", publish_then)
+
+
+def replace_flipped(path: Path) -> None:
+    shutil.copy(path, path.with_suffix(".new"))
+    flip(path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+
+
+LONG = {"max_tokens": 40 * 4 * SEQ_LEN, "save_every": 2, "keep": 1, "validate_every": 0}
+CHUNK = r"chunk-0-\d\.bin: "
+LATER = {
+    "lost": (Path.unlink, "first", CHUNK + r"cannot be read \(No such file or directory\)"),
+    "cut": (lambda path: os.truncate(path, 100), "first", CHUNK + CHANGED),
+    "cut, unverified": (lambda path: os.truncate(path, 100), "never", CHUNK + "was cut while it"),
+    "changed in place": (flip, "first", CHUNK + CHANGED),
+    "replaced": (replace_flipped, "first", CHUNK + CHANGED),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("fault", LATER)
+def test_a_chunk_that_is_lost_cut_or_changed_while_training_ends_the_run(
+    fault: str, workers: int, refused: Refused, data: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    damage, verify, message = LATER[fault]
+    chunks = sorted(data.glob("chunk-*"))
+    at_checkpoints(monkeypatch, lambda: [damage(path) for path in chunks])
+    settings = {"path": str(data), "workers": workers, "verify": verify, "max_epochs": None}
+    one_line(refused(run=LONG, data=settings), message)
+    kept = newest_checkpoint(tmp_path / "runs" / "tiny" / "default")
+    assert kept is not None
+    assert step_of(kept) == 2, "the fault was found at once, and the checkpoint is whole"
+
+
+def test_a_touched_chunk_is_read_again_and_trained_on(
+    fit: Fit, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = sorted(data.glob("chunk-*"))
+    at_checkpoints(monkeypatch, lambda: [os.utime(path) for path in chunks])
+    run = fit(run=LONG, data={"path": str(data), "max_epochs": None})
+    assert len(rows(run / "metrics.csv")) == 40
+
+
+def test_a_killed_loader_ends_the_run(
+    texts: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def kill() -> None:
+        (loader,) = multiprocessing.active_children()
+        loader.kill()
+
+    at_checkpoints(monkeypatch, kill)
+    settings = {"path": str(data), "workers": 1, "max_epochs": None}
+    recipe = merge(tiny_recipe(texts, tmp_path / "runs"), {"run": LONG, "data": settings})
+    run = train(recipe, tmp_path / "recipe.yaml", expected=1)
+    message = r"failed: .*DataLoader worker .*; if memory ran out, lower data\.workers or run"
+    one_line(capsys.readouterr().err, message)
+    kept = newest_checkpoint(run)
+    assert kept is not None
+    assert step_of(kept) == 2
