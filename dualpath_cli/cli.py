@@ -1,11 +1,12 @@
 """The `dualpath` command: looks at the first word and imports only what that word needs."""
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from dualpath_cli.command.records import COMMANDS, Command, resolve
-from dualpath_cli.errors import Stopped, UserError, did_you_mean
+from dualpath_cli.errors import Stopped, UserError, did_you_mean, of_system, one_line
 
 HELP = f"""usage: dualpath COMMAND ...
 
@@ -21,8 +22,23 @@ dualpath COMMAND --help explains a command. A recipe is a path or a packaged nam
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns 0, 2 after a mistake of the user's, 130 or 143 after a signal."""
+    """Runs one command and returns its exit code.
+
+    0 done, 2 a user's mistake, 1 the machine's failure, one line each; 130 after Ctrl-C, 143 after
+    another signal, 141 where
+    nobody reads the answer to its end.
+    """
     words = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = _main(words)
+        sys.stdout.flush()  # here, not as Python ends, for a pipe whose reader has left
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return code
+
+
+def _main(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(HELP, end="")
         return 0
@@ -41,9 +57,13 @@ def main(arguments: list[str] | None = None) -> int:
             raise UserError(f"no command '{name}'{hint}")
         return _run(COMMANDS[name], rest)
     except UserError as error:
-        shown = f" {name}" if name in COMMANDS else ""
-        print(f"dualpath{shown}: error: {error}", file=sys.stderr)
-        return 2
+        return _failed(name, 2, str(error))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _failed(name, *of_system(error))
+    except MemoryError:
+        return _failed(name, 1, "out of memory; a smaller model or fewer texts would need less")
     except SystemExit as end:  # after --help and --print_config; not what Lightning leaves with
         if end.code:
             raise
@@ -55,6 +75,13 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print("; ".join([f"dualpath {name}: interrupted", *map(str, interrupt.args)]))
         return 130
+
+
+def _failed(name: str, code: int, message: str) -> int:
+    """Says in one line what went wrong; returns the code."""
+    shown = f" {name}" if name in COMMANDS else ""
+    print(f"dualpath{shown}: error: {one_line(message)}", file=sys.stderr)
+    return code
 
 
 def _run(command: Command, words: Sequence[str]) -> int:
@@ -73,9 +100,9 @@ def _run(command: Command, words: Sequence[str]) -> int:
         code: int = resolve(command.run)(checked)
         return code
     launches, out = launch.prepare_several(command, line)
-    from rich.console import Console
+    from dualpath_cli.output.console import plain_console
 
-    console = Console()
+    console = plain_console()
     for number, one in enumerate(launches, 1):
         console.print(f"run {number} of {len(launches)}: {one.checkpoint}", highlight=False)
         resolve(command.run)(one)

@@ -8,13 +8,17 @@ from dualpath_cli.errors import UserError
 SUFFIXES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
 """Powers of ten; B and G are the same."""
 
+LARGEST = 10**18
+"""No count is above it."""
+
 _SIZE = re.compile(r"(\d[\d_]*)(?:\.(\d+))?(?:[eE]\+?(\d{1,2}))?\s*([KMBGT]?)", re.IGNORECASE)
 
 
 def parse_size(text: str, name: str) -> int:
     """Reads ``80M``, ``38.5B``, ``1.28G``, ``80e6`` or ``80_000_000`` as a whole number.
 
-    Raises UserError, which names the value as ``name``, for anything else and for zero.
+    Raises UserError, which names the value as ``name``, for anything else, for zero and for what
+    is above 10^18.
     """
     match = _SIZE.fullmatch(text.strip())
     if match and len(text) < 100:
@@ -22,6 +26,8 @@ def parse_size(text: str, name: str) -> int:
         fraction = (fraction or "").rstrip("0")
         power = int(exponent or 0) + SUFFIXES.get(suffix.upper(), 0) - len(fraction)
         digits = int(whole.replace("_", "") + fraction)
+        if power >= 0 and digits * 10**power > LARGEST:
+            raise UserError(f"{name} must be at most 10^18, not '{text:.60}'")
         if power >= 0 and digits > 0:
             return digits * 10**power
     raise UserError(

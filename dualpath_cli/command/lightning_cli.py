@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from rich.console import Console
 
 from dualpath_cli.command import launch as launches
 from dualpath_cli.command.launch import Launch
@@ -17,6 +16,7 @@ from dualpath_cli.command.records import COMMANDS, resolve
 from dualpath_cli.command.session import Session
 from dualpath_cli.command.trainer import build_trainer
 from dualpath_cli.errors import UserError
+from dualpath_cli.output.console import plain_console
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -93,7 +93,11 @@ class DualPathCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Builds trainer, module and data module from the launch's settings."""
         if self.launch is not None:
-            section = self.parser.instantiate_classes(self.config)[self._wanted].trainer
+            try:
+                section = self.parser.instantiate_classes(self.config)[self._wanted].trainer
+            except Exception as error:  # a class that the recipe names may raise anything
+                reason = f"{type(error).__name__}: {error}"
+                raise UserError(f"trainer: a class cannot be built ({reason})") from error
             self.session = build_session(self.launch, dict(section))
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -107,7 +111,7 @@ class DualPathCLI(LightningCLI):
 def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
     """Builds what a launch needs; `trainer_section` holds the trainer's classes as objects."""
     settings, seed = launch.settings, launch.settings.seed_everything
-    console = Console()
+    console = plain_console()
     trainer = build_trainer(launch, trainer_section, console)
     console.quiet = not trainer.is_global_zero
     fitting = launch.command.needs == "recipe"

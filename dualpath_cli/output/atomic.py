@@ -26,6 +26,10 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
         yield partial
         sync(partial)
         partial.replace(path)
+    except OSError as error:
+        if error.filename is None:  # as of a disk that is full
+            error.filename = str(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

@@ -164,10 +164,10 @@ RECIPES = {
     "model: {loops: 0}": "loops must be at least 1, not 0",
     "optim: {lr: 0}": "optim: lr must be above 0 and its ends not below, not 0",
     "optim: {betas: [1.5, 0.9]}": "optim: betas must be from 0 to below 1, not [1.5, 0.9]",
-    "optim: {clip: -1}": "optim: clip must not be below 0, but is -1",
+    "optim: {clip: -1}": "optim: clip must be at least 0, not -1",
     "run: {save_every: 0}": "run: save_every must be at least 1, not 0",
     "run: {micro_batch: 0}": "run: micro_batch must be at least 1, not 0",
-    "run: {keep: -1}": "run: keep must not be below 0, but is -1",
+    "run: {keep: -1}": "run: keep must be at least 0, not -1",
     # values that contradict each other
     "run: {save_every: 5, log_every: 2}": "save_every=5 must be a multiple of log_every=2",
     "model: {n_heads: 3}": "d_model=16 with n_heads=3 must give an even whole head size",
