@@ -29,39 +29,37 @@ def main(arguments: list[str] | None = None) -> int:
     nobody reads the answer to its end.
     """
     words = sys.argv[1:] if arguments is None else arguments
+    code = _main(words)
     try:
-        code = _main(words)
-        sys.stdout.flush()  # here, not as Python ends, for a pipe whose reader has left
-    except BrokenPipeError:
+        sys.stdout.flush()
+    except OSError as error:  # said here: Python would say it with a traceback as it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        code = code or _refused("".join(words[:1]), error)
     return code
 
 
 def _main(words: Sequence[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
-        print(HELP, end="")
-        return 0
-    name, rest = words[0], words[1:]
-    if name == "--version":
-        from dualpath_cli import __version__
-
-        print(f"dualpath {__version__}")
-        return 0
+    name, rest = (words[0], words[1:]) if words else ("--help", [])
     # Threads that wait must not spin: beside a busy process, spinning ones stop each other. OpenMP
     # reads this as torch is imported. docs/benchmarks/threads.md has the numbers.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
+        if name in ("-h", "--help"):
+            print(HELP, end="")
+            return 0
+        if name == "--version":
+            from dualpath_cli import __version__
+
+            print(f"dualpath {__version__}")
+            return 0
         if name not in COMMANDS:
             hint = did_you_mean(name, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"
             raise UserError(f"no command '{name}'{hint}")
         return _run(COMMANDS[name], rest)
     except UserError as error:
         return _failed(name, 2, str(error))
-    except BrokenPipeError:
-        raise
     except OSError as error:
-        return _failed(name, *of_system(error))
+        return _refused(name, error)
     except MemoryError:
         return _failed(name, 1, "out of memory; a smaller model or fewer texts would need less")
     except SystemExit as end:  # after --help and --print_config; not what Lightning leaves with
@@ -75,6 +73,13 @@ def _main(words: Sequence[str]) -> int:
     except KeyboardInterrupt as interrupt:
         print("; ".join([f"dualpath {name}: interrupted", *map(str, interrupt.args)]))
         return 130
+
+
+def _refused(name: str, error: OSError) -> int:
+    """Says what the system refused, if there is somebody to read it; returns the code."""
+    if isinstance(error, BrokenPipeError):  # `dualpath ... | head`
+        return 128 + signal.SIGPIPE
+    return _failed(name, *of_system(error))
 
 
 def _failed(name: str, code: int, message: str) -> int:

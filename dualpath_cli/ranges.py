@@ -34,8 +34,9 @@ def check_range(name: str, value: float, allowed: Range) -> None:
 
 def check_name(what: str, name: str, way_out: str = "") -> None:
     """Raises ValueError unless a name can be part of a path, and stays in its folder."""
-    if not name or name in (".", "..") or not name.isprintable() or set(name) & set("/\\"):
-        problem = "must be a plain name, without '/', '\\' and control characters"
+    if not name or name in (".", "..") or not name.isprintable() or set(name) & set("/\\$"):
+        # Figures would set what stands between two dollars as a formula.
+        problem = "must be a plain name, without '/', '\\', '$' and control characters"
     elif len(name.encode()) > LONGEST_NAME:
         problem = f"must have at most {LONGEST_NAME} bytes"
     else:

@@ -125,12 +125,15 @@ def _write(launch: Launch) -> int:
     source = launch.settings.data.path if fitting else launch.run_folder
     Tokenizer.load(local_copy(f"{source}/{run_folder.TOKENIZER}"))
     if not fitting:
-        if launch.options is not None and launch.options.out.resolve().is_relative_to(here):
+        if launch.options is not None and Path(os.path.abspath(launch.options.out)).is_relative_to(
+            here
+        ):
             write_text(launch.options.out / "report.json", "{}")
         return 0
     folder, settings = launch.run_folder, launch.settings
-    assert folder.resolve().parent.parent == Path(settings.run.dir).resolve(), folder
-    if folder.resolve().is_relative_to(here):
+    above = Path(os.path.normpath(folder)).parent.parent
+    assert above == Path(os.path.normpath(settings.run.dir)), folder
+    if Path(os.path.abspath(folder)).is_relative_to(here):
         step = None if launch.checkpoint is None else run_folder.step_of(launch.checkpoint)
         run_folder.start(folder, settings.as_recipe(), {}, step)
         CsvTable(folder / "metrics.csv", ["step", "tokens", "seconds"]).open(step or 0)
