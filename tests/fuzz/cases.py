@@ -39,7 +39,8 @@ LINES = [
 
 RUN_FILES = (
     "recipe.yaml", "versions.json", "tokenizer.json", "metrics.csv", "validation.csv",
-    "routing.csv", "checkpoints/last", "checkpoints/step-00000002", "checkpoints", ".",
+    "routing.csv", "checkpoints/last", "checkpoints/step-00000002",
+    "checkpoints/manifests/step-00000002.json", "checkpoints", ".",
 )  # fmt: skip
 DATA_FILES = ("manifest.json", "index.json", "tokenizer.json", "chunk-0-0.bin", ".")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from dualpath_cli import run_folder
+from dualpath_cli.checkpoint_files import describe, write_manifest
 from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.recipes import Recipe
 from dualpath_cli.settings import settings_from
@@ -32,7 +33,9 @@ def write_home(folder: Path) -> None:
     (folder / "tiny.yaml").write_text(yaml.safe_dump(recipe_of_home()))
     run = folder / RUN
     (run / "checkpoints").mkdir(parents=True)
-    (run / "checkpoints" / "step-00000002").write_bytes(b"weights")
+    checkpoint = run / "checkpoints" / "step-00000002"
+    checkpoint.write_bytes(b"weights")
+    write_manifest(checkpoint, describe(checkpoint, [checkpoint]))
     (run / "checkpoints" / "last").symlink_to("step-00000002")
     shutil.copy(texts / "train" / "tokenizer.json", run)
     resolved = settings_from(recipe_of_home()).as_recipe()

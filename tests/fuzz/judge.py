@@ -82,7 +82,7 @@ def _run(words: list[str]) -> tuple[Any, str, str]:
 
 
 def _problem(code: Any, message: str) -> str:
-    notes = "dualpath flops: note: "
+    notes = ("dualpath flops: note: ", "passed over ")
     lines = [line for line in message.splitlines() if not line.startswith(notes)]
     if code not in (0, 1, 2):
         return f"exit code {code}"
