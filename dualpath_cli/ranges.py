@@ -26,10 +26,9 @@ def check_range(name: str, value: float, allowed: Range) -> None:
     low, high = allowed
     if low <= value <= high:
         return
-    least = f"at least {_short(low)}"
-    if not value < low:
-        least = f"from {_short(low)} to {_short(high)}"
-    raise ValueError(f"{name} must be {least}, not {_short(value)}")
+    least, most = (f"{n:g}" if isinstance(n, float) else f"{n:,}" for n in allowed)
+    wanted = f"at least {least}" if value < low else f"from {least} to {most}"
+    raise ValueError(f"{name} must be {wanted}, not {_short(value)}")
 
 
 def check_name(what: str, name: str, way_out: str = "") -> None:

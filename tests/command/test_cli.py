@@ -126,7 +126,7 @@ def write_home(folder: Path) -> Path:
     for name, data in (("begun", {}), ("elsewhere", gone)):
         checkpoints = folder / "runs" / name / "default" / "checkpoints"
         checkpoints.mkdir(parents=True)
-        (checkpoints / "step-00000010").touch()
+        (checkpoints / "step-00000010").write_bytes(b"weights")
         (checkpoints / "last").symlink_to("step-00000010")
         (checkpoints.parent / "recipe.yaml").write_text(
             yaml.safe_dump({"model": two_loops, "data": data})
@@ -162,7 +162,7 @@ RECIPES = {
     "trainer: {strategy: fsd}": "'fsd'; did you mean 'fsdp'?",
     "seed_everything: lucky": "seed_everything must be a whole number, not 'lucky'",
     "model: {loops: 0}": "loops must be at least 1, not 0",
-    "optim: {lr: 0}": "optim: lr must be above 0 and its ends not below, not 0",
+    "optim: {lr: 0}": "optim: lr must be above 0, not 0",
     "optim: {betas: [1.5, 0.9]}": "optim: betas must be from 0 to below 1, not [1.5, 0.9]",
     "optim: {clip: -1}": "optim: clip must be at least 0, not -1",
     "run: {save_every: 0}": "run: save_every must be at least 1, not 0",
