@@ -180,6 +180,17 @@ def test_a_run_killed_within_a_row_goes_on_without_that_row(name: str, trained: 
     assert tables(run) == whole
 
 
+def test_columns_that_the_run_does_not_write_are_left_out(trained: Fit) -> None:
+    run = trained()
+    whole = tables(run)
+    back_to_step(run, 2)
+    rows = (run / "metrics.csv").read_text().splitlines()
+    more = [f"{row},{'mine' if number == 0 else number}" for number, row in enumerate(rows)]
+    (run / "metrics.csv").write_text("\n".join(more) + "\n")
+    assert main(["fit", "--config", str(run.parents[2] / "recipe.yaml")]) == 0
+    assert tables(run) == whole
+
+
 def test_rows_are_read_back_and_half_of_one_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     assert read_csv(path) == []

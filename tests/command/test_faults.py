@@ -32,6 +32,9 @@ RECIPES = {
     "optim: {lr: }": "optim.lr must be a number, not 'null'",
     "run: {log_every: }": "run.log_every must be a whole number, not 'null'",
     "data: {val: {a: }}": "data.val.a must be text, not 'null'",
+    "": "recipe case.yaml must be a mapping of sections, not None",
+    "a: b: c": "recipe case.yaml line 1 cannot be read: mapping values are not allowed here",
+    "model: [": "recipe case.yaml line 1 cannot be read",
     # YAML that means something else, or too much
     "model: !!binary aGVsbG8=": "case.yaml line 1 cannot be read: a tag, as ! begins one",
     "run: {name: !!binary aGVsbG8=}": "a tag, as ! begins one; put text into quotes",
