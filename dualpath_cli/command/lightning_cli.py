@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -152,8 +153,18 @@ def run(launch: Launch) -> int:
     return 0
 
 
+def _of_thread(arguments: threading.ExceptHookArgs) -> None:
+    """Shows what ends a thread, but for the disk's failures.
+
+    TensorBoard's thread hands them to the next write of the main one, which says them in one line.
+    """
+    if not isinstance(arguments.exc_value, OSError):
+        threading.__excepthook__(arguments)
+
+
 def _quiet() -> None:
     """Silences what Lightning tells every user in every run."""
+    threading.excepthook = _of_thread
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (

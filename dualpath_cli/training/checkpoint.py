@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from dualpath_cli import run_folder
 from dualpath_cli.checkpoint_files import Files, manifest_of, write_manifest
-from dualpath_cli.output.atomic import PARTIAL, remove, sync
+from dualpath_cli.output.atomic import PARTIAL, naming, remove, sync
 from dualpath_cli.run_folder import CHECKPOINTS, LAST
 from dualpath_cli.settings import RunSettings
 from dualpath_cli.training.integrity import hashed, verify
@@ -31,7 +31,8 @@ class DirectCheckpointIO(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
         """Saves with torch.save."""
-        torch.save(checkpoint, path)
+        with naming(Path(path)):
+            torch.save(checkpoint, path)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
