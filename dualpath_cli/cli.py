@@ -25,8 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
     0 done, 2 a user's mistake, 1 the machine's failure, one line each; 130 after Ctrl-C, 143 after
-    another signal, 141 where
-    nobody reads the answer to its end.
+    another signal, 141 where nobody reads the answer to its end.
     """
     words = sys.argv[1:] if arguments is None else arguments
     code = _main(words)

@@ -9,10 +9,11 @@ from dualpath_cli.config import ModelConfig, ParameterGroup
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.ranges import Range, check_name, check_path, check_ranges, shown
 from dualpath_cli.recipes import Recipe
-from dualpath_cli.sizes import Size
+from dualpath_cli.sizes import LARGEST, Size
 from dualpath_cli.validation import build
 
 _COUNT: Range = (1, 10**12)
+_SIZE: Range = (1, LARGEST)
 _EVERY: Range = (0, 10**12)
 _SEED: Range = (0, 2**32 - 1)
 _RATE: Range = (0, 1000)
@@ -101,6 +102,7 @@ class RunSettings:
             check_name("wandb", self.wandb)
         ranges: dict[str, Range] = dict.fromkeys(("log_every", "save_every"), _COUNT)
         ranges |= dict.fromkeys(("gates_every", "validate_every", "keep", "keep_every"), _EVERY)
+        ranges |= dict.fromkeys(("budget", "max_tokens", "batch_tokens"), _SIZE)
         ranges |= {"micro_batch": (1, 10**6), "peak_tflops": (1e-6, 1e9)}
         check_ranges(self, ranges)
         if self.save_every % self.log_every:
@@ -132,7 +134,7 @@ class DataSettings:
         for name, path in self.val.items():
             check_name("the name of a validation set in val", name)
             check_path(f"val.{name}", path, remote=True)
-        ranges: dict[str, Range] = {"val_seed": _SEED, "workers": (0, 1000)}
+        ranges: dict[str, Range] = {"val_seed": _SEED, "workers": (0, 1000), "val_tokens": _SIZE}
         check_ranges(self, ranges | {"max_epochs": (1e-9, 1e9)})
 
 

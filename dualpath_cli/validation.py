@@ -96,7 +96,7 @@ def _explain(cls: type, error: Any, prefix: str) -> str:
             place = f"{name.rstrip('.')}: " if name else ""
             return f"{place}{error['ctx']['error']}"
         case "finite_number":
-            return f"{name} must be a finite number, not '{given}'"
+            return f"{name} must be a finite number, not '{given!s:.60}'"
         case "json_invalid":
             return f"{prefix}a text is no valid Unicode; give names and paths in UTF-8"
     shown = json.dumps(given) if isinstance(given, dict | list | bool | None) else str(given)

@@ -61,7 +61,7 @@ RECIPES = {
     "model: {rope_base: .nan}": "model.rope_base must be a finite number, not 'nan'",
     "model: {d_ffn: 0}": "model: d_ffn must be at least 1, not 0",
     "optim: {lr: .inf}": "optim.lr must be a finite number, not 'inf'",
-    "run: {max_tokens: 1e30}": "run.max_tokens must be a whole number above 0",
+    "run: {max_tokens: 1e30}": "run: max_tokens must be from 1 to 1,000,000,000,000,000,000, not",
     "data: {workers: -1}": "data: workers must be at least 0, not -1",
     # models that no machine here can hold
     "model: {vocab_size: 100000000, d_model: 768000}": "parameters, 652,150 GB, and this machine",
@@ -108,7 +108,7 @@ LINES = {
     "flops --k=--": "--k needs a value",
     "flops --budget 80M --dim=--": "--dim needs a value",
     f"flops --budget {'9' * 300}": "--budget must be a whole number above 0",
-    "flops --budget 1e99": "--budget must be at most 10^18, not '1e99'",
+    "flops --budget 1e99": "--budget must be at most 1,000,000,000,000,000,000, not '1e99'",
     "flops --budget 1e18": "a budget of 1000000000000000000 is too large: d_ffn must be from 1 to",
     "flops --budget 80M --layers 1000000": "--layers must be from 1 to 10,000, not 1000000",
     f"flops --budget 80M --layers {'9' * 5000}": "--layers: invalid int value: '9999",
