@@ -67,5 +67,6 @@ prepare-data: setup ## Makes a data folder, by default of a file of Nemotron-CC:
 		$(if $(TOKENIZER),--tokenizer $(TOKENIZER)) $(if $(NUM_FILES),--num-files $(NUM_FILES)) \
 		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(YES),--yes) --out "$(OUT)"
 
-torture: $(VENV)/dev ## Kills a preparation 200 times and before every change of the disk.
+torture: $(VENV)/dev ## Kills a preparation 200 times and before every change of the disk; fuzzes for hours.
 	$(BIN)/pytest tests/data_prep/test_kills.py --kills 200
+	$(BIN)/python -m tests.fuzz --cases 100000 --done build/fuzz.json

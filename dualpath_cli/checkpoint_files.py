@@ -80,7 +80,8 @@ def _read_manifest(checkpoint: Path) -> Files | None:
         for name, facts in files.items():
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 raise ValueError(f"it names '{name}'")
-            int(facts["bytes"]), str(facts["sha256"])
+            if type(facts["bytes"]) is not int or type(facts["sha256"]) is not str:
+                raise ValueError(f"the size or the hash of '{name}' is none")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path.name} cannot be read ({type(error).__name__}: {error})") from None
     return dict(files)

@@ -1,11 +1,19 @@
 """The `dualpath` command: looks at the first word and imports only what that word needs."""
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from dualpath_cli.command.records import COMMANDS, Command, resolve
-from dualpath_cli.errors import RunFailed, Stopped, UserError, did_you_mean
+from dualpath_cli.errors import (
+    RunFailed,
+    Stopped,
+    UserError,
+    did_you_mean,
+    of_system,
+    one_line,
+)
 
 HELP = f"""usage: dualpath COMMAND ...
 
@@ -21,33 +29,49 @@ dualpath COMMAND --help explains a command. A recipe is a path or a packaged nam
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns 0, or 2 after a mistake, 1 a failure, 130 or 143 a signal."""
-    words = sys.argv[1:] if arguments is None else arguments
-    if not words or words[0] in ("-h", "--help"):
-        print(HELP, end="")
-        return 0
-    name, rest = words[0], words[1:]
-    if name == "--version":
-        from dualpath_cli import __version__
+    """Runs one command and returns its exit code.
 
-        print(f"dualpath {__version__}")
-        return 0
+    0 done, 2 a user's mistake, 1 the machine's failure, one line each; 130 after Ctrl-C, 143 after
+    another signal, 141 where nobody reads the answer to its end.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    code = _main(words)
+    try:
+        sys.stdout.flush()
+    except OSError as error:  # said here: Python would say it with a traceback as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = code or _refused("".join(words[:1]), error)
+    return code
+
+
+def _main(words: Sequence[str]) -> int:
+    name, rest = (words[0], words[1:]) if words else ("--help", [])
     # Threads that wait must not spin: beside a busy process, spinning ones stop each other. OpenMP
     # reads this as torch is imported. docs/benchmarks/threads.md has the numbers.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
+        if name in ("-h", "--help"):
+            print(HELP, end="")
+            return 0
+        if name == "--version":
+            from dualpath_cli import __version__
+
+            print(f"dualpath {__version__}")
+            return 0
         if name not in COMMANDS:
             hint = did_you_mean(name, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"
             raise UserError(f"no command '{name}'{hint}")
         return _run(COMMANDS[name], rest)
     except UserError as error:
-        shown = f" {name}" if name in COMMANDS else ""
-        print(f"dualpath{shown}: error: {error}", file=sys.stderr)
-        return 2
+        return _failed(name, 2, str(error))
     except RunFailed as failure:
         if str(failure):
-            print(f"dualpath {name}: failed: {failure}", file=sys.stderr)
+            print(f"dualpath {name}: failed: {one_line(str(failure))}", file=sys.stderr)
         return 1
+    except OSError as error:
+        return _refused(name, error)
+    except MemoryError:
+        return _failed(name, 1, "out of memory; a smaller model or fewer texts would need less")
     except SystemExit as end:  # after --help and --print_config; not what Lightning leaves with
         if end.code:
             raise
@@ -59,6 +83,20 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print("; ".join([f"dualpath {name}: interrupted", *map(str, interrupt.args)]))
         return 130
+
+
+def _refused(name: str, error: OSError) -> int:
+    """Says what the system refused, if there is somebody to read it; returns the code."""
+    if isinstance(error, BrokenPipeError):  # `dualpath ... | head`
+        return 128 + signal.SIGPIPE
+    return _failed(name, *of_system(error))
+
+
+def _failed(name: str, code: int, message: str) -> int:
+    """Says in one line what went wrong; returns the code."""
+    shown = f" {name}" if name in COMMANDS else ""
+    print(f"dualpath{shown}: error: {one_line(message)}", file=sys.stderr)
+    return code
 
 
 def _run(command: Command, words: Sequence[str]) -> int:
@@ -77,9 +115,9 @@ def _run(command: Command, words: Sequence[str]) -> int:
         code: int = resolve(command.run)(checked)
         return code
     launches, out = launch.prepare_several(command, line)
-    from rich.console import Console
+    from dualpath_cli.output.console import plain_console
 
-    console = Console()
+    console = plain_console()
     for number, one in enumerate(launches, 1):
         console.print(f"run {number} of {len(launches)}: {one.checkpoint}", highlight=False)
         resolve(command.run)(one)

@@ -4,7 +4,9 @@ Torch-free, so that the command line can check a recipe before anything slow is 
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from dualpath_cli.ranges import Range, check_ranges
 
 BlockKind = Literal["dual", "loop", "wide"]
 Gate = Literal["two_gates", "convex", "softmax", "fixed"]
@@ -12,6 +14,23 @@ GATE_OUTPUTS: dict[Gate, int] = {"two_gates": 2, "convex": 1, "softmax": 2, "fix
 """Outputs of each gate's linear layer; a gate without outputs has none."""
 ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases"]
 """What weight decay tells apart."""
+RANGES: dict[str, Range] = {
+    "vocab_size": (1, 10**8),
+    "n_layers": (1, 10**4),
+    "d_model": (1, 10**6),
+    "n_heads": (1, 10**6),
+    "n_kv_heads": (1, 10**6),
+    "max_seq_len": (1, 10**7),
+    "loops": (1, 10**4),
+    "d_ffn": (1, 10**9),
+    "d_ffn_wide": (1, 10**9),
+    "ffn_multiple_of": (1, 10**9),
+    "rope_base": (1, 1e15),
+    "norm_eps": (1e-30, 1),
+    "gain_init": (-1000, 1000),
+    "init_std": (0, 100),
+}
+"""What a field of a model may be: far beyond any model, so that counts of all stay exact."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +83,7 @@ class ModelConfig:
     """Type that the rotary frequencies are rounded to; bfloat16 as in the paper's training."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, RANGES)
         for problem in self._problems():
             raise ValueError(problem)
 
@@ -87,16 +107,8 @@ class ModelConfig:
         return self.combination == "router" and self.loops > 1
 
     def _problems(self) -> list[str]:
-        """Everything that is wrong with the fields, as sentences."""
+        """What contradicts itself in the fields, as sentences."""
         found = []
-        positive: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("vocab_size", "n_layers", "d_model", "n_heads", "n_kv_heads",
-                         "max_seq_len", "loops", "ffn_multiple_of")
-        }  # fmt: skip
-        found += [f"{k} must be at least 1, not {v}" for k, v in positive.items() if v < 1]
-        if found:
-            return found
         if self.d_model % self.n_heads or self.head_dim % 2:
             found.append(
                 f"d_model={self.d_model} with n_heads={self.n_heads} must give an even whole "
@@ -110,10 +122,8 @@ class ModelConfig:
             )
         for name, kinds in (("d_ffn", {"dual", "loop"}), ("d_ffn_wide", {"dual", "wide"})):
             used = sorted(kinds & set(self.block_kinds))
-            width = getattr(self, name)
-            if used and (width is None or width < 1):
-                has = "and has none" if width is None else f"of at least 1, not {width}"
-                found.append(f"block '{used[0]}' needs {name} {has}")
+            if used and getattr(self, name) is None:
+                found.append(f"block '{used[0]}' needs {name} and has none")
         return found
 
 

@@ -1,7 +1,12 @@
-"""The exceptions that end a command with one line, and the nearest-name hint that goes with it."""
+"""The exceptions that end a command with one line, hints, and how any failure reads as one."""
 
 import difflib
+import errno
+import re
 from collections.abc import Iterable
+
+LONGEST = 800
+"""Characters of a message; a longer one loses its middle, as both ends say what to do."""
 
 
 class UserError(Exception):
@@ -21,7 +26,7 @@ class RunFailed(Exception):
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Returns ``"; did you mean 'x'?"`` for the nearest candidate, or an empty string."""
-    near = difflib.get_close_matches(word, list(candidates), n=1)
+    near = difflib.get_close_matches(word[:LONGEST], list(candidates), n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
@@ -34,3 +39,46 @@ class Stopped(BaseException):
         self.text = text
         self.code = code
         self.quiet = quiet
+
+
+def one_line(text: str) -> str:
+    """Returns a message as one line of bounded length.
+
+    What is not printable is escaped, and a word of 300 characters loses its middle.
+    """
+    plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    plain = re.sub(r"\S{300,}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", plain)
+    if len(plain) <= LONGEST:
+        return plain
+    half = LONGEST // 2
+    return f"{plain[:half]} [...] {plain[-half:]}"
+
+
+_MISTAKES = {
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ENOENT: "give one that is there",
+    errno.EISDIR: "remove the folder, or give another name",
+    errno.ENOTDIR: "a file is where a folder should be; give another path",
+    errno.ELOOP: "its symbolic links go in a circle; remove one",
+    errno.EEXIST: "remove it, or give another name",
+}
+_FAILURES = {
+    errno.ENOSPC: "free some space and give the same command again",
+    errno.EDQUOT: "free some space and give the same command again",
+    errno.EACCES: "change its permissions, or choose another folder",
+    errno.EPERM: "change its permissions, or choose another folder",
+    errno.EROFS: "choose a folder that can be written",
+}
+
+
+def of_system(error: OSError) -> tuple[int, str]:
+    """Returns the exit code and the message for what the system refused.
+
+    The code is 2 where a path is the user's mistake, and 1 where the machine failed.
+    """
+    number = error.errno or 0
+    reason = error.strerror or str(error) or type(error).__name__
+    place = "" if error.filename is None else f"'{error.filename}': "
+    way_out = _MISTAKES.get(number) or _FAILURES.get(number)
+    text = f"{place}{reason}" + (f"; {way_out}" if way_out else "")
+    return (2 if number in _MISTAKES else 1), text

@@ -6,6 +6,7 @@ by key.
 """
 
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import yaml
 from dualpath_cli.errors import UserError, did_you_mean
 
 Recipe = dict[str, Any]
+
+MOST_CHARACTERS, MOST_VALUES, MOST_LEVELS, MOST_DIGITS = 50_000, 10_000, 50, 100
+"""Of a recipe, of all its values with those that aliases repeat, of its nesting, of a number."""
 
 
 def recipe_folder() -> Path:
@@ -65,14 +69,32 @@ def merge(below: Recipe, above: Recipe) -> Recipe:
     return merged
 
 
+def read(path: Path) -> Recipe:
+    """Reads a file as one recipe, `base` not yet resolved.
+
+    Raises:
+        UserError: for a file that cannot be read, and as `parse` does.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"recipe {path} cannot be read: {error}") from error
+    return parse(text, str(path))
+
+
 def parse(text: str, name: str) -> Recipe:
     """Reads YAML text as one recipe, `base` not yet resolved; `name` is for the error message."""
+    if len(text) > MOST_CHARACTERS:
+        raise UserError(
+            f"recipe {name} has more than {MOST_CHARACTERS:,} characters; give a shorter one"
+        )
     try:
-        content = yaml.load(text, Loader=_Loader)
+        content = _read(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or "cannot be read"
+        what = getattr(error, "problem", None) or getattr(error, "reason", "it is no YAML")
         raise UserError(f"recipe {name}{where} cannot be read: {what}") from error
     if not isinstance(content, dict):
         raise UserError(f"recipe {name} must be a mapping of sections, not {content!r:.40}")
@@ -85,18 +107,15 @@ def parse_value(text: str) -> Any:
     What is no YAML is text.
     """
     try:
-        return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError):  # a number of thousands of digits is a ValueError
+        return _read(text) if len(text) <= MOST_CHARACTERS else text
+    except yaml.YAMLError:
         return text
 
 
 def _load(path: Path, seen: tuple[Path, ...]) -> Recipe:
     if path.resolve() in seen:
         raise UserError(f"recipe {path} has itself as a base; remove it from `base:`")
-    try:
-        own = parse(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"recipe {path} cannot be read: {error}") from error
+    own = read(path)
     bases = own.pop("base", [])
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
@@ -108,8 +127,83 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Recipe:
     return merge(resolved, own)
 
 
+def _read(text: str) -> Any:
+    """Returns the value that YAML text stands for; raises YAMLError alone."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise yaml.MarkedYAMLError(problem=_TOO_DEEP) from None
+    except ValueError:  # such as 0x_, which is a number by its form
+        raise yaml.MarkedYAMLError(problem="it holds a number without digits") from None
+
+
+_TOO_DEEP = f"it is nested more than {MOST_LEVELS} levels deep"
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
+
+
+def _check(
+    node: yaml.Node, measured: dict[int, tuple[int, int]], above: frozenset[int]
+) -> tuple[int, int]:
+    """Returns how many values a node stands for, aliases repeated, and in how many levels.
+
+    Scalar keys become text. `measured` are the nodes that are done, `above` those that hold this.
+
+    Raises:
+        MarkedYAMLError: for more than a recipe may have, and for a value that holds itself.
+    """
+    if id(node) in measured:
+        return measured[id(node)]
+    values, levels, problem = 1, 1, ""
+    if isinstance(node, yaml.ScalarNode):
+        if node.tag in _NUMBERS and len(node.value) > MOST_DIGITS:
+            problem = f"a number of more than {MOST_DIGITS} digits"
+    elif id(node) in above:
+        problem = "a value holds itself"
+    else:
+        parts = list(node.value)
+        if isinstance(node, yaml.MappingNode):
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                    key.tag = _TEXT
+            parts = list(chain.from_iterable(node.value))
+        for part in parts:
+            more, deeper = _check(part, measured, above | {id(node)})
+            values, levels = values + more, max(levels, deeper + 1)
+        if values > MOST_VALUES:
+            problem = f"it stands for more than {MOST_VALUES:,} values"
+        elif levels > MOST_LEVELS:
+            problem = _TOO_DEEP
+    if problem:
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    measured[id(node)] = values, levels
+    return values, levels
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML with 1.2's numbers (PyYAML alone reads `5e-4` as a string), no dates, no key twice."""
+    """YAML with 1.2's numbers (PyYAML alone reads `5e-4` as a string), no dates, no key twice.
+
+    Keys are text, values are what JSON has, and aliases may not make a small text a large value.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        """Checks the whole document before anything is made of it."""
+        node = super().get_single_node()
+        if node is not None:
+            _check(node, {}, frozenset())
+        return node
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        """Stops at brackets in brackets in brackets, each of which takes longer than the last."""
+        if self.flow_level >= MOST_LEVELS:
+            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=self.get_mark())
+        super().fetch_flow_collection_start(token)
+
+    def fetch_tag(self) -> None:
+        """Refuses tags: `!!binary`, `!!set` and others make what no recipe holds."""
+        raise yaml.MarkedYAMLError(
+            problem="a tag, as ! begins one; put text into quotes", problem_mark=self.get_mark()
+        )
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuses a key that stands twice: PyYAML would keep the last and say nothing."""

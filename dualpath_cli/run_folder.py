@@ -14,6 +14,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,13 +27,17 @@ import yaml
 from dualpath_cli.checkpoint_files import fault_of
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.output.atomic import write_text
-from dualpath_cli.recipes import Recipe, parse
+from dualpath_cli.recipes import Recipe, read
+from dualpath_cli.settings import check_sections
 
 RECIPE = "recipe.yaml"
 VERSIONS = "versions.json"
 TOKENIZER = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
 LAST = "last"
+_STEP = re.compile(r"step-[0-9]{1,18}")
+
+_PUT_BACK = "put it back, or give this run a name (--run.name NAME)"
 
 # What a continued run may change: nothing of it decides the numbers.
 _NUMBERS = ("model", "optim", "run", "data", "seed_everything")
@@ -91,7 +96,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run folder that have their names, in no order."""
-    return [p.resolve() for p in (folder / CHECKPOINTS).glob("step-*") if p.name[5:].isdigit()]
+    return [p.resolve() for p in (folder / CHECKPOINTS).glob("step-*") if _STEP.fullmatch(p.name)]
 
 
 def newest_step(folder: Path) -> str:
@@ -117,7 +122,7 @@ def find_run(path: str) -> Run:
             raise UserError(f"run '{path}' has no complete checkpoint yet; let fit write one first")
         return Run(given, checkpoint)
     folder = given.resolve().parent.parent
-    if given.resolve().name.startswith("step-") and (folder / RECIPE).is_file():
+    if _STEP.fullmatch(given.resolve().name) and (folder / RECIPE).is_file():
         return Run(folder, given.resolve())
     raise UserError(
         f"'{path}' is neither a run folder (it would hold {RECIPE}) nor a checkpoint inside one "
@@ -127,7 +132,17 @@ def find_run(path: str) -> Run:
 
 def read_recipe(folder: Path) -> Recipe:
     """The resolved recipe that a run was started with."""
-    return parse((folder / RECIPE).read_text(encoding="utf-8"), str(folder / RECIPE))
+    path = folder / RECIPE
+    if not path.is_file():
+        raise UserError(
+            f"run folder '{folder}' has no {RECIPE}, which says what was trained; {_PUT_BACK}"
+        )
+    recipe = read(path)
+    try:
+        check_sections(recipe)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return recipe
 
 
 def check_same_recipe(folder: Path, recipe: Recipe, sections: Sequence[str] = _NUMBERS) -> None:
@@ -156,7 +171,14 @@ def check_same_facts(folder: Path, facts: dict[str, Any]) -> None:
     Raises:
         UserError: naming the first fact that differs.
     """
-    before = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))
+    path = folder / VERSIONS
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"no JSON: {error}"
+        raise UserError(f"{path} cannot be read ({reason}); {_PUT_BACK}") from None
+    if not isinstance(before, dict):
+        raise UserError(f"{path} holds no JSON object; {_PUT_BACK}")
     for name, now in facts.items():
         if before.get(name) != now:
             raise UserError(

@@ -1,14 +1,22 @@
 """What a recipe says, a checked dataclass a section. Torch-free, so that mistakes show at once."""
 
 import json
+import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from dualpath_cli.config import ModelConfig, ParameterGroup
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.ranges import Range, check_name, check_path, check_ranges, shown
 from dualpath_cli.recipes import Recipe
-from dualpath_cli.sizes import Size
+from dualpath_cli.sizes import LARGEST, Size
 from dualpath_cli.validation import build
+
+_COUNT: Range = (1, 10**12)
+_SIZE: Range = (1, LARGEST)
+_EVERY: Range = (0, 10**12)
+_SEED: Range = (0, 2**32 - 1)
+_RATE: Range = (0, 1e9)
 
 
 @dataclass(frozen=True)
@@ -40,15 +48,14 @@ class OptimSettings:
     logarithm, over the last 100 steps); null leaves none out. 6 is a good value."""
 
     def __post_init__(self) -> None:
-        if not self.lr > 0 or min(self.lr_start, self.lr_end) < 0:
-            raise ValueError(f"lr must be above 0 and its ends not below, not {self.lr}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be from 0 to below 1, not {list(self.betas)}")
-        for name in ("warmup_steps", "eps", "weight_decay", "clip"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be below 0, but is {getattr(self, name)}")
-        if self.skip_sigma is not None and not self.skip_sigma > 0:
-            raise ValueError(f"skip_sigma must be above 0 or null, not {self.skip_sigma}")
+        ranges: dict[str, Range] = dict.fromkeys(("lr", "lr_start", "lr_end", "eps"), _RATE)
+        ranges |= {"warmup_steps": _EVERY, "weight_decay": _RATE, "clip": (0, 1e12)}
+        ranges |= {"skip_sigma": (0.1, 1000)}
+        check_ranges(self, ranges)
+        if self.lr == 0:
+            raise ValueError("lr must be above 0, not 0")
 
 
 @dataclass(frozen=True)
@@ -98,14 +105,20 @@ class RunSettings:
     """Whether to record a trace of optimizer steps 10 to 12, on CUDA also a memory snapshot."""
 
     def __post_init__(self) -> None:
-        for name in ("micro_batch", "log_every", "save_every", "max_bad_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not 0 < self.rank_timeout < 1e6:
-            raise ValueError(f"rank_timeout must be above 0 minutes, not {self.rank_timeout}")
-        for name in ("gates_every", "validate_every", "keep", "keep_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be below 0, but is {getattr(self, name)}")
+        way_out = "; --run.{0} NAME gives another"
+        for name in ("recipe", "name"):
+            check_name(name, getattr(self, name), way_out.format(name))
+        check_path("dir", self.dir)
+        if self.wandb is not None:
+            check_name("wandb", self.wandb)
+        ranges: dict[str, Range] = dict.fromkeys(
+            ("log_every", "save_every", "max_bad_steps"), _COUNT
+        )
+        ranges |= dict.fromkeys(("gates_every", "validate_every", "keep", "keep_every"), _EVERY)
+        ranges |= dict.fromkeys(("budget", "max_tokens", "batch_tokens"), _SIZE)
+        ranges |= {"micro_batch": (1, 10**6), "peak_tflops": (1e-6, 1e9)}
+        ranges |= {"rank_timeout": (0.01, 1e6)}
+        check_ranges(self, ranges)
         if self.save_every % self.log_every:
             # Or the first row after a continuation would lack the tokens before it.
             raise ValueError(
@@ -138,10 +151,16 @@ class DataSettings:
     machine and after a change, `always` at every start."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.workers <= MOST_WORKERS:
-            raise ValueError(f"workers must be from 0 to {MOST_WORKERS}, not {self.workers}")
-        if self.val_seed < 0:
-            raise ValueError(f"val_seed must not be below 0, but is {self.val_seed}")
+        check_path("path", self.path, remote=True)
+        for name, path in self.val.items():
+            check_name("the name of a validation set in val", name)
+            check_path(f"val.{name}", path, remote=True)
+        ranges: dict[str, Range] = {
+            "val_seed": _SEED,
+            "workers": (0, MOST_WORKERS),
+            "val_tokens": _SIZE,
+        }
+        check_ranges(self, ranges | {"max_epochs": (1e-9, 1e9)})
 
 
 @dataclass(frozen=True)
@@ -177,9 +196,26 @@ class TrainerSettings:
     """Whether autograd looks for the operation that made a nan; slow."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, {"num_nodes": (1, 10**5)})
+        _check_devices(self.devices)
         if self.strategy == "single" and str(self.devices) not in ("auto", "1", "-1"):
             raise ValueError(f"strategy 'single' cannot use devices={self.devices}; choose ddp or "
                              "fsdp")  # fmt: skip
+
+
+def _check_devices(devices: int | list[int] | str) -> None:
+    """Raises ValueError for what names no devices; -1 is all of them, as `auto`."""
+    if isinstance(devices, str):
+        fine = bool(re.fullmatch(r"auto|-1|\d{1,3}( *, *\d{1,3})* *,?", devices))
+    elif isinstance(devices, int):
+        fine = devices == -1 or 1 <= devices < 1000
+    else:
+        fine = 0 < len(devices) == len({number for number in devices if 0 <= number < 1000})
+    if not fine:
+        raise ValueError(
+            "devices must be auto, -1, a number from 1 to 999 or a list of different devices, "
+            f"not {shown(str(devices))}"
+        )
 
 
 DECIDED_ELSEWHERE = {
@@ -215,6 +251,9 @@ class Settings:
     seed_everything: int = 0
     """Seed of the weights and of the data order."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, {"seed_everything": _SEED})
+
     def as_recipe(self) -> Recipe:
         """All fields as plain values, defaults filled in: what a run folder keeps."""
         recipe: Recipe = json.loads(json.dumps(asdict(self)))
@@ -237,15 +276,26 @@ def settings_from(recipe: Recipe) -> Settings:
         UserError: for an unknown section or key, and for a value of the wrong type, out of range
             or in contradiction to another one.
     """
+    check_sections(recipe)
+    for name in recipe.get("trainer", {}):
+        if name in DECIDED_ELSEWHERE:
+            raise UserError(f"trainer.{name} is not used; set {DECIDED_ELSEWHERE[name]} instead")
+    empty: Recipe = {name: {} for name in SECTIONS}
+    return build(Settings, empty | recipe)
+
+
+def check_sections(recipe: Recipe) -> None:
+    """Checks that a recipe has known sections, each a mapping; not what is in them.
+
+    Raises:
+        UserError: for the first that is not so.
+    """
     known = [section.name for section in fields(Settings)]
     for name, section in recipe.items():
         if name not in known:
             hint = did_you_mean(str(name), known) or f"; sections are {', '.join(known)}"
             raise UserError(f"unknown key '{name}' in the recipe{hint}")
         if name in SECTIONS and not isinstance(section, dict):
-            raise UserError(f"'{name}' in the recipe must be a mapping, not {section!r:.40}")
-    for name in recipe.get("trainer", {}):
-        if name in DECIDED_ELSEWHERE:
-            raise UserError(f"trainer.{name} is not used; set {DECIDED_ELSEWHERE[name]} instead")
-    empty: Recipe = {name: {} for name in SECTIONS}
-    return build(Settings, empty | recipe)
+            raise UserError(
+                f"'{name}' in the recipe must be a mapping, not {json.dumps(section):.40}"
+            )

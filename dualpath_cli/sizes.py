@@ -8,13 +8,17 @@ from dualpath_cli.errors import UserError
 SUFFIXES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
 """Powers of ten; B and G are the same."""
 
+LARGEST = 10**18
+"""No count of this package is above it."""
+
 _SIZE = re.compile(r"(\d[\d_]*)(?:\.(\d+))?(?:[eE]\+?(\d{1,2}))?\s*([KMBGT]?)", re.IGNORECASE)
 
 
-def parse_size(text: str, name: str) -> int:
+def parse_size(text: str, name: str, most: int | None = LARGEST) -> int:
     """Reads ``80M``, ``38.5B``, ``1.28G``, ``80e6`` or ``80_000_000`` as a whole number.
 
-    Raises UserError, which names the value as ``name``, for anything else and for zero.
+    Raises UserError, which names the value as ``name``, for anything else, for zero and for what
+    is above `most`.
     """
     match = _SIZE.fullmatch(text.strip())
     if match and len(text) < 100:
@@ -23,6 +27,8 @@ def parse_size(text: str, name: str) -> int:
         power = int(exponent or 0) + SUFFIXES.get(suffix.upper(), 0) - len(fraction)
         digits = int(whole.replace("_", "") + fraction)
         if power >= 0 and digits > 0:
+            if most is not None and digits * 10**power > most:
+                raise UserError(f"{name} must be at most {most:,}, not '{text:.60}'")
             return digits * 10**power
     raise UserError(
         f"{name} must be a whole number above 0 such as 80M, 38.5B, 80e6 or 80000000, "
@@ -44,7 +50,7 @@ class Size(int):
     def _read(cls, value: object) -> "Size":
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             try:
-                return cls(parse_size(str(value), "it"))
+                return cls(parse_size(str(value), "it", most=None))
             except UserError as error:
                 raise AssertionError(str(error)) from error
         raise AssertionError("it must be a whole number above 0")

@@ -66,7 +66,7 @@ def describe(annotation: Any) -> str:
 @cache
 def _model_of(cls: type) -> type[pydantic.BaseModel]:
     """A model with one field; its strictness reaches all dataclasses below."""
-    config = pydantic.ConfigDict(strict=True, extra="forbid")
+    config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     return pydantic.create_model(cls.__name__, __config__=config, value=(cls, ...))
 
 
@@ -95,6 +95,10 @@ def _explain(cls: type, error: Any, prefix: str) -> str:
         case "value_error":
             place = f"{name.rstrip('.')}: " if name else ""
             return f"{place}{error['ctx']['error']}"
+        case "finite_number":
+            return f"{name} must be a finite number, not '{given!s:.60}'"
+        case "json_invalid":
+            return f"{prefix}a text is no valid Unicode; give names and paths in UTF-8"
     shown = json.dumps(given) if isinstance(given, dict | list | bool | None) else str(given)
     hint = did_you_mean(shown, _choices(annotation))
     return f"{name} must be {describe(annotation)}, not '{shown:.60}'{hint}"

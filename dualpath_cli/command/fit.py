@@ -176,8 +176,5 @@ def _write_down(session: Session, facts: dict[str, Any], step: int | None) -> No
     """Puts recipe, versions and tokenizer into the run folder."""
     folder, settings = session.launch.run_folder, session.launch.settings
     tokenizer = local_copy(f"{settings.data.path}/{TOKENIZER}")
-    try:
-        run_folder.start(folder, settings.as_recipe(), facts, step)
-        write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"run folder '{folder}' cannot be written: {error}") from error
+    run_folder.start(folder, settings.as_recipe(), facts, step)
+    write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))

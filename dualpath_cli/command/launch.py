@@ -24,9 +24,11 @@ from dualpath_cli.command.checks import (
     verify_data,
 )
 from dualpath_cli.command.records import Command, resolve
+from dualpath_cli.command.run_tables import check_tables
+from dualpath_cli.command.size_check import check_size
 from dualpath_cli.command.words import CommandLine
 from dualpath_cli.errors import UserError
-from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.settings import Settings, check_sections, settings_from
 from dualpath_cli.text.manifest import Manifest
 
 
@@ -62,12 +64,14 @@ def prepare(command: Command, line: CommandLine) -> Launch:
         return _launch_to_train(command, settings, line.runs)
     run = run_folder.find_run(line.runs[0])
     recipe = _recipe_of(run, line)
+    settings_from(recipe)  # before options are read into it
     options = None
     if command.read_options is not None:
         options = resolve(command.read_options)(line.options, recipe, run)
     settings = settings_from(recipe)
     _print_if_asked(settings, line)
     check_devices(settings.trainer)
+    check_size(settings)
     if command.check is not None:
         resolve(command.check)(options, settings)
     check_validation_sets(settings, f"{run.folder}/{run_folder.TOKENIZER}", _other_sets(line))
@@ -118,6 +122,7 @@ def _recipe_of(run: run_folder.Run, line: CommandLine) -> recipes.Recipe:
     for name in line.configs:
         recipe = recipes.merge(recipe, recipes.load(name))
     recipe = line.changed(recipe)
+    check_sections(recipe)
     recipe.setdefault("data", {}).setdefault("val", {})
     return recipe
 
@@ -138,6 +143,7 @@ def _print_if_asked(settings: Settings, line: CommandLine) -> None:
 def _launch_to_train(command: Command, settings: Settings, runs: Sequence[str]) -> Launch:
     """Checks data and schedule, and finds what to continue: this run, or another one's weights."""
     check_devices(settings.trainer)
+    check_size(settings)
     manifest = check_training_data(settings)
     check_schedule(settings)
     check_validation_sets(settings, f"{settings.data.path}/{run_folder.TOKENIZER}")
@@ -147,6 +153,7 @@ def _launch_to_train(command: Command, settings: Settings, runs: Sequence[str]) 
     if checkpoint is not None:
         run_folder.check_same_recipe(folder, recipe)
         run_folder.check_same_facts(folder, {"data_fingerprint": manifest.fingerprint})
+        check_tables(folder)
     for given in runs:
         start = run_folder.find_run(given)
         run_folder.check_same_recipe(start.folder, recipe, sections=("model",))

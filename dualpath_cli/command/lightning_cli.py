@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,7 +10,6 @@ from typing import Any, NoReturn
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from rich.console import Console
 
 from dualpath_cli.command import launch as launches
 from dualpath_cli.command.launch import Launch
@@ -17,6 +17,7 @@ from dualpath_cli.command.records import COMMANDS, resolve
 from dualpath_cli.command.session import Session
 from dualpath_cli.command.trainer import build_trainer
 from dualpath_cli.errors import UserError
+from dualpath_cli.output.console import plain_console
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -93,7 +94,11 @@ class DualPathCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Builds trainer, module and data module from the launch's settings."""
         if self.launch is not None:
-            section = self.parser.instantiate_classes(self.config)[self._wanted].trainer
+            try:
+                section = self.parser.instantiate_classes(self.config)[self._wanted].trainer
+            except Exception as error:  # a class that the recipe names may raise anything
+                reason = f"{type(error).__name__}: {error}"
+                raise UserError(f"trainer: a class cannot be built ({reason})") from error
             self.session = build_session(self.launch, dict(section))
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -107,8 +112,12 @@ class DualPathCLI(LightningCLI):
 def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
     """Builds what a launch needs; `trainer_section` holds the trainer's classes as objects."""
     settings, seed = launch.settings, launch.settings.seed_everything
-    console = Console()
-    trainer = build_trainer(launch, trainer_section, console)
+    console = plain_console()
+    try:
+        trainer = build_trainer(launch, trainer_section, console)
+    except (TypeError, ValueError, ImportError, RuntimeError) as error:
+        # What the section asks for does not go together, or with this machine.
+        raise UserError(f"trainer: {error}; change the recipe's trainer section") from error
     console.quiet = not trainer.is_global_zero
     fitting = launch.command.needs == "recipe"
     source = settings.data.path if fitting else launch.run_folder
@@ -149,8 +158,18 @@ def run(launch: Launch) -> int:
     return 0
 
 
+def _of_thread(arguments: threading.ExceptHookArgs) -> None:
+    """Shows what ends a thread, but for the disk's failures.
+
+    TensorBoard's thread hands them to the next write of the main one, which says them in one line.
+    """
+    if not isinstance(arguments.exc_value, OSError):
+        threading.__excepthook__(arguments)
+
+
 def _quiet() -> None:
     """Silences what Lightning tells every user in every run."""
+    threading.excepthook = _of_thread
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (

@@ -3,7 +3,7 @@
 import argparse
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dualpath_cli.command.records import Command, resolve
 from dualpath_cli.errors import UserError
@@ -15,6 +15,14 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises what argparse found."""
         raise UserError(message.removeprefix("argument "))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuses `--option=--` first, which argparse takes for no value at all."""
+        for word in args:
+            option, _, value = word.partition("=")
+            if value == "--" and option.startswith("--"):
+                raise UserError(f"{option} needs a value")
+        return super().parse_known_args(args, namespace)
 
 
 def parser_of(command: Command) -> OneLineParser:

@@ -11,6 +11,7 @@ sublayer over a token costs
 and a layer adds the gate (4 d) and, in every deep step but the last, the router (2 (d + 1)).
 """
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 
 from dualpath_cli.config import GATE_OUTPUTS, BlockKind, ModelConfig
@@ -89,9 +90,10 @@ def flops_by_layer(config: ModelConfig, seq_len: int | None = None) -> list[Laye
 
 def mean_layer_flops(config: ModelConfig, seq_len: int | None = None) -> dict[str, int | float]:
     """FLOPs per token and layer by part, averaged over layers; whole unless kinds are mixed."""
-    layers = [layer.as_dict() for layer in flops_by_layer(config, seq_len)]
-    sums = {part: sum(layer[part] for layer in layers) for part in layers[0]}
-    n = len(layers)
+    counts, n = Counter(config.block_kinds), config.n_layers
+    by_kind = {kind: layer_flops(config, kind, seq_len).as_dict() for kind in counts}
+    parts = next(iter(by_kind.values()))
+    sums = {part: sum(counts[kind] * by_kind[kind][part] for kind in counts) for part in parts}
     return {part: value // n if value % n == 0 else value / n for part, value in sums.items()}
 
 

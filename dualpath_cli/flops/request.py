@@ -4,15 +4,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import RANGES, ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.report import Description, Hardware
 from dualpath_cli.flops.widths import Target, solve_widths, solve_within
-from dualpath_cli.sizes import parse_size
+from dualpath_cli.ranges import Range, check_range
+from dualpath_cli.sizes import format_size, parse_size
 
 DEFAULT_TFLOPS = 68.0
 """Sustained TFLOP/s a GPU: the median that the paper's 26 training times imply for its A100s."""
+
+_FIELDS = {
+    "vocab": "vocab_size", "layers": "n_layers", "dim": "d_model", "heads": "n_heads",
+    "kv_heads": "n_kv_heads", "seq_len": "max_seq_len", "loops": "loops",
+    "width_multiple": "ffn_multiple_of",
+}  # fmt: skip
+"""Which field of a model an option sets."""
 
 HARDWARE_OPTIONS = ("tokens", "gpus", "tflops")
 
@@ -84,9 +92,15 @@ def target_of(options: Options) -> Target:
 def _count(options: Options, name: str, default: int) -> int:
     """A whole number above 0 that an option gives. Raises UserError for another one."""
     value: int = default if options[name] is None else options[name]
-    if value < 1:
-        raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+    _check(name, value, RANGES[_FIELDS[name]] if name in _FIELDS else (1, 10**9))
     return value
+
+
+def _check(name: str, value: float, allowed: Range) -> None:
+    try:
+        check_range(f"--{name.replace('_', '-')}", value, allowed)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def _nearest_divisor(whole: int, wanted: int) -> int:
@@ -100,16 +114,19 @@ def _fitting_heads(dim: int, wanted: int) -> str:
     return f"--heads {_nearest_divisor(dim // 2, wanted)} would"
 
 
-def _hardware(options: Options, tokens_of_recipe: int | None = None) -> Hardware:
+def _hardware(options: Options, tokens_of_recipe: Any = None) -> Hardware:
     tokens = options["tokens"]
     gpus = _count(options, "gpus", paper.GPUS)
     tflops = DEFAULT_TFLOPS if options["tflops"] is None else options["tflops"]
-    if not 0 < tflops < float("inf"):
-        raise UserError(f"--tflops must be a number above 0, not {tflops:g}")
+    _check("tflops", tflops, (1e-6, 1e9))
+    if tokens is not None:
+        count = parse_size(str(tokens), "--tokens")
+    elif tokens_of_recipe is not None:
+        count = parse_size(str(tokens_of_recipe), "run.max_tokens")
+    else:
+        count = paper.TRAINING_TOKENS
     return Hardware(
-        tokens=parse_size(str(tokens), "--tokens")
-        if tokens is not None
-        else tokens_of_recipe or paper.TRAINING_TOKENS,
+        tokens=count,
         gpus=gpus,
         tflops=tflops,
         asked=any(options[name] is not None for name in HARDWARE_OPTIONS),
@@ -126,7 +143,7 @@ def _describe(target: Target, reading: paper.Reading, options: Options) -> Descr
         chosen["ffn_multiple_of"] = target.multiple_of
     else:
         widths = solve_widths(target)
-    config = ModelConfig(
+    fields: dict[str, Any] = dict(
         vocab_size=_count(options, "vocab", 50304),
         n_layers=_count(options, "layers", 16),
         d_model=target.d_model,
@@ -139,6 +156,10 @@ def _describe(target: Target, reading: paper.Reading, options: Options) -> Descr
         d_ffn_wide=widths.d_ffn_wide,
         **chosen,
     )
+    try:
+        config = ModelConfig(**fields)
+    except ValueError as error:  # a budget may buy widths beyond all measure
+        raise UserError(f"a budget of {format_size(target.budget)} is too large: {error}") from None
     hardware = _hardware(options)
     return Description(config, reading, hardware, target.seq_len, target.budget, target, widths)
 
@@ -155,22 +176,25 @@ def from_recipes(options: Options) -> Description:
     merged: dict[str, Any] = {}
     for name in names:
         merged = recipes.merge(merged, recipes.load(name))
-    config = _model_config(" + ".join(names), merged.get("model"), options["reading"])
+    for section in ("model", "run"):
+        if not isinstance(merged.setdefault(section, {}), dict):
+            raise UserError(f"recipe '{' + '.join(names)}': '{section}' must be a mapping")
+    config = _model_config(" + ".join(names), merged["model"], options["reading"])
     seq_len = _count(options, "seq_len", config.max_seq_len)
     budget = options["budget"]
     return Description(
         config,
         reading=next((r for r in paper.READINGS if _reads_as(config, r)), None),
-        hardware=_hardware(options, (merged.get("run") or {}).get("max_tokens")),
+        hardware=_hardware(options, merged["run"].get("max_tokens")),
         seq_len=seq_len,
         budget=None if budget is None else parse_size(str(budget), "--budget"),
     )
 
 
-def _model_config(recipe: str, model: object, reading: paper.Reading | None) -> ModelConfig:
+def _model_config(recipe: str, model: dict[str, Any], reading: paper.Reading | None) -> ModelConfig:
     from dualpath_cli.validation import build
 
-    if not isinstance(model, dict):
+    if not model:
         raise UserError(f"recipe '{recipe}' has no model section to describe")
     if reading is not None:
         model = model | paper.reading_fields(reading)

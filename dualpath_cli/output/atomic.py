@@ -1,5 +1,6 @@
 """Files that are whole or not there: written beside their name, synced, then renamed."""
 
+import errno
 import os
 import shutil
 import threading
@@ -7,8 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dualpath_cli.errors import UserError
+
 PARTIAL = ".partial"
 """What the names of unfinished files end in."""
+NO_ROOM = 1 << 20
+"""Bytes: a disk with less is full, while the file that was too much for it is still there."""
 
 
 @contextmanager
@@ -23,11 +28,43 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     partial = path.with_name(f"{path.name}{writer}{PARTIAL}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        yield partial
-        sync(partial)
-        partial.replace(path)
+        with naming(path):
+            yield partial
+            sync(partial)
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Names `path` in what the block raises where the disk fails it, as an OSError.
+
+    Libraries that tidy up after a full disk raise something else; torch says nothing of the disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+    except UserError:
+        raise
+    except Exception as error:
+        number = _failure_of_disk(error, path)
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def _failure_of_disk(error: BaseException, path: Path) -> int | None:
+    """The number of the system's error that an exception came of, as far as can be told."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            return cause.errno
+        cause = cause.__context__
+    return errno.ENOSPC if shutil.disk_usage(path.parent).free < NO_ROOM else None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -6,6 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dualpath_cli.errors import UserError
+
+WAY_OUT = "mend it, or move it away: the run goes on without"
+"""What to do about a table that is damaged."""
+
 
 def format_csv(
     records: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, header: bool = True
@@ -27,9 +32,24 @@ def format_csv(
 def read_csv(path: Path) -> list[dict[str, str]]:
     """Returns the rows of a file, none if it is missing.
 
-    Half a row at the end, which a machine that died may have left, is no row.
+    Half a row at the end, which a machine that died may have left, is no row: a whole one ends its
+    line.
+
+    Raises:
+        UserError: for what is no CSV of UTF-8 text, and for a row that is not as long as the first.
     """
-    if not path.is_file():
+    if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values()]
+    try:
+        text = path.read_bytes().decode()
+        whole = text[: text.rfind("\n") + 1]
+        rows = list(csv.reader(io.StringIO(whole, newline=""), strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read ({error}); {WAY_OUT}") from None
+    names = rows[0] if rows else []
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(names):
+            raise UserError(
+                f"{path} row {number} has {len(row)} fields, its header {len(names)}; {WAY_OUT}"
+            )
+    return [dict(zip(names, row, strict=True)) for row in rows[1:]]

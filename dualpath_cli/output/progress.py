@@ -46,9 +46,9 @@ class Progress:
         self._console = console
         self._title, self._amounts, self._status = title, amounts, ""
         self._bar = rich_progress.Progress(
-            rich_progress.TextColumn("{task.description}"),
+            rich_progress.TextColumn("{task.description}", markup=False),
             rich_progress.BarColumn(),
-            rich_progress.TextColumn("{task.fields[state]}"),
+            rich_progress.TextColumn("{task.fields[state]}", markup=False),
             rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
             console=console,
             transient=transient,
@@ -98,4 +98,5 @@ class Progress:
         if self._total and self._done > self._before:
             pace = (now - self._start) / (self._done - self._before)
             state += f", {pace * (self._total - self._done) / 60:.1f} min left"
-        self._console.print(f"{self._title}: {state}", highlight=False, soft_wrap=True)
+        text = f"{self._title}: {state}"
+        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dualpath_cli import run_folder
 from dualpath_cli.errors import UserError
+from dualpath_cli.ranges import check_path
 from dualpath_cli.recipes import Recipe
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.text.documents import parse_source, split_name
@@ -71,8 +72,13 @@ def out_folder(out: str | None, run: run_folder.Run, kind: str) -> Path:
     """Returns the folder for what a study writes: `--out`, or RUN/<kind>/step-N.
 
     Raises:
-        UserError: if a file is in the way.
+        UserError: if a file is in the way, and for what is no path on this machine.
     """
+    if out is not None:
+        try:
+            check_path("--out", out)
+        except ValueError as error:
+            raise UserError(str(error)) from None
     folder = Path(out) if out else run.folder / kind / run.checkpoint.name
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir():

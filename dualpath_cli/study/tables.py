@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from dualpath_cli.output.console import plain_console
+
 LOG_WIDTH = 160
 """Columns of a table that goes to a file."""
 
@@ -45,9 +47,9 @@ def print_table(console: Console, table: Table) -> None:
     What is no terminal counts as 80 columns wide, but has room.
     """
     wide = console.width if console.is_terminal else max(console.width, LOG_WIDTH)
-    room = Console(
+    room = plain_console(
         file=console.file, width=10 * LOG_WIDTH, quiet=console.quiet,
-        force_terminal=console.is_terminal, color_system=console.color_system,  # type: ignore[arg-type]
+        force_terminal=console.is_terminal, color_system=console.color_system,
     )  # fmt: skip
     for column in table.columns:
         if column.no_wrap:  # or rich would shorten it to fit

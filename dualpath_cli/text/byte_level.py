@@ -61,6 +61,8 @@ def check(definition: Definition, origin: str) -> None:
         reason = f"its model is {model.get('type')}"
     elif "ByteLevel" not in {step.get("type") for step in _pre_tokenizers(definition)}:
         reason = "its pre-tokenizer does not go by bytes"
+    elif model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        reason = "it marks parts of words"  # on which `tokenizers` may panic
     elif missing := [c for c in byte_of_character() if c not in model["vocab"]]:
         reason = f"its vocabulary lacks {len(missing)} of the 256 bytes"
     elif normalizer is not None and normalizer.get("type") != "NFC":

@@ -51,7 +51,10 @@ class Tokenizer:
             self._read(definition, origin)
         except UserError:
             raise
-        except Exception as error:  # `tokenizers` raises bare Exception, a damaged file any
+        except BaseException as error:
+            # `tokenizers` raises bare Exception, or what Rust panics with; a damaged file any.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise UserError(f"tokenizer '{origin}': cannot be used ({reason})") from None
 

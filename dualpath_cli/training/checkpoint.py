@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dualpath_cli import run_folder
 from dualpath_cli.checkpoint_files import Files, manifest_of, write_manifest
 from dualpath_cli.errors import RunFailed
-from dualpath_cli.output.atomic import PARTIAL, remove, sync
+from dualpath_cli.output.atomic import PARTIAL, naming, remove, sync
 from dualpath_cli.run_folder import CHECKPOINTS, LAST
 from dualpath_cli.settings import RunSettings
 from dualpath_cli.training.guard import check_weights
@@ -38,11 +38,13 @@ class DirectCheckpointIO(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
         """Saves with torch.save; what fails once is tried again."""
-        try:
-            torch.save(checkpoint, path)
-        except (OSError, RuntimeError):  # torch raises the latter for a full disk
-            remove(Path(path))
-            time.sleep(RETRY)
+        with naming(Path(path)):
+            try:
+                torch.save(checkpoint, path)
+                return
+            except (OSError, RuntimeError):  # torch raises the latter for a full disk
+                remove(Path(path))
+                time.sleep(RETRY)
             torch.save(checkpoint, path)
 
     def load_checkpoint(

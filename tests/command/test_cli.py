@@ -104,7 +104,7 @@ def write_home(folder: Path) -> Path:
     for name, data in (("begun", {}), ("elsewhere", gone)):
         checkpoints = folder / "runs" / name / "default" / "checkpoints"
         checkpoints.mkdir(parents=True)
-        (checkpoints / "step-00000010").write_text("weights")  # not opened by what is tested
+        (checkpoints / "step-00000010").write_bytes(b"weights")
         (checkpoints / "last").symlink_to("step-00000010")
         (checkpoints.parent / "recipe.yaml").write_text(
             yaml.safe_dump({"model": two_loops, "data": data})
@@ -140,12 +140,12 @@ RECIPES = {
     "trainer: {strategy: fsd}": "'fsd'; did you mean 'fsdp'?",
     "seed_everything: lucky": "seed_everything must be a whole number, not 'lucky'",
     "model: {loops: 0}": "loops must be at least 1, not 0",
-    "optim: {lr: 0}": "optim: lr must be above 0 and its ends not below, not 0",
+    "optim: {lr: 0}": "optim: lr must be above 0, not 0",
     "optim: {betas: [1.5, 0.9]}": "optim: betas must be from 0 to below 1, not [1.5, 0.9]",
-    "optim: {clip: -1}": "optim: clip must not be below 0, but is -1",
+    "optim: {clip: -1}": "optim: clip must be at least 0, not -1",
     "run: {save_every: 0}": "run: save_every must be at least 1, not 0",
     "run: {micro_batch: 0}": "run: micro_batch must be at least 1, not 0",
-    "run: {keep: -1}": "run: keep must not be below 0, but is -1",
+    "run: {keep: -1}": "run: keep must be at least 0, not -1",
     # values that contradict each other
     "run: {save_every: 5, log_every: 2}": "save_every=5 must be a multiple of log_every=2",
     "model: {n_heads: 3}": "d_model=16 with n_heads=3 must give an even whole head size",

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import typing
+from typing import Any
 
 import pytest
 from lightning.pytorch import Trainer
@@ -11,6 +12,7 @@ from dualpath_cli import settings
 from dualpath_cli.command.lightning_cli import DualPathCLI
 from dualpath_cli.command.records import COMMANDS, resolve
 from tests.conftest import OutputOf
+from tests.tiny_run import Refused
 
 
 def test_its_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,3 +79,32 @@ def test_the_precisions_are_lightnings_but_for_those_with_a_loss_scale() -> None
 def _literals(hint: object) -> list[object]:
     parts = typing.get_args(hint)
     return [leaf for part in parts for leaf in _literals(part)] if parts else [hint]
+
+
+EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
+HALF = "lightning.pytorch.plugins.precision.HalfPrecision"
+DEEPSPEED = "lightning.pytorch.strategies.DeepSpeedStrategy"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words"),
+    [
+        ({"callbacks": {"class_path": "nowhere.X"}}, "nowhere"),
+        ({"callbacks": {"class_path": 3}}, "trainer.callbacks"),
+        ({"callbacks": {"class_path": EARLY_STOPPING, "init_args": {"monitor": 3}}}, "monitor"),
+        ({"plugins": "x"}, "trainer.plugins"),
+        ({"plugins": [{"class_path": HALF}]}, "Received both `precision=32-true` and `plugins="),
+        ({"strategy": {"class_path": DEEPSPEED}}, "you must have DeepSp"),
+        ({"profiler": "x"}, "`profiler`"),
+        ({"precision": "transformer-engine"}, "transformer_engine"),
+        ({"devices": [0, 1]}, "`devices` selected with `CPUAccelerator`"),
+        ({"devices": -1}, "`devices` selected with `CPUAccelerator`"),
+    ],
+)
+def test_what_lightning_refuses_of_a_trainer_section_is_one_line(
+    trainer: dict[str, Any], words: str, refused: Refused
+) -> None:
+    said = refused(trainer=trainer)
+    assert said.startswith("dualpath fit: error: ")
+    assert said.count("\n") == 1
+    assert words in said

@@ -104,9 +104,18 @@ TWO = [{"path": "a.txt", "weight": 1}, {"path": "b.txt", "weight": 1}]
         ({"sources": [{"path": "a", "wieght": 1}]}, "'sources.0.wieght'; did you mean 'weight'"),
         ({"sources": [{"path": "a", "weight": 0}]}, "weight 0 of 'a'"),
         ({"sources": [{"path": "a", "weight": -1}]}, "weight -1 of 'a' is not a share above 0"),
-        ({"sources": [{"path": "a", "weight": float("inf")}]}, "weight inf of 'a' is not a share"),
-        ({"sources": [{"path": "a", "weight": float("nan")}]}, "weight nan of 'a' is not a share"),
-        ({"sources": [{"path": "a", "weight": 10**400}]}, "weight inf of 'a' is not a share"),
+        (
+            {"sources": [{"path": "a", "weight": float("inf")}]},
+            "sources.0.weight must be a finite number, not 'inf'",
+        ),
+        (
+            {"sources": [{"path": "a", "weight": float("nan")}]},
+            "sources.0.weight must be a finite number, not 'nan'",
+        ),
+        (
+            {"sources": [{"path": "a", "weight": 10**400}]},
+            "sources.0.weight must be a finite number, not '1000",
+        ),
         (
             {"sources": [{"path": "a", "weight": 1e308}, {"path": "b", "weight": 1e308}]},
             "weights 1e+308, 1e+308 are too large",

@@ -37,7 +37,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of which a mistake in the words is found without reading its checkpoint."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "step-00000010").touch()
+    (folder / "checkpoints" / "step-00000010").write_bytes(b"weights")
     (folder / "checkpoints" / "last").symlink_to("step-00000010")
     model = ModelConfig(vocab_size=272, n_layers=2, max_seq_len=16, d_ffn=1600, d_ffn_wide=11392)
     (folder / "recipe.yaml").write_text(json.dumps({"model": dataclasses.asdict(model)}))

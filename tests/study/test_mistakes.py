@@ -35,7 +35,7 @@ SCORED, READ = (f"{words} --data.val.held_out text.txt" for words in (ABLATE, RO
         (f"{SCORED} --classes a=NUM:up", "the path is wide or deep"),
         (f"{SCORED} --classes a=NUM:wide a=SYM:wide", "--classes has two classes named 'a'"),
         (f"{SCORED} --classes a=NUM a=NUM:wide", "--classes has two classes named 'a'"),
-        (f"{SCORED} --data.val_seed -1", "val_seed must not be below 0, but is -1"),
+        (f"{SCORED} --data.val_seed -1", "val_seed must be at least 0, not -1"),
         # A pass is never cut short.
         (f"{SCORED} --trainer.overfit_batches 1", "trainer.overfit_batches is not used"),
         (f"{SCORED} --trainer.fast_dev_run 1", "trainer.fast_dev_run is not used"),

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import tokenizers
@@ -148,6 +149,7 @@ def _set(*path: str, to: object) -> Callable[[dict], None]:
 
 REFUSED = {
     "its model is WordPiece": _set("model", "type", to="WordPiece"),
+    "it marks parts of words": _set("model", "continuing_subword_prefix", to="##"),
     "does not go by bytes": _set("pre_tokenizer", to={"type": "Whitespace"}),
     "changes the text": _set("normalizer", to={"type": "Lowercase"}),
     "lacks 1 of the 256 bytes": lambda definition: definition["model"]["vocab"].pop("!"),
@@ -163,6 +165,16 @@ def test_a_vocabulary_that_would_lose_text_is_refused(definition, reason):
         Tokenizer(definition, "mine")
     assert "'mine'" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_panic_of_the_library_is_one_line_and_an_interrupt_none(definition, monkeypatch):
+    class PanicException(BaseException):  # named as pyo3's, which cannot be imported
+        pass
+
+    for raised, expected in ((PanicException, UserError), (KeyboardInterrupt, KeyboardInterrupt)):
+        monkeypatch.setattr(Tokenizer, "encode", Mock(side_effect=raised("range end index")))
+        with pytest.raises(expected, match="range end index"):
+            Tokenizer(definition, "mine")
 
 
 def test_cutting_padding_and_dropout_of_a_file_are_ignored(small, definition):

@@ -13,6 +13,7 @@ from dualpath_cli.command.launch import Launch
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.output.colors import INK, share_colormap
+from dualpath_cli.output.console import plain_console
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.study.routing.readouts import DEFINITION, READOUTS, dual_layers
 from dualpath_cli.study.routing.tokens import token_texts
@@ -49,7 +50,7 @@ def run(launch: Launch) -> int:
     with torch.inference_mode():
         model(torch.tensor([[tokenizer.eot_id, *ids]]), trace=trace)
     values_of = tokenizer.token_values()
-    show(Console(), [values_of[id] for id in ids], trace, options.layer)
+    show(plain_console(), [values_of[id] for id in ids], trace, options.layer)
     return 0
 
 

@@ -1,0 +1,141 @@
+"""Runs a case in this process and judges how it ended."""
+
+import contextlib
+import io
+import os
+import random
+import shutil
+import signal
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from dualpath_cli import cli, run_folder
+from dualpath_cli.command.launch import Launch
+from dualpath_cli.command.records import resolve
+from dualpath_cli.errors import LONGEST
+from dualpath_cli.output.atomic import write_text
+from dualpath_cli.text.storage import local_copy
+from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training.metrics_log import CsvTable
+from tests.fuzz.cases import KINDS
+
+SECONDS = 2
+"""Of the processor's time that a case may take."""
+
+
+class TooLong(BaseException):
+    """Raised where a case takes too long; no `except Exception` may stop it."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a case ended."""
+
+    number: int
+    kind: str
+    words: list[str]
+    code: Any
+    """The exit code, or None where there is none."""
+    message: str
+    """What stood on stderr, and a traceback."""
+    problem: str
+    """What is wrong with this ending; empty where nothing is."""
+
+
+def run_case(seed: int, number: int, home: Path, box: Path) -> Ending:
+    """Runs the case of a number in a copy of the home folder, in an empty `box`."""
+    draw = random.Random(f"{seed}-{number}")
+    kind = draw.choice(list(KINDS))
+    case = box / "a" / "b" / "case"
+    shutil.copytree(home, case, symlinks=True)
+    with contextlib.chdir(case):
+        words = KINDS[kind](draw)
+        code, message, problem = _run(words)
+    outside = [path for path in box.rglob("*") if not path.is_relative_to(case)]
+    if len(outside) > 2:
+        problem = problem or f"wrote outside of its folder: {outside}"
+    shutil.rmtree(box)
+    return Ending(number, kind, words, code, message, problem)
+
+
+def _run(words: list[str]) -> tuple[Any, str, str]:
+    """Returns the exit code, what stood on stderr, and what is wrong with both."""
+    code: Any = None
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()) as err,
+        mock.patch.object(cli, "resolve", _resolve),
+    ):
+        try:
+            with _time_limit():
+                code = cli.main(words)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            trace = "".join(traceback.format_exception(error, limit=-4))
+            return None, err.getvalue() + trace, f"raises {type(error).__name__}"
+    return code, err.getvalue(), _problem(code, err.getvalue())
+
+
+def _problem(code: Any, message: str) -> str:
+    notes = ("dualpath flops: note: ", "passed over ")
+    lines = [line for line in message.splitlines() if not line.startswith(notes)]
+    if code not in (0, 1, 2):
+        return f"exit code {code}"
+    if len(lines) != (code != 0):
+        return f"{len(lines)} lines on stderr with exit code {code}"
+    if lines and (not lines[0].startswith("dualpath") or ": error: " not in lines[0]):
+        return "no line of an error"
+    if lines and (len(lines[0]) > LONGEST + 100 or not lines[0].isprintable()):
+        return "a line that is too long, or not printable"
+    if "out of memory" in message:
+        return "out of memory"
+    return ""
+
+
+@contextlib.contextmanager
+def _time_limit() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def _resolve(name: str) -> Any:
+    """What a record names; of what builds a model, only what it writes down."""
+    if name.endswith((":combine", "lightning_cli:run", "terminal:run")):
+        return lambda *given: _write(given[0]) if isinstance(given[0], Launch) else []
+    return resolve(name)
+
+
+def _write(launch: Launch) -> int:
+    """Reads the tokenizer and writes what a run begins with, in the case's own folder."""
+    here = Path.cwd()
+    fitting = launch.command.needs == "recipe"
+    source = launch.settings.data.path if fitting else launch.run_folder
+    Tokenizer.load(local_copy(f"{source}/{run_folder.TOKENIZER}"))
+    if not fitting:
+        if launch.options is not None and Path(os.path.abspath(launch.options.out)).is_relative_to(
+            here
+        ):
+            write_text(launch.options.out / "report.json", "{}")
+        return 0
+    folder, settings = launch.run_folder, launch.settings
+    above = Path(os.path.normpath(folder)).parent.parent
+    assert above == Path(os.path.normpath(settings.run.dir)), folder
+    if Path(os.path.abspath(folder)).is_relative_to(here):
+        step = None if launch.checkpoint is None else run_folder.step_of(launch.checkpoint)
+        run_folder.start(folder, settings.as_recipe(), {}, step)
+        CsvTable(folder / "metrics.csv", ["step", "tokens", "seconds"]).open(step or 0)
+        os.remove(folder / "metrics.csv")
+    return 0
