@@ -46,6 +46,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
             patch.setattr(launch, "check_training_data", lambda *_: None)
             patch.setattr(launch, "check_validation_sets", lambda *_: None)
             patch.setattr(launch, "check_devices", lambda *_: None)
+            patch.setattr(launch, "verify_data", lambda *_, **__: None)
             return launch.read(COMMANDS["fit"], words)
 
     return prepare

@@ -72,21 +72,13 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
         )
     except StopTraining as stop:
         raise _stopped(session, stop.signum) from None
-    except RuntimeError as error:
-        if trainer.world_size == 1 or not _is_of_contact(error):
-            raise
-        at, reason = run_folder.newest_step(folder), " ".join(str(error).split())[:160]
-        raise RunFailed(
-            f"rank {trainer.global_rank} lost contact with the others: {reason}; the same command "
-            f"continues from {at}"
-        ) from error
     except SystemExit:
         if not trainer.interrupted:
             raise
         # Lightning leaves by sys.exit(1) after a Ctrl-C that came before training started.
         raise _stopped(session, signal.SIGINT) from None
     except Exception as error:
-        if fault := loading_fault(error):
+        if fault := loading_fault(error) or _lost_contact(session, error):
             raise fault from error
         raise
     session.show_validation()
@@ -95,10 +87,18 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt_path {folder}")
 
 
-def _is_of_contact(error: RuntimeError) -> bool:
-    """Whether ranks failed to reach one another; gloo says it in words alone."""
+def _lost_contact(session: Session, error: Exception) -> RunFailed | None:
+    """What is said where ranks failed to reach one another; None for any other error."""
     words = ("Connection closed by peer", "Timed out", "Connection reset", "gloo/transport")
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
+    # gloo says it in words alone.
+    contact = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    if session.trainer.world_size == 1 or not (contact or isinstance(error, dist.DistError)):
+        return None
+    return RunFailed(
+        f"rank {session.trainer.global_rank} lost contact with the others: "
+        f"{' '.join(str(error).split())[:160]}; the same command continues from "
+        f"{run_folder.newest_step(session.launch.run_folder)}"
+    )
 
 
 def _finish(session: Session, step: int) -> None:

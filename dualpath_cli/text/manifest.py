@@ -1,5 +1,6 @@
 """Manifest: what a data folder holds, so that a missing, cut or changed file is found."""
 
+import errno
 import hashlib
 import json
 import re
@@ -271,6 +272,8 @@ def readable(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise  # no fault of the disk's
         reason = error.strerror or error
         raise UserError(
             f"{path}: cannot be read ({reason}); check its permissions and the disk"

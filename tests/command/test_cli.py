@@ -205,7 +205,7 @@ LINES = {
     "fit --config tiny.yaml --model 3": "model must be a mapping",
     "fit --config quickstart": "data folder 'data/sample' does not exist; make it with `python -m "
     "data_prep",
-    "fit --config tiny.yaml --data.workers -1": "workers must be from 0 to 64, not -1",
+    "fit --config tiny.yaml --data.workers -1": "workers must be at least 0, not -1",
     "fit --config tiny.yaml --data.workers 100000": "workers must be from 0 to 64, not 100000",
     "fit --config tiny.yaml --data.verify frist": "data.verify must be one of never, first, "
     "always, not 'frist'; did you mean 'first'?",
