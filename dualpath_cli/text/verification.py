@@ -20,6 +20,7 @@ from filelock import FileLock
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.atomic import write_text
+from dualpath_cli.output.console import plain_console
 from dualpath_cli.text.manifest import AGAIN, HEADER, Manifest, StoredFile, readable
 from dualpath_cli.text.storage import cache
 
@@ -59,7 +60,6 @@ class Chunks:
         unknown = [chunk for chunk in self._manifest.chunks if not self._is_known(chunk.name)]
         if not unknown:
             return
-        from rich.console import Console
 
         from dualpath_cli.output.progress import Progress, bytes_of_bytes
 
@@ -68,7 +68,7 @@ class Chunks:
         try:
             with (
                 Progress(
-                    Console(stderr=True),
+                    plain_console(stderr=True),
                     f"verifying '{self.folder}'",
                     bytes_of_bytes,
                     total,

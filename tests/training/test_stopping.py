@@ -143,11 +143,22 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
     assert_goes_on(words, whole, log)
 
 
-@pytest.mark.parametrize("rank", ["0", "1", None], ids=["first", "second", "both"])
 @pytest.mark.parametrize(
-    ("strategy", "where"),
-    [("ddp", "training_step"), ("fsdp", "training_step"), ("ddp", "validation_step")],
-)
+    ("strategy", "where", "rank"),
+    [
+        ("ddp", "training_step", None),
+        ("fsdp", "training_step", "1"),
+        ("ddp", "validation_step", "0"),
+        *(
+            pytest.param(strategy, where, rank, marks=pytest.mark.slow)
+            for strategy, where, rank in (
+                ("ddp", "training_step", "0"), ("ddp", "training_step", "1"),
+                ("fsdp", "training_step", "0"), ("fsdp", "training_step", None),
+                ("fsdp", "validation_step", "1"), ("ddp", "validation_step", None),
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_two_ranks_stop_at_the_same_step_whichever_gets_the_signal(
     strategy: str, where: str, rank: str | None, trained: Fit, tmp_path: Path
 ) -> None:
