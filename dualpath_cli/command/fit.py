@@ -19,7 +19,7 @@ from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training import curve
 from dualpath_cli.training.loading_faults import loading_fault
 from dualpath_cli.training.metrics_log import VALIDATION, MetricsLog, has_validation
-from dualpath_cli.training.stopping import StopTraining
+from dualpath_cli.training.stopping import TIME_OVER, StopTraining
 
 
 def fit(session: Session) -> None:
@@ -121,8 +121,11 @@ def _finish(session: Session, step: int) -> None:
 def _stopped(session: Session, signum: int) -> Stopped:
     """What the command ends with after a signal; says where the run continues."""
     at = run_folder.newest_step(session.launch.run_folder)
-    name = "interrupted" if signum == signal.SIGINT else f"stopped by {signal.Signals(signum).name}"
-    code = 130 if signum == signal.SIGINT else 143
+    endings: dict[int, tuple[str, int]] = {
+        signal.SIGINT: ("interrupted", 130),
+        TIME_OVER: ("trainer.max_time is over", 0),
+    }
+    name, code = endings.get(signum, (f"stopped by {signal.Signals(signum).name}", 143))
     environment = getattr(session.trainer.strategy, "cluster_environment", None)
     if isinstance(environment, LightningEnvironment) and not session.trainer.is_global_zero:
         code = 0  # its parent, the first rank, would be killed for a child that failed

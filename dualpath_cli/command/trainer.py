@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from rich.console import Console
 
@@ -33,6 +34,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     plugins = _as_list(section["plugins"])
+    seconds = _seconds(section.pop("max_time"))
     if name != "fsdp":  # which writes its shards itself
         plugins.append(DirectCheckpointIO())
     callbacks = _as_list(section["callbacks"])
@@ -50,7 +52,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
             callbacks.append(RoutingLog(folder, run.gates_every, launch.settings.model.loops))
         checkpoints = Checkpoints(folder, run)
         # After all that write rows.
-        callbacks += [checkpoints, Stopping(checkpoints), RankWatch(folder)]
+        callbacks += [checkpoints, Stopping(checkpoints, seconds), RankWatch(folder)]
     ours = {
         "strategy": build_strategy(name, run.rank_timeout) if isinstance(name, str) else name,
         "devices": devices,
@@ -88,6 +90,18 @@ def _loggers(launch: Launch) -> list[Logger]:
         name = f"{run.recipe}/{run.name}"
         loggers.append(WandbLogger(name, folder, project=run.wandb, id=name.replace("/", "-")))
     return loggers
+
+
+def _seconds(max_time: Any) -> float | None:
+    """Returns `trainer.max_time` in seconds; Lightning's own timer would validate once more."""
+    if max_time is None:
+        return None
+    try:
+        return Timer(max_time)._duration
+    except (MisconfigurationException, TypeError, ValueError) as error:
+        raise UserError(
+            f"trainer.max_time must be days:hours:minutes:seconds as 00:11:30:00 is, not {max_time}"
+        ) from error
 
 
 def _as_list(value: Any) -> list[Any]:

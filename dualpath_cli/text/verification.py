@@ -20,7 +20,6 @@ from filelock import FileLock
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.atomic import write_text
-from dualpath_cli.output.console import plain_console
 from dualpath_cli.text.manifest import AGAIN, HEADER, Manifest, StoredFile, readable
 from dualpath_cli.text.storage import cache
 
@@ -61,6 +60,7 @@ class Chunks:
         if not unknown:
             return
 
+        from dualpath_cli.output.console import plain_console
         from dualpath_cli.output.progress import Progress, bytes_of_bytes
 
         total = sum(chunk.bytes for chunk in unknown)

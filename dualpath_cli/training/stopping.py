@@ -5,6 +5,7 @@ Ctrl-C, SIGHUP a closed terminal. Lightning's own handler broadcasts inside the 
 a moment when other ranks are in another collective, and hangs.
 """
 
+import math
 import os
 import signal
 import threading
@@ -23,6 +24,8 @@ SIGNALS = [
     for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
     if hasattr(signal, name)
 ]
+TIME_OVER = signal.SIGALRM
+"""Stands for a signal where `trainer.max_time` is over; none is sent."""
 SECOND = 1.0
 """Seconds after which another signal ends the process at once: what forwards signals may send one
 twice."""
@@ -42,8 +45,11 @@ class Stopping(Callback):
     The last callback: all rows of a step are written before it stops there.
     """
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
+    def __init__(self, checkpoints: Checkpoints, seconds: float | None = None) -> None:
+        """After `seconds` of training it stops as after a signal, TIME_OVER."""
         self.checkpoints = checkpoints
+        self.seconds = seconds
+        self._deadline = math.inf
         self.signum = 0
         self._noted = 0.0
         self._before: dict[int, Any] = {}
@@ -71,6 +77,8 @@ class Stopping(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins at the step that the run is continued from."""
         self._step = trainer.global_step
+        if self.seconds is not None:
+            self._deadline = time.monotonic() + self.seconds
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -111,6 +119,8 @@ class Stopping(Callback):
 
         One call later costs a step, and nobody waits: the numbers go around meanwhile.
         """
+        if not self.signum and time.monotonic() > self._deadline:
+            self.signum = TIME_OVER
         if trainer.world_size == 1:
             return self.signum
         before, noted = self._pending, torch.tensor(self.signum)

@@ -239,3 +239,19 @@ def test_a_child_that_dies_is_named_by_the_first_rank(trained: Fit, tmp_path: Pa
     _, said = first.communicate(timeout=60)
     assert first.returncode == 1, said
     assert "failed: rank" in said
+
+
+def test_a_run_whose_time_is_over_says_so_and_goes_on(
+    whole: Path, words: list[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    assert run_once([*words, "--trainer.max_time", "00:00:00:00"], log) == 0
+    said = "dualpath fit: trainer.max_time is over; the same command continues from step 1\n"
+    assert log.read_text().endswith(said)
+    assert_goes_on(words, whole, log)
+
+
+def test_a_time_that_is_none_is_refused(words: list[str], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert run_once([*words, "--trainer.max_time", "soon"], log) == 2
+    assert "trainer.max_time must be days:hours:minutes:seconds" in log.read_text()
