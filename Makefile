@@ -67,6 +67,7 @@ prepare-data: setup ## Makes a data folder, by default of a file of Nemotron-CC:
 		$(if $(TOKENIZER),--tokenizer $(TOKENIZER)) $(if $(NUM_FILES),--num-files $(NUM_FILES)) \
 		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(YES),--yes) --out "$(OUT)"
 
-torture: $(VENV)/dev ## Kills a preparation 200 times and before every change of the disk; fuzzes for hours.
+torture: $(VENV)/dev ## Kills preparations and runs a thousand times, and fuzzes; hours, resumable.
 	$(BIN)/pytest tests/data_prep/test_kills.py --kills 200
+	$(BIN)/python -m tests.torture --kills 1000 --signals 300 --done build/torture.json
 	$(BIN)/python -m tests.fuzz --cases 100000 --done build/fuzz.json
