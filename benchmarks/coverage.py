@@ -2,14 +2,15 @@
 
 python -m benchmarks.coverage
 
-Beside the intervals of `study/bootstrap.py` the plain percentiles of the same resamples. A cluster
-is a document, or a window.
+Beside the intervals of `study/bootstrap.py`, of the same resamples: the plain percentiles; those
+that are corrected for bias (BC); and those reversed about the estimate, the basic bootstrap. A
+cluster is a document, or a window.
 """
 
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from scipy.stats import rankdata
+from scipy.stats import norm, rankdata
 
 from benchmarks.tables import show
 from dualpath_cli.study.bootstrap import (
@@ -31,6 +32,18 @@ Draw = Iterator[tuple[Floats, float]]
 def percentiles(values: Floats, clusters: int) -> tuple[Floats, Floats]:
     low, high = np.nanquantile(values[1:], (0.025, 0.975))
     return low, high
+
+
+def bias_corrected(values: Floats, clusters: int) -> tuple[Floats, Floats]:
+    below = ((values[1:] < values[0]).mean() + (values[1:] <= values[0]).mean()) / 2
+    shift = 2 * norm.ppf(np.clip(below, 1 / len(values), 1 - 1 / len(values)))
+    low, high = np.nanquantile(values[1:], norm.cdf(shift + norm.ppf((0.025, 0.975))))
+    return low, high
+
+
+def reversed_percentiles(values: Floats, clusters: int) -> tuple[Floats, Floats]:
+    low, high = percentiles(values, clusters)
+    return 2 * values[0] - high, 2 * values[0] - low
 
 
 def weights_of(clusters: int, source: str = "a") -> Floats:
@@ -80,19 +93,19 @@ def held(draws: Draw, clusters: int, *methods: Ends) -> list[str]:
 
 
 def main() -> None:
-    rows = []
+    rows, others = [], (percentiles, bias_corrected, reversed_percentiles)
     for clusters in (10, 20, 60):
         for skewed in (False, True):
             name = f"mean, {'log-normal' if skewed else 'normal'} documents"
             draws = means(clusters, skewed)
-            rows.append([name, str(clusters), *held(draws, clusters, percentiles, interval)])
+            rows.append([name, str(clusters), *held(draws, clusters, *others, interval)])
     for clusters in (20, 100):
         for noise in (0.1, 0.5, 1.0):
             name = f"rank correlation, noise {noise:g}"
             draws = rank_correlations(clusters, noise)
-            methods = (percentiles, correlation_interval)
+            methods = (*others, correlation_interval)
             rows.append([name, str(clusters), *held(draws, clusters, *methods)])
-    show(["", "clusters", "percentiles", "ours"], rows)
+    show(["", "clusters", "percentiles", "BC", "reversed", "ours"], rows)
     print(f"{TEXTS} texts a row: a share of 0.95 has a standard deviation of 0.007")
 
 
