@@ -66,7 +66,9 @@ def _stamps(work: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in finished}
 
 
-@pytest.mark.parametrize("there", [False, True], ids=["new", "replacing"])
+@pytest.mark.parametrize(
+    "there", [pytest.param(False, marks=pytest.mark.slow), True], ids=["new", "replacing"]
+)
 def test_killed_before_any_change_of_the_disk_it_ends_with_the_same_bytes(
     there, tmp_path, small_folder, request
 ):

@@ -42,7 +42,7 @@ def remote(bucket: Any, data: Path) -> str:
     return URL
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_from_s3_is_the_run_from_the_local_folder(
     fit: Fit, data: Path, remote: str, workers: int
 ) -> None:
@@ -90,7 +90,7 @@ def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
     assert len(list(storage.cache().glob("chunks/*/*"))) == 1, "the old chunks are gone"
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_chunk_changed_behind_the_manifest_is_not_trained_on(
     refused: Refused, bucket: Any, data: Path, remote: str, workers: int
 ) -> None:
@@ -100,7 +100,7 @@ def test_a_chunk_changed_behind_the_manifest_is_not_trained_on(
     assert re.match(r"dualpath fit: error: s3:.*chunk-0-\d\.bin: changed since it was", error)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_chunk_damaged_in_the_cache_is_not_trained_on(
     fit: Fit, refused: Refused, remote: str, workers: int
 ) -> None:

@@ -91,7 +91,12 @@ def assert_goes_on(words: list[str], whole: Path, log: Path) -> None:
 
 @pytest.mark.parametrize(
     ("signum", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)],
+    [
+        (signal.SIGTERM, 143),
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGUSR1, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 143, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_the_run_after_the_step_that_it_came_in(
     signum: int, code: int, whole: Path, words: list[str], tmp_path: Path
