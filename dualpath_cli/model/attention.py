@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.model.blockwise_attention import blockwise_attention
 from dualpath_cli.model.precision import RMSNorm
 from dualpath_cli.model.rope import Rope, rotate
 
@@ -66,9 +67,8 @@ class Attention(nn.Module):
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
         q_BTHN = self.q_proj(x_BTD).view(heads)
         k_BTHN = self.k_proj(x_BTD).view(heads)
-        v_BSHN = self.v_proj(x_BTD).view(heads)
-        # Rotation and norm come out in float32, the type of their tables and weights; queries and
-        # keys then follow the values into the type of the attention kernel.
+        v_BTHN = self.v_proj(x_BTD).view(heads)
+        # Rotation and norm come out in float32, the type of their tables and weights.
         if self.config.qk_norm == "before_rope":
             q_BTHN = rotate(self.q_norm(q_BTHN), rope)
             k_BTHN = rotate(self.k_norm(k_BTHN), rope)
@@ -76,19 +76,51 @@ class Attention(nn.Module):
             q_BTHN, k_BTHN = rotate(q_BTHN, rope), rotate(k_BTHN, rope)
         if self.config.qk_norm == "after_rope":
             q_BTHN, k_BTHN = self.q_norm(q_BTHN), self.k_norm(k_BTHN)
-        q_BTHN, k_BSHN = q_BTHN.to(v_BSHN.dtype), k_BTHN.to(v_BSHN.dtype)
-        mask_TS = None
         if cache is not None:
-            k_BSHN, v_BSHN = cache.append(k_BSHN, v_BSHN)
-            T, S = q_BTHN.shape[1], k_BSHN.shape[1]
-            # The kernel's own causal mask lets the first query see the first key alone.
-            mask_TS = torch.ones(T, S, dtype=torch.bool, device=x_BTD.device).tril(S - T)
+            y_BTHN = attend_to_cache(q_BTHN, k_BTHN, v_BTHN, cache)
+        else:
+            y_BTHN = attend(q_BTHN, k_BTHN, v_BTHN)
+        return self.o_proj(y_BTHN.flatten(2))
+
+
+def attend(q_BTHN: torch.Tensor, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> torch.Tensor:
+    """Causal attention over a whole sequence, (B, T, H, N) in the type of the values.
+
+    Keys and values may have fewer heads, each for as many neighbouring query heads.
+    """
+    if v_BTHN.device.type != "cpu" or v_BTHN.dtype != torch.bfloat16:
         y_BHTN = F.scaled_dot_product_attention(
-            q_BTHN.transpose(1, 2),
-            k_BSHN.transpose(1, 2),
-            v_BSHN.transpose(1, 2),
-            attn_mask=mask_TS,
-            is_causal=mask_TS is None,
-            enable_gqa=self.config.n_kv_heads != self.config.n_heads,
+            q_BTHN.to(v_BTHN.dtype).transpose(1, 2),
+            k_BTHN.to(v_BTHN.dtype).transpose(1, 2),
+            v_BTHN.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=k_BTHN.shape[2] != q_BTHN.shape[2],
         )
-        return self.o_proj(y_BHTN.transpose(1, 2).flatten(2))
+        return y_BHTN.transpose(1, 2)
+    B, T, H, N = q_BTHN.shape
+
+    def by_head(x_BTHN: torch.Tensor) -> torch.Tensor:
+        if (shared := H // x_BTHN.shape[2]) > 1:
+            x_BTHN = x_BTHN.repeat_interleave(shared, dim=2)
+        return x_BTHN.to(v_BTHN.dtype).transpose(1, 2).reshape(B * H, T, N)
+
+    y_GTN = blockwise_attention(by_head(q_BTHN * N**-0.5), by_head(k_BTHN), by_head(v_BTHN))
+    return y_GTN.view(B, H, T, N).transpose(1, 2)
+
+
+def attend_to_cache(
+    q_BTHN: torch.Tensor, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor, cache: KeyValueCache
+) -> torch.Tensor:
+    """Attention of T tokens to themselves and to those in the cache, to which they are added."""
+    k_BSHN, v_BSHN = cache.append(k_BTHN.to(v_BTHN.dtype), v_BTHN)
+    T, S = q_BTHN.shape[1], k_BSHN.shape[1]
+    # The kernel's own causal mask lets the first query see the first key alone.
+    mask_TS = torch.ones(T, S, dtype=torch.bool, device=q_BTHN.device).tril(S - T)
+    y_BHTN = F.scaled_dot_product_attention(
+        q_BTHN.to(v_BTHN.dtype).transpose(1, 2),
+        k_BSHN.transpose(1, 2),
+        v_BSHN.transpose(1, 2),
+        attn_mask=mask_TS,
+        enable_gqa=k_BSHN.shape[2] != q_BTHN.shape[2],
+    )
+    return y_BHTN.transpose(1, 2)

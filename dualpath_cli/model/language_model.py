@@ -13,7 +13,7 @@ from dualpath_cli.intervention import SHUFFLED, Intervention
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.feed_forward import AuxiliaryLoss
 from dualpath_cli.model.gates import shuffled_positions
-from dualpath_cli.model.loss import next_token_nll
+from dualpath_cli.model.loss import NextTokenLoss
 from dualpath_cli.model.parameters import initial_value
 from dualpath_cli.model.precision import RMSNorm
 from dualpath_cli.model.rope import rope_tables
@@ -37,6 +37,7 @@ class DualPathLM(nn.Module):
             self.blocks = nn.ModuleList(DualPathBlock(config, kind) for kind in config.block_kinds)
             self.norm = RMSNorm(config.d_model, eps=config.norm_eps)
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.loss = NextTokenLoss()
         self.tie_weights()
         if device.type != "meta":
             self.to_empty(device=device)
@@ -83,7 +84,7 @@ class DualPathLM(nn.Module):
         x_BTD = self.norm(x_BTD)
         if targets is None:
             return self.head(x_BTD)
-        return next_token_nll(x_BTD, self.head.weight, targets)
+        return self.loss(x_BTD, self.head.weight, targets)
 
     def tie_weights(self) -> None:
         """Lets the head share the embedding's weight where the configuration says so."""

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 IGNORE = -100
@@ -11,28 +12,35 @@ MAX_LOGITS = 2**28
 """Logits held at once; 1 GiB of them in float32."""
 
 
-def next_token_nll(
-    x_BTD: torch.Tensor, head_VD: torch.Tensor, targets_BT: torch.Tensor
-) -> torch.Tensor:
-    """Returns every position's negative log-likelihood in nats, (B, T), 0 where it is IGNORE.
+class NextTokenLoss(nn.Module):
+    """Head and cross-entropy together; a module, and so compiled in place as blocks are.
 
-    `x_BTD` is the normalised residual stream and `head_VD` the output matrix. The loss is float32
-    also where autocast makes the logits bf16. Above MAX_LOGITS logits the positions are taken in
-    chunks whose logits are computed again in the backward pass.
+    One graph turns bf16 logits into losses and gradients without writing float32 ones.
     """
-    positions = x_BTD.flatten(0, 1)
-    targets = targets_BT.flatten()
-    chunk = max(1, MAX_LOGITS // head_VD.shape[0])
-    if len(targets) <= chunk:
-        nll = _nll(positions, head_VD, targets)
-    else:
-        nll = torch.cat(
-            [
-                checkpoint(_nll, x, head_VD, t, use_reentrant=False)
-                for x, t in zip(positions.split(chunk), targets.split(chunk), strict=True)
-            ]
-        )
-    return nll.view(targets_BT.shape).clone()  # not a view: hooks on a model's output want none
+
+    def forward(
+        self, x_BTD: torch.Tensor, head_VD: torch.Tensor, targets_BT: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns every position's negative log-likelihood in nats, (B, T), 0 where IGNORE is.
+
+        `x_BTD` is the normalised residual stream and `head_VD` the output matrix. The loss is
+        float32 also where autocast makes the logits bf16. Above MAX_LOGITS logits the positions
+        are taken in equal parts whose logits are computed again in the backward pass.
+        """
+        positions, targets = x_BTD.flatten(0, 1), targets_BT.flatten()
+        n_parts = min(len(targets), -(-len(targets) * head_VD.shape[0] // MAX_LOGITS))
+        if n_parts <= 1:
+            nll = _nll(positions, head_VD, targets)
+        else:
+            nll = torch.cat(
+                [
+                    checkpoint(_nll, x, head_VD, t, use_reentrant=False)
+                    for x, t in zip(
+                        positions.tensor_split(n_parts), targets.tensor_split(n_parts), strict=True
+                    )
+                ]
+            )
+        return nll.view(targets_BT.shape).clone()  # not a view: hooks on an output want none
 
 
 def _nll(x_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:

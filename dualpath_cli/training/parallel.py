@@ -75,6 +75,7 @@ def build_model(
         # parameter names stay as they are.
         for block in model.blocks:
             block.compile()
+        model.loss.compile()
     if mesh is not None:
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
