@@ -29,6 +29,7 @@ RANGES: dict[str, Range] = {
     "norm_eps": (1e-30, 1),
     "gain_init": (-1000, 1000),
     "init_std": (0, 100),
+    "document_start": (0, 10**8),
 }
 """What a field of a model may be: far beyond any model, so that counts of all stay exact."""
 
@@ -81,6 +82,9 @@ class ModelConfig:
     """Type of the residual stream; bfloat16 exists to study the paper's numerics."""
     rope_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that the rotary frequencies are rounded to; bfloat16 as in the paper's training."""
+    document_start: int | None = None
+    """Id of the token that documents begin with (end of text): attention then stays within each
+    document, and positions count from its start. null lets tokens look back into earlier ones."""
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)
@@ -119,6 +123,10 @@ class ModelConfig:
         if len(self.block_kinds) != self.n_layers:
             found.append(
                 f"block lists {len(self.block_kinds)} kinds for n_layers={self.n_layers} layers"
+            )
+        if self.document_start is not None and self.document_start >= self.vocab_size:
+            found.append(
+                f"document_start={self.document_start} is no token of vocab_size={self.vocab_size}"
             )
         for name, kinds in (("d_ffn", {"dual", "loop"}), ("d_ffn_wide", {"dual", "wide"})):
             used = sorted(kinds & set(self.block_kinds))

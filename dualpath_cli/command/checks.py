@@ -34,6 +34,12 @@ def check_training_data(settings: Settings) -> Manifest:
             f"data.path '{folder}' uses a tokenizer of {manifest.vocab_size} entries, more than "
             f"model.vocab_size={settings.model.vocab_size}; raise it to {manifest.vocab_size}"
         )
+    start = settings.model.document_start
+    if start is not None and start != manifest.eot_id:
+        raise UserError(
+            f"model.document_start={start} does not begin documents in data.path '{folder}'; "
+            f"its end-of-text token is {manifest.eot_id}"
+        )
     most = settings.data.max_epochs
     if most is not None and epochs(settings, manifest) > most:
         raise UserError(

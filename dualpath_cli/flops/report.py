@@ -11,7 +11,8 @@ from dualpath_cli.flops.widths import Target, Widths
 from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.sizes import format_size
 
-NUMERICS = ("norm_eps", "gain_init", "init_std", "residual_dtype", "rope_dtype")
+NUMERICS = ("norm_eps", "gain_init", "init_std", "residual_dtype", "rope_dtype",
+            "document_start")  # fmt: skip
 """ModelConfig fields that say nothing about sizes; yaml names them only off their defaults."""
 
 

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model.blockwise_attention import blockwise_attention
+from dualpath_cli.model.positions import Mask, Positions
 from dualpath_cli.model.precision import RMSNorm
-from dualpath_cli.model.rope import Rope, rotate
+from dualpath_cli.model.rope import rotate
+
+_flex_attention = torch.compile(flex_attention)  # uncompiled it would hold all scores
 
 
 @dataclass
@@ -57,13 +61,14 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, eps=config.norm_eps)
 
     def forward(
-        self, x_BTD: torch.Tensor, rope: Rope, cache: KeyValueCache | None = None
+        self, x_BTD: torch.Tensor, positions: Positions, cache: KeyValueCache | None = None
     ) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D).
 
-        With a `cache` the T tokens follow those in it, and are added to it; `rope` is then that
-        of their positions (`rope_tables` with a `start`).
+        With a `cache` the T tokens follow those in it, and are added to it; the rotation is then
+        that of their positions (`rope_tables` with a `start`), and a mask has no meaning.
         """
+        rope, mask = positions
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
         q_BTHN = self.q_proj(x_BTD).view(heads)
         k_BTHN = self.k_proj(x_BTD).view(heads)
@@ -79,24 +84,37 @@ class Attention(nn.Module):
         if cache is not None:
             y_BTHN = attend_to_cache(q_BTHN, k_BTHN, v_BTHN, cache)
         else:
-            y_BTHN = attend(q_BTHN, k_BTHN, v_BTHN)
+            y_BTHN = attend(q_BTHN, k_BTHN, v_BTHN, mask)
         return self.o_proj(y_BTHN.flatten(2))
 
 
-def attend(q_BTHN: torch.Tensor, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> torch.Tensor:
+def attend(
+    q_BTHN: torch.Tensor, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor, mask: Mask | None = None
+) -> torch.Tensor:
     """Causal attention over a whole sequence, (B, T, H, N) in the type of the values.
 
-    Keys and values may have fewer heads, each for as many neighbouring query heads.
+    Keys and values may have fewer heads, each for as many neighbouring query heads. Without a
+    `mask` every token looks at itself and all before it.
     """
-    if v_BTHN.device.type != "cpu" or v_BTHN.dtype != torch.bfloat16:
+    if v_BTHN.device.type == "cpu" and v_BTHN.dtype == torch.bfloat16:
+        assert not isinstance(mask, BlockMask)
+        return _attend_by_blocks(q_BTHN, k_BTHN, v_BTHN, mask)
+    q_BHTN, k_BHTN, v_BHTN = (
+        x_BTHN.to(v_BTHN.dtype).transpose(1, 2) for x_BTHN in (q_BTHN, k_BTHN, v_BTHN)
+    )
+    shared = k_BTHN.shape[2] != q_BTHN.shape[2]
+    if isinstance(mask, BlockMask):
+        y_BHTN = _flex_attention(q_BHTN, k_BHTN, v_BHTN, block_mask=mask, enable_gqa=shared)
+    else:
         y_BHTN = F.scaled_dot_product_attention(
-            q_BTHN.to(v_BTHN.dtype).transpose(1, 2),
-            k_BTHN.to(v_BTHN.dtype).transpose(1, 2),
-            v_BTHN.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=k_BTHN.shape[2] != q_BTHN.shape[2],
+            q_BHTN, k_BHTN, v_BHTN, attn_mask=mask, is_causal=mask is None, enable_gqa=shared
         )
-        return y_BHTN.transpose(1, 2)
+    return y_BHTN.transpose(1, 2)
+
+
+def _attend_by_blocks(
+    q_BTHN: torch.Tensor, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
     B, T, H, N = q_BTHN.shape
 
     def by_head(x_BTHN: torch.Tensor) -> torch.Tensor:
@@ -104,7 +122,9 @@ def attend(q_BTHN: torch.Tensor, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> 
             x_BTHN = x_BTHN.repeat_interleave(shared, dim=2)
         return x_BTHN.to(v_BTHN.dtype).transpose(1, 2).reshape(B * H, T, N)
 
-    y_GTN = blockwise_attention(by_head(q_BTHN * N**-0.5), by_head(k_BTHN), by_head(v_BTHN))
+    seen_BTT = None if mask is None else mask[:, 0]
+    q_GTN, k_GTN, v_GTN = by_head(q_BTHN * N**-0.5), by_head(k_BTHN), by_head(v_BTHN)
+    y_GTN = blockwise_attention(q_GTN, k_GTN, v_GTN, seen_BTT)
     return y_GTN.view(B, H, T, N).transpose(1, 2)
 
 

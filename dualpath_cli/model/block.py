@@ -12,7 +12,7 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.model.deep_path import DeepPath
 from dualpath_cli.model.feed_forward import AuxiliaryLoss, SwiGLU
 from dualpath_cli.model.gates import PathGate, overridden
-from dualpath_cli.model.rope import Rope
+from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.routing import LayerTrace
 from dualpath_cli.model.sublayer import Sublayer
 
@@ -28,10 +28,10 @@ class WidePath(nn.Module):
         self.gain = nn.Parameter(torch.empty(1))  # not a scalar: FSDP2 shards dimension 0
 
     def forward(
-        self, x_BTD: torch.Tensor, rope: Rope, auxiliary: AuxiliaryLoss | None = None
+        self, x_BTD: torch.Tensor, positions: Positions, auxiliary: AuxiliaryLoss | None = None
     ) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
-        return self.sublayer(x_BTD, F.softplus(self.gain[0]), rope, auxiliary)
+        return self.sublayer(x_BTD, F.softplus(self.gain[0]), positions, auxiliary)
 
 
 class DualPathBlock(nn.Module):
@@ -50,7 +50,7 @@ class DualPathBlock(nn.Module):
     def forward(
         self,
         x_BTD: torch.Tensor,
-        rope: Rope,
+        positions: Positions,
         trace: LayerTrace | None = None,
         intervention: Intervention | None = None,
         token_mask: torch.Tensor | None = None,
@@ -64,9 +64,9 @@ class DualPathBlock(nn.Module):
         """
         h_deep = h_wide = None
         if self.kind != "wide":
-            h_deep = self.deep(x_BTD, rope, trace, intervention, token_mask, auxiliary)
+            h_deep = self.deep(x_BTD, positions, trace, intervention, token_mask, auxiliary)
         if self.kind != "loop":
-            h_wide = self.wide(x_BTD, rope, auxiliary)
+            h_wide = self.wide(x_BTD, positions, auxiliary)
         if trace is not None:
             trace.record_updates(x_BTD, h_deep, h_wide)
         if h_deep is not None and h_wide is not None:

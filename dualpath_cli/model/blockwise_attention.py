@@ -5,7 +5,8 @@ matrix products take in bf16; here products, softmax and its derivative are each
 of queries and the keys up to its end. Nothing of a block is kept for the backward pass, which
 computes its weights again from queries and keys (docs/benchmarks/speed.md has the times).
 
-Shapes: G sequences times heads, T positions, N head size, R queries of a block, S keys.
+Shapes: B sequences, G sequences times heads, T positions, N head size, R queries of a block, S its
+keys.
 """
 
 from collections.abc import Iterator
@@ -23,23 +24,33 @@ core's cache."""
 
 @torch.library.custom_op("dualpath::blockwise_attention", mutates_args=())
 def blockwise_attention(
-    q_GTN: torch.Tensor, k_GTN: torch.Tensor, v_GTN: torch.Tensor
+    q_GTN: torch.Tensor,
+    k_GTN: torch.Tensor,
+    v_GTN: torch.Tensor,
+    seen_BTT: torch.Tensor | None,
 ) -> torch.Tensor:
     """``softmax(q k^T) v`` where no query sees a later key, (G, T, N).
 
-    Queries come scaled by 1 / sqrt(N). In bf16 scores are rounded to bf16 before the softmax.
+    Queries come scaled by 1 / sqrt(N). Where `seen_BTT`, of bool and for G / B neighbouring heads
+    each, is False, a query does not see an earlier key either; it must see itself. In bf16 scores
+    are rounded to bf16 before the softmax.
     """
     out_GTN = torch.empty_like(q_GTN)
     later_RR = _later(q_GTN)
     for heads, queries, keys in _blocks(q_GTN):
-        p_GRS = _weights(q_GTN[heads, queries], k_GTN[heads, keys], later_RR)
+        hidden_GRS = _hidden(seen_BTT, q_GTN, heads, queries, keys)
+        p_GRS = _weights(q_GTN[heads, queries], k_GTN[heads, keys], later_RR, hidden_GRS)
         out_GTN[heads, queries] = torch.bmm(p_GRS, v_GTN[heads, keys])
     return out_GTN
 
 
 @torch.library.custom_op("dualpath::blockwise_attention_backward", mutates_args=())
 def _backward(
-    grad_GTN: torch.Tensor, q_GTN: torch.Tensor, k_GTN: torch.Tensor, v_GTN: torch.Tensor
+    grad_GTN: torch.Tensor,
+    q_GTN: torch.Tensor,
+    k_GTN: torch.Tensor,
+    v_GTN: torch.Tensor,
+    seen_BTT: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     grad_q = torch.empty_like(q_GTN)
     # Keys and values gather from all later blocks: not in bf16.
@@ -51,7 +62,8 @@ def _backward(
         # Products copy what is not contiguous, and each of these is in two of them.
         q_GRN, grad_GRN = q_GTN[heads, queries].contiguous(), grad_GTN[heads, queries].contiguous()
         k_GSN = k_GTN[heads, keys].contiguous()
-        p_GRS = _weights(q_GRN, k_GSN, later_RR)
+        hidden_GRS = _hidden(seen_BTT, q_GTN, heads, queries, keys)
+        p_GRS = _weights(q_GRN, k_GSN, later_RR, hidden_GRS)
         grad_v[heads, keys].add_(torch.bmm(p_GRS.transpose(1, 2), grad_GRN))
         grad_p_GRS = torch.bmm(grad_GRN, v_GTN[heads, keys].transpose(1, 2))
         grad_s_GRS = torch.ops.aten._softmax_backward_data(grad_p_GRS, p_GRS, -1, p_GRS.dtype)
@@ -76,22 +88,49 @@ def _later(q_GTN: torch.Tensor) -> torch.Tensor:
     return torch.full((R, R), -torch.inf, dtype=q_GTN.dtype, device=q_GTN.device).triu_(1)
 
 
-def _weights(q_GRN: torch.Tensor, k_GSN: torch.Tensor, later_RR: torch.Tensor) -> torch.Tensor:
+def _hidden(
+    seen_BTT: torch.Tensor | None, q_GTN: torch.Tensor, heads: slice, queries: slice, keys: slice
+) -> torch.Tensor | None:
+    """Which keys of a block the queries do not see, (G, R, S); None without a mask."""
+    if seen_BTT is None:
+        return None
+    G, B = len(q_GTN), len(seen_BTT)
+    sequences = torch.arange(G, device=q_GTN.device)[heads] // (G // B)
+    return ~seen_BTT[:, queries, keys][sequences]
+
+
+def _weights(
+    q_GRN: torch.Tensor,
+    k_GSN: torch.Tensor,
+    later_RR: torch.Tensor,
+    hidden_GRS: torch.Tensor | None,
+) -> torch.Tensor:
     """Attention weights of the last R of S positions, (G, R, S)."""
     R = q_GRN.shape[1]
     scores_GRS = torch.bmm(q_GRN, k_GSN.transpose(1, 2))
     scores_GRS[:, :, -R:].add_(later_RR[:R, :R])
+    if hidden_GRS is not None:
+        scores_GRS.masked_fill_(hidden_GRS, -torch.inf)
     return scores_GRS.softmax(-1)
 
 
 @blockwise_attention.register_fake
-def _(q_GTN: torch.Tensor, k_GTN: torch.Tensor, v_GTN: torch.Tensor) -> torch.Tensor:
+def _(
+    q_GTN: torch.Tensor,
+    k_GTN: torch.Tensor,
+    v_GTN: torch.Tensor,
+    seen_BTT: torch.Tensor | None,
+) -> torch.Tensor:
     return torch.empty_like(q_GTN)
 
 
 @_backward.register_fake
 def _(
-    grad_GTN: torch.Tensor, q_GTN: torch.Tensor, k_GTN: torch.Tensor, v_GTN: torch.Tensor
+    grad_GTN: torch.Tensor,
+    q_GTN: torch.Tensor,
+    k_GTN: torch.Tensor,
+    v_GTN: torch.Tensor,
+    seen_BTT: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.empty_like(q_GTN), torch.empty_like(k_GTN), torch.empty_like(v_GTN)
 
@@ -101,7 +140,7 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _derivative(ctx, grad_GTN):  # type: ignore[no-untyped-def]
-    return _backward(grad_GTN.contiguous(), *ctx.saved_tensors)
+    return *_backward(grad_GTN.contiguous(), *ctx.saved_tensors), None
 
 
 blockwise_attention.register_autograd(_derivative, setup_context=_save)

@@ -14,8 +14,8 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model.feed_forward import AuxiliaryLoss, SwiGLU
 from dualpath_cli.model.loops import Step, loop_steps, run_until_halted
+from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.precision import linear_in_weight_type
-from dualpath_cli.model.rope import Rope
 from dualpath_cli.model.routing import LayerTrace
 from dualpath_cli.model.sublayer import Sublayer
 
@@ -36,7 +36,7 @@ class DeepPath(nn.Module):
     def forward(
         self,
         x_BTD: torch.Tensor,
-        rope: Rope,
+        positions: Positions,
         trace: LayerTrace | None = None,
         intervention: Intervention | None = None,
         token_mask: torch.Tensor | None = None,
@@ -47,7 +47,7 @@ class DeepPath(nn.Module):
         Of `intervention` the forced loops and the halting threshold matter here.
         """
         steps = loop_steps(self.config, None if intervention is None else intervention.loops)
-        next_state = partial(self.next_state, rope=rope, auxiliary=auxiliary)
+        next_state = partial(self.next_state, positions=positions, auxiliary=auxiliary)
         if intervention is None or intervention.halting is None:
             h_BTD = x_BTD
             states = []
@@ -65,10 +65,10 @@ class DeepPath(nn.Module):
         return reduce(torch.add, (w * h for w, h in zip(weights, weighed, strict=True)))
 
     def next_state(
-        self, h_BTD: torch.Tensor, step: Step, rope: Rope, auxiliary: AuxiliaryLoss | None
+        self, h_BTD: torch.Tensor, step: Step, positions: Positions, auxiliary: AuxiliaryLoss | None
     ) -> torch.Tensor:
         """``h_k = Phi_deep(h_{k-1}; softplus(a_k))``, (B, T, D) (Eq. 2)."""
-        return self.sublayer(h_BTD, F.softplus(self.gains[step.gain_number]), rope, auxiliary)
+        return self.sublayer(h_BTD, F.softplus(self.gains[step.gain_number]), positions, auxiliary)
 
     def step_weights(
         self, states: Sequence[torch.Tensor], steps: Sequence[Step]

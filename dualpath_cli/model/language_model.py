@@ -15,6 +15,7 @@ from dualpath_cli.model.feed_forward import AuxiliaryLoss
 from dualpath_cli.model.gates import shuffled_positions
 from dualpath_cli.model.loss import NextTokenLoss
 from dualpath_cli.model.parameters import initial_value
+from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.precision import RMSNorm
 from dualpath_cli.model.rope import rope_tables
 from dualpath_cli.model.routing import RoutingTrace
@@ -73,14 +74,16 @@ class DualPathLM(nn.Module):
         x_BTD = self.embed(tokens)
         if self.config.residual_dtype == "bfloat16":
             x_BTD = x_BTD.bfloat16()
-        rope = rope_tables(self.config, tokens.shape[1], like=x_BTD)
+        positions = Positions(rope_tables(self.config, tokens.shape[1], like=x_BTD))
+        if self.config.document_start is not None:
+            positions = positions.of_documents(tokens == self.config.document_start)
         orders: Iterable[torch.Tensor | None] = [None] * len(self.blocks)
         if intervention is not None and intervention.gates == SHUFFLED:
             orders = shuffled_positions(tokens, token_mask, len(self.blocks), intervention.seed)
         for number, (block, order_B2T) in enumerate(zip(self.blocks, orders, strict=True)):
             layer = None if trace is None else trace.add_layer()
             change = None if intervention is None else intervention.within(number)
-            x_BTD = block(x_BTD, rope, layer, change, token_mask, order_B2T, auxiliary)
+            x_BTD = block(x_BTD, positions, layer, change, token_mask, order_B2T, auxiliary)
         x_BTD = self.norm(x_BTD)
         if targets is None:
             return self.head(x_BTD)

@@ -11,7 +11,7 @@ from dualpath_cli.config import ModelConfig
 
 
 class Rope(NamedTuple):
-    """Cosine and sine of every position's angles, each (T, 1, N/2)."""
+    """Cosine and sine of every position's angles, each (T, 1, N/2) or (B, T, 1, N/2)."""
 
     cos: torch.Tensor
     sin: torch.Tensor

@@ -9,8 +9,8 @@ from torch import nn
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model.attention import Attention, KeyValueCache
 from dualpath_cli.model.feed_forward import AuxiliaryLoss
+from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.precision import RMSNorm
-from dualpath_cli.model.rope import Rope
 
 
 class Sublayer(nn.Module):
@@ -28,7 +28,7 @@ class Sublayer(nn.Module):
         self,
         x_BTD: torch.Tensor,
         gain: torch.Tensor,
-        rope: Rope,
+        positions: Positions,
         auxiliary: AuxiliaryLoss | None = None,
         cache: KeyValueCache | None = None,
     ) -> torch.Tensor:
@@ -38,7 +38,7 @@ class Sublayer(nn.Module):
         """
         # The branches may come out in bf16 under autocast. They are scaled in x's type: at
         # s = 9e-4 a bf16 residual would swallow the update (docs/paper.md).
-        attn_BTD = self.attn(self.attn_norm(x_BTD), rope, cache)
+        attn_BTD = self.attn(self.attn_norm(x_BTD), positions, cache)
         u_BTD = x_BTD + gain * attn_BTD.to(x_BTD.dtype)
         ffn_BTD = self.ffn(self.ffn_norm(u_BTD), auxiliary)
         return u_BTD + gain * ffn_BTD.to(x_BTD.dtype)

@@ -157,6 +157,8 @@ RECIPES = {
     # data
     "model: {vocab_size: 16}": "data.path 'data' uses a tokenizer of 257 entries, more than "
     "model.vocab_size=16; raise it to 257",
+    "model: {document_start: 7}": "model.document_start=7 does not begin documents in data.path "
+    "'data'; its end-of-text token is 256",
     "run: {max_tokens: 4096}": "run.max_tokens=4096 is 4.00 epochs of the 1024 tokens in 'data'; "
     "raise data.max_epochs to allow it",
     "data: {path: nowhere}": "data folder 'nowhere' does not exist; make it with `python -m "

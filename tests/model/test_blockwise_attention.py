@@ -14,11 +14,13 @@ from dualpath_cli.model.blockwise_attention import blockwise_attention
 from tests.model.reference import difference
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """``softmax(q k^T) v`` below the diagonal, (G, T, N)."""
+def plain(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
+    """``softmax(q k^T) v`` below the diagonal, and where it is `seen`, (G, T, N)."""
     scores = q @ k.transpose(1, 2)
-    later = torch.ones_like(scores, dtype=torch.bool).triu(1)
-    return scores.masked_fill(later, -math.inf).softmax(-1) @ v
+    visible = torch.ones_like(scores, dtype=torch.bool).tril()
+    if seen is not None:
+        visible &= seen.repeat_interleave(len(q) // len(seen), dim=0)
+    return scores.masked_fill(~visible, -math.inf).softmax(-1) @ v
 
 
 def inputs(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Tensor]:
@@ -29,27 +31,38 @@ def inputs(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> li
     return [x.to(dtype).requires_grad_() for x in (q, k, v)] + [grad.to(dtype)]
 
 
-def values_and_gradients(attention, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> list[Tensor]:
-    out = attention(q, k, v)
+def values_and_gradients(
+    attention, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, seen: Tensor | None = None
+) -> list[Tensor]:
+    out = attention(q, k, v, seen)
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), grad)]
 
 
 @given(
-    heads=st.integers(1, 5),
+    sequences=st.integers(1, 3),
+    heads=st.integers(1, 3),
     length=st.integers(1, 40),
     size=st.integers(1, 9),
     queries=st.integers(1, 16),
     weights=st.integers(1, 1000),
+    masked=st.booleans(),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=100, deadline=None)
-def test_any_blocks_give_the_plain_softmax(heads, length, size, queries, weights, seed):
-    drawn = inputs(heads, length, size, seed=seed)
+def test_any_blocks_give_the_plain_softmax(
+    sequences, heads, length, size, queries, weights, masked, seed
+):
+    drawn = inputs(sequences * heads, length, size, seed=seed)
+    seen = None
+    if masked:
+        generator = torch.Generator().manual_seed(seed)
+        seen = torch.rand(sequences, length, length, generator=generator) < 0.5
+        seen |= torch.eye(length, dtype=torch.bool)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(by_blocks, "QUERIES", queries)
         patch.setattr(by_blocks, "WEIGHTS", weights)
-        actual = values_and_gradients(blockwise_attention, *drawn)
-    for one, other in zip(actual, values_and_gradients(plain, *drawn), strict=True):
+        actual = values_and_gradients(blockwise_attention, *drawn, seen)
+    for one, other in zip(actual, values_and_gradients(plain, *drawn, seen), strict=True):
         assert (one - other).abs().max() <= 1e-12  # of numbers around 1
 
 
@@ -66,7 +79,9 @@ def test_bf16_is_near_float64(seed):
 
 def test_it_keeps_pytorchs_rules_for_operators():
     drawn = inputs(2, 150, 8, dtype=torch.float32)[:3]
-    torch.library.opcheck(torch.ops.dualpath.blockwise_attention.default, tuple(drawn))
+    seen = torch.ones(1, 150, 150, dtype=torch.bool)
+    for mask in (None, seen):
+        torch.library.opcheck(torch.ops.dualpath.blockwise_attention.default, (*drawn, mask))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])

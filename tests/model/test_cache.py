@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from dualpath_cli.model.attention import Attention, KeyValueCache
 from dualpath_cli.model.feed_forward import SwiGLU
+from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.rope import rope_tables
 from dualpath_cli.model.sublayer import Sublayer
 from tests.model.reference import difference
@@ -32,18 +33,18 @@ def test_a_cache_changes_nothing(lengths, n_kv_heads, qk_norm, seed):
     x_BTD = torch.randn(2, sum(lengths), config.d_model, generator=rng, dtype=torch.float64)
     gain = torch.tensor(0.7)
 
-    def attend(x, rope, cache=None):
-        return attention(x, rope, cache)
+    def attend(x, positions, cache=None):
+        return attention(x, positions, cache)
 
-    def apply(x, rope, cache=None):
-        return sublayer(x, gain, rope, cache=cache)
+    def apply(x, positions, cache=None):
+        return sublayer(x, gain, positions, cache=cache)
 
     for module in (attend, apply):
-        whole = module(x_BTD, rope_tables(config, x_BTD.shape[1], like=x_BTD))
+        whole = module(x_BTD, Positions(rope_tables(config, x_BTD.shape[1], like=x_BTD)))
         cache, outputs, start = KeyValueCache(), [], 0
         for length in lengths:
-            rope = rope_tables(config, length, like=x_BTD, start=start)
-            outputs.append(module(x_BTD[:, start : start + length], rope, cache))
+            positions = Positions(rope_tables(config, length, like=x_BTD, start=start))
+            outputs.append(module(x_BTD[:, start : start + length], positions, cache))
             start += length
         assert difference(torch.cat(outputs, dim=1), whole) <= EXACT
         assert cache.keys.shape == (2, start, n_kv_heads, config.head_dim)
