@@ -1,0 +1,136 @@
+"""Measures training on one CUDA GPU, in parts that are complete in themselves.
+
+python -m benchmarks.gpu PART [PART...] --out FOLDER
+python -m benchmarks.gpu all --rehearse --out FOLDER       # every part, tiny, on a CPU
+python -m benchmarks.gpu tables --out FOLDER               # results into docs/benchmarks/gpu.md
+
+Parts, the most important first: correct, ceilings, step, attention, models, memory, switches,
+profile. Needs torch alone. Results are written after each cell; a later call with the same folder
+goes on with those that are missing.
+"""
+
+import argparse
+import fnmatch
+import gc
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu import attention, ceilings, correct, memory, step, switches, traced
+from benchmarks.gpu.parts import Bench, Cell, Part
+from benchmarks.gpu.results import ROOT, Results, Row, describe_machine, rows_of
+from benchmarks.gpu.sizes import REHEARSAL, Sizes
+from benchmarks.gpu.tables import fill, markdown
+from benchmarks.gpu.training import prepare_compiler
+from dualpath_cli.errors import UserError, did_you_mean, one_line
+
+PAGE = ROOT / "docs/benchmarks/gpu.md"
+
+
+def all_parts(out: Path) -> list[Part]:
+    """The programme, most important first; what is not JSON goes to a folder, too."""
+    return [
+        correct.PART, ceilings.PART, step.STEP, attention.PART, step.MODELS, memory.PART,
+        switches.PART, traced.part(out),
+    ]  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("parts", nargs="+", metavar="PART")
+    parser.add_argument("--out", type=Path, required=True, help="Folder of the results.")
+    parser.add_argument("--minutes", type=float, default=9, help="No cell begins that would end "
+                        "later, if it took as long as the longest before it.")  # fmt: skip
+    parser.add_argument("--cells", default="*", help="Only those that match, as in 'f80m*none'.")
+    parser.add_argument("--rehearse", action="store_true", help="Tiny shapes, also on a CPU.")
+    parser.add_argument("--page", type=Path, default=PAGE, help="What `tables` fills.")
+    options = parser.parse_args(arguments)
+    try:
+        return run(options)
+    except UserError as error:
+        print(f"benchmarks.gpu: error: {one_line(str(error))}", file=sys.stderr)
+        return 2
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the parts that were asked for; 1 if a cell has failed or gave something wrong."""
+    parts = {part.name: part for part in all_parts(options.out)}
+    sizes = REHEARSAL if options.rehearse else Sizes()
+    if options.parts == ["tables"]:
+        fill(options.page, options.out, list(parts.values()), Bench(torch.device("cpu"), sizes))
+        return 0
+    names = list(parts) if options.parts == ["all"] else options.parts
+    for name in names:
+        if name not in parts:
+            raise UserError(f"no part '{name}'{did_you_mean(name, parts)}; parts are "
+                            f"{', '.join(parts)}, or all, or tables")  # fmt: skip
+    cuda = torch.cuda.is_available()
+    if not cuda and not options.rehearse:
+        raise UserError("torch sees no CUDA GPU; --rehearse runs everything tiny on the CPU")
+    bench = Bench(torch.device("cuda" if cuda else "cpu"), sizes)
+    prepare_compiler()
+    machine = describe_machine(bench.device, options.rehearse)
+    clock = Deadline(options.minutes * 60)
+    good = True
+    for name in names:
+        results = Results(options.out, name, machine)
+        for cell in parts[name].cells(bench):
+            if results.has(cell.name) or not fnmatch.fnmatch(cell.name, options.cells):
+                continue
+            if not clock.allows_one_more():
+                print(f"{name}: no time for '{cell.name}'; the same command goes on with it")
+                break
+            rows = attempt(cell, clock)
+            good &= all("failed" not in row and row.get("ok", True) for row in rows.values())
+            results.add(cell.name, rows)
+            release(bench)
+        if results.cells:
+            table = markdown(parts[name], bench, rows_of(results.cells))
+            print(f"\n{name}: {results.path}\n\n{table}", flush=True)
+    return 0 if good else 1
+
+
+class Deadline:
+    """When the last cell should be over."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+        self.longest = 0.0
+        """Seconds of the longest cell so far."""
+
+    def allows_one_more(self) -> bool:
+        """Whether the longest cell would be over in time, were it run again."""
+        return time.monotonic() + self.longest < self.end
+
+
+def attempt(cell: Cell, clock: Deadline) -> dict[str, Row]:
+    """Runs a cell; one that fails gives its reason, and the others go on."""
+    began = time.monotonic()
+    try:
+        rows = cell.run()
+    except Exception as error:  # whatever went wrong, the next cell may work
+        traceback.print_exc()
+        reason = one_line(f"{type(error).__name__}: {error}")[:200]
+        rows = {name: {"failed": reason} for name in cell.rows}
+    took = time.monotonic() - began
+    clock.longest = max(clock.longest, took)
+    print(f"{cell.name}: {took:.1f} s", flush=True)
+    return rows
+
+
+def release(bench: Bench) -> None:
+    """Frees models and graphs of the last cell."""
+    torch._dynamo.reset()
+    gc.collect()
+    if bench.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

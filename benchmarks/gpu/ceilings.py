@@ -1,0 +1,46 @@
+"""Part `ceilings`: what the device can do at most, measured: bf16 matrix products and copies."""
+
+from itertools import cycle
+from statistics import median
+
+import torch
+
+from benchmarks.gpu.clock import seconds_of
+from benchmarks.gpu.parts import Bench, Cell, Part, number
+from benchmarks.gpu.results import Row
+
+DENSE_PEAK = 989e12
+"""FLOP/s of dense bf16 matrix products in the data sheets of H100 and H200 (SXM)."""
+
+
+def measure(bench: Bench) -> Row:
+    """Returns `matmul_flops` and `copy_bytes` (read and written), both per second.
+
+    On random data: zeros draw less power, and run faster than any real data.
+    """
+    n, device = bench.sizes.matmul, bench.device
+    repeats = bench.sizes.kernel_repeats
+    pairs = [
+        [torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2)] for _ in range(2)
+    ]
+    out = torch.empty(n, n, device=device, dtype=torch.bfloat16)
+    turn = cycle(pairs)
+    product = seconds_of(lambda: torch.mm(*next(turn), out=out), device, repeats, warm_up=5)
+    source = torch.randint(256, (bench.sizes.copy_bytes,), device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    copy = seconds_of(lambda: target.copy_(source), device, repeats, warm_up=5)
+    return {
+        "matmul_flops": 2 * n**3 / median(product),
+        "copy_bytes": 2 * source.numel() / median(copy),
+    }
+
+
+PART = Part(
+    "ceilings",
+    "",
+    (
+        number("bf16 products, TFLOP/s", "matmul_flops", "{:,.0f}", 1e-12),
+        number("copies, TB/s read and written", "copy_bytes", "{:.2f}", 1e-12),
+    ),
+    lambda bench: [Cell("ceilings", ("measured",), lambda: {"measured": bench.ceilings})],
+)
