@@ -25,7 +25,7 @@ from benchmarks.gpu.parts import Bench, Cell, Part
 from benchmarks.gpu.results import ROOT, Results, Row, describe_machine, rows_of
 from benchmarks.gpu.sizes import REHEARSAL, Sizes
 from benchmarks.gpu.tables import fill, markdown
-from benchmarks.gpu.training import prepare_compiler
+from benchmarks.gpu.training import settings_for_comparisons
 from dualpath_cli.errors import UserError, did_you_mean, one_line
 
 PAGE = ROOT / "docs/benchmarks/gpu.md"
@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=PAGE, help="What `tables` fills.")
     options = parser.parse_args(arguments)
     try:
-        return run(options)
+        with settings_for_comparisons():
+            return run(options)
     except UserError as error:
         print(f"benchmarks.gpu: error: {one_line(str(error))}", file=sys.stderr)
         return 2
@@ -74,7 +75,6 @@ def run(options: argparse.Namespace) -> int:
     if not cuda and not options.rehearse:
         raise UserError("torch sees no CUDA GPU; --rehearse runs everything tiny on the CPU")
     bench = Bench(torch.device("cuda" if cuda else "cpu"), sizes)
-    prepare_compiler()
     machine = describe_machine(bench.device, options.rehearse)
     clock = Deadline(options.minutes * 60)
     good = True

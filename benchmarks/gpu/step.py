@@ -49,6 +49,7 @@ def measure_step(step: TrainingStep) -> Row:
 
 def step_row(bench: Bench, recipe: str, variant: Variant, alone: bool) -> Row:
     """Measures one step; with `alone` its kernels one by one, too."""
+    assert bench.ceilings  # measured now, so that its buffers are not in the step's peak
     step = TrainingStep(bench, bench.sizes.model(recipe), variant)
     row = measure_step(step)
     if alone:

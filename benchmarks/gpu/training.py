@@ -3,8 +3,8 @@
 Only torch and `dualpath_cli.model` are needed: Lightning, pydantic and the rest may be missing.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -150,8 +150,9 @@ class TrainingStep:
         return compile_graph
 
 
-def prepare_compiler() -> None:
-    """Sets what a comparison of compiled steps in one process needs; once, before the first.
+@contextmanager
+def settings_for_comparisons() -> Iterator[None]:
+    """Sets what comparing compiled steps in one process needs, and leaves it as it was.
 
     - Shapes stay fixed, as they are within one run: a second micro-batch must not make them
       symbolic.
@@ -159,10 +160,16 @@ def prepare_compiler() -> None:
       step for one kernel would be given the graph of another (pytorch/pytorch#185449).
     - Where there are too many graphs, an error instead of a step that runs eagerly.
     """
-    torch._dynamo.config.automatic_dynamic_shapes = False
-    torch._dynamo.config.recompile_limit = 64
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
-    torch._functorch.config.enable_autograd_cache = False
+    precision = torch.get_float32_matmul_precision()
+    dynamo = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}
+    try:
+        with (
+            torch._dynamo.config.patch(automatic_dynamic_shapes=False, **dynamo),
+            torch._functorch.config.patch(enable_autograd_cache=False),
+        ):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def build(

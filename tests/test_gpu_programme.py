@@ -1,0 +1,302 @@
+"""The GPU programme runs on a CPU, finds what is wrong, and never makes up a number."""
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+from benchmarks.gpu import attention, clock, correct, kernels, memory
+from benchmarks.gpu.__main__ import PAGE, Deadline, all_parts, main
+from benchmarks.gpu.kernel_classes import class_of
+from benchmarks.gpu.parts import Bench, Cell
+from benchmarks.gpu.results import ROOT, Results
+from benchmarks.gpu.sizes import MAIN, REHEARSAL, Sizes
+from benchmarks.gpu.tables import EMPTY, markdown
+from benchmarks.gpu.training import TrainingStep, Variant, build_optimizer
+from dualpath_cli.errors import UserError
+from dualpath_cli.flops.count import flops_by_layer, head_flops
+from dualpath_cli.model.gates import PathGate
+from dualpath_cli.settings import OptimSettings
+from dualpath_cli.training import optim
+
+CPU = Bench(torch.device("cpu"), REHEARSAL)
+EAGER = Variant(1, compile="no")
+
+
+def rehearse(folder: Path, *words: str) -> dict[str, dict[str, Any]]:
+    """Rows by part and name of a rehearsal that has to succeed."""
+    assert main([*words, "--rehearse", "--out", str(folder)]) == 0
+    files = [json.loads(path.read_text()) for path in folder.glob("gpu-*.json")]
+    return {
+        file["part"]: {name: row for cell in file["cells"].values() for name, row in cell.items()}
+        for file in files
+    }
+
+
+def test_a_rehearsal_finds_the_model_right_and_fills_the_tables(tmp_path: Path) -> None:
+    for cells in ("float64*", "golden*", "bf16, [dlw]???", "ceilings", "micro-batch 1"):
+        rows = rehearse(tmp_path, "correct", "ceilings", "step", "--cells", cells)
+    assert len(rows["correct"]) == 9
+    assert all(row["ok"] for row in rows["correct"].values())
+    assert rows["ceilings"]["measured"]["copy_bytes"] > 0
+    step = rows["step"]["micro-batch 1"]
+    assert step["graphs"] == 1, "one graph serves both layers"
+    assert step["attention_kernels"]
+    assert step["products_seconds"] < step["kernels_seconds"]
+
+
+@pytest.mark.slow  # it compiles some thirty steps
+def test_every_part_can_be_rehearsed(tmp_path: Path) -> None:
+    rows = rehearse(tmp_path, "all", "--minutes", "60")
+    for part in all_parts(tmp_path):
+        expected = {name for cell in part.cells(CPU) for name in cell.rows}
+        assert rows[part.name].keys() == expected
+    assert rows["switches"]["compile: whole model"]["graphs"] == 1
+    assert "absent" in rows["switches"]["attention: cudnn"]
+    assert (tmp_path / "gpu-profile-trace.json.gz").stat().st_size > 1000
+
+
+def test_a_wrong_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert correct.equations(CPU, "dual")["ok"]
+    learned = PathGate.forward
+    monkeypatch.setattr(PathGate, "forward", lambda gate, x_BTD: learned(gate, x_BTD)[::-1])
+    assert not correct.equations(CPU, "dual")["ok"]
+    assert not correct.golden(CPU, "dual")["ok"]
+
+
+def test_what_is_no_number_is_wrong() -> None:
+    assert correct.verdict(0.0, 0.0, correct.FLOAT32)["ok"]
+    assert not correct.verdict(0.0, float("nan"), correct.FLOAT32)["ok"]
+
+
+def test_the_optimizer_decays_what_the_recipes_decay() -> None:
+    model = TrainingStep(CPU, CPU.sizes.model(MAIN), EAGER).model
+    ours = build_optimizer(model, "fused")
+    theirs = optim.build_optimizer(model.named_parameters(), OptimSettings())
+    assert decays(ours) == decays(theirs)
+    assert ours.defaults["betas"] == theirs.defaults["betas"]
+
+
+def decays(optimizer: torch.optim.Optimizer) -> dict[int, float]:
+    return {
+        id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
+    }
+
+
+@pytest.mark.parametrize("recipe", ["f80m_a50_k4", "f80m_wide", "f160m_loop_k3"])
+@pytest.mark.parametrize("max_logits", [2**40, 128 * 100])
+def test_the_kernels_alone_have_the_flops_of_the_model(recipe: str, max_logits: int) -> None:
+    config = CPU.sizes.model(recipe)
+    variant = dataclasses.replace(EAGER, micro_batch=2, accumulate=3, max_logits=max_logits)
+    step = TrainingStep(CPU, config, variant)
+    shapes = kernels.gemm_shapes(step)
+    counted = sum(2 * times * a * b * c for (a, b, c), times in shapes.items())
+    layers = flops_by_layer(config)
+    per_token = sum(layer.deep + layer.wide for layer in layers) + head_flops(config)
+    assert counted == step.tokens_per_step * per_token
+    scores = attention.flops(attention.shape_of(config, 2, CPU.sizes.seq_len))
+    passes = sum(layer.attention_scores for layer in layers) // (2 * CPU.sizes.seq_len * 32)
+    assert scores * passes * 3 == step.tokens_per_step * sum(la.attention_scores for la in layers)
+
+
+@pytest.mark.parametrize("name", ["flash", "FlexAttention", attention.DOCUMENTS])
+def test_an_attention_is_that_of_its_equation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "compiled_flex", lambda: flex_attention)
+    monkeypatch.setattr(attention, "DOCUMENT_TOKENS", 20)
+    shape = attention.Shape(batch=1, length=128, heads=2, head_size=16)
+    q, k, v, _ = (x.detach().float() for x in attention.inputs(shape, CPU.device))
+    got = attention.implementation(name, shape, CPU.device)(q, k, v)
+    expected = attention.plain(q, k, v, documents=name == attention.DOCUMENTS)
+    other = attention.plain(q, k, v, documents=name != attention.DOCUMENTS)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert (got - other).abs().max() > 0.1
+
+
+def test_a_kernel_that_is_not_there_is_absent() -> None:
+    assert attention.row(CPU, "cudnn")["absent"]
+    assert (
+        "flash_attn_interface is not installed" in attention.row(CPU, "FlashAttention-3")["absent"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "GEMM"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas", "GEMM"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>", "GEMM"),
+        ("triton_tem_fused_mm_12", "GEMM"),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "attention forward"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", "attention backward"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "attention forward"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16", "attention backward"),
+        ("fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention)", "attention forward"),
+        ("fmha_cutlassB_bf16_aligned_64x64_k64_sm80", "attention backward"),
+        ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<>>", "attention forward"),
+        ("triton_tem_fused_flex_attention_backward_1", "attention backward"),
+        ("multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor>", "optimizer"),
+        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, float>", "loss"),
+        ("triton_red_fused__log_softmax__to_copy_nll_loss_forward_0", "loss"),
+        ("Memcpy DtoD (Device -> Device)", "copies"),
+        ("elementwise_kernel<128, 4, direct_copy_kernel_cuda(TensorIteratorBase&)>", "copies"),
+        ("triton_poi_fused__scaled_dot_product_flash_attention__to_copy_2", "elementwise"),
+        ("vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>", "elementwise"),
+        ("aten::mm", "GEMM"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention backward"),
+        ("aten::_fused_adamw_", "optimizer"),
+        ("aten::copy_", "copies"),
+        ("aten::empty", "other"),
+    ],
+)
+def test_kernels_are_told_by_their_names(name: str, kind: str) -> None:
+    assert class_of(name) == kind
+
+
+class TestOnCuda:
+    """What only a GPU runs, with its calls replaced."""
+
+    def test_calls_are_timed_between_events(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [0.0]
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at = now[0]
+
+            def elapsed_time(self, later: "Event") -> float:
+                return later.at - self.at
+
+        def call() -> None:
+            now[0] += 5.0
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: call())
+        device = torch.device("cuda")
+        assert clock.seconds_of(call, device, 3, warm_up=2) == [0.005] * 3
+        assert clock.kernel_seconds([call, call], device, 3) == 0.005
+
+    def test_what_does_not_fit_is_measured_without_the_limit(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fractions = []
+        whole = type("Properties", (), {"total_memory": 160e9})
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: whole)
+        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+        def make_steps(*arguments: object) -> dict[str, float]:
+            if fractions[-1] < 1:
+                raise torch.OutOfMemoryError
+            return {"allocated": 90e9, "reserved": 95e9}
+
+        monkeypatch.setattr(memory, "make_steps", make_steps)
+        bench = Bench(torch.device("cuda"), Sizes())
+        row = memory.fit(bench, MAIN, "full")[MAIN]
+        assert fractions == [0.5, 1.0]
+        assert memory.column("full").show(row) == "90.0, does not fit"
+
+
+class TestResults:
+    def test_cells_that_were_measured_are_not_run_again(self, tmp_path: Path) -> None:
+        first = Results(tmp_path, "step", {"torch": "2.11"})
+        first.add("good", {"a": {"seconds": 1.0}})
+        first.add("bad", {"b": {"failed": "out of luck"}})
+        second = Results(tmp_path, "step", {"torch": "2.11"})
+        assert second.has("good")
+        assert not second.has("bad")
+        assert not second.has("new")
+
+    def test_those_of_another_machine_are_not_taken_up(self, tmp_path: Path) -> None:
+        Results(tmp_path, "step", {"torch": "2.11"}).add("a", {"a": {"seconds": 1.0}})
+        with pytest.raises(UserError, match=r"was measured with torch 2.11, and now it is 2.15"):
+            Results(tmp_path, "step", {"torch": "2.15"})
+
+    def test_a_rehearsal_never_gets_onto_the_page(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        Results(tmp_path, "ceilings", {"rehearsal": True}).add("ceilings", {"measured": {}})
+        page = tmp_path / "page.md"
+        page.write_text(PAGE.read_text())
+        assert main(["tables", "--out", str(tmp_path), "--page", str(page)]) == 2
+        assert "is of a rehearsal" in capsys.readouterr().err
+        assert page.read_text() == PAGE.read_text()
+
+    def test_measurements_get_onto_the_page(self, tmp_path: Path) -> None:
+        machine = {"rehearsal": False, "device": "NVIDIA X", "torch": "2.11", "source": "0123"}
+        measured = {"matmul_flops": 7.91e14, "copy_bytes": 4.321e12}
+        Results(tmp_path, "ceilings", machine).add("ceilings", {"measured": measured})
+        page = tmp_path / "page.md"
+        page.write_text("a\n<!-- gpu ceilings -->\nold\n<!-- end -->\nb\n")
+        assert main(["tables", "--out", str(tmp_path), "--page", str(page)]) == 0
+        text = page.read_text()
+        assert "| measured | 791 | 4.32 |" in text
+        assert "NVIDIA X" in text
+        assert "old" not in text
+        assert text.startswith("a\n")
+        assert text.endswith("<!-- end -->\nb\n")
+
+
+def test_the_page_has_a_row_for_everything(tmp_path: Path) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for part in all_parts(tmp_path):
+        table = page.split(f"<!-- gpu {part.name} -->\n")[1].split("<!-- end -->")[0]
+        empty = markdown(part, Bench(torch.device("cpu"), Sizes()), {})
+        for line, wanted in zip(table.strip().splitlines(), empty.splitlines(), strict=False):
+            assert line.split("|")[1] == wanted.split("|")[1]
+        assert EMPTY not in table or "|" in table
+
+
+def test_a_cell_that_would_end_too_late_is_not_begun() -> None:
+    deadline = Deadline(100)
+    assert deadline.allows_one_more()
+    deadline.longest = 101
+    assert not deadline.allows_one_more()
+
+
+def test_a_cell_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.gpu.__main__ import attempt
+
+    rows = attempt(Cell("a", ("a", "b"), lambda: {"a": 1 / 0}), Deadline(1))
+    assert rows == {name: {"failed": "ZeroDivisionError: division by zero"} for name in "ab"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["stpe", "--rehearse"], "no part 'stpe'; did you mean 'step'?"),
+        (["step"], "--rehearse runs everything tiny on the CPU"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_mistake_is_one_line(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "OUT, the folder of the results, is missing"),
+        (["out", "--steps", "7"], "--steps must be a multiple of 4, not '7'"),
+        (["out", "--data"], "--data has no value"),
+        (["out", "--fast"], "unknown word '--fast'"),
+    ],
+)
+def test_a_mistake_of_the_script_is_one_line(words: list[str], said: str, tmp_path: Path) -> None:
+    script = ["bash", str(ROOT / "benchmarks/gpu_fit.sh"), *words]
+    done = subprocess.run(script, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
