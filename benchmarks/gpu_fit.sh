@@ -5,20 +5,25 @@
 #   bash benchmarks/gpu_fit.sh OUT --rehearse        # tiny, on a CPU, some minutes
 #
 # Each step has a time limit and a log, OUT/STEP.log; one that fails does not stop the others. The
-# table at the end is also OUT/summary.md. Runs are made in WORK (default: a new folder under
-# TMPDIR), for checkpoints take gigabytes; their metrics and traces are copied to OUT. With --only
-# and the WORK of an earlier call, single steps are done again.
+# table, OUT/summary.md, grows by a row a step. Runs are made in WORK (default: a new folder under
+# TMPDIR), for checkpoints take gigabytes; their metrics and traces are copied to OUT. Where a call
+# may not last for all of it, --only takes some steps, and WORK the folder of the earlier calls:
 #
-# Where nothing can be downloaded but torch is there, bring the other packages as wheels. On a
-# machine with a network, for the Python version of the other one (here 3.12):
+#   WORK=/tmp/work bash benchmarks/gpu_fit.sh OUT --only 'data single single-continued profile'
 #
-#   pip download --only-binary=:all: --python-version 3.12 --implementation cp \
+# Where nothing can be downloaded but PyTorch and Lightning are there, bring the other packages as
+# wheels, 25 MB. On a machine with a network, for the Python version of the other one (here 3.12):
+#
+#   pip download --no-deps --dest .whl --only-binary=:all: \
+#       --python-version 3.12 --implementation cp \
 #       --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
-#       --platform manylinux2014_x86_64 --no-deps --dest .whl \
-#       litdata lightning-utilities 'jsonargparse>=4.44' typeshed-client docstring-parser \
-#       datasketch pydantic pydantic-core annotated-types typing-inspection ...
+#       --platform manylinux2014_x86_64 \
+#       litdata boto3 botocore jmespath s3transfer obstore \
+#       jsonargparse docstring-parser typeshed-client \
+#       pydantic pydantic-core annotated-types typing-inspection datasketch
 #
-# (`pip show` there says what is missing; --no-deps keeps a second torch out.) Then, there:
+# (`pip list` there says what else of pyproject.toml is missing; --no-deps keeps a second PyTorch
+# out, and needs pydantic-core in the version that pydantic names.) Then, there:
 #
 #   python3 -m pip install --no-index --no-deps --target /tmp/site .whl/*.whl
 #   PYTHONPATH=/tmp/site bash benchmarks/gpu_fit.sh OUT
@@ -72,67 +77,62 @@ fit=($dualpath fit --config "$recipe" "${device[@]}" --data.path "$data" --data.
 middle=$(printf 'checkpoints/step-%08d' $((steps / 2)))
 sources=(--sources "facts=$texts/facts.jsonl" "arithmetic=$texts/arithmetic.jsonl" --max_tokens 8K)
 
-summary=()
+summary=$out/summary.md failed=0
+[[ -e $summary ]] ||
+  printf '%s\n' "| step | exit code | seconds | tokens/s |" "| --- | ---: | ---: | ---: |" >"$summary"
+
 # step NAME SECONDS COMMAND...: runs a command within a time limit, its output to OUT/NAME.log.
 step() {
   local name=$1 limit=$2; shift 2
   [[ -z $only || $only == *" $name "* ]] || return 0
-  local began=$SECONDS code
+  local began=$SECONDS code speed= metrics=$work/runs/gpu/${name%-continued}/metrics.csv
   echo "== $name"
   timeout --kill-after=30 "$limit" "$@" >"$out/$name.log" 2>&1
   code=$?
-  [[ $code = 0 ]] || tail -n 5 "$out/$name.log"
-  local run=$work/runs/gpu/${name%%-*} speed=
-  case $name in
-    single*|fsdp*|profile) speed=$(tokens_per_second "$run") ;;
-  esac
-  summary+=("| $name | $code | $((SECONDS - began)) | $speed |")
+  if [[ $code != 0 ]]; then
+    failed=1
+    tail -n 5 "$out/$name.log"
+  elif [[ -e $metrics ]]; then
+    cp "$metrics" "$out/$name-metrics.csv"
+    speed=$("$python" -c "$median_speed" "$metrics")
+  fi
+  echo "| $name | $code | $((SECONDS - began)) | $speed |" >>"$summary"
 }
 
 # Median of metrics.csv without its first row, which has the time of compiling in it.
-tokens_per_second() {
-  cp "$1/metrics.csv" "$out/$(basename "$1")-metrics.csv" 2>/dev/null || return 0
-  "$python" - "$1/metrics.csv" <<'PYTHON'
+median_speed='
 import csv, statistics, sys
-rows = list(csv.DictReader(open(sys.argv[1])))[1:]
-print(f"{statistics.median(float(row['tokens_per_second']) for row in rows):,.0f}" if rows else "")
-PYTHON
-}
-
-# same LEFT RIGHT: whether a continued run has the losses of the one that it continues.
-same() {
-  "$python" - "$@" <<'PYTHON'
+speeds = [float(row["tokens_per_second"]) for row in csv.DictReader(open(sys.argv[1]))][1:]
+print(f"{statistics.median(speeds):,.0f}")
+'
+# Whether a run that was continued has the losses of the one that went through; GPUs add up in an
+# order of their own.
+compare='
 import csv, sys
-left, right = ({r["step"]: float(r["loss"]) for r in csv.DictReader(open(p))} for p in sys.argv[1:])
-assert left and left.keys() == right.keys(), (sorted(left), sorted(right))
-gap = max(abs(left[s] - right[s]) / left[s] for s in left)
+one, other = ({r["step"]: float(r["loss"]) for r in csv.DictReader(open(p))} for p in sys.argv[1:])
+assert one.keys() == other.keys(), (sorted(one), sorted(other))
+gap = max(abs(one[step] - other[step]) / one[step] for step in one)
 print(f"largest relative difference of a loss: {gap:.1e}")
-sys.exit(gap > 1e-3)  # GPUs add up in an order of their own
-PYTHON
-}
-# continued NAME: goes back to the middle of a run, trains its second half again, compares.
-continued() {
-  local run=$work/runs/gpu/$1
-  cp "$run/metrics.csv" "$work/$1-whole.csv" &&
-  "${fit[@]}" --run.name "$1" --trainer.strategy "$1" --ckpt_path "$run/$middle" &&
-  same "$work/$1-whole.csv" "$run/metrics.csv"
-}
-export -f continued same
+sys.exit(not gap <= 1e-3)
+'
 
 step data 300 "$python" -m data_prep --source sample --out "$work/sample"
-step single 540 "${fit[@]}" --run.name single --trainer.strategy single
-export python work middle; export words=$(printf '%q ' "${fit[@]}")
-step single-continued 540 bash -c 'eval "fit=($words)"; continued single'
-step fsdp 540 "${fit[@]}" --run.name fsdp --trainer.strategy fsdp
-step fsdp-continued 540 bash -c 'eval "fit=($words)"; continued fsdp'
+for strategy in single fsdp; do
+  words=(--run.name "$strategy" --trainer.strategy "$strategy")
+  step $strategy 540 "${fit[@]}" "${words[@]}"
+  step $strategy-continued 540 "${fit[@]}" "${words[@]}" \
+    --ckpt_path "$work/runs/gpu/$strategy/$middle"
+  step $strategy-compared 60 "$python" -c "$compare" "$out/$strategy-metrics.csv" \
+    "$out/$strategy-continued-metrics.csv"
+done
 # One micro-batch a step, or the trace is too large to be opened.
 step profile 400 "${fit[@]}" --run.name profile --trainer.strategy single --run.profile true \
   --run.batch_tokens $((4 * length)) --run.max_tokens $((12 * 4 * length)) --run.save_every 12
 cp "$work"/runs/gpu/profile/profile/* "$out" 2>/dev/null
-step validate 300 $dualpath validate --ckpt_path "$work/runs/gpu/single" \
-  --data.val.facts "$texts/facts.jsonl" --data.val_tokens 8K
-step validate-fsdp 300 $dualpath validate --ckpt_path "$work/runs/gpu/fsdp" \
-  --data.val.facts "$texts/facts.jsonl" --data.val_tokens 8K
+for strategy in single fsdp; do
+  step validate-$strategy 300 $dualpath validate --ckpt_path "$work/runs/gpu/$strategy" \
+    --data.val.facts "$texts/facts.jsonl" --data.val_tokens 8K
+done
 step ablate 400 $dualpath ablate --ckpt_path "$work/runs/gpu/single" "${sources[@]}" \
   --out "$work/ablate"
 step routing 400 $dualpath routing --ckpt_path "$work/runs/gpu/single" "${sources[@]}" \
@@ -140,13 +140,8 @@ step routing 400 $dualpath routing --ckpt_path "$work/runs/gpu/single" "${source
 for command in generate sweep; do
   reason="skipped: dualpath has no such command"
   $dualpath "$command" --help >/dev/null 2>&1 && reason="not run: it has no step here yet"
-  summary+=("| $command | $reason | | |")
+  grep -q "^| $command |" "$summary" || echo "| $command | $reason | | |" >>"$summary"
 done
 
-{
-  echo "| step | exit code | seconds | tokens/s |"
-  echo "| --- | ---: | ---: | ---: |"
-  printf '%s\n' "${summary[@]}"
-} | tee "$out/summary.md"
-# Lines of failed steps have a code other than 0 in their second column.
-! grep -qE '^\| [a-z-]+ \| [1-9]' "$out/summary.md"
+cat "$summary"
+exit $failed

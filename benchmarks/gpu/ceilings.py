@@ -26,12 +26,12 @@ def measure(bench: Bench) -> Row:
     out = torch.empty(n, n, device=device, dtype=torch.bfloat16)
     turn = cycle(pairs)
     product = seconds_of(lambda: torch.mm(*next(turn), out=out), device, repeats, warm_up=5)
-    source = torch.randint(256, (bench.sizes.copy_bytes,), device=device, dtype=torch.uint8)
+    source = torch.randn(bench.sizes.copy_bytes // 4, device=device)
     target = torch.empty_like(source)
     copy = seconds_of(lambda: target.copy_(source), device, repeats, warm_up=5)
     return {
         "matmul_flops": 2 * n**3 / median(product),
-        "copy_bytes": 2 * source.numel() / median(copy),
+        "copy_bytes": 2 * source.nbytes / median(copy),
     }
 
 
