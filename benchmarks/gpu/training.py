@@ -6,7 +6,6 @@ Only torch and `dualpath_cli.model` are needed: Lightning, pydantic and the rest
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -15,18 +14,12 @@ import torch._functorch.config
 import torch._inductor
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
+from benchmarks.gpu.checkpointing import Checkpointing, checkpoint_block
 from benchmarks.gpu.parts import Bench
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM, loss
 from dualpath_cli.model.parameters import kind_of
-
-Checkpointing = Literal["none", "selective", "full"]
 
 SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -182,39 +175,12 @@ def build(
     with device:
         model = DualPathLM(config, seed=0)
     for block in model.blocks:
-        if variant.checkpointing != "none":
-            checkpoint_block(block, variant.checkpointing)
+        checkpoint_block(block, variant.checkpointing)
         if variant.compile == "blocks":
             block.compile(backend=compiler, dynamic=False)
     if variant.compile == "model":
         model.compile(backend=compiler, dynamic=False)
     return model
-
-
-def checkpoint_block(block: nn.Module, policy: Checkpointing) -> None:
-    """Lets a block compute its activations again in the backward pass: all, or the cheap ones.
-
-    `selective` keeps the results of matrix products and of attention. Inside the compiled wrapper,
-    so that a block is still one graph.
-    """
-    inner = block.forward
-    contexts: dict[str, Any] = {}
-    if policy == "selective":
-        contexts["context_fn"] = partial(create_selective_checkpoint_contexts, keep_products)
-
-    def forward(*arguments: Any) -> Any:
-        return checkpoint(inner, *arguments, use_reentrant=False, **contexts)
-
-    block.forward = forward
-
-
-def keep_products(context: Any, operation: Any, *arguments: Any, **options: Any) -> Any:
-    """The policy of `selective`."""
-    keep = operation in KEPT or "attention" in str(operation)
-    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-KEPT = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 
 
 def build_optimizer(model: nn.Module, kind: Literal["fused", "foreach"]) -> torch.optim.AdamW:
