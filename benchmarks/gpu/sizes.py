@@ -41,8 +41,9 @@ class Sizes:
     """Model width there; heads have 64 channels, as in the paper."""
     memory_limit: float = 80e9
     """Bytes that a configuration may use to count as fitting."""
-    compiler: Literal["inductor", "aot_eager"] = "inductor"
-    """What compiles; `aot_eager` traces as well, and generates no code."""
+    compiler: Literal["inductor", "aot_eager", "eager"] = "inductor"
+    """What compiles; `aot_eager` traces as well and generates no code, `eager` leaves out the
+    backward pass."""
     tiny: bool = False
     """Whether models shrink to a thousandth, and lists to their first entries."""
 

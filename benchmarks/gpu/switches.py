@@ -75,7 +75,7 @@ def compare(bench: Bench, family: str, variants: dict[str, Changes]) -> dict[str
         except RuntimeError as error:
             if name == next(iter(variants)):
                 raise
-            rows[row_name(family, name)] = {"absent": one_line(str(error))[:200]}
+            rows[row_name(family, name)] = {"absent": one_line(str(root(error)))[:200]}
             continue
         steps[name] = step
     repeats = max(1, sizes.repeats // 3)
@@ -95,6 +95,13 @@ def compare(bench: Bench, family: str, variants: dict[str, Changes]) -> dict[str
             "attention_kernels": attention_kernels(steps[name], bench.device),
         }
     return rows
+
+
+def root(error: BaseException) -> BaseException:
+    """What an error came of first; the compiler wraps errors into its own."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    return error
 
 
 def row_name(family: str, variant: str) -> str:

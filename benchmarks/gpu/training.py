@@ -136,9 +136,7 @@ class TrainingStep:
                 from torch._inductor.compile_fx import compile_fx
 
                 return compile_fx(graph, inputs, config_patches=patches)
-            from torch._dynamo.backends.debugging import aot_eager
-
-            return aot_eager(graph, inputs)
+            return torch._dynamo.lookup_backend(self.bench.sizes.compiler)(graph, inputs)
 
         return compile_graph
 
