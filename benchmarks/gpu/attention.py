@@ -21,7 +21,7 @@ from benchmarks.gpu.clock import kernel_seconds
 from benchmarks.gpu.parts import Bench, Cell, Part, number
 from benchmarks.gpu.results import Row
 from benchmarks.gpu.sizes import MAIN
-from benchmarks.gpu.training import SDPA
+from benchmarks.gpu.training import DOCUMENT_TOKENS, SDPA
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import one_line
 
@@ -37,7 +37,6 @@ PACKAGES = {
 CAUSAL = (*SDPA, "FlexAttention", *PACKAGES)
 DOCUMENTS = "FlexAttention, documents"
 """Attention that does not leave the document; of some DOCUMENT_TOKENS tokens each."""
-DOCUMENT_TOKENS = 512
 SETS = 2
 """Sets of inputs that a kernel takes by turns."""
 

@@ -54,7 +54,7 @@ def alone(step: TrainingStep) -> Row:
 
 
 def gemm_shapes(step: TrainingStep) -> Counter[Shape]:
-    """How often a step multiplies which shapes; the head in the loss's chunks, without recomputing.
+    """How often a step multiplies which shapes; the head in the loss's parts, without recomputing.
 
     Router and gates have one or two outputs: reading their input is all they cost, and that is
     counted as elementwise.
@@ -66,9 +66,10 @@ def gemm_shapes(step: TrainingStep) -> Counter[Shape]:
         if isinstance(module, nn.Linear) and module.out_features > 2 and name != "head":
             times = config.loops if ".deep." in name else 1
             shapes[rows, module.in_features, module.out_features] += times
-    chunk = max(1, variant.max_logits // config.vocab_size)
-    for start in range(0, rows, chunk):
-        shapes[min(chunk, rows - start), config.d_model, config.vocab_size] += 1
+    parts = min(rows, max(1, -(-rows * config.vocab_size // variant.max_logits)))
+    for part in range(parts):
+        part_rows = rows // parts + (part < rows % parts)
+        shapes[part_rows, config.d_model, config.vocab_size] += 1
     return Counter({shape: times * variant.accumulate for shape, times in shapes.items()})
 
 

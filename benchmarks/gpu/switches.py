@@ -29,9 +29,9 @@ def families(sizes: Sizes) -> dict[str, dict[str, Changes]]:
     return {
         "attention": {"torch's choice": {}, **{name: {"attention": name} for name in SDPA}},
         "loss": {
-            "eager": {},
-            "compiled": {"compiled_loss": True},
-            "compiled, all logits at once": {"compiled_loss": True, "max_logits": 2**40},
+            "compiled": {},
+            "eager": {"compiled_loss": False},
+            "compiled, all logits at once": {"max_logits": 2**40},
         },
         "logits at once": {
             "2^28": {},
@@ -51,6 +51,7 @@ def families(sizes: Sizes) -> dict[str, dict[str, Changes]]:
             f"{sizes.accumulate}, first one makes them": several,
             f"{sizes.accumulate}, all added to zeros": {**several, "keep_gradients": True},
         },
+        "documents": {"whole sequences": {}, "each alone": {"documents": True}},
         "optimizer": {"fused": {}, "foreach": {"optimizer": "foreach"}},
         "float32 products": {"highest": {}, "high (TF32)": {"matmul_precision": "high"}},
         "compile": {"each block": {}, "whole model": {"compile": "model"}},

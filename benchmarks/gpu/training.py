@@ -5,7 +5,7 @@ Only torch and `dualpath_cli.model` are needed: Lightning, pydantic and the rest
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -28,6 +28,7 @@ SDPA = {
 }
 """The fused kernels of torch's scaled_dot_product_attention."""
 
+DOCUMENT_TOKENS = 512
 BATCHES = 4
 """Random micro-batches that a step takes by turns."""
 
@@ -46,7 +47,8 @@ class Variant:
     checkpointing: Checkpointing = "none"
     attention: str | None = None
     """A kernel of SDPA; None is torch's own choice."""
-    compiled_loss: bool = False
+    compiled_loss: bool = True
+    """Whether the loss is compiled, too, where the blocks are."""
     max_logits: int = loss.MAX_LOGITS
     """Logits held at once."""
     optimizer: Literal["fused", "foreach"] = "fused"
@@ -54,6 +56,8 @@ class Variant:
     """Of float32 products, which router and gates have; `high` is TF32."""
     keep_gradients: bool = False
     """Whether gradients are set to zero, to be added to, in place of being dropped."""
+    documents: bool = False
+    """Whether attention stays within documents, of DOCUMENT_TOKENS tokens on average."""
     bfloat16: bool = True
     """Whether under bf16 autocast; weights are float32 anyway."""
 
@@ -63,19 +67,18 @@ class TrainingStep:
 
     def __init__(self, bench: Bench, config: ModelConfig, variant: Variant) -> None:
         self.bench = bench
-        self.config = config
+        self.config = replace(config, document_start=0) if variant.documents else config
         self.variant = variant
         self.graphs = 0
         """Graphs compiled so far. Where something is meant to be compiled and is not, torch runs it
         eagerly and says nothing."""
-        self.model = build(config, bench.device, variant, self._compiler())
+        self.model = build(self.config, bench.device, variant, self._compiler())
         self.optimizer = build_optimizer(self.model, variant.optimizer)
         shape = (BATCHES, variant.micro_batch, bench.sizes.seq_len + 1)
-        self.tokens = torch.randint(config.vocab_size, shape, device=bench.device)
+        self.tokens = torch.randint(1, config.vocab_size, shape, device=bench.device)
+        # Token 0 begins a document, where the variant knows of documents.
+        self.tokens[torch.rand(shape, device=bench.device) < 1 / DOCUMENT_TOKENS] = 0
         self.calls = 0
-        self._nll = loss._nll
-        if variant.compiled_loss:
-            self._nll = torch.compile(loss._nll, backend=self._compiler(), dynamic=False)
 
     @property
     def tokens_per_step(self) -> int:
@@ -113,7 +116,6 @@ class TrainingStep:
         torch.set_float32_matmul_precision(self.variant.matmul_precision)
         contexts: list[Any] = [
             patch.object(loss, "MAX_LOGITS", self.variant.max_logits),
-            patch.object(loss, "_nll", self._nll),
             sdpa_kernel(SDPA[self.variant.attention]) if self.variant.attention else nullcontext(),
         ]
         if self.variant.bfloat16:
@@ -176,6 +178,8 @@ def build(
         checkpoint_block(block, variant.checkpointing)
         if variant.compile == "blocks":
             block.compile(backend=compiler, dynamic=False)
+    if variant.compile == "blocks" and variant.compiled_loss:
+        model.loss.compile(backend=compiler, dynamic=False)
     if variant.compile == "model":
         model.compile(backend=compiler, dynamic=False)
     return model
