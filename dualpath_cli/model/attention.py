@@ -115,17 +115,12 @@ def attend(
 def _attend_by_blocks(
     q_BTHN: torch.Tensor, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    B, T, H, N = q_BTHN.shape
-
-    def by_head(x_BTHN: torch.Tensor) -> torch.Tensor:
-        if (shared := H // x_BTHN.shape[2]) > 1:
-            x_BTHN = x_BTHN.repeat_interleave(shared, dim=2)
-        return x_BTHN.to(v_BTHN.dtype).transpose(1, 2).reshape(B * H, T, N)
-
-    seen_BTT = None if mask is None else mask[:, 0]
-    q_GTN, k_GTN, v_GTN = by_head(q_BTHN * N**-0.5), by_head(k_BTHN), by_head(v_BTHN)
-    y_GTN = blockwise_attention(q_GTN, k_GTN, v_GTN, seen_BTT)
-    return y_GTN.view(B, H, T, N).transpose(1, 2)
+    shared = q_BTHN.shape[2] // k_BTHN.shape[2]
+    if shared > 1:
+        k_BTHN, v_BTHN = (x.repeat_interleave(shared, dim=2) for x in (k_BTHN, v_BTHN))
+    q_BTHN = q_BTHN * q_BTHN.shape[-1] ** -0.5  # before it is rounded
+    q_BTHN, k_BTHN = q_BTHN.to(v_BTHN.dtype), k_BTHN.to(v_BTHN.dtype)
+    return blockwise_attention(q_BTHN, k_BTHN, v_BTHN, None if mask is None else mask[:, 0])
 
 
 def attend_to_cache(
