@@ -3,8 +3,8 @@
 python -m benchmarks.startup --data data/sample
 python -m benchmarks.startup --data data/sample --beside CHECKOUT
 
-Each start is a process of its own. With `--beside`, another checkout of this project starts by turns
-with this one, in the same environment.
+Each start is a process of its own. With `--beside`, another checkout of this project starts by
+turns with this one, in the same environment.
 """
 
 import argparse
