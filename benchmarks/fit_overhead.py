@@ -28,9 +28,15 @@ from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
 
 MODELS = {
+    # A step of next to nothing: what `fit` adds to it, in milliseconds, it adds to any step.
+    "least": [
+        *("--model.block", "wide", "--model.n_layers", "1", "--model.d_model", "16"),
+        *("--model.d_ffn_wide", "64", "--model.max_seq_len", "16", "--run.budget", "null"),
+        *("--run.micro_batch", "1", "--run.batch_tokens", "16"),
+    ],
     # The quickstart's 1.6M parameters: its own recipe.
     "quickstart": [],
-    # 8.4M parameters, 2 sequences of 512 twice a step.
+    # 8.1M parameters, 2 sequences of 512 twice a step.
     "larger": [
         *("--model.n_layers", "4", "--model.d_model", "256", "--model.n_heads", "4"),
         *("--model.n_kv_heads", "4", "--model.max_seq_len", "512", "--model.loops", "4"),
@@ -118,11 +124,10 @@ def measure(model: str, data: str, steps: int, rounds: int, words: Sequence[str]
         out = str(Path(folder, "times.json"))
         arguments = {"steps": steps, "rounds": rounds, "out": out}
         callback = {"class_path": "benchmarks.fit_overhead.Beside", "init_args": arguments}
-        total = (rounds + 2) * steps
         code = dualpath([
             *("fit", "--config", "quickstart", *MODELS[model], "--run.dir", folder),
-            *("--data.path", data, "--data.val", "{}", "--run.max_tokens", str(total * 2048)),
-            *("--run.save_every", str(10 * total), "--data.max_epochs", "1000"),
+            *("--data.path", data, "--data.val", "{}", "--run.max_tokens", "1B"),
+            *("--run.save_every", "1000000", "--data.max_epochs", "1000"),
             *("--trainer.callbacks", json.dumps([callback]), *words),
         ])  # fmt: skip
         if code:

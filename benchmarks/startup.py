@@ -45,7 +45,8 @@ def start(checkout: Path, recipe: str, words: Sequence[str]) -> Seconds:
         command = [sys.executable, "-m", "dualpath_cli", "fit", "--config", recipe, *words]
         done = subprocess.run(
             [*command, "--run.dir", folder, "--trainer.callbacks", callback],
-            env={**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{HERE}"},
+            cwd=checkout,  # where -m looks first
+            env={**os.environ, "PYTHONPATH": str(HERE)},
             capture_output=True,
             text=True,
         )
