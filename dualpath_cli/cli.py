@@ -1,9 +1,11 @@
 """The `dualpath` command: looks at the first word and imports only what that word needs."""
 
+import gc
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from dualpath_cli.command.records import COMMANDS, Command, resolve
 from dualpath_cli.errors import (
@@ -85,6 +87,22 @@ def _main(words: Sequence[str]) -> int:
         return 130
 
 
+@contextmanager
+def _no_collecting() -> Iterator[None]:
+    """Imports without Python's collector of cycles, which finds none in them.
+
+    It would look through all that was imported so far, again and again: a tenth of the time that
+    PyTorch and Lightning take to import (docs/benchmarks/startup.md).
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def _refused(name: str, error: OSError) -> int:
     """Says what the system refused, if there is somebody to read it; returns the code."""
     if isinstance(error, BrokenPipeError):  # `dualpath ... | head`
@@ -112,7 +130,9 @@ def _run(command: Command, words: Sequence[str]) -> int:
     line = read(command, words)
     if len(line.runs) < 2:
         checked = launch.prepare(command, line)  # before what runs it is imported
-        code: int = resolve(command.run)(checked)
+        with _no_collecting():
+            run = resolve(command.run)
+        code: int = run(checked)
         return code
     launches, out = launch.prepare_several(command, line)
     from dualpath_cli.output.console import plain_console

@@ -97,7 +97,7 @@ class RunSettings:
     rank_timeout: float = 30.0
     """Minutes that ranks wait for one another at most; then the run ends."""
     peak_tflops: float | None = None
-    """The device's peak in TFLOP/s that MFU is measured against; known GPUs need none."""
+    """The device's dense peak in TFLOP/s that MFU is measured against; known GPUs need none."""
     max_bad_steps: int = 10
     """The run ends after so many steps in a row that had to be left out: because loss or gradient
     was no finite number, or by optim.skip_sigma."""

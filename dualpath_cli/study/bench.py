@@ -108,13 +108,11 @@ class StudyModule(DualPathModule):
                 draw_weights(self.model, self._session.launch.settings.seed_everything)
                 self._redrawn = True
             pass_.begin(self, self._files)
-        # Ranks take turns with the windows.
-        first, ranks = batch_idx * len(tokens), self.trainer.world_size
-        turns = range(first, first + len(tokens))
-        places = (turn * ranks + self.trainer.global_rank for turn in turns)
+        batches = self._session.datamodule.batches(pass_.windows)
+        places = batches[batch_idx][self.trainer.global_rank :: self.trainer.world_size]
         pass_.step(tokens, targets, [n if n < pass_.windows.n_filled else FILLER for n in places])
         self._progress.advance(title=pass_.title)
-        if (first + len(tokens)) * ranks == len(pass_.windows):
+        if batch_idx + 1 == len(batches):
             arrays = pass_.end()
             self._files.close()
             if self.trainer.is_global_zero:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from litdata import StreamingDataLoader, StreamingDataset
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.settings import DataSettings
@@ -116,14 +116,19 @@ class DualPathDataModule(LightningDataModule):
         full = self.trainer.world_size * self.micro_batch
         return Windows(windows, numbers, multiple_of=full)
 
+    def batches(self, windows: Windows) -> list[range]:
+        """Places of the windows of each batch, of all ranks."""
+        assert self.trainer is not None
+        return windows.batches(self.micro_batch, self.seq_len, self.trainer.world_size)
+
     def loader(
-        self, windows: Dataset[Any], collate: Callable[[list[Any]], Any] = collate
+        self, windows: Windows, collate: Callable[[list[Any]], Any] = collate
     ) -> DataLoader[Any]:
-        """This rank's part of windows: every other one, in their order."""
+        """This rank's part of windows: of each batch every other one, in their order."""
         assert self.trainer is not None
         ranks, rank = self.trainer.world_size, self.trainer.global_rank
-        sampler: DistributedSampler[Any] = DistributedSampler(windows, ranks, rank, shuffle=False)
-        return DataLoader(windows, self.micro_batch, sampler=sampler, collate_fn=collate)
+        own = [list(places[rank::ranks]) for places in self.batches(windows)]
+        return DataLoader(windows, batch_sampler=own, collate_fn=collate)
 
 
 class TrainingStream(StreamingDataLoader):

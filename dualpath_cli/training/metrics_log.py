@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from dualpath_cli.flops.count import training_flops_per_token
@@ -22,6 +20,7 @@ from dualpath_cli.output.csv_text import format_csv, read_csv
 from dualpath_cli.settings import RunSettings
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.optim import learning_rate
+from dualpath_cli.training.peaks import peak_tflops
 
 Row = dict[str, Any]
 
@@ -147,22 +146,15 @@ class MetricsLog(Callback):
             "tokens_per_second": speed,
             "tflops_per_second": flops / 1e12,
         }
-        peak = self._peak_flops(module)
-        if peak:
-            row["mfu"] = flops / (peak * trainer.world_size)
+        peak = self.settings.peak_tflops or peak_tflops(module.device)
+        if peak is not None:
+            row["mfu"] = flops / (peak * 1e12 * trainer.world_size)
         for logger in trainer.loggers:
             logger.log_metrics({k: v for k, v in row.items() if k != "step"}, self.step)
         if trainer.is_global_zero:
             self.total_seconds += seconds
             self.metrics.append({**row, "seconds": self.total_seconds})
             self.show(row)
-
-    def _peak_flops(self, module: DualPathModule) -> float | None:
-        if self.settings.peak_tflops:
-            return self.settings.peak_tflops * 1e12
-        if module.device.type != "cuda":
-            return None
-        return get_available_flops(module.device, torch.bfloat16)
 
     def _pause(self) -> None:
         if self.since is not None:

@@ -4,6 +4,8 @@ The order matters: a compiled block stays one graph inside its FSDP unit, and sh
 device means that no rank ever holds the whole model.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -35,6 +37,23 @@ class FullyShardedStrategy(ModelParallelStrategy):
         path = Path(self.broadcast(str(checkpoint_path)))
         assert self.model is not None
         return load_training_state(self.model, self.optimizers, path)
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Keeps a micro-batch's gradients on their rank; the step's last one reduces all of them.
+
+        Lightning enters it for all micro-batches but the last, as it does for DDP; its own strategy
+        would reduce in each. Meanwhile a rank holds the gradients of the whole model.
+        """
+        assert self.model is not None
+        units = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+        for unit in units:
+            unit.set_requires_gradient_sync(False, recurse=False)
+        try:
+            yield
+        finally:
+            for unit in units:
+                unit.set_requires_gradient_sync(True, recurse=False)
 
     def setup_environment(self) -> None:
         """Sets both sizes before the process group and its mesh are made."""

@@ -22,7 +22,7 @@ from dualpath_cli.text.tokenizer import Tokenizer
 
 Tokens = npt.NDArray[np.integer]
 
-PAD_TO = 64
+PAD_TO = 16
 """Batches are padded to a multiple of this many positions: fewer shapes, faster kernels."""
 LEAST_DOCUMENTS = 10
 """So many documents are drawn where there are so many, however long they are."""
@@ -136,7 +136,7 @@ def check_ids(tokens: Tokens, vocab_size: int, place: str) -> None:
 class Windows(Dataset[Tokens]):
     """Windows held in memory, longest first, so that a batch holds windows of like length.
 
-    Empty windows are appended until every rank gets the same number of full batches: sharded
+    Empty windows are appended until every rank gets the same number of them in each batch: sharded
     models must run in step, and empty windows count nowhere.
     """
 
@@ -167,6 +167,27 @@ class Windows(Dataset[Tokens]):
     def __getitem__(self, index: int) -> Tokens:
         return self.windows[index]
 
+    def batches(self, micro_batch: int, length: int, ranks: int = 1) -> list[range]:
+        """Places of the windows of each batch, of all ranks, in order; ranks take turns with them.
+
+        On each rank a batch holds no more positions than `micro_batch` windows of `length` tokens
+        do, or one window. So batches of full windows are of one shape, which a model is compiled
+        for, and short windows do not go `micro_batch` at a time: most of the time of a small batch
+        is that of starting its operations.
+        """
+        found, start = [], 0
+        while start < len(self.windows):
+            most = micro_batch * padded(length) // padded(len(self.windows[start]) - 1)
+            stop = min(start + max(1, most) * ranks, len(self.windows))
+            found.append(range(start, stop))
+            start = stop
+        return found
+
+
+def padded(length: int) -> int:
+    """Positions of a batch whose longest window has so many."""
+    return -(-max(1, length) // PAD_TO) * PAD_TO
+
 
 def collate(
     windows: list[Tokens], last_is_input: bool = False
@@ -178,10 +199,9 @@ def collate(
     neither it nor padding, which comes after all tokens, changes a loss. Targets of padding are
     IGNORE.
     """
-    longest = max(2, *(len(window) for window in windows)) - (not last_is_input)
-    padded = -(-longest // PAD_TO) * PAD_TO
-    tokens = torch.zeros(len(windows), padded, dtype=torch.int64)
-    targets = torch.full((len(windows), padded), IGNORE, dtype=torch.int64)
+    positions = padded(max(len(window) for window in windows) - (not last_is_input))
+    tokens = torch.zeros(len(windows), positions, dtype=torch.int64)
+    targets = torch.full((len(windows), positions), IGNORE, dtype=torch.int64)
     for row, window in enumerate(windows):
         ids = torch.from_numpy(window.astype(np.int64))
         inputs = ids if last_is_input else ids[:-1]

@@ -6,6 +6,7 @@ did wrong is found before that.
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli import __version__, recipes
+from dualpath_cli import __version__, cli, recipes
 from dualpath_cli.cli import main
 from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.config import ModelConfig
@@ -296,6 +297,25 @@ def test_a_whole_recipe_passes_all_checks_and_only_then_imports_lightning(tmp_pa
     (answer,) = run_without_slow_imports([line], write_home(tmp_path))
     assert answer["code"] == "a traceback"
     assert "RuntimeError: imports lightning" in answer["err"]
+
+
+def test_the_collector_rests_while_a_command_is_imported_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    collecting = []
+
+    def run(launch: Any) -> int:
+        collecting.append(gc.isenabled())
+        return 0
+
+    def resolve(name: str) -> Callable[[Any], int]:
+        collecting.append(gc.isenabled())
+        return run
+
+    monkeypatch.setattr(cli, "resolve", resolve)
+    monkeypatch.setattr("dualpath_cli.command.launch.prepare", lambda command, line: None)
+    assert main(["validate", "--ckpt_path", "run"]) == 0
+    assert collecting == [False, True]
 
 
 # Help and the recipe that is printed

@@ -3,9 +3,12 @@
 Every epoch is one batch of eight blocks: however ranks share it out, each step sees all of it.
 """
 
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +112,37 @@ def test_fsdp_gives_one_process_losses_and_is_read_by_one_process(
     for last in rows(expected / "validation.csv")[-2:]:
         (loss,) = re.findall(rf"{last['set']} .*? ([\d.]+)", output)
         assert float(loss) == pytest.approx(float(last["loss"]), rel=1e-4)
+
+
+def log_reductions(folder: Path) -> None:
+    """Writes a line for each reduction of gradients, to a file a rank."""
+
+    def logged(reduce_scatter: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        with Path(folder, f"reduced-by-{os.environ['LOCAL_RANK']}").open("a") as file:
+            print("reduced", file=file)
+        return reduce_scatter(*arguments, **named)
+
+    for name in ("reduce_scatter_tensor", "reduce_scatter_single"):  # by torch's version
+        if original := getattr(torch.distributed, name, None):
+            setattr(torch.distributed, name, partial(logged, original))
+
+
+def test_fsdp_reduces_gradients_once_a_step(runs: Runs) -> None:
+    # Eight blocks a step on two ranks: four micro-batches of one block each.
+    changes = {"run": {"name": "counted", "micro_batch": 1}, "trainer": {"strategy": "fsdp"}}
+    words = runs.words("counted", **changes)
+    run_on_two_ranks(words, runs.folder, partial(log_reductions, runs.folder))
+    for row, wanted in zip(
+        rows(runs.folder / "runs" / "tiny" / "counted" / "metrics.csv"),
+        rows(runs.single() / "metrics.csv"),
+        strict=True,
+    ):
+        for column in ("loss", "grad_norm"):
+            assert float(row[column]) == pytest.approx(float(wanted[column]), rel=2e-5)
+    units = runs.recipe["model"]["n_layers"] + 1
+    for rank in range(2):
+        lines = Path(runs.folder, f"reduced-by-{rank}").read_text().splitlines()
+        assert len(lines) == 5 * units, "five steps, a reduction for each unit"
 
 
 def test_an_interrupted_fsdp_run_is_continued_on_two_processes(runs: Runs) -> None:

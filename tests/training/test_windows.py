@@ -14,6 +14,7 @@ from dualpath_cli.training.windows import (
     _drawn_documents,
     collate,
     document_windows,
+    padded,
 )
 from tests.small_tokenizer import tokenizer_with
 
@@ -121,6 +122,34 @@ def test_all_ranks_get_full_batches_and_padding_windows_score_nothing(
     assert windows.n_tokens == sum(lengths) - len(lengths)
     _, targets = collate([windows[i] for i in range(len(windows))])
     assert (targets != IGNORE).sum() == windows.n_tokens
+
+
+@given(
+    st.lists(st.integers(2, 100), min_size=1, max_size=60),
+    st.integers(1, 5),
+    st.integers(1, 3),
+)
+def test_batches_hold_each_window_once_in_order_and_no_more_positions_than_a_micro_batch(
+    lengths: list[int], micro_batch: int, ranks: int
+) -> None:
+    windows = Windows(
+        (np.ones(n, dtype=np.int64) for n in lengths), multiple_of=micro_batch * ranks
+    )
+    longest = 99
+    batches = windows.batches(micro_batch, longest, ranks)
+    assert [place for places in batches for place in places] == list(range(len(windows)))
+    for number, places in enumerate(batches):
+        shapes = {
+            collate([windows[place] for place in places[rank::ranks]])[0].shape
+            for rank in range(ranks)
+        }
+        rows = {shape[0] for shape in shapes}
+        assert rows == {len(places) // ranks}, "ranks run in step"
+        assert all(shape.numel() <= micro_batch * padded(longest) for shape in shapes)
+        if padded(len(windows[places[0]]) - 1) == padded(longest):
+            assert rows == {micro_batch}, "a graph is compiled for one shape"
+        elif number + 1 < len(batches):
+            assert len(places) // ranks >= micro_batch
 
 
 def test_losses_do_not_depend_on_the_batch_that_a_window_is_in() -> None:

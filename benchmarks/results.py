@@ -1,0 +1,42 @@
+"""Results of benchmarks as JSON, with the machine and the versions that they are true of."""
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+PACKAGES = ("torch", "lightning", "litdata", "torchmetrics")
+
+
+def machine() -> dict[str, Any]:
+    """What a result depends on, beside the code."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].partition(":")[2].strip() if names else model
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "threads": os.environ.get("OMP_NUM_THREADS", "as many as cores"),
+        "load": [round(load, 2) for load in os.getloadavg()],
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+    }
+
+
+def write(path: str | None, result: Mapping[str, Any]) -> None:
+    """Writes a result and the machine to a file, if one is named; prints the machine."""
+    facts = machine()
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    if path is not None:
+        Path(path).write_text(json.dumps({"machine": facts, **result}, indent=1) + "\n")
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Returns a cell: the median, and the least and the most of all rounds."""
+    return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"

@@ -1,0 +1,100 @@
+"""CPU seconds from the command `dualpath fit` to its first optimizer step, by phase.
+
+python -m benchmarks.startup --data data/sample
+python -m benchmarks.startup --data data/sample --beside CHECKOUT
+
+Each start is a process of its own. With `--beside`, another checkout of this project starts by
+turns with this one, in the same environment.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks.results import spread, write
+from benchmarks.tables import show
+
+HERE = Path(__file__).resolve().parent
+
+PHASES = {
+    "imports": "Python, checks of the recipe, imports, Lightning's parser",
+    "trainer": "trainer, tokenizer, data module",
+    "model": "the model's weights, the optimizer",
+    "validation": "the validation of step 0",
+    "data": "the first micro-batch",
+    "first step": "forward, backward and step",
+}
+
+Seconds = dict[str, list[float]]
+"""CPU seconds and seconds by the clock, of each phase."""
+
+
+def start(checkout: Path, recipe: str, words: Sequence[str]) -> Seconds:
+    """Starts `fit` once."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "marks.json")
+        marks = {"out": str(out), "began": time.time()}
+        callback = json.dumps([{"class_path": "startup_marks.Marks", "init_args": marks}])
+        command = [sys.executable, "-m", "dualpath_cli", "fit", "--config", recipe, *words]
+        done = subprocess.run(
+            [*command, "--run.dir", folder, "--trainer.callbacks", callback],
+            cwd=checkout,  # where -m looks first
+            env={**os.environ, "PYTHONPATH": str(HERE)},
+            capture_output=True,
+            text=True,
+        )
+        if not out.exists():
+            raise SystemExit(done.stdout + done.stderr)
+        ends: dict[str, list[float]] = json.loads(out.read_text())
+    before, seconds = [0.0, 0.0], {}
+    for phase in PHASES:
+        seconds[phase] = [end - begin for end, begin in zip(ends[phase], before, strict=True)]
+        before = ends[phase]
+    return {**seconds, "all": before}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recipe", default="quickstart")
+    parser.add_argument("--data", default="data/sample", help="Data folder of the quickstart.")
+    parser.add_argument("--beside", type=Path, help="Another checkout, timed by turns.")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", help="File for the results.")
+    options, words = parser.parse_known_args(arguments)
+    data = Path(options.data).resolve()
+    sets = {name: str(data / "val" / f"{name}.jsonl") for name in ("arithmetic", "facts", "prose")}
+    words = ["--data.path", str(data), "--data.val", json.dumps(sets), *words]
+    checkouts = {"this": HERE.parent}
+    if options.beside is not None:
+        checkouts["beside"] = options.beside.resolve()
+    starts: dict[str, list[Seconds]] = {name: [] for name in checkouts}
+    for checkout in checkouts.values():  # what was never read before comes from the disk
+        start(checkout, options.recipe, words)
+    for _ in range(options.rounds):
+        for name, checkout in checkouts.items():
+            starts[name].append(start(checkout, options.recipe, words))
+    columns = ["CPU seconds", *checkouts, *["ratio of a round"] * (len(checkouts) - 1), "what"]
+    rows = []
+    for phase, what in {**PHASES, "all": "up to the first step"}.items():
+        spent = {name: [seconds[phase][0] for seconds in of] for name, of in starts.items()}
+        row = [phase, *(spread(values) for values in spent.values())]
+        if options.beside is not None:
+            row.append(spread([a / b for a, b in zip(*spent.values(), strict=True)]))
+        rows.append([*row, what])
+    show(columns, rows)
+    clock = ", ".join(
+        f"{name} {median(seconds['all'][1] for seconds in of):.1f} s" for name, of in starts.items()
+    )
+    print(f"by the clock, median: {clock}")
+    write(options.json, {"starts": starts})
+
+
+if __name__ == "__main__":
+    main()
