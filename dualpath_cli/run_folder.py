@@ -42,9 +42,9 @@ _PUT_BACK = "put it back, or give this run a name (--run.name NAME)"
 # What a continued run may change: nothing of it decides the numbers.
 _NUMBERS = ("model", "optim", "run", "data", "seed_everything")
 _FREE_KEYS = {
-    "run": {"dir", "name", "compile", "log_every", "gates_every", "validate_every", "save_every",
-            "keep", "keep_every", "tensorboard", "wandb", "peak_tflops", "profile", "rank_timeout",
-            "max_bad_steps"},
+    "run": {"dir", "name", "compile", "activation_checkpointing", "log_every", "gates_every",
+            "validate_every", "save_every", "keep", "keep_every", "tensorboard", "wandb",
+            "peak_tflops", "profile", "rank_timeout", "max_bad_steps"},
     "data": {"val", "val_tokens", "val_seed", "workers", "max_epochs", "verify"},
 }  # fmt: skip
 

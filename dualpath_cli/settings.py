@@ -18,6 +18,9 @@ _EVERY: Range = (0, 10**12)
 _SEED: Range = (0, 2**32 - 1)
 _RATE: Range = (0, 1e9)
 
+Checkpointing = Literal["none", "selective", "full"]
+"""What blocks compute again in the backward pass: nothing, pointwise operations, everything."""
+
 
 @dataclass(frozen=True)
 class OptimSettings:
@@ -78,6 +81,10 @@ class RunSettings:
     """Sequences in one forward pass of one device."""
     compile: bool = True
     """Whether each block is compiled; without a C++ compiler the run says so and goes on."""
+    activation_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
+    """What each block computes again in the backward pass instead of keeping it: none is nothing,
+    selective all but matrix products and attention, full everything. auto is selective where blocks
+    are compiled, where it costs no time, else none."""
     log_every: int = 10
     """Optimizer steps between two rows of metrics."""
     gates_every: int = 100

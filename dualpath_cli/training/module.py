@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.settings import OptimSettings
+from dualpath_cli.settings import Checkpointing, OptimSettings
 from dualpath_cli.training.guard import BadStep, StepGuard
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
@@ -35,6 +35,7 @@ class DualPathModule(LightningModule):
         *,
         seed: int | None,
         compile_blocks: bool,
+        checkpointing: Checkpointing = "none",
         weights: Path | None = None,
     ) -> None:
         """`seed` draws the initial weights; None draws none, because a checkpoint follows.
@@ -46,6 +47,7 @@ class DualPathModule(LightningModule):
         self.optim = optim
         self.seed = seed
         self.compile_blocks = compile_blocks
+        self.checkpointing = checkpointing
         self.weights = weights
         self.model: DualPathLM | None = None
         self.train_loss = LanguageModelLoss(token_bytes)
@@ -61,7 +63,9 @@ class DualPathModule(LightningModule):
         """Builds the model once; a sharding strategy has set the device mesh by now."""
         if self.model is None:
             mesh = self.device_mesh["data_parallel"] if self.device_mesh is not None else None
-            self.model = build_model(self.config, self.seed, self.compile_blocks, mesh)
+            self.model = build_model(
+                self.config, self.seed, self.compile_blocks, self.checkpointing, mesh
+            )
             if self.weights is not None:
                 load_weights(self.model, self.weights)
 

@@ -1,7 +1,8 @@
-"""Builds the model for one device or many: compile each block, shard, give memory, draw weights.
+"""Builds the model for one device or many: checkpoint, compile, shard, give memory, draw weights.
 
-The order matters: a compiled block stays one graph inside its FSDP unit, and sharding on the meta
-device means that no rank ever holds the whole model.
+The order matters: what is computed again belongs to a block's graph, a compiled block stays one
+graph inside its FSDP unit, and sharding on the meta device means that no rank ever holds the whole
+model.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.settings import Checkpointing
+from dualpath_cli.training.activation_checkpointing import checkpoint_block
 from dualpath_cli.training.shards import load_training_state
 
 
@@ -79,6 +82,7 @@ def build_model(
     config: ModelConfig,
     seed: int | None = None,
     compile_blocks: bool = False,
+    checkpointing: Checkpointing = "none",
     mesh: DeviceMesh | None = None,
 ) -> DualPathLM:
     """Returns a model on torch's default device or, sharded by FSDP2, on the devices of a mesh.
@@ -89,6 +93,8 @@ def build_model(
     device = torch.get_default_device() if mesh is None else torch.device(mesh.device_type)
     with torch.device("meta"):
         model = DualPathLM(config)
+    for block in model.blocks:
+        checkpoint_block(block, checkpointing)
     if compile_blocks:
         # Block by block: the graph of one layer serves all layers of its kind. In place, so that
         # parameter names stay as they are.

@@ -1,0 +1,100 @@
+"""What a block keeps for its backward pass, and what it computes again: `none`, `selective`, `full`.
+
+`selective` keeps what matrix products and attention put out, and computes again what lies between:
+norms, rotation, QK-norm, the product in SwiGLU, residual sums, the mixture of steps. No product and
+no attention is computed twice. `full` keeps the block's input alone.
+"""
+
+import logging
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from dualpath_cli.intervention import Intervention
+from dualpath_cli.model import AuxiliaryLoss, LayerTrace
+from dualpath_cli.model.block import DualPathBlock
+from dualpath_cli.model.rope import Rope
+from dualpath_cli.settings import Checkpointing
+
+KEPT_OPERATIONS = frozenset(
+    {
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+        "aten::_scaled_dot_product_fused_attention_overrideable",
+        "flex_attention",
+    }
+)
+"""Operations whose outputs `selective` keeps, without the name of an overload."""
+
+OWN_OPERATIONS = "dualpath::"
+"""Custom operations of this package, which are kept, too: each is worth a kernel of its own."""
+
+
+def checkpoint_block(block: DualPathBlock, checkpointing: Checkpointing) -> None:
+    """Lets a block compute again what it does not keep; call it before compiling and sharding.
+
+    The block stays the module that it was, with the names of its parameters: as `fully_shard` does,
+    this changes its class alone.
+    """
+    if checkpointing != "none":
+        # Said once in every run: that what is computed again must not change anything in place.
+        logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
+        block.__class__ = {"selective": SelectiveBlock, "full": FullBlock}[checkpointing]
+
+
+def keeps(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """What `selective` does with an operation's output, as torch asks for it."""
+    name = operation.name().partition(".")[0]
+    if name in KEPT_OPERATIONS or name.startswith(OWN_OPERATIONS):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class FullBlock(DualPathBlock):
+    """A block that keeps its input alone."""
+
+    choice: ClassVar[dict[str, Any]] = {}
+    """What tells torch's `checkpoint` to keep more."""
+
+    def forward(
+        self,
+        x_BTD: torch.Tensor,
+        rope: Rope,
+        trace: LayerTrace | None = None,
+        intervention: Intervention | None = None,
+        token_mask: torch.Tensor | None = None,
+        order_B2T: torch.Tensor | None = None,
+        auxiliary: AuxiliaryLoss | None = None,
+    ) -> torch.Tensor:
+        """As DualPathBlock's. With a trace, or without gradients, nothing is computed again."""
+        forward = partial(super().forward, rope=rope, intervention=intervention,
+                          token_mask=token_mask, order_B2T=order_B2T)  # fmt: skip
+        if trace is not None or not torch.is_grad_enabled():
+            return forward(x_BTD, trace=trace, auxiliary=auxiliary)
+
+        def with_own_losses(x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float]:
+            # What is computed again must not add to the caller's sum again.
+            own = AuxiliaryLoss()
+            return forward(x_BTD, auxiliary=own), own.total
+
+        y_BTD, losses = checkpoint(with_own_losses, x_BTD, use_reentrant=False, **self.choice)
+        if auxiliary is not None:
+            auxiliary.total = auxiliary.total + losses
+        return y_BTD
+
+
+class SelectiveBlock(FullBlock):
+    """A block that keeps its input and what its matrix products and attention put out."""
+
+    choice: ClassVar = {"context_fn": partial(create_selective_checkpoint_contexts, keeps)}

@@ -1,0 +1,247 @@
+"""Whatever a block computes again, loss and gradients are those of a block that keeps everything."""
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.intervention import Intervention
+from dualpath_cli.model import AuxiliaryLoss, DualPathLM, RoutingTrace
+from dualpath_cli.training.activation_checkpointing import checkpoint_block, keeps
+from dualpath_cli.training.parallel import build_model
+from tests.model.small_models import (
+    ALL_KINDS,
+    EXACT,
+    SMALL,
+    TARGETS,
+    TOKENS,
+    same_weights,
+    small,
+    with_weights,
+)
+from tests.model.test_auxiliary_loss import with_balanced
+
+MODELS = {
+    "all kinds": small(**ALL_KINDS),
+    "one loop": small(loops=1),
+    "tied": small(tie_embeddings=True),
+    "convex gate, mean of steps": small(gate="convex", combination="mean", qk_norm="before_rope"),
+}
+POLICIES = ("none", "selective", "full")
+AGAIN = ("selective", "full")
+
+
+def checkpointed(model: DualPathLM, policy: Any, compiled: str | None = None) -> DualPathLM:
+    for block in model.blocks:
+        checkpoint_block(block, policy)
+        if compiled is not None:
+            block.compile(backend=compiled, fullgraph=True)
+    return model
+
+
+def gradients(model: DualPathLM, **options: Any) -> dict[str, torch.Tensor]:
+    """Gradients by parameter, and the losses (B, T) as `nll`."""
+    auxiliary = AuxiliaryLoss()
+    nll = model(TOKENS, TARGETS, auxiliary=auxiliary, **options)
+    (nll.mean() + auxiliary.total).backward()
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {"nll": nll.detach(), **found}
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], rtol: float) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=rtol, atol=rtol * value.abs().max())
+
+
+@pytest.mark.parametrize("compiled", [None, "aot_eager"])
+@pytest.mark.parametrize("policy", AGAIN)
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_float64_gradients_are_those_without(
+    config: ModelConfig, policy: str, compiled: str | None
+) -> None:
+    torch._dynamo.reset()
+    expected = gradients(with_weights(config))
+    assert len(expected) == 1 + len(list(with_weights(config).parameters()))
+    model = checkpointed(with_weights(config), policy, compiled)
+    assert_equal(gradients(model), expected, EXACT)
+
+
+@pytest.mark.parametrize("policy", AGAIN)
+def test_under_autocast_they_are_too(policy: str) -> None:
+    """To the last bit: in eager mode the same operations run, on the same numbers."""
+    found = []
+    for one in ("none", policy):
+        model = checkpointed(DualPathLM(small(**ALL_KINDS, gain_init=0.0), seed=0), one)
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(gradients(model))
+    assert_equal(*found, rtol=0)
+
+
+@pytest.mark.parametrize("policy", AGAIN)
+@pytest.mark.parametrize(
+    "change",
+    [
+        Intervention(halting=0.5),
+        Intervention(loops=2),
+        Intervention(gates=(1.0, 0.5)),
+    ],
+    ids=lambda change: change.name,
+)
+def test_interventions_work_as_without(change: Intervention, policy: str) -> None:
+    expected = gradients(with_weights(SMALL), intervention=change)
+    model = checkpointed(with_weights(SMALL), policy)
+    assert_equal(gradients(model, intervention=change), expected, EXACT)
+
+
+@pytest.mark.parametrize("policy", AGAIN)
+def test_a_trace_is_written_once_and_has_its_gradient(policy: str) -> None:
+    found = []
+    for one in ("none", policy):
+        model, trace = checkpointed(with_weights(SMALL), one), RoutingTrace()
+        model(TOKENS, TARGETS, trace=trace)
+        assert len(trace.layers) == SMALL.n_layers
+        torch.stack([layer.expected_loops for layer in trace.layers]).sum().backward()
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        assert any("router" in name for name in grads)
+        found.append(grads)
+    assert_equal(*found, EXACT)
+
+
+@pytest.mark.parametrize("compiled", [None, "aot_eager"])
+@pytest.mark.parametrize("policy", AGAIN)
+def test_an_auxiliary_loss_counts_once(policy: str, compiled: str | None) -> None:
+    torch._dynamo.reset()
+    model, (deep, wide) = with_balanced(with_weights(SMALL))
+    checkpointed(model, policy, compiled)
+    auxiliary = AuxiliaryLoss()
+    nll = model(TOKENS, TARGETS, auxiliary=auxiliary)
+    assert auxiliary.total.item() == pytest.approx((SMALL.loops + 1) * 0.25, rel=1e-6)
+    (0 * nll.sum() + auxiliary.total).backward()
+    assert auxiliary.total.item() == pytest.approx((SMALL.loops + 1) * 0.25, rel=1e-6)
+    assert (deep.scale.grad.item(), wide.scale.grad.item()) == (SMALL.loops, 1.0)
+
+
+# What is computed twice
+
+PRODUCTS = ("mm", "addmm", "bmm")
+
+
+def kind_of(operation: Any) -> str:
+    name = operation.name().removeprefix("aten::").partition(".")[0]
+    if "scaled_dot_product" in name:
+        return "attention backward" if "backward" in name else "attention"
+    return "product" if name in PRODUCTS else "other"
+
+
+class Executed(TorchDispatchMode):
+    """Counts what eager mode runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[kind_of(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def executed(policy: str) -> Counter[str]:
+    model = checkpointed(DualPathLM(SMALL, seed=0), policy)
+    with torch.autocast("cpu", torch.bfloat16), Executed() as run:
+        gradients(model)
+    return run.counts
+
+
+@contextlib.contextmanager
+def graphs() -> Iterator[tuple[Any, list[torch.fx.GraphModule]]]:
+    """A backend that partitions as inductor does, and the graphs that it was given to compile."""
+    seen: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        seen.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    yield (
+        aot_autograd(
+            fw_compiler=keep,
+            bw_compiler=keep,
+            decompositions=select_decomp_table(),
+            partition_fn=min_cut_rematerialization_partition,
+        ),
+        seen,
+    )
+    torch._dynamo.reset()
+
+
+def in_graphs(policy: str) -> Counter[str]:
+    with graphs() as (backend, seen):
+        model = checkpointed(DualPathLM(small(n_layers=2), seed=0), policy, backend)
+        with torch.autocast("cpu", torch.bfloat16):
+            gradients(model)
+    assert len(seen) == 2, "one graph forward and one backward, for both layers"
+    nodes = [node.target for graph in seen for node in graph.graph.nodes]
+    return Counter(kind_of(n) for n in nodes if isinstance(n, torch._ops.OpOverload))
+
+
+@pytest.mark.parametrize("count", [executed, in_graphs])
+def test_selective_computes_no_product_and_no_attention_twice(count: Any) -> None:
+    plain, selective, full = (count(policy) for policy in POLICIES)
+    for kind in ("product", "attention", "attention backward"):
+        assert selective[kind] == plain[kind] > 0
+    assert selective["other"] > plain["other"], "something is computed again"
+    assert full["attention"] == 2 * plain["attention"]
+
+
+def test_operations_of_our_own_are_kept() -> None:
+    class Operation:
+        def name(self) -> str:
+            return "dualpath::attention.default"
+
+    assert keeps(None, Operation()).name == "MUST_SAVE"
+    assert keeps(None, torch.ops.higher_order.flex_attention).name == "MUST_SAVE"
+    assert keeps(None, torch.ops.aten.mul.Tensor).name == "PREFER_RECOMPUTE"
+
+
+# What stays as it was
+
+
+@pytest.mark.parametrize("policy", AGAIN)
+def test_the_model_keeps_its_weights_and_their_names(policy: Any) -> None:
+    plain, other = build_model(SMALL, seed=0), build_model(SMALL, seed=0, checkpointing=policy)
+    assert same_weights(plain, other)
+    assert plain.state_dict().keys() == other.state_dict().keys()
+    plain.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("policy", AGAIN)
+def test_without_gradients_nothing_is_kept_for_them(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("checkpoint was called")
+
+    path = "dualpath_cli.training.activation_checkpointing.checkpoint"
+    model = checkpointed(with_weights(SMALL), policy)
+    monkeypatch.setattr(path, refuse)
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS), with_weights(SMALL)(TOKENS))
+    with pytest.raises(AssertionError):
+        model(TOKENS)
+
+
+def test_torch_says_nothing_about_it(caplog: pytest.LogCaptureFixture) -> None:
+    with graphs() as (backend, _):
+        gradients(checkpointed(DualPathLM(SMALL, seed=0), "selective", backend))
+    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [record.getMessage() for record in said if "context_fn" in record.getMessage()]
