@@ -77,8 +77,9 @@ class RunSettings:
     """Training budget in tokens, rounded down to whole optimizer steps."""
     batch_tokens: Size = Size(2_097_152)
     """Tokens of one optimizer step, over all devices and accumulation."""
-    micro_batch: int = 2
-    """Sequences in one forward pass of one device."""
+    micro_batch: int | Literal["auto"] = 2
+    """Sequences in one forward pass of one device; auto is as many as are predicted to fit into its
+    memory."""
     compile: bool = True
     """Whether each block is compiled; without a C++ compiler the run says so and goes on."""
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
@@ -123,8 +124,9 @@ class RunSettings:
         )
         ranges |= dict.fromkeys(("gates_every", "validate_every", "keep", "keep_every"), _EVERY)
         ranges |= dict.fromkeys(("budget", "max_tokens", "batch_tokens"), _SIZE)
-        ranges |= {"micro_batch": (1, 10**6), "peak_tflops": (1e-6, 1e9)}
-        ranges |= {"rank_timeout": (0.01, 1e6)}
+        ranges |= {"peak_tflops": (1e-6, 1e9), "rank_timeout": (0.01, 1e6)}
+        if self.micro_batch != "auto":
+            ranges["micro_batch"] = (1, 10**6)
         check_ranges(self, ranges)
         if self.save_every % self.log_every:
             # Or the first row after a continuation would lack the tokens before it.

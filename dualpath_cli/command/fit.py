@@ -135,13 +135,13 @@ def _stopped(session: Session, signum: int) -> Stopped:
 def _plan(session: Session) -> tuple[int, int]:
     """Returns optimizer steps and accumulated micro-batches a step."""
     model, run = session.launch.settings.model, session.launch.settings.run
-    ranks = session.trainer.world_size
-    together = run.micro_batch * model.max_seq_len * ranks
+    ranks, micro_batch = session.trainer.world_size, session.datamodule.micro_batch
+    together = micro_batch * model.max_seq_len * ranks
     accumulate, rest = divmod(run.batch_tokens, together)
     if rest or not accumulate:
         raise UserError(
             f"run.batch_tokens={run.batch_tokens} is not a multiple of the {together} tokens "
-            f"of one pass (run.micro_batch={run.micro_batch} x {model.max_seq_len} tokens x "
+            f"of one pass (run.micro_batch={micro_batch} x {model.max_seq_len} tokens x "
             f"{ranks} devices); the next one is {(accumulate + 1) * together}"
         )
     return run.max_tokens // run.batch_tokens, accumulate
@@ -166,8 +166,8 @@ def _summary(session: Session, steps: int, accumulate: int) -> str:
         f"data    {settings.data.path}: {launch.manifest.tokens / 1e6:,.1f}M tokens, "
         f"{epochs(settings, launch.manifest):.2f} epochs",
         f"run     {steps:,} steps of {run.batch_tokens:,} tokens: "
-        f"{session.trainer.world_size} x {run.micro_batch} sequences of {model.max_seq_len}, "
-        f"accumulated {accumulate} times",
+        f"{session.trainer.world_size} x {session.datamodule.micro_batch} sequences of "
+        f"{model.max_seq_len}, accumulated {accumulate} times",
         f"folder  {launch.run_folder}",
     ]
     if launch.checkpoint is not None:

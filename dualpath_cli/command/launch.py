@@ -151,6 +151,10 @@ def _launch_to_train(command: Command, settings: Settings, runs: Sequence[str]) 
     recipe = settings.as_recipe()
     checkpoint, weights = run_folder.newest_checkpoint(folder), None
     if checkpoint is not None:
+        if settings.run.micro_batch == "auto":  # as was decided when the run began
+            kept = run_folder.read_recipe(folder).get("run", {}).get("micro_batch", "auto")
+            settings = settings_from(recipes.merge(recipe, {"run": {"micro_batch": kept}}))
+            recipe = settings.as_recipe()
         run_folder.check_same_recipe(folder, recipe)
         run_folder.check_same_facts(folder, {"data_fingerprint": manifest.fingerprint})
         check_tables(folder)

@@ -5,7 +5,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 from lightning.pytorch import Trainer
@@ -13,6 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from dualpath_cli.command import launch as launches
 from dualpath_cli.command.launch import Launch
+from dualpath_cli.command.micro_batch import with_micro_batch
 from dualpath_cli.command.records import COMMANDS, resolve
 from dualpath_cli.command.session import Session
 from dualpath_cli.command.trainer import build_trainer
@@ -21,6 +22,7 @@ from dualpath_cli.output.console import plain_console
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training.activation_checkpointing import chosen
 from dualpath_cli.training.data import DualPathDataModule
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import can_compile
@@ -120,6 +122,10 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
         raise UserError(f"trainer: {error}; change the recipe's trainer section") from error
     console.quiet = not trainer.is_global_zero
     fitting = launch.command.needs == "recipe"
+    compiled = settings.run.compile and fitting and can_compile(trainer.strategy.root_device)
+    checkpointing = chosen(settings.run.activation_checkpointing, compiled)
+    settings = with_micro_batch(settings, trainer, compiled, checkpointing, console.print)
+    launch = replace(launch, settings=settings)
     source = settings.data.path if fitting else launch.run_folder
     tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
     if tokenizer.vocab_size > settings.model.vocab_size:
@@ -136,11 +142,11 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
         [*token_bytes, *[0] * (settings.model.vocab_size - len(token_bytes))],
         list(settings.data.val),
         seed=seed if drawn else None,
-        compile_blocks=settings.run.compile
-        and fitting
-        and can_compile(trainer.strategy.root_device),
+        compile_blocks=compiled,
+        checkpointing=checkpointing,
         weights=weights,
     )
+    assert settings.run.micro_batch != "auto"
     datamodule = DualPathDataModule(
         settings.data,
         tokenizer,

@@ -1,13 +1,14 @@
-"""What a block keeps for its backward pass, and what it computes again: `none`, `selective`, `full`.
+"""What a block keeps for its backward pass and what it computes again instead.
 
-`selective` keeps what matrix products and attention put out, and computes again what lies between:
-norms, rotation, QK-norm, the product in SwiGLU, residual sums, the mixture of steps. No product and
-no attention is computed twice. `full` keeps the block's input alone.
+`none` keeps all that the gradients need. `selective` keeps what matrix products and attention put
+out, and computes again what lies between: norms, rotation, QK-norm, the product in SwiGLU, residual
+sums, the mixture of steps. No product and no attention is computed twice. `full` keeps the block's
+input alone.
 """
 
 import logging
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.utils.checkpoint import (
@@ -51,6 +52,16 @@ def checkpoint_block(block: DualPathBlock, checkpointing: Checkpointing) -> None
         # Said once in every run: that what is computed again must not change anything in place.
         logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
         block.__class__ = {"selective": SelectiveBlock, "full": FullBlock}[checkpointing]
+
+
+def chosen(setting: Literal["auto"] | Checkpointing, compiled: bool) -> Checkpointing:
+    """Returns what `run.activation_checkpointing` means: `auto` costs no time.
+
+    Compiled, `selective` is no slower than `none`; in eager mode it is (docs/benchmarks/memory.md).
+    """
+    if setting != "auto":
+        return setting
+    return "selective" if compiled else "none"
 
 
 def keeps(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

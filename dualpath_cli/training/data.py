@@ -47,6 +47,21 @@ class DualPathDataModule(LightningDataModule):
         self.micro_batch = micro_batch
         self.seed = seed
 
+    def setup(self, stage: str) -> None:
+        """Checks that ranks take equal micro-batches: on machines of unlike GPUs `auto` differs.
+
+        Raises:
+            UserError: on a rank that would take another one than the first.
+        """
+        assert self.trainer is not None
+        first = self.trainer.strategy.broadcast(self.micro_batch)
+        if first != self.micro_batch:
+            raise UserError(
+                f"run.micro_batch=auto takes {first} on the first rank and {self.micro_batch} on "
+                f"rank {self.trainer.global_rank}, whose GPU has other memory; give the smaller "
+                f"one (--run.micro_batch {min(first, self.micro_batch)})"
+            )
+
     def train_dataloader(self) -> "TrainingStream":
         """One stream a rank; its state is in the checkpoint, so a continued run repeats no batch.
 

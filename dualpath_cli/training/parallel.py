@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.settings import Checkpointing
 from dualpath_cli.training.activation_checkpointing import checkpoint_block
 from dualpath_cli.training.shards import load_training_state
@@ -94,6 +95,7 @@ def build_model(
     with torch.device("meta"):
         model = DualPathLM(config)
     for block in model.blocks:
+        assert isinstance(block, DualPathBlock)
         checkpoint_block(block, checkpointing)
     if compile_blocks:
         # Block by block: the graph of one layer serves all layers of its kind. In place, so that

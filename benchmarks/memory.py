@@ -1,0 +1,246 @@
+"""Bytes that training saves and takes at its peak, as `dualpath_cli.flops.memory` predicts them.
+
+python -m benchmarks.memory --out memory.json
+
+Every kind of block, eager and compiled, by each `run.activation_checkpointing`. Saved bytes are
+what the forward pass of one block leaves allocated, a token; casts of its weights to bf16 are
+counted apart. Peaks are of a whole optimizer step of a model of two blocks, beside weights, gradients and
+moments: on a CPU from the allocations that PyTorch's profiler sees, with --device cuda from CUDA's
+own count. `--time` adds the CPU seconds of a step by each policy, interleaved.
+"""
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.tables import show
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.flops.memory import Execution, block_weights, saved_by_block, step_memory
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.model.block import DualPathBlock
+from dualpath_cli.model.rope import rope_tables
+from dualpath_cli.settings import OptimSettings
+from dualpath_cli.training.activation_checkpointing import checkpoint_block
+from dualpath_cli.training.optim import build_optimizer
+from dualpath_cli.training.parallel import build_model
+
+POLICIES = ("none", "selective", "full")
+
+LENGTH = 200
+"""Tokens of a sequence; bytes a token do not depend on it."""
+
+SHAPES: dict[str, ModelConfig] = {
+    "F80M a50 K4": ModelConfig(d_ffn=1600, d_ffn_wide=11392),
+    "dual K2": ModelConfig(d_model=256, n_heads=4, n_kv_heads=4, loops=2, d_ffn=768,
+                           d_ffn_wide=3072),
+    "loop K3": ModelConfig(block="loop", d_model=256, n_heads=8, n_kv_heads=8, loops=3,
+                           d_ffn=1536),
+    "wide": ModelConfig(block="wide", d_model=256, n_heads=4, n_kv_heads=4, d_ffn_wide=6144),
+}  # fmt: skip
+"""Blocks that are measured, by name; length, layers and vocabulary are set below."""
+
+
+class Saved(NamedTuple):
+    """Bytes that a block saves for its backward pass."""
+
+    a_token: float
+    casts: int
+    """Of its weights, whatever the number of tokens."""
+
+
+def small(config: ModelConfig, layers: int) -> ModelConfig:
+    """The model with few layers, a small vocabulary and short sequences."""
+    fields = {**vars(config), "n_layers": layers, "vocab_size": 512, "max_seq_len": LENGTH}
+    return ModelConfig(**fields)
+
+
+def autocast(execution: Execution, device: str) -> AbstractContextManager[None]:
+    """The context that gives products their bytes: bf16 or none."""
+    return torch.autocast(device, torch.bfloat16, enabled=execution.product_bytes == 2)
+
+
+def saved(
+    config: ModelConfig,
+    execution: Execution,
+    sequences: int = 2,
+    device: str = "cpu",
+    backend: str | Callable[..., object] = "inductor",
+) -> Saved:
+    """Measures what the last of two blocks saves; `backend` compiles, if anything does."""
+    torch._dynamo.reset()
+    with torch.device(device):
+        model = DualPathLM(config, seed=0)
+        tokens_BT = torch.randint(config.vocab_size, (sequences, config.max_seq_len))
+    block = model.blocks[-1]
+    assert isinstance(block, DualPathBlock)
+    checkpoint_block(block, execution.checkpointing)
+    if execution.compiled:
+        block.compile(backend=backend)
+    x_BTD = model.embed(tokens_BT)
+    rope = rope_tables(config, config.max_seq_len, like=x_BTD)
+    weights = {p.untyped_storage().data_ptr() for p in block.parameters()}
+    shapes = {tuple(p.shape) for p in block.parameters() if p.dim() == 2}
+    shapes |= {shape[::-1] for shape in shapes}
+    casts: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if tuple(tensor.shape) in shapes and storage.data_ptr() not in weights:
+            casts[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def forward() -> torch.Tensor:
+        with (
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+            autocast(execution, device),
+        ):
+            return block(x_BTD, rope)
+
+    forward().sum().backward()  # compiles
+    casts.clear()
+    kept: list[torch.Tensor] = []  # until the bytes are counted
+    # The output, which is among them, has the size of the input, which is not.
+    allocated = allocations(lambda: kept.append(forward()), device).left
+    return Saved((allocated - sum(casts.values())) / tokens_BT.numel(), sum(casts.values()))
+
+
+class Allocated(NamedTuple):
+    """Bytes that a call allocated."""
+
+    left: int
+    """What of them is still there at its end."""
+    highest: int
+
+
+def allocations(call: Callable[[], object], device: str) -> Allocated:
+    """Runs a call and counts: on a CPU by PyTorch's profiler, else by CUDA itself."""
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        left = torch.cuda.memory_allocated() - before
+        return Allocated(left, torch.cuda.max_memory_allocated() - before)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    changes = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
+    total = list(accumulate(change for _, change in sorted(changes)))
+    return Allocated(total[-1], max(total))
+
+
+def training_step(
+    config: ModelConfig, execution: Execution, sequences: int, device: str
+) -> Callable[[], None]:
+    """Returns an optimizer step on random tokens that was made twice, so that all is compiled."""
+    with torch.device(device):
+        model = build_model(config, 0, execution.compiled, execution.checkpointing)
+        tokens_BT = torch.randint(config.vocab_size, (sequences, config.max_seq_len + 1))
+    optimizer = build_optimizer(model.named_parameters(), OptimSettings())
+
+    def step() -> None:
+        with autocast(execution, device):
+            loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:]).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    step()
+    step()
+    return step
+
+
+def peak(config: ModelConfig, execution: Execution, sequences: int, device: str = "cpu") -> int:
+    """Measures the most bytes that a step allocates beside weights, gradients and moments."""
+    torch._dynamo.reset()
+    return allocations(training_step(config, execution, sequences, device), device).highest
+
+
+def seconds(config: ModelConfig, rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of a compiled step by policy, interleaved."""
+    steps = {}
+    for policy in POLICIES:
+        torch._dynamo.reset_code_caches()
+        steps[policy] = training_step(config, Execution(policy), 2, "cpu")
+    found: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    for _ in range(rounds):
+        for policy, step in steps.items():
+            start = time.process_time()
+            step()
+            step()
+            found[policy].append((time.process_time() - start) / 2)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--modes", nargs="+", choices=["eager", "compiled"],
+                        default=["eager", "compiled"])  # fmt: skip
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--sequences", type=int, default=8, help="Of each step.")
+    parser.add_argument("--time", type=int, default=0, metavar="ROUNDS", help="Also time steps.")
+    parser.add_argument("--out", type=Path, help="A JSON file for the results.")
+    options = parser.parse_args(arguments)
+    results = []
+    for name in options.shapes:
+        config = small(SHAPES[name], layers=2)
+        for mode in options.modes:
+            for policy in POLICIES:
+                execution = Execution(policy, compiled=mode == "compiled")
+                block = saved(config, execution, options.sequences, options.device)
+                kind = config.block_kinds[-1]
+                predicted = step_memory(config, options.sequences, execution)
+                casts = 2 * block_weights(config)[-1] if policy == "none" else 0
+                results.append(
+                    {
+                        "block": name, "mode": mode, "checkpointing": policy,
+                        "saved": block.a_token,
+                        "saved_predicted": saved_by_block(config, kind, execution),
+                        "casts": block.casts, "casts_predicted": casts,
+                        "peak": peak(config, execution, options.sequences, options.device),
+                        "peak_predicted": predicted.saved + predicted.working,
+                    }
+                )  # fmt: skip
+                print(json.dumps(results[-1]), flush=True)
+    columns = ["block", "mode", "checkpointing", "saved a token", "predicted", "casts, MB",
+               "predicted", "peak, MB", "predicted"]  # fmt: skip
+    show(
+        columns,
+        [
+            [str(row["block"]), str(row["mode"]), str(row["checkpointing"])]
+            + [f"{row[key]:,.0f}" for key in ("saved", "saved_predicted")]
+            + [f"{row[key] / 1e6:,.1f}"
+               for key in ("casts", "casts_predicted", "peak", "peak_predicted")]
+            for row in results
+        ],
+    )  # fmt: skip
+    times = {}
+    if options.time:
+        timed = ModelConfig(**{**vars(SHAPES["dual K2"]), "loops": 4, "n_layers": 4,
+                               "vocab_size": 8192, "max_seq_len": 512})  # fmt: skip
+        times = seconds(timed, options.time)
+        rows = []
+        for policy, rounds in times.items():
+            ratios = [a / b for a, b in zip(rounds, times["none"], strict=True)]
+            rows.append([policy, f"{median(rounds):.2f}", f"{median(ratios):.3f}",
+                         f"{min(ratios):.2f} to {max(ratios):.2f}"])  # fmt: skip
+        show(["checkpointing", "CPU seconds a step", "ratio to none", "by round"], rows)
+    machine = f"{platform.machine()}, {options.device}, torch {torch.__version__}"
+    print(machine)
+    if options.out is not None:
+        text = json.dumps({"machine": machine, "memory": results, "seconds": times}, indent=1)
+        options.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

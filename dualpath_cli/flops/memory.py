@@ -1,0 +1,198 @@
+"""Bytes that training takes on one device, from the model's configuration and the way it is run.
+
+Torch-free. Counted is what PyTorch allocates: weights, gradients and AdamW's moments, what the
+forward pass saves for the backward pass, and what loss and backward pass need at work. Saved by one
+pass of a sublayer, per token, with products of e bytes (2 in bf16), weights of w and the residual
+stream of r (4 in float32), d the model width, d_kv that of keys and values, h the FFN's:
+
+    selective   e (4 d + 2 d_kv + 2 h)           q, k, v, attention, o_proj, down_proj, gate, up
+    none        e (8 d + 3 h) + 2 w d + 2 r d    compiled, what torch's partitioner chooses to save
+                (10 w + 9 e) d + 4 e h           eager, in mixed precision; else 16 w d + 4 w h
+
+and the float32 statistics of softmax and norms. To `selective` and `full` a block adds its input,
+r d. docs/benchmarks/memory.md has these beside measured bytes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dualpath_cli.config import GATE_OUTPUTS, BlockKind, ModelConfig
+from dualpath_cli.flops.count import parameters, parameters_by_part, passes
+from dualpath_cli.settings import Checkpointing
+
+MAX_LOGITS = 2**28
+"""Logits that the loss holds at once; `model.loss.MAX_LOGITS`."""
+
+FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a model is run, as far as it decides its memory."""
+
+    checkpointing: Checkpointing = "selective"
+    """What blocks compute again."""
+    compiled: bool = True
+    """Whether blocks are compiled."""
+    weight_bytes: int = 4
+    """Of a weight, its gradient, each of its two moments, and of what norms put out."""
+    product_bytes: int = 2
+    """Of what matrix products put out: 2 under bf16 autocast."""
+    shards: int = 1
+    """Devices that weights, gradients and moments are divided among, by FSDP2."""
+
+    @property
+    def casts(self) -> bool:
+        """Whether weights are cast for their products."""
+        return self.product_bytes < self.weight_bytes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device."""
+
+    states: int
+    """Weights, gradients and moments; with FSDP2 also what is gathered of them at once."""
+    saved: int
+    """What the forward pass of one micro-batch saves for the backward pass."""
+    working: int
+    """The most that loss or backward pass need at once beside these."""
+
+    @property
+    def peak(self) -> int:
+        """The most that is allocated at once during an optimizer step."""
+        return self.states + self.saved + self.working
+
+
+def step_memory(config: ModelConfig, micro_batch: int, execution: Execution) -> Memory:
+    """Memory of training with micro-batches of so many sequences of `max_seq_len` tokens.
+
+    AdamW itself is fused and needs nothing; gradients stay allocated between steps.
+    """
+    tokens = micro_batch * config.max_seq_len
+    residual = residual_bytes(config, execution)
+    blocks = sum(tokens * saved_by_block(config, kind, execution) for kind in config.block_kinds)
+    # Casts live as long as autograd or, in eager mode, autocast's cache holds them.
+    cast = execution.casts and (execution.checkpointing == "none" or not execution.compiled)
+    casts = execution.product_bytes * sum(block_weights(config)) if cast else 0
+    kept_casts = casts if execution.checkpointing == "none" else 0
+    # The final norm's input, what it puts out, and that in the type of the products.
+    head = tokens * config.d_model * (residual + execution.weight_bytes)
+    head += tokens * config.d_model * execution.product_bytes if execution.casts else 0
+    loss = loss_bytes(config, tokens, execution) + casts - kept_casts
+    # As the last block's backward pass begins, of the head only the gradient is left. Its weights'
+    # gradients come out at its end, when what it saved is gone.
+    last = config.block_kinds[-1]
+    backward = tokens * backward_bytes(config, last, execution)
+    if execution.casts and execution.compiled and execution.checkpointing != "none":
+        backward += execution.product_bytes * block_weights(config)[-1]
+    gradients = (execution.weight_bytes + execution.product_bytes) * block_weights(config)[-1]
+    gradients -= tokens * saved_by_block(config, last, execution)
+    return Memory(
+        states=state_bytes(config, execution),
+        saved=blocks + kept_casts,
+        working=max(head + loss, backward, gradients),
+    )
+
+
+def state_bytes(config: ModelConfig, execution: Execution) -> int:
+    """Bytes of weights, gradients and AdamW's two moments, and of what FSDP2 gathers."""
+    weights = execution.weight_bytes * parameters(config)
+    if execution.shards == 1:
+        return 4 * weights
+    blocks = execution.weight_bytes * sum(block_weights(config))
+    largest = execution.weight_bytes * max(block_weights(config))
+    # The root unit stays whole for a pass; of blocks one is at work while the next arrives. Each
+    # has whole gradients until they are reduced.
+    gathered = 2 * (weights - blocks) + 3 * largest
+    return 4 * weights // execution.shards + gathered
+
+
+def block_weights(config: ModelConfig) -> list[int]:
+    """Number of weights of each block."""
+    return [
+        sum(
+            count
+            for part, count in parameters_by_part(one_block(config, kind)).items()
+            if part not in ("embedding", "head", "final_norm")
+        )
+        for kind in config.block_kinds
+    ]
+
+
+def one_block(config: ModelConfig, kind: BlockKind) -> ModelConfig:
+    """The same model with one block, of this kind."""
+    return replace(config, n_layers=1, block=kind)
+
+
+def residual_bytes(config: ModelConfig, execution: Execution) -> int:
+    """Bytes of a number of the residual stream."""
+    return 2 if config.residual_dtype == "bfloat16" else execution.weight_bytes
+
+
+def pass_widths(config: ModelConfig, kind: BlockKind) -> Iterator[int]:
+    """Effective FFN width of each pass of a block."""
+    if kind != "wide":
+        yield from [config.effective_width(config.d_ffn or 0)] * config.loops
+    if kind != "loop":
+        yield config.effective_width(config.d_ffn_wide or 0)
+
+
+def saved_by_block(config: ModelConfig, kind: BlockKind, execution: Execution) -> int:
+    """Bytes a token that a block saves for its backward pass, without its weights' casts."""
+    d, heads, kv_heads = config.d_model, config.n_heads, config.n_kv_heads
+    e, w, r = execution.product_bytes, execution.weight_bytes, residual_bytes(config, execution)
+    if execution.checkpointing == "full":
+        return r * d
+    n, h = passes(kind, config.loops), sum(pass_widths(config, kind))
+    routed = config.routes_steps and kind != "wide"
+    softmax = n * FLOAT32 * heads
+    choices = w * ((config.loops - 1) * routed + GATE_OUTPUTS[config.gate] * (kind == "dual"))
+    if execution.checkpointing == "selective":
+        products = n * (4 * d + 2 * config.head_dim * kv_heads) + 2 * h
+        return r * d + e * products + softmax + choices
+    norms = n * FLOAT32 * (heads + kv_heads) + softmax
+    if execution.compiled:
+        # Where steps are not mixed, the state after the last pass is not needed.
+        states = r * d * (2 * n - (not routed))
+        return states + n * d * (8 * e + 2 * w) + 3 * e * h + norms + choices
+    numbers = 10 * w + 9 * e if execution.casts else 16 * w
+    mixed = r * d * (routed + (kind == "dual"))
+    return n * d * numbers + 4 * e * h + mixed + norms + choices
+
+
+def backward_bytes(config: ModelConfig, kind: BlockKind, execution: Execution) -> int:
+    """Bytes a token that the backward pass of a block needs beside what is saved.
+
+    Read off measurements, within some 15 % of them. In eager mode all that was not saved is there
+    again before the first gradient is. Compiled, `selective` computes it again where it is needed;
+    only the states of a loop are there together.
+    """
+    state = residual_bytes(config, execution) * config.d_model
+    e, widths = execution.product_bytes, list(pass_widths(config, kind))
+    kept = saved_by_block(config, kind, execution)
+    everything = saved_by_block(config, kind, replace(execution, checkpointing="none"))
+    if not execution.compiled:
+        return everything - kept + 4 * state + 2 * e * widths[-1]
+    working = 0
+    if kind != "loop":
+        working = 5 * state + 3 * e * widths[-1]
+    if kind != "wide":
+        working = max(working, (2 * config.loops + 4) * state + 3 * e * widths[0])
+    if execution.checkpointing != "full":
+        return working
+    products = saved_by_block(config, kind, replace(execution, checkpointing="selective"))
+    return max(everything, products + working) - kept
+
+
+def loss_bytes(config: ModelConfig, tokens: int, execution: Execution) -> int:
+    """Bytes that the loss needs: logits of one chunk and the head's cast and gradient.
+
+    A logit is there as its log-probability and its gradient, both float32, and as the gradient's
+    cast or, without autocast, as itself.
+    """
+    chunk = min(tokens, max(1, MAX_LOGITS // config.vocab_size))
+    a_logit = 2 * max(FLOAT32, execution.weight_bytes) + execution.product_bytes
+    head = config.vocab_size * config.d_model
+    cast = execution.product_bytes * execution.casts
+    return chunk * config.vocab_size * a_logit + head * (execution.weight_bytes + cast)
