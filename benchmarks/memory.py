@@ -4,7 +4,7 @@ python -m benchmarks.memory --out memory.json
 
 Every kind of block, eager and compiled, by each `run.activation_checkpointing`. Saved bytes are
 what the forward pass of one block leaves allocated, a token; casts of its weights to bf16 are
-counted apart. Peaks are of a whole optimizer step of a model of two blocks, beside weights, gradients and
+counted apart. Peaks are of a whole optimizer step of two blocks, beside weights, gradients and
 moments: on a CPU from the allocations that PyTorch's profiler sees, with --device cuda from CUDA's
 own count. `--time` adds the CPU seconds of a step by each policy, interleaved.
 """

@@ -174,6 +174,8 @@ def backward_bytes(config: ModelConfig, kind: BlockKind, execution: Execution) -
     everything = saved_by_block(config, kind, replace(execution, checkpointing="none"))
     if not execution.compiled:
         return everything - kept + 4 * state + 2 * e * widths[-1]
+    if execution.checkpointing == "none":
+        return 4 * state + e * widths[-1]
     working = 0
     if kind != "loop":
         working = 5 * state + 3 * e * widths[-1]

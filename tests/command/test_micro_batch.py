@@ -1,0 +1,110 @@
+"""`run.micro_batch: auto`: as many sequences as are predicted to fit, decided once."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+
+from dualpath_cli.command import micro_batch
+from dualpath_cli.errors import UserError
+from dualpath_cli.flops.memory import Execution, step_memory
+from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.training.data import DualPathDataModule
+from tests.conftest import OutputOf
+from tests.tiny_run import SEQ_LEN, Fit, Refused, back_to_step, tables
+
+MODEL = {"d_ffn": 1600, "d_ffn_wide": 11392}
+SEQUENCES = 512
+
+
+def decided(total: float, ranks: int = 1, **trainer: str) -> int:
+    """What is chosen for F80M a50 K4 on devices with so many bytes, compiled and selective."""
+    settings = settings_from({"model": MODEL, "run": {"micro_batch": "auto"}, "trainer": trainer})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(micro_batch, "usable_bytes", lambda _: total)
+        strategy = SimpleNamespace(root_device=torch.device("cpu"))
+        stub = SimpleNamespace(world_size=ranks, precision="bf16-mixed", strategy=strategy)
+        size = chosen_by(settings, stub)
+    assert isinstance(size, int)
+    return size
+
+
+def chosen_by(settings: Settings, trainer: SimpleNamespace) -> object:
+    done = micro_batch.with_micro_batch(settings, trainer, True, "selective", lambda _: None)  # type: ignore[arg-type]
+    return done.run.micro_batch
+
+
+@pytest.mark.parametrize("total", [2e10, 4e10, 7.2e10, 1.27e11])
+def test_it_is_the_largest_divisor_of_the_batch_that_fits(total: float) -> None:
+    config = settings_from({"model": MODEL}).model
+    size = decided(total)
+    assert SEQUENCES % size == 0
+    assert step_memory(config, size, Execution()).peak <= total
+    assert step_memory(config, 2 * size, Execution()).peak > total
+
+
+def test_ranks_share_the_batch() -> None:
+    assert decided(1e15) == SEQUENCES
+    assert decided(1e15, ranks=64) == SEQUENCES // 64
+
+
+def test_fsdp_leaves_more_room() -> None:
+    """9 GB are too few for four times the 1.9 GB of weights and a sequence, not for a share."""
+    with pytest.raises(UserError):
+        decided(9e9, ranks=64)
+    assert decided(1.4e10, ranks=64, strategy="fsdp") >= 1
+
+
+def test_a_number_is_left_alone() -> None:
+    settings = settings_from({"model": MODEL, "run": {"micro_batch": 3}})
+    assert micro_batch.with_micro_batch(settings, None, True, "none", print) is settings  # type: ignore[arg-type]
+
+
+def test_a_model_that_does_not_fit_is_told_the_ways_out(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(micro_batch, "CPU_BYTES", 1000)
+    assert refused(run={"micro_batch": "auto"}) == (
+        "dualpath fit: error: run.micro_batch=auto: one sequence of 16 tokens is predicted to need "
+        "0.0 GB, and 0.0 GB are planned with on each device; try --run.activation_checkpointing "
+        "full, or --run.micro_batch 1 to see whether it does\n"
+    )
+
+
+def test_another_word_is_refused(refused: Refused) -> None:
+    assert "run.micro_batch must be a whole number or one of auto, not 'many'" in refused(
+        run={"micro_batch": "many"}
+    )
+
+
+def test_a_run_keeps_what_was_decided(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = fit(run={"name": "by-hand", "micro_batch": 4})
+    run = fit(run={"micro_batch": "auto"})
+    said = capsys.readouterr().out
+    assert "run.micro_batch=auto takes 4: 0.0 GB predicted, 4.0 GB planned with" in said
+    assert f"1 x 4 sequences of {SEQ_LEN}, accumulated 1 times" in said
+    assert yaml.safe_load((run / "recipe.yaml").read_text())["run"]["micro_batch"] == 4
+    assert tables(run) == tables(expected)
+    back_to_step(run, 2)
+    monkeypatch.setattr(micro_batch, "CPU_BYTES", 1000)  # as on a machine that is smaller
+    fit(run={"micro_batch": "auto"})
+    assert tables(run) == tables(expected)
+
+
+def test_a_run_that_decided_can_be_validated(fit: Fit, output_of: OutputOf) -> None:
+    run = fit(run={"micro_batch": "auto", "activation_checkpointing": "selective"})
+    assert "held_out" in output_of("validate", "--ckpt_path", run)
+
+
+def test_ranks_that_decide_differently_are_told(texts: object) -> None:
+    module = SimpleNamespace(
+        micro_batch=8,
+        trainer=SimpleNamespace(
+            global_rank=3, strategy=SimpleNamespace(broadcast=lambda value: value // 2)
+        ),
+    )
+    with pytest.raises(UserError, match=r"takes 4 on the first rank and 8 on rank 3.*_batch 4\)"):
+        DualPathDataModule.setup(module, "fit")  # type: ignore[arg-type]
