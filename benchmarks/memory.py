@@ -169,7 +169,6 @@ def seconds(config: ModelConfig, rounds: int) -> dict[str, list[float]]:
     """CPU seconds of a compiled step by policy, interleaved."""
     steps = {}
     for policy in POLICIES:
-        torch._dynamo.reset_code_caches()
         steps[policy] = training_step(config, Execution(policy), 2, "cpu")
     found: dict[str, list[float]] = {policy: [] for policy in POLICIES}
     for _ in range(rounds):
@@ -183,7 +182,7 @@ def seconds(config: ModelConfig, rounds: int) -> dict[str, list[float]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--modes", nargs="+", choices=["eager", "compiled"],
                         default=["eager", "compiled"])  # fmt: skip
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")

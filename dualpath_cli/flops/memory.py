@@ -183,6 +183,8 @@ def backward_bytes(config: ModelConfig, kind: BlockKind, execution: Execution) -
         working = max(working, (2 * config.loops + 4) * state + 3 * e * widths[0])
     if execution.checkpointing != "full":
         return working
+    if kind != "dual":  # all is there again as the first gradients are computed
+        return everything - kept + 2 * state + 3 * e * widths[0]
     products = saved_by_block(config, kind, replace(execution, checkpointing="selective"))
     return max(everything, products + working) - kept
 

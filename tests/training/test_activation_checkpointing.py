@@ -76,7 +76,7 @@ def test_float64_gradients_are_those_without(config: ModelConfig, policy: str) -
 def test_compiled_they_are_too(policy: str) -> None:
     """One graph a block: `fullgraph` refuses breaks."""
     torch._dynamo.reset()
-    config = small(loops=2, **ALL_KINDS)
+    config = small(loops=2, n_layers=1)
     model = checkpointed(with_weights(config), policy, "aot_eager")
     assert_equal(gradients(model), gradients(with_weights(config)), EXACT)
 
@@ -126,14 +126,15 @@ def test_a_trace_is_written_once_and_has_its_gradient(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["selective", pytest.param("full", marks=pytest.mark.slow)])
 def test_an_auxiliary_loss_counts_once(policy: str, compiled: str | None) -> None:
     torch._dynamo.reset()
-    model, (deep, wide) = with_balanced(with_weights(SMALL))
+    config = small(loops=2, n_layers=1)
+    model, (deep, wide) = with_balanced(with_weights(config))
     checkpointed(model, policy, compiled)
     auxiliary = AuxiliaryLoss()
     nll = model(TOKENS, TARGETS, auxiliary=auxiliary)
-    assert auxiliary.total.item() == pytest.approx((SMALL.loops + 1) * 0.25, rel=1e-6)
+    assert auxiliary.total.item() == pytest.approx((config.loops + 1) * 0.25, rel=1e-6)
     (0 * nll.sum() + auxiliary.total).backward()
-    assert auxiliary.total.item() == pytest.approx((SMALL.loops + 1) * 0.25, rel=1e-6)
-    assert (deep.scale.grad.item(), wide.scale.grad.item()) == (SMALL.loops, 1.0)
+    assert auxiliary.total.item() == pytest.approx((config.loops + 1) * 0.25, rel=1e-6)
+    assert (deep.scale.grad.item(), wide.scale.grad.item()) == (config.loops, 1.0)
 
 
 # What is computed twice

@@ -154,6 +154,13 @@ def test_ddp_gives_one_process_losses(runs: Runs) -> None:
     assert_same_losses(runs.two_ranks("ddp"), runs.single())
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("ddp", marks=pytest.mark.slow)])
+def test_blocks_that_compute_again_give_them_too(strategy: str, runs: Runs) -> None:
+    words = runs.words(f"{strategy}-again", trainer={"strategy": strategy})
+    run_on_two_ranks([*words, "--run.activation_checkpointing", "selective"], runs.folder)
+    assert_same_losses(runs.folder / "runs" / "tiny" / f"{strategy}-again", runs.single())
+
+
 @pytest.mark.slow
 def test_the_command_starts_the_ranks_itself(runs: Runs) -> None:
     words = runs.words("launched", trainer={"strategy": "ddp", "devices": 2})
