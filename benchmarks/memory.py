@@ -28,6 +28,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.memory import Execution, block_weights, saved_by_block, step_memory
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.block import DualPathBlock
+from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.rope import rope_tables
 from dualpath_cli.settings import OptimSettings
 from dualpath_cli.training.activation_checkpointing import checkpoint_block
@@ -87,7 +88,7 @@ def saved(
     if execution.compiled:
         block.compile(backend=backend)
     x_BTD = model.embed(tokens_BT)
-    rope = rope_tables(config, config.max_seq_len, like=x_BTD)
+    positions = Positions(rope_tables(config, config.max_seq_len, like=x_BTD))
     weights = {p.untyped_storage().data_ptr() for p in block.parameters()}
     shapes = {tuple(p.shape) for p in block.parameters() if p.dim() == 2}
     shapes |= {shape[::-1] for shape in shapes}
@@ -104,7 +105,7 @@ def saved(
             torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
             autocast(execution, device),
         ):
-            return block(x_BTD, rope)
+            return block(x_BTD, positions)
 
     forward().sum().backward()  # compiles
     casts.clear()

@@ -9,11 +9,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-PACKAGES = ("torch", "lightning", "litdata", "torchmetrics")
+PACKAGES = ("torch", "lightning", "litdata", "torchmetrics", "transformers", "litgpt")
 
 
 def machine() -> dict[str, Any]:
-    """What a result depends on, beside the code."""
+    """What a result depends on, beside the code; of packages those that are installed."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -25,8 +25,15 @@ def machine() -> dict[str, Any]:
         "threads": os.environ.get("OMP_NUM_THREADS", "as many as cores"),
         "load": [round(load, 2) for load in os.getloadavg()],
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        **{name: version for name in PACKAGES if (version := _version(name))},
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def write(path: str | None, result: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ FLOAT32: Limits = (1e-5, 1e-4)
 """As ‖difference‖ / ‖truth‖: of the losses, and of the gradients of each group of parameters. With
 three seeds of the weights a CPU is off by at most 2.4e-7 and 3.8e-6."""
 BFLOAT16: Limits = (1e-2, 1e-1)
-"""The same under bf16 autocast, where a CPU is off by at most 3.1e-3 and 3.7e-2."""
+"""The same under bf16 autocast, where a CPU is off by at most 3.1e-3 and 4.9e-2."""
 GOLDEN = 1e-5
 """Largest relative difference of 20 training losses, as in tests/test_golden.py."""
 
@@ -110,11 +110,13 @@ def checked_model(bench: Bench, kind: BlockKind) -> tuple[ModelConfig, torch.Ten
     return config, reference.random_tokens(config, batch=2, length=sizes.check_len + 1)
 
 
+EAGER: dict[str, Any] = {"compile": "no", "checkpointing": "none"}
+
 PRECISIONS: dict[str, dict[str, Any]] = {
-    "float32": {"compile": "no"},
-    "float32, loss in chunks": {"compile": "no", "max_logits": 128 * 50},
-    "bf16": {"compile": "no", "bfloat16": True},
-    "float32, compiled": {},
+    "float32": EAGER,
+    "float32, loss in chunks": EAGER | {"max_logits": 128 * 50},
+    "bf16": EAGER | {"bfloat16": True},
+    "float32, compiled": {"checkpointing": "none"},
     "bf16, compiled": {"bfloat16": True},
     "float32, compiled, selective": {"checkpointing": "selective"},
     "float32, compiled, full": {"checkpointing": "full"},

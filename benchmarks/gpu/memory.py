@@ -10,10 +10,10 @@ from typing import get_args
 
 import torch
 
-from benchmarks.gpu.checkpointing import Checkpointing
 from benchmarks.gpu.parts import Bench, Cell, Column, Part
 from benchmarks.gpu.results import Row
 from benchmarks.gpu.training import TrainingStep, Variant
+from dualpath_cli.config import Checkpointing
 
 POLICIES: tuple[Checkpointing, ...] = get_args(Checkpointing)
 STEPS = 2

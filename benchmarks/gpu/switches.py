@@ -38,8 +38,8 @@ def families(sizes: Sizes) -> dict[str, dict[str, Changes]]:
             **{f"2^{power}": {"max_logits": 2**power} for power in (27, 29, 30)},
         },
         "checkpointing": {
-            "none": {},
-            "selective": {"checkpointing": "selective"},
+            "selective": {},
+            "none": {"checkpointing": "none"},
             "full": {"checkpointing": "full"},
         },
         "micro-batch": {

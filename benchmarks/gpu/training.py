@@ -15,11 +15,11 @@ import torch._inductor
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu.checkpointing import Checkpointing, checkpoint_block
 from benchmarks.gpu.parts import Bench
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.model import DualPathLM, loss
 from dualpath_cli.model.parameters import kind_of
+from dualpath_cli.training.activation_checkpointing import checkpoint_block
 
 SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -44,7 +44,7 @@ class Variant:
     compile: Literal["blocks", "model", "no"] = "blocks"
     mode: str | None = None
     """A mode of torch.compile, such as max-autotune-no-cudagraphs."""
-    checkpointing: Checkpointing = "none"
+    checkpointing: Checkpointing = "selective"
     attention: str | None = None
     """A kernel of SDPA; None is torch's own choice."""
     compiled_loss: bool = True

@@ -1,0 +1,92 @@
+"""Llama as others write it, of any number of training FLOPs: what our models are set beside.
+
+Shapes: B batch, T positions, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all models of a comparison share."""
+
+    d_model: int
+    n_heads: int
+    seq_len: int
+    vocab_size: int
+
+
+def llama_width(shape: Shape, n_layers: int, flops: float) -> int:
+    """FFN width, a multiple of 8, of the Llama that trains at `flops` FLOPs a token.
+
+    Raises SystemExit where its attention alone costs more.
+    """
+    d = shape.d_model
+    forward = flops / 3 - 2 * d * shape.vocab_size
+    width = (forward / n_layers - 8 * d * d - 2 * shape.seq_len * d) / (6 * d)
+    if width < 8:
+        raise SystemExit(f"{n_layers} Llama layers of width {d} cost over {flops:,.0f} FLOPs")
+    return 8 * round(width / 8)
+
+
+class TransformersLlama(nn.Module):
+    """That of Hugging Face's `transformers`, with its own loss."""
+
+    def __init__(self, shape: Shape, n_layers: int, flops: float) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        super().__init__()
+        self.model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=shape.vocab_size,
+                hidden_size=shape.d_model,
+                intermediate_size=llama_width(shape, n_layers, flops),
+                num_hidden_layers=n_layers,
+                num_attention_heads=shape.n_heads,
+                num_key_value_heads=shape.n_heads,
+                max_position_embeddings=shape.seq_len,
+                tie_word_embeddings=False,
+                use_cache=False,
+                attn_implementation="sdpa",
+            )
+        )
+
+    def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """Mean loss in nats a token."""
+        return self.model(input_ids=tokens_BT, labels=targets_BT, shift_labels=targets_BT).loss
+
+
+class LitGPT(nn.Module):
+    """That of Lightning's `litgpt`, with its own loss."""
+
+    def __init__(self, shape: Shape, n_layers: int, flops: float) -> None:
+        from litgpt.config import Config
+        from litgpt.model import GPT
+
+        super().__init__()
+        self.model = GPT(
+            Config(
+                block_size=shape.seq_len,
+                vocab_size=shape.vocab_size,
+                padded_vocab_size=shape.vocab_size,
+                n_layer=n_layers,
+                n_head=shape.n_heads,
+                n_embd=shape.d_model,
+                n_query_groups=shape.n_heads,
+                intermediate_size=llama_width(shape, n_layers, flops),
+                rotary_percentage=1.0,
+                parallel_residual=False,
+                bias=False,
+                norm_class_name="RMSNorm",
+                mlp_class_name="LLaMAMLP",
+            )
+        )
+
+    def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """Mean loss in nats a token."""
+        from litgpt.utils import chunked_cross_entropy
+
+        return chunked_cross_entropy(self.model(tokens_BT), targets_BT, chunk_size=0)
