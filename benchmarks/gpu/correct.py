@@ -122,6 +122,8 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "float32, compiled, full": {"checkpointing": "full"},
 }
 """What is compared with float64, as changes to a float32 step."""
+DUAL_ALONE = {"float32, compiled, selective", "float32, compiled, full"}
+"""Compared with dual blocks alone."""
 
 
 def precision(bench: Bench, kind: BlockKind, name: str) -> Row:
@@ -162,7 +164,7 @@ def cells(bench: Bench) -> list[Cell]:
             lambda name=name, check=check, kind=kind: {f"{name}, {kind}": check(bench, kind=kind)},
         )
         for name, check in checks.items()
-        for kind in (KINDS[:1] if "checkpointing" in PRECISIONS.get(name, {}) else KINDS)
+        for kind in (KINDS[:1] if name in DUAL_ALONE else KINDS)
     ]
 
 
