@@ -11,23 +11,23 @@ own count. `--time` adds the CPU seconds of a step by each policy, interleaved.
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.results import write
 from benchmarks.tables import show
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.memory import Execution, block_weights, saved_by_block, step_memory
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.block import DualPathBlock
+from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.rope import rope_tables
 from dualpath_cli.settings import OptimSettings
 from dualpath_cli.training.activation_checkpointing import checkpoint_block
@@ -87,7 +87,7 @@ def saved(
     if execution.compiled:
         block.compile(backend=backend)
     x_BTD = model.embed(tokens_BT)
-    rope = rope_tables(config, config.max_seq_len, like=x_BTD)
+    positions = Positions(rope_tables(config, config.max_seq_len, like=x_BTD))
     weights = {p.untyped_storage().data_ptr() for p in block.parameters()}
     shapes = {tuple(p.shape) for p in block.parameters() if p.dim() == 2}
     shapes |= {shape[::-1] for shape in shapes}
@@ -104,7 +104,7 @@ def saved(
             torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
             autocast(execution, device),
         ):
-            return block(x_BTD, rope)
+            return block(x_BTD, positions)
 
     forward().sum().backward()  # compiles
     casts.clear()
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--sequences", type=int, default=8, help="Of each step.")
     parser.add_argument("--time", type=int, default=0, metavar="ROUNDS", help="Also time steps.")
-    parser.add_argument("--out", type=Path, help="A JSON file for the results.")
+    parser.add_argument("--out", help="A JSON file for the results.")
     options = parser.parse_args(arguments)
     results = []
     for name in options.shapes:
@@ -234,11 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append([policy, f"{median(rounds):.2f}", f"{median(ratios):.3f}",
                          f"{min(ratios):.2f} to {max(ratios):.2f}"])  # fmt: skip
         show(["checkpointing", "CPU seconds a step", "ratio to none", "by round"], rows)
-    machine = f"{platform.machine()}, {options.device}, torch {torch.__version__}"
-    print(machine)
-    if options.out is not None:
-        text = json.dumps({"machine": machine, "memory": results, "seconds": times}, indent=1)
-        options.out.write_text(text + "\n", encoding="utf-8")
+    write(options.out, {"device": options.device, "memory": results, "seconds": times})
 
 
 if __name__ == "__main__":

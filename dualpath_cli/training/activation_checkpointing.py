@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import AuxiliaryLoss, LayerTrace
 from dualpath_cli.model.block import DualPathBlock
-from dualpath_cli.model.rope import Rope
+from dualpath_cli.model.positions import Positions
 from dualpath_cli.settings import Checkpointing
 
 KEPT_OPERATIONS = frozenset(
@@ -81,7 +81,7 @@ class FullBlock(DualPathBlock):
     def forward(
         self,
         x_BTD: torch.Tensor,
-        rope: Rope,
+        positions: Positions,
         trace: LayerTrace | None = None,
         intervention: Intervention | None = None,
         token_mask: torch.Tensor | None = None,
@@ -89,7 +89,7 @@ class FullBlock(DualPathBlock):
         auxiliary: AuxiliaryLoss | None = None,
     ) -> torch.Tensor:
         """As DualPathBlock's. With a trace, or without gradients, nothing is computed again."""
-        forward = partial(super().forward, rope=rope, intervention=intervention,
+        forward = partial(super().forward, positions=positions, intervention=intervention,
                           token_mask=token_mask, order_B2T=order_B2T)  # fmt: skip
         if trace is not None or not torch.is_grad_enabled():
             return forward(x_BTD, trace=trace, auxiliary=auxiliary)

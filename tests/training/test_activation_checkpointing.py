@@ -144,7 +144,7 @@ PRODUCTS = ("mm", "addmm", "bmm")
 
 def kind_of(operation: Any) -> str:
     name = operation.name().removeprefix("aten::").partition(".")[0]
-    if "scaled_dot_product" in name:
+    if "scaled_dot_product" in name or "blockwise_attention" in name:
         return "attention backward" if "backward" in name else "attention"
     return "product" if name in PRODUCTS else "other"
 
