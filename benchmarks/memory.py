@@ -11,18 +11,17 @@ own count. `--time` adds the CPU seconds of a step by each policy, interleaved.
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.results import write
 from benchmarks.tables import show
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.memory import Execution, block_weights, saved_by_block, step_memory
@@ -189,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--sequences", type=int, default=8, help="Of each step.")
     parser.add_argument("--time", type=int, default=0, metavar="ROUNDS", help="Also time steps.")
-    parser.add_argument("--out", type=Path, help="A JSON file for the results.")
+    parser.add_argument("--out", help="A JSON file for the results.")
     options = parser.parse_args(arguments)
     results = []
     for name in options.shapes:
@@ -235,11 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append([policy, f"{median(rounds):.2f}", f"{median(ratios):.3f}",
                          f"{min(ratios):.2f} to {max(ratios):.2f}"])  # fmt: skip
         show(["checkpointing", "CPU seconds a step", "ratio to none", "by round"], rows)
-    machine = f"{platform.machine()}, {options.device}, torch {torch.__version__}"
-    print(machine)
-    if options.out is not None:
-        text = json.dumps({"machine": machine, "memory": results, "seconds": times}, indent=1)
-        options.out.write_text(text + "\n", encoding="utf-8")
+    write(options.out, {"device": options.device, "memory": results, "seconds": times})
 
 
 if __name__ == "__main__":

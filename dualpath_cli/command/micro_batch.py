@@ -55,7 +55,7 @@ def with_micro_batch(
         compiled=compiled,
         weight_bytes=weight_bytes,
         product_bytes=product_bytes,
-        shards=ranks if settings.trainer.strategy == "fsdp" else 1,
+        shards=ranks if settings.trainer.strategy == "fsdp" else None,
     )
     usable = usable_bytes(trainer.strategy.root_device)
     # Where the batch cannot be divided at all, fit refuses it.

@@ -9,7 +9,7 @@ stream of r (4 in float32), d the model width, d_kv that of keys and values, h t
     none        e (8 d + 3 h) + 2 w d + 2 r d    compiled, what torch's partitioner chooses to save
                 (10 w + 9 e) d + 4 e h           eager, in mixed precision; else 16 w d + 4 w h
 
-and the float32 statistics of softmax and norms. To `selective` and `full` a block adds its input,
+and the float32 statistics of softmax and norms (of softmax none on a CPU in bf16). To `selective` and `full` a block adds its input,
 r d. docs/benchmarks/memory.md has these beside measured bytes.
 """
 
@@ -37,8 +37,8 @@ class Execution:
     """Of a weight, its gradient, each of its two moments, and of what norms put out."""
     product_bytes: int = 2
     """Of what matrix products put out: 2 under bf16 autocast."""
-    shards: int = 1
-    """Devices that weights, gradients and moments are divided among, by FSDP2."""
+    shards: int | None = None
+    """Devices that FSDP2 divides weights, gradients and moments among; None without it."""
 
     @property
     def casts(self) -> bool:
@@ -97,14 +97,14 @@ def step_memory(config: ModelConfig, micro_batch: int, execution: Execution) -> 
 def state_bytes(config: ModelConfig, execution: Execution) -> int:
     """Bytes of weights, gradients and AdamW's two moments, and of what FSDP2 gathers."""
     weights = execution.weight_bytes * parameters(config)
-    if execution.shards == 1:
+    if execution.shards is None:
         return 4 * weights
-    blocks = execution.weight_bytes * sum(block_weights(config))
-    largest = execution.weight_bytes * max(block_weights(config))
-    # The root unit stays whole for a pass; of blocks one is at work while the next arrives. Each
-    # has whole gradients until they are reduced.
-    gathered = 2 * (weights - blocks) + 3 * largest
-    return 4 * weights // execution.shards + gathered
+    blocks = [execution.weight_bytes * count for count in block_weights(config)]
+    # Between the micro-batches of a step each device has whole gradients (`block_backward_sync` in
+    # training/parallel.py). The root unit's weights stay whole for a pass; of blocks one is at work
+    # while the next arrives.
+    whole = weights + (weights - sum(blocks)) + 2 * max(blocks)
+    return 4 * weights // execution.shards + whole
 
 
 def block_weights(config: ModelConfig) -> list[int]:
@@ -189,13 +189,12 @@ def backward_bytes(config: ModelConfig, kind: BlockKind, execution: Execution) -
 
 
 def loss_bytes(config: ModelConfig, tokens: int, execution: Execution) -> int:
-    """Bytes that the loss needs: logits of one chunk and the head's cast and gradient.
+    """Bytes that the loss needs: logits of one part of the tokens, and the head's cast and gradient.
 
-    A logit is there as its log-probability and its gradient, both float32, and as the gradient's
-    cast or, without autocast, as itself.
+    Compiled, a logit is there as itself and as its gradient, else three times in float32.
     """
-    chunk = min(tokens, max(1, MAX_LOGITS // config.vocab_size))
-    a_logit = 2 * max(FLOAT32, execution.weight_bytes) + execution.product_bytes
-    head = config.vocab_size * config.d_model
-    cast = execution.product_bytes * execution.casts
-    return chunk * config.vocab_size * a_logit + head * (execution.weight_bytes + cast)
+    parts = min(tokens, -(-tokens * config.vocab_size // MAX_LOGITS))
+    logits = -(-tokens // parts) * config.vocab_size
+    e, w = execution.product_bytes, execution.weight_bytes
+    a_logit = 2 * e if execution.compiled else 3 * max(FLOAT32, w)
+    return logits * a_logit + config.vocab_size * config.d_model * (w + e * execution.casts)

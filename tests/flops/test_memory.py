@@ -1,4 +1,4 @@
-"""The predicted bytes are those that PyTorch allocates: what is saved to 1 %, peaks to 12 %."""
+"""The predicted bytes are those that PyTorch allocates: what is saved to 2 %, peaks to 12 %."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ each_policy = pytest.mark.parametrize("policy", POLICIES)
 def assert_saved(config: ModelConfig, execution: Execution, **options: Any) -> None:
     measured = saved(config, execution, sequences=6, **options)
     predicted = saved_by_block(config, config.block_kinds[-1], execution)
-    assert measured.a_token == pytest.approx(predicted, rel=0.01, abs=16)
+    assert measured.a_token == pytest.approx(predicted, rel=0.02)
     cast = execution.casts and execution.checkpointing == "none"
     assert measured.casts == pytest.approx(cast * 2 * block_weights(config)[-1], rel=0.01)
 
@@ -109,9 +109,9 @@ def test_states_are_weights_gradients_and_two_moments() -> None:
 
 
 def test_fsdp_divides_them() -> None:
-    """Four times the weights, less and less of them a device; what is gathered stays."""
+    """Four times the weights, less and less of them a device; what is whole stays."""
     config = configurations("F80M")[-1].model_config("as_trained")
-    one, two, many = (state_bytes(config, Execution(shards=n)) for n in (1, 2, 10**6))
+    one, two, many = (state_bytes(config, Execution(shards=n)) for n in (None, 2, 10**6))
     assert two - many == pytest.approx(one / 2, rel=1e-4)
 
 
