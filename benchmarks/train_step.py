@@ -18,12 +18,13 @@ import torch
 from torch import nn
 
 from benchmarks.baselines import LitGPT, Shape, TransformersLlama
+from benchmarks.gpu.kernel_classes import kernels_of, record
 from benchmarks.results import write
 from benchmarks.tables import show
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import passes, training_flops_per_token
 from dualpath_cli.flops.widths import Target, solve_widths
-from dualpath_cli.sizes import Size
+from dualpath_cli.sizes import parse_size
 from dualpath_cli.training.parallel import build_model
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -89,6 +90,17 @@ def cpu_seconds(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
+def show_profile(name: str, step: Step) -> None:
+    """Prints the operations that a step spends most of its time in, without what they call."""
+    kernels = kernels_of(record(step, torch.device("cpu")), torch.device("cpu"))
+    total = sum(kernel.seconds for kernel in kernels)
+    rows = [
+        [k.name[:60], f"{k.seconds * 1e3:.0f}", f"{k.seconds / total:.1%}", str(k.launches)]
+        for k in kernels[:15]
+    ]
+    show([name, "ms", "share", "calls"], rows)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
@@ -101,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=4, help="Sequences of a step.")
     parser.add_argument("--eager", action="store_true", help="Adds our models uncompiled.")
     parser.add_argument("--litgpt", action="store_true", help="Adds the Llama of litgpt.")
+    parser.add_argument("--profile", action="store_true", help="Adds where each step's time goes.")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", help="JSON file for all timings.")
@@ -112,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     steps: dict[str, Step] = {}
     beside: list[tuple[str, str]] = []
     for name in given.models:
-        config = our_config(name, shape, given.n_layers, Size(given.budget))
+        config = our_config(name, shape, given.n_layers, parse_size(given.budget, "--budget"))
         flops = training_flops_per_token(config)
         ours = {name: build_model(config, seed=0, compile_blocks=True, checkpointing="selective")}
         if given.eager:
@@ -138,6 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         milliseconds = [f"{median(seconds[name]) * 1000:.0f}" for name in (own, other)]
         rows.append([own, other, *milliseconds, f"{median(ratios):.3f}", f"{low:.3f} {high:.3f}"])
     show(["model", "beside Llama of", "ms", "its ms", "ratio", "quartiles"], rows)
+    if given.profile:
+        for name, step in steps.items():
+            show_profile(name, step)
     options = {name: value for name, value in vars(given).items() if name != "out"}
     write(given.out, {"options": options, "cpu_seconds": seconds})
 
