@@ -10,18 +10,17 @@ own count. `--time` adds the CPU seconds of a step by each policy, interleaved.
 """
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from itertools import accumulate
-from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.results import write
+from benchmarks.results import spread, write
 from benchmarks.tables import show
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.memory import Execution, block_weights, saved_by_block, step_memory
@@ -29,12 +28,13 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.rope import rope_tables
-from dualpath_cli.settings import OptimSettings
+from dualpath_cli.settings import Checkpointing, OptimSettings
 from dualpath_cli.training.activation_checkpointing import checkpoint_block
 from dualpath_cli.training.optim import build_optimizer
 from dualpath_cli.training.parallel import build_model
 
-POLICIES = ("none", "selective", "full")
+POLICIES: tuple[Checkpointing, ...] = ("none", "selective", "full")
+MODES = ["eager", "compiled"]
 
 LENGTH = 200
 """Tokens of a sequence; bytes a token do not depend on it."""
@@ -48,6 +48,10 @@ SHAPES: dict[str, ModelConfig] = {
     "wide": ModelConfig(block="wide", d_model=256, n_heads=4, n_kv_heads=4, d_ffn_wide=6144),
 }  # fmt: skip
 """Blocks that are measured, by name; length, layers and vocabulary are set below."""
+
+TIMED = ModelConfig(d_model=256, n_heads=4, n_kv_heads=4, loops=4, d_ffn=768, d_ffn_wide=3072,
+                    n_layers=4, vocab_size=8192, max_seq_len=512)  # fmt: skip
+"""The model whose steps are timed."""
 
 
 class Saved(NamedTuple):
@@ -134,7 +138,7 @@ def allocations(call: Callable[[], object], device: str) -> Allocated:
         call()
     results = profiler.profiler.kineto_results  # type: ignore[union-attr]
     changes = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
-    total = list(accumulate(change for _, change in sorted(changes)))
+    total = list(itertools.accumulate(change for _, change in sorted(changes)))
     return Allocated(total[-1], max(total))
 
 
@@ -180,60 +184,68 @@ def seconds(config: ModelConfig, rounds: int) -> dict[str, list[float]]:
     return found
 
 
+def measure(name: str, execution: Execution, sequences: int, device: str) -> dict[str, Any]:
+    """What a block saves and two of them take, beside what is predicted."""
+    config = small(SHAPES[name], layers=2)
+    block = saved(config, execution, sequences, device)
+    predicted = step_memory(config, sequences, execution)
+    keeps_casts = execution.checkpointing == "none"
+    return {
+        "block": name,
+        "mode": "compiled" if execution.compiled else "eager",
+        "checkpointing": execution.checkpointing,
+        "saved": block.a_token,
+        "saved_predicted": saved_by_block(config, config.block_kinds[-1], execution),
+        "casts": block.casts,
+        "casts_predicted": execution.product_bytes * block_weights(config)[-1] * keeps_casts,
+        "peak": peak(config, execution, sequences, device),
+        "peak_predicted": predicted.saved + predicted.working,
+    }
+
+
+def show_memory(results: Sequence[dict[str, Any]]) -> None:
+    """Prints saved bytes a token, and casts and peaks in MB."""
+    rows = [
+        [row["block"], row["mode"], row["checkpointing"]]
+        + [f"{row[key]:,.0f}" for key in ("saved", "saved_predicted")]
+        + [
+            f"{row[key] / 1e6:,.1f}"
+            for key in ("casts", "casts_predicted", "peak", "peak_predicted")
+        ]
+        for row in results
+    ]
+    columns = ["block", "mode", "checkpointing", "saved a token", "predicted"]
+    show([*columns, "casts, MB", "predicted", "peak, MB", "predicted"], rows)
+
+
+def show_times(times: dict[str, list[float]]) -> None:
+    """Prints the seconds of a step and their ratios to those of `none` in the same round."""
+    rows = []
+    for policy, rounds in times.items():
+        ratios = [a / b for a, b in zip(rounds, times["none"], strict=True)]
+        rows.append([policy, spread(rounds), spread(ratios)])
+    show(["checkpointing", "CPU seconds a step", "ratio to none"], rows)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--modes", nargs="+", choices=["eager", "compiled"],
-                        default=["eager", "compiled"])  # fmt: skip
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--sequences", type=int, default=8, help="Of each step.")
     parser.add_argument("--time", type=int, default=0, metavar="ROUNDS", help="Also time steps.")
     parser.add_argument("--out", help="A JSON file for the results.")
     options = parser.parse_args(arguments)
     results = []
-    for name in options.shapes:
-        config = small(SHAPES[name], layers=2)
-        for mode in options.modes:
-            for policy in POLICIES:
-                execution = Execution(policy, compiled=mode == "compiled")
-                block = saved(config, execution, options.sequences, options.device)
-                kind = config.block_kinds[-1]
-                predicted = step_memory(config, options.sequences, execution)
-                casts = 2 * block_weights(config)[-1] if policy == "none" else 0
-                results.append(
-                    {
-                        "block": name, "mode": mode, "checkpointing": policy,
-                        "saved": block.a_token,
-                        "saved_predicted": saved_by_block(config, kind, execution),
-                        "casts": block.casts, "casts_predicted": casts,
-                        "peak": peak(config, execution, options.sequences, options.device),
-                        "peak_predicted": predicted.saved + predicted.working,
-                    }
-                )  # fmt: skip
-                print(json.dumps(results[-1]), flush=True)
-    columns = ["block", "mode", "checkpointing", "saved a token", "predicted", "casts, MB",
-               "predicted", "peak, MB", "predicted"]  # fmt: skip
-    show(
-        columns,
-        [
-            [str(row["block"]), str(row["mode"]), str(row["checkpointing"])]
-            + [f"{row[key]:,.0f}" for key in ("saved", "saved_predicted")]
-            + [f"{row[key] / 1e6:,.1f}"
-               for key in ("casts", "casts_predicted", "peak", "peak_predicted")]
-            for row in results
-        ],
-    )  # fmt: skip
-    times = {}
-    if options.time:
-        timed = ModelConfig(**{**vars(SHAPES["dual K2"]), "loops": 4, "n_layers": 4,
-                               "vocab_size": 8192, "max_seq_len": 512})  # fmt: skip
-        times = seconds(timed, options.time)
-        rows = []
-        for policy, rounds in times.items():
-            ratios = [a / b for a, b in zip(rounds, times["none"], strict=True)]
-            rows.append([policy, f"{median(rounds):.2f}", f"{median(ratios):.3f}",
-                         f"{min(ratios):.2f} to {max(ratios):.2f}"])  # fmt: skip
-        show(["checkpointing", "CPU seconds a step", "ratio to none", "by round"], rows)
+    for name, mode, policy in itertools.product(options.shapes, options.modes, POLICIES):
+        execution = Execution(policy, compiled=mode == "compiled")
+        results.append(measure(name, execution, options.sequences, options.device))
+        print(json.dumps(results[-1]), flush=True)
+    times = seconds(TIMED, options.time) if options.time else {}
+    if results:
+        show_memory(results)
+    if times:
+        show_times(times)
     write(options.out, {"device": options.device, "memory": results, "seconds": times})
 
 

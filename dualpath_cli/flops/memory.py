@@ -9,8 +9,8 @@ stream of r (4 in float32), d the model width, d_kv that of keys and values, h t
     none        e (8 d + 3 h) + 2 w d + 2 r d    compiled, what torch's partitioner chooses to save
                 (10 w + 9 e) d + 4 e h           eager, in mixed precision; else 16 w d + 4 w h
 
-and the float32 statistics of softmax and norms (of softmax none on a CPU in bf16). To `selective` and `full` a block adds its input,
-r d. docs/benchmarks/memory.md has these beside measured bytes.
+and the float32 statistics of norms and softmax (on a CPU in bf16 it has none). To `selective` and
+`full` a block adds its input, r d. docs/benchmarks/memory.md has these beside measured bytes.
 """
 
 from collections.abc import Iterator
@@ -189,7 +189,7 @@ def backward_bytes(config: ModelConfig, kind: BlockKind, execution: Execution) -
 
 
 def loss_bytes(config: ModelConfig, tokens: int, execution: Execution) -> int:
-    """Bytes that the loss needs: logits of one part of the tokens, and the head's cast and gradient.
+    """Bytes that the loss needs: logits of a part of the tokens, the head's cast and gradient.
 
     Compiled, a logit is there as itself and as its gradient, else three times in float32.
     """

@@ -44,7 +44,7 @@ each_policy = pytest.mark.parametrize("policy", POLICIES)
 def assert_saved(config: ModelConfig, execution: Execution, **options: Any) -> None:
     measured = saved(config, execution, sequences=6, **options)
     predicted = saved_by_block(config, config.block_kinds[-1], execution)
-    assert measured.a_token == pytest.approx(predicted, rel=0.02)
+    assert measured.a_token == pytest.approx(predicted, rel=0.02, abs=16)
     cast = execution.casts and execution.checkpointing == "none"
     assert measured.casts == pytest.approx(cast * 2 * block_weights(config)[-1], rel=0.01)
 
