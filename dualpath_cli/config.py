@@ -14,6 +14,8 @@ GATE_OUTPUTS: dict[Gate, int] = {"two_gates": 2, "convex": 1, "softmax": 2, "fix
 """Outputs of each gate's linear layer; a gate without outputs has none."""
 ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases"]
 """What weight decay tells apart."""
+Checkpointing = Literal["none", "selective", "full"]
+"""What blocks compute again in the backward pass: nothing, pointwise operations, everything."""
 RANGES: dict[str, Range] = {
     "vocab_size": (1, 10**8),
     "n_layers": (1, 10**4),

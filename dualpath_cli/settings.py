@@ -18,9 +18,6 @@ _EVERY: Range = (0, 10**12)
 _SEED: Range = (0, 2**32 - 1)
 _RATE: Range = (0, 1e9)
 
-Checkpointing = Literal["none", "selective", "full"]
-"""What blocks compute again in the backward pass: nothing, pointwise operations, everything."""
-
 
 @dataclass(frozen=True)
 class OptimSettings:

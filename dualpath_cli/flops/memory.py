@@ -16,9 +16,8 @@ and the float32 statistics of norms and softmax (on a CPU in bf16 it has none). 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from dualpath_cli.config import GATE_OUTPUTS, BlockKind, ModelConfig
+from dualpath_cli.config import GATE_OUTPUTS, BlockKind, Checkpointing, ModelConfig
 from dualpath_cli.flops.count import parameters, parameters_by_part, passes
-from dualpath_cli.settings import Checkpointing
 
 MAX_LOGITS = 2**28
 """Logits that the loss holds at once; `model.loss.MAX_LOGITS`."""

@@ -17,11 +17,11 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from dualpath_cli.config import Checkpointing
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import AuxiliaryLoss, LayerTrace
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.positions import Positions
-from dualpath_cli.settings import Checkpointing
 
 KEPT_OPERATIONS = frozenset(
     {

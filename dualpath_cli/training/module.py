@@ -9,10 +9,10 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.settings import Checkpointing, OptimSettings
+from dualpath_cli.settings import OptimSettings
 from dualpath_cli.training.guard import BadStep, StepGuard
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler

@@ -19,10 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.block import DualPathBlock
-from dualpath_cli.settings import Checkpointing
 from dualpath_cli.training.activation_checkpointing import checkpoint_block
 from dualpath_cli.training.shards import load_training_state
 
