@@ -22,13 +22,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.results import spread, write
 from benchmarks.tables import show
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.flops.memory import Execution, block_weights, saved_by_block, step_memory
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.rope import rope_tables
-from dualpath_cli.settings import Checkpointing, OptimSettings
+from dualpath_cli.settings import OptimSettings
 from dualpath_cli.training.activation_checkpointing import checkpoint_block
 from dualpath_cli.training.optim import build_optimizer
 from dualpath_cli.training.parallel import build_model
