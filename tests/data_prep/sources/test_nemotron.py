@@ -108,6 +108,7 @@ def test_the_list_is_fetched_once(web, tmp_path, slash):
 @pytest.mark.parametrize(
     "content",
     [b"<html>please log in</html>", gzip.compress(b"a/b\n"), gzip.compress(b""), b"\x1f\x8b\x08"],
+    ids=["page", "no corpus", "empty", "cut"],
 )
 def test_a_list_that_is_none_is_refused_and_fetched_again(web, tmp_path, content):
     good, web.files[LIST] = web.files[LIST], content
