@@ -60,7 +60,12 @@ class Beside(Callback):
         """Builds the bare loop, and lets it make the steps that allocate."""
         assert isinstance(pl_module, DualPathModule)
         config, optim = pl_module.config, pl_module.optim
-        model = build_model(config, seed=0, compile_blocks=pl_module.compile_blocks)
+        model = build_model(
+            config,
+            seed=0,
+            compile_blocks=pl_module.compile_blocks,
+            checkpointing=pl_module.checkpointing,
+        )
         optimizer = build_optimizer(model.named_parameters(), optim)
         scheduler = build_scheduler(optimizer, int(trainer.max_steps), optim)
         accumulate = int(trainer.accumulate_grad_batches)

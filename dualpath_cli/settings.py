@@ -82,7 +82,7 @@ class RunSettings:
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
     """What each block computes again in the backward pass instead of keeping it: none is nothing,
     selective all but matrix products and attention, full everything. auto is selective where blocks
-    are compiled, where it costs no time, else none."""
+    are compiled (no slower on a CPU; not timed on a GPU), else none."""
     log_every: int = 10
     """Optimizer steps between two rows of metrics."""
     gates_every: int = 100

@@ -13,7 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from dualpath_cli.command import launch as launches
 from dualpath_cli.command.launch import Launch
-from dualpath_cli.command.micro_batch import with_micro_batch
+from dualpath_cli.command.micro_batch import UNTRAINED, with_micro_batch
 from dualpath_cli.command.records import COMMANDS, resolve
 from dualpath_cli.command.session import Session
 from dualpath_cli.command.trainer import build_trainer
@@ -124,7 +124,10 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
     fitting = launch.command.needs == "recipe"
     compiled = settings.run.compile and fitting and can_compile(trainer.strategy.root_device)
     checkpointing = chosen(settings.run.activation_checkpointing, compiled)
-    settings = with_micro_batch(settings, trainer, compiled, checkpointing, console.print)
+    if fitting:
+        settings = with_micro_batch(settings, trainer, compiled, checkpointing, console.print)
+    elif settings.run.micro_batch == "auto":
+        settings = replace(settings, run=replace(settings.run, micro_batch=UNTRAINED))
     launch = replace(launch, settings=settings)
     source = settings.data.path if fitting else launch.run_folder
     tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))

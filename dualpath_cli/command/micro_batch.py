@@ -20,7 +20,11 @@ USABLE = 0.9
 libraries, gaps between allocations, and what the prediction lacks."""
 
 CPU_BYTES = 4e9
-"""Memory that is planned with on a CPU, a rank: larger micro-batches are not faster there."""
+"""Memory that is planned with on a CPU, a rank: larger micro-batches are not faster there. A model
+that needs more for one sequence gets it."""
+
+UNTRAINED = 2
+"""Sequences of a batch where nothing is trained, and nothing kept for a backward pass."""
 
 MOST = 1024
 """Sequences of a micro-batch at most."""
@@ -65,12 +69,16 @@ def with_micro_batch(
         for size in range(1, min(MOST, max(1, sequences)) + 1)
         if sequences % size == 0 and step_memory(model, size, execution).peak <= usable
     ]
+    if not fitting and trainer.strategy.root_device.type == "cpu":
+        fitting = [1]
     if not fitting:
+        alone = step_memory(model, 1, replace(execution, checkpointing="full")).peak
+        way_out = "--run.activation_checkpointing full, or " if alone <= usable else ""
         raise UserError(
             f"run.micro_batch=auto: one sequence of {model.max_seq_len} tokens is predicted to "
             f"need {step_memory(model, 1, execution).peak / 1e9:.1f} GB, and "
             f"{usable / 1e9:.1f} GB are planned with on each device; try "
-            "--run.activation_checkpointing full, or --run.micro_batch 1 to see whether it does"
+            f"{way_out}--run.micro_batch 1 to see whether it does"
         )
     size = max(fitting)
     say(

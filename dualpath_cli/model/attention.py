@@ -18,6 +18,9 @@ from dualpath_cli.model.rope import rotate
 
 _flex_attention = torch.compile(flex_attention)  # uncompiled it would hold all scores
 
+LEAST = 64
+"""Positions from which on attention by blocks is faster than PyTorch's kernel for the CPU."""
+
 
 @dataclass
 class KeyValueCache:
@@ -96,7 +99,8 @@ def attend(
     Keys and values may have fewer heads, each for as many neighbouring query heads. Without a
     `mask` every token looks at itself and all before it.
     """
-    if v_BTHN.device.type == "cpu" and v_BTHN.dtype == torch.bfloat16:
+    long = v_BTHN.shape[1] >= LEAST
+    if long and v_BTHN.device.type == "cpu" and v_BTHN.dtype == torch.bfloat16:
         assert not isinstance(mask, BlockMask)
         return _attend_by_blocks(q_BTHN, k_BTHN, v_BTHN, mask)
     q_BHTN, k_BHTN, v_BHTN = (

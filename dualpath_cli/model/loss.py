@@ -25,7 +25,8 @@ class NextTokenLoss(nn.Module):
 
         `x_BTD` is the normalised residual stream and `head_VD` the output matrix. The loss is
         float32 also where autocast makes the logits bf16. Above MAX_LOGITS logits the positions
-        are taken in equal parts whose logits are computed again in the backward pass.
+        are taken in parts of about equal size, whose logits are computed again in the backward
+        pass.
         """
         positions, targets = x_BTD.flatten(0, 1), targets_BT.flatten()
         n_parts = min(len(targets), -(-len(targets) * head_VD.shape[0] // MAX_LOGITS))

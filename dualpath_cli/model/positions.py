@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, crea
 from dualpath_cli.model.rope import Rope
 
 Mask = torch.Tensor | BlockMask
-"""Where a query may look: on a GPU blocks for FlexAttention, elsewhere (B, 1, T, T) of bool."""
+"""Where a query may look: blocks for FlexAttention, or (B, 1, T, T) of bool."""
 
 
 class Positions(NamedTuple):
@@ -37,10 +37,13 @@ class Positions(NamedTuple):
 def document_mask(documents_BT: torch.Tensor) -> Mask:
     """A token looks at itself and at those before it in its own document.
 
-    `documents_BT` has a number for each document of a sequence. On a GPU the mask lists the blocks
-    of 128 x 128 positions that hold anything, and attention costs what these cost.
+    `documents_BT` has a number for each document of a sequence. In training on a GPU the mask lists
+    the blocks of 128 x 128 positions that hold anything, and attention costs what these cost.
+    Without gradients it is dense: evaluation runs eagerly, and so would FlexAttention, which then
+    holds all scores in float32.
     """
-    create = create_block_mask if documents_BT.device.type == "cuda" else create_mask
+    blocks = documents_BT.device.type == "cuda" and torch.is_grad_enabled()
+    create = create_block_mask if blocks else create_mask
     B, T = documents_BT.shape
     return create(in_document(documents_BT), B, None, T, T, device=documents_BT.device)
 

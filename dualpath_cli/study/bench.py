@@ -57,6 +57,7 @@ class StudyModule(DualPathModule):
         self._study, self._session, self._progress, self._files = study, session, progress, files
         self._passes: dict[str, Sequence[Pass]] = {}
         self._missing: list[Pass] = []
+        self._batches: list[range] = []  # of the pass that runs
         self._redrawn = False
 
     def val_dataloader(self) -> list[DataLoader[Tokens]]:
@@ -108,11 +109,11 @@ class StudyModule(DualPathModule):
                 draw_weights(self.model, self._session.launch.settings.seed_everything)
                 self._redrawn = True
             pass_.begin(self, self._files)
-        batches = self._session.datamodule.batches(pass_.windows)
-        places = batches[batch_idx][self.trainer.global_rank :: self.trainer.world_size]
+            self._batches = self._session.datamodule.batches(pass_.windows)
+        places = self._batches[batch_idx][self.trainer.global_rank :: self.trainer.world_size]
         pass_.step(tokens, targets, [n if n < pass_.windows.n_filled else FILLER for n in places])
         self._progress.advance(title=pass_.title)
-        if batch_idx + 1 == len(batches):
+        if batch_idx + 1 == len(self._batches):
             arrays = pass_.end()
             self._files.close()
             if self.trainer.is_global_zero:

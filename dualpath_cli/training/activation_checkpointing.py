@@ -2,7 +2,8 @@
 
 `none` keeps all that the gradients need. `selective` keeps what matrix products and attention put
 out, and computes again what lies between: norms, rotation, QK-norm, the product in SwiGLU, residual
-sums, the mixture of steps. No product and no attention is computed twice. `full` keeps the block's
+sums, the mixture of steps. No product and no attention is computed twice (FlexAttention on a GPU in
+eager mode has not been looked at). `full` keeps the block's
 input alone.
 """
 
@@ -55,9 +56,10 @@ def checkpoint_block(block: DualPathBlock, checkpointing: Checkpointing) -> None
 
 
 def chosen(setting: Literal["auto"] | Checkpointing, compiled: bool) -> Checkpointing:
-    """Returns what `run.activation_checkpointing` means: `auto` costs no time.
+    """Returns what `run.activation_checkpointing` means: `auto` costs no time on a CPU.
 
-    Compiled, `selective` is no slower than `none`; in eager mode it is (docs/benchmarks/memory.md).
+    There `selective` is no slower than `none` where blocks are compiled, but in eager mode it is
+    (docs/benchmarks/memory.md). On a GPU neither was timed.
     """
     if setting != "auto":
         return setting
@@ -99,7 +101,8 @@ class FullBlock(DualPathBlock):
             own = AuxiliaryLoss()
             return forward(x_BTD, auxiliary=own), own.total
 
-        y_BTD, losses = checkpoint(with_own_losses, x_BTD, use_reentrant=False, **self.choice)
+        y_BTD, losses = checkpoint(with_own_losses, x_BTD, use_reentrant=False,
+                                   preserve_rng_state=False, **self.choice)  # fmt: skip
         if auxiliary is not None:
             auxiliary.total = auxiliary.total + losses
         return y_BTD

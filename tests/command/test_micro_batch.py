@@ -18,12 +18,12 @@ MODEL = {"d_ffn": 1600, "d_ffn_wide": 11392}
 SEQUENCES = 512
 
 
-def decided(total: float, ranks: int = 1, **trainer: str) -> int:
+def decided(total: float, ranks: int = 1, device: str = "cuda", **trainer: str) -> int:
     """What is chosen for F80M a50 K4 on devices with so many bytes, compiled and selective."""
     settings = settings_from({"model": MODEL, "run": {"micro_batch": "auto"}, "trainer": trainer})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(micro_batch, "usable_bytes", lambda _: total)
-        strategy = SimpleNamespace(root_device=torch.device("cpu"))
+        strategy = SimpleNamespace(root_device=torch.device(device))
         stub = SimpleNamespace(world_size=ranks, precision="bf16-mixed", strategy=strategy)
         size = chosen_by(settings, stub)
     assert isinstance(size, int)
@@ -61,15 +61,36 @@ def test_a_number_is_left_alone() -> None:
     assert micro_batch.with_micro_batch(settings, None, True, "none", print) is settings  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("total", "way_out"),
+    [(2e10, "try --run.activation_checkpointing full, or --run.micro_batch 1 "),
+     (1e9, "try --run.micro_batch 1 ")],
+)  # fmt: skip
 def test_a_model_that_does_not_fit_is_told_the_ways_out(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch
+    total: float, way_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(micro_batch, "CPU_BYTES", 1000)
-    assert refused(run={"micro_batch": "auto"}) == (
-        "dualpath fit: error: run.micro_batch=auto: one sequence of 16 tokens is predicted to need "
-        "0.0 GB, and 0.0 GB are planned with on each device; try --run.activation_checkpointing "
-        "full, or --run.micro_batch 1 to see whether it does\n"
-    )
+    settings = settings_from({"model": MODEL, "run": {"micro_batch": "auto"}})
+    needed = step_memory(settings.model, 1, Execution("none")).peak
+    assert needed > total
+    strategy = SimpleNamespace(root_device=torch.device("cuda"))
+    stub = SimpleNamespace(world_size=1, precision="bf16-mixed", strategy=strategy)
+    monkeypatch.setattr(micro_batch, "usable_bytes", lambda _: total)
+    with pytest.raises(UserError, match=way_out) as error:
+        micro_batch.with_micro_batch(settings, stub, True, "none", print)  # type: ignore[arg-type]
+    assert f"{needed / 1e9:.1f} GB, and {total / 1e9:.1f} GB are planned with" in str(error.value)
+
+
+def test_a_cpu_takes_one_sequence_of_a_model_that_is_too_large() -> None:
+    assert decided(micro_batch.CPU_BYTES, device="cpu") == 1
+
+
+def test_commands_that_do_not_train_need_no_room_for_training(
+    trained: Fit, output_of: OutputOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained()
+    monkeypatch.setattr("dualpath_cli.command.lightning_cli.with_micro_batch", None)
+    said = output_of("validate", "--ckpt_path", run, "--run.micro_batch", "auto")
+    assert "held_out" in said
 
 
 def test_another_word_is_refused(refused: Refused) -> None:

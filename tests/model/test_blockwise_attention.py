@@ -95,6 +95,9 @@ def test_bf16_on_the_cpu_is_attended_by_blocks_with_shared_keys_too(kv_heads):
     kernels = {event.key for event in profile.key_averages()}
     assert "aten::bmm" in kernels
     assert "aten::scaled_dot_product_attention" not in kernels
+    with torch.profiler.profile() as profile:  # a short sequence, which blocks would only slow down
+        attend(q[:, :40], k[:, :40], v[:, :40].bfloat16())
+    assert "aten::scaled_dot_product_attention" in {e.key for e in profile.key_averages()}
     assert narrow.dtype == torch.bfloat16
     exact = attend(q.double(), k.double(), v.double())
     assert exact.dtype == torch.float64

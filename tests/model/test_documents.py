@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.model.attention import attend
 from dualpath_cli.model.positions import document_mask, in_document
+from dualpath_cli.training.activation_checkpointing import checkpoint_block
 from tests.model.reference import difference
 from tests.model.small_models import SMALL, with_weights
 
@@ -36,6 +38,45 @@ def test_a_document_gives_the_logits_that_it_gives_alone(lengths, headless, seed
     together = model(torch.cat(documents, dim=1))
     alone = torch.cat([model(tokens) for tokens in documents], dim=1)
     assert difference(together, alone) <= 1e-9
+
+
+INTERVENTIONS = {
+    "none": None,
+    "more loops": Intervention(loops=3),
+    "halting": Intervention(halting=0.6),
+}
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("intervention", INTERVENTIONS.values(), ids=INTERVENTIONS)
+def test_so_it_does_however_the_model_is_run(intervention, checkpointing):
+    model = with_weights(CONFINED)
+    for block in model.blocks:
+        checkpoint_block(block, checkpointing)
+    tokens = torch.tensor([[START, 5, 6, START, 7, 8]])
+    together = model(tokens, intervention=intervention)
+    alone = [model(part, intervention=intervention) for part in tokens.split(3, dim=1)]
+    assert difference(together, torch.cat(alone, dim=1)) <= 1e-9
+    gradients = torch.autograd.grad(together.square().sum(), list(model.parameters()))
+    expected = torch.autograd.grad(sum(x.square().sum() for x in alone), list(model.parameters()))
+    for one, other in zip(gradients, expected, strict=True):
+        assert (one - other).abs().max() <= 1e-9 * (1 + other.abs().max())
+
+
+def test_bf16_compiled_is_near_float64():
+    config = dataclasses.replace(CONFINED, max_seq_len=200)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocab_size, (2, 201), generator=generator)
+    exact = with_weights(config)(tokens[:, :-1], tokens[:, 1:])
+    model = with_weights(config).float()
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+    model.loss.compile(backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = model(tokens[:, :-1], tokens[:, 1:])
+    narrow.mean().backward()
+    assert difference(narrow.double(), exact) <= 0.05
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_without_it_a_document_sees_those_before():

@@ -67,6 +67,18 @@ class TestLoss:
         for actual, wanted in zip(gradients(model, chunked), expected, strict=True):
             assert difference(actual, wanted) <= EXACT
 
+    def test_compiled_in_unequal_parts_it_is_the_same(self, monkeypatch):
+        model, targets = with_weights(SMALL), TARGETS.clone()
+        targets[1, 2] = IGNORE
+        whole = model(TOKENS, targets)
+        expected = gradients(model, whole)
+        monkeypatch.setattr("dualpath_cli.model.loss.MAX_LOGITS", 6 * SMALL.vocab_size)
+        model.loss.compile(backend="aot_eager")  # 16 positions: parts of 6, 5 and 5
+        chunked = model(TOKENS, targets)
+        assert difference(chunked, whole) <= EXACT
+        for actual, wanted in zip(gradients(model, chunked), expected, strict=True):
+            assert difference(actual, wanted) <= EXACT
+
 
 def gradients(model: DualPathLM, losses: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(losses.sum(), list(model.parameters()))

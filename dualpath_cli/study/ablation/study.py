@@ -70,7 +70,7 @@ def run(session: Session) -> None:
 class Ablation(bench.Study[Scoring]):
     """A pass for each source and row; a table for each source and suite."""
 
-    semantics = 2
+    semantics = 3
 
     def __init__(
         self, session: Session, options: AblateOptions, rows: Sequence[Row], tagger: Tagger | None

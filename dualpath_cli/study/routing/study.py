@@ -65,7 +65,7 @@ def run(session: Session) -> None:
 class RoutingStudy(bench.Study[Reading]):
     """A pass over each source, and one of the untrained model."""
 
-    semantics = 3
+    semantics = 4
 
     def __init__(self, options: RoutingOptions, tagger: Tagger | None, console: Console) -> None:
         self.folder = options.out / PASSES
