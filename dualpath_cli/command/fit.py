@@ -19,6 +19,7 @@ from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training import curve
 from dualpath_cli.training.loading_faults import loading_fault
 from dualpath_cli.training.metrics_log import VALIDATION, MetricsLog, has_validation
+from dualpath_cli.training.peaks import peak_tflops
 from dualpath_cli.training.stopping import TIME_OVER, StopTraining
 
 
@@ -170,6 +171,11 @@ def _summary(session: Session, steps: int, accumulate: int) -> str:
         f"{model.max_seq_len}, accumulated {accumulate} times",
         f"folder  {launch.run_folder}",
     ]
+    device = session.trainer.strategy.root_device
+    if device.type == "cuda" and run.peak_tflops is None and peak_tflops(device) is None:
+        lines.append(
+            "mfu     not written: this GPU's peak is not known; --run.peak_tflops N gives it"
+        )
     if launch.checkpoint is not None:
         lines.append(f"        continued from step {run_folder.step_of(launch.checkpoint)}")
     return "\n".join(lines)

@@ -271,6 +271,18 @@ def test_validate_gives_the_numbers_of_the_runs_end(trained: Fit, output_of: Out
     assert f"{float(last['loss']):.4f}" not in older
 
 
+def test_a_run_may_keep_attention_within_documents(
+    fit: Fit, trained: Fit, texts: Path, output_of: OutputOf
+) -> None:
+    manifest = json.loads((texts / "train" / "manifest.json").read_text())
+    run = fit(model={"document_start": manifest["eot_id"]}, run={"name": "confined"})
+    confined, crossing = rows(run / "metrics.csv"), rows(trained() / "metrics.csv")
+    assert [row["step"] for row in confined] == [row["step"] for row in crossing]
+    assert [row["loss"] for row in confined] != [row["loss"] for row in crossing]
+    last = rows(run / "validation.csv")[-1]
+    assert f"{float(last['loss']):.4f}" in output_of("validate", "--ckpt_path", run)
+
+
 def test_validate_takes_other_sets_and_a_prepared_folder(
     trained: Fit, texts: Path, output_of: OutputOf
 ) -> None:
