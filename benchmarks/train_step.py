@@ -11,6 +11,7 @@ its CPU time. A ratio is this model's tokens/s over Llama's in the same round.
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median, quantiles
 from typing import Any
 
@@ -60,10 +61,15 @@ def compiled(model: nn.Module) -> nn.Module:
     return model
 
 
-def training_step(model: nn.Module, shape: Shape, batch: int) -> Step:
-    """Returns a function that makes one optimizer step on random tokens."""
+def training_step(model: nn.Module, shape: Shape, batch: int, documents: int = 0) -> Step:
+    """Returns a function that makes one optimizer step on random tokens.
+
+    With `documents` token 0 is drawn once in so many tokens: what documents begin with.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = torch.randint(shape.vocab_size, (batch, shape.seq_len + 1))
+    if documents:
+        tokens[torch.rand(tokens.shape) < 1 / documents] = 0
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def step() -> None:
@@ -112,6 +118,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", default="9M", help="Linear FLOPs per token and layer.")
     parser.add_argument("--batch", type=int, default=4, help="Sequences of a step.")
     parser.add_argument("--eager", action="store_true", help="Adds our models uncompiled.")
+    parser.add_argument(
+        "--documents",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="Adds our models with attention within documents of that length.",
+    )
     parser.add_argument("--litgpt", action="store_true", help="Adds the Llama of litgpt.")
     parser.add_argument("--profile", action="store_true", help="Adds where each step's time goes.")
     parser.add_argument("--rounds", type=int, default=15)
@@ -130,6 +143,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ours = {name: build_model(config, seed=0, compile_blocks=True, checkpointing="selective")}
         if given.eager:
             ours[f"{name}, eager"] = build_model(config, seed=0)
+        if given.documents:
+            within = replace(config, document_start=0)
+            ours[f"{name}, within documents"] = build_model(
+                within, seed=0, compile_blocks=True, checkpointing="selective"
+            )
         others: dict[str, nn.Module] = {}
         for layers in (1, passes(config.block_kinds[0], config.loops)):
             layers *= given.n_layers
@@ -138,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if given.litgpt:
                 others[f"litgpt, {sized}"] = LitGPT(shape, layers, flops)
         for own, model in ours.items():
-            steps[own] = training_step(model, shape, given.batch)
+            steps[own] = training_step(model, shape, given.batch, given.documents)
             beside.extend((own, other) for other in others)
         for other, model in others.items():
             if other not in steps:

@@ -1,0 +1,80 @@
+"""Attention by blocks on a CPU beside PyTorch's kernel: forward and backward, bf16.
+
+python -m benchmarks.cpu_attention
+
+By turns in one process, in milliseconds of CPU time; a ratio is of one round, above 1 where blocks
+are faster.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.results import spread, write
+from benchmarks.tables import show
+from dualpath_cli.model.blockwise_attention import blockwise_attention
+
+SHAPES = [
+    (512, 16, 12, 64),
+    (128, 64, 12, 64),
+    (32, 256, 12, 64),
+    (4, 512, 4, 64),
+    (2, 512, 12, 64),
+    (1, 1024, 12, 64),
+    (1, 2048, 6, 64),
+    (1, 4096, 4, 64),
+    (1, 2048, 4, 128),
+]
+"""(B, T, H, N): batch, positions, heads, head size."""
+
+
+def passes(shape: tuple[int, int, int, int]) -> dict[str, Callable[[], object]]:
+    """Both attentions, each a forward and a backward pass over the same tensors."""
+    q, k, v = (torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    grad = torch.randn(shape, dtype=torch.bfloat16)
+
+    def blocks() -> object:
+        out = blockwise_attention(q * shape[-1] ** -0.5, k, v, None)
+        return torch.autograd.grad(out, (q, k, v), grad)
+
+    def kernel() -> object:
+        by_head = (x.transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(*by_head, is_causal=True).transpose(1, 2)
+        return torch.autograd.grad(out, (q, k, v), grad)
+
+    return {"blocks": blocks, "kernel": kernel}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", help="JSON file for all timings.")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    rows, timings = [], {}
+    for shape in SHAPES:
+        both = passes(shape)
+        seconds: dict[str, list[float]] = {name: [] for name in both}
+        for number in range(-1, options.rounds):  # the first one allocates
+            for name, run in both.items():
+                start = time.process_time()
+                run()
+                if number >= 0:
+                    seconds[name].append(time.process_time() - start)
+        name = " x ".join(map(str, shape))
+        timings[name] = seconds
+        ratios = [b / a for a, b in zip(seconds["blocks"], seconds["kernel"], strict=True)]
+        cells = [f"{median(seconds[kind]) * 1e3:.1f}" for kind in both]
+        rows.append([name, *cells, spread(ratios)])
+    show(["B x T x H x N", "blocks, ms", "PyTorch's kernel, ms", "ratio"], rows)
+    write(options.out, {"threads": options.threads, "cpu_seconds": timings})
+
+
+if __name__ == "__main__":
+    main()
