@@ -1,6 +1,7 @@
 """Attention that stays within documents: each document is as if it were alone."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.intervention import Intervention
+from dualpath_cli.model import positions
 from dualpath_cli.model.attention import attend
 from dualpath_cli.model.positions import document_mask, in_document
 from dualpath_cli.training.activation_checkpointing import checkpoint_block
@@ -112,6 +114,18 @@ def test_all_kernels_follow_one_mask(kv_heads):
     flexible = flex_attention(q, k, v, block_mask=blocks, enable_gqa=kv_heads != 4)
     assert isinstance(flexible, torch.Tensor)
     assert difference(flexible.transpose(1, 2), exact) <= 1e-12
+
+
+@pytest.mark.parametrize(("device", "trained", "kind"), [
+    ("cuda", True, "blocks"), ("cuda", False, "dense"), ("cpu", True, "dense"),
+])  # fmt: skip
+def test_only_training_on_a_gpu_takes_blocks(device, trained, kind, monkeypatch):
+    """Evaluation runs eagerly, where FlexAttention would hold all scores."""
+    monkeypatch.setattr(positions, "create_block_mask", lambda *_, **__: "blocks")
+    monkeypatch.setattr(positions, "create_mask", lambda *_, **__: "dense")
+    documents = SimpleNamespace(shape=(1, 4), device=torch.device(device))
+    with torch.set_grad_enabled(trained):
+        assert document_mask(documents) == kind
 
 
 def test_a_start_that_is_no_token_is_refused():
