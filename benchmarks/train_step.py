@@ -107,6 +107,50 @@ def show_profile(name: str, step: Step) -> None:
     show([name, "ms", "share", "calls"], rows)
 
 
+def our_models(name: str, config: ModelConfig, given: argparse.Namespace) -> dict[str, nn.Module]:
+    """The model as `fit` compiles it, and the variants of it that were asked for, by name."""
+    models = {name: build_model(config, seed=0, compile_blocks=True, checkpointing="selective")}
+    if given.eager:
+        models[f"{name}, eager"] = build_model(config, seed=0)
+    if given.documents:
+        models[f"{name}, within documents"] = build_model(
+            replace(config, document_start=0),
+            seed=0,
+            compile_blocks=True,
+            checkpointing="selective",
+        )
+    return models
+
+
+def llamas(shape: Shape, config: ModelConfig, given: argparse.Namespace) -> dict[str, nn.Module]:
+    """Llamas of the FLOPs of one of our models: of as many layers, and of as many passes."""
+    flops = training_flops_per_token(config)
+    models: dict[str, nn.Module] = {}
+    for layers in sorted({1, passes(config.block_kinds[0], config.loops)}):
+        layers *= given.n_layers
+        sized = f"{layers} layers, {flops / 1e6:.1f}M"
+        models[f"transformers, {sized}"] = TransformersLlama(shape, layers, flops)
+        if given.litgpt:
+            models[f"litgpt, {sized}"] = LitGPT(shape, layers, flops)
+    return models
+
+
+def steps_to_compare(given: argparse.Namespace) -> tuple[dict[str, Step], list[tuple[str, str]]]:
+    """All steps by the name of their model, and the pairs of names that are set side by side."""
+    shape = Shape(given.d_model, given.n_heads, given.seq_len, given.vocab_size)
+    steps: dict[str, Step] = {}
+    beside: list[tuple[str, str]] = []
+    for name in given.models:
+        config = our_config(name, shape, given.n_layers, parse_size(given.budget, "--budget"))
+        ours, others = our_models(name, config, given), llamas(shape, config, given)
+        beside.extend((own, other) for own in ours for other in others)
+        for own, model in ours.items():
+            steps[own] = training_step(model, shape, given.batch, given.documents)
+        for other, model in others.items():
+            steps[other] = training_step(compiled(model), shape, given.batch)
+    return steps, beside
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
@@ -134,33 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     torch._dynamo.config.recompile_limit = 64  # all models share their code
-    shape = Shape(given.d_model, given.n_heads, given.seq_len, given.vocab_size)
-    steps: dict[str, Step] = {}
-    beside: list[tuple[str, str]] = []
-    for name in given.models:
-        config = our_config(name, shape, given.n_layers, parse_size(given.budget, "--budget"))
-        flops = training_flops_per_token(config)
-        ours = {name: build_model(config, seed=0, compile_blocks=True, checkpointing="selective")}
-        if given.eager:
-            ours[f"{name}, eager"] = build_model(config, seed=0)
-        if given.documents:
-            within = replace(config, document_start=0)
-            ours[f"{name}, within documents"] = build_model(
-                within, seed=0, compile_blocks=True, checkpointing="selective"
-            )
-        others: dict[str, nn.Module] = {}
-        for layers in (1, passes(config.block_kinds[0], config.loops)):
-            layers *= given.n_layers
-            sized = f"{layers} layers, {flops / 1e6:.1f}M"
-            others[f"transformers, {sized}"] = TransformersLlama(shape, layers, flops)
-            if given.litgpt:
-                others[f"litgpt, {sized}"] = LitGPT(shape, layers, flops)
-        for own, model in ours.items():
-            steps[own] = training_step(model, shape, given.batch, given.documents)
-            beside.extend((own, other) for other in others)
-        for other, model in others.items():
-            if other not in steps:
-                steps[other] = training_step(compiled(model), shape, given.batch)
+    steps, beside = steps_to_compare(given)
     seconds = cpu_seconds(steps, given.rounds)
     rows = []
     for own, other in beside:
