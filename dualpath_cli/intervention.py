@@ -1,15 +1,19 @@
-"""Intervention: what one forward pass does instead of what the model has learned.
+"""Intervention: what a forward pass does instead of what the model has learned, or leaves out.
 
 Plain data and torch-free: studies choose interventions, the model carries them out.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from dualpath_cli.config import ModelConfig
 
 LEARNED = "learned"
+Criterion = Literal["mass", "change", "entropy"]
+"""What a token's loop is ended by: the mass that remains for later steps; how far the last step
+moved the state, ``||h_k - h_{k-1}|| / ||h_{k-1}||``; or the entropy, in nats, of what the model
+would say if its last layer ended with h_k."""
 SHUFFLED: Literal["shuffled"] = "shuffled"
 
 
@@ -35,6 +39,15 @@ class Intervention:
     halting: float | None = None
     """Threshold: a token whose remaining mass is at or below it after a step stops there. That step
     takes what is left, and the later steps of other tokens see its state as it was then."""
+    halting_by: Criterion = "mass"
+    """What the threshold is for, where it is not the remaining mass."""
+    skip: float | None = None
+    """Gate below which a token leaves a path of a dual block out: h_deep or h_wide is then the
+    block's input x, as if the path added nothing, and later tokens see x in all of its steps."""
+    kv_slots: int | None = None
+    """Keys and values that a deep path keeps of each token, at most: step k writes slot k mod N,
+    from 0. Tokens of one pass see each other in every step; those of passes before are seen as
+    their slots have them. Without a cache each token is a pass."""
     layers: tuple[int, ...] | None = None
     """Layers, from 0 on, that all this applies to; None: every one."""
     tokens: str | None = None
@@ -49,15 +62,26 @@ class Intervention:
                 raise ValueError(
                     f"gates must be (g_d, g_w), each from 0 to 1, or 'shuffled', not {self.gates!r}"
                 )
+        if self.halting_by not in get_args(Criterion):
+            known = ", ".join(get_args(Criterion))
+            raise ValueError(f"halting_by must be one of {known}, not {self.halting_by!r}")
+        if self.halting_by != "mass" and self.halting is None:
+            raise ValueError(f"halting_by='{self.halting_by}' needs halting, its threshold")
+        if self.skip is not None and not _is_fraction(self.skip):
+            raise ValueError(f"skip must be a number from 0 to 1, not {self.skip!r}")
+        if self.kv_slots is not None and (type(self.kv_slots) is not int or self.kv_slots < 1):
+            raise ValueError(f"kv_slots must be a whole number from 1 on, not {self.kv_slots!r}")
         if type(self.seed) is not int or self.seed < 0:
             raise ValueError(f"seed must be a whole number from 0 on, not {self.seed!r}")
-        if self.halting is not None and not _is_fraction(self.halting):
-            raise ValueError(f"halting must be a number from 0 to 1, not {self.halting!r}")
+        if self.halting is not None and not self._is_threshold(self.halting):
+            most = "to 1" if self.halting_by == "mass" else "on"
+            raise ValueError(f"halting must be a number from 0 {most}, not {self.halting!r}")
         if self.layers is not None and not _are_layers(self.layers):
             raise ValueError(
                 f"layers must be a tuple of numbers from 0 on in growing order, not {self.layers!r}"
             )
-        alone = self.loops is None and self.halting is None
+        others = (self.loops, self.halting, self.skip, self.kv_slots)
+        alone = all(field is None for field in others)
         if self.tokens is not None and not (alone and isinstance(self.gates, tuple)):
             raise ValueError(
                 f"tokens='{self.tokens}' goes with constant gates alone: all tokens share the loop"
@@ -67,7 +91,8 @@ class Intervention:
     def name(self) -> str:
         """A short name: `learned`, `K=3`, `gates=1,0`, `shuffled`, with a seed `shuffled:7`.
 
-        Also `halting=0.1`; what it is limited to follows: `gates=0,1 layers=0,2 tokens=arithmetic`.
+        Also `halting=0.1`, `halting=0.1:change`, `skip=0.2`, `kv_slots=1`; what it is limited to
+        follows: `gates=0,1 layers=0,2 tokens=arithmetic`.
         """
         parts = [] if self.loops is None else [f"K={self.loops}"]
         if self.gates == SHUFFLED:
@@ -75,7 +100,12 @@ class Intervention:
         elif self.gates is not None:
             parts.append("gates=" + ",".join(f"{value:g}" for value in self.gates))
         if self.halting is not None:
-            parts.append(f"halting={self.halting:g}")
+            by = "" if self.halting_by == "mass" else f":{self.halting_by}"
+            parts.append(f"halting={self.halting:g}{by}")
+        if self.skip is not None:
+            parts.append(f"skip={self.skip:g}")
+        if self.kv_slots is not None:
+            parts.append(f"kv_slots={self.kv_slots}")
         if self.layers is not None and parts:
             parts.append("layers=" + ",".join(map(str, self.layers)))
         if self.tokens is not None:
@@ -92,16 +122,22 @@ class Intervention:
             return f"the model has no layer {self.layers[-1]}: they go up to {config.n_layers - 1}"
         kinds = [config.block_kinds[layer] for layer in self.layers or range(config.n_layers)]
         place = "the model" if self.layers is None else "that part of the model"
-        if self.gates is not None and "dual" not in kinds:
+        if (self.gates is not None or self.skip is not None) and "dual" not in kinds:
             return f"{place} has no dual block, so it has no gates"
-        if self.loops is not None or self.halting is not None:
+        if any(field is not None for field in (self.loops, self.halting, self.kv_slots)):
             if set(kinds) == {"wide"}:
                 return f"{place} has only wide blocks, so it has no loop"
             if config.loops == 1 and config.combination == "router" and (self.loops or 1) > 1:
                 return "the model was trained with one loop, so it has no router to weigh more"
-        if self.halting is not None and not config.routes_steps:
+        by_mass = self.halting is not None and self.halting_by == "mass"
+        if by_mass and not config.routes_steps:
             return "the model has no router, so no mass remains that a threshold could be for"
         return None
+
+    def _is_threshold(self, value: object) -> bool:
+        if self.halting_by == "mass":
+            return _is_fraction(value)
+        return isinstance(value, int | float) and math.isfinite(value) and value >= 0
 
 
 def _is_fraction(value: object) -> bool:
