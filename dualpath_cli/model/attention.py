@@ -13,7 +13,7 @@ from dualpath_cli.model.blockwise_attention import blockwise_attention
 from dualpath_cli.model.cache import KeysAndValues
 from dualpath_cli.model.positions import Mask, Positions
 from dualpath_cli.model.precision import RMSNorm
-from dualpath_cli.model.rope import rotate
+from dualpath_cli.model.rope import Rope, rotate
 
 _flex_attention = torch.compile(flex_attention)  # uncompiled it would hold all scores
 
@@ -45,21 +45,27 @@ class Attention(nn.Module):
         With a `cache` the T tokens follow those in it, and are added to it.
         """
         rope, mask = positions
-        heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
-        q_BTHN = self.q_proj(x_BTD).view(heads)
-        k_BTHN = self.k_proj(x_BTD).view(heads)
-        v_BTHN = self.v_proj(x_BTD).view(heads)
-        # Rotation and norm come out in float32, the type of their tables and weights.
-        if self.config.qk_norm == "before_rope":
-            q_BTHN = rotate(self.q_norm(q_BTHN), rope)
-            k_BTHN = rotate(self.k_norm(k_BTHN), rope)
-        else:
-            q_BTHN, k_BTHN = rotate(q_BTHN, rope), rotate(k_BTHN, rope)
-        if self.config.qk_norm == "after_rope":
-            q_BTHN, k_BTHN = self.q_norm(q_BTHN), self.k_norm(k_BTHN)
+        q_BTHN = self.q_proj(x_BTD).view(*x_BTD.shape[:2], -1, self.config.head_dim)
+        q_BTHN = self._placed(q_BTHN, rope, "q_norm")
+        k_BTHN, v_BTHN = self.keys_and_values(x_BTD, positions)
         if cache is not None:
             k_BTHN, v_BTHN = cache.append(k_BTHN.to(v_BTHN.dtype), v_BTHN)
         return self.o_proj(attend(q_BTHN, k_BTHN, v_BTHN, mask).flatten(2))
+
+    def keys_and_values(
+        self, x_BTD: torch.Tensor, positions: Positions
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What later tokens see of these, (B, T, H, N) each."""
+        heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
+        k_BTHN, v_BTHN = self.k_proj(x_BTD).view(heads), self.v_proj(x_BTD).view(heads)
+        return self._placed(k_BTHN, positions.rope, "k_norm"), v_BTHN
+
+    def _placed(self, x_BTHN: torch.Tensor, rope: Rope, norm: str) -> torch.Tensor:
+        """Queries or keys, turned and normalised; in float32, the type of tables and weights."""
+        if self.config.qk_norm == "before_rope":
+            return rotate(getattr(self, norm)(x_BTHN), rope)
+        x_BTHN = rotate(x_BTHN, rope)
+        return x_BTHN if self.config.qk_norm == "none" else getattr(self, norm)(x_BTHN)
 
 
 def attend(

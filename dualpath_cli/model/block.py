@@ -9,10 +9,11 @@ from torch import nn
 
 from dualpath_cli.config import BlockKind, ModelConfig
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.model.cache import KeysAndValues, LayerCache
+from dualpath_cli.model.cache import KeyValueCache, LayerCache
 from dualpath_cli.model.deep_path import DeepPath
 from dualpath_cli.model.feed_forward import AuxiliaryLoss, SwiGLU
 from dualpath_cli.model.gates import PathGate, overridden
+from dualpath_cli.model.halting import Lens
 from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.routing import LayerTrace
 from dualpath_cli.model.sublayer import Sublayer
@@ -33,10 +34,18 @@ class WidePath(nn.Module):
         x_BTD: torch.Tensor,
         positions: Positions,
         auxiliary: AuxiliaryLoss | None = None,
-        cache: KeysAndValues | None = None,
+        cache: LayerCache | None = None,
+        awake_BT1: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Maps (B, T, D) to (B, T, D)."""
-        return self.sublayer(x_BTD, F.softplus(self.gain[0]), positions, auxiliary, cache)
+        """Maps (B, T, D) to (B, T, D); where `awake_BT1` is False, x comes out."""
+        gain, kept = F.softplus(self.gain[0]), None if cache is None else cache.wide
+        if awake_BT1 is not None and cache is not None and cache.of_rows and x_BTD.shape[1] == 1:
+            assert isinstance(kept, KeyValueCache)
+            awake_B = awake_BT1[:, 0, 0]
+            self.sublayer.keep(x_BTD, ~awake_B, positions, [kept])
+            return self.sublayer.only_some(x_BTD, awake_B, gain, positions, kept)
+        h_BTD = self.sublayer(x_BTD, gain, positions, auxiliary, kept)
+        return h_BTD if awake_BT1 is None else torch.where(awake_BT1, h_BTD, x_BTD)
 
 
 class DualPathBlock(nn.Module):
@@ -62,23 +71,31 @@ class DualPathBlock(nn.Module):
         order_B2T: torch.Tensor | None = None,
         auxiliary: AuxiliaryLoss | None = None,
         cache: LayerCache | None = None,
+        lens: Lens | None = None,
     ) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D) in the type of x; writes what it did into `trace`.
 
         `intervention` is what applies to this layer, `token_mask` to which of its tokens (see
-        `DualPathLM.forward`); `order_B2T` is this layer's of `gates.shuffled_positions`.
+        `DualPathLM.forward`); `order_B2T` is this layer's of `gates.shuffled_positions`, `lens`
+        what halting by entropy takes.
         """
-        h_deep = h_wide = None
-        if self.kind != "wide":
-            h_deep = self.deep(x_BTD, positions, trace, intervention, token_mask, auxiliary, cache)
-        if self.kind != "loop":
-            h_wide = self.wide(x_BTD, positions, auxiliary, None if cache is None else cache.wide)
-        if trace is not None:
-            trace.record_updates(x_BTD, h_deep, h_wide)
-        if h_deep is not None and h_wide is not None:
+        g_d = g_w = awake_deep = awake_wide = h_deep = h_wide = None
+        if self.kind == "dual":
             g_d, g_w = self.gate(x_BTD)
             if intervention is not None and intervention.gates is not None:
                 g_d, g_w = overridden((g_d, g_w), intervention.gates, token_mask, order_B2T)
+            if intervention is not None and intervention.skip is not None:
+                awake_deep, awake_wide = g_d >= intervention.skip, g_w >= intervention.skip
+        if self.kind != "wide":
+            h_deep = self.deep(
+                x_BTD, positions, trace, intervention, token_mask, auxiliary, cache, awake_deep,
+                lens,
+            )  # fmt: skip
+        if self.kind != "loop":
+            h_wide = self.wide(x_BTD, positions, auxiliary, cache, awake_wide)
+        if trace is not None:
+            trace.record_updates(x_BTD, h_deep, h_wide)
+        if g_d is not None and g_w is not None:
             if trace is not None:
                 trace.gate_deep, trace.gate_wide = g_d.squeeze(-1), g_w.squeeze(-1)
             return (g_d * h_deep + g_w * h_wide).to(x_BTD.dtype)

@@ -1,18 +1,24 @@
 """What a model keeps of the tokens it has seen, so that those that follow need not repeat them.
 
 Exact: the steps of a deep path share weights, not states, so each has keys and values of its own,
-and a dual layer keeps K + 1 of both.
+and a dual layer keeps K + 1 of both. `Intervention.kv_slots` keeps fewer.
 
-Shapes: B batch, T positions, S positions with those cached before, H heads, N head size, K loops.
+Shapes: B batch, T positions of a pass, S positions with those of the passes before, C positions
+that there is room for, R some rows of the batch, H heads, N head size, K loops.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.intervention import LEARNED, Intervention
+
+UNWRITTEN = -2
+"""Number of the document of positions that are still to come."""
 
 
 class KeysAndValues(Protocol):
@@ -25,58 +31,140 @@ class KeysAndValues(Protocol):
 
 
 @dataclass
-class KeyValueCache:
-    """Keys and values of all tokens that one attention has seen, rotated and normalised."""
+class Span:
+    """The T positions of a pass, from `start` on."""
 
+    start: int = 0
+    places: torch.Tensor | None = None
+    """Their numbers where shapes are static; None where they grow."""
+
+
+@dataclass
+class KeyValueCache:
+    """Keys and values of all tokens that one attention has seen, rotated and normalised.
+
+    Written in place, so for inference alone. What a pass writes takes the place of what was there:
+    of the steps that share a slot the last one stays.
+    """
+
+    span: Span
+    capacity: int = 0
+    """Positions to make room for at once; more are found as they come."""
     keys: torch.Tensor | None = None
-    """(B, S, H, N), one head for each of `ModelConfig.n_kv_heads`."""
+    """(B, C, H, N), one head for each of `ModelConfig.n_kv_heads`."""
     values: torch.Tensor | None = None
-    """(B, S, H, N)."""
+    """(B, C, H, N)."""
 
     def append(
         self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds the keys and values of T tokens and returns those of all S so far."""
+        """Writes the keys and values of a pass and returns those of all S so far.
+
+        With static shapes those of all C: who looks at them knows by a mask which are written.
+        """
+        start, stop = self.span.start, self.span.start + k_BTHN.shape[1]
         if self.keys is None or self.values is None:
-            self.keys, self.values = k_BTHN, v_BTHN
-        else:
-            self.keys = torch.cat((self.keys, k_BTHN), dim=1)
-            self.values = torch.cat((self.values, v_BTHN), dim=1)
-        return self.keys, self.values
+            B, _, *shape = k_BTHN.shape
+            room = max(stop, self.capacity)
+            self.keys, self.values = (x.new_zeros(B, room, *shape) for x in (k_BTHN, v_BTHN))
+        if self.span.places is not None:
+            self.keys.index_copy_(1, self.span.places, k_BTHN)
+            self.values.index_copy_(1, self.span.places, v_BTHN)
+            return self.keys, self.values
+        self.keys[:, start:stop], self.values[:, start:stop] = k_BTHN, v_BTHN
+        return self.keys[:, :stop], self.values[:, :stop]
+
+    def reserve(self, count: int) -> None:
+        """Makes room for so many positions, and for as many again where there was too little."""
+        if self.keys is not None and self.values is not None and self.keys.shape[1] < count:
+            more = 2 * count - self.keys.shape[1]
+            self.keys, self.values = (
+                F.pad(x, (0, 0, 0, 0, 0, more)) for x in (self.keys, self.values)
+            )
 
     def repeat(self, batch: int) -> None:
         """Gives what one sequence left to each sequence of a batch."""
         if self.keys is not None and self.values is not None:
-            self.keys = self.keys.expand(batch, -1, -1, -1)
-            self.values = self.values.expand(batch, -1, -1, -1)
+            self.keys = self.keys.repeat(batch, 1, 1, 1)
+            self.values = self.values.repeat(batch, 1, 1, 1)
+
+
+@dataclass
+class RowsOfCache:
+    """Some sequences of a batch, whose next token alone is computed."""
+
+    cache: KeyValueCache
+    rows: torch.Tensor
+
+    def append(
+        self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the keys and values of one token each, and returns those of all S of the rows."""
+        self.write(k_R1HN, v_R1HN)
+        keys, values, stop = self.cache.keys, self.cache.values, self.cache.span.start + 1
+        assert keys is not None and values is not None  # noqa: PT018
+        return keys[self.rows, :stop], values[self.rows, :stop]
+
+    def write(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> None:
+        """Writes them, for tokens to come."""
+        keys, values, start = self.cache.keys, self.cache.values, self.cache.span.start
+        assert keys is not None and values is not None  # noqa: PT018
+        keys[self.rows, start], values[self.rows, start] = k_R1HN[:, 0], v_R1HN[:, 0]
 
 
 @dataclass
 class LayerCache:
-    """The caches of a layer: one of its wide path, and one of each step of its deep path."""
+    """The caches of a layer: one of its wide path, and the slots of the steps of its deep path."""
 
-    wide: KeysAndValues = field(default_factory=KeyValueCache)
+    wide: KeysAndValues
     deep: list[KeysAndValues] = field(default_factory=list)
 
     def step(self, number: int) -> KeysAndValues:
-        """The cache of a step, from 0; steps come in their order."""
-        if number == len(self.deep):
-            self.deep.append(KeyValueCache())
-        return self.deep[number]
+        """The cache of a step, from 0."""
+        return self.deep[number % len(self.deep)]
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether some rows of the batch can go on without the others, see `RowsOfCache`."""
+        if not isinstance(self.wide, KeyValueCache):
+            return False
+        return self.wide.span.places is None and self.wide.span.start > 0
 
 
 class Cache:
     """Pass an empty one to ``DualPathLM.forward`` with a text's first tokens, and with the next."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self.layers = [LayerCache() for _ in range(config.n_layers)]
+    def __init__(
+        self,
+        config: ModelConfig,
+        capacity: int = 0,
+        static: torch.device | None = None,
+        draft: Intervention | None = None,
+    ) -> None:
+        """`capacity` are positions to make room for at once.
+
+        With `static` shapes, on that device, there is no more room, and each pass works on all of
+        it: what is compiled, or recorded as a CUDA graph, then serves every pass of as many tokens.
+        `draft` is an intervention that passes may be under as well, with fewer loops, whose
+        positions are forgotten (`rewind`) before others follow.
+        """
+        self.config, self.draft = config, draft
+        self.capacity, self.static = capacity, static
+        self.span = Span()
+        self.layers: list[LayerCache] = []
         self.length = 0
         """S, the positions seen so far, padding included."""
         self.intervention: Intervention | None = None
         """What all passes are under."""
         self.documents_BS: torch.Tensor | None = None
-        """Number of each one's document as `positions.documents_of` counts them, (B, S); None
-        while all are of one, and none is padding."""
+        """Number of each one's document as `positions.documents_of` counts them, (B, S), or (B, C)
+        with static shapes; None while all are of one, and none is padding."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory that keys and values take, room for more included."""
+        kept = [x for one in self._kept() for x in (one.keys, one.values) if x is not None]
+        return sum(x.numel() * x.element_size() for x in kept)
 
     def begin(self, intervention: Intervention | None) -> None:
         """Begins a pass.
@@ -85,29 +173,76 @@ class Cache:
             ValueError: where the passes before had another intervention: other loops would ask for
                 steps that are not there.
         """
-        if self.length and intervention != self.intervention:
+        if not self.length:
+            self.intervention = intervention
+            self.open()
+        elif intervention not in (self.intervention, self.draft or self.intervention):
             before, now = (change.name if change else LEARNED for change in
                            (self.intervention, intervention))  # fmt: skip
             raise ValueError(f"{now}: the cache was begun with {before}; begin another one")
-        self.intervention = intervention
+
+    def open(self) -> None:
+        """Makes the slots of every layer."""
+        self.layers = []
+        for number, kind in enumerate(self.config.block_kinds):
+            change = self.intervention and self.intervention.within(number)
+            slots = (change and change.loops) or self.config.loops
+            slots = 0 if kind == "wide" else slots
+            if change is not None and change.kv_slots is not None:
+                slots = min(slots, change.kv_slots)
+            wide, *deep = (KeyValueCache(self.span, self.capacity) for _ in range(1 + slots))
+            self.layers.append(LayerCache(wide, list(deep)))
 
     def repeat(self, batch: int) -> None:
         """Gives what one sequence left to each of a batch of sequences that begin with it."""
-        for layer in self.layers:
-            for kept in (layer.wide, *layer.deep):
-                assert isinstance(kept, KeyValueCache)
-                kept.repeat(batch)
+        for kept in self._kept():
+            kept.repeat(batch)
         if self.documents_BS is not None:
             self.documents_BS = self.documents_BS.expand(batch, -1)
 
+    def rewind(self, length: int) -> None:
+        """Forgets all positions but the first `length`; padding among those forgotten stays none.
+
+        What slots held that steps share is lost for the tokens that are forgotten alone.
+        """
+        assert length <= self.length
+        if self.documents_BS is not None:
+            if self.static is not None:
+                self.documents_BS[:, length:] = UNWRITTEN
+            else:
+                self.documents_BS = self.documents_BS[:, :length]
+        self.length = length
+
     def extend(self, count: int, documents_BT: torch.Tensor | None) -> torch.Tensor | None:
-        """Enters `count` positions and returns the numbers of all S."""
+        """Enters `count` positions and returns the numbers of all S, or C.
+
+        Raises:
+            ValueError: where static shapes leave no room for them.
+        """
+        start, stop = self.length, self.length + count
+        if self.static is not None and stop > self.capacity:
+            raise ValueError(f"the cache has room for {self.capacity} positions, not for {stop}")
         before_BS = self.documents_BS
-        if documents_BT is not None:
+        if documents_BT is not None or before_BS is not None:
+            if documents_BT is None:
+                assert before_BS is not None
+                documents_BT = before_BS[:, start - 1 : start].expand(-1, count)
             if before_BS is None:
-                before_BS = documents_BT.new_zeros(len(documents_BT), self.length)
-            self.documents_BS = torch.cat((before_BS, documents_BT), dim=1)
-        elif before_BS is not None:
-            self.documents_BS = torch.cat((before_BS, before_BS[:, -1:].expand(-1, count)), dim=1)
-        self.length += count
+                before_BS = documents_BT.new_zeros(len(documents_BT), start)
+            self.documents_BS = torch.cat((before_BS[:, :start], documents_BT), dim=1)
+            if self.static is not None:
+                rest = (0, self.capacity - stop)
+                self.documents_BS = F.pad(self.documents_BS, rest, value=UNWRITTEN)
+        self.span.start, self.length = start, stop
+        if self.static is not None:
+            self.span.places = torch.arange(start, stop, device=self.static)
+        else:
+            for kept in self._kept():
+                kept.reserve(stop)
         return self.documents_BS
+
+    def _kept(self) -> Iterator[KeyValueCache]:
+        for layer in self.layers:
+            for kept in (layer.wide, *layer.deep):
+                assert isinstance(kept, KeyValueCache)
+                yield kept

@@ -12,9 +12,10 @@ from torch import nn
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.model.cache import LayerCache
+from dualpath_cli.model.cache import KeyValueCache, LayerCache
 from dualpath_cli.model.feed_forward import AuxiliaryLoss, SwiGLU
-from dualpath_cli.model.loops import Step, loop_steps, run_until_halted
+from dualpath_cli.model.halting import Enough, Lens, criterion
+from dualpath_cli.model.loops import Loop, Step, loop_steps
 from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.precision import StepRouter
 from dualpath_cli.model.routing import LayerTrace
@@ -43,31 +44,80 @@ class DeepPath(nn.Module):
         token_mask: torch.Tensor | None = None,
         auxiliary: AuxiliaryLoss | None = None,
         cache: LayerCache | None = None,
+        awake_BT1: torch.Tensor | None = None,
+        lens: Lens | None = None,
     ) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D); writes steps and their weights into `trace`.
 
-        Of `intervention` the forced loops and the halting threshold matter here. With a `cache` all
-        steps are run, also where every token has halted: a later one may go on further, and asks
-        for their keys and values.
+        Of `intervention` the forced loops and the halting threshold matter here; `lens` is what
+        halting by entropy takes. Where `awake_BT1` is False, x comes out.
         """
         steps = loop_steps(self.config, None if intervention is None else intervention.loops)
-        next_state = partial(self.next_state, positions=positions, auxiliary=auxiliary, cache=cache)
-        if intervention is None or intervention.halting is None:
+        active: list[torch.Tensor] | None = None
+        if awake_BT1 is None and (intervention is None or intervention.halting is None):
             h_BTD = x_BTD
             states = []
             for step in steps:
-                h_BTD = next_state(h_BTD, step)
+                h_BTD = self.next_state(h_BTD, step, positions, auxiliary, cache)
                 states.append(h_BTD)
             weights = self.step_weights(states, steps)
         else:
-            states, weights = run_until_halted(
-                x_BTD, steps, next_state, self.step_probability, intervention.halting,
-                token_mask, run_all=cache is not None,
-            )  # fmt: skip
+            enough = criterion(intervention, lens)
+            if cache is not None and cache.of_rows and x_BTD.shape[1] == 1:
+                loop, counts_BT1 = self._loop_of_rows(steps, enough, positions, cache), None
+            else:
+                loop = self._whole_loop(steps, enough, positions, auxiliary, cache)
+                counts_BT1 = None if token_mask is None else token_mask[..., None]
+            states, weights, active = loop.walk(x_BTD, steps, awake_BT1, counts_BT1)
         if trace is not None:
-            trace.record_steps(states, weights, loops=len(steps))
+            trace.record_steps(states, weights, loops=len(steps), active=active)
         weighed = states[-len(weights) :]  # combination `final` weighs the last state alone
         return reduce(torch.add, (w * h for w, h in zip(weights, weighed, strict=True)))
+
+    def _whole_loop(
+        self,
+        steps: Sequence[Step],
+        enough: Enough,
+        positions: Positions,
+        auxiliary: AuxiliaryLoss | None,
+        cache: LayerCache | None,
+    ) -> Loop:
+        """A loop that tokens leave, in which each step is computed for all of them.
+
+        With a cache all steps are run, also where every token has halted: a later one may go on
+        further, and asks for their keys and values.
+        """
+
+        def next_state(h_BTD: torch.Tensor, step: Step, active_BT1: torch.Tensor) -> torch.Tensor:
+            h_next_BTD = self.next_state(h_BTD, step, positions, auxiliary, cache)
+            return torch.where(active_BT1, h_next_BTD, h_BTD)
+
+        return Loop(next_state, partial(self._leaving, steps), enough, runs_all=cache is not None)
+
+    def _loop_of_rows(
+        self, steps: Sequence[Step], enough: Enough, positions: Positions, cache: LayerCache
+    ) -> Loop:
+        """The same loop for the next token of each sequence, computed for those that go on.
+
+        The keys and values of one that has stopped, computed once, serve all later steps.
+        """
+
+        def next_state(h_B1D: torch.Tensor, step: Step, active_B11: torch.Tensor) -> torch.Tensor:
+            kept = cache.step(step.number)
+            assert isinstance(kept, KeyValueCache)
+            return self.sublayer.only_some(
+                h_B1D, active_B11[:, 0, 0], self.gain(step), positions, kept
+            )
+
+        def leave(h_B1D: torch.Tensor, who_B11: torch.Tensor, following: Step) -> None:
+            later = (cache.step(step.number) for step in steps[following.number :])
+            self.sublayer.keep(h_B1D, who_B11[:, 0, 0], positions, later)
+
+        return Loop(next_state, partial(self._leaving, steps), enough, leave)
+
+    def gain(self, step: Step) -> torch.Tensor:
+        """``softplus(a_k)``, a 0-d tensor."""
+        return F.softplus(self.gains[step.gain_number])
 
     def next_state(
         self,
@@ -78,9 +128,8 @@ class DeepPath(nn.Module):
         cache: LayerCache | None,
     ) -> torch.Tensor:
         """``h_k = Phi_deep(h_{k-1}; softplus(a_k))``, (B, T, D) (Eq. 2)."""
-        gain = F.softplus(self.gains[step.gain_number])
-        step_cache = None if cache is None else cache.step(step.number)
-        return self.sublayer(h_BTD, gain, positions, auxiliary, step_cache)
+        kept = None if cache is None else cache.step(step.number)
+        return self.sublayer(h_BTD, self.gain(step), positions, auxiliary, kept)
 
     def step_weights(
         self, states: Sequence[torch.Tensor], steps: Sequence[Step]
@@ -106,3 +155,11 @@ class DeepPath(nn.Module):
         """q_k, (B, T, 1)."""
         q_BT1: torch.Tensor = self.router(h_BTD, step.step_index)
         return q_BT1
+
+    def _leaving(self, steps: Sequence[Step], h_BTD: torch.Tensor, step: Step) -> torch.Tensor:
+        """The part of the remaining mass that a step's state gets, (B, T, 1): q_k, or what
+        `mean` and `final` come to."""
+        if self.config.combination == "router":
+            return self.step_probability(h_BTD, step)
+        mean = self.config.combination == "mean"
+        return torch.full_like(h_BTD[..., :1], 1 / (len(steps) - step.number) if mean else 0)

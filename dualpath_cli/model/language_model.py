@@ -16,9 +16,14 @@ from dualpath_cli.model.feed_forward import AuxiliaryLoss
 from dualpath_cli.model.gates import shuffled_positions
 from dualpath_cli.model.loss import NextTokenLoss
 from dualpath_cli.model.parameters import initial_value
-from dualpath_cli.model.positions import Positions, documents_of, positions_in_cache
+from dualpath_cli.model.positions import (
+    Positions,
+    documents_of,
+    mask_in_cache,
+    places_in_documents,
+)
 from dualpath_cli.model.precision import RMSNorm
-from dualpath_cli.model.rope import rope_tables
+from dualpath_cli.model.rope import rope_at, rope_tables
 from dualpath_cli.model.routing import RoutingTrace
 
 
@@ -72,6 +77,7 @@ class DualPathLM(nn.Module):
         it, and count their positions without it; what comes out there means nothing. With a `cache`
         the tokens follow those of the passes before, which they need not repeat. `last_logits` is
         how many of the last positions logits are wanted of, where there are no targets.
+        `Intervention.kv_slots` without a cache means one pass a token.
 
         Raises:
             ValueError: if the intervention makes no sense for this model, names a class of tokens
@@ -84,6 +90,11 @@ class DualPathLM(nn.Module):
             raise ValueError(f"{intervention.name}: token_mask must say which tokens those are")
         if intervention is not None and intervention.gates == SHUFFLED and cache is not None:
             raise ValueError(f"{intervention.name}: needs the whole sequence, without a cache")
+        if intervention is not None and intervention.kv_slots is not None and cache is None:
+            return self._token_by_token(
+                tokens, targets, trace, intervention, token_mask, auxiliary, attention_mask,
+                last_logits,
+            )  # fmt: skip
         if token_mask is None and attention_mask is not None and intervention is not None:
             token_mask = attention_mask.bool()
         if cache is not None:
@@ -92,6 +103,8 @@ class DualPathLM(nn.Module):
         if self.config.residual_dtype == "bfloat16":
             x_BTD = x_BTD.bfloat16()
         positions = self._positions(tokens, attention_mask, cache, like=x_BTD)
+        by_entropy = intervention is not None and intervention.halting_by == "entropy"
+        lens = self.lens if by_entropy else None
         orders: Iterable[torch.Tensor | None] = [None] * len(self.blocks)
         if intervention is not None and intervention.gates == SHUFFLED:
             orders = shuffled_positions(tokens, token_mask, len(self.blocks), intervention.seed)
@@ -99,7 +112,9 @@ class DualPathLM(nn.Module):
             layer = None if trace is None else trace.add_layer()
             change = None if intervention is None else intervention.within(number)
             kept = None if cache is None else cache.layers[number]
-            x_BTD = block(x_BTD, positions, layer, change, token_mask, order_B2T, auxiliary, kept)
+            x_BTD = block(
+                x_BTD, positions, layer, change, token_mask, order_B2T, auxiliary, kept, lens
+            )  # fmt: skip
         if trace is not None and trace.keeps_states:
             trace.output = x_BTD
         if last_logits is not None and targets is None:
@@ -108,6 +123,43 @@ class DualPathLM(nn.Module):
         if targets is None:
             return self.head(x_BTD)
         return self.loss(x_BTD, self.head.weight, targets)
+
+    def lens(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """What a state (B, T, D) would say, ended the last layer with it: logits (B, T, V)."""
+        return self.head(self.norm(x_BTD))
+
+    def _token_by_token(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor | None,
+        trace: RoutingTrace | None,
+        intervention: Intervention,
+        token_mask: torch.Tensor | None,
+        auxiliary: AuxiliaryLoss | None,
+        attention_mask: torch.Tensor | None,
+        last_logits: int | None,
+    ) -> torch.Tensor:
+        """`forward` as T passes, in each of which all tokens before are seen by their slots."""
+        cache, outputs = Cache(self.config, capacity=tokens.shape[1]), []
+        for place in range(tokens.shape[1]):
+            now = slice(place, place + 1)
+            masks = (
+                None if mask is None else mask[:, now] for mask in (token_mask, attention_mask)
+            )
+            token_mask_B1, attention_mask_B1 = masks
+            part = None if trace is None else RoutingTrace(keeps_states=trace.keeps_states)
+            outputs.append(
+                self(
+                    tokens[:, now], None if targets is None else targets[:, now], trace=part,
+                    intervention=intervention, token_mask=token_mask_B1, auxiliary=auxiliary,
+                    attention_mask=attention_mask_B1, cache=cache,
+                )
+            )  # fmt: skip
+            if trace is not None and part is not None:
+                trace.append(part)
+        if last_logits is not None and targets is None:
+            outputs = outputs[-last_logits:]
+        return torch.cat(outputs, dim=1)
 
     def _positions(
         self,
@@ -123,11 +175,15 @@ class DualPathLM(nn.Module):
             positions = Positions(rope_tables(self.config, count, like))
             return positions if starts_BT is None else positions.of_documents(starts_BT)
         cache = Cache(self.config) if cache is None else cache
+        places_T = torch.arange(cache.length, cache.length + count, device=tokens.device)
         documents_BT = documents_of(starts_BT, attention_mask, cache.documents_BS)
         documents_BS = cache.extend(count, documents_BT)
-        if documents_BS is None:
-            return Positions(rope_tables(self.config, count, like, start=cache.length - count))
-        return positions_in_cache(rope_tables(self.config, cache.length, like), documents_BS, count)
+        if documents_BS is not None:
+            places_BT = places_in_documents(documents_BS)[:, places_T]
+            mask = mask_in_cache(documents_BS, places_T, documents_BS.shape[1])
+            return Positions(rope_at(self.config, places_BT, like), mask)
+        seen = None if cache.static is None else mask_in_cache(None, places_T, cache.capacity)
+        return Positions(rope_at(self.config, places_T, like), seen)
 
     def tie_weights(self) -> None:
         """Lets the head share the embedding's weight where the configuration says so."""

@@ -4,11 +4,13 @@ Shapes: B batch, T positions, D model width, K loops.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.model.halting import Enough
 
 
 class Step(NamedTuple):
@@ -38,40 +40,68 @@ def loop_steps(config: ModelConfig, forced: int | None = None) -> list[Step]:
     ]
 
 
-def run_until_halted(
-    x_BTD: torch.Tensor,
-    steps: Sequence[Step],
-    next_state: Callable[[torch.Tensor, Step], torch.Tensor],
-    step_probability: Callable[[torch.Tensor, Step], torch.Tensor],
-    threshold: float,
-    token_mask: torch.Tensor | None,
-    run_all: bool = False,
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Loops until each token's remaining mass pi is at most `threshold`, or the steps are over.
+class Walk(NamedTuple):
+    """What tokens did in a loop; each list has an entry for each step that was run."""
 
-    A token that has halted keeps its state, which the others go on seeing, and gave what remained
-    to its last step. Where `token_mask` (B, T) is False, a token halts without keeping the loop
-    going. With `run_all` the loop goes on for no token.
+    states: list[torch.Tensor]
+    """h_k, (B, T, D)."""
+    weights: list[torch.Tensor]
+    """Of the state in h_deep, (B, T, 1)."""
+    active: list[torch.Tensor]
+    """Who took the step, (B, T, 1)."""
 
-    Returns:
-        The states (B, T, D) of the steps that were run and their weights (B, T, 1).
-    """
-    h_BTD = x_BTD
-    states, weights = [], []
-    remaining_BT1 = torch.ones_like(x_BTD[..., :1])  # pi_k
-    active_BT1 = torch.ones_like(remaining_BT1, dtype=torch.bool)
-    counts_BT1 = active_BT1 if token_mask is None else token_mask[..., None]
-    for step in steps[:-1]:
-        h_BTD = torch.where(active_BT1, next_state(h_BTD, step), h_BTD)
-        q_BT1 = step_probability(h_BTD, step)
-        left_BT1 = remaining_BT1 * (1 - q_BT1)
-        active_BT1 = active_BT1 & (left_BT1 > threshold)
-        states.append(h_BTD)
-        weights.append(torch.where(active_BT1, remaining_BT1 * q_BT1, remaining_BT1))
-        remaining_BT1 = torch.where(active_BT1, left_BT1, 0)
-        if not run_all and not (active_BT1 & counts_BT1).any():
-            weights[-1] = weights[-1] + remaining_BT1  # of tokens that do not count
-            return states, weights
-    states.append(torch.where(active_BT1, next_state(h_BTD, steps[-1]), h_BTD))
-    weights.append(remaining_BT1)
-    return states, weights
+
+@dataclass
+class Loop:
+    """A loop that tokens leave one by one."""
+
+    next_state: Callable[[torch.Tensor, Step, torch.Tensor], torch.Tensor]
+    """Of h_{k-1} (B, T, D) the step's h_k, where the mask (B, T, 1) is True; h_{k-1} elsewhere."""
+    step_probability: Callable[[torch.Tensor, Step], torch.Tensor]
+    """q_k of h_k, (B, T, 1)."""
+    enough: Enough
+    leave: Callable[[torch.Tensor, torch.Tensor, Step], None] | None = None
+    """Called with h_k, with who takes no further step, (B, T, 1), and with the step after k."""
+    runs_all: bool = False
+    """Whether all steps are run, also those that no token takes."""
+
+    def walk(
+        self,
+        x_BTD: torch.Tensor,
+        steps: Sequence[Step],
+        awake_BT1: torch.Tensor | None = None,
+        counts_BT1: torch.Tensor | None = None,
+    ) -> Walk:
+        """Takes steps until no token goes on, or they are over.
+
+        A token that has stopped keeps its state, which the others go on seeing, and gave what
+        remained to its last step. Where `awake_BT1` is False, it stops before the first one. Where
+        `counts_BT1` is False, it stops as well, but does not keep the loop going.
+        """
+        walk = Walk([], [], [])
+        h_BTD, active_BT1 = x_BTD, awake_BT1
+        remaining_BT1 = torch.ones_like(x_BTD[..., :1])  # pi_k
+        if active_BT1 is None:
+            active_BT1 = torch.ones_like(remaining_BT1, dtype=torch.bool)
+        elif self.leave is not None:
+            self.leave(h_BTD, ~active_BT1, steps[0])
+        for step, following in zip(steps, [*steps[1:], None], strict=True):
+            before_BTD, h_BTD = h_BTD, self.next_state(h_BTD, step, active_BT1)
+            walk.states.append(h_BTD)
+            walk.active.append(active_BT1)
+            walk.weights.append(remaining_BT1)
+            if following is None:
+                break
+            q_BT1 = self.step_probability(h_BTD, step)
+            left_BT1 = remaining_BT1 * (1 - q_BT1)
+            goes_on_BT1 = active_BT1 & ~self.enough(before_BTD, h_BTD, left_BT1)
+            if self.leave is not None:
+                self.leave(h_BTD, active_BT1 & ~goes_on_BT1, following)
+            active_BT1 = goes_on_BT1
+            walk.weights[-1] = torch.where(active_BT1, remaining_BT1 * q_BT1, remaining_BT1)
+            remaining_BT1 = torch.where(active_BT1, left_BT1, 0)
+            counted_BT1 = active_BT1 if counts_BT1 is None else active_BT1 & counts_BT1
+            if not self.runs_all and not counted_BT1.any():
+                walk.weights[-1] = walk.weights[-1] + remaining_BT1  # of tokens that do not count
+                break
+        return walk

@@ -22,6 +22,15 @@ class Positions(NamedTuple):
     mask: Mask | None = None
     """None means: every token looks at itself and all before it."""
 
+    def rows(self, rows_R: torch.Tensor) -> "Positions":
+        """Those of some sequences of the batch."""
+        rope, mask = self
+        if rope.cos.dim() == 4:
+            rope = Rope(*(table[rows_R] for table in rope))
+        if mask is not None and mask.shape[0] > 1:
+            mask = mask[rows_R]
+        return Positions(rope, mask)
+
     def of_documents(self, starts_BT: torch.Tensor) -> "Positions":
         """Those of documents packed into sequences, each of which is as if it were alone.
 
@@ -83,20 +92,23 @@ def documents_of(
     return documents_BT
 
 
-def positions_in_cache(rope: Rope, documents_BS: torch.Tensor, count: int) -> Positions:
-    """Of the last `count` of S positions, whose documents are numbered as `documents_of` does.
+def places_in_documents(documents_BS: torch.Tensor) -> torch.Tensor:
+    """How many of its document's tokens come before each position, (B, S).
 
-    A token's position counts those before it in its document, and it looks at these and at itself;
-    padding looks at padding. `rope` is that of S positions.
+    Documents are numbered as `documents_of` does.
     """
-    real_BS = documents_BS >= 0
     before_BS = documents_BS.cummax(1).values.roll(1, dims=1)
     before_BS[:, 0] = -1
-    seen_BS = real_BS.cumsum(1)
+    seen_BS = (documents_BS >= 0).cumsum(1)
     first_BS = torch.where(documents_BS > before_BS, seen_BS, 0).cummax(1).values
-    place_BT = (seen_BS - first_BS)[:, -count:]
-    S = documents_BS.shape[1]
-    causal_TS = torch.ones(count, S, dtype=torch.bool, device=documents_BS.device).tril(S - count)
-    same_BTS = documents_BS[:, -count:, None] == documents_BS[:, None]
-    rope = Rope(*(table[place_BT] for table in rope))
-    return Positions(rope, (causal_TS & same_BTS)[:, None])
+    return seen_BS - first_BS
+
+
+def mask_in_cache(documents_BS: torch.Tensor | None, places_T: torch.Tensor, S: int) -> Mask:
+    """What the tokens at `places_T` see of S positions: themselves, and those of their document
+    before; padding sees padding."""
+    seen_TS = torch.arange(S, device=places_T.device) <= places_T[:, None]
+    if documents_BS is None:
+        return seen_TS[None, None]
+    same_BTS = documents_BS[:, places_T, None] == documents_BS[:, None]
+    return (seen_TS & same_BTS)[:, None]

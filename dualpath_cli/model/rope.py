@@ -18,7 +18,12 @@ class Rope(NamedTuple):
 
 
 def rope_tables(config: ModelConfig, n_positions: int, like: torch.Tensor, start: int = 0) -> Rope:
-    """Returns the tables for `n_positions` positions from `start` on, on the device of `like`.
+    """Returns the tables for `n_positions` positions from `start` on, on the device of `like`."""
+    return rope_at(config, torch.arange(start, start + n_positions, device=like.device), like)
+
+
+def rope_at(config: ModelConfig, places: torch.Tensor, like: torch.Tensor) -> Rope:
+    """Returns the tables for positions (T,) or (B, T), on the device of `like`.
 
     Angles are computed in float64 and the tables hold float32, or float64 beside a float64 model.
     They are made anew in each forward pass (64 numbers a position): a buffer would have to survive
@@ -28,8 +33,7 @@ def rope_tables(config: ModelConfig, n_positions: int, like: torch.Tensor, start
     frequencies = config.rope_base ** (-exponents / config.head_dim)
     if config.rope_dtype == "bfloat16":
         frequencies = frequencies.to(torch.bfloat16).double()
-    positions = torch.arange(start, start + n_positions, dtype=torch.float64, device=like.device)
-    angles = torch.outer(positions, frequencies)[:, None, :]
+    angles = (places[..., None] * frequencies)[..., None, :]
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     return Rope(angles.cos().to(dtype), angles.sin().to(dtype))
 

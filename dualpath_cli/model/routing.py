@@ -8,6 +8,12 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
+_BY_POSITION = (
+    "gate_deep", "gate_wide", "step_weights", "steps_taken", "update_deep", "update_wide", "cosine",
+    "x", "wide_state",
+)  # fmt: skip
+"""Fields of a LayerTrace that have a value for each position, (B, T, ...)."""
+
 
 @dataclass
 class LayerTrace:
@@ -21,6 +27,8 @@ class LayerTrace:
     """Weight of each step in h_deep, pi_k q_k and pi_K, (B, T, K) (Eq. 3); sums to 1 over K."""
     loops_run: int | None = None
     """Steps that were really run: fewer than K where every token of the batch had halted."""
+    steps_taken: torch.Tensor | None = None
+    """Steps that each token took, (B, T): K of them, unless it halted or left the path out."""
     update_deep: torch.Tensor | None = None
     """Norm of what the deep path adds, Δ_d = h_deep - x, (B, T)."""
     update_wide: torch.Tensor | None = None
@@ -58,15 +66,36 @@ class LayerTrace:
         steps = torch.arange(1, loops + 1, device=self.step_weights.device)
         return (self.step_weights * steps).sum(-1)
 
+    def append(self, later: "LayerTrace") -> None:
+        """Adds that of the positions that follow."""
+        for name in _BY_POSITION:
+            before, after = getattr(self, name), getattr(later, name)
+            if before is not None:
+                setattr(self, name, torch.cat((before, after), dim=1))
+        if self.loops_run is not None and later.loops_run is not None:
+            self.loops_run = max(self.loops_run, later.loops_run)
+        fewest = min(len(self.deep_states), len(later.deep_states))
+        both = zip(self.deep_states[:fewest], later.deep_states[:fewest], strict=True)
+        self.deep_states = [torch.cat(states, dim=1) for states in both]
+
     def record_steps(
-        self, states: list[torch.Tensor], weights: list[torch.Tensor], loops: int
+        self,
+        states: list[torch.Tensor],
+        weights: list[torch.Tensor],
+        loops: int,
+        active: list[torch.Tensor] | None = None,
     ) -> None:
         """Writes down the states, (B, T, D) each, of the steps that were run, and the weights,
         (B, T, 1) each, of the last of them.
 
-        Steps without one, and those of `loops` that were not run, weigh nothing.
+        Steps without one, and those of `loops` that were not run, weigh nothing. `active` says who
+        took each step, (B, T, 1); None: all took all.
         """
         self.loops_run = len(states)
+        if active is None:
+            self.steps_taken = torch.full_like(states[0][..., 0], loops, dtype=torch.long)
+        else:
+            self.steps_taken = torch.cat(active, dim=-1).sum(-1)
         unweighed = (self.loops_run - len(weights), loops - self.loops_run)
         self.step_weights = F.pad(torch.cat(weights, dim=-1), unweighed)
         if self.keeps_states:
@@ -107,3 +136,13 @@ class RoutingTrace:
         """Appends an empty LayerTrace, for the next block to fill, and returns it."""
         self.layers.append(LayerTrace(keeps_states=self.keeps_states))
         return self.layers[-1]
+
+    def append(self, later: "RoutingTrace") -> None:
+        """Adds the trace of the positions that follow."""
+        if not self.layers:
+            self.layers, self.output = later.layers, later.output
+            return
+        for layer, more in zip(self.layers, later.layers, strict=True):
+            layer.append(more)
+        if self.output is not None and later.output is not None:
+            self.output = torch.cat((self.output, later.output), dim=1)

@@ -23,6 +23,7 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import AuxiliaryLoss, LayerTrace
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.cache import LayerCache
+from dualpath_cli.model.halting import Lens
 from dualpath_cli.model.positions import Positions
 
 KEPT_OPERATIONS = frozenset(
@@ -91,12 +92,13 @@ class FullBlock(DualPathBlock):
         order_B2T: torch.Tensor | None = None,
         auxiliary: AuxiliaryLoss | None = None,
         cache: LayerCache | None = None,
+        lens: Lens | None = None,
     ) -> torch.Tensor:
         """As DualPathBlock's. Nothing is computed again with a trace or a cache, which would be
         filled twice, or without gradients.
         """
         forward = partial(super().forward, positions=positions, intervention=intervention,
-                          token_mask=token_mask, order_B2T=order_B2T)  # fmt: skip
+                          token_mask=token_mask, order_B2T=order_B2T, lens=lens)  # fmt: skip
         if trace is not None or cache is not None or not torch.is_grad_enabled():
             return forward(x_BTD, trace=trace, auxiliary=auxiliary, cache=cache)
 

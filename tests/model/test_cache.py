@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM, Intervention, RoutingTrace
 from dualpath_cli.model.attention import Attention
-from dualpath_cli.model.cache import Cache, KeyValueCache
+from dualpath_cli.model.cache import Cache, KeyValueCache, Span
 from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.rope import rope_tables
 from tests.model import reference
@@ -220,11 +220,14 @@ def test_attention_alone_too(lengths: list[int], n_kv_heads: int, seed: int) -> 
         parameter.data.normal_(generator=rng)
     x_BTD = torch.randn(2, sum(lengths), config.d_model, generator=rng, dtype=torch.float64)
     whole = attention(x_BTD, Positions(rope_tables(config, x_BTD.shape[1], like=x_BTD)))
-    cache, outputs, start = KeyValueCache(), [], 0
+    span, outputs = Span(), []
+    cache = KeyValueCache(span)
     for length in lengths:
-        positions = Positions(rope_tables(config, length, like=x_BTD, start=start))
-        outputs.append(attention(x_BTD[:, start : start + length], positions, cache))
-        start += length
+        part = slice(span.start, span.start + length)
+        cache.reserve(part.stop)
+        positions = Positions(rope_tables(config, length, like=x_BTD, start=span.start))
+        outputs.append(attention(x_BTD[:, part], positions, cache))
+        span.start = part.stop
     assert difference(torch.cat(outputs, dim=1), whole) <= EXACT
     assert cache.keys is not None
-    assert cache.keys.shape == (2, start, n_kv_heads, config.head_dim)
+    assert cache.keys.shape[0::2] == (2, n_kv_heads)

@@ -105,16 +105,24 @@ class _Past(Cache):
     """The model's own cache for one pass, whose contents lie in one of transformers."""
 
     def __init__(self, past: DualPathCache, config: ModelConfig, tokens: torch.Tensor) -> None:
+        super().__init__(config)
         self.past, self.tokens = past, tokens
-        self.layers = [_LayerSlots(past, layer) for layer in range(config.n_layers)]
+        self.layers: list[LayerCache] = [
+            _LayerSlots(past, layer) for layer in range(config.n_layers)
+        ]
         self.length = past.get_seq_length()
         self.documents_BS = past.numbers
         self.intervention = past.intervention
 
     def begin(self, intervention: Intervention | None) -> None:
-        """Begins a pass, as the model's own cache does."""
+        """Begins a pass, as the model's own cache does. Raises ValueError for fewer slots."""
+        if intervention is not None and intervention.kv_slots is not None:
+            raise ValueError("kv_slots: transformers' cache keeps the keys and values of all steps")
         super().begin(intervention)
         self.past.intervention = intervention
+
+    def open(self) -> None:
+        """The slots are made as they are asked for."""
 
     def extend(self, count: int, documents_BT: torch.Tensor | None) -> torch.Tensor | None:
         """Enters `count` positions; returns the numbers of all S, None if nothing is padding."""
