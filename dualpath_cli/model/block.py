@@ -93,6 +93,8 @@ class DualPathBlock(nn.Module):
             )  # fmt: skip
         if self.kind != "loop":
             h_wide = self.wide(x_BTD, positions, auxiliary, cache, awake_wide)
+            if trace is not None:
+                trace.record_wide(x_BTD, awake_wide)
         if trace is not None:
             trace.record_updates(x_BTD, h_deep, h_wide)
         if g_d is not None and g_w is not None:

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 _BY_POSITION = (
-    "gate_deep", "gate_wide", "step_weights", "steps_taken", "update_deep", "update_wide", "cosine",
-    "x", "wide_state",
+    "gate_deep", "gate_wide", "step_weights", "steps_taken", "wide_taken", "update_deep",
+    "update_wide", "cosine", "x", "wide_state",
 )  # fmt: skip
 """Fields of a LayerTrace that have a value for each position, (B, T, ...)."""
 
@@ -29,6 +29,8 @@ class LayerTrace:
     """Steps that were really run: fewer than K where every token of the batch had halted."""
     steps_taken: torch.Tensor | None = None
     """Steps that each token took, (B, T): K of them, unless it halted or left the path out."""
+    wide_taken: torch.Tensor | None = None
+    """Whether each token took the wide path, (B, T)."""
     update_deep: torch.Tensor | None = None
     """Norm of what the deep path adds, Δ_d = h_deep - x, (B, T)."""
     update_wide: torch.Tensor | None = None
@@ -66,6 +68,12 @@ class LayerTrace:
         steps = torch.arange(1, loops + 1, device=self.step_weights.device)
         return (self.step_weights * steps).sum(-1)
 
+    @property
+    def passes(self) -> torch.Tensor:
+        """Sublayers that each token passed, (B, T): its steps, and one for the wide path."""
+        taken = [one for one in (self.steps_taken, self.wide_taken) if one is not None]
+        return torch.stack([one.long() for one in taken]).sum(0)
+
     def append(self, later: "LayerTrace") -> None:
         """Adds that of the positions that follow."""
         for name in _BY_POSITION:
@@ -100,6 +108,12 @@ class LayerTrace:
         self.step_weights = F.pad(torch.cat(weights, dim=-1), unweighed)
         if self.keeps_states:
             self.deep_states = states
+
+    def record_wide(self, x_BTD: torch.Tensor, awake_BT1: torch.Tensor | None) -> None:
+        """Writes down which tokens of x (B, T, D) took the wide path; None: all."""
+        if awake_BT1 is None:
+            awake_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
+        self.wide_taken = awake_BT1.squeeze(-1)
 
     def record_updates(
         self, x_BTD: torch.Tensor, deep_BTD: torch.Tensor | None, wide_BTD: torch.Tensor | None

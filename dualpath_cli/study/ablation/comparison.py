@@ -37,6 +37,8 @@ class Result:
     """Upper end of the difference's 95 % interval."""
     expected_loops: float
     """Mean over tokens and layers of the step number under the step weights; nan without loops."""
+    passes: float
+    """Mean over tokens and layers of the sublayers that a token passed; of a dual layer K + 1."""
     loops_run: float
     """Mean steps that a batch really ran in a layer; nan without loops."""
 
@@ -100,6 +102,7 @@ def compare(
             low=float(low_P[p]),
             high=float(high_P[p]),
             expected_loops=float(scores[p].loops.sum() / windows.n_tokens),
+            passes=float(scores[p].passes.sum() / windows.n_tokens),
             loops_run=float(scores[p].loops_run),
         )
         for p, row in enumerate(rows)

@@ -1,4 +1,4 @@
-"""Figures of an ablation: loss against forced loops, loss against expected loops, layers.
+"""Figures of an ablation: loss against forced loops, expected loops and passes; layers.
 
 A source has the same colour in all of them.
 """
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.output.colors import MUTED, SOURCES
 from dualpath_cli.study.ablation.comparison import Result
-from dualpath_cli.study.ablation.suites import BASELINE
+from dualpath_cli.study.ablation.suites import BASELINE, SHORTER
 from dualpath_cli.study.ablation.table import by_layer, meaning_of
 from dualpath_cli.study.figures import panels, plain, save
 
@@ -29,6 +29,7 @@ def draw(folder: Path, results: Sequence[Result], loops: int) -> list[Path]:
         "forced_loops": _forced_loops(results, loops),
         "halting": _halting(results),
         "layers": _layers(results),
+        "passes": _passes(results),
     }
     return save(folder, figures)
 
@@ -77,6 +78,41 @@ def _halting(results: Sequence[Result]) -> Figure | None:
     _finish(ax)
     ax.legend(frameon=False, title="threshold at the points")
     return figure
+
+
+def _passes(results: Sequence[Result]) -> Figure | None:
+    """Difference against the sublayers that a token passes: a panel a source, a line a rule."""
+    rows = [r for r in results if r.suite in SHORTER]
+    if not any(r.suite != "halting" for r in rows):
+        return None
+    sources = list(dict.fromkeys(r.source for r in rows))
+    figure, axes = panels(1.2 + 3.4 * len(sources), 3.4, 1, len(sources), sharey=True)
+    rules = list(dict.fromkeys(map(_rule, rows)))
+    for ax, source in zip(axes[0], sources, strict=True):
+        learned = [r for r in results if r.source == source and r.suite == BASELINE]
+        for rule, color in zip(rules, cycle(SOURCES), strict=False):
+            line = [r for r in rows if r.source == source and _rule(r) == rule]
+            line = sorted([*line, *learned], key=lambda r: r.passes)
+            ax.plot([r.passes for r in line], [r.difference for r in line], color=color,
+                    marker="o", markersize=4, label=rule)  # fmt: skip
+        ax.set(title=source, xlabel="sublayers that a token passes in a layer")
+        ax.set_yscale("symlog", linthresh=1e-3)
+        _finish(ax)
+    axes[0, 0].set_ylabel(TITLE, fontsize=8)
+    axes[0, 0].legend(frameon=False)
+    return figure
+
+
+def _rule(row: Result) -> str:
+    """What ends a token's loop, or leaves a path out."""
+    change = row.intervention
+    return (
+        {"mass": "remaining mass", "change": "change of the state", "entropy": "entropy"}[
+            change.halting_by
+        ]
+        if change.halting is not None
+        else "gates"
+    )
 
 
 def _layers(results: Sequence[Result]) -> Figure | None:

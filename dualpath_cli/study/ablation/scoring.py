@@ -31,6 +31,8 @@ class Scores:
     """Sum of the losses of each window's tokens, (W,)."""
     loops: Floats
     """Sum of the expected loops of its tokens, of each the mean over layers, (W,); nan without."""
+    passes: Floats
+    """Sum of the sublayers that they passed, of each token the mean over layers, (W,)."""
     loops_run: npt.NDArray[np.float64]
     """Mean steps that a batch really ran in a layer, (); nan without loops."""
 
@@ -67,7 +69,9 @@ class Scoring(Pass):
             tokens, targets, trace=trace, intervention=self.row.intervention,
             token_mask=scored if self.masks is None else self._mask(self.masks, tokens, places),
         )  # fmt: skip
-        self._columns.append(torch.stack([nll.double().sum(1), _loops(trace, scored)], dim=1))
+        self._columns.append(
+            torch.stack([nll.double().sum(1), _loops(trace, scored), _passes(trace, scored)], dim=1)
+        )
         runs = [layer.loops_run for layer in trace.layers if layer.loops_run is not None]
         # A batch of padding alone, which fills up a rank's share, halts at once.
         counts = bool(runs) and bool(scored.any())
@@ -75,13 +79,14 @@ class Scoring(Pass):
 
     def end(self) -> Arrays:
         """Returns `Scores` of all ranks, in the order of the windows."""
-        scores_W2 = torch.cat(self._columns)
-        runs = torch.tensor(self._loops_run, device=scores_W2.device)
-        gathered, all_runs = self._module.all_gather((scores_W2, runs))
+        scores_WC = torch.cat(self._columns)
+        runs = torch.tensor(self._loops_run, device=scores_WC.device)
+        gathered, all_runs = self._module.all_gather((scores_WC, runs))
         # Ranks take turns with the windows; the last ones may only fill up a batch.
-        in_order = gathered.reshape(-1, *scores_W2.shape).transpose(0, 1).reshape(-1, 2)
+        in_order = gathered.reshape(-1, *scores_WC.shape).transpose(0, 1).reshape(-1, 3)
         columns = in_order[: self.windows.n_filled].cpu().numpy()
-        scores = Scores(columns[:, 0], columns[:, 1], np.array(float(all_runs.nanmean())))
+        nats, loops, passes = columns.T
+        scores = Scores(nats, loops, passes, np.array(float(all_runs.nanmean())))
         return dataclasses.asdict(scores)
 
     def _mask(self, masks: Masks, tokens: torch.Tensor, places: list[int]) -> torch.Tensor:
@@ -100,3 +105,9 @@ def _loops(trace: RoutingTrace, scored: torch.Tensor) -> torch.Tensor:
     if not loops:
         return torch.full((len(scored),), float("nan"), device=scored.device, dtype=torch.float64)
     return (torch.stack(loops).mean(0) * scored).sum(1)
+
+
+def _passes(trace: RoutingTrace, scored: torch.Tensor) -> torch.Tensor:
+    """Sublayers that each window's tokens passed, summed, (B,): of each the mean over layers."""
+    passes = torch.stack([layer.passes for layer in trace.layers]).double()
+    return (passes.mean(0) * scored).sum(1)

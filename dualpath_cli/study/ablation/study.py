@@ -18,7 +18,7 @@ from dualpath_cli.study.ablation import figures as ablation_figures
 from dualpath_cli.study.ablation.comparison import Excess, Result, compare, excess
 from dualpath_cli.study.ablation.options import AblateOptions
 from dualpath_cli.study.ablation.scoring import Scores, Scoring
-from dualpath_cli.study.ablation.suites import BASELINE, Row, applicable
+from dualpath_cli.study.ablation.suites import BASELINE, SHORTER, Row, applicable
 from dualpath_cli.study.ablation.table import excess_table, layer_table, source_table, write
 from dualpath_cli.study.bootstrap import clusters_of
 from dualpath_cli.study.controls import Match, random_others
@@ -70,7 +70,7 @@ def run(session: Session) -> None:
 class Ablation(bench.Study[Scoring]):
     """A pass for each source and row; a table for each source and suite."""
 
-    semantics = 3
+    semantics = 4
 
     def __init__(
         self, session: Session, options: AblateOptions, rows: Sequence[Row], tagger: Tagger | None
@@ -118,7 +118,7 @@ class Ablation(bench.Study[Scoring]):
         paper = self._options.compare_paper
         for suite in self._options.selection.suites:
             rows = [row for row in self.results[source] if row.suite in (suite, BASELINE)]
-            if suite in ("paper", "halting"):
+            if suite in ("paper", "kv-slots", *SHORTER):
                 table = source_table(title, rows, self._loops, paper)
             elif suite == "layers" and len(rows) > 1:
                 table = layer_table(title, rows[1:], self._last_is_dual)

@@ -10,6 +10,12 @@ from dualpath_cli.study.classes import RANDOM, TokenClass
 
 THRESHOLDS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
 """Remaining mass at which a token halts."""
+CHANGES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
+"""Relative change of the state at which a token halts."""
+ENTROPIES = (6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
+"""Entropy in nats of what the model would say at which a token halts."""
+SKIPS = (0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
+"""Gates below which a token leaves a path out."""
 GATES = {
     (1.0, 0.0): "deep only",
     (0.0, 1.0): "wide only",
@@ -18,6 +24,8 @@ GATES = {
 }
 """Constant (g_d, g_w), and what the paper calls them (table `ablations`)."""
 
+SHORTER = ("halting", "post-hoc", "skip")
+"""Suites whose rows leave steps or paths out."""
 BASELINE = "baseline"
 """The suite of the learned router, with which every row is compared."""
 
@@ -102,6 +110,24 @@ def halting_rows(selection: Selection, config: ModelConfig) -> list[Row]:
     return [Row("halting", Intervention(halting=threshold)) for threshold in THRESHOLDS]
 
 
+def post_hoc_rows(selection: Selection, config: ModelConfig) -> list[Row]:
+    """Returns a row for each threshold of each criterion that was not trained."""
+    changes = [Intervention(halting=threshold, halting_by="change") for threshold in CHANGES]
+    entropies = [Intervention(halting=threshold, halting_by="entropy") for threshold in ENTROPIES]
+    return [Row("post-hoc", change) for change in changes + entropies]
+
+
+def skip_rows(selection: Selection, config: ModelConfig) -> list[Row]:
+    """Returns a row for each gate."""
+    return [Row("skip", Intervention(skip=gate)) for gate in SKIPS]
+
+
+def slot_rows(selection: Selection, config: ModelConfig) -> list[Row]:
+    """Returns a row for each number of slots below K."""
+    slots = range(1, config.loops)
+    return [Row("kv-slots", Intervention(kv_slots=count)) for count in slots]
+
+
 @dataclass(frozen=True)
 class Suite:
     """Rows that belong together."""
@@ -118,6 +144,9 @@ SUITES: Mapping[str, Suite] = {
     ),
     "layers": Suite("each row of `paper` in one layer at a time", layer_rows),
     "halting": Suite("thresholds of remaining mass at which a token stops looping", halting_rows),
+    "post-hoc": Suite("thresholds of the state's change, and of entropy, likewise", post_hoc_rows),
+    "skip": Suite("gates below which a token leaves its loops or the wide path out", skip_rows),
+    "kv-slots": Suite("fewer keys and values for the steps of a loop, token by token", slot_rows),
 }
 
 

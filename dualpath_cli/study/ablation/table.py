@@ -13,7 +13,7 @@ from dualpath_cli.intervention import LEARNED, Intervention
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.study.ablation.comparison import Excess, Result
-from dualpath_cli.study.ablation.suites import BASELINE, GATES
+from dualpath_cli.study.ablation.suites import BASELINE, GATES, SHORTER
 from dualpath_cli.study.tables import LAST_LAYER, interval_text, table_of, without_nan
 
 EXCESS_COLUMNS = (
@@ -23,16 +23,16 @@ EXCESS_COLUMNS = (
 
 def source_table(title: str, results: Sequence[Result], loops: int, paper: bool) -> Table:
     """A table of one source's rows; `loops` is the trained K, whose row says so."""
-    halting = results[-1].suite == "halting"
+    shorter = results[-1].suite in SHORTER
     columns = ["loss", "difference", "95 % interval"]
-    columns += ["loops", "run"] if halting else []
+    columns += ["loops", "run", "passes"] if shorter else []
     columns += ["paper's loss", "difference"] if paper else []
     table = table_of(title, "intervention", columns)
     for row in results:
         cells = [f"{row.loss:.4f}", f"{row.difference:+.4f}"]
         cells.append(interval_text(row.low, row.high, "+.4f"))
-        if halting:
-            cells += [f"{row.expected_loops:.2f}", f"{row.loops_run:.2f}"]
+        if shorter:
+            cells += [f"{row.expected_loops:.2f}", f"{row.loops_run:.2f}", f"{row.passes:.2f}"]
         if paper:
             cells += _paper_cells(row)
         table.add_row(label(row.intervention, loops), *cells)
@@ -194,8 +194,12 @@ def _tables(
 
 
 def _cell(row: Result) -> str:
-    loops = f", {row.expected_loops:.2f} loops" if row.suite == "halting" else ""
-    return f"{row.loss:.4f} ({row.difference:+.4f}{loops})"
+    shorter = ""
+    if row.suite == "halting":
+        shorter = f", {row.expected_loops:.2f} loops"
+    elif row.suite in SHORTER:
+        shorter = f", {row.passes:.2f} passes"
+    return f"{row.loss:.4f} ({row.difference:+.4f}{shorter})"
 
 
 def _markdown(title: str, cells: Cells) -> str:

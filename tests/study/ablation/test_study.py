@@ -54,7 +54,7 @@ def ten_each(long: float, short: float) -> np.ndarray:
 
 
 def scores(long: float, short: float) -> Scores:
-    return Scores(ten_each(long, short), ten_each(4, 6), np.array(2.0))
+    return Scores(ten_each(long, short), ten_each(4, 6), ten_each(3, 5), np.array(2.0))
 
 
 def test_losses_and_differences_are_means_per_token():
@@ -74,11 +74,14 @@ def test_fewer_than_ten_clusters_have_no_interval():
     for documents, known in ((9, True), (10, True), (None, True)):
         windows = [np.zeros(9, np.int64)] * 12
         numbers = documents and [n % documents for n in range(12)]
-        nats = [Scores(np.arange(12.0) * scale, np.zeros(12), np.array(1.0)) for scale in (1, 2)]
+        nats = [
+            Scores(np.arange(12.0) * scale, np.zeros(12), np.zeros(12), np.array(1.0))
+            for scale in (1, 2)
+        ]
         row = compare("text", rows, nats, Windows(windows, numbers))[1]
         assert np.isfinite([row.low, row.high]).all() == known
-    row = compare("text", rows, [Scores(s.nats[:9], s.loops[:9], s.loops_run) for s in nats],
-                  Windows(windows[:9]))[1]  # fmt: skip
+    nine = [Scores(s.nats[:9], s.loops[:9], s.passes[:9], s.loops_run) for s in nats]
+    row = compare("text", rows, nine, Windows(windows[:9]))[1]
     assert np.isnan([row.low, row.high]).all()
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.study.ablation.suites import Selection, applicable
+from dualpath_cli.study.ablation.suites import SUITES, Selection, applicable
 from dualpath_cli.study.classes import TOKEN_CLASSES, TokenClass
 
 TINY = ModelConfig(n_layers=3, loops=2, d_ffn=1600, d_ffn_wide=11392)
@@ -65,8 +65,14 @@ def test_each_class_comes_with_random_tokens_for_each_seed():
 
 
 def test_no_two_rows_of_all_suites_have_one_name():
-    listed = names("paper", "token-classes", "layers", "halting")
+    listed = names(*SUITES)
     assert len(listed) == len(set(listed))
+
+
+def test_as_many_slots_as_steps_are_no_row():
+    assert names("kv-slots", config=dataclasses.replace(TINY, loops=4)) == [
+        "learned", "kv_slots=1", "kv_slots=2", "kv_slots=3",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

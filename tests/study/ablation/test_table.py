@@ -27,7 +27,9 @@ def result(source: str = "text", suite: str = "paper", difference: float = 0.5, 
     """A row of an intervention given by keywords; without any, of the learned router."""
     intervention = Intervention(**override)
     suite = suite if override else "baseline"
-    return Result(suite, intervention, source, 2 + difference, difference, 0.25, 0.75, 1.5, 2.0)
+    return Result(
+        suite, intervention, source, 2 + difference, difference, 0.25, 0.75, 1.5, 2.25, 2.0
+    )
 
 
 DEEP = (1.0, 0.0)
@@ -84,15 +86,16 @@ def test_markdown_and_latex_have_a_column_a_source(tmp_path: Path):
 
 
 def test_each_suite_is_a_table_of_its_own(tmp_path: Path):
-    results = [result(), result(suite="halting", halting=0.1)]
+    results = [result(), result(suite="halting", halting=0.1), result(suite="skip", skip=0.1)]
     text = written(tmp_path, results, [EXCESS])["ablations.md"]
     assert "| halting=0.1 | 2.5000 (+0.5000, 1.50 loops) |" in text
+    assert "| skip=0.1 | 2.5000 (+0.5000, 2.25 passes) |" in text
     assert (
         "| arithmetic wide | gsm8k | 30 | 30.0 % | +0.5000 | +0.1250 | +0.3750 | "
         "+0.2500 to +0.5000 | +1.250 | +0.875 to +1.500 |" in text
     )
-    assert text.count("| learned | 2.5000 (+0.5000) |") == 1
-    assert text.count("| --- |") == 2
+    assert text.count("| learned | 2.5000 (+0.5000) |") == 2
+    assert text.count("| --- |") == 3
 
 
 def test_a_layer_is_a_column():
