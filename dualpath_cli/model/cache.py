@@ -99,16 +99,22 @@ class RowsOfCache:
     def append(
         self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the keys and values of one token each, and returns those of all S of the rows."""
+        """Writes the keys and values of one token each, and returns those of all S of the rows.
+
+        With static shapes those of all C.
+        """
         self.write(k_R1HN, v_R1HN)
-        keys, values, stop = self.cache.keys, self.cache.values, self.cache.span.start + 1
-        assert keys is not None and values is not None  # noqa: PT018
+        keys, values, span = self.cache.keys, self.cache.values, self.cache.span
+        assert keys is not None
+        assert values is not None
+        stop = span.start + 1 if span.places is None else keys.shape[1]
         return keys[self.rows, :stop], values[self.rows, :stop]
 
     def write(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> None:
         """Writes them, for tokens to come."""
         keys, values, start = self.cache.keys, self.cache.values, self.cache.span.start
-        assert keys is not None and values is not None  # noqa: PT018
+        assert keys is not None
+        assert values is not None
         keys[self.rows, start], values[self.rows, start] = k_R1HN[:, 0], v_R1HN[:, 0]
 
 
@@ -126,9 +132,7 @@ class LayerCache:
     @property
     def of_rows(self) -> bool:
         """Whether some rows of the batch can go on without the others, see `RowsOfCache`."""
-        if not isinstance(self.wide, KeyValueCache):
-            return False
-        return self.wide.span.places is None and self.wide.span.start > 0
+        return isinstance(self.wide, KeyValueCache) and self.wide.span.start > 0
 
 
 class Cache:
