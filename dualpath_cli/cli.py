@@ -122,7 +122,9 @@ def _run(command: Command, words: Sequence[str]) -> int:
     if command.needs == "nothing":
         from dualpath_cli.command import parser
 
-        print(resolve(command.run)(parser.parse(parser.parser_of(command), words)))
+        answer = resolve(command.run)(parser.parse(parser.parser_of(command), words))
+        if answer:
+            print(answer)
         return 0
     from dualpath_cli.command import launch, lean_imports
     from dualpath_cli.command.words import read

@@ -25,7 +25,7 @@ class Command:
     its words are options of its own."""
     run: str = "dualpath_cli.command.lightning_cli:run"
     """What answers: gets the checked Launch and returns the exit code. Of a command that needs
-    nothing: gets argparse's namespace and returns the text to print."""
+    nothing: gets argparse's namespace and returns the text to print, if there is any."""
     task: str | None = None
     """What Lightning's way in, `lightning_cli.run`, calls with the Session once all is built."""
     module: str = "dualpath_cli.training.module:DualPathModule"
@@ -122,6 +122,16 @@ _RECORDS = (
         description="Scores models on multiple choice, worked answers and texts as OLMES renders "
         "them: accuracies and bits per byte, straight from checkpoints. Needs dualpath[eval].",
         add_arguments="dualpath_cli.evaluation.options:add_arguments",
+    ),
+    Command(
+        "generate",
+        "Let a trained model write, with fewer loops and caches where that is wanted.",
+        "--ckpt_path RUN [--prompt TEXT ... | --file FILE] [--out FILE] [options]",
+        needs="nothing",
+        run="dualpath_cli.generation.command:run",
+        description="Writes on after prompts, or without any, with sampling as in transformers. "
+        "Keys and values of every loop are kept; options leave some of them, or some compute, out.",
+        add_arguments="dualpath_cli.generation.options:add_arguments",
     ),
     Command(
         "export",

@@ -12,7 +12,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from torch import nn
 
-from dualpath_cli.evaluation.generation import NextLogits, write_on
+from dualpath_cli.generation.decoder import Decoder
+from dualpath_cli.generation.sampler import Sampler
+from dualpath_cli.generation.sampling import Sampling
+from dualpath_cli.generation.writing import Limits, NextLogits, batches, write_on
 from dualpath_cli.intervention import SHUFFLED, Intervention
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.cache import Cache
@@ -50,15 +53,9 @@ class HarnessModel(TemplateLM):
 
         `autocast` is the type of matrix products, None that of the weights. If `cached`, keys and
         values are kept: of what a batch begins with, and in writing of all that went before.
-
-        Raises:
-            ValueError: where the model lacks ids of the tokenizer.
         """
         super().__init__()
-        ids, rows = tokenizer.vocab_size, model.config.vocab_size
-        if ids > rows:
-            raise ValueError(f"the tokenizer has {ids:,} ids, the model {rows:,}")
-        self._head_VD = model.head.weight.detach()[:ids].float()
+        self._head_VD = model.head.weight.detach()[: tokenizer.vocab_size].float()
         model.head = nn.Identity()  # type: ignore[assignment] # logits are made where they count
         self._model = model.eval().requires_grad_(False)
         self._tokenizer = tokenizer
@@ -105,19 +102,19 @@ class HarnessModel(TemplateLM):
         self.progress.begin(len(requests))
         texts = [""] * len(requests)
         prompts = [self.tok_encode(request.args[0]) for request in requests]
-        for rows in self._batches([len(prompt) for prompt in prompts]):
+        for rows in batches([len(prompt) for prompt in prompts], self._batch_size):
             options = requests[rows[0]].args[1]
             most = options["max_gen_toks"]
-            written = write_on(
+            pieces = write_on(
                 self._writer(),
                 [prompts[row][-(self._window - most) :] for row in rows],
-                most,
-                self._tokenizer.decode,
-                options["until"],
-                self.eot_token_id,
+                Sampler(Sampling(greedy=True), self._tokenizer.vocab_size),
+                [torch.Generator()] * len(rows),
+                self._tokenizer.token_values(),
+                Limits(most, self._window, self.eot_token_id, tuple(options["until"])),
             )
-            for row, text in zip(rows, written, strict=True):
-                texts[row] = text
+            for piece in pieces:
+                texts[rows[piece.row]] += piece.text
             self.progress.advance(len(rows))
         return texts
 
@@ -132,7 +129,7 @@ class HarnessModel(TemplateLM):
         ]
         self.progress.begin(len(parts))
         sums, greedy = [0.0] * len(requests), [True] * len(requests)
-        for rows in self._batches([len(ids) for _, ids, _ in parts]):
+        for rows in batches([len(ids) for _, ids, _ in parts], self._batch_size):
             numbers, read, spans = zip(*(parts[row] for row in rows), strict=True)
             x_BTD = self._states([ids[:-1] for ids in read])
             x_ND = torch.cat(
@@ -148,12 +145,6 @@ class HarnessModel(TemplateLM):
                 greedy[number] &= bool(hits.all())
             self.progress.advance(len(rows))
         return list(zip(sums, greedy, strict=True))
-
-    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Numbers of requests, the longest first: what a batch takes is known at once."""
-        order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-        for start in range(0, len(order), self._batch_size):
-            yield order[start : start + self._batch_size]
 
     def _states(self, sequences: Sequence[list[int]]) -> torch.Tensor:
         """The normalised stream of sequences, filled up on the right, (B, T, D).
@@ -183,20 +174,9 @@ class HarnessModel(TemplateLM):
         return x_BTD
 
     def _writer(self) -> NextLogits:
-        """The model as it goes on from prompts filled up on the left."""
-        cache = Cache(self._model.config) if self._cached else None
-        past: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-        def next_logits(ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-            past.append((ids_BT, mask_BT))
-            if cache is None:
-                ids_BT, mask_BT = (torch.cat(parts, dim=1) for parts in zip(*past, strict=True))
-            options: dict[str, Any] = {} if cache is None else {"cache": cache}
-            if not mask_BT.all():
-                options["attention_mask"] = mask_BT.to(self.device)
-            return self._logits(self._forward(ids_BT, mask_BT, **options)[:, -1])
-
-        return next_logits
+        """The model as it goes on from prompts; its head gives states, of which logits are made."""
+        decoder = Decoder(self._model, self._intervention, self._autocast, self._cached)
+        return lambda ids_BT, mask_BT: self._logits(decoder.next_logits(ids_BT, mask_BT))
 
     def _logits(self, x_ND: torch.Tensor) -> torch.Tensor:
         return x_ND.float() @ self._head_VD.T

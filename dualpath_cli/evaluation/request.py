@@ -1,7 +1,6 @@
 """What `dualpath evaluate` was asked for, checked without importing anything slow."""
 
 import importlib.util
-import re
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +8,18 @@ from pathlib import Path
 from dualpath_cli import run_file, run_folder
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS, PAPER_LIMIT, SUITES
-from dualpath_cli.evaluation.options import CACHES, OF_THE_RECIPE, PRECISIONS
-from dualpath_cli.evaluation.overrides import intervention_of, whole_number
+from dualpath_cli.evaluation.options import CACHES, OF_THE_RECIPE
 from dualpath_cli.flops.paper import configurations
+from dualpath_cli.generation.overrides import intervention_of
+from dualpath_cli.generation.values import (
+    PRECISIONS,
+    check_choice,
+    check_device,
+    path_of,
+    whole_number,
+)
 from dualpath_cli.intervention import SHUFFLED, Intervention
-from dualpath_cli.ranges import check_name, check_path
+from dualpath_cli.ranges import check_name
 from dualpath_cli.run_folder import Run
 from dualpath_cli.settings import Settings, settings_from
 from dualpath_cli.text.documents import split_name, stem
@@ -77,9 +83,8 @@ def read(options: Namespace) -> Request:
     subjects += () if options.hf is None else (_directory(options.hf),)
     _check_names(subjects)
     for name, allowed in (("precision", PRECISIONS), ("cache", CACHES)):
-        _check_choice(f"--{name}", getattr(options, name), allowed)
-    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", options.device):
-        raise UserError(f"--device '{options.device}' is none: give auto, cpu, cuda or cuda:N")
+        check_choice(f"--{name}", getattr(options, name), allowed)
+    check_device(options.device)
     request = Request(
         subjects=subjects,
         tasks=tuple(name for name in tasks if name not in sources),
@@ -116,7 +121,7 @@ def _tasks(options: Namespace) -> tuple[list[str], bool]:
     if options.suite is None and options.sources:
         return [], True
     suite = "paper" if options.suite is None else options.suite
-    _check_choice("--suite", suite, tuple(SUITES))
+    check_choice("--suite", suite, tuple(SUITES))
     return list(SUITES[suite]), False
 
 
@@ -185,7 +190,7 @@ def _paper(row: str | None, subjects: tuple[Subject, ...]) -> str | None:
         return None
     rows = [configuration.recipe for configuration in configurations()]
     if row != OF_THE_RECIPE:
-        _check_choice("--compare_paper", row, tuple(rows))
+        check_choice("--compare_paper", row, tuple(rows))
         return row
     for subject in subjects:
         if subject.settings is None or subject.settings.run.recipe not in rows:
@@ -203,20 +208,10 @@ def _check_libraries(names: tuple[str, ...]) -> None:
 
 
 def _folder(option: str, path: str, must_exist: bool = True) -> Path:
-    try:
-        check_path(option, path)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    folder = Path(path)
+    folder = path_of(option, path)
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     if not existing.is_dir():
         raise UserError(f"{option} '{path}': '{existing}' is a file; give a folder")
     if must_exist and not folder.exists():
         raise UserError(f"{option} '{path}' does not exist; give a folder")
     return folder
-
-
-def _check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        hint = did_you_mean(value, allowed) or f"; choose from {', '.join(allowed)}"
-        raise UserError(f"{option} '{value}' is none{hint}")

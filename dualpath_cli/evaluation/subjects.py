@@ -13,10 +13,8 @@ from dualpath_cli.checkpoint_files import describe, files_of
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.harness_model import HarnessModel
 from dualpath_cli.evaluation.request import Request, Subject
-from dualpath_cli.model import DualPathLM
-from dualpath_cli.run_folder import TOKENIZER
-from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.state.weights import load_weights
+from dualpath_cli.generation.loading import autocast_of, device_of, load_model
+from dualpath_cli.generation.tokenizing import load_tokenizer
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 """What configurations of transformers call the longest text."""
@@ -75,39 +73,22 @@ class Setting:
                 self.request.precision,
             )  # fmt: skip
         assert self.subject.settings is not None
-        with torch.device("meta"):
-            model = DualPathLM(self.subject.settings.model)
-        model.to_empty(device="cpu")
-        model.tie_weights()
-        load_weights(model, self.subject.run.checkpoint)
-        tokenizer = Tokenizer.load(self.subject.run.folder / TOKENIZER)
-        try:
-            return HarnessModel(
-                model.to(self.device),
-                tokenizer,
-                self.window,
-                self.request.batch_size,
-                self.request.intervention,
-                autocast=torch.bfloat16 if self.request.precision == "bfloat16" else None,
-                cached=self.request.cache == "exact",
-            )
-        except ValueError as error:
-            raise UserError(f"'{self.subject.path}': {error}") from None
+        run, settings = self.subject.run, self.subject.settings
+        tokenizer = load_tokenizer(run, settings.model)
+        return HarnessModel(
+            load_model(run, settings.model, self.device),
+            tokenizer,
+            self.window,
+            self.request.batch_size,
+            self.request.intervention,
+            autocast=autocast_of(self.request.precision),
+            cached=self.request.cache == "exact",
+        )
 
 
 def setting(subject: Subject, request: Request) -> Setting:
     """How a model is evaluated here. Raises UserError for a device that is not there."""
-    return Setting(subject, request, _device(request.device), _window(subject, request.window))
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    device = torch.device("cuda:0" if name == "cuda" else name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        there = torch.cuda.device_count()
-        raise UserError(f"--device {name}: this machine has {there} such devices; give cpu or auto")
-    return device
+    return Setting(subject, request, device_of(request.device), _window(subject, request.window))
 
 
 def _window(subject: Subject, most: int) -> int:

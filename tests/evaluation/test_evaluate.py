@@ -399,7 +399,7 @@ def test_a_model_that_gives_no_numbers_fails_and_is_not_kept(
     def spoilt(model: Any, checkpoint: Path) -> None:
         torch.nn.init.constant_(model.norm.weight, math.nan)
 
-    monkeypatch.setattr("dualpath_cli.evaluation.subjects.load_weights", spoilt)
+    monkeypatch.setattr("dualpath_cli.generation.loading.load_weights", spoilt)
     words = ["--data", str(tasks), "--out", str(tmp_path / "o"), "--tasks", "piqa"]
     assert main(["evaluate", "--ckpt_path", str(run), *words]) == 1
     assert "piqa, document 0: the model gives no number" in capsys.readouterr().err

@@ -1,12 +1,9 @@
-"""Writing: a batch writes what each prompt does alone, cached or not, and ends where it should."""
+"""What lm-evaluation-harness gets to read: a batch writes what each prompt does alone."""
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 
-from dualpath_cli.evaluation.generation import write_on
 from dualpath_cli.evaluation.harness_model import HarnessModel
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
@@ -14,7 +11,6 @@ from tests.evaluation.test_harness_model import CONFIG, IDS, TOKENIZER, WEIGHTS,
 from tests.model import reference
 
 PROMPTS = ["the cell", "a", "hello hell, tell the tale", "well then", "of shells"]
-EOT = 0
 
 
 def written(model: HarnessModel, prompts: list[str], most: int = 8, until: tuple = ()) -> list[str]:
@@ -69,60 +65,7 @@ def test_a_prompt_leaves_room_in_the_window():
     assert written(harness(window=16), [prompt], most=6) == written(harness(), [cut], most=6)
 
 
-def scripted(texts: list[list[int]]):
-    """A model that writes these ids, whatever it reads, and counts its steps."""
-    steps: list[int] = []
-
-    def next_logits(ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        place = len(steps)
-        steps.append(ids_BT.shape[1])
-        chosen = [ids[place] if place < len(ids) else 1 for ids in texts]
-        return torch.nn.functional.one_hot(torch.tensor(chosen), 128).float()
-
-    return next_logits, steps
-
-
-def decode(ids: list[int]) -> str:
-    return "".join(map(chr, ids))
-
-
-def script(*texts: str, most: int = 99, stops: tuple[str, ...] = ()) -> tuple[list[str], int]:
-    next_logits, steps = scripted([[*map(ord, text)] for text in texts])
-    prompts = [[5] * (n + 1) for n in range(len(texts))]
-    answers = write_on(next_logits, prompts, most, decode, stops, EOT)
-    assert steps[0] == len(texts)
-    assert set(steps[1:]) <= {1}
-    return answers, len(steps)
-
-
 def test_a_stop_ends_a_text_and_is_no_part_of_it():
-    assert script("18 eggs\n\nMore", stops=("Question:", "\n\n")) == (["18 eggs"], 9)
-
-
-def test_the_first_of_several_stops_counts():
-    assert script("a Question: b\n\nc", stops=("\n\n", "Question:"))[0] == ["a "]
-
-
-def test_a_stop_may_come_with_a_longer_token():
-    """One id may hold more than the stop: the text is cut inside of it."""
-    next_logits, _ = scripted([[7, 8, 9]])
-    pieces = {7: "so 4", 8: ".\n\nQuest", 9: "!"}
-    answers = write_on(
-        next_logits, [[5]], 9, lambda ids: "".join(pieces[id] for id in ids), ("\n\n",), EOT
-    )
-    assert answers == ["so 4."]
-
-
-def test_end_of_text_ends_it_and_is_not_written():
-    assert script("ab\0cd", "abcdef", most=5) == (["ab", "abcde"], 5)
-
-
-def test_the_batch_ends_with_its_last_text():
-    assert script("a.bcdef", "abc.def", stops=(".",)) == (["a", "abc"], 4)
-
-
-@given(st.lists(st.text("ab.", min_size=1, max_size=6), min_size=1, max_size=4))
-def test_texts_are_what_stands_before_the_stop(texts: list[str]):
-    most = max(map(len, texts))
-    answers, _ = script(*(text + "a" * most for text in texts), most=most, stops=(".",))
-    assert answers == [(text + "a" * most)[:most].partition(".")[0] for text in texts]
+    (whole,) = written(harness(), PROMPTS[:1])
+    stop = whole[len(whole) // 2 :][:2]
+    assert written(harness(), PROMPTS[:1], until=(stop, "never")) == [whole[: whole.find(stop)]]

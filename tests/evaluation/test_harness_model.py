@@ -241,8 +241,3 @@ def test_bfloat16_rounds_matrix_products_and_not_sums():
     assert 1e-5 < max(differences) < 0.05
     logs, _ = model._logs_and_hits(torch.ones(1, CONFIG.d_model), torch.tensor([3]))
     assert logs.dtype == torch.float64
-
-
-def test_a_tokenizer_that_is_larger_than_the_model_is_refused():
-    with pytest.raises(ValueError, match="the tokenizer has 261 ids, the model 17"):
-        HarnessModel(DualPathLM(small()), TOKENIZER, 8, 1)

@@ -1,0 +1,39 @@
+"""A run's model, loaded without Lightning, and the device that it goes to."""
+
+import torch
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.run_folder import Run
+from dualpath_cli.training.state.weights import load_weights
+
+
+def device_of(name: str) -> torch.device:
+    """The device that a name means. Raises UserError for one that is not there."""
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda:0" if name == "cuda" else name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        there = torch.cuda.device_count()
+        raise UserError(f"--device {name}: this machine has {there} such devices; give cpu or auto")
+    return device
+
+
+def autocast_of(precision: str) -> torch.dtype | None:
+    """The type of matrix products where it is not that of the weights."""
+    return torch.bfloat16 if precision == "bfloat16" else None
+
+
+def load_model(run: Run, config: ModelConfig, device: torch.device) -> DualPathLM:
+    """The model of a run's checkpoint, for inference.
+
+    Raises:
+        UserError: where it cannot be read.
+    """
+    with torch.device("meta"):
+        model = DualPathLM(config)
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    load_weights(model, run.checkpoint)
+    return model.to(device).eval().requires_grad_(False)

@@ -1,0 +1,84 @@
+"""The words of `dualpath generate`; `request` says what they mean."""
+
+from typing import Any, get_args
+
+from dualpath_cli.generation.overrides import OVERRIDES_HELP
+from dualpath_cli.generation.values import DEVICE_HELP, PRECISION_HELP, PRECISIONS
+from dualpath_cli.intervention import Criterion
+from dualpath_cli.study.options import add_list_option
+
+MAX_NEW_TOKENS = 100
+BATCH_SIZE = 16
+
+
+def add_arguments(parser: Any) -> None:
+    """Adds the options to an argparse or a jsonargparse parser."""
+    what = parser.add_argument_group("what is written")
+    text = "A run folder, a checkpoint inside one, or an exported file."
+    what.add_argument("--ckpt_path", metavar="RUN", help=text)
+    text = "Texts to go on from; without any, and without --file, the model begins by itself."
+    add_list_option(what, "--prompt", "TEXT", text)
+    text = (
+        "Prompts instead: .jsonl, also as .gz or .zst, by the field prompt, else question, else "
+        "text; any other file, or - for stdin, is one prompt."
+    )
+    what.add_argument("--file", metavar="FILE", help=text)
+    text = "Texts to write for each prompt (default 1)."
+    what.add_argument("--num_samples", metavar="N", default="1", help=text)
+    text = "Write a JSON object for each text into this file instead of the texts to the terminal."
+    what.add_argument("--out", metavar="FILE", help=text)
+    _add_ends(parser.add_argument_group("where a text ends"))
+    _add_sampling(parser.add_argument_group("how the next token is drawn, as in transformers"))
+    _add_savings(parser.add_argument_group("what is left out, of caches and of compute"))
+    _add_settings(parser.add_argument_group("how the model runs"))
+
+
+def _add_ends(group: Any) -> None:
+    text = f"Tokens of a text at most (default {MAX_NEW_TOKENS}); also where the window ends."
+    group.add_argument("--max_new_tokens", metavar="N", default=str(MAX_NEW_TOKENS), help=text)
+    add_list_option(group, "--stop", "TEXT", "End before any of these.")
+    text = "Let end-of-text be a token like any other."
+    group.add_argument("--ignore_eot", action="store_true", help=text)
+    text = "Cut a prompt on the left so that --max_new_tokens fit into the window behind it."
+    group.add_argument("--truncate", action="store_true", help=text)
+
+
+def _add_sampling(group: Any) -> None:
+    group.add_argument("--greedy", action="store_true", help="Always take the likeliest token.")
+    text = "Divide logits by this; below 1 what is likely gets likelier (default 1)."
+    group.add_argument("--temperature", metavar="X", help=text)
+    text = "Draw from the K likeliest tokens alone."
+    group.add_argument("--top_k", metavar="K", help=text)
+    text = "Draw from the likeliest tokens that together have this probability."
+    group.add_argument("--top_p", metavar="X", help=text)
+    text = "Draw from the tokens that have at least this fraction of the likeliest's probability."
+    group.add_argument("--min_p", metavar="X", help=text)
+    text = "Divide positive logits of tokens that are in the text by this, multiply negative ones."
+    group.add_argument("--repetition_penalty", metavar="X", help=text)
+    text = "Each text draws by this, its prompt's number and its own (default 0)."
+    group.add_argument("--seed", metavar="N", default="0", help=text)
+
+
+def _add_savings(group: Any) -> None:
+    text = "Keep N keys and values of a deep path's steps: step k writes slot k mod N."
+    group.add_argument("--kv-slots", "--kv_slots", metavar="N", help=text)
+    text = "End a token's loop when this is left of its step weights, or of what --exit-on names."
+    group.add_argument("--exit-below", "--exit_below", metavar="X", help=text)
+    text = (
+        f"{', '.join(get_args(Criterion))}: the weight of the steps to come (default), how far a "
+        "step moved the state, or the entropy of what it would say."
+    )
+    group.add_argument("--exit-on", "--exit_on", metavar="WHAT", help=text)
+    text = "Leave a path of a dual block out for tokens whose gate is below this."
+    group.add_argument("--skip-below", "--skip_below", metavar="X", help=text)
+
+
+def _add_settings(group: Any) -> None:
+    group.add_argument("--loops", metavar="K", help="Forced loops of every deep path.")
+    add_list_option(group, "--intervention", "KEY=VALUE", OVERRIDES_HELP)
+    text = f"Texts that are written together (default {BATCH_SIZE})."
+    group.add_argument("--batch_size", metavar="N", default=str(BATCH_SIZE), help=text)
+    group.add_argument(
+        "--precision", metavar="TYPE", default=PRECISIONS[0], help=PRECISION_HELP
+    )  # fmt: skip
+    group.add_argument("--device", metavar="DEVICE", default="auto", help=DEVICE_HELP)

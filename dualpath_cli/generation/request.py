@@ -1,0 +1,151 @@
+"""What `dualpath generate` was asked for, checked without importing torch."""
+
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from dualpath_cli import run_file, run_folder
+from dualpath_cli.errors import UserError
+from dualpath_cli.generation.overrides import intervention_of
+from dualpath_cli.generation.prompts import Prompt, read_prompts
+from dualpath_cli.generation.sampling import Sampling
+from dualpath_cli.generation.tokenizing import ids_of, load_tokenizer
+from dualpath_cli.generation.values import (
+    PRECISIONS,
+    check_choice,
+    check_device,
+    number,
+    path_of,
+    whole_number,
+)
+from dualpath_cli.intervention import Criterion, Intervention
+from dualpath_cli.run_folder import Run
+from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.text.tokenizer import Tokenizer
+
+WRITTEN = ("prompt", "number", "sample", "text", "new_tokens", "end")
+"""Keys of a line of `--out`, beside those of the prompt's row."""
+_MOST = 1 << 24
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is written, how, and by what."""
+
+    run: Run
+    settings: Settings
+    tokenizer: Tokenizer
+    prompts: tuple[Prompt, ...]
+    ids: tuple[list[int], ...]
+    """Of each prompt, after end-of-text."""
+    num_samples: int
+    max_new_tokens: int
+    stops: tuple[str, ...]
+    ignore_eot: bool
+    sampling: Sampling
+    seed: int
+    intervention: Intervention | None
+    batch_size: int
+    precision: str
+    device: str
+    out: Path | None
+
+
+def read(options: Namespace) -> Request:
+    """Checks the words, and reads the prompts.
+
+    Raises:
+        UserError: for the first mistake in them.
+    """
+    if options.ckpt_path is None:
+        raise UserError("generate needs --ckpt_path RUN: a run folder or a checkpoint inside one")
+    check_choice("--precision", options.precision, PRECISIONS)
+    check_device(options.device)
+    if "" in options.stop:
+        raise UserError("--stop '' would end every text at once; give a text")
+    max_new_tokens = whole_number("--max_new_tokens", options.max_new_tokens, 1, _MOST)
+    sampling, out = _sampling(options), _out(options.out)
+    change = intervention_of(options.loops, options.intervention, _savings(options))
+    run = run_file.find(options.ckpt_path)
+    settings = settings_from(run_folder.read_recipe(run.folder))
+    if change is not None and (problem := change.problem(settings.model)):
+        raise UserError(f"{change.name}: {problem} ({options.ckpt_path})")
+    taken = () if out is None else WRITTEN
+    prompts = read_prompts(options.prompt, options.file, taken)
+    tokenizer, window = load_tokenizer(run, settings.model), settings.model.max_seq_len
+    return Request(
+        run=run,
+        settings=settings,
+        tokenizer=tokenizer,
+        prompts=tuple(prompts),
+        ids=tuple(ids_of(prompts, tokenizer, window, max_new_tokens, options.truncate)),
+        num_samples=whole_number("--num_samples", options.num_samples, 1, _MOST),
+        max_new_tokens=max_new_tokens,
+        stops=tuple(options.stop),
+        ignore_eot=options.ignore_eot,
+        sampling=sampling,
+        seed=_seed(options.seed),
+        intervention=change,
+        batch_size=whole_number("--batch_size", options.batch_size, 1, 1 << 16),
+        precision=options.precision,
+        device=options.device,
+        out=out,
+    )
+
+
+def _sampling(options: Namespace) -> Sampling:
+    given: dict[str, Any] = {}
+    for name, wanted, least, most in (
+        ("temperature", "above 0; 0 would be --greedy", 1e-6, 1e6),
+        ("top_p", "above 0 and at most 1", 1e-9, 1),
+        ("min_p", "from 0 to 1", 0, 1),
+        ("repetition_penalty", "above 0; 1 changes nothing", 1e-6, 1e6),
+    ):
+        text = getattr(options, name)
+        if text is not None:
+            given[name] = number(f"--{name}", text, wanted, least, most)
+    if options.top_k is not None:
+        given["top_k"] = whole_number("--top_k", options.top_k, 1, _MOST)
+    useless = [name for name in given if name != "repetition_penalty"]
+    if options.greedy and useless:
+        raise UserError(f"--greedy takes the likeliest token: leave out --{useless[0]}")
+    return Sampling(greedy=options.greedy, **given)
+
+
+def _savings(options: Namespace) -> dict[str, Any]:
+    """The fields of an Intervention that options of their own give."""
+    fields: dict[str, Any] = {}
+    if options.kv_slots is not None:
+        fields["kv_slots"] = whole_number("--kv-slots", options.kv_slots, 1, 1000)
+    if options.skip_below is not None:
+        fields["skip"] = number("--skip-below", options.skip_below, "from 0 to 1", 0, 1)
+    if options.exit_on is not None:
+        check_choice("--exit-on", options.exit_on, get_args(Criterion))
+        if options.exit_below is None:
+            raise UserError(f"--exit-on {options.exit_on} needs --exit-below X, its threshold")
+        fields["halting_by"] = options.exit_on
+    if options.exit_below is not None:
+        most, wanted = (
+            (1.0, "from 0 to 1") if options.exit_on in (None, "mass") else (1e9, "at least 0")
+        )
+        fields["halting"] = number("--exit-below", options.exit_below, wanted, 0, most)
+    return fields
+
+
+def _seed(text: str) -> int:
+    return 0 if text == "0" else whole_number("--seed", text, 1, 1 << 62)
+
+
+def _out(text: str | None) -> Path | None:
+    if text is None:
+        return None
+    path = path_of("--out", text)
+    if path.suffix != ".jsonl":
+        raise UserError(f"--out '{text}' must end in .jsonl: it gets a JSON object a line")
+    if path.exists():
+        raise UserError(f"--out '{text}' is there already; remove it, or give another name")
+    existing = next(place for place in path.parents if place.exists())
+    if not existing.is_dir():
+        raise UserError(f"--out '{text}': '{existing}' is a file; give another place")
+    return path

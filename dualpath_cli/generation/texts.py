@@ -1,0 +1,100 @@
+"""All texts of a request, in batches: what each has become, and what that took."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from dualpath_cli.generation.decoder import Decoder
+from dualpath_cli.generation.request import Request
+from dualpath_cli.generation.sampler import Sampler
+from dualpath_cli.generation.writing import End, Limits, batches, write_on
+from dualpath_cli.seeds import seed_from
+
+
+@dataclass
+class Text:
+    """What is written after a prompt."""
+
+    prompt: int
+    """Number of its prompt, from 1."""
+    sample: int
+    """Its number among those of the prompt, from 1."""
+    text: str = ""
+    new_tokens: int = 0
+    """End-of-text among them."""
+    end: End | None = None
+    """Why it has ended; None until it has."""
+
+
+@dataclass
+class Took:
+    """What writing took so far."""
+
+    first_seconds: list[float] = field(default_factory=list)
+    """From the beginning of each batch to its first token: the time of its prompts."""
+    later_seconds: float = 0.0
+    """What all tokens after the first of each text took."""
+    tokens: int = 0
+    later_tokens: int = 0
+    """Those after the first of each text."""
+    cache_bytes: int = 0
+    """Keys and values of the largest batch."""
+
+
+def texts_of(wanted: Request) -> list[Text]:
+    """The texts that are to be written, in the order of their prompts."""
+    return [
+        Text(prompt, sample)
+        for prompt in range(1, len(wanted.prompts) + 1)
+        for sample in range(1, wanted.num_samples + 1)
+    ]
+
+
+def write(
+    wanted: Request, decoder: Decoder, texts: list[Text], took: Took
+) -> Iterator[tuple[Text, str]]:
+    """Writes the texts, those of the longest prompts first; yields a text and its new piece.
+
+    Raises:
+        RunFailed: where the model gives no numbers.
+    """
+    config, tokenizer = wanted.settings.model, wanted.tokenizer
+    sampler = Sampler(wanted.sampling, tokenizer.vocab_size)
+    token_values = tokenizer.token_values()
+    limits = Limits(
+        wanted.max_new_tokens,
+        config.max_seq_len,
+        None if wanted.ignore_eot else tokenizer.eot_id,
+        wanted.stops,
+    )
+    lengths = [len(wanted.ids[text.prompt - 1]) for text in texts]
+    for rows in batches(lengths, wanted.batch_size):
+        batch = [texts[row] for row in rows]
+        prompts = [wanted.ids[text.prompt - 1] for text in batch]
+        decoder.begin(capacity=limits.positions([lengths[row] for row in rows]))
+        generators = [_generator(wanted.seed, text) for text in batch]
+        start = last = time.perf_counter()
+        for piece in write_on(
+            decoder.next_logits, prompts, sampler, generators, token_values, limits
+        ):
+            now, text = time.perf_counter(), batch[piece.row]
+            if start == last:
+                took.first_seconds.append(now - start)
+            elif text.new_tokens:
+                took.later_seconds += now - last
+                took.later_tokens += 1
+            last = now
+            took.tokens += 1
+            if piece.end is not None or not text.new_tokens:
+                took.cache_bytes = max(took.cache_bytes, decoder.cache_bytes)
+            text.text += piece.text
+            text.new_tokens += 1
+            text.end = piece.end
+            yield text, piece.text
+
+
+def _generator(seed: int, text: Text) -> torch.Generator:
+    """Numbers of a text's own, so that it depends on no other."""
+    return torch.Generator().manual_seed(seed_from(seed, text.prompt, text.sample))
