@@ -1,0 +1,256 @@
+"""`dualpath generate` from words to texts and files: what is printed, kept, and refused."""
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dualpath_cli.cli import main
+from dualpath_cli.generation import texts
+from dualpath_cli.recipes import merge
+from tests.command.test_cli import SLOW, run_without_slow_imports
+from tests.conftest import OutputOf
+from tests.study.conftest import OPEN, model_of
+from tests.tiny_run import Fit
+
+LONG: dict[str, Any] = {
+    "model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}
+}  # fmt: skip
+
+Rows = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def run(trained: Fit) -> Path:
+    """A run of the tiny recipe whose model takes 64 tokens, and whose loops and gates matter."""
+    return trained(**merge(OPEN, LONG))
+
+
+@pytest.fixture
+def rows(run: Path, tmp_path: Path, output_of: OutputOf) -> Rows:
+    """`rows(*words)`: what is written into a file."""
+
+    def written(*words: object) -> list[dict[str, Any]]:
+        out = tmp_path / "out" / f"{len(list((tmp_path).rglob('*.jsonl')))}.jsonl"
+        said = output_of("generate", "--ckpt_path", run, "--out", out, *words)
+        assert said.splitlines()[-1] == str(out)
+        return [json.loads(line) for line in out.open()]
+
+    return written
+
+
+def test_a_greedy_text_is_the_argmax_of_the_whole_text_again_and_again(
+    run: Path, rows: Rows
+) -> None:
+    (row,) = rows("--prompt", "the shell", "--greedy", "--max_new_tokens", 12, "--ignore_eot")
+    model, tokenizer = model_of(run)
+    ids = [tokenizer.eot_id, *tokenizer.encode("the shell")]
+    before = len(ids)
+    with torch.no_grad():
+        for _ in range(12):
+            logits = model.double()(torch.tensor([ids]))[0, -1, : tokenizer.vocab_size]
+            ids.append(int(logits.argmax()))
+    expected = {"prompt": "the shell", "number": 1, "sample": 1, "new_tokens": 12, "end": "length"}
+    assert row == {**expected, "text": tokenizer.decode(ids[before:])}
+
+
+def test_one_text_is_streamed_and_its_speed_goes_to_stderr(
+    run: Path, rows: Rows, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--prompt", "hello", "--max_new_tokens", "20", "--seed", "3"]
+    (row,) = rows(*words)
+    capsys.readouterr()
+    assert main(["generate", "--ckpt_path", str(run), *words]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"hello{row['text']}\n"
+    (line,) = said.err.splitlines()
+    assert re.fullmatch(
+        rf"{row['new_tokens']} new tokens, [\d,.]+ tokens/s without the prompt, "
+        r"first token after \d+\.\d\d s, cache [\d.]+ kB", line
+    )  # fmt: skip
+
+
+def test_several_texts_are_printed_whole_with_their_numbers(
+    run: Path, rows: Rows, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--prompt", "the", "hell", "--num_samples", "2", "--max_new_tokens", "9"]
+    written = rows(*words)
+    assert [(row["number"], row["sample"]) for row in written] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert len({row["text"] for row in written}) == 4
+    capsys.readouterr()
+    assert main(["generate", "--ckpt_path", str(run), *words]) == 0
+    said = capsys.readouterr().out
+    for row in written:
+        title = f"prompt {row['number']}, sample {row['sample']}: "
+        title += f"{row['new_tokens']} tokens, {row['end']}"
+        assert f"{title}\n{row['prompt']}{row['text']}\n" in said
+
+
+def test_a_seed_gives_the_same_texts_in_batches_of_any_size(rows: Rows) -> None:
+    words = ("--prompt", "the", "hello shell", "a", "--num_samples", 2, "--max_new_tokens", 16)
+    first = rows(*words, "--seed", 5)
+    assert rows(*words, "--seed", 5, "--batch_size", 1) == first
+    assert rows(*words, "--seed", 6) != first
+
+
+def test_rows_of_a_file_are_answered_in_their_order_with_what_else_they_hold(
+    rows: Rows, tmp_path: Path
+) -> None:
+    questions = [{"question": "the " * n + "cell", "answer": str(n), "id": [n]} for n in range(5)]
+    path = tmp_path / "asked.json"
+    path.with_suffix(".jsonl").write_text("\n".join(map(json.dumps, questions)))
+    found = rows("--file", path.with_suffix(".jsonl"), "--max_new_tokens", 4, "--batch_size", 2)
+    for row, asked in zip(found, questions, strict=True):
+        assert row["prompt"] == asked["question"]
+        assert (row["answer"], row["id"]) == (asked["answer"], asked["id"])
+
+
+def test_without_a_prompt_a_text_begins_by_itself_and_fills_the_window(rows: Rows) -> None:
+    (row,) = rows("--max_new_tokens", 99, "--ignore_eot")
+    assert (row["prompt"], row["end"], row["new_tokens"]) == ("", "window", 64)
+
+
+def test_a_text_ends_before_a_stop(rows: Rows) -> None:
+    words = ("--prompt", "the", "--greedy", "--max_new_tokens", 20)
+    (whole,) = rows(*words, "--ignore_eot")
+    stop = whole["text"][5:7]
+    (row,) = rows(*words, "--stop", stop, "\0never")
+    assert (row["text"], row["end"]) == (whole["text"][: whole["text"].find(stop)], "stop")
+
+
+def test_a_long_prompt_loses_its_beginning_where_that_is_asked_for(
+    run: Path, rows: Rows, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--prompt", "well " * 50 + "tell", "--max_new_tokens", "9", "--greedy"]
+    assert main(["generate", "--ckpt_path", str(run), *words]) == 2
+    assert "the model's window has room for 63; shorten it, or give --truncate" in (
+        capsys.readouterr().err
+    )
+    (row,) = rows(*words, "--truncate")
+    _, tokenizer = model_of(run)
+    cut = tokenizer.decode(tokenizer.encode(words[1])[-(64 - 9) :])
+    assert row["text"] == rows("--prompt", cut, *words[2:])[0]["text"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--loops", 1), ("--intervention", "gates=0,1"), ("--exit-below", 0.9),
+     ("--precision", "bfloat16"), ("--intervention", "gates=shuffled")],
+    ids=str,
+)  # fmt: skip
+def test_an_override_is_that_of_the_model(words: tuple[object, ...], rows: Rows) -> None:
+    prompt = ("--prompt", "the shell", "hell", "--max_new_tokens", 24, "--ignore_eot")
+    assert rows(*prompt, *words) != rows(*prompt)
+
+
+def interrupt(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C once so many pieces have come."""
+    write_on, count = texts.write_on, itertools.count()
+
+    def interrupted(*arguments: Any) -> Any:
+        for piece in write_on(*arguments):
+            if next(count) == after:
+                raise KeyboardInterrupt
+            yield piece
+
+    monkeypatch.setattr(texts, "write_on", interrupted)
+
+
+def test_ctrl_c_keeps_what_was_streamed(
+    run: Path, rows: Rows, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--prompt", "a cell", "--greedy", "--ignore_eot"]
+    (row,) = rows(*words)
+    interrupt(10, monkeypatch)
+    capsys.readouterr()
+    assert main(["generate", "--ckpt_path", str(run), *words]) == 130
+    streamed, said = capsys.readouterr().out.splitlines()
+    assert f"a cell{row['text']}".startswith(streamed)
+    assert len(streamed) > len("a cell")
+    assert said.startswith("dualpath generate: interrupted; 10 new tokens, ")
+
+
+def test_ctrl_c_keeps_the_texts_that_are_done_beside_the_file(
+    run: Path, rows: Rows, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    words = ["--prompt", "a", "the cell", "--greedy", "--ignore_eot", "--batch_size", "1",
+             "--max_new_tokens", "6"]  # fmt: skip
+    whole = rows(*words)
+    interrupt(8, monkeypatch)  # in the second batch: longer prompts come first
+    out = tmp_path / "o.jsonl"
+    assert main(["generate", "--ckpt_path", str(run), "--out", str(out), *words]) == 130
+    kept = out.with_name("o.jsonl.interrupted")
+    assert f"1 of 2 texts are in '{kept}'" in capsys.readouterr().out
+    assert not out.exists()
+    assert [json.loads(line) for line in kept.open()] == whole[1:]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "needs --ckpt_path RUN"),
+        ("--ckpt_path nowhere", "no run or checkpoint at 'nowhere'"),
+        ("--ckpt_path RUN --promt a", "did you mean '--prompt'?"),
+        ("--ckpt_path RUN --prompt a --file b", "exclude each other"),
+        ("--ckpt_path RUN --file nowhere.jsonl", "--file 'nowhere.jsonl' is no file"),
+        ("--ckpt_path RUN --file RUN", "is no file"),
+        ("--ckpt_path RUN --temperature 0", "0 would be --greedy, not '0'"),
+        ("--ckpt_path RUN --greedy --top_p 0.9", "leave out --top_p"),
+        ("--ckpt_path RUN --top_p nan", "--top_p must be above 0 and at most 1, not 'nan'"),
+        ("--ckpt_path RUN --top_k 0", "--top_k must be a whole number above 0"),
+        ("--ckpt_path RUN --min_p 2", "--min_p must be from 0 to 1"),
+        ("--ckpt_path RUN --max_new_tokens 0", "--max_new_tokens must be a whole number above 0"),
+        ("--ckpt_path RUN --max_new_tokens 64 --truncate", "leave nothing of the model's window"),
+        ("--ckpt_path RUN --seed -1", "--seed"),
+        ("--ckpt_path RUN --stop=", "--stop ''"),
+        ("--ckpt_path RUN --loops 0", "--loops must be a whole number above 0"),
+        ("--ckpt_path RUN --kv-slots 0", "--kv-slots must be a whole number above 0"),
+        ("--ckpt_path RUN --exit-below 2", "--exit-below must be from 0 to 1, not '2'"),
+        ("--ckpt_path RUN --exit-on change", "needs --exit-below X"),
+        ("--ckpt_path RUN --exit-below 2 --exit-on chang", "did you mean 'change'?"),
+        ("--ckpt_path RUN --skip-below x", "--skip-below must be from 0 to 1, not 'x'"),
+        ("--ckpt_path RUN --skip-below 0.1 --intervention skip=0.2", "skip is given twice"),
+        ("--ckpt_path RUN --intervention halting=0.1:chang", "must be one of mass, change"),
+        ("--ckpt_path RUN --intervention layers=9 gates=1,0", "has no layer 9"),
+        ("--ckpt_path RUN --device gpu", "--device 'gpu' is none"),
+        ("--ckpt_path RUN --precision fp16", "--precision 'fp16' is none"),
+        ("--ckpt_path RUN --out o.json", "must end in .jsonl"),
+        ("--ckpt_path RUN --out there.jsonl", "is there already"),
+        ("--ckpt_path RUN --out there.jsonl/o.jsonl", "'there.jsonl' is a file"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_before_torch(
+    words: str, message: str, run: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.jsonl").touch()
+    monkeypatch.setattr(
+        "dualpath_cli.generation.loading.load_model", lambda *_: pytest.fail("it was loaded")
+    )
+    assert main(["generate", *words.replace("RUN", str(run)).split()]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert (said.err.count("\n"), said.out) == (1, "")
+
+
+def test_help_and_mistakes_need_nothing_slow(run: Path, tmp_path: Path) -> None:
+    lines = ["generate --help", "generate --ckpt_path nowhere",
+             f"generate --ckpt_path {run} --kv-slots 0",
+             f"generate --ckpt_path {run} --prompt '{'tell ' * 70}'"]  # fmt: skip
+    answers = run_without_slow_imports(lines, tmp_path, (*SLOW, "transformers", "datasets"))
+    assert [answer["code"] for answer in answers] == [0, 2, 2, 2]
+    assert "window has room for 63" in answers[-1]["err"]
+
+
+def test_a_device_that_is_not_there_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "--ckpt_path", str(run), "--device", "cuda:99"]) == 2
+    assert "give cpu or auto" in capsys.readouterr().err
