@@ -7,7 +7,7 @@ import torch
 
 from dualpath_cli.intervention import SHUFFLED, Intervention
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.model.cache import Cache, KeyValueCache
+from dualpath_cli.model.cache import Cache
 
 
 class Decoder:
@@ -34,7 +34,7 @@ class Decoder:
 
     def begin(self, capacity: int = 0) -> None:
         """Forgets what was read. `capacity` are the positions that will be, if that is known."""
-        self._cache = Cache(self._model.config) if self._cached else None
+        self._cache = Cache(self._model.config, capacity) if self._cached else None
         self._past: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @torch.inference_mode()
@@ -59,8 +59,5 @@ class Decoder:
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of keys and values."""
-        layers = [] if self._cache is None else self._cache.layers
-        kept = [one for layer in layers for one in (layer.wide, *layer.deep)]
-        caches = [one for one in kept if isinstance(one, KeyValueCache)]
-        return sum(x.nbytes for one in caches for x in (one.keys, one.values) if x is not None)
+        """Memory of keys and values, with what `begin` made room for."""
+        return 0 if self._cache is None else self._cache.bytes

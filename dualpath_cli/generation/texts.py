@@ -82,13 +82,12 @@ def write(
             now, text = time.perf_counter(), batch[piece.row]
             if start == last:
                 took.first_seconds.append(now - start)
+                took.cache_bytes = max(took.cache_bytes, decoder.cache_bytes)
             elif text.new_tokens:
                 took.later_seconds += now - last
                 took.later_tokens += 1
             last = now
             took.tokens += 1
-            if piece.end is not None or not text.new_tokens:
-                took.cache_bytes = max(took.cache_bytes, decoder.cache_bytes)
             text.text += piece.text
             text.new_tokens += 1
             text.end = piece.end

@@ -62,8 +62,15 @@ def test_greedy_writing_is_what_the_equations_say():
 
 @pytest.mark.parametrize(
     "change",
-    [None, Intervention(loops=1), Intervention(halting=0.5), Intervention(gates=(1.0, 0.2))],
-    ids=str,
+    [
+        None,
+        Intervention(loops=1, gates=(1.0, 0.2)),
+        Intervention(halting=0.5),
+        Intervention(halting=0.5, halting_by="change", skip=0.5),
+        Intervention(halting=2.0, halting_by="entropy"),
+        Intervention(kv_slots=1),
+    ],
+    ids=lambda change: change and change.name,
 )
 @settings(max_examples=10)
 @given(seeds=st.lists(st.integers(0, 2**40), min_size=4, max_size=4), eot=st.booleans())
@@ -72,9 +79,10 @@ def test_a_text_is_the_same_alone_and_in_any_batch(
 ):
     """In float64, where rounding decides nothing: seeded draws after prompts of mixed lengths."""
     options = {"change": change, "eot_id": EOT if eot else None}
+    shares_slots = change is not None and change.kv_slots is not None  # of tokens passed before
     together = pieces_of(PROMPTS, seeds, **options)
     for n, prompt in enumerate(PROMPTS):
-        alone = pieces_of([prompt], [seeds[n]], cached=n % 2 == 0, **options)
+        alone = pieces_of([prompt], [seeds[n]], cached=n % 2 == 0 or shares_slots, **options)
         assert ids_of(alone) == [ids_of(together)[n]]
     backwards = pieces_of(PROMPTS[::-1], seeds[::-1], **options)
     assert ids_of(backwards)[::-1] == ids_of(together)
