@@ -24,10 +24,14 @@ def run(options: Namespace) -> str:
     wanted = request.read(options)
     from dualpath_cli.generation.decoder import Decoder
     from dualpath_cli.generation.loading import autocast_of, device_of, load_model
+    from dualpath_cli.generation.speculation import DRAFT
 
     device = device_of(wanted.device)
     model = load_model(wanted.run, wanted.settings.model, device)
-    decoder = Decoder(model, wanted.intervention, autocast_of(wanted.precision))
+    decoder = Decoder(
+        model, wanted.intervention, autocast_of(wanted.precision), compiled=wanted.compiled,
+        draft=DRAFT if wanted.speculate else None,
+    )  # fmt: skip
     if wanted.out is None:
         _to_terminal(wanted, decoder)
         return ""

@@ -3,11 +3,18 @@
 Shapes: B sequences, T new positions, V rows of the vocabulary.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
+from dualpath_cli.generation.compiled import compile_for_decoding
 from dualpath_cli.intervention import SHUFFLED, Intervention
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.cache import Cache
+
+ROOM = 256
+"""Compiled passes are of caches with room for a multiple of so many positions: each other room
+would be compiled anew."""
 
 
 class Decoder:
@@ -19,45 +26,99 @@ class Decoder:
         intervention: Intervention | None = None,
         autocast: torch.dtype | None = None,
         cached: bool = True,
+        compiled: bool = False,
+        draft: Intervention | None = None,
     ) -> None:
         """`autocast` is the type of matrix products, None that of the weights.
 
         Unless `cached`, and under shuffled gates, which need the whole text, all is read again in
-        every pass.
+        every pass. What follows a prompt is read in static shapes by a model that is `compiled`,
+        for good. `draft` is another intervention, with fewer loops, that passes may be under.
         """
         self._model = model.eval()
         self._intervention = intervention
         self._autocast = autocast
         shuffled = intervention is not None and intervention.gates == SHUFFLED
         self._cached = cached and not shuffled
+        self._compiled = compiled and self._cached
+        self._draft = draft
+        if self._compiled:
+            compile_for_decoding(model, intervention)
         self.begin()
 
-    def begin(self, capacity: int = 0) -> None:
-        """Forgets what was read. `capacity` are the positions that will be, if that is known."""
-        self._cache = Cache(self._model.config, capacity) if self._cached else None
-        self._past: list[tuple[torch.Tensor, torch.Tensor]] = []
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._model.embed.weight.device
 
-    @torch.inference_mode()
-    def next_logits(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        """Reads on, and returns what the head gives for the position after the last, (B, V).
-
-        Where `mask_BT` is False there is padding.
-        """
-        if self._cache is None:
-            self._past.append((ids_BT, mask_BT))
-            ids_BT, mask_BT = (torch.cat(parts, dim=1) for parts in zip(*self._past, strict=True))
-        device = self._model.embed.weight.device
-        with torch.autocast(device.type, self._autocast, enabled=self._autocast is not None):
-            logits_B1V: torch.Tensor = self._model(
-                ids_BT.to(device),
-                cache=self._cache,
-                attention_mask=None if mask_BT.all() else mask_BT.to(device),
-                last_logits=1,
-                intervention=self._intervention,
-            )
-        return logits_B1V[:, -1]
+    @property
+    def length(self) -> int:
+        """Positions that were read, padding included."""
+        return 0 if self._cache is None else self._cache.length
 
     @property
     def cache_bytes(self) -> int:
         """Memory of keys and values, with what `begin` made room for."""
         return 0 if self._cache is None else self._cache.bytes
+
+    def begin(self, capacity: int = 0) -> None:
+        """Forgets what was read.
+
+        `capacity` are the positions that will be, if that is known; a model that is compiled reads
+        no more of them.
+        """
+        self._past: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._cache = None
+        if self._cached:
+            room = -(-capacity // ROOM) * ROOM if self._compiled else capacity
+            static = self.device if self._compiled else None
+            self._cache = Cache(self._model.config, room, static, self._draft)
+
+    def rewind(self, length: int) -> None:
+        """Forgets what was read after the first `length` positions."""
+        assert self._cache is not None
+        self._cache.rewind(length)
+
+    def next_logits(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        """Reads on, and returns what the head gives for the position after the last, (B, V).
+
+        Where `mask_BT` is False there is padding.
+        """
+        return self.logits(ids_BT, mask_BT, last=1)[:, -1]
+
+    @torch.no_grad()
+    def logits(
+        self,
+        ids_BT: torch.Tensor,
+        mask_BT: torch.Tensor | None = None,
+        last: int | None = None,
+        drafting: bool = False,
+    ) -> torch.Tensor:
+        """Reads on, and returns what the head gives at the `last` positions, or at all, (B, T, V).
+
+        While `drafting`, under the intervention of drafts.
+        """
+        if self._cache is None:
+            mask_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT
+            self._past.append((ids_BT, mask_BT))
+            ids_BT, mask_BT = (torch.cat(parts, dim=1) for parts in zip(*self._past, strict=True))
+        padded = mask_BT is not None and not mask_BT.all()
+        with self._eagerly(), self._precision():
+            logits_BTV: torch.Tensor = self._model(
+                ids_BT.to(self.device),
+                cache=self._cache,
+                attention_mask=mask_BT.to(self.device) if padded and mask_BT is not None else None,
+                last_logits=last,
+                intervention=self._draft if drafting else self._intervention,
+            )
+        return logits_BTV
+
+    def _eagerly(self) -> AbstractContextManager[object]:
+        """A prompt is read once: what is compiled is for the passes after it."""
+        if self._compiled and self.length == 0:
+            return torch.compiler.set_stance("force_eager")
+        return nullcontext()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        enabled = self._autocast is not None
+        return torch.autocast(self.device.type, self._autocast, enabled=enabled)

@@ -71,6 +71,11 @@ def _add_savings(group: Any) -> None:
     group.add_argument("--exit-on", "--exit_on", metavar="WHAT", help=text)
     text = "Leave a path of a dual block out for tokens whose gate is below this."
     group.add_argument("--skip-below", "--skip_below", metavar="X", help=text)
+    text = (
+        "Draft up to N tokens with one loop, then verify them with all loops at once: the texts "
+        "are distributed as without. One text at a time."
+    )
+    group.add_argument("--speculate", metavar="N", help=text)
 
 
 def _add_settings(group: Any) -> None:
@@ -81,4 +86,6 @@ def _add_settings(group: Any) -> None:
     group.add_argument(
         "--precision", metavar="TYPE", default=PRECISIONS[0], help=PRECISION_HELP
     )  # fmt: skip
+    text = "Compile the model, a minute or so, for many texts: small batches are then faster."
+    group.add_argument("--compile", action="store_true", help=text)
     group.add_argument("--device", metavar="DEVICE", default="auto", help=DEVICE_HELP)

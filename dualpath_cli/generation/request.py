@@ -19,7 +19,7 @@ from dualpath_cli.generation.values import (
     path_of,
     whole_number,
 )
-from dualpath_cli.intervention import Criterion, Intervention
+from dualpath_cli.intervention import SHUFFLED, Criterion, Intervention
 from dualpath_cli.run_folder import Run
 from dualpath_cli.settings import Settings, settings_from
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -46,7 +46,11 @@ class Request:
     sampling: Sampling
     seed: int
     intervention: Intervention | None
+    speculate: int
+    """Ids of a draft at most; 0 for no drafts."""
+    compiled: bool
     batch_size: int
+    """Texts that are written together; one with drafts."""
     precision: str
     device: str
     out: Path | None
@@ -71,6 +75,9 @@ def read(options: Namespace) -> Request:
     settings = settings_from(run_folder.read_recipe(run.folder))
     if change is not None and (problem := change.problem(settings.model)):
         raise UserError(f"{change.name}: {problem} ({options.ckpt_path})")
+    if change is not None and change.gates == SHUFFLED and options.compile:
+        raise UserError("--compile goes with a cache, which shuffled gates have none of")
+    speculate = _speculate(options.speculate, change, settings)
     taken = () if out is None else WRITTEN
     prompts = read_prompts(options.prompt, options.file, taken)
     tokenizer, window = load_tokenizer(run, settings.model), settings.model.max_seq_len
@@ -87,7 +94,9 @@ def read(options: Namespace) -> Request:
         sampling=sampling,
         seed=_seed(options.seed),
         intervention=change,
-        batch_size=whole_number("--batch_size", options.batch_size, 1, 1 << 16),
+        speculate=speculate,
+        compiled=options.compile,
+        batch_size=1 if speculate else whole_number("--batch_size", options.batch_size, 1, 1 << 16),
         precision=options.precision,
         device=options.device,
         out=out,
@@ -131,6 +140,23 @@ def _savings(options: Namespace) -> dict[str, Any]:
         )
         fields["halting"] = number("--exit-below", options.exit_below, wanted, 0, most)
     return fields
+
+
+def _speculate(text: str | None, change: Intervention | None, settings: Settings) -> int:
+    """The longest draft. Raises UserError where drafts cannot be verified, or have no use."""
+    if text is None:
+        return 0
+    length = whole_number("--speculate", text, 1, 1000)
+    if change is not None and change.kv_slots is not None:
+        raise UserError(
+            "--speculate goes without --kv-slots: what a draft took the slots of would be lost"
+        )
+    if change is not None and change.gates == SHUFFLED:
+        raise UserError("--speculate goes with a cache, which shuffled gates have none of")
+    loops = (change and change.loops) or settings.model.loops
+    if loops == 1 or set(settings.model.block_kinds) == {"wide"}:
+        raise UserError("--speculate drafts with one loop, and there is no more to verify with")
+    return length
 
 
 def _seed(text: str) -> int:

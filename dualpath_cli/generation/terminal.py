@@ -34,6 +34,9 @@ def summary(took: Took) -> str:
     if batches := len(took.first_seconds):
         mean = f" (mean of {batches:,} batches)" if batches > 1 else ""
         parts.append(f"first token after {sum(took.first_seconds) / batches:.2f} s{mean}")
+    if took.drafts.ids:
+        share = took.drafts.accepted / took.drafts.ids
+        parts.append(f"{share:.0%} of {took.drafts.ids:,} drafted tokens accepted")
     return ", ".join([*parts, f"cache {decimal(took.cache_bytes)}"])
 
 

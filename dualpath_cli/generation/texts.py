@@ -9,6 +9,7 @@ import torch
 from dualpath_cli.generation.decoder import Decoder
 from dualpath_cli.generation.request import Request
 from dualpath_cli.generation.sampler import Sampler
+from dualpath_cli.generation.speculation import Drafts, write_on_drafts
 from dualpath_cli.generation.writing import End, Limits, batches, write_on
 from dualpath_cli.seeds import seed_from
 
@@ -39,6 +40,8 @@ class Took:
     tokens: int = 0
     later_tokens: int = 0
     """Those after the first of each text."""
+    drafts: Drafts = field(default_factory=Drafts)
+    """Ids that were drafted, where any were."""
     cache_bytes: int = 0
     """Keys and values of the largest batch."""
 
@@ -76,9 +79,15 @@ def write(
         decoder.begin(capacity=limits.positions([lengths[row] for row in rows]))
         generators = [_generator(wanted.seed, text) for text in batch]
         start = last = time.perf_counter()
-        for piece in write_on(
-            decoder.next_logits, prompts, sampler, generators, token_values, limits
-        ):
+        pieces = (
+            write_on_drafts(
+                decoder, prompts[0], sampler, generators[0], token_values, limits,
+                wanted.speculate, took.drafts,
+            )
+            if wanted.speculate
+            else write_on(decoder.next_logits, prompts, sampler, generators, token_values, limits)
+        )  # fmt: skip
+        for piece in pieces:
             now, text = time.perf_counter(), batch[piece.row]
             if start == last:
                 took.first_seconds.append(now - start)

@@ -78,13 +78,13 @@ def write_on(
             if row not in going:
                 continue
             new, read = len(texts[row]) - len(prompts[row]), len(texts[row]) - 1
-            piece, end = _step(streams[row], id, new, read, limits)
+            piece, end = step(streams[row], id, new, read, limits)
             if end is not None:
                 going.remove(row)
             yield Piece(row, id, piece, end)
 
 
-def _step(
+def step(
     stream: TextStream, id: int, new: int, read: int, limits: Limits
 ) -> tuple[str, End | None]:
     """What an id adds to a text that has `new` ids now, and why that ends, if it does."""

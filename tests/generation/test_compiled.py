@@ -1,0 +1,60 @@
+"""What is compiled, in static shapes, writes what the model itself writes."""
+
+import pytest
+import torch
+
+from dualpath_cli.generation.decoder import ROOM, Decoder
+from dualpath_cli.generation.speculation import DRAFT
+from dualpath_cli.intervention import Intervention
+from tests.model.reference import difference, random_tokens
+from tests.model.small_models import OUTPUTS, small, with_weights
+
+CHANGES = [None, Intervention(kv_slots=1), Intervention(halting=0.6, skip=0.6)]
+
+
+@pytest.fixture
+def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiles to graphs that run operation by operation: their kernels take a minute."""
+    compile_ = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "compile",
+        lambda self, **o: compile_(self, **{**o, "backend": "aot_eager"}),
+    )
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change and change.name)
+@pytest.mark.usefixtures("graphs_alone")
+def test_logits_are_the_same(change: Intervention | None) -> None:
+    """Of a prompt that is padded, of tokens after it, of a draft, and of several at once."""
+    check(change, drafts=change is None)
+
+
+def test_so_they_are_with_kernels() -> None:
+    check(None, drafts=False)
+
+
+def check(change: Intervention | None, drafts: bool) -> None:
+    config = small(n_layers=1, loops=2)
+    tokens = random_tokens(config, batch=2, length=9)
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    mask[0, :2] = False
+    decoders = [
+        Decoder(with_weights(config), change, compiled=compiled, draft=DRAFT)
+        for compiled in (False, True)
+    ]
+
+    def logits(decoder: Decoder) -> list[torch.Tensor]:
+        decoder.begin(12)
+        found = [decoder.logits(tokens[:, :5], mask[:, :5])[mask[:, :5]]]
+        found += [decoder.logits(tokens[:, at : at + 1]) for at in (5, 6)]
+        if drafts:
+            found.append(decoder.logits(tokens[:, 7:8], drafting=True))
+            decoder.rewind(7)
+            found.append(decoder.logits(tokens[:, 7:]))
+        return found
+
+    eager, compiled = map(logits, decoders)
+    for own, other in zip(compiled, eager, strict=True):
+        assert difference(own, other) <= OUTPUTS
+    assert decoders[1].cache_bytes == decoders[0].cache_bytes * ROOM / 12
