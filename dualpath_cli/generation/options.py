@@ -1,5 +1,6 @@
 """The words of `dualpath generate`; `request` says what they mean."""
 
+from argparse import SUPPRESS
 from typing import Any, get_args
 
 from dualpath_cli.generation.overrides import OVERRIDES_HELP
@@ -61,21 +62,23 @@ def _add_sampling(group: Any) -> None:
 
 def _add_savings(group: Any) -> None:
     text = "Keep N keys and values of a deep path's steps: step k writes slot k mod N."
-    group.add_argument("--kv-slots", "--kv_slots", metavar="N", help=text)
+    group.add_argument("--kv-slots", metavar="N", help=text)
     text = "End a token's loop when this is left of its step weights, or of what --exit-on names."
-    group.add_argument("--exit-below", "--exit_below", metavar="X", help=text)
+    group.add_argument("--exit-below", metavar="X", help=text)
     text = (
         f"{', '.join(get_args(Criterion))}: the weight of the steps to come (default), how far a "
         "step moved the state, or the entropy of what it would say."
     )
-    group.add_argument("--exit-on", "--exit_on", metavar="WHAT", help=text)
+    group.add_argument("--exit-on", metavar="WHAT", help=text)
     text = "Leave a path of a dual block out for tokens whose gate is below this."
-    group.add_argument("--skip-below", "--skip_below", metavar="X", help=text)
+    group.add_argument("--skip-below", metavar="X", help=text)
     text = (
         "Draft up to N tokens with one loop, then verify them with all loops at once: the texts "
         "are distributed as without. One text at a time."
     )
     group.add_argument("--speculate", metavar="N", help=text)
+    for name in ("kv_slots", "exit_below", "exit_on", "skip_below"):
+        group.add_argument(f"--{name}", help=SUPPRESS)  # as all other options are spelt
 
 
 def _add_settings(group: Any) -> None:

@@ -140,7 +140,7 @@ def test_a_long_prompt_loses_its_beginning_where_that_is_asked_for(
 @pytest.mark.parametrize(
     "words",
     [("--loops", 1), ("--intervention", "gates=0,1"), ("--exit-below", 0.9),
-     ("--exit-below", 0.9, "--exit-on", "change"), ("--kv-slots", 1), ("--skip-below", 0.6),
+     ("--exit-below", 0.9, "--exit-on", "change"), ("--kv_slots", 1), ("--skip-below", 0.6),
      ("--precision", "bfloat16"), ("--intervention", "gates=shuffled")],
     ids=str,
 )  # fmt: skip

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.errors import RunFailed
@@ -43,6 +43,7 @@ OPTIONS = st.fixed_dictionaries(
 
 @settings(max_examples=60)
 @given(options=OPTIONS, seed=st.integers(0, 99))
+@example(options={"top_p": 1e-9}, seed=0)  # less than rounding: the likeliest stays
 def test_probabilities_are_those_that_transformers_draws_from(
     gpt2: Any, options: dict[str, Any], seed: int
 ) -> None:
