@@ -4,9 +4,9 @@ python -m benchmarks.gpu PART [PART...] --out FOLDER
 python -m benchmarks.gpu all --rehearse --out FOLDER       # every part, tiny, on a CPU
 python -m benchmarks.gpu tables --out FOLDER               # results into docs/benchmarks/gpu.md
 
-Parts, the most important first: correct, ceilings, step, attention, models, memory, switches,
-profile. Needs torch alone. Results are written after each cell; a later call with the same folder
-goes on with those that are missing.
+Parts, the most important first: correct, ceilings, step, attention, models, memory, decode,
+switches, profile. Needs torch alone, decode transformers as well. Results are written after each
+cell; a later call with the same folder goes on with those that are missing.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import attention, ceilings, correct, memory, step, switches, traced
+from benchmarks.gpu import attention, ceilings, correct, decode, memory, step, switches, traced
 from benchmarks.gpu.parts import Bench, Cell, Part
 from benchmarks.gpu.results import ROOT, Results, Row, describe_machine, rows_of
 from benchmarks.gpu.sizes import REHEARSAL, Sizes
@@ -35,7 +35,7 @@ def all_parts(out: Path) -> list[Part]:
     """The programme, most important first; what is not JSON goes to a folder, too."""
     return [
         correct.PART, ceilings.PART, step.STEP, attention.PART, step.MODELS, memory.PART,
-        switches.PART, traced.part(out),
+        decode.PART, switches.PART, traced.part(out),
     ]  # fmt: skip
 
 

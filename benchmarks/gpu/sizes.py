@@ -39,6 +39,12 @@ class Sizes:
     """Tokens of the sequences that results are compared on."""
     check_width: int = 256
     """Model width there; heads have 64 channels, as in the paper."""
+    contexts: tuple[int, ...] = (512, 4096)
+    """Tokens that decoding goes on from."""
+    decoded_batches: tuple[int, ...] = (1, 32)
+    """Sequences that are decoded together."""
+    decoded: int = 32
+    """Tokens of each that are decoded in a round."""
     memory_limit: float = 80e9
     """Bytes that a configuration may use to count as fitting."""
     compiler: Literal["inductor", "aot_eager", "eager"] = "inductor"
@@ -73,6 +79,7 @@ class Sizes:
 REHEARSAL = Sizes(
     seq_len=128, micro_batches=(1, 2), micro_batch=2, accumulate=2, repeats=2, kernel_repeats=2,
     warm_up=1, rounds=2, matmul=128, copy_bytes=2**20, check_len=16, check_width=32,
+    contexts=(16,), decoded_batches=(2,), decoded=2,
     compiler="aot_eager", tiny=True,
 )  # fmt: skip
 """Everything once or twice, as small as it can be."""

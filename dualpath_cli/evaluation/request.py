@@ -179,6 +179,11 @@ def _check_intervention(request: Request) -> None:
             raise UserError("--hf goes without --loops and --intervention: its code decides")
         if problem := change.problem(subject.settings.model):
             raise UserError(f"{change.name}: {problem} ({subject.path})")
+    if change.halting_by == "entropy":
+        raise UserError(
+            f"{change.name}: logits are made where they are scored, not in every step; "
+            "halt by mass or by change, or score texts with ablate --suite post-hoc"
+        )
     if change.gates == SHUFFLED and request.cache != "none":
         writing = [name for name in request.tasks if BENCHMARKS[name].kind == "writing"]
         if writing:

@@ -339,6 +339,7 @@ def test_a_mean_needs_all_of_its_benchmarks() -> None:
         ("--ckpt_path RUN --out o --intervention gates=1", "such as gates=1,0"),
         ("--ckpt_path RUN --out o --intervention gates=1,3", "each from 0 to 1"),
         ("--ckpt_path RUN --out o --intervention halting=x:change", "or halting=0.1:change"),
+        ("--ckpt_path RUN --out o --intervention halting=2:entropy", "not in every step"),
         ("--ckpt_path RUN --out o --intervention skip=2", "skip must be a number from 0 to 1"),
         ("--ckpt_path RUN --out o --intervention kv_slots=1", "keys are gates, halting, skip"),
         ("--ckpt_path RUN --out o --intervention layers=9 gates=1,0", "has no layer 9"),

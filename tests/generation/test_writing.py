@@ -10,7 +10,9 @@ from dualpath_cli.generation.sampler import Sampler
 from dualpath_cli.generation.sampling import Sampling
 from dualpath_cli.generation.writing import Limits, Piece, write_on
 from dualpath_cli.intervention import Intervention
+from dualpath_cli.model import DualPathLM
 from tests.model import reference
+from tests.model.reference import random_tokens
 from tests.model.small_models import ALL_KINDS, small, with_weights
 
 CONFIG = small(**ALL_KINDS)
@@ -155,3 +157,18 @@ def test_what_was_held_back_for_a_stop_is_written_where_it_does_not_come():
 def test_the_batch_ends_with_its_last_text():
     texts, passes = script("a.bcdef", "abc.def", stops=(".",))
     assert (texts, passes) == ([("a", "stop"), ("abc", "stop")], 4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rounded_weights_give_what_autocast_gives(tied: bool) -> None:
+    """Bit for bit, in half the memory; the embedding, the router and the gates stay as they are."""
+    config = small(**ALL_KINDS, tie_embeddings=tied)
+    tokens = random_tokens(config, batch=2, length=6)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        wanted = DualPathLM(config, seed=0)(tokens)
+    model = DualPathLM(config, seed=0)
+    assert torch.equal(Decoder(model, autocast=torch.bfloat16).logits(tokens), wanted)
+    types = {name: weight.dtype for name, weight in model.named_parameters()}
+    assert types["blocks.0.deep.sublayer.ffn.up_proj.weight"] == torch.bfloat16
+    kept = ("embed.weight", "blocks.0.gate.proj.weight", "blocks.0.deep.router.weight")
+    assert {types[name] for name in kept} == {torch.float32}

@@ -1,0 +1,98 @@
+"""Decoding with random weights: ours, and the Llama of transformers.
+
+Shapes: B sequences, T tokens of a prompt.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.baselines import Shape, llama_width
+from benchmarks.generate.turns import Timed, clock
+from dualpath_cli.flops.count import passes
+from dualpath_cli.generation.decoder import Decoder
+from dualpath_cli.model import DualPathLM
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is decoded."""
+
+    context: int
+    """Tokens before, of each sequence."""
+    batch: int
+    tokens: int
+    """Decoded after them, of each sequence."""
+    autocast: torch.dtype | None = None
+    """Type of weights and matrix products where it is not float32."""
+
+
+def ours(decoder: Decoder, vocab_size: int, work: Work) -> Timed:
+    """Decodes after a context of random ids."""
+    prompt_BT = _prompt(vocab_size, work)
+
+    def run() -> float:
+        decoder.begin(work.context + work.tokens)
+        ids_B1 = decoder.logits(prompt_BT, last=1).argmax(-1)
+        start = clock(decoder.device)
+        for _ in range(work.tokens):
+            ids_B1 = decoder.logits(ids_B1, last=1).argmax(-1)
+        return clock(decoder.device) - start
+
+    return run
+
+
+def llama(
+    shape: Shape, n_layers: int, flops: float, device: torch.device, work: Work
+) -> tuple[Timed, int]:
+    """The same with transformers' Llama and its own cache, and the bytes it reads at least."""
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.d_model,
+            intermediate_size=llama_width(shape, n_layers, flops),
+            num_hidden_layers=n_layers,
+            num_attention_heads=shape.n_heads,
+            num_key_value_heads=shape.n_heads,
+            max_position_embeddings=work.context + work.tokens,
+            tie_word_embeddings=False,
+            attn_implementation="sdpa",
+        )
+    )
+    model = model.to(device, work.autocast).eval()
+    prompt_BT = _prompt(shape.vocab_size, work).to(device)
+
+    @torch.no_grad()
+    def run() -> float:
+        past = DynamicCache()
+        ids_B1 = model(prompt_BT, past_key_values=past, logits_to_keep=1).logits.argmax(-1)
+        start = clock(device)
+        for _ in range(work.tokens):
+            ids_B1 = model(ids_B1, past_key_values=past, logits_to_keep=1).logits.argmax(-1)
+        return clock(device) - start
+
+    embedding = model.get_input_embeddings().weight
+    weights = sum(p.nbytes for p in model.parameters()) - embedding.nbytes
+    kept = 2 * n_layers * shape.d_model * embedding.itemsize
+    return run, weights + work.batch * work.context * kept
+
+
+def least_bytes(model: DualPathLM, work: Work) -> int:
+    """Bytes that one token of each sequence makes a device read at least.
+
+    Every weight but the embedding once, however often a loop takes it, and the keys and values of
+    the context in all steps.
+    """
+    config = model.config
+    weights = sum(p.nbytes for p in model.parameters()) - model.embed.weight.nbytes
+    slots = sum(passes(kind, config.loops) for kind in config.block_kinds)
+    size = (work.autocast or model.embed.weight.dtype).itemsize
+    kept = 2 * config.n_kv_heads * config.head_dim * size
+    return weights + work.batch * work.context * slots * kept
+
+
+def _prompt(vocab_size: int, work: Work) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(0)
+    return torch.randint(vocab_size, (work.batch, work.context), generator=rng)
