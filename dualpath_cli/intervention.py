@@ -13,7 +13,7 @@ LEARNED = "learned"
 Criterion = Literal["mass", "change", "entropy"]
 """What a token's loop is ended by: the mass that remains for later steps; how far the last step
 moved the state, ``||h_k - h_{k-1}|| / ||h_{k-1}||``; or the entropy, in nats, of what the model
-would say if its last layer ended with h_k."""
+would say if its last layer ended with h_k, over all rows of its vocabulary."""
 SHUFFLED: Literal["shuffled"] = "shuffled"
 
 
@@ -71,6 +71,10 @@ class Intervention:
             raise ValueError(f"skip must be a number from 0 to 1, not {self.skip!r}")
         if self.kv_slots is not None and (type(self.kv_slots) is not int or self.kv_slots < 1):
             raise ValueError(f"kv_slots must be a whole number from 1 on, not {self.kv_slots!r}")
+        if self.kv_slots is not None and self.gates == SHUFFLED:
+            raise ValueError(
+                "kv_slots goes with gates that are not shuffled: these need the whole text"
+            )
         if type(self.seed) is not int or self.seed < 0:
             raise ValueError(f"seed must be a whole number from 0 on, not {self.seed!r}")
         if self.halting is not None and not self._is_threshold(self.halting):

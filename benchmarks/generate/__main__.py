@@ -19,7 +19,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu or cuda.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", help="JSON file for all timings.")
     kinds = parser.add_subparsers(required=True)
     for part in (speed, savings):
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         part.add_arguments(own)
         own.set_defaults(run=part.run)
     given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(1)  # seconds of the process would count each
     torch.manual_seed(0)
     given.run(given)
 

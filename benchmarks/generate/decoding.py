@@ -9,8 +9,10 @@ import torch
 
 from benchmarks.baselines import Shape, llama_width
 from benchmarks.generate.turns import Timed, clock
+from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import passes
-from dualpath_cli.generation.decoder import Decoder
+from dualpath_cli.generation.decoder import ROOM, Decoder
+from dualpath_cli.generation.loading import round_weights
 from dualpath_cli.model import DualPathLM
 
 
@@ -25,6 +27,14 @@ class Work:
     """Decoded after them, of each sequence."""
     autocast: torch.dtype | None = None
     """Type of weights and matrix products where it is not float32."""
+
+
+def decoder_of(config: ModelConfig, device: torch.device, work: Work, compiled: bool) -> Decoder:
+    """Of a model with random weights."""
+    model = DualPathLM(config, seed=0).to(device).requires_grad_(False)
+    if work.autocast is not None:
+        round_weights(model, work.autocast)
+    return Decoder(model, autocast=work.autocast, compiled=compiled)
 
 
 def ours(decoder: Decoder, vocab_size: int, work: Work) -> Timed:
@@ -43,34 +53,40 @@ def ours(decoder: Decoder, vocab_size: int, work: Work) -> Timed:
 
 
 def llama(
-    shape: Shape, n_layers: int, flops: float, device: torch.device, work: Work
+    shape: Shape, n_layers: int, flops: float, device: torch.device, work: Work, compiled: bool
 ) -> tuple[Timed, int]:
-    """The same with transformers' Llama and its own cache, and the bytes it reads at least."""
-    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+    """The same with transformers' Llama and its own cache, and the bytes it reads at least.
 
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.d_model,
-            intermediate_size=llama_width(shape, n_layers, flops),
-            num_hidden_layers=n_layers,
-            num_attention_heads=shape.n_heads,
-            num_key_value_heads=shape.n_heads,
-            max_position_embeddings=work.context + work.tokens,
-            tie_word_embeddings=False,
-            attn_implementation="sdpa",
-        )
+    Compiled it is a graph of static shapes over a cache of fixed size, as ours is.
+    """
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+    config = LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.d_model,
+        intermediate_size=llama_width(shape, n_layers, flops),
+        num_hidden_layers=n_layers,
+        num_attention_heads=shape.n_heads,
+        num_key_value_heads=shape.n_heads,
+        max_position_embeddings=work.context + work.tokens,
+        tie_word_embeddings=False,
+        attn_implementation="sdpa",
     )
-    model = model.to(device, work.autocast).eval()
+    model = LlamaForCausalLM(config).to(device, work.autocast).eval()
     prompt_BT = _prompt(shape.vocab_size, work).to(device)
+    read_on = model
+    if compiled:
+        mode = "reduce-overhead" if device.type == "cuda" else None
+        read_on = torch.compile(model, dynamic=False, mode=mode)
+    room = -(-(work.context + work.tokens) // ROOM) * ROOM
 
     @torch.no_grad()
     def run() -> float:
-        past = DynamicCache()
+        past = StaticCache(config=config, max_cache_len=room) if compiled else DynamicCache()
         ids_B1 = model(prompt_BT, past_key_values=past, logits_to_keep=1).logits.argmax(-1)
         start = clock(device)
         for _ in range(work.tokens):
-            ids_B1 = model(ids_B1, past_key_values=past, logits_to_keep=1).logits.argmax(-1)
+            ids_B1 = read_on(ids_B1, past_key_values=past, logits_to_keep=1).logits.argmax(-1)
         return clock(device) - start
 
     embedding = model.get_input_embeddings().weight

@@ -8,16 +8,14 @@ from typing import Any
 import torch
 
 from benchmarks.baselines import Shape
-from benchmarks.generate.decoding import Work, least_bytes, llama, ours
+from benchmarks.generate.decoding import Work, decoder_of, least_bytes, llama, ours
 from benchmarks.generate.turns import bandwidth, in_turns
 from benchmarks.results import spread, write
 from benchmarks.tables import show
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import training_flops_per_token
-from dualpath_cli.generation.decoder import Decoder
 from dualpath_cli.generation.loading import autocast_of
 from dualpath_cli.generation.values import PRECISIONS
-from dualpath_cli.model import DualPathLM
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,21 +70,18 @@ def _records(
     flops = training_flops_per_token(config)
     for context in given.contexts:
         for batch in given.batches:
-            model = DualPathLM(config, seed=0).to(device)
             work = Work(context, batch, given.tokens, autocast_of(given.precision))
-            decoder = Decoder(model, autocast=work.autocast)
-            variants = {"dual K4": ours(decoder, config.vocab_size, work)}
-            if not given.eager:
-                again = DualPathLM(config, seed=0).to(device)
-                decoder = Decoder(again, autocast=work.autocast, compiled=True)
-                variants["dual K4, compiled"] = ours(decoder, config.vocab_size, work)
-            other, read = llama(shape, given.n_layers, flops, device, work)
-            variants["Llama"] = other
+            variants, bytes_ = {}, {}
+            for how in ("eager",) if given.eager else ("eager", "compiled"):
+                decoder = decoder_of(config, device, work, how == "compiled")
+                variants[f"dual K4, {how}"] = ours(decoder, config.vocab_size, work)
+                bytes_[f"dual K4, {how}"] = least_bytes(decoder.model, work)
+                other = llama(shape, given.n_layers, flops, device, work, how == "compiled")
+                variants[f"Llama, {how}"], bytes_[f"Llama, {how}"] = other
             seconds = in_turns(variants, given.rounds)
             for name, times in seconds.items():
-                bytes_ = read if name == "Llama" else least_bytes(model, work)
                 yield {
                     "context": context, "batch": batch, "name": name, "seconds": times,
-                    "llama_seconds": seconds["Llama"],
-                    "floor_seconds": bytes_ * given.tokens / bytes_a_second,
+                    "llama_seconds": seconds[f"Llama, {name.rpartition(' ')[2]}"],
+                    "floor_seconds": bytes_[name] * given.tokens / bytes_a_second,
                 }  # fmt: skip

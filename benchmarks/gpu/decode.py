@@ -10,16 +10,15 @@ from statistics import median
 import torch
 
 from benchmarks.baselines import Shape
-from benchmarks.generate.decoding import Work, least_bytes, llama, ours
+from benchmarks.generate.decoding import Work, decoder_of, least_bytes, llama, ours
 from benchmarks.generate.turns import in_turns
 from benchmarks.gpu.parts import Bench, Cell, Part, number
 from benchmarks.gpu.results import Row
 from benchmarks.gpu.sizes import MAIN
 from dualpath_cli.flops.count import training_flops_per_token
-from dualpath_cli.generation.decoder import Decoder
-from dualpath_cli.model import DualPathLM
 
-VARIANTS = ("eager", "compiled", "Llama")
+HOW = ("eager", "compiled")
+VARIANTS = (*HOW, *(f"Llama, {how}" for how in HOW))
 
 
 def cells(bench: Bench) -> list[Cell]:
@@ -38,29 +37,23 @@ def rows(bench: Bench, title: str, work: Work) -> dict[str, Row]:
     """Decodes with each of VARIANTS."""
     config, device = bench.sizes.model(MAIN), bench.device
     copies = bench.ceilings["copy_bytes"]
-
-    def decoder(compiled: bool) -> Decoder:
-        model = DualPathLM(config, seed=0).to(device)
-        return Decoder(model, autocast=work.autocast, compiled=compiled)
-
     shape = Shape(config.d_model, config.n_heads, config.max_seq_len, config.vocab_size)
     flops = training_flops_per_token(config)
-    other, read = llama(shape, config.n_layers, flops, device, work)
-    eager = decoder(compiled=False)
-    bytes_ = {"eager": least_bytes(eager.model, work), "Llama": read}
-    variants = {
-        "eager": ours(eager, config.vocab_size, work),
-        "compiled": ours(decoder(compiled=True), config.vocab_size, work),
-        "Llama": other,
-    }
+    variants, bytes_ = {}, {}
+    for how in HOW:
+        decoder = decoder_of(config, device, work, how == "compiled")
+        variants[how] = ours(decoder, config.vocab_size, work)
+        bytes_[how] = least_bytes(decoder.model, work)
+        other = llama(shape, config.n_layers, flops, device, work, how == "compiled")
+        variants[f"Llama, {how}"], bytes_[f"Llama, {how}"] = other
     seconds = in_turns(variants, bench.sizes.rounds)
     return {
         f"{title}: {name}": {
             "tokens_per_second": work.batch * work.tokens / median(times),
             "beside_llama": median(
-                b / a for a, b in zip(times, seconds["Llama"], strict=True)
+                b / a for a, b in zip(times, seconds[f"Llama, {name.split()[-1]}"], strict=True)
             ),
-            "of_floor": bytes_.get(name, bytes_["eager"]) * work.tokens / copies / median(times),
+            "of_floor": bytes_[name] * work.tokens / copies / median(times),
             "seconds": times,
         }
         for name, times in seconds.items()
@@ -72,7 +65,7 @@ PART = Part(
     MAIN,
     (
         number("tokens/s", "tokens_per_second"),
-        number("Llama of equal FLOPs = 1", "beside_llama", "{:.2f}"),
+        number("Llama of equal FLOPs, run alike = 1", "beside_llama", "{:.2f}"),
         number("of the bandwidth floor", "of_floor", "{:.2f}"),
     ),
     cells,

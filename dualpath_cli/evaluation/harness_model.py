@@ -55,6 +55,10 @@ class HarnessModel(TemplateLM):
         values are kept: of what a batch begins with, and in writing of all that went before.
         """
         super().__init__()
+        if intervention is not None and intervention.halting_by == "entropy":
+            raise ValueError(
+                "halting by entropy needs the head, which is taken from the model here"
+            )
         self._head_VD = model.head.weight.detach()[: tokenizer.vocab_size].float()
         model.head = nn.Identity()  # type: ignore[assignment] # logits are made where they count
         self._model = model.eval().requires_grad_(False)
@@ -105,13 +109,16 @@ class HarnessModel(TemplateLM):
         for rows in batches([len(prompt) for prompt in prompts], self._batch_size):
             options = requests[rows[0]].args[1]
             most = options["max_gen_toks"]
+            decoder = Decoder(self._model, self._intervention, self._autocast, self._cached)
+            decoder.begin(self._window)
             pieces = write_on(
-                self._writer(),
+                self._next_logits_of(decoder),
                 [prompts[row][-(self._window - most) :] for row in rows],
                 Sampler(Sampling(greedy=True), self._tokenizer.vocab_size),
                 [torch.Generator()] * len(rows),
                 self._tokenizer.token_values(),
                 Limits(most, self._window, self.eot_token_id, tuple(options["until"])),
+                decoder.select,
             )
             for piece in pieces:
                 texts[rows[piece.row]] += piece.text
@@ -158,7 +165,7 @@ class HarnessModel(TemplateLM):
         shared = shared_beginning(sequences) if self._cached and len(sequences) > 1 else 0
         if shared < LEAST_SHARED:
             return self._forward(ids_BT, mask_BT)
-        cache = Cache(self._model.config)
+        cache = Cache(self._model.config, capacity=longest)
         x_1TD = self._forward(ids_BT[:1, :shared], mask_BT[:1, :shared], cache=cache)
         cache.repeat(len(sequences))
         x_BTD = self._forward(ids_BT[:, shared:], mask_BT[:, shared:], cache=cache)
@@ -173,9 +180,8 @@ class HarnessModel(TemplateLM):
             x_BTD: torch.Tensor = self._model(ids_BT.to(self.device), **options)
         return x_BTD
 
-    def _writer(self) -> NextLogits:
-        """The model as it goes on from prompts; its head gives states, of which logits are made."""
-        decoder = Decoder(self._model, self._intervention, self._autocast, self._cached)
+    def _next_logits_of(self, decoder: Decoder) -> NextLogits:
+        """The model's head gives states, of which logits are made."""
         return lambda ids_BT, mask_BT: self._logits(decoder.next_logits(ids_BT, mask_BT))
 
     def _logits(self, x_ND: torch.Tensor) -> torch.Tensor:

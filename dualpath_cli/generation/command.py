@@ -6,6 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dualpath_cli.errors import RunFailed
 from dualpath_cli.generation import request
 from dualpath_cli.generation.request import Request
 from dualpath_cli.output.atomic import write_text
@@ -23,13 +24,18 @@ def run(options: Namespace) -> str:
     """
     wanted = request.read(options)
     from dualpath_cli.generation.decoder import Decoder
-    from dualpath_cli.generation.loading import autocast_of, device_of, load_model
+    from dualpath_cli.generation.loading import autocast_of, device_of, load_model, round_weights
     from dualpath_cli.generation.speculation import DRAFT
 
     device = device_of(wanted.device)
-    model = load_model(wanted.run, wanted.settings.model, device)
+    model, autocast = (
+        load_model(wanted.run, wanted.settings.model, device),
+        autocast_of(wanted.precision),
+    )
+    if autocast is not None:
+        round_weights(model, autocast)
     decoder = Decoder(
-        model, wanted.intervention, autocast_of(wanted.precision), compiled=wanted.compiled,
+        model, wanted.intervention, autocast, compiled=wanted.compiled,
         draft=DRAFT if wanted.speculate else None,
     )  # fmt: skip
     if wanted.out is None:
@@ -77,12 +83,12 @@ def _to_file(wanted: Request, decoder: "Decoder", out: Path) -> None:
         with Progress(plain_console(), "writing", counted("texts"), len(texts)) as progress:
             for text, _ in write(wanted, decoder, texts, took):
                 progress.advance(text.end is not None, status=f"{took.tokens:,} tokens")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RunFailed) as end:
         ended = [text for text in texts if text.end is not None]
         kept = out.with_name(f"{out.name}.interrupted")
         write_text(kept, _lines(wanted, ended))
         said = f"{len(ended):,} of {len(texts):,} texts are in '{kept}'"
-        raise KeyboardInterrupt(said) from None
+        raise type(end)(f"{end}; {said}" if str(end) else said) from None
     write_text(out, _lines(wanted, texts))
     print(summary(took), file=sys.stderr)
 

@@ -15,7 +15,7 @@ def compile_for_decoding(model: DualPathLM, intervention: Intervention | None) -
 
     Blocks as a whole where every token takes the same way. Where tokens leave out steps and paths,
     who goes on is known only as they come: then sublayers, and the way through them is Python's. On
-    a GPU each becomes a CUDA graph.
+    a GPU they are meant to become CUDA graphs; that was not run.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
     mode = "reduce-overhead" if model.embed.weight.device.type == "cuda" else None

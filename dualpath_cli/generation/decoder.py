@@ -3,10 +3,10 @@
 Shapes: B sequences, T new positions, V rows of the vocabulary.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import nn
 
 from dualpath_cli.generation.compiled import compile_for_decoding
 from dualpath_cli.intervention import SHUFFLED, Intervention
@@ -30,8 +30,7 @@ class Decoder:
         compiled: bool = False,
         draft: Intervention | None = None,
     ) -> None:
-        """`autocast` is the type of matrix products, None that of the weights. Their weights are
-        kept in it from now on: in half the memory, and what autocast would round in every pass.
+        """`autocast` is the type of matrix products, None that of the weights.
 
         Unless `cached`, and under shuffled gates, which need the whole text, all is read again in
         every pass. What follows a prompt is read in static shapes by a model that is `compiled`,
@@ -44,8 +43,7 @@ class Decoder:
         self._cached = cached and not shuffled
         self._compiled = compiled and self._cached
         self._draft = draft
-        if autocast is not None:
-            round_weights(model, autocast)
+        self._cache: Cache | None = None
         if self._compiled:
             compile_for_decoding(model, intervention)
         self.begin()
@@ -72,16 +70,26 @@ class Decoder:
         no more of them.
         """
         self._past: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._cache = None
-        if self._cached:
-            room = -(-capacity // ROOM) * ROOM if self._compiled else capacity
-            static = self.device if self._compiled else None
-            self._cache = Cache(self.model.config, room, static, self._draft)
+        if not self._cached:
+            return
+        if not self._compiled:
+            self._cache = Cache(self.model.config, capacity, draft=self._draft)
+        elif self._cache is not None and capacity <= self._cache.capacity:
+            self._cache.rewind(0)  # what is compiled goes on with the same memory
+        else:
+            room = -(-capacity // ROOM) * ROOM
+            self._cache = Cache(self.model.config, room, self.device, self._draft)
 
     def rewind(self, length: int) -> None:
         """Forgets what was read after the first `length` positions."""
         assert self._cache is not None
         self._cache.rewind(length)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Goes on with these sequences of the batch alone."""
+        if self._cache is not None:
+            self._cache.select(rows)
+        self._past = [(ids_BT[rows], mask_BT[rows]) for ids_BT, mask_BT in self._past]
 
     def next_logits(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
         """Reads on, and returns what the head gives for the position after the last, (B, V).
@@ -126,14 +134,3 @@ class Decoder:
     def _precision(self) -> AbstractContextManager[object]:
         enabled = self._autocast is not None
         return torch.autocast(self.device.type, self._autocast, enabled=enabled)
-
-
-def round_weights(model: DualPathLM, dtype: torch.dtype) -> None:
-    """Keeps the weights of those matrix products that go by autocast in its type, for good.
-
-    A head that is the embedding as well stays: the stream begins with it.
-    """
-    for module in model.modules():
-        tied = model.config.tie_embeddings and module is model.head
-        if type(module) is nn.Linear and not tied:
-            module.to(dtype)

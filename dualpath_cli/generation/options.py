@@ -85,7 +85,7 @@ def _add_settings(group: Any) -> None:
     group.add_argument("--loops", metavar="K", help="Forced loops of every deep path.")
     add_list_option(group, "--intervention", "KEY=VALUE", OVERRIDES_HELP)
     text = f"Texts that are written together (default {BATCH_SIZE})."
-    group.add_argument("--batch_size", metavar="N", default=str(BATCH_SIZE), help=text)
+    group.add_argument("--batch_size", metavar="N", help=text)
     group.add_argument(
         "--precision", metavar="TYPE", default=PRECISIONS[0], help=PRECISION_HELP
     )  # fmt: skip

@@ -1,11 +1,11 @@
 """What is done to a model as it answers, from the words `--loops` and `--intervention`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.generation.values import whole_number
-from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.intervention import SHUFFLED, Criterion, Intervention
 
 OVERRIDES_HELP = (
     "Other overrides: gates=1,0, gates=shuffled, halting=0.1, halting=0.1:change, skip=0.1, "
@@ -36,7 +36,9 @@ def intervention_of(
         except ValueError:
             raise UserError(f"--intervention '{word}': such as {_EXAMPLES[key]}") from None
         if not fields.keys().isdisjoint(read):
-            raise UserError(f"--intervention '{word}': {key} is given twice")
+            raise UserError(
+                f"--intervention '{word}': {key} is given already, or by its own option"
+            )
         fields |= read
     try:
         return Intervention(**fields) if fields else None
@@ -53,6 +55,8 @@ def _gates(text: str) -> dict[str, Any]:
 
 def _halting(text: str) -> dict[str, Any]:
     threshold, colon, criterion = text.partition(":")
+    if colon and criterion not in get_args(Criterion):
+        raise ValueError(criterion)
     return {"halting": float(threshold)} | ({"halting_by": criterion} if colon else {})
 
 

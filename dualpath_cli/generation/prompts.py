@@ -65,6 +65,8 @@ def _valid(text: str, place: str) -> Prompt:
 
 def _of_file(path: Path, taken: Sequence[str]) -> Iterator[Prompt]:
     if path.is_dir() or not path.exists():
+        if path.is_dir():
+            raise UserError(f"--file '{path}' is a folder; give a file, or - for stdin")
         others = path.parent.iterdir() if path.parent.is_dir() else ()
         near = did_you_mean(path.name, (other.name for other in others))
         raise UserError(f"--file '{path}' is no file{near or '; give one, or - for stdin'}")

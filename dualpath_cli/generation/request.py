@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from dualpath_cli import run_file, run_folder
 from dualpath_cli.errors import UserError
+from dualpath_cli.generation.options import BATCH_SIZE
 from dualpath_cli.generation.overrides import intervention_of
 from dualpath_cli.generation.prompts import Prompt, read_prompts
 from dualpath_cli.generation.sampling import Sampling
@@ -75,6 +76,11 @@ def read(options: Namespace) -> Request:
     settings = settings_from(run_folder.read_recipe(run.folder))
     if change is not None and (problem := change.problem(settings.model)):
         raise UserError(f"{change.name}: {problem} ({options.ckpt_path})")
+    loops = (change and change.loops) or settings.model.loops
+    if change is not None and change.kv_slots is not None and change.kv_slots >= loops:
+        raise UserError(
+            f"--kv-slots {change.kv_slots} leaves nothing out of a loop of {loops} steps"
+        )
     if change is not None and change.gates == SHUFFLED and options.compile:
         raise UserError("--compile goes with a cache, which shuffled gates have none of")
     speculate = _speculate(options.speculate, change, settings)
@@ -87,7 +93,7 @@ def read(options: Namespace) -> Request:
         tokenizer=tokenizer,
         prompts=tuple(prompts),
         ids=tuple(ids_of(prompts, tokenizer, window, max_new_tokens, options.truncate)),
-        num_samples=whole_number("--num_samples", options.num_samples, 1, _MOST),
+        num_samples=_num_samples(options.num_samples, options.greedy),
         max_new_tokens=max_new_tokens,
         stops=tuple(options.stop),
         ignore_eot=options.ignore_eot,
@@ -96,7 +102,7 @@ def read(options: Namespace) -> Request:
         intervention=change,
         speculate=speculate,
         compiled=options.compile,
-        batch_size=1 if speculate else whole_number("--batch_size", options.batch_size, 1, 1 << 16),
+        batch_size=_batch_size(options.batch_size, speculate),
         precision=options.precision,
         device=options.device,
         out=out,
@@ -114,7 +120,7 @@ def _sampling(options: Namespace) -> Sampling:
         text = getattr(options, name)
         if text is not None:
             given[name] = number(f"--{name}", text, wanted, least, most)
-    if options.top_k is not None:
+    if options.top_k not in (None, "0"):  # as in transformers 0 is off
         given["top_k"] = whole_number("--top_k", options.top_k, 1, _MOST)
     useless = [name for name in given if name != "repetition_penalty"]
     if options.greedy and useless:
@@ -153,14 +159,34 @@ def _speculate(text: str | None, change: Intervention | None, settings: Settings
         )
     if change is not None and change.gates == SHUFFLED:
         raise UserError("--speculate goes with a cache, which shuffled gates have none of")
-    loops = (change and change.loops) or settings.model.loops
-    if loops == 1 or set(settings.model.block_kinds) == {"wide"}:
+    model = settings.model
+    deep = [n for n, kind in enumerate(model.block_kinds) if kind != "wide"]
+    forced = [change and change.within(layer) for layer in deep]
+    if all(((own and own.loops) or model.loops) == 1 for own in forced):
         raise UserError("--speculate drafts with one loop, and there is no more to verify with")
     return length
 
 
+def _num_samples(text: str, greedy: bool) -> int:
+    count = whole_number("--num_samples", text, 1, _MOST)
+    if greedy and count > 1:
+        raise UserError(
+            f"--greedy would write the same text {count:,} times; leave out one of both"
+        )
+    return count
+
+
+def _batch_size(text: str | None, speculate: int) -> int:
+    size = BATCH_SIZE if text is None else whole_number("--batch_size", text, 1, 1 << 16)
+    if speculate and text is not None and size > 1:
+        raise UserError(f"--batch_size {text}: --speculate writes one text at a time")
+    return 1 if speculate else size
+
+
 def _seed(text: str) -> int:
-    return 0 if text == "0" else whole_number("--seed", text, 1, 1 << 62)
+    if not text.isdecimal() or int(text) >= 1 << 62:
+        raise UserError(f"--seed must be a whole number from 0 on, not '{text:.60}'")
+    return int(text)
 
 
 def _out(text: str | None) -> Path | None:
@@ -171,7 +197,12 @@ def _out(text: str | None) -> Path | None:
         raise UserError(f"--out '{text}' must end in .jsonl: it gets a JSON object a line")
     if path.exists():
         raise UserError(f"--out '{text}' is there already; remove it, or give another name")
-    existing = next(place for place in path.parents if place.exists())
-    if not existing.is_dir():
-        raise UserError(f"--out '{text}': '{existing}' is a file; give another place")
+    probe = path.with_name(f"{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise UserError(f"--out '{text}' cannot be written: {reason}; give another place") from None
     return path

@@ -74,6 +74,7 @@ def draw_some(
     if decoder.length == 0 and len(text) > 1:
         decoder.logits(torch.tensor([text[:-1]]), last=1)
     read = len(text) - 1
+    length = length if read else 0  # with nothing read, there is nothing to come back to
     drafted, q_NV = _draft(decoder, text, sampler, generator, length)
     decoder.rewind(read)
     logits_NV = decoder.logits(torch.tensor([[text[-1], *drafted]]))[0]

@@ -85,7 +85,10 @@ def write(
                 wanted.speculate, took.drafts,
             )
             if wanted.speculate
-            else write_on(decoder.next_logits, prompts, sampler, generators, token_values, limits)
+            else write_on(
+                decoder.next_logits, prompts, sampler, generators, token_values, limits,
+                None if wanted.compiled else decoder.select,  # each batch is compiled anew
+            )
         )  # fmt: skip
         for piece in pieces:
             now, text = time.perf_counter(), batch[piece.row]
@@ -95,12 +98,12 @@ def write(
             elif text.new_tokens:
                 took.later_seconds += now - last
                 took.later_tokens += 1
-            last = now
             took.tokens += 1
             text.text += piece.text
             text.new_tokens += 1
             text.end = piece.end
             yield text, piece.text
+            last = time.perf_counter()  # what is done with the piece does not count
 
 
 def _generator(seed: int, text: Text) -> torch.Generator:

@@ -60,28 +60,38 @@ def write_on(
     generators: Sequence[torch.Generator],
     token_values: Sequence[bytes],
     limits: Limits,
+    select: Callable[[Sequence[int]], object] | None = None,
 ) -> Iterator[Piece]:
     """Yields a piece for each new id of each text; each prompt has an id, and fits the window.
 
-    `generators` are one a prompt. Texts that have ended stay in the batch until all have.
+    `generators` are one a prompt. Texts that have ended stay in the batch until half of it has;
+    `select` is then called with the places of those that go on. Without it they stay to the end.
     """
     texts = [list(ids) for ids in prompts]
     streams = [TextStream(token_values, limits.stops) for _ in prompts]
-    going = list(range(len(prompts)))
+    read = list(range(len(prompts)))
+    going = set(read)
     ids_BT, mask_BT = filled_up_on_the_left(prompts)
     while going:
-        probs_BV = sampler.probabilities(next_logits(ids_BT, mask_BT), texts)
-        ids_BT = sampler.draw(probs_BV, generators)[:, None]
-        mask_BT = torch.ones_like(ids_BT, dtype=torch.bool)
-        for row, id in enumerate(ids_BT[:, 0].tolist()):
+        places = [place for place, row in enumerate(read) if row in going]
+        rows = [read[place] for place in places]
+        logits_BV = next_logits(ids_BT, mask_BT)[places]
+        probs_BV = sampler.probabilities(logits_BV, [texts[row] for row in rows])
+        drawn = sampler.draw(probs_BV, [generators[row] for row in rows])
+        ids_BT = torch.zeros(len(read), 1, dtype=torch.long)  # any id where a text has ended
+        ids_BT[places] = drawn[:, None]
+        for row, id in zip(rows, drawn.tolist(), strict=True):
             texts[row].append(id)
-            if row not in going:
-                continue
-            new, read = len(texts[row]) - len(prompts[row]), len(texts[row]) - 1
-            piece, end = step(streams[row], id, new, read, limits)
+            new, length = len(texts[row]) - len(prompts[row]), len(texts[row]) - 1
+            piece, end = step(streams[row], id, new, length, limits)
             if end is not None:
                 going.remove(row)
             yield Piece(row, id, piece, end)
+        if select is not None and 0 < 2 * len(going) <= len(read):
+            places = [place for place, row in enumerate(read) if row in going]
+            select(places)
+            read, ids_BT = [read[place] for place in places], ids_BT[places]
+        mask_BT = torch.ones_like(ids_BT, dtype=torch.bool)
 
 
 def step(

@@ -39,7 +39,12 @@ class WidePath(nn.Module):
     ) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D); where `awake_BT1` is False, x comes out."""
         gain, kept = F.softplus(self.gain[0]), None if cache is None else cache.wide
-        if awake_BT1 is not None and cache is not None and cache.of_rows and x_BTD.shape[1] == 1:
+        if (
+            awake_BT1 is not None
+            and cache is not None
+            and cache.rows_can_part
+            and x_BTD.shape[1] == 1
+        ):
             assert isinstance(kept, KeyValueCache)
             awake_B = awake_BT1[:, 0, 0]
             self.sublayer.keep(x_BTD, ~awake_B, positions, [kept])

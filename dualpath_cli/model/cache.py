@@ -7,7 +7,7 @@ Shapes: B batch, T positions of a pass, S positions with those of the passes bef
 that there is room for, R some rows of the batch, H heads, N head size, K loops.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,49 +44,59 @@ class KeyValueCache:
     """Keys and values of all tokens that one attention has seen, rotated and normalised.
 
     Written in place, so for inference alone. What a pass writes takes the place of what was there:
-    of the steps that share a slot the last one stays.
+    of the steps that share a slot the last one stays. Positions of a head lie side by side in
+    memory: the attention of one token then reads twice as fast on a CPU.
     """
 
     span: Span
     capacity: int = 0
     """Positions to make room for at once; more are found as they come."""
     keys: torch.Tensor | None = None
-    """(B, C, H, N), one head for each of `ModelConfig.n_kv_heads`."""
+    """(B, H, C, N), one head for each of `ModelConfig.n_kv_heads`."""
     values: torch.Tensor | None = None
-    """(B, C, H, N)."""
+    """(B, H, C, N)."""
 
     def append(
         self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the keys and values of a pass and returns those of all S so far.
+        """Writes the keys and values of a pass and returns those of all S so far, (B, S, H, N).
 
         With static shapes those of all C: who looks at them knows by a mask which are written.
         """
         start, stop = self.span.start, self.span.start + k_BTHN.shape[1]
-        if self.keys is None or self.values is None:
-            B, _, *shape = k_BTHN.shape
-            room = max(stop, self.capacity)
-            self.keys, self.values = (x.new_zeros(B, room, *shape) for x in (k_BTHN, v_BTHN))
+        k_BHTN, v_BHTN = k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2)
+        if (
+            self.keys is None
+            or self.values is None
+            or (start == 0 and self.keys.shape[0] != len(k_BHTN))
+        ):
+            self._make_room(k_BHTN, v_BHTN, max(stop, self.capacity))
+        assert self.keys is not None
+        assert self.values is not None
         if self.span.places is not None:
-            self.keys.index_copy_(1, self.span.places, k_BTHN)
-            self.values.index_copy_(1, self.span.places, v_BTHN)
-            return self.keys, self.values
-        self.keys[:, start:stop], self.values[:, start:stop] = k_BTHN, v_BTHN
-        return self.keys[:, :stop], self.values[:, :stop]
+            self.keys.index_copy_(2, self.span.places, k_BHTN)
+            self.values.index_copy_(2, self.span.places, v_BHTN)
+            return self.keys.transpose(1, 2), self.values.transpose(1, 2)
+        self.keys[:, :, start:stop], self.values[:, :, start:stop] = k_BHTN, v_BHTN
+        return self.keys[:, :, :stop].transpose(1, 2), self.values[:, :, :stop].transpose(1, 2)
+
+    def _make_room(self, k_BHTN: torch.Tensor, v_BHTN: torch.Tensor, room: int) -> None:
+        B, H, _, N = k_BHTN.shape
+        self.keys, self.values = (x.new_zeros(B, H, room, N) for x in (k_BHTN, v_BHTN))
+        if self.span.places is not None:  # of an address that does not change, as CUDA graphs want
+            torch._dynamo.mark_static_address(self.keys)
+            torch._dynamo.mark_static_address(self.values)
 
     def reserve(self, count: int) -> None:
-        """Makes room for so many positions, and for as many again where there was too little."""
-        if self.keys is not None and self.values is not None and self.keys.shape[1] < count:
-            more = 2 * count - self.keys.shape[1]
-            self.keys, self.values = (
-                F.pad(x, (0, 0, 0, 0, 0, more)) for x in (self.keys, self.values)
-            )
+        """Makes room for twice `count` positions where there is none for so many."""
+        if self.keys is not None and self.values is not None and self.keys.shape[2] < count:
+            more = (0, 0, 0, 2 * count - self.keys.shape[2])
+            self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
 
-    def repeat(self, batch: int) -> None:
-        """Gives what one sequence left to each sequence of a batch."""
+    def select(self, rows: torch.Tensor) -> None:
+        """Goes on with these sequences of the batch, in this order."""
         if self.keys is not None and self.values is not None:
-            self.keys = self.keys.repeat(batch, 1, 1, 1)
-            self.values = self.values.repeat(batch, 1, 1, 1)
+            self.keys, self.values = self.keys[rows], self.values[rows]
 
 
 @dataclass
@@ -107,15 +117,18 @@ class RowsOfCache:
         keys, values, span = self.cache.keys, self.cache.values, self.cache.span
         assert keys is not None
         assert values is not None
-        stop = span.start + 1 if span.places is None else keys.shape[1]
-        return keys[self.rows, :stop], values[self.rows, :stop]
+        stop = span.start + 1 if span.places is None else keys.shape[2]
+        kept = (x[:, :, :stop].index_select(0, self.rows).transpose(1, 2) for x in (keys, values))
+        k_RSHN, v_RSHN = kept
+        return k_RSHN, v_RSHN
 
     def write(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> None:
         """Writes them, for tokens to come."""
-        keys, values, start = self.cache.keys, self.cache.values, self.cache.span.start
+        keys, values, span = self.cache.keys, self.cache.values, self.cache.span
         assert keys is not None
         assert values is not None
-        keys[self.rows, start], values[self.rows, start] = k_R1HN[:, 0], v_R1HN[:, 0]
+        place = span.start if span.places is None else span.places
+        keys[self.rows, :, place], values[self.rows, :, place] = k_R1HN[:, 0], v_R1HN[:, 0]
 
 
 @dataclass
@@ -130,7 +143,7 @@ class LayerCache:
         return self.deep[number % len(self.deep)]
 
     @property
-    def of_rows(self) -> bool:
+    def rows_can_part(self) -> bool:
         """Whether some rows of the batch can go on without the others, see `RowsOfCache`."""
         return isinstance(self.wide, KeyValueCache) and self.wide.span.start > 0
 
@@ -177,10 +190,11 @@ class Cache:
             ValueError: where the passes before had another intervention: other loops would ask for
                 steps that are not there.
         """
-        if not self.length:
+        allowed = [self.intervention] if self.draft is None else [self.intervention, self.draft]
+        if not self.length and not (self.layers and intervention == self.intervention):
             self.intervention = intervention
             self.open()
-        elif intervention not in (self.intervention, self.draft or self.intervention):
+        elif intervention not in allowed:
             before, now = (change.name if change else LEARNED for change in
                            (self.intervention, intervention))  # fmt: skip
             raise ValueError(f"{now}: the cache was begun with {before}; begin another one")
@@ -199,10 +213,16 @@ class Cache:
 
     def repeat(self, batch: int) -> None:
         """Gives what one sequence left to each of a batch of sequences that begin with it."""
+        self.select([0] * batch)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Goes on with these sequences of the batch, in this order."""
+        first = next((kept.keys for kept in self._kept() if kept.keys is not None), None)
+        chosen = torch.tensor(rows, device=None if first is None else first.device)
         for kept in self._kept():
-            kept.repeat(batch)
+            kept.select(chosen)
         if self.documents_BS is not None:
-            self.documents_BS = self.documents_BS.expand(batch, -1)
+            self.documents_BS = self.documents_BS[chosen]
 
     def rewind(self, length: int) -> None:
         """Forgets all positions but the first `length`; padding among those forgotten stays none.
@@ -210,6 +230,8 @@ class Cache:
         What slots held that steps share is lost for the tokens that are forgotten alone.
         """
         assert length <= self.length
+        if length == 0:
+            self.documents_BS = None
         if self.documents_BS is not None:
             if self.static is not None:
                 self.documents_BS[:, length:] = UNWRITTEN

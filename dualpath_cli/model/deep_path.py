@@ -63,7 +63,7 @@ class DeepPath(nn.Module):
             weights = self.step_weights(states, steps)
         else:
             enough = criterion(intervention, lens)
-            if cache is not None and cache.of_rows and x_BTD.shape[1] == 1:
+            if cache is not None and cache.rows_can_part and x_BTD.shape[1] == 1:
                 loop, counts_BT1 = self._loop_of_rows(steps, enough, positions, cache), None
             else:
                 loop = self._whole_loop(steps, enough, positions, auxiliary, cache)
@@ -92,7 +92,7 @@ class DeepPath(nn.Module):
             h_next_BTD = self.next_state(h_BTD, step, positions, auxiliary, cache)
             return torch.where(active_BT1, h_next_BTD, h_BTD)
 
-        return Loop(next_state, partial(self._leaving, steps), enough, runs_all=cache is not None)
+        return Loop(next_state, partial(self._share, steps), enough, runs_all=cache is not None)
 
     def _loop_of_rows(
         self, steps: Sequence[Step], enough: Enough, positions: Positions, cache: LayerCache
@@ -113,7 +113,7 @@ class DeepPath(nn.Module):
             later = (cache.step(step.number) for step in steps[following.number :])
             self.sublayer.keep(h_B1D, who_B11[:, 0, 0], positions, later)
 
-        return Loop(next_state, partial(self._leaving, steps), enough, leave)
+        return Loop(next_state, partial(self._share, steps), enough, leave)
 
     def gain(self, step: Step) -> torch.Tensor:
         """``softplus(a_k)``, a 0-d tensor."""
@@ -156,7 +156,7 @@ class DeepPath(nn.Module):
         q_BT1: torch.Tensor = self.router(h_BTD, step.step_index)
         return q_BT1
 
-    def _leaving(self, steps: Sequence[Step], h_BTD: torch.Tensor, step: Step) -> torch.Tensor:
+    def _share(self, steps: Sequence[Step], h_BTD: torch.Tensor, step: Step) -> torch.Tensor:
         """The part of the remaining mass that a step's state gets, (B, T, 1): q_k, or what
         `mean` and `final` come to."""
         if self.config.combination == "router":

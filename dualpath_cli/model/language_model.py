@@ -77,7 +77,7 @@ class DualPathLM(nn.Module):
         it, and count their positions without it; what comes out there means nothing. With a `cache`
         the tokens follow those of the passes before, which they need not repeat. `last_logits` is
         how many of the last positions logits are wanted of, where there are no targets.
-        `Intervention.kv_slots` without a cache means one pass a token.
+        `Intervention.kv_slots` without a cache means one pass a token, without gradients.
 
         Raises:
             ValueError: if the intervention makes no sense for this model, names a class of tokens
@@ -92,8 +92,7 @@ class DualPathLM(nn.Module):
             raise ValueError(f"{intervention.name}: needs the whole sequence, without a cache")
         if intervention is not None and intervention.kv_slots is not None and cache is None:
             return self._token_by_token(
-                tokens, targets, trace, intervention, token_mask, auxiliary, attention_mask,
-                last_logits,
+                tokens, targets, trace, intervention, token_mask, attention_mask, last_logits
             )  # fmt: skip
         if token_mask is None and attention_mask is not None and intervention is not None:
             token_mask = attention_mask.bool()
@@ -128,6 +127,7 @@ class DualPathLM(nn.Module):
         """What a state (B, T, D) would say, ended the last layer with it: logits (B, T, V)."""
         return self.head(self.norm(x_BTD))
 
+    @torch.no_grad()
     def _token_by_token(
         self,
         tokens: torch.Tensor,
@@ -135,7 +135,6 @@ class DualPathLM(nn.Module):
         trace: RoutingTrace | None,
         intervention: Intervention,
         token_mask: torch.Tensor | None,
-        auxiliary: AuxiliaryLoss | None,
         attention_mask: torch.Tensor | None,
         last_logits: int | None,
     ) -> torch.Tensor:
@@ -151,7 +150,7 @@ class DualPathLM(nn.Module):
             outputs.append(
                 self(
                     tokens[:, now], None if targets is None else targets[:, now], trace=part,
-                    intervention=intervention, token_mask=token_mask_B1, auxiliary=auxiliary,
+                    intervention=intervention, token_mask=token_mask_B1,
                     attention_mask=attention_mask_B1, cache=cache,
                 )
             )  # fmt: skip

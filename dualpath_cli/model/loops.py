@@ -60,7 +60,7 @@ class Loop:
     step_probability: Callable[[torch.Tensor, Step], torch.Tensor]
     """q_k of h_k, (B, T, 1)."""
     enough: Enough
-    leave: Callable[[torch.Tensor, torch.Tensor, Step], None] | None = None
+    on_leaving: Callable[[torch.Tensor, torch.Tensor, Step], None] | None = None
     """Called with h_k, with who takes no further step, (B, T, 1), and with the step after k."""
     runs_all: bool = False
     """Whether all steps are run, also those that no token takes."""
@@ -83,8 +83,8 @@ class Loop:
         remaining_BT1 = torch.ones_like(x_BTD[..., :1])  # pi_k
         if active_BT1 is None:
             active_BT1 = torch.ones_like(remaining_BT1, dtype=torch.bool)
-        elif self.leave is not None:
-            self.leave(h_BTD, ~active_BT1, steps[0])
+        elif self.on_leaving is not None:
+            self.on_leaving(h_BTD, ~active_BT1, steps[0])
         for step, following in zip(steps, [*steps[1:], None], strict=True):
             before_BTD, h_BTD = h_BTD, self.next_state(h_BTD, step, active_BT1)
             walk.states.append(h_BTD)
@@ -95,8 +95,8 @@ class Loop:
             q_BT1 = self.step_probability(h_BTD, step)
             left_BT1 = remaining_BT1 * (1 - q_BT1)
             goes_on_BT1 = active_BT1 & ~self.enough(before_BTD, h_BTD, left_BT1)
-            if self.leave is not None:
-                self.leave(h_BTD, active_BT1 & ~goes_on_BT1, following)
+            if self.on_leaving is not None:
+                self.on_leaving(h_BTD, active_BT1 & ~goes_on_BT1, following)
             active_BT1 = goes_on_BT1
             walk.weights[-1] = torch.where(active_BT1, remaining_BT1 * q_BT1, remaining_BT1)
             remaining_BT1 = torch.where(active_BT1, left_BT1, 0)

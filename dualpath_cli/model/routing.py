@@ -61,12 +61,14 @@ class LayerTrace:
 
     @property
     def expected_loops(self) -> torch.Tensor | None:
-        """Mean of the step number k under the step weights, (B, T), between 1 and K."""
+        """Mean of the step number k under the step weights, (B, T), between 1 and K;
+        0 of a token that left the path out."""
         if self.step_weights is None:
             return None
         loops = self.step_weights.shape[-1]
         steps = torch.arange(1, loops + 1, device=self.step_weights.device)
-        return (self.step_weights * steps).sum(-1)
+        loops_BT = (self.step_weights * steps).sum(-1)
+        return loops_BT if self.steps_taken is None else loops_BT * (self.steps_taken > 0)
 
     @property
     def passes(self) -> torch.Tensor:
@@ -82,8 +84,9 @@ class LayerTrace:
                 setattr(self, name, torch.cat((before, after), dim=1))
         if self.loops_run is not None and later.loops_run is not None:
             self.loops_run = max(self.loops_run, later.loops_run)
-        fewest = min(len(self.deep_states), len(later.deep_states))
-        both = zip(self.deep_states[:fewest], later.deep_states[:fewest], strict=True)
+        # Where fewer steps were run, no token moved in the others.
+        most = max(len(self.deep_states), len(later.deep_states))
+        both = zip(_filled(self.deep_states, most), _filled(later.deep_states, most), strict=True)
         self.deep_states = [torch.cat(states, dim=1) for states in both]
 
     def record_steps(
@@ -134,6 +137,10 @@ class LayerTrace:
             self.update_wide = None if wide is None else wide.norm(dim=-1)
             if deep is not None and wide is not None:
                 self.cosine = F.cosine_similarity(deep, wide, dim=-1)
+
+
+def _filled(states: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+    return states + states[-1:] * (count - len(states))
 
 
 @dataclass

@@ -30,6 +30,23 @@ def test_logits_are_the_same(change: Intervention | None) -> None:
     check(change, drafts=change is None)
 
 
+@pytest.mark.usefixtures("graphs_alone")
+def test_a_position_more_is_no_graph_more() -> None:
+    """Also where now one text goes on, now two or three, and in a second batch."""
+    config = small(n_layers=1, loops=3)
+    decoder = Decoder(with_weights(config), Intervention(halting=0.6), compiled=True)
+    tokens = random_tokens(config, batch=3, length=60)
+    torch._dynamo.utils.counters.clear()
+    graphs = []
+    for _ in range(2):
+        decoder.begin(60)
+        decoder.logits(tokens[:, :2])
+        for at in range(2, 60):
+            decoder.logits(tokens[:, at : at + 1])
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[1] <= 6
+
+
 def test_so_they_are_with_kernels() -> None:
     check(None, drafts=False)
 

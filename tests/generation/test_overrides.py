@@ -22,6 +22,6 @@ def test_the_name_of_an_intervention_gives_it_back(change: Intervention) -> None
 
 def test_loops_shuffles_and_fields_of_other_options_are_put_together() -> None:
     words = ["gates=shuffled", "seed=7"]
-    expected = Intervention(loops=3, gates="shuffled", seed=7, kv_slots=2)
-    assert intervention_of("3", words, {"kv_slots": 2}) == expected
+    expected = Intervention(loops=3, gates="shuffled", seed=7, halting=0.5)
+    assert intervention_of("3", words, {"halting": 0.5}) == expected
     assert intervention_of(None, []) is None

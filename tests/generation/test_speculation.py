@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,14 @@ from dualpath_cli.generation.sampling import Sampling
 from dualpath_cli.generation.speculation import DRAFT, Drafts, verified, write_on_drafts
 from dualpath_cli.generation.writing import Limits, Piece, write_on
 from dualpath_cli.intervention import Intervention
+from dualpath_cli.model import DualPathLM
 from tests.generation.test_generate import run  # noqa: F401 - a fixture
 from tests.model.small_models import small, with_weights
 
 IDS = 15
 CONFIG = small(n_layers=1, max_seq_len=16)
 MODEL = with_weights(CONFIG)
+OF_DOCUMENTS = with_weights(replace(CONFIG, document_start=3))
 VALUES = [bytes([97 + id]) for id in range(IDS)]
 several = settings(max_examples=40, derandomize=True, database=None, deadline=None)
 
@@ -35,9 +38,10 @@ def drafted(
     length: int,
     seed: int = 0,
     change: Intervention | None = None,
+    model: DualPathLM = MODEL,
 ) -> tuple[list[Piece], Drafts]:
     """The pieces of a text that is written by drafts, and how these fared."""
-    decoder, drafts = Decoder(MODEL, change, draft=DRAFT), Drafts()
+    decoder, drafts = Decoder(model, change, draft=DRAFT), Drafts()
     decoder.begin(limits.positions([len(prompt)]))
     generator = torch.Generator().manual_seed(seed)
     pieces = write_on_drafts(
@@ -47,10 +51,14 @@ def drafted(
 
 
 def plain(
-    prompt: list[int], sampling: Sampling, limits: Limits, change: Intervention | None = None
+    prompt: list[int],
+    sampling: Sampling,
+    limits: Limits,
+    change: Intervention | None = None,
+    model: DualPathLM = MODEL,
 ) -> list[Piece]:
     """The pieces of the same text without drafts."""
-    decoder, generator = Decoder(MODEL, change), torch.Generator().manual_seed(0)
+    decoder, generator = Decoder(model, change), torch.Generator().manual_seed(0)
     return list(
         write_on(decoder.next_logits, [prompt], Sampler(sampling, IDS), [generator], VALUES, limits)
     )
@@ -77,8 +85,9 @@ def test_the_likeliest_text_is_the_same_to_its_end(
 ) -> None:
     sampling = Sampling(greedy=True, repetition_penalty=penalty)
     limits = Limits(most, 16, eot, stops)
-    pieces, _ = drafted(prompt, sampling, limits, length, change=change)
-    assert pieces == plain(prompt, sampling, limits, change)
+    for model in (MODEL, OF_DOCUMENTS):
+        pieces, _ = drafted(prompt, sampling, limits, length, change=change, model=model)
+        assert pieces == plain(prompt, sampling, limits, change, model)
 
 
 def test_some_drafts_are_accepted_and_some_are_not() -> None:

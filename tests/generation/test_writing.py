@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.generation.decoder import Decoder
+from dualpath_cli.generation.loading import round_weights
 from dualpath_cli.generation.sampler import Sampler
 from dualpath_cli.generation.sampling import Sampling
 from dualpath_cli.generation.writing import Limits, Piece, write_on
@@ -35,13 +36,15 @@ def pieces_of(
     """The pieces of each text."""
     model = with_weights(CONFIG, WEIGHTS)
     found: list[list[Piece]] = [[] for _ in prompts]
+    decoder = Decoder(model, change, cached=cached)
     for piece in write_on(
-        Decoder(model, change, cached=cached).next_logits,
+        decoder.next_logits,
         prompts,
         Sampler(sampling or Sampling(), IDS),
         [torch.Generator().manual_seed(seed) for seed in seeds],
         VALUES,
         Limits(**{"max_new_tokens": 8, "window": 16, "eot_id": None, **limits}),
+        decoder.select,
     ):
         found[piece.row].append(piece)
     return found
@@ -154,6 +157,40 @@ def test_what_was_held_back_for_a_stop_is_written_where_it_does_not_come():
     assert script("egg\n\0", stops=("\n\n",))[0] == [("egg\n", "eot")]
 
 
+def test_half_of_a_batch_is_dropped_when_it_has_ended():
+    """Of four texts with one, two, five and six ids, by which a pass is as wide as is left."""
+    model, widths = with_weights(CONFIG, WEIGHTS), []
+    decoder = Decoder(model)
+
+    def next_logits(ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        widths.append(len(ids_BT))
+        return decoder.next_logits(ids_BT, mask_BT)
+
+    limits = [16 + 1 - new for new in (1, 2, 5, 6)]
+    prompts = [[3] * length for length in limits]  # the window ends them
+    pieces = write_on(
+        next_logits, prompts, Sampler(Sampling(), IDS), [torch.Generator()] * 4, VALUES,
+        Limits(99, 16, None), decoder.select,
+    )  # fmt: skip
+    assert sorted(piece.row for piece in pieces) == [0, *[1] * 2, *[2] * 5, *[3] * 6]
+    assert widths == [4, 4, 2, 2, 2, 1]
+
+
+def test_what_comes_after_a_text_has_ended_does_not_matter():
+    """Its row is read on, and may give no numbers."""
+
+    def next_logits(ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        logits_BV = torch.zeros(len(ids_BT), IDS)
+        logits_BV[0] = -torch.inf if ids_BT.shape[1] == 1 else torch.arange(IDS) * 99.0
+        return logits_BV
+
+    pieces = write_on(
+        next_logits, [[1], [1, 2]], Sampler(Sampling(), IDS), [torch.Generator()] * 2, VALUES,
+        Limits(4, 16, IDS - 1),
+    )  # fmt: skip
+    assert [piece.end for piece in pieces if piece.row == 0] == ["eot"]
+
+
 def test_the_batch_ends_with_its_last_text():
     texts, passes = script("a.bcdef", "abc.def", stops=(".",))
     assert (texts, passes) == ([("a", "stop"), ("abc", "stop")], 4)
@@ -167,6 +204,7 @@ def test_rounded_weights_give_what_autocast_gives(tied: bool) -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         wanted = DualPathLM(config, seed=0)(tokens)
     model = DualPathLM(config, seed=0)
+    round_weights(model, torch.bfloat16)
     assert torch.equal(Decoder(model, autocast=torch.bfloat16).logits(tokens), wanted)
     types = {name: weight.dtype for name, weight in model.named_parameters()}
     assert types["blocks.0.deep.sublayer.ffn.up_proj.weight"] == torch.bfloat16

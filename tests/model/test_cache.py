@@ -211,6 +211,24 @@ def test_a_batch_goes_on_from_one_sequence(config: ModelConfig, length: int, see
 
 
 @several
+@given(
+    config=MODELS, rows=st.lists(st.integers(0, 2), min_size=1, max_size=4), padded=st.booleans()
+)
+def test_some_of_a_batch_go_on(config: ModelConfig, rows: list[int], padded: bool) -> None:
+    model, cache = with_weights(config), Cache(config)
+    tokens = random_tokens(config, batch=3, length=8)
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    mask[1, :2] = not padded
+    whole = model(tokens, attention_mask=mask)
+    model(tokens[:, :5], attention_mask=mask[:, :5], cache=cache)
+    cache.select(rows)
+    found = model(tokens[rows, 5:7], cache=cache)
+    cache.rewind(5)
+    found = torch.cat((found[:, :1], model(tokens[rows, 5:], cache=cache)[:, 1:]), dim=1)
+    assert difference(found, whole[rows, 5:]) <= OUTPUTS
+
+
+@several
 @given(lengths=CHUNKS, n_kv_heads=st.sampled_from([1, 2, 4]), seed=st.integers(0, 99))
 def test_attention_alone_too(lengths: list[int], n_kv_heads: int, seed: int) -> None:
     config = small(n_kv_heads=n_kv_heads)
@@ -230,4 +248,4 @@ def test_attention_alone_too(lengths: list[int], n_kv_heads: int, seed: int) -> 
         span.start = part.stop
     assert difference(torch.cat(outputs, dim=1), whole) <= EXACT
     assert cache.keys is not None
-    assert cache.keys.shape[0::2] == (2, n_kv_heads)
+    assert cache.keys.shape[:2] == (2, n_kv_heads)

@@ -23,6 +23,11 @@ MODELS = st.builds(
     qk_norm=st.sampled_from(["after_rope", "before_rope"]),
     n_kv_heads=st.sampled_from([1, 4]),
 )
+WITH_DOCUMENTS = st.builds(
+    lambda config, start: dataclasses.replace(config, document_start=start),
+    MODELS,
+    st.sampled_from([None, 3]),
+)
 EXITS = [
     {"halting": 0.6},
     {"halting": 0.6, "loops": 3},
@@ -90,7 +95,11 @@ def test_a_prompt_in_any_chunks_too(
 
 
 @several
-@given(config=MODELS, saving=SAVINGS, lengths=st.lists(st.integers(1, 6), min_size=2, max_size=4))
+@given(
+    config=WITH_DOCUMENTS,
+    saving=SAVINGS,
+    lengths=st.lists(st.integers(1, 6), min_size=2, max_size=4),
+)
 def test_mixed_lengths_in_a_batch_change_nothing(
     config: ModelConfig, saving: Intervention, lengths: list[int]
 ) -> None:
@@ -209,6 +218,35 @@ def test_static_shapes_change_nothing(fields: dict[str, object], padded: bool) -
     assert difference(logits["static"], logits["growing"]) <= OUTPUTS
 
 
+@pytest.mark.parametrize("saving", [{"skip": 0.8}, *EXITS])
+def test_a_token_that_left_its_loops_out_has_none(saving: dict[str, object]) -> None:
+    """The mean step number is 0 where no step was taken, and of the others between 1 and K."""
+    model = with_weights(small())
+    trace = RoutingTrace()
+    tokens = random_tokens(model.config, batch=2, length=12)
+    model(tokens, trace=trace, intervention=Intervention(**saving))  # type: ignore[arg-type]
+    for layer in trace.layers:
+        assert layer.expected_loops is not None
+        assert layer.steps_taken is not None
+        assert torch.equal(layer.expected_loops == 0, layer.steps_taken == 0)
+        assert (layer.expected_loops <= layer.steps_taken + 1e-12).all()
+
+
+def test_traces_of_passes_are_joined_with_their_states() -> None:
+    """Passes in which fewer steps were run lend their last state to the others."""
+    model, tokens = with_weights(small()), random_tokens(small(), batch=2, length=12)
+    change = Intervention(halting=0.6, kv_slots=model.config.loops)
+    joined, whole = RoutingTrace(keeps_states=True), RoutingTrace(keeps_states=True)
+    model(tokens, trace=joined, intervention=change)
+    model(tokens, trace=whole, intervention=Intervention(halting=0.6))
+    for one, other in zip(joined.layers, whole.layers, strict=True):
+        assert len(one.deep_states) == 3
+        for number, state in enumerate(one.deep_states):
+            wanted = other.deep_states[min(number, len(other.deep_states) - 1)]
+            assert difference(state, wanted) <= OUTPUTS
+        torch.testing.assert_close(one.step_weights, other.step_weights)
+
+
 def test_static_shapes_have_an_end() -> None:
     model = with_weights(small())
     tokens = random_tokens(model.config, batch=1, length=4)
@@ -219,7 +257,9 @@ def test_static_shapes_have_an_end() -> None:
 
 
 @several
-@given(config=MODELS, kept=st.integers(1, 4), forgotten=st.integers(1, 4), static=st.booleans())
+@given(
+    config=WITH_DOCUMENTS, kept=st.integers(0, 4), forgotten=st.integers(1, 4), static=st.booleans()
+)
 def test_what_is_forgotten_leaves_no_trace(
     config: ModelConfig, kept: int, forgotten: int, static: bool
 ) -> None:
@@ -228,7 +268,8 @@ def test_what_is_forgotten_leaves_no_trace(
     tokens = random_tokens(config, batch=2, length=kept + 3)
     others = random_tokens(config, batch=2, length=forgotten, seed=7)
     cache = Cache(config, capacity=16, static=tokens.device if static else None, draft=draft)
-    model(tokens[:, :kept], cache=cache)
+    if kept:
+        model(tokens[:, :kept], cache=cache)
     model(others, cache=cache, intervention=draft)
     cache.rewind(kept)
     found = model(tokens[:, kept:], cache=cache)
@@ -260,6 +301,7 @@ def test_savings_are_refused_where_they_mean_nothing() -> None:
         ({"halting": -1, "halting_by": "entropy"}, "a number from 0 on"),
         ({"skip": 1.5}, "from 0 to 1"),
         ({"kv_slots": 0}, "whole number from 1"),
+        ({"kv_slots": 1, "gates": "shuffled"}, "gates that are not shuffled"),
     ]
     for fields, message in changes:
         with pytest.raises(ValueError, match=message):

@@ -22,6 +22,9 @@ from dualpath_cli.study.figures import panels, plain, save
 
 TITLE = "loss less that of the learned router (nats per token)"
 
+RULES = {"mass": "remaining mass", "change": "change of the state", "entropy": "entropy"}
+"""What ends a token's loop, by `Intervention.halting_by`."""
+
 
 def draw(folder: Path, results: Sequence[Result], loops: int) -> list[Path]:
     """Writes the figures that the results have rows for, as PNG and PDF; returns their paths."""
@@ -106,13 +109,7 @@ def _passes(results: Sequence[Result]) -> Figure | None:
 def _rule(row: Result) -> str:
     """What ends a token's loop, or leaves a path out."""
     change = row.intervention
-    return (
-        {"mass": "remaining mass", "change": "change of the state", "entropy": "entropy"}[
-            change.halting_by
-        ]
-        if change.halting is not None
-        else "gates"
-    )
+    return "gates" if change.halting is None else RULES[change.halting_by]
 
 
 def _layers(results: Sequence[Result]) -> Figure | None:

@@ -194,11 +194,7 @@ def _tables(
 
 
 def _cell(row: Result) -> str:
-    shorter = ""
-    if row.suite == "halting":
-        shorter = f", {row.expected_loops:.2f} loops"
-    elif row.suite in SHORTER:
-        shorter = f", {row.passes:.2f} passes"
+    shorter = f", {row.passes:.2f} passes" if row.suite in SHORTER else ""
     return f"{row.loss:.4f} ({row.difference:+.4f}{shorter})"
 
 

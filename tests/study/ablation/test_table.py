@@ -88,7 +88,7 @@ def test_markdown_and_latex_have_a_column_a_source(tmp_path: Path):
 def test_each_suite_is_a_table_of_its_own(tmp_path: Path):
     results = [result(), result(suite="halting", halting=0.1), result(suite="skip", skip=0.1)]
     text = written(tmp_path, results, [EXCESS])["ablations.md"]
-    assert "| halting=0.1 | 2.5000 (+0.5000, 1.50 loops) |" in text
+    assert "| halting=0.1 | 2.5000 (+0.5000, 2.25 passes) |" in text
     assert "| skip=0.1 | 2.5000 (+0.5000, 2.25 passes) |" in text
     assert (
         "| arithmetic wide | gsm8k | 30 | 30.0 % | +0.5000 | +0.1250 | +0.3750 | "
