@@ -51,7 +51,7 @@ def test_two_processes_read_what_one_reads(strategy: str, trained: Fit, tmp_path
     # As many documents as an interval takes, one window each.
     words = ("hell the " * n for n in (20, 4, 2, *[1] * 8))
     text.write_text("".join(json.dumps({"text": line}) + "\n" for line in words))
-    words = ["--sources", str(text), "--tagger", "none"]
+    words = ["--sources", str(text), "--tagger", "none", "--beside_loops", "2"]
     one, two = studied("routing", run, words, strategy, tmp_path)
     expected, read = rows_of(one), rows_of(two)
     assert np.bincount(expected["sequence"]).tolist() == [100, 20, 10, *[5] * 8]
@@ -71,6 +71,12 @@ def test_two_processes_read_what_one_reads(strategy: str, trained: Fit, tmp_path
             assert None not in estimate["low"]
             for end in ("mean", "low", "high"):
                 assert two_read["layers"][name][end] == pytest.approx(estimate[end], abs=1e-5), name
+    # What the page has, sequence by sequence, whichever rank read it.
+    pages = [np.load(folder / "page" / "text.npz") for folder in (one, two)]
+    assert pages[0]["counts"].tolist() == [100, 20, 10, *[5] * 8]
+    assert set(pages[0]) == set(pages[1]) > {"said", "costs", "beside_said"}
+    for name in set(pages[0]) - {"forced", "said", "beside_said"}:
+        np.testing.assert_allclose(pages[1][name], pages[0][name], atol=1e-5, rtol=1e-4)
     # The untrained model is not the trained one, whose sharded weights it took the place of.
     shares = [read["layers"]["gate_deep"]["mean"] for read in (sources[1], nulls[1])]
     assert np.abs(np.subtract(*shares)).max() > 0.01

@@ -10,7 +10,10 @@ from dualpath_cli.cli import main
 from dualpath_cli.output import atomic
 from tests.study.conftest import Forwards
 
-STUDIES = [("ablate", "ablations/step-00000006/scores"), ("routing", "routing/step-00000006")]
+STUDIES = [
+    ("ablate", "ablations/step-00000006/scores"),
+    ("routing", "routing/step-00000006/passes"),
+]
 
 
 class Disk:

@@ -53,6 +53,10 @@ SCORED, READ = (f"{words} --data.val.held_out text.txt" for words in (ABLATE, RO
         (f"{READ} --examples held_oot:1", "no source 'held_oot'; did you mean 'held_out'?"),
         (f"{READ} --examples held_out", "give SOURCE:N, such as gsm8k:0"),
         (f"{READ} --anchor=", "--anchor is empty"),
+        (f"{READ} --beside_loops 0", "--beside_loops must be a whole number from 1 on, not '0'"),
+        (f"{READ} --beside_loops 4", "4: these are the loops that the model was trained with"),
+        (f"{ROUTING} --text a --beside_loops 2", "--beside_loops goes with sources"),
+        (f"{ROUTING} --text a --no_costs", "--no_costs goes with sources"),
         (f"{READ} --sequences 0", "--sequences must be a whole number from 1 on, not '0'"),
         (
             f"{READ} --tagger nowhere",

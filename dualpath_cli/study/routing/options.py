@@ -7,6 +7,7 @@ from typing import Any
 
 from dualpath_cli import run_folder
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.recipes import Recipe
 from dualpath_cli.settings import Settings
 from dualpath_cli.study.options import (
@@ -42,6 +43,19 @@ class RoutingOptions:
     """Sequences of each source on the page."""
     examples: tuple[tuple[str, int], ...]
     """Source and number of the sequences that are drawn; where a source is missing, its first."""
+    costs: bool
+    """Whether the page says what forcing would cost."""
+    beside_loops: int | None
+    """Loops of all layers of the model that is read beside the learned one on the page."""
+
+    def shown(self, source: str, count: int) -> list[int]:
+        """Numbers of the sequences on the page, of a source that has `count`: chosen ones first."""
+        chosen = [number for name, number in self.examples if name == source]
+        return list(dict.fromkeys([*chosen, *range(count)]))[: max(self.sequences, len(chosen))]
+
+    def drawn(self, source: str) -> list[int]:
+        """Numbers of the sequences that figures show: those chosen, or the first one."""
+        return [number for name, number in self.examples if name == source] or [0]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -67,6 +81,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "gsm8k:3; by default number 0 of each source."
     )
     add_list_option(parser, "--examples", "SOURCE:N", text)
+    text = "Leave out what forcing loops or gates would cost: most of the page's passes."
+    parser.add_argument("--no_costs", action="store_true", help=text)
+    text = "Read the page's sequences with so many loops as well, side by side with the learned."
+    parser.add_argument("--beside_loops", metavar="K", help=text)
     text = "Folder for tokens, figures and the page; by default RUN/routing/step-N."
     parser.add_argument("--out", metavar="DIR", help=text)
 
@@ -82,7 +100,7 @@ def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> 
             raise UserError("--layer goes with --text; the page shows every layer")
         take_sources(recipe, given["sources"], given["max_tokens"])
     else:
-        for name in ("sources", "max_tokens", "examples", "out"):
+        for name in ("sources", "max_tokens", "examples", "no_costs", "beside_loops", "out"):
             if given[name]:
                 raise UserError(f"--{name} goes with sources; --text alone is printed")
         if not given["text"].strip():
@@ -98,6 +116,12 @@ def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> 
         anchor=given["anchor"],
         sequences=_whole("--sequences", given["sequences"], least=1),
         examples=tuple(_example(spec, recipe["data"]["val"]) for spec in given["examples"]),
+        costs=not given["no_costs"],
+        beside_loops=(
+            None
+            if given["beside_loops"] is None
+            else _whole("--beside_loops", given["beside_loops"], least=1)
+        ),
     )
 
 
@@ -109,6 +133,12 @@ def check_options(options: RoutingOptions, settings: Settings) -> None:
     if options.layer is not None and options.layer not in gated:
         layers = ", ".join(map(str, gated))
         raise UserError(f"--layer {options.layer} has no gates; layers {layers} have")
+    if options.beside_loops is not None:
+        problem = Intervention(loops=options.beside_loops).problem(settings.model)
+        if options.beside_loops == settings.model.loops:
+            problem = "these are the loops that the model was trained with"
+        if problem is not None:
+            raise UserError(f"--beside_loops {options.beside_loops}: {problem}")
     if options.text is None and options.tagger is not None:
         try:
             check_pipeline(options.tagger)

@@ -17,12 +17,11 @@ import torch
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from dualpath_cli.model import RoutingTrace
-from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.study.bootstrap import RESAMPLES, clusters_of, resample_weights
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.facts import array_digest
 from dualpath_cli.study.passes import FILLER, Arrays, Pass
-from dualpath_cli.study.routing.readouts import dual_layers
+from dualpath_cli.study.routing.readouts import dual_layers, is_text
 from dualpath_cli.study.routing.sums import RoutingSums
 from dualpath_cli.study.routing.tokens import TokenTable, token_table
 from dualpath_cli.training.metrics import LanguageModelLoss
@@ -83,16 +82,14 @@ class Reading(Pass):
         nll = self._module.model(tokens, targets, trace=trace)
         self._loss.update(nll, targets)
         values = dual_layers(trace)
-        is_text = torch.zeros_like(tokens, dtype=torch.bool)
-        has_bytes = self._loss.bytes_of_token[tokens[:, 1:]] > 0
-        is_text[:, 1:] = (targets[:, :-1] != IGNORE) & has_bytes
+        text = is_text(tokens, targets, self._loss.bytes_of_token)
         facts = (fact.to(tokens.device) for fact in self._facts_of(places, tokens.shape[1]))
-        self._sums.update(values, is_text, *facts)
+        self._sums.update(values, text, *facts)
         if self.table is None:
             return
         # Every loss belongs to the token that it is the prediction of.
         numbers = torch.tensor(places, device=tokens.device)
-        self._write(numbers, tokens, is_text, nll.roll(1, 1).float(), values.float())
+        self._write(numbers, tokens, text, nll.roll(1, 1).float(), values.float())
 
     def end(self) -> Arrays:
         """Returns sums, loss and bits per byte of all ranks, and the number of clusters."""
@@ -127,9 +124,9 @@ class Reading(Pass):
             return
         ranks = [[column.cpu().numpy() for column in rank] for rank in zip(*gathered, strict=True)]
         for row in range(len(columns[0])):
-            for places, tokens, is_text, nats, values in ranks:
+            for places, tokens, text, nats, values in ranks:
                 if places[row] != FILLER:
-                    (positions,) = is_text[row].nonzero()
+                    (positions,) = text[row].nonzero()
                     self._rows.add(
                         self.source,
                         self.windows.numbers[places[row]],

@@ -1,4 +1,4 @@
-"""Read-outs: what is read of every token in every layer with gates, as one tensor.
+"""Read-outs: what is read of every token in every layer with gates, as one tensor; which tokens.
 
 Shapes: B sequences, T positions, L layers with gates.
 """
@@ -6,6 +6,7 @@ Shapes: B sequences, T positions, L layers with gates.
 import torch
 
 from dualpath_cli.model import RoutingTrace
+from dualpath_cli.model.loss import IGNORE
 
 READOUTS = (
     "gate_deep", "gate_wide", "update_deep", "update_wide", "cosine", "deep_share",
@@ -26,3 +27,15 @@ def dual_layers(trace: RoutingTrace) -> torch.Tensor:
         assert layer.step_weights is not None
         layers.append(torch.cat([torch.stack(values, -1), layer.step_weights], -1))
     return torch.stack(layers, 2)
+
+
+def is_text(
+    tokens: torch.Tensor, targets: torch.Tensor, bytes_of_token: torch.Tensor
+) -> torch.Tensor:
+    """Where the tokens of a batch that are read stand, (B, T); end-of-text is context alone.
+
+    So is what each window begins with. `bytes_of_token` is 0 for special tokens.
+    """
+    text_BT = torch.zeros_like(tokens, dtype=torch.bool)
+    text_BT[:, 1:] = (targets[:, :-1] != IGNORE) & (bytes_of_token[tokens[:, 1:]] > 0)
+    return text_BT

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,13 @@ from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.study import bootstrap
 from dualpath_cli.study.bootstrap import LEAST_CLUSTERS, clusters_text
 from dualpath_cli.study.figures import save
+from dualpath_cli.study.routing import page_details
 from dualpath_cli.study.routing.claim_table import as_row, claim_table
 from dualpath_cli.study.routing.claims import Claim, claims, number_of_tests
 from dualpath_cli.study.routing.figures import layers as layer_figures
 from dualpath_cli.study.routing.figures import speech as speech_figures
 from dualpath_cli.study.routing.figures import tokens as token_figures
-from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page import page
-from dualpath_cli.study.routing.page.examples import Example
 from dualpath_cli.study.routing.readouts import DEFINITION
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import Sums
@@ -32,6 +30,7 @@ from dualpath_cli.study.tables import (
     print_table,
     table_of,
 )
+from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
 SUMMARY, CLAIMS, PAGE = "summary.json", "claims.csv", "index.html"
 
@@ -77,7 +76,11 @@ def write(
     show(summaries, sources, average, statements, console)
     if len(sources) > 1 and not any(source["anchored"] for source in sources.values()):
         console.print(f"no sequence has the anchor '{options.anchor}': nothing is aligned")
-    drawn, shown = examples(out / TOKENS, options, list(sources))
+    drawn = [
+        example
+        for name in sources
+        for example in read_examples(out / TOKENS, name, options.drawn(name))
+    ]
     figures = save(
         out,
         {
@@ -95,30 +98,22 @@ def write(
     title = (
         f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {facts['checkpoint']['step']:,}"
     )
-    page.write(out / PAGE, title, _facts(facts, sources), layers, shown)
+    names = (f"K = {model.loops}, as trained", f"K = {options.beside_loops}, forced")
+    read = page_details.models(out, list(sources), *names)
+    tokenizer = Tokenizer.load(launch.run_folder / TOKENIZER)
+    page.write(
+        out / PAGE, title, page_facts(facts, sources), layers, read, tokenizer.token_values()
+    )
     write_text(out / CLAIMS, format_csv(content["claims"]) if statements else "")
     write_text(out / SUMMARY, json.dumps(content, indent=2, allow_nan=False) + "\n")
-    names = dict.fromkeys(path.stem for path in figures)
+    drawn_names = dict.fromkeys(path.stem for path in figures)
     for name, place in {
         "tokens": out / TOKENS,
         "numbers": f"{out / SUMMARY}, {CLAIMS}",
-        "figures": f"{out}: {', '.join(names)} (PNG, PDF)",
+        "figures": f"{out}: {', '.join(drawn_names)} (PNG, PDF)",
         "page": (out / PAGE).resolve().as_uri(),
     }.items():
         console.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
-
-
-def examples(
-    tokens: Path, options: RoutingOptions, sources: Sequence[str]
-) -> tuple[list[Example], list[Example]]:
-    """Reads the sequences that are drawn, and those that are on the page."""
-    drawn, shown = [], []
-    for name in sources:
-        chosen = [number for source, number in options.examples if source == name]
-        sequences = read_examples(tokens, name, chosen, options.sequences)
-        drawn += sequences[: max(1, len(chosen))]
-        shown += sequences
-    return drawn, shown
 
 
 def show(
@@ -164,7 +159,10 @@ def _range(layers: Sequence[int]) -> str:
     return f"{layers[0]}" if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
 
 
-def _facts(facts: dict[str, Any], sources: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
+def page_facts(
+    facts: Mapping[str, Any], sources: Mapping[str, dict[str, Any]]
+) -> list[tuple[str, str]]:
+    """Returns what a page says of its numbers, term by term."""
     model, tagger = facts["model"], facts["tagger"]
     return [
         ("checkpoint", f"{facts['checkpoint']['path']}, sha256 {facts['checkpoint']['sha256']}"),

@@ -17,6 +17,7 @@ from dualpath_cli.output.colors import INK
 from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.study.figures import save
 from dualpath_cli.study.passes import read_arrays
+from dualpath_cli.study.routing import beside
 from dualpath_cli.study.routing.claim_table import VERDICTS, as_row, claim_table
 from dualpath_cli.study.routing.claims import decided, same_profile
 from dualpath_cli.study.routing.figures import layers as layer_figures
@@ -86,14 +87,15 @@ def combine(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
             for name, report in runs.items()
         }
     }
+    both = beside.write(folders, reports, names, out, console)
     texts = {
         SUMMARY: json.dumps(content, indent=2, allow_nan=False) + "\n",
         CLAIMS: format_csv(rows) if rows else "",
-        PAGE: _page(out, dict(zip(names, folders, strict=True)), by_claim),
+        PAGE: _page(out, dict(zip(names, folders, strict=True)), by_claim, both),
     }
     for name, text in texts.items():
         write_text(out / name, text)
-    return [*written, *(out / name for name in texts)]
+    return [*written, *both, *(out / name for name in texts)]
 
 
 def _average(folder: Path, report: dict[str, Any], key: str) -> Summary:
@@ -136,11 +138,14 @@ def _table(by_claim: Verdicts, runs: Sequence[str]) -> Table:
     return table
 
 
-def _page(out: Path, folders: Mapping[str, Path], by_claim: Verdicts) -> str:
-    """A page with the runs' figures, a link to the page of each, and the claims."""
+def _page(out: Path, folders: Mapping[str, Path], by_claim: Verdicts, both: Sequence[Path]) -> str:
+    """A page with the runs' figures, a link to the page of each and of both, and the claims."""
     links = "\n".join(
         f'<li><a href="{html.escape(folder.name)}/{PAGE}">{html.escape(name)}</a></li>'
         for name, folder in folders.items()
+    )
+    links += "".join(
+        f'\n<li><a href="{html.escape(path.name)}">both, side by side</a></li>' for path in both
     )
     pictures = "\n".join(
         f'<img alt="{alt}" src="data:image/png;base64,'

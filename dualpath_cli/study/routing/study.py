@@ -3,25 +3,29 @@
 1. every source is cut into the windows that `validate` scores, tagged, and searched for the anchor;
 2. one pass over each source writes down a row for every token, and sums (`reader.py`, `tokens.py`,
    `sums.py`); a source that an earlier call finished is not read again (`bench.py`);
-3. a second pass reads the model as it was before training, sums alone: what the claims of the paper
-   have to be beyond (`claims.py`);
-4. from rows and sums come the summary, the claims, figures and the page.
+3. further passes read the sequences that are on the page alone: what the model would have said
+   after each loop, and what forcing loops or gates would cost (`page_passes.py`);
+4. a last pass over each source reads the model as it was before training, sums alone: what the
+   claims of the paper have to be beyond (`claims.py`);
+5. from rows and sums come the summary, the claims, figures and the page.
 """
 
 import json
 from collections.abc import Sequence
 
 import numpy as np
-from rich.console import Console
 
 from dualpath_cli.command.session import Session
 from dualpath_cli.errors import UserError
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.study import bench
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.parts_of_speech import Tagger
-from dualpath_cli.study.routing import report
+from dualpath_cli.study.routing import page_details, report
 from dualpath_cli.study.routing.anchors import anchor_positions
 from dualpath_cli.study.routing.options import RoutingOptions
+from dualpath_cli.study.routing.page.encoding import likely_tokens
+from dualpath_cli.study.routing.page_passes import Forced, Lens, PagePass, first_tokens, forced
 from dualpath_cli.study.routing.reader import TABLE, Reading
 from dualpath_cli.study.routing.tokens import TOKENS, merge
 from dualpath_cli.study.tags import tag
@@ -40,7 +44,7 @@ def run(session: Session) -> None:
     """
     options, kinds = session.launch.options, session.launch.settings.model.block_kinds
     tagger = None if options.tagger is None else Tagger(options.tagger)
-    study = RoutingStudy(options, tagger, session.console)
+    study = RoutingStudy(session, tagger)
     module = bench.run(study, session)
     if not session.trainer.is_global_zero:
         return
@@ -52,6 +56,8 @@ def run(session: Session) -> None:
         "checkpoint": module.facts["checkpoint"]["sha256"],
         "layers": json.dumps([n for n, kind in enumerate(kinds) if kind == "dual"]),
     }
+    for source, passes in study.page_passes.items():
+        page_details.write(options.out, source, study.shown[source], passes)
     readings = {source: study.readings[source] for source in module.sources}
     tables = [trained.path.with_suffix(TABLE) for trained, _ in readings.values()]
     merge(tables, options.out / TOKENS, table_facts)
@@ -62,17 +68,23 @@ def run(session: Session) -> None:
     report.write(session.launch, facts, module.sources, sums, untrained_sums, session.console)
 
 
-class RoutingStudy(bench.Study[Reading]):
-    """A pass over each source, and one of the untrained model."""
+class RoutingStudy(bench.Study[Reading | PagePass]):
+    """A pass over each source, one of the untrained model, and those over the page's sequences."""
 
     semantics = 4
 
-    def __init__(self, options: RoutingOptions, tagger: Tagger | None, console: Console) -> None:
-        self.folder = options.out / PASSES
-        self.readings: dict[str, Sequence[Reading]] = {}
-        self._options, self._tagger, self._console = options, tagger, console
+    def __init__(self, session: Session, tagger: Tagger | None) -> None:
+        self._options: RoutingOptions = session.launch.options
+        self.folder = self._options.out / PASSES
+        self.readings: dict[str, list[Reading]] = {}
+        self.page_passes: dict[str, list[PagePass]] = {}
+        self.shown: dict[str, list[int]] = {}
+        """Numbers of the sequences of each source that are on the page."""
+        self._session, self._tagger, self._console = session, tagger, session.console
 
-    def passes(self, source: str, windows: Windows, tokenizer: Tokenizer) -> list[Reading]:
+    def passes(
+        self, source: str, windows: Windows, tokenizer: Tokenizer
+    ) -> list[Reading | PagePass]:
         """Tags a source's sequences and looks for the anchor.
 
         Raises:
@@ -95,11 +107,34 @@ class RoutingStudy(bench.Study[Reading]):
         apart[tokenizer.eot_id] = b"\n\n"  # no word goes from one document into the next
         anchors = anchor_positions(ids, windows.numbers, apart, self._options.anchor)
         values = tokenizer.token_values()
-        return [
+        readings = [
             Reading(source, windows, values, tags, anchors, untrained=untrained)
             for untrained in (False, True)
         ]
+        return [*readings, *self._page_passes(source, windows, tokenizer.vocab_size)]
 
-    def finish(self, source: str, passes: Sequence[Reading]) -> None:
-        """Keeps both readings for the report."""
-        self.readings[source] = passes
+    def _page_passes(self, source: str, windows: Windows, vocabulary: int) -> list[PagePass]:
+        """The passes over the sequences that are on the page."""
+        options, config = self._options, self._session.launch.settings.model
+        shown = self.shown[source] = options.shown(source, windows.n_filled)
+        sources = self._session.launch.settings.data.val
+        changes = [row for rows in forced(config) for row in rows] if options.costs else []
+        beside = [] if options.beside_loops is None else [Intervention(loops=options.beside_loops)]
+        room = likely_tokens(
+            sum(len(options.shown(name, options.sequences)) for name in sources),
+            config.block_kinds.count("dual"),
+            [config.loops, *(change.loops or 0 for change in beside)],
+            len(changes),
+        )
+        ranks = self._session.trainer.world_size
+        first = first_tokens(windows, shown, room, ranks)
+        return [
+            Lens(source, first, room, vocabulary=vocabulary),
+            *(Lens(source, first, room, change, vocabulary=vocabulary) for change in beside),
+            *(Forced(source, first, room, change) for change in changes),
+        ]
+
+    def finish(self, source: str, passes: Sequence[Reading | PagePass]) -> None:
+        """Keeps all for the report."""
+        self.readings[source] = [pass_ for pass_ in passes if isinstance(pass_, Reading)]
+        self.page_passes[source] = [pass_ for pass_ in passes if isinstance(pass_, PagePass)]

@@ -127,24 +127,19 @@ def token_texts(values: Iterable[bytes]) -> list[str]:
     return texts
 
 
-def read_examples(tokens: Path, source: str, wanted: Sequence[int], count: int) -> list[Example]:
-    """Reads sequences of a source: those wanted, then the first ones until there are `count`."""
-    table = ds.dataset(tokens)
-    in_source = ds.field("source") == source
-    numbers = table.to_table(columns=["sequence"], filter=in_source)["sequence"]
-    existing = sorted(pc.unique(numbers).to_pylist())
-    chosen = list(dict.fromkeys([*wanted, *existing]))[: max(count, len(wanted))]
-    rows = table.to_table(filter=in_source & ds.field("sequence").isin(chosen))
-    return [
-        _example(source, number, rows.filter(pc.equal(rows["sequence"], number)))
-        for number in chosen
-    ]
+def read_examples(tokens: Path, source: str, numbers: Sequence[int]) -> list[Example]:
+    """Reads sequences of a source in the order of `numbers`; those without rows are left out."""
+    chosen = (ds.field("source") == source) & ds.field("sequence").isin(list(numbers))
+    rows = ds.dataset(tokens).to_table(filter=chosen)
+    of_each = {number: rows.filter(pc.equal(rows["sequence"], number)) for number in numbers}
+    return [_example(source, number, its) for number, its in of_each.items() if len(its)]
 
 
 def _example(source: str, number: int, rows: pa.Table) -> Example:
     rows = rows.sort_by("position")
     upos = rows["upos"].to_pylist()
     names = [name for name in Example.__dataclass_fields__ if name in READOUTS]
+    read_outs: dict[str, Any] = {name: _stacked(rows[name]) for name in names}
     return Example(
         source,
         number,
@@ -153,7 +148,7 @@ def _example(source: str, number: int, rows: pa.Table) -> Example:
         nats=rows["nats"].to_numpy(),
         step_weights=_stacked(rows["step_weights"]),
         length=len(rows),
-        **{name: _stacked(rows[name]) for name in names},
+        **read_outs,
     )
 
 

@@ -1,235 +1,26 @@
-"""The page of routing: what the file holds, and what a reader sees of it in Chromium."""
+"""The page of routing: what a reader sees of it in Chromium."""
 
 import dataclasses
-import html
-import json
-import re
-import shutil
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.study.routing.page import page as page_module
-from dualpath_cli.study.routing.page.examples import Example
-from dualpath_cli.study.routing.page.page import ALPHABET, MOST_BYTES, write
-
-NASTY = (
-    "He", " said", ",", " \"it's\"", "\n", "</script><!--", "<img src=x onerror=hit()>", "&lt;",
-    "\u2028", "\ufffd", "\t", "  two", "\u202eleft", "\x00", "\r\n", "", "{{data}}", "é", "日本",
-    "x" * 90, "`${hit()}`", "\\u003c",
-)  # fmt: skip
-LAYERS = (1, 4, 9)
-
-
-def example(
-    tokens: Sequence[str], source="gsm8k", number=0, layers=3, loops=4, length=None, upos=True
-):
-    """Random read-outs, in float32 as models have them, of many sizes."""
-    draw = np.random.default_rng([len(tokens), number, layers, loops])
-    shape = (len(tokens), layers)
-    deep, wide = draw.random((2, *shape), np.float32)
-    updates = (10 ** draw.uniform(-5.5, 5.5, (2, *shape))).astype(np.float32)
-    gated = np.array([deep, wide]) * updates
-    weights = draw.dirichlet(np.ones(loops), shape).astype(np.float32)
-    return Example(
-        source,
-        number,
-        tuple(tokens),
-        tuple(draw.choice(["NOUN", "NUM", "", "X"], len(tokens))) if upos else None,
-        draw.exponential(3, len(tokens)).astype(np.float32),
-        deep,
-        wide,
-        *updates,
-        draw.uniform(-1, 1, shape).astype(np.float32),
-        gated[0] / gated.sum(0),
-        weights,
-        length or len(tokens),
-    )
-
-
-def data_of(path: Path) -> dict:
-    return json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(), re.DOTALL)[1])
-
-
-def codes(text: str, letters: int) -> np.ndarray:
-    numbers = np.array([ALPHABET.index(letter) for letter in text]).reshape(-1, letters)
-    return numbers @ 64 ** np.arange(letters)[::-1]
-
-
-def fixed(value: float) -> str:
-    if np.isnan(value):
-        return "–"
-    return f"{value:.3f}".replace("-0.000", "0.000").replace("-", "−")
-
-
-def three(value: float) -> str:
-    if not np.isfinite(value):
-        return "–" if np.isnan(value) else "∞"
-    digits, exponent = f"{value:.2e}".split("e")
-    number = float(f"{digits}e{exponent}")
-    if number == 0 or number >= 1000:
-        return f"{number:,.0f}"
-    return f"{number:.{2 - int(exponent)}f}"
-
-
-def shown(example: Example, token: int, layer: int | None) -> dict[str, str]:
-    """What the panel is to show, from the exact numbers; None is the mean over layers."""
-
-    def value(array: np.ndarray) -> float:
-        array = array[token].astype(np.float64)
-        if layer is not None:
-            return array[layer]
-        numbers = array[~np.isnan(array)] if array.ndim == 1 else array
-        return numbers.mean(axis=0) if len(numbers) else np.nan
-
-    steps = np.arange(1, example.step_weights.shape[-1] + 1)
-    weights = value(example.step_weights)
-    return {
-        "nats": three(example.nats[token]),
-        "deep": fixed(value(example.gate_deep)),
-        "wide": fixed(value(example.gate_wide)),
-        "sizeDeep": three(value(example.update_deep)),
-        "sizeWide": three(value(example.update_wide)),
-        "cosine": fixed(value(example.cosine)),
-        "share": fixed(value(example.deep_share)),
-        "loops": three(value((example.step_weights * steps).sum(-1))),
-        "weights": " ".join(f"{k}: {fixed(w)}" for k, w in zip(steps, weights, strict=True)),
-    }
-
-
-def test_fifty_long_examples_stay_below_the_limit_and_are_cut_alike(tmp_path: Path):
-    tokens = ["</ugly>\n\u2028" if i % 7 == 0 else " token" for i in range(4096)]
-    one = example(tokens, layers=16)
-    many = [dataclasses.replace(one, source=f"s{i % 4}", number=i) for i in range(49)]
-    path = write(tmp_path / "p.html", "t", [], range(16), [*many, example("ab", layers=16)])
-    *long, short = data_of(path)["examples"]
-    (kept,) = {len(each["tokens"]) for each in long}
-    assert (kept > 200, len(short["tokens"])) == (True, 2)
-    assert {each["length"] for each in long} == {4096}
-    # Another token of each would not have fitted.
-    assert MOST_BYTES - 49 * 500 < path.stat().st_size < MOST_BYTES
-
-
-def test_what_cannot_fit_is_refused_with_a_way_out(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(page_module, "MOST_BYTES", 1000)
-    with pytest.raises(UserError, match=r"1 sequences do not fit .* choose fewer"):
-        write(tmp_path / "p.html", "t", [], LAYERS, [example("a")])
-    assert not list(tmp_path.iterdir())
-
-
-@given(arrays(np.float32, (2, 3), elements=st.floats(0, 4, width=32) | st.just(np.nan)))
-def test_gates_are_written_to_the_digits_shown(values):
-    written = page_module._thousandths(values).ravel()
-    expected = ["–" if np.isnan(each) else f"{each:.3f}" for each in values.ravel()]
-    assert ["–" if each == 4095 else f"{each / 1000:.3f}" for each in written] == expected
-
-
-@given(
-    st.floats(np.float32(1e-30), np.float32(1e30), width=32)
-    | st.sampled_from([0.0, np.nan, np.inf])
+from tests.study.routing.pages import (
+    FIRST,
+    LAYERS,
+    NASTY,
+    OTHER,
+    SECOND,
+    WORDS,
+    example,
+    fixed,
+    panel,
+    place,
+    press,
+    shown,
+    token,
+    tokens_of,
 )
-def test_norms_are_written_to_the_digits_shown(value):
-    code = int(page_module._digits(np.array([value], np.float32))[0])
-    text = {0: "0.00e+00", 262143: "nan", 262142: "inf"}.get(code)
-    exponent, mantissa = divmod(code - 1, 900)
-    assert (text or f"{(mantissa + 100) / 100:.2f}e{exponent - 145:+03d}") == f"{value:.2e}"
-
-
-def test_the_file_is_alone_and_its_data_are_safe(tmp_path: Path):
-    facts = [("model", "<b>&"), ("tagger", "{{data}}")]
-    path = write(tmp_path / "p.html", "a</title><script>hit()", facts, LAYERS, [example(NASTY)])
-    text = path.read_text()
-    assert not re.search(r"https?:|//\w+\.\w|@import|url\(", text)
-    assert (text.count("<script"), text.count("</script>"), text.count("<!--")) == (2, 2, 0)
-    assert "<dt>model</dt><dd>&lt;b&gt;&amp;</dd>" in text
-    assert html.escape("a</title><script>hit()") in text
-    (record,) = data_of(path)["examples"]
-    assert tuple(record["tokens"]) == NASTY
-
-
-# Of what a reader sees: one browser, and a page of two sources for each test.
-
-WORDS = ("The", " quick", " brown", " fox", "\n", "jumps", " over", " 12", " dogs", ".") * 12
-FIRST = example(NASTY)
-SECOND = dataclasses.replace(example(WORDS, number=3, upos=False), length=4096)
-OTHER = example(WORDS[:40], source="text", number=7)
-FIRST.deep_share[0] = FIRST.nats[0] = FIRST.cosine[0, 1] = np.nan
-FIRST.update_deep[2, 0] = np.inf
-SECOND.deep_share[3] = 0.0  # the ends and the middle of the colours
-SECOND.deep_share[5] = 1.0
-SECOND.deep_share[7] = 0.5
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("needs the program chromium")
-    with playwright.sync_playwright() as driver:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = driver.chromium.launch(executable_path=program, args=arguments)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def visit(chromium, tmp_path: Path):
-    """Opens a page of examples, and at the end asserts that it met no error and no network."""
-    met, contexts = [], []
-
-    def opened(examples=(FIRST, SECOND, OTHER), layers=LAYERS, width=1300, scheme="light"):
-        path = write(tmp_path / "page.html", "small/mix", [("model", "x")], layers, examples)
-        context = chromium.new_context(
-            viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True
-        )
-        contexts.append(context)
-        tab = context.new_page()
-        tab.on("console", lambda message: met.append(message.text))
-        tab.on("pageerror", lambda error: met.append(str(error)))
-        tab.on("dialog", lambda dialog: met.append(dialog.message))
-        tab.on("request", lambda request: met.append(request.url))
-        tab.goto(path.as_uri())
-        return tab
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert set(met) <= {(tmp_path / "page.html").as_uri(), "data:,"}
-
-
-def panel(tab) -> dict[str, str]:
-    fields = "list => Object.fromEntries(list.map(e => [e.dataset.field, e.textContent]))"
-    weights = "list => list.map(e => e.textContent).join(' ')"
-    return {
-        **tab.eval_on_selector_all("#panel [data-field]", fields),
-        "weights": tab.eval_on_selector_all("#weights span", weights),
-    }
-
-
-def tokens_of(tab, source="gsm8k") -> list[str]:
-    selector = f"[data-source={source}] .token"
-    return tab.eval_on_selector_all(selector, "list => list.map(e => e.textContent)")
-
-
-def token(tab, number: int, source="gsm8k"):
-    return tab.locator(f"[data-source={source}] .token").nth(number)
-
-
-def press(tab, *keys: str) -> None:
-    for key in keys:
-        tab.keyboard.press(key)
-
-
-def place(tab) -> str:
-    return tab.inner_text("#place")
-
 
 COLOURS = """list => {
   const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -286,7 +77,7 @@ def test_a_token_pointed_at_shows_its_exact_numbers(visit):
         assert panel(tab) == shown(FIRST, number, None)
     token(tab, 2).hover()
     assert place(tab) == "gsm8k · sequence 0 · position 2"
-    assert tab.inner_text("[data-tag]") == (FIRST.upos[2] or "–")
+    assert tab.inner_text("#tag") == (FIRST.upos[2] or "–")
     token(tab, 11).hover()
     assert tab.inner_text("#word") == "␣␣two"
     tab.focus("#layer")
@@ -311,12 +102,12 @@ def test_the_mean_of_a_sequence_is_that_of_its_layer(visit):
 def test_charts_have_a_segment_a_step_and_a_bar_a_layer(visit):
     tab = visit()
     token(tab, 5).hover()
-    tab.locator("#bars span").nth(1).click()
-    widths = tab.eval_on_selector_all("#steps li", "list => list.map(e => e.offsetWidth)")
+    tab.locator(".bars span").nth(1).click()
+    widths = tab.eval_on_selector_all(".steps li", "list => list.map(e => e.offsetWidth)")
     expected = FIRST.step_weights[5, 1] * sum(widths)
     assert np.abs(widths - expected).max() < 2
     bars = tab.eval_on_selector_all(
-        "#bars span", "list => list.map(e => [e.title, e.className.includes('now')])"
+        ".bars span", "list => list.map(e => [e.title, e.className.includes('now')])"
     )
     assert bars == [
         [f"layer {layer}: {fixed(FIRST.deep_share[5, i])}", i == 1]
@@ -385,7 +176,7 @@ def test_keys(visit):
     assert place(tab) == "Point at a token, or press j."  # its text went
     press(tab, "j")
     assert place(tab) == "gsm8k · sequence 3 · position 0"
-    assert tab.inner_text("[data-tag]") == "–"
+    assert tab.inner_text("#tag") == "–"
     press(tab, "p", "ArrowRight", "ArrowRight", "ArrowLeft")
     assert tokens_of(tab)[0] == "He"
     assert tab.inner_text("#where") == "Layer 1"

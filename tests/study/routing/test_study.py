@@ -29,7 +29,7 @@ FIGURES = {
     "depth", "polarisation", "gate_density", "gate_density_layers", "tokens", "layers_by_token",
     "parts_of_speech", "parts_of_speech_box",
 }  # fmt: skip
-FILES = {"routing.parquet", "passes", "summary.json", "claims.csv", "index.html"}
+FILES = {"routing.parquet", "passes", "page", "summary.json", "claims.csv", "index.html"}
 PER_LAYER = ["gate_deep", "gate_wide", "update_deep", "update_wide", "cosine", "deep_share",
              "expected_loops"]  # fmt: skip
 
@@ -311,7 +311,7 @@ def test_without_a_tagger_nothing_is_told_of_parts_of_speech(run: Path, by_lette
 def test_what_is_done_is_not_read_again(
     run: Path, texts: Path, by_letter, forwards: Forwards, capsys
 ):
-    sources = ["--sources", f"a={texts / 'val.jsonl'}", f"b={texts / 'train.jsonl'}"]
+    sources = ["--sources", f"a={texts / 'val.jsonl'}", f"b={texts / 'train.jsonl'}", "--no_costs"]
     forwards.names.clear()
     whole = routing(run, *sources, "--out", str(run / "whole"))
     batches = len(forwards.names)
@@ -320,8 +320,9 @@ def test_what_is_done_is_not_read_again(
     assert main(["routing", "--ckpt_path", str(run), *sources, *out]) == 130
     left = [path for path in (run / "parts").rglob("*") if path.is_file()]
     kinds = sorted((path.name[:2], path.suffix) for path in left)
-    assert kinds == [("a-", ".npz"), ("a-", ".parquet")]  # nothing half-written
-    assert "1 of 4 passes are kept; the same command continues" in capsys.readouterr().out
+    # The reading and the lens of the first source; nothing half-written.
+    assert kinds == [("a-", ".npz"), ("a-", ".npz"), ("a-", ".parquet")]
+    assert "2 of 6 passes are kept; the same command continues" in capsys.readouterr().out
     forwards.names.clear()
     forwards.allowed = float("inf")
     parts = routing(run, *sources, *out)

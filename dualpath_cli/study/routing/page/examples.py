@@ -1,6 +1,7 @@
 """Example: the read-outs of one sequence, token by token, for figures, the page and the terminal.
 
-Shapes: N tokens, L layers with gates, K loops.
+Shapes: N tokens, L layers with gates, K loops, S = K + 3 states of a layer: its input, those of the
+loops, of the wide path, its output.
 """
 
 import math
@@ -39,6 +40,17 @@ class Example:
     """Weight of each step in h_deep, (N, L, K)."""
     length: int
     """Tokens of the whole sequence, of which these are the first."""
+    said: npt.NDArray[np.int32] | None = None
+    """Ids of the next tokens that each state makes likeliest, (N, L, S, 3); the fields from here on
+    are for the page."""
+    shares: Floats | None = None
+    """Their probabilities, (N, L, S, 3)."""
+    next_ids: npt.NDArray[np.int32] | None = None
+    """The token that really comes next, (N,); -1 where the text was cut."""
+    next_nats: Floats | None = None
+    """Its loss, (N,)."""
+    costs: Floats | None = None
+    """Nats that forcing adds to its loss, in all layers and in each, (N, 1 + L, F)."""
 
     def first(self, count: int) -> "Example":
         """Returns the example cut to its first tokens."""
@@ -48,6 +60,18 @@ class Example:
             if isinstance(values, tuple | np.ndarray)
         }
         return replace(self, **per_token)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What one model made of the sequences of a page."""
+
+    name: str
+    loops: int
+    examples: Sequence[Example]
+    """The same sequences in the same order for every model of a page."""
+    forced: Sequence[str] = ()
+    """What is forced in `Example.costs`, (F,)."""
 
 
 def share_reach(shares: Sequence[Floats]) -> float:

@@ -1,40 +1,29 @@
 """The page on which the routing of a model is read token by token: one HTML file, no network.
 
-The numbers are written as the page shows them, so every digit on it is the exact value's, rounded:
+It is `page.html` with its style, its scripts, a head of JSON and the columns of numbers
+(`encoding.py`): the part of speech of every token, then what each model made of it. The script
+`numbers.js` reads the columns in the order in which `_columns` writes them.
 
-- gates, cosines, shares and step weights in thousandths, two letters of a 64-letter alphabet each;
-- norms, losses and expected loops with three digits and an exponent, three letters each.
-
-A token has a row of numbers for the mean of all layers, then one for each layer.
-
-Shapes: N tokens, L layers with gates, K loops, R rows, one more than L.
+Shapes: N tokens, M of all examples, L layers with gates, K loops, R rows, one more than L.
 """
 
 import html
 import json
 import re
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.atomic import write_text
-from dualpath_cli.study.routing.page.examples import Example, Floats, share_reach
+from dualpath_cli.study.routing.page import encoding
+from dualpath_cli.study.routing.page.encoding import Codes
+from dualpath_cli.study.routing.page.examples import Example, Floats, Model, share_reach
 
-MOST_BYTES = 5_000_000
-"""Of the file: what mail and browsers take without complaint."""
-
-ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-SHORT_NAN = 64**2 - 1
-LONG_NAN, LONG_INFINITE = 64**3 - 1, 64**3 - 2
-LEAST_EXPONENT = -145
-"""Of a number with three digits; 64³ codes reach from here to 145."""
-
-Codes = npt.NDArray[np.int64]
+SCRIPTS = ("numbers", "texts", "panel", "early", "density", "link", "keys")
+"""Files of the script, in their order; one module together."""
 
 
 def write(
@@ -42,21 +31,30 @@ def write(
     title: str,
     facts: Sequence[tuple[str, str]],
     layers: Sequence[int],
-    examples: Sequence[Example],
+    models: Sequence[Model],
+    token_values: Sequence[bytes] = (),
 ) -> Path:
-    """Writes the page of some examples, one column a source; returns its path.
+    """Writes the page of what models made of some examples; returns its path.
 
-    Where all tokens would make it too large, each example is cut to its first ones, all to the same
-    number. Raises UserError where not even one token of each fits.
+    Examples have a column for each source and model. `token_values` are the bytes of each id that
+    an example names. Where all tokens would make the page too large, each example is cut to its
+    first ones, all to the same number. Raises UserError where not even one token of each fits.
     """
-    bare = _page(title, facts, layers, examples, 0)
-    kept = _tokens_that_fit(examples, MOST_BYTES - 1 - len(bare.encode()))
-    if kept == 0:
+
+    def page(kept: int) -> str:
+        return _page(title, facts, layers, models, token_values, kept)
+
+    least = len(page(1).encode())
+    if least >= encoding.MOST_BYTES:
         raise UserError(
-            f"{len(examples):,} sequences do not fit on a page of {MOST_BYTES:,} bytes; "
-            "choose fewer"
+            f"{len(models[0].examples):,} sequences do not fit on a page of "
+            f"{encoding.MOST_BYTES:,} bytes; choose fewer"
         )
-    write_text(path, _page(title, facts, layers, examples, kept))
+    kept = max(len(example.tokens) for example in models[0].examples)
+    while (size := len((text := page(kept)).encode())) >= encoding.MOST_BYTES:
+        room = (encoding.MOST_BYTES - least) / (size - least)
+        kept = min(kept - 1, max(1, int(kept * room)))
+    write_text(path, text)
     return path
 
 
@@ -64,62 +62,133 @@ def _page(
     title: str,
     facts: Sequence[tuple[str, str]],
     layers: Sequence[int],
-    examples: Sequence[Example],
+    models: Sequence[Model],
+    token_values: Sequence[bytes],
     kept: int,
 ) -> str:
     """Fills the template with the first tokens of each example, `kept` at most."""
-    tags = sorted({tag for example in examples for tag in example.upos or ()})
-    cut = [example.first(kept) for example in examples]
-    data = {
+    read = [[example.first(kept) for example in model.examples] for model in models]
+    tags = sorted({tag for example in read[0] for tag in example.upos or ()})
+    ids = _ids(read)
+    columns = _columns(read, tags, ids)
+    head = {
         "layers": list(layers),
-        "loops": examples[0].step_weights.shape[-1],
-        "reach": share_reach([example.deep_share for example in cut]),
+        "reach": share_reach([example.deep_share for examples in read for example in examples]),
         "tags": tags,
-        "examples": [_record(example, tags) for example in cut],
+        "columns": len(columns),
+        "examples": [
+            {"source": e.source, "number": e.number, "length": e.length, "count": len(e.tokens)}
+            for e in read[0]
+        ],
+        "models": [
+            {
+                "name": model.name,
+                "loops": model.loops,
+                "said": examples[0].said is not None,
+                "forced": list(model.forced),
+                "means": [_mean_shares(example) for example in examples],
+            }
+            for model, examples in zip(models, read, strict=True)
+        ],
     }
+    texts = {
+        "tokens": [example.tokens for example in read[0]],
+        "said": [token_values[id].decode("utf-8", "replace") for id in ids.tolist()],
+    }
+    here = Path(__file__).parent
     terms = (f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts)
     content = {
         "title": html.escape(title),
         "facts": "\n".join(terms),
-        "data": _json(data),
-        "alphabet": ALPHABET,
+        "style": (here / "style.css").read_text(encoding="utf-8"),
+        "head": _json(head),
+        "packed": encoding.packed(columns, json.dumps(texts)),
+        "script": "\n".join((here / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS),
     }
-    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    template = (here / "page.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: content[match[1]], template)
 
 
-def _record(example: Example, tags: Sequence[str]) -> dict[str, Any]:
-    upos = None
-    if example.upos is not None:
-        upos = _letters(_two(np.array([tags.index(tag) for tag in example.upos], np.int64)))
-    share = _with_mean(example.deep_share)
-    return {
-        "source": example.source,
-        "number": example.number,
-        "length": example.length,
-        "tokens": list(example.tokens),
-        "upos": upos,
-        "nats": _letters(_three(_digits(example.nats))),
-        "rows": _letters(_rows(example)),
-        "means": _letters(_two(_thousandths(_mean(share, axis=0)))),
-    }
+def _columns(read: Sequence[Sequence[Example]], tags: Sequence[str], ids: Codes) -> list[Codes]:
+    """Returns the codes of all tokens, (M,) each; `ids` are those of the table of texts."""
+    upos = [
+        [1 + tags.index(tag) for tag in example.upos or ()] or [0] * len(example.tokens)
+        for example in read[0]
+    ]
+    columns = [np.concatenate([np.array(numbers, np.int64) for numbers in upos])]
+    for examples in read:
+        columns += _read_outs(examples)
+        if examples[0].said is not None:
+            columns += _said(examples, ids)
+        if examples[0].costs is not None:
+            costs = _joined([example.costs for example in examples])
+            columns += list(encoding.hundredths(costs).reshape(len(costs), -1).T)
+    return columns
 
 
-def _rows(example: Example) -> Codes:
-    """Returns the letters' numbers of every token and row, (N, R, 17 + 2K)."""
-    steps = example.step_weights
+def _read_outs(examples: Sequence[Example]) -> list[Codes]:
+    """The loss, then each read-out for the mean of all layers and for each layer."""
+    steps = _joined([example.step_weights for example in examples])
     loops = (steps * np.arange(1, steps.shape[-1] + 1)).sum(-1)
+
+    def all_of(name: str) -> Floats:
+        return _joined([getattr(example, name) for example in examples])
+
     short = [
-        example.gate_deep,
-        example.gate_wide,
-        example.cosine + 1.0,  # no signs in the letters
-        example.deep_share,
+        all_of("gate_deep"),
+        all_of("gate_wide"),
+        all_of("cosine") + 1.0,  # codes have no signs
+        all_of("deep_share"),
         *np.moveaxis(steps, -1, 0),
     ]
-    long = [example.update_deep, example.update_wide, loops]
-    letters = [_two(_thousandths(_with_mean(values))) for values in short]
-    letters += [_three(_digits(_with_mean(values))) for values in long]
-    return np.concatenate(letters, axis=-1)
+    long = [all_of("update_deep"), all_of("update_wide"), loops]
+    columns = [encoding.digits(all_of("nats"))]
+    for values in short:
+        columns += list(encoding.thousandths(_with_mean(values)).T)
+    for values in long:
+        columns += list(encoding.digits(_with_mean(values)).T)
+    return columns
+
+
+def _said(examples: Sequence[Example], ids: Codes) -> list[Codes]:
+    """What really comes next and its loss, then what each state says, and how sure it is."""
+    said, shares = (
+        _joined([getattr(example, name) for example in examples]) for name in ("said", "shares")
+    )
+    next_ids = _joined([example.next_ids for example in examples])
+    place = np.zeros(1 + max(0, ids.max(initial=0)), np.int64)
+    place[ids] = np.arange(len(ids))
+    states = (len(said), -1, said.shape[-1])
+    return [
+        np.where(next_ids >= 0, 1 + place[next_ids], 0),
+        encoding.digits(_joined([example.next_nats for example in examples])),
+        *encoding.said(place[said].reshape(states)).reshape(len(said), -1).T,
+        *encoding.percents(shares.reshape(states)).reshape(len(said), -1).T,
+    ]
+
+
+def _ids(read: Sequence[Sequence[Example]]) -> Codes:
+    """All ids that are named, the most frequent first."""
+    named = [
+        np.ravel(values)
+        for examples in read
+        for example in examples
+        for values in (example.said, example.next_ids)
+        if values is not None
+    ]
+    ids, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *named]), return_counts=True)
+    ordered = ids[np.argsort(-counts, kind="stable")]
+    return ordered[ordered >= 0]
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    return np.concatenate(parts)
+
+
+def _mean_shares(example: Example) -> list[float | None]:
+    """Mean deep share of the mean of all layers and of each layer, in thousandths."""
+    means = _mean(_with_mean(example.deep_share), axis=0)
+    return [None if np.isnan(mean) else round(float(mean), 3) for mean in means]
 
 
 def _with_mean(values: Floats) -> Floats:
@@ -132,61 +201,6 @@ def _mean(values: Floats, axis: int) -> Floats:
     count = (~np.isnan(values)).sum(axis)
     with np.errstate(invalid="ignore"):
         return np.nansum(values, axis, dtype=np.float64) / count
-
-
-def _thousandths(values: Floats) -> Codes:
-    """Returns codes of numbers from 0 to 4, rounded to thousandths."""
-    rounded = np.rint(np.clip(values, 0, 4).astype(np.float64) * 1000)
-    return np.where(np.isnan(values), SHORT_NAN, rounded).astype(np.int64)
-
-
-def _digits(values: Floats) -> Codes:
-    """Returns codes of numbers that are not negative, rounded to three digits; 0 is zero's."""
-    values = np.maximum(values, 0).astype(np.float64)  # a loss may lie a rounding below
-    ordinary = np.isfinite(values) & (values > 0)
-    plain = np.where(ordinary, values, 1.0)
-    exponent = np.floor(np.log10(plain))
-    # A power of ten is exact only if it is not negative: multiply by one or divide by one.
-    up, down = 10.0 ** np.maximum(2 - exponent, 0), 10.0 ** np.maximum(exponent - 2, 0)
-    mantissa = np.rint(plain * up / down)
-    # A mantissa rounded up to 1000 has the code of the next exponent's 100, as it should.
-    codes = (exponent - LEAST_EXPONENT) * 900 + (mantissa - 100) + 1
-    codes = np.where(ordinary, codes.clip(1), 0)
-    codes = np.where(np.isinf(values), LONG_INFINITE, codes)
-    return np.where(np.isnan(values), LONG_NAN, codes).astype(np.int64)
-
-
-def _two(codes: Codes) -> Codes:
-    return np.stack([codes >> 6, codes & 63], axis=-1)
-
-
-def _three(codes: Codes) -> Codes:
-    return np.stack([codes >> 12, codes >> 6 & 63, codes & 63], axis=-1)
-
-
-def _letters(numbers: Codes) -> str:
-    return np.frombuffer(ALPHABET.encode(), np.uint8)[numbers].tobytes().decode("ascii")
-
-
-def _tokens_that_fit(examples: Sequence[Example], room: int) -> int:
-    """Returns to how many first tokens each example can be cut to have all in `room` bytes."""
-    costs = [_bytes_of_first(example) for example in examples]
-    fits, too_many = 0, max(map(len, costs))
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        if sum(cost[min(middle, len(cost) - 1)] for cost in costs) <= room:
-            fits = middle
-        else:
-            too_many = middle
-    return fits
-
-
-def _bytes_of_first(example: Example) -> list[int]:
-    """Returns how many bytes the first n tokens take, for n from 0 to N."""
-    layers, loops = example.step_weights.shape[1:]
-    numbers = (layers + 1) * (17 + 2 * loops) + 3 + 2  # the loss and the part of speech
-    texts = (len(_json(token)) + len(", ") for token in example.tokens)
-    return list(accumulate((numbers + text for text in texts), initial=0))
 
 
 def _json(value: object) -> str:

@@ -1,0 +1,51 @@
+// Keys, themes, and the start.
+
+const system = matchMedia("(prefers-color-scheme: dark)");
+const isDark = () => root.dataset.theme ? root.dataset.theme === "dark" : system.matches;
+const pressDark = () => { $("dark").ariaPressed = isDark(); };
+function toggleDark() {
+  root.dataset.theme = isDark() ? "light" : "dark";
+  try { localStorage.setItem("dualpath-theme", root.dataset.theme); } catch { /* as below */ }
+  pressDark();
+}
+
+const KEYS = {
+  ArrowLeft: () => setRow(state.row - 1), ArrowRight: () => setRow(state.row + 1),
+  m: () => setRow(0), d: toggleDark, "?": () => $("keys").showModal(),
+  j: () => step(1), k: () => step(-1), c: () => $("copy").click(),
+  n: () => open(state.active, state.active.at + 1),
+  p: () => open(state.active, state.active.at - 1),
+  Escape: () => { state.pinned = false; pick(null); draw(); },
+};
+document.addEventListener("keydown", (event) => {
+  const { key, target } = event, number = "123456789".indexOf(key);
+  if (event.ctrlKey || event.altKey || event.metaKey || $("keys").open) return;
+  const own = target.closest("select, input[type=number]") && key !== "Escape";
+  if (own || target.id === "layer" && key.startsWith("Arrow")) return;
+  const token = target.closest(".token"), press = token && (key === "Enter" || key === " ");
+  const act = press ? () => token.click()
+    : number >= 0 ? () => activate(columns[number]) : KEYS[key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+});
+
+for (const [name, [, , , label]] of Object.entries(FIELDS)) {
+  if (label) $("colour").append(make("option", { value: name }, label));
+}
+$("layer").max = layers.length;
+$("layer").oninput = () => setRow(+$("layer").value);
+$("colour").onchange = () => setColour($("colour").value);
+$("full").onchange = () => setColour(state.colour);
+$("dark").onclick = toggleDark, $("help").onclick = KEYS["?"];
+new ResizeObserver(([bar]) => root.style.setProperty("--bar", `${bar.target.offsetHeight}px`))
+  .observe(document.querySelector(".bar"));
+try {
+  const theme = localStorage.getItem("dualpath-theme");
+  if (theme === "dark" || theme === "light") root.dataset.theme = theme;
+} catch { /* a browser may refuse it to files: the system's choice stands */ }
+system.onchange = pressDark, pressDark();
+for (const [c] of groups) open(c, 0);
+activate(columns[0]), setColour("share"), setRow(0);
+followAddress();
+addEventListener("hashchange", followAddress);

@@ -1,0 +1,87 @@
+// The panel: all read-outs of the token that is shown, of every model.
+
+const readOuts = (names) => names.flatMap((name) => {
+  const values = models.map((model, m) => {
+    const dd = make("dd");
+    dd.dataset.field = name, dd.dataset.model = m;
+    return dd;
+  });
+  return make("div", {}, make("dt", { innerHTML: FIELDS[name][0] }), ...values);
+});
+const named = (model) => models.length > 1 ? [make("p", { className: "of" }, model.name)] : [];
+const charts = models.map((model, m) => {
+  const steps = Array.from({ length: model.loops }, (_, k) => {
+    const li = make("li");
+    li.style.setProperty("--k", (k + 1) / model.loops);
+    return li;
+  });
+  const weights = steps.map(() => make("span"));
+  const bars = layers.map((_, i) => make("span", { onclick: () => setRow(i + 1) }, make("i")));
+  const ends = [...new Set([layers[0], layers.at(-1)])].map((n) => make("span", {}, `layer ${n}`));
+  const list = make("ol", { className: "steps", ariaHidden: true }, ...steps);
+  const chart = make("div", { className: "bars", ariaHidden: true }, ...bars);
+  const caption = make("figcaption", { innerHTML: "ρ<sub>d</sub> by layer",
+    title: "The line is at ½; a dot where the answer flips" });
+  $("charts").append(...named(model),
+    make("figure", { className: "chart" }, make("figcaption", {}, "Weight of each step"), list,
+      make("div", { className: "weights" }, ...weights)),
+    make("figure", { className: "chart" }, caption, chart,
+      make("div", { className: "ends" }, ...ends)));
+  return { steps, weights, bars };
+});
+function drawCharts(e, m, i) {
+  const { steps, weights, bars } = charts[m], { row } = state;
+  steps.forEach((li, k) => {
+    const w = e ? weight(e, i, row, k) : NaN;
+    li.style.flexGrow = w || 0;
+    weights[k].textContent = `${k + 1}: ${fixed(w)}`;
+  });
+  bars.forEach((bar, l) => {
+    const v = e ? FIELDS.share[1](e, i, l + 1) : NaN, flips = e && flipsIn(e, i, l);
+    bar.title = `layer ${layers[l]}: ${fixed(v)}${flips ? ", the answer flips" : ""}`;
+    bar.style.setProperty("--v", Number.isNaN(v) ? 0.5 : v);
+    bar.className = [v < 0.5 && "wide", l + 1 === row && "now", flips && "flips"]
+      .filter(Boolean).join(" ");
+  });
+}
+function draw() {
+  const { row, shown, pinned } = state, i = shown?.i;
+  const of = models.map((_, m) => shown && shown.c.group[m].examples[shown.c.at]);
+  $("panel").classList.toggle("pinned", pinned);
+  $("where").textContent = where(row)[0].toUpperCase() + where(row).slice(1);
+  for (const dd of $("panel").querySelectorAll("[data-field]")) {
+    const e = of[dd.dataset.model];
+    dd.textContent = e ? read(dd.dataset.field, e, i, row) : "–";
+  }
+  $("tag").textContent = shown && tags[code(0, of[0].first + i) - 1] || "–";
+  of.forEach((e, m) => {
+    drawCharts(e, m, i);
+    drawEarly(e, m, i);
+    drawCosts(e, m, i);
+  });
+  drawShown();
+  if (!shown) {
+    $("word").textContent = "\u00a0";
+    $("place").textContent = state.note || "Point at a token, or press j.";
+    return;
+  }
+  const e = of[shown.c.m], made = shown.c.spans[i], text = visible(e.tokens[i]);
+  for (const other of shown.c.group) {
+    if (other !== shown.c) other.spans[i].classList.add("echo");
+  }
+  made.classList.add("shown");
+  made.classList.toggle("pinned", pinned);
+  made.ariaPressed = pinned;
+  $("word").textContent = text;
+  $("place").textContent = `${e.source} · sequence ${e.number} · position ${i}`;
+  const shares = of.map((other) => read("share", other, i, row)).join(" and ");
+  $("spoken").textContent = `${text}, ${where(row)}: deep share ${shares}`;
+}
+$("of-token").append(...readOuts(["nats"]),
+  make("div", {}, make("dt", {}, "UPOS"), make("dd", { id: "tag" })));
+$("of-layer").append(...readOuts(Object.keys(FIELDS).filter((name) => name !== "nats")));
+if (models.length > 1) {
+  $("panel").classList.add("several");
+  const names = models.map((model) => make("span", {}, model.name));
+  $("of-token").before(make("div", { className: "models" }, make("span"), ...names));
+}

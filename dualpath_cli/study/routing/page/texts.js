@@ -1,0 +1,156 @@
+// The texts: a column for each source and model, whose tokens are coloured and can be pointed at.
+
+const state = { row: 0, colour: "share", shown: null, pinned: false, active: null, note: "" };
+
+// Characters without a shape get one; they stay in the text, for copying.
+const HIDDEN = /([\u0000-\u001f\u007f\u2028\u2029\u202a-\u202e\u2066-\u2069])/g;
+const mark = (c) => c === "\n" ? "↵" : c === "\t" ? "⇥"
+  : c < " " ? String.fromCharCode(0x2400 + c.charCodeAt(0)) : "◌";
+const visible = (text) => text.replaceAll(" ", "␣").replace(HIDDEN, mark) || "∅";
+const span = (text, i) => {
+  const made = make("span", { className: "token", tabIndex: i ? -1 : 0,
+    role: "button", ariaPressed: false });
+  made.append(...text.split(HIDDEN).map((part, at) => {
+    if (text && at % 2 === 0) return part;
+    const marked = make("span", { className: "mark" }, part);
+    marked.dataset.mark = text ? mark(part) : "∅";
+    return marked;
+  }));
+  made.dataset.i = i;
+  return made;
+};
+
+// The columns of a source are its group: they show the same sequence.
+const columns = [];
+const groups = [...new Set(examples.map((e) => e.source))].map((name, place) => {
+  const group = models.map((model, m) => column(name, m));
+  for (const c of group) c.group = group;
+  const box = make("input", { type: "checkbox", onchange: () => reveal(group, box.checked) });
+  group.box = box;
+  $("names").append(make("label", {}, box, name));
+  reveal(group, models.length === 1 || place === 0);
+  return group;
+});
+function column(name, m) {
+  const all = readings[m].filter((e) => e.source === name);
+  const c = { name, m, at: 0, place: -1, examples: all };
+  const turn = (by, sign, word) => make("button", { type: "button", textContent: sign,
+    ariaLabel: `${word} sequence of ${name}`, onclick: () => open(c, c.at + by) });
+  const start = (e) => e.tokens.slice(0, 16).join("").replace(HIDDEN, " ").trim().slice(0, 60);
+  c.back = turn(-1, "‹", "previous"), c.on = turn(1, "›", "next");
+  c.select = make("select", { ariaLabel: `sequence of ${name}`,
+    onchange: () => open(c, c.select.selectedIndex),
+  }, ...all.map((e) => make("option", {}, `${e.number}: ${start(e)}`)));
+  c.note = make("p", { className: "note" });
+  c.text = make("div", { className: "text", dir: "auto", translate: false });
+  const title = models.length > 1 ? `${name} · ${models[m].name}` : name;
+  columns.push(c);
+  c.section = make("section", { className: "source", ariaLabel: title },
+    make("h2", {}, make("kbd", {}, String(columns.length)), ` ${title}`),
+    make("div", { className: "turn" }, c.back, c.select, c.on), c.note, c.text);
+  c.section.dataset.source = name, c.section.dataset.model = m;
+  $("sources").append(c.section);
+  const placeOf = (event) => event.target.closest(".token")?.dataset.i;
+  const meet = (event) => { if (placeOf(event) && !state.pinned) show(c, +placeOf(event)); };
+  c.section.addEventListener("focusin", () => activate(c));
+  c.section.addEventListener("pointerdown", () => activate(c));
+  c.text.addEventListener("focusin", meet);
+  c.text.addEventListener("mouseover", (event) => { if (moved(event)) meet(event); });
+  c.text.addEventListener("click", (event) => { if (placeOf(event)) pin(c, +placeOf(event)); });
+  return c;
+}
+function reveal(group, visible) {
+  group.box.checked = visible;
+  for (const c of group) c.section.hidden = !visible;
+  if (state.active?.section.hidden) activate(columns.find((c) => !c.section.hidden));
+  if (state.active) drawDensity();
+}
+// A token that scrolls under a resting pointer is not pointed at.
+let pointer = "";
+function moved(event) { return pointer !== (pointer = `${event.clientX} ${event.clientY}`); }
+document.addEventListener("mousemove", moved);
+
+function open(chosen, to) {
+  if (!chosen.examples[to]) return;
+  if (state.shown?.c.group === chosen.group) show(null);
+  for (const c of chosen.group) {
+    Object.assign(c, { at: to, place: -1 });
+    c.select.selectedIndex = to, c.back.disabled = to === 0, c.on.disabled = !c.examples[to + 1];
+    c.spans = c.examples[to].tokens.map(span);
+    c.text.replaceChildren(...c.spans);
+    paint(c);
+  }
+  drawDensity();
+  keepLink();
+}
+function paint(c) {
+  const e = c.examples[c.at], [, readOut, , , scale] = FIELDS[state.colour];
+  c.spans.forEach((made, i) => {
+    const v = scale(readOut(e, i, state.row));
+    made.classList.toggle("none", Number.isNaN(v));
+    made.style.setProperty("--v", Number.isNaN(v) ? 0.5 : v);
+  });
+  const count = e.tokens.length.toLocaleString("en"), all = e.length.toLocaleString("en");
+  const length = e.tokens.length < e.length ? `first ${count} of ${all} tokens`
+    : all === "1" ? "1 token" : `${all} tokens`;
+  const mean = `mean deep share ${fixed(e.means[state.row])}`;
+  c.note.replaceChildren(make("span", {}, mean), make("span", {}, length));
+}
+function show(c, i) {
+  const before = state.shown;
+  for (const other of before?.c.group ?? []) {
+    other.spans[before.i].classList.remove("shown", "pinned", "echo");
+    other.spans[before.i].ariaPressed = false;
+  }
+  for (const other of c?.group ?? []) {
+    other.spans[Math.max(other.place, 0)].tabIndex = -1, other.spans[i].tabIndex = 0;
+    other.place = i;
+  }
+  state.shown = c && { c, i };
+  state.pinned &&= Boolean(c);
+  state.note = "";
+  draw();
+  keepLink();
+}
+function pin(c, i) {
+  const again = state.pinned && state.shown.c === c && state.shown.i === i;
+  state.pinned = !again;
+  show(c, i);
+}
+function activate(c) {
+  if (!c || c.section.hidden) return;
+  state.active = c;
+  for (const other of columns) other.section.classList.toggle("active", other === c);
+  drawDensity();
+  keepLink();
+}
+function step(by) {
+  const c = state.active;
+  if (c.section.hidden) return;
+  goTo(c, Math.min(Math.max(c.place + by, 0), c.spans.length - 1));
+}
+function goTo(c, i) {
+  show(c, i);
+  c.spans[i].focus({ preventScroll: true });
+  c.spans[i].scrollIntoView({ block: "nearest" });
+}
+function setRow(to) {
+  state.row = Math.min(Math.max(to, 0), layers.length);
+  $("layer").value = state.row, $("layer").ariaValueText = $("layer-name").value = where(state.row);
+  columns.forEach(paint);
+  draw();
+  drawDensity();
+  keepLink();
+}
+function setColour(name) {
+  $("colour").value = root.dataset.colour = state.colour = name;
+  const [low, ramp, high] = $("legend").children;
+  [low.textContent, ramp.firstChild.textContent, high.textContent] = FIELDS[name].slice(5);
+  $("full").parentElement.hidden = name !== "share";
+  if (name === "share") {
+    low.textContent = `wide ${+(0.5 - reach()).toFixed(2)}`;
+    high.textContent = `${+(0.5 + reach()).toFixed(2)} deep`;
+  }
+  columns.forEach(paint);
+  keepLink();
+}

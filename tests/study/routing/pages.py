@@ -1,0 +1,175 @@
+"""Pages for tests: examples with random read-outs, what a page shows of them, hands on a tab."""
+
+import base64
+import dataclasses
+import gzip
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dualpath_cli.study.routing.page.examples import Example, Model
+
+NASTY = (
+    "He", " said", ",", " \"it's\"", "\n", "</script><!--", "<img src=x onerror=hit()>", "&lt;",
+    "\u2028", "\ufffd", "\t", "  two", "\u202eleft", "\x00", "\r\n", "", "{{data}}", "é", "日本",
+    "x" * 90, "`${hit()}`", "\\u003c",
+)  # fmt: skip
+LAYERS = (1, 4, 9)
+
+
+def example(
+    tokens: Sequence[str], source="gsm8k", number=0, layers=3, loops=4, length=None, upos=True
+):
+    """Random read-outs, in float32 as models have them, of many sizes."""
+    draw = np.random.default_rng([len(tokens), number, layers, loops])
+    shape = (len(tokens), layers)
+    deep, wide = draw.random((2, *shape), np.float32)
+    updates = (10 ** draw.uniform(-5.5, 5.5, (2, *shape))).astype(np.float32)
+    gated = np.array([deep, wide]) * updates
+    weights = draw.dirichlet(np.ones(loops), shape).astype(np.float32)
+    return Example(
+        source,
+        number,
+        tuple(tokens),
+        tuple(draw.choice(["NOUN", "NUM", "", "X"], len(tokens))) if upos else None,
+        draw.exponential(3, len(tokens)).astype(np.float32),
+        deep,
+        wide,
+        *updates,
+        draw.uniform(-1, 1, shape).astype(np.float32),
+        gated[0] / gated.sum(0),
+        weights,
+        length or len(tokens),
+    )
+
+
+VALUES = [b"never", *(f" w{n}".encode() for n in range(1, 40)), b"\xff", b"</script>", b" \n"]
+"""The bytes of token ids that are named as next ones."""
+
+
+def detailed(bare: Example, forced=5) -> Example:
+    """An example with what each state says, which often is what the one before said, and costs."""
+    draw = np.random.default_rng([len(bare.tokens), bare.number])
+    tokens, layers, loops = bare.step_weights.shape
+    states = layers * (loops + 3)
+    said = draw.random((tokens, states, len(VALUES) - 1)).argsort(-1)[..., :3] + 1
+    for state in range(1, states):
+        order = draw.permutation(3)
+        as_before = draw.random(tokens) < 0.7
+        said[as_before, state] = said[as_before, state - 1][:, order]
+    shares = np.sort(draw.dirichlet([0.3] * 4, (tokens, states))[..., :3])[..., ::-1]
+    shape = (tokens, layers, loops + 3, 3)
+    next_ids = draw.choice(np.arange(1, len(VALUES)), tokens).astype(np.int32)
+    next_nats = draw.exponential(3, tokens).astype(np.float32)
+    costs = draw.normal(0, 2, (tokens, 1 + layers, forced)).astype(np.float32)
+    next_ids[-1], next_nats[-1], costs[-1] = -1, 0, np.nan
+    return dataclasses.replace(
+        bare,
+        said=said.reshape(shape).astype(np.int32),
+        shares=shares.reshape(shape).astype(np.float32),
+        next_ids=next_ids,
+        next_nats=next_nats,
+        costs=costs if forced else None,
+    )
+
+
+def model(examples: Sequence[Example], name="m", forced=()) -> Model:
+    """A page's model of some examples."""
+    return Model(name, examples[0].step_weights.shape[-1], examples, forced)
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    """The head of a page, and under `texts` and `codes` what is packed; codes are (columns, M)."""
+    page = path.read_text()
+    head, packed = (
+        re.search(rf'id="{name}">(.*?)</script>', page, re.DOTALL)[1] for name in ("head", "packed")
+    )
+    data, packed = json.loads(head), gzip.decompress(base64.b64decode(packed))
+    total = sum(example["count"] for example in data["examples"])
+    size = 3 * data["columns"] * total
+    planes = np.frombuffer(packed[:size], np.uint8).reshape(-1, 3, total).astype(int)
+    data["codes"] = planes[:, 0] << 16 | planes[:, 1] << 8 | planes[:, 2]
+    return data | {"texts": json.loads(packed[size:])}
+
+
+def fixed(value: float) -> str:
+    if np.isnan(value):
+        return "–"
+    return f"{value:.3f}".replace("-0.000", "0.000").replace("-", "−")
+
+
+def three(value: float) -> str:
+    if not np.isfinite(value):
+        return "–" if np.isnan(value) else "∞"
+    digits, exponent = f"{value:.2e}".split("e")
+    number = float(f"{digits}e{exponent}")
+    if number == 0 or number >= 1000:
+        return f"{number:,.0f}"
+    return f"{number:.{2 - int(exponent)}f}"
+
+
+def shown(example: Example, token: int, layer: int | None) -> dict[str, str]:
+    """What the panel is to show, from the exact numbers; None is the mean over layers."""
+
+    def value(array: np.ndarray) -> float:
+        array = array[token].astype(np.float64)
+        if layer is not None:
+            return array[layer]
+        numbers = array[~np.isnan(array)] if array.ndim == 1 else array
+        return numbers.mean(axis=0) if len(numbers) else np.nan
+
+    steps = np.arange(1, example.step_weights.shape[-1] + 1)
+    weights = value(example.step_weights)
+    return {
+        "nats": three(example.nats[token]),
+        "deep": fixed(value(example.gate_deep)),
+        "wide": fixed(value(example.gate_wide)),
+        "sizeDeep": three(value(example.update_deep)),
+        "sizeWide": three(value(example.update_wide)),
+        "cosine": fixed(value(example.cosine)),
+        "share": fixed(value(example.deep_share)),
+        "loops": three(value((example.step_weights * steps).sum(-1))),
+        "weights": " ".join(f"{k}: {fixed(w)}" for k, w in zip(steps, weights, strict=True)),
+    }
+
+
+WORDS = ("The", " quick", " brown", " fox", "\n", "jumps", " over", " 12", " dogs", ".") * 12
+FIRST = example(NASTY)
+SECOND = dataclasses.replace(example(WORDS, number=3, upos=False), length=4096)
+OTHER = example(WORDS[:40], source="text", number=7)
+FIRST.deep_share[0] = FIRST.nats[0] = FIRST.cosine[0, 1] = np.nan
+FIRST.update_deep[2, 0] = np.inf
+SECOND.deep_share[3] = 0.0  # the ends and the middle of the colours
+SECOND.deep_share[5] = 1.0
+SECOND.deep_share[7] = 0.5
+
+
+def panel(tab) -> dict[str, str]:
+    fields = "list => Object.fromEntries(list.map(e => [e.dataset.field, e.textContent]))"
+    weights = "list => list.map(e => e.textContent).join(' ')"
+    return {
+        **tab.eval_on_selector_all("#panel [data-field]", fields),
+        "weights": tab.eval_on_selector_all(".weights span", weights),
+    }
+
+
+def tokens_of(tab, source="gsm8k") -> list[str]:
+    selector = f"[data-source={source}] .token"
+    return tab.eval_on_selector_all(selector, "list => list.map(e => e.textContent)")
+
+
+def token(tab, number: int, source="gsm8k"):
+    return tab.locator(f"[data-source={source}] .token").nth(number)
+
+
+def press(tab, *keys: str) -> None:
+    for key in keys:
+        tab.keyboard.press(key)
+
+
+def place(tab) -> str:
+    return tab.inner_text("#place")

@@ -1,0 +1,108 @@
+"""The file of the page: how numbers are written, how large it is, that it is alone."""
+
+import html
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from dualpath_cli.errors import UserError
+from dualpath_cli.study.routing.page import encoding
+from dualpath_cli.study.routing.page.page import write
+from tests.study.routing.pages import LAYERS, NASTY, VALUES, data_of, detailed, example, model
+
+
+def test_fifty_long_examples_stay_below_the_limit_and_are_cut_alike(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(encoding, "MOST_BYTES", 1_000_000)
+    tokens = ["</ugly>\n\u2028" if i % 7 == 0 else " token" for i in range(512)]
+    many = [detailed(example(tokens, source=f"s{i % 4}", number=i, layers=4)) for i in range(9)]
+    models = [model([*many, detailed(example("ab", layers=4))], forced="abcde")]
+    path = write(tmp_path / "p.html", "t", [], range(4), models, VALUES)
+    *long, short = data_of(path)["examples"]
+    (kept,) = {each["count"] for each in long}
+    assert (100 < kept < 512, short["count"]) == (True, 2)
+    assert {each["length"] for each in long} == {512}
+    # Little of the room is left.
+    assert 900_000 < path.stat().st_size < 1_000_000
+
+
+def test_what_cannot_fit_is_refused_with_a_way_out(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(encoding, "MOST_BYTES", 1000)
+    with pytest.raises(UserError, match=r"1 sequences do not fit .* choose fewer"):
+        write(tmp_path / "p.html", "t", [], LAYERS, [model([example("a")])])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("layers", "loops"), [(4, 4), (16, 4), (16, 2)])
+def test_a_token_takes_about_what_is_reckoned_with(layers, loops, tmp_path: Path):
+    """Random numbers take more than real ones, of which the benchmarks' table tells."""
+    one = detailed(example([f" {n}" for n in range(256)], layers=layers, loops=loops))
+    models = [model([one], forced="abcde")]
+    sizes = [len(write(tmp_path / "p.html", "t", [], range(layers), each, VALUES).read_bytes())
+             for each in ([model([one.first(1)], forced="abcde")], models)]  # fmt: skip
+    reckoned = encoding.MOST_BYTES / encoding.likely_tokens(1, layers, [loops], 5 * (layers + 1))
+    assert 1 < (sizes[1] - sizes[0]) / 255 / reckoned < 2.5
+
+
+@given(arrays(np.float32, (2, 3), elements=st.floats(0, 4, width=32) | st.just(np.nan)))
+def test_gates_are_written_to_the_digits_shown(values):
+    written = encoding.thousandths(values).ravel()
+    expected = ["–" if np.isnan(each) else f"{each:.3f}" for each in values.ravel()]
+    shown = ["–" if each == encoding.NAN else f"{each / 1000:.3f}" for each in written]
+    assert shown == expected
+
+
+@given(
+    st.floats(np.float32(1e-30), np.float32(1e30), width=32)
+    | st.sampled_from([0.0, np.nan, np.inf])
+)
+def test_norms_are_written_to_the_digits_shown(value):
+    code = int(encoding.digits(np.array([value], np.float32))[0])
+    special = {0: "0.00e+00", encoding.NAN: "nan", encoding.INFINITE: "inf"}
+    exponent, mantissa = divmod(code - 1, 900)
+    written = f"{(mantissa + 100) / 100:.2f}e{exponent - 145:+03d}"
+    assert special.get(code, written) == f"{value:.2e}"
+
+
+@given(st.floats(-300, 300, width=32) | st.just(np.nan))
+def test_costs_are_written_in_hundredths(value):
+    code = int(encoding.hundredths(np.array([value], np.float32))[0])
+    shown = "nan" if code == encoding.NAN else f"{(code - encoding.ZERO_COST) / 100:.2f}"
+    assert shown == "nan" if np.isnan(value) else float(shown) == float(f"{value:.2f}")
+
+
+@given(arrays(np.int64, (2, 5, 3), elements=st.integers(0, 4)))
+def test_what_states_say_is_told_by_the_state_before(ranked):
+    codes, told = encoding.said(ranked), np.zeros_like(ranked)
+    for state in range(5):
+        for rank in range(3):
+            for token, code in enumerate(codes[:, state, rank]):
+                before = told[token, state - 1, (rank + code) % 3]
+                told[token, state, rank] = before if state and code < 3 else code - 3
+    assert (told == ranked).all()
+
+
+@given(arrays(np.float32, (2, 5, 3), elements=st.floats(0, 1, width=32)))
+def test_probabilities_are_told_in_whole_percent(shares):
+    told = encoding.percents(shares).cumsum(1) % 128
+    assert (told == np.rint(shares.astype(float) * 100)).all()
+
+
+def test_the_file_is_alone_and_its_data_are_safe(tmp_path: Path):
+    facts = [("model", "<b>&"), ("tagger", "{{head}}")]
+    title, one = "a</title><script>hit()", detailed(example(NASTY))
+    models = [model([one], name="</script>", forced=["<b>"] * 5)]
+    path = write(tmp_path / "p.html", title, facts, LAYERS, models, VALUES)
+    text = path.read_text()
+    assert not re.search(r"https?:|//\w+\.\w|@import|url\(", text)
+    assert (text.count("<script"), text.count("</script>"), text.count("<!--")) == (3, 3, 0)
+    assert "<dt>model</dt><dd>&lt;b&gt;&amp;</dd>" in text
+    assert html.escape(title) in text
+    data = data_of(path)
+    assert tuple(data["texts"]["tokens"][0]) == NASTY
+    named = {VALUES[id].decode("utf-8", "replace") for id in np.unique(one.said)}
+    assert named <= set(data["texts"]["said"])
