@@ -54,7 +54,7 @@ def compare(
     with tempfile.TemporaryDirectory() as folder:
         for number in range(warm_up + options.rounds):
             works = prepare(str(Path(folder, str(number))))
-            rounds.append({name: _seconds(work) for name, work in works.items()})
+            rounds.append({name: seconds(work) for name, work in works.items()})
     times = {name: [timed[name] for timed in rounds[warm_up:]] for name in rounds[0]}
     *others, study = times.values()
     ratios = [whole / sum(parts) for whole, *parts in zip(study, *others, strict=True)]
@@ -64,8 +64,8 @@ def compare(
     print(f"{options.tokens} tokens, {torch.get_num_threads()} threads, torch {torch.__version__}")
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    """What is printed is thrown away."""
+def seconds(work: Callable[[], object]) -> float:
+    """How long a work takes; what it prints is thrown away."""
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         work()
