@@ -213,12 +213,12 @@ def test_two_checkpoints_of_a_run_are_named_by_their_steps(run: Path, tmp_path: 
     [
         ({"model": {"n_layers": 3}}, "layers 0, 1 of the one have gates, layers 0, 1, 2 of the"),
         ({"model": {"max_seq_len": 8}}, "their sequences have up to 16 and 8 tokens"),
+        ({"data": {"val_seed": 3, "val_tokens": 60}}, "their sequences differ; give --max_tokens"),
     ],
 )
 def test_runs_that_cannot_be_side_by_side_say_why(trained, tmp_path, capsys, change, reason):
-    model = OPEN["model"] | change["model"]
-    runs = [trained(**OPEN, run={"name": "one"}),
-            trained(**{**OPEN, "model": model}, run={"name": "two"})]  # fmt: skip
+    other = {"data": {}} | OPEN | change | {"model": OPEN["model"] | change.get("model", {})}
+    runs = [trained(**OPEN, run={"name": "one"}), trained(**other, run={"name": "two"})]
     out = tmp_path / "both"
     words = ["--tagger", "none", "--no_costs", "--out", str(out)]
     assert main(["routing", "--ckpt_path", *map(str, runs), *words]) == 0
