@@ -276,14 +276,13 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
             if output_hidden_states:
                 states = [layer.x for layer in trace.layers if layer.x is not None]
                 output.hidden_states = (*states, self.model.norm(trace.output))
-        if return_dict is None:
-            return_dict = self.config.return_dict
-        return output if return_dict else output.to_tuple()
+        whole = self.config.return_dict if return_dict is None else return_dict
+        return output if whole else output.to_tuple()
 
     def lens(self, states: torch.Tensor) -> torch.Tensor:
         """What states (B, T, D) of the stream or of a loop would have said: logits (B, T, V)."""
         with self._autocast(states.device):
-            logits: torch.Tensor = self.model.head(self.model.norm(states))
+            logits: torch.Tensor = self.model.lens(states)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[None]:
@@ -297,6 +296,7 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         if isinstance(given, DualPathCache):
             return given
         if given is not None and (given.is_compileable or given.get_seq_length()):
-            kind = type(given).__name__
-            raise ValueError(f"past_key_values is a {kind} of another model, or of a fixed size")
+            raise ValueError(
+                f"past_key_values is a {type(given).__name__} of another model or size"
+            )
         return DualPathCache() if use_cache or given is not None else None
