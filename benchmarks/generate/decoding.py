@@ -42,8 +42,11 @@ def ours(decoder: Decoder, vocab_size: int, work: Work) -> Timed:
     prompt_BT = _prompt(vocab_size, work)
 
     def run() -> float:
-        decoder.begin(work.context + work.tokens)
-        ids_B1 = decoder.logits(prompt_BT, last=1).argmax(-1)
+        if decoder.length == 0:
+            decoder.begin(work.context + work.tokens)
+            decoder.logits(prompt_BT, last=1)
+        decoder.rewind(work.context)  # the prompt is read once for all rounds
+        ids_B1 = prompt_BT[:, -1:]
         start = clock(decoder.device)
         for _ in range(work.tokens):
             ids_B1 = decoder.logits(ids_B1, last=1).argmax(-1)
@@ -80,10 +83,16 @@ def llama(
         read_on = torch.compile(model, dynamic=False, mode=mode)
     room = -(-(work.context + work.tokens) // ROOM) * ROOM
 
+    growing = DynamicCache()
+
     @torch.no_grad()
     def run() -> float:
-        past = StaticCache(config=config, max_cache_len=room) if compiled else DynamicCache()
-        ids_B1 = model(prompt_BT, past_key_values=past, logits_to_keep=1).logits.argmax(-1)
+        past = StaticCache(config=config, max_cache_len=room) if compiled else growing
+        if past.get_seq_length():
+            past.crop(-work.tokens)  # which a cache of fixed size cannot
+        else:
+            model(prompt_BT, past_key_values=past, logits_to_keep=1)
+        ids_B1 = prompt_BT[:, -1:].to(device)
         start = clock(device)
         for _ in range(work.tokens):
             ids_B1 = read_on(ids_B1, past_key_values=past, logits_to_keep=1).logits.argmax(-1)
