@@ -1,6 +1,7 @@
 """Tests: of a number against a bound, of correlations, over runs; and how many were made."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -41,16 +42,17 @@ def permutation_p(one: Sequence[float], other: Sequence[float]) -> float:
     if len(one) < 3 or len(set(one)) == 1 or len(set(other)) == 1:
         return float("nan")
     found = permutation_test(
-        (np.array(one, float), np.array(other, float)), _correlation, permutation_type="pairings",
-        vectorized=True, n_resamples=PERMUTATIONS, random_state=np.random.default_rng(0),
+        (np.array(one, float),), partial(_correlation, np.array(other, float)), vectorized=True,
+        permutation_type="pairings", n_resamples=PERMUTATIONS,
+        random_state=np.random.default_rng(0),
     )  # fmt: skip
     return float(found.pvalue)
 
 
-def _correlation(one: Floats, other: Floats, axis: int) -> Floats:
+def _correlation(other: Floats, one: Floats, axis: int) -> Floats:
     """Pearson's, rounded: pairings that agree as well must not differ in their last digit."""
-    one, other = (x - x.mean(axis, keepdims=True) for x in (one, other))
-    scale = np.sqrt((one**2).sum(axis) * (other**2).sum(axis))
+    one, other = one - one.mean(axis, keepdims=True), other - other.mean()
+    scale = np.sqrt((one**2).sum(axis) * (other**2).sum())
     rounded: Floats = np.round((one * other).sum(axis) / scale, 10)
     return rounded
 
