@@ -148,7 +148,7 @@ class DualPathLM(nn.Module):
             token_mask_B1, attention_mask_B1 = masks
             part = None if trace is None else RoutingTrace(keeps_states=trace.keeps_states)
             outputs.append(
-                self(
+                self.forward(
                     tokens[:, now], None if targets is None else targets[:, now], trace=part,
                     intervention=intervention, token_mask=token_mask_B1,
                     attention_mask=attention_mask_B1, cache=cache,

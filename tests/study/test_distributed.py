@@ -26,16 +26,17 @@ def studied(command: str, run: Path, words: list[str], strategy: str, out: Path)
 
 def test_two_processes_score_what_one_scores(strategy: str, run: Path, tmp_path: Path) -> None:
     # An odd number of windows: one process scores a batch of padding.
-    words = ["--suite", "paper", "halting", "--loops", "1,2,3", "--max_tokens", "130"]
+    suites = ["--suite", "paper", "halting", "skip", "kv-slots"]
+    words = [*suites, "--loops", "1,2,3", "--max_tokens", "130"]
     folders = studied("ablate", run, words, strategy, tmp_path)
     one, two = (json.loads((folder / "ablations.json").read_text()) for folder in folders)
     assert (one["devices"], two["devices"]) == (1, 2)
     assert one["sources"] == two["sources"]
     assert one["sources"]["held_out"]["sequences"] % 2 == 1
-    assert len(one["rows"]) == len(two["rows"]) == 9 + 8
+    assert len(one["rows"]) == len(two["rows"]) == 9 + 8 + 6 + 2
     for expected, row in zip(one["rows"], two["rows"], strict=True):
         assert row["intervention"] == expected["intervention"]
-        for key in ("loss", "difference", "low", "high", "expected_loops", "loops_run"):
+        for key in ("loss", "difference", "low", "high", "expected_loops", "loops_run", "passes"):
             assert row[key] == pytest.approx(expected[key], abs=1e-6), (row["intervention"], key)
     assert len({round(row["loss"], 5) for row in one["rows"]}) > 8
     # Each pass is kept once, and found again by the same command.
