@@ -63,19 +63,17 @@ class KeyValueCache:
 
         With static shapes those of all C: who looks at them knows by a mask which are written.
         """
-        start, stop = self.span.start, self.span.start + k_BTHN.shape[1]
         k_BHTN, v_BHTN = k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2)
-        if (
-            self.keys is None
-            or self.values is None
-            or (start == 0 and self.keys.shape[0] != len(k_BHTN))
-        ):
+        # Where shapes are static `start` is not looked at: it would be part of what is compiled.
+        places, start = self.span.places, 0 if self.span.places is not None else self.span.start
+        stop = start + k_BTHN.shape[1]
+        if self.keys is None or self.values is None or len(self.keys) != len(k_BHTN):
             self._make_room(k_BHTN, v_BHTN, max(stop, self.capacity))
         assert self.keys is not None
         assert self.values is not None
-        if self.span.places is not None:
-            self.keys.index_copy_(2, self.span.places, k_BHTN)
-            self.values.index_copy_(2, self.span.places, v_BHTN)
+        if places is not None:
+            self.keys.index_copy_(2, places, k_BHTN)
+            self.values.index_copy_(2, places, v_BHTN)
             return self.keys.transpose(1, 2), self.values.transpose(1, 2)
         self.keys[:, :, start:stop], self.values[:, :, start:stop] = k_BHTN, v_BHTN
         return self.keys[:, :, :stop].transpose(1, 2), self.values[:, :, :stop].transpose(1, 2)
