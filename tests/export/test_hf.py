@@ -166,6 +166,8 @@ def test_what_it_cannot_do_is_said(trained: Fit, tmp_path: Path) -> None:
     past = theirs(tokens).past_key_values
     with pytest.raises(ValueError, match="K=1: the cache was begun with learned"):
         theirs(tokens[:, :1], past_key_values=past, intervention={"loops": 1})
+    with pytest.raises(ValueError, match="kv_slots: transformers' cache keeps the keys"):
+        theirs(tokens, intervention={"kv_slots": 1})
     with pytest.raises(ValueError, match="StaticCache of another model, or of a fixed size"):
         theirs.generate(tokens, max_new_tokens=3, cache_implementation="static")
     foreign = transformers.DynamicCache()

@@ -296,7 +296,6 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         if isinstance(given, DualPathCache):
             return given
         if given is not None and (given.is_compileable or given.get_seq_length()):
-            raise ValueError(
-                f"past_key_values is a {type(given).__name__} of another model or size"
-            )
+            kind = type(given).__name__
+            raise ValueError(f"past_key_values is a {kind} of another model, or of a fixed size")
         return DualPathCache() if use_cache or given is not None else None
