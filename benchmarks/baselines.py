@@ -4,6 +4,7 @@ Shapes: B batch, T positions, V vocabulary.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,27 +33,33 @@ def llama_width(shape: Shape, n_layers: int, flops: float) -> int:
     return 8 * round(width / 8)
 
 
+def llama_config(shape: Shape, n_layers: int, flops: float, positions: int) -> Any:
+    """The configuration of Hugging Face's `transformers` for the Llama of `llama_width`."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.d_model,
+        intermediate_size=llama_width(shape, n_layers, flops),
+        num_hidden_layers=n_layers,
+        num_attention_heads=shape.n_heads,
+        num_key_value_heads=shape.n_heads,
+        max_position_embeddings=positions,
+        tie_word_embeddings=False,
+        attn_implementation="sdpa",
+    )
+
+
 class TransformersLlama(nn.Module):
     """That of Hugging Face's `transformers`, with its own loss."""
 
     def __init__(self, shape: Shape, n_layers: int, flops: float) -> None:
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import LlamaForCausalLM
 
         super().__init__()
-        self.model = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=shape.vocab_size,
-                hidden_size=shape.d_model,
-                intermediate_size=llama_width(shape, n_layers, flops),
-                num_hidden_layers=n_layers,
-                num_attention_heads=shape.n_heads,
-                num_key_value_heads=shape.n_heads,
-                max_position_embeddings=shape.seq_len,
-                tie_word_embeddings=False,
-                use_cache=False,
-                attn_implementation="sdpa",
-            )
-        )
+        config = llama_config(shape, n_layers, flops, shape.seq_len)
+        config.use_cache = False
+        self.model = LlamaForCausalLM(config)
 
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Mean loss in nats a token."""

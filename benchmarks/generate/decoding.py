@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.baselines import Shape, llama_width
+from benchmarks.baselines import Shape, llama_config
 from benchmarks.generate.turns import Timed, clock
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import passes
@@ -62,19 +62,9 @@ def llama(
 
     Compiled it is a graph of static shapes over a cache of fixed size, as ours is.
     """
-    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+    from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 
-    config = LlamaConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.d_model,
-        intermediate_size=llama_width(shape, n_layers, flops),
-        num_hidden_layers=n_layers,
-        num_attention_heads=shape.n_heads,
-        num_key_value_heads=shape.n_heads,
-        max_position_embeddings=work.context + work.tokens,
-        tie_word_embeddings=False,
-        attn_implementation="sdpa",
-    )
+    config = llama_config(shape, n_layers, flops, work.context + work.tokens)
     model = LlamaForCausalLM(config).to(device, work.autocast).eval()
     prompt_BT = _prompt(shape.vocab_size, work).to(device)
     read_on = model
