@@ -55,7 +55,7 @@ def write_checkpoint(rank: int, ranks: int, folder: Path, section: dict[str, Any
     module.model = model = build_model(settings.model, mesh=mesh)
     for parameter in model.parameters():
         parameter.detach().zero_()
-    optimizer = build_optimizer(model.named_parameters(), settings.optim)
+    optimizer = build_optimizer(model.named_parameters(), settings.optim, total_steps=1)
     weights = get_model_state_dict(module)
     moments = get_optimizer_state_dict(module, optimizer)  # makes them, of zeros
     if ranks > 1:

@@ -66,7 +66,7 @@ class Beside(Callback):
             compile_blocks=pl_module.compile_blocks,
             checkpointing=pl_module.checkpointing,
         )
-        optimizer = build_optimizer(model.named_parameters(), optim)
+        optimizer = build_optimizer(model.named_parameters(), optim, int(trainer.max_steps))
         scheduler = build_scheduler(optimizer, int(trainer.max_steps), optim)
         accumulate = int(trainer.accumulate_grad_batches)
         precision = trainer.precision_plugin

@@ -19,8 +19,8 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ import yaml
 from dualpath_cli.checkpoint_files import facts_of, fault_of
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.output.atomic import write_text
-from dualpath_cli.recipes import Recipe, read
-from dualpath_cli.settings import check_sections
+from dualpath_cli.recipes import Recipe, merge, read
+from dualpath_cli.settings import SECTIONS, check_sections
 
 RECIPE = "recipe.yaml"
 VERSIONS = "versions.json"
@@ -44,9 +44,10 @@ _PUT_BACK = "put it back, or give this run a name (--run.name NAME)"
 # What a continued run may change: nothing of it decides the numbers.
 _NUMBERS = ("model", "optim", "run", "data", "seed_everything")
 _FREE_KEYS = {
-    "run": {"dir", "name", "compile", "activation_checkpointing", "micro_batch", "log_every",
-            "gates_every", "validate_every", "save_every", "keep", "keep_every", "tensorboard",
-            "wandb", "peak_tflops", "profile", "rank_timeout", "max_bad_steps", "shard_size"},
+    "run": {"dir", "name", "branch_from", "compile", "activation_checkpointing", "micro_batch",
+            "log_every", "gates_every", "validate_every", "save_every", "keep", "keep_every",
+            "tensorboard", "wandb", "peak_tflops", "profile", "rank_timeout", "max_bad_steps",
+            "shard_size"},
     "data": {"path", "val", "val_tokens", "val_seed", "workers", "max_epochs", "verify"},
 }  # fmt: skip
 
@@ -163,24 +164,47 @@ def read_recipe(folder: Path) -> Recipe:
     return recipe
 
 
-def check_same_recipe(folder: Path, recipe: Recipe, sections: Sequence[str] = _NUMBERS) -> None:
+def check_same_recipe(
+    folder: Path,
+    recipe: Recipe,
+    sections: Sequence[str] = _NUMBERS,
+    free: Mapping[str, Set[str]] = {},
+) -> None:
     """Refuses to continue a run under a recipe that would have given other numbers.
+
+    `free` are keys by section that may differ as well. A setting that the run's recipe does not
+    have yet, because it is newer than the run, had its default.
 
     Raises:
         UserError: naming the first difference.
     """
-    before = read_recipe(folder)
+    before = merge(_defaults(), read_recipe(folder))
     for section in sections:
         old, new = before.get(section), recipe.get(section)
         if not isinstance(old, dict) or not isinstance(new, dict):
             old, new = {"": old}, {"": new}
-        for key in sorted((old.keys() | new.keys()) - _FREE_KEYS.get(section, set())):
+        may_differ = _FREE_KEYS.get(section, set()) | free.get(section, set())
+        for key in sorted((old.keys() | new.keys()) - may_differ):
             if old.get(key) != new.get(key):
                 name = f"{section}.{key}".rstrip(".")
                 raise UserError(
                     f"{folder} holds a run with {name}={old.get(key)}, this one has "
                     f"{new.get(key)}; give this one a name (--run.name NAME)"
                 )
+
+
+def _defaults() -> Recipe:
+    """What settings are where a recipe says nothing, as a resolved recipe writes them."""
+
+    def default(field: Any) -> Any:
+        return field.default if field.default_factory is MISSING else field.default_factory()
+
+    values = {
+        name: {field.name: default(field) for field in fields(section)}
+        for name, section in SECTIONS.items()
+    }
+    defaults: Recipe = json.loads(json.dumps(values))
+    return defaults
 
 
 def facts_at(folder: Path, checkpoint: Path) -> dict[str, Any]:

@@ -21,22 +21,31 @@ _RATE: Range = (0, 1e9)
 
 @dataclass(frozen=True)
 class OptimSettings:
-    """AdamW with linear warm-up and cosine decay. The defaults are the paper's (appendix A)."""
+    """AdamW and its learning rate over the run. The defaults are the paper's (appendix A)."""
 
     lr: float = 5e-4
     """Peak learning rate."""
     lr_start: float = 5e-6
     """Learning rate of the first warm-up step."""
     lr_end: float = 5e-5
-    """Learning rate that the cosine reaches with the last token."""
+    """Learning rate that is reached with the last token."""
     warmup_steps: int = 184
     """Optimizer steps from lr_start to lr."""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """What follows the warm-up: half a cosine down to lr_end; or wsd, lr as it is (stable), then a
+    straight line down to lr_end over the last steps (`cooldown`)."""
+    cooldown: float = 0.2
+    """Part of all steps that schedule wsd goes down in."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the two moments."""
     eps: float = 1e-8
     """Epsilon in AdamW's denominator."""
     weight_decay: float = 0.3
     """Decoupled weight decay of the groups in `decay`."""
+    decay_sum: float | None = None
+    """Sum of learning rate times weight decay over all steps, which then takes the place of
+    weight_decay: runs of any length and peak rate shrink their weights alike. The paper's comes to
+    1.51; null leaves weight_decay as it is."""
     decay: list[ParameterGroup] = field(
         default_factory=lambda: ["matrices", "norms", "gains", "biases"]
     )
@@ -52,7 +61,7 @@ class OptimSettings:
             raise ValueError(f"betas must be from 0 to below 1, not {list(self.betas)}")
         ranges: dict[str, Range] = dict.fromkeys(("lr", "lr_start", "lr_end", "eps"), _RATE)
         ranges |= {"warmup_steps": _EVERY, "weight_decay": _RATE, "clip": (0, 1e12)}
-        ranges |= {"skip_sigma": (0.1, 1000)}
+        ranges |= {"skip_sigma": (0.1, 1000), "cooldown": (0, 1), "decay_sum": (0, 1e6)}
         check_ranges(self, ranges)
         if self.lr == 0:
             raise ValueError("lr must be above 0, not 0")
@@ -72,11 +81,17 @@ class RunSettings:
     """Nominal FLOPs per token and layer that the model was solved for; fit prints the ratio."""
     max_tokens: Size = Size(38_503_710_720)
     """Training budget in tokens, rounded down to whole optimizer steps."""
+    branch_from: str | None = None
+    """Run folder of a run of another length that this one takes over, at its last checkpoint before
+    either's cool-down; both have optim.schedule wsd and differ in run.max_tokens alone."""
     batch_tokens: Size = Size(2_097_152)
     """Tokens of one optimizer step, over all devices and accumulation."""
     micro_batch: int | Literal["auto"] = 2
     """Sequences in one forward pass of one device; auto is as many as are predicted to fit into its
     memory."""
+    train_loops: list[int] | None = None
+    """Numbers of loops, one of which is drawn for each optimizer step; each has a compiled graph of
+    its own. null trains with model.loops, which also validates."""
     compile: bool = True
     """Whether each block is compiled; without a C++ compiler the run says so and goes on."""
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
@@ -120,6 +135,8 @@ class RunSettings:
         for name in ("recipe", "name"):
             check_name(name, getattr(self, name), way_out.format(name))
         check_path("dir", self.dir)
+        if self.branch_from is not None:
+            check_path("branch_from", self.branch_from)
         if self.wandb is not None:
             check_name("wandb", self.wandb)
         ranges: dict[str, Range] = dict.fromkeys(
@@ -133,11 +150,24 @@ class RunSettings:
         if self.micro_batch != "auto":
             ranges["micro_batch"] = (1, 10**6)
         check_ranges(self, ranges)
+        if self.train_loops is not None and not _are_loops(self.train_loops):
+            raise ValueError(
+                f"train_loops must be one to {MOST_TRAIN_LOOPS} different numbers from 1 on, not "
+                f"{shown(str(self.train_loops))}"
+            )
         if self.save_every % self.log_every:
             # Or the first row after a continuation would lack the tokens before it.
             raise ValueError(
                 f"save_every={self.save_every} must be a multiple of log_every={self.log_every}"
             )
+
+
+MOST_TRAIN_LOOPS = 8
+"""Numbers of loops to draw from at most: each is a graph that is compiled, as long as a run's."""
+
+
+def _are_loops(values: list[int]) -> bool:
+    return 0 < len(values) == len(set(values)) <= MOST_TRAIN_LOOPS and min(values) >= 1
 
 
 MOST_WORKERS = 64

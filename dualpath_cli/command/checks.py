@@ -5,6 +5,7 @@ import glob
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.run_folder import TOKENIZER
 from dualpath_cli.settings import Settings, TrainerSettings
 from dualpath_cli.text.documents import FORMATS, Source, source_files
@@ -76,6 +77,17 @@ def check_schedule(settings: Settings) -> None:
             f"optim.warmup_steps={warmup} must be less than the run's {steps} optimizer steps "
             "(run.max_tokens / run.batch_tokens)"
         )
+
+
+def check_train_loops(settings: Settings) -> None:
+    """Checks that the model can be trained with each number of loops that is drawn from.
+
+    Raises:
+        UserError: if it has no loop, or no router to weigh more than one.
+    """
+    for loops in settings.run.train_loops or []:
+        if problem := Intervention(loops=loops).problem(settings.model):
+            raise UserError(f"run.train_loops has {loops}: {problem}")
 
 
 def check_devices(trainer: TrainerSettings) -> None:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from dualpath_cli import run_folder
+from dualpath_cli.command.branch import take_over
 from dualpath_cli.command.checks import epochs
 from dualpath_cli.command.session import Session
 from dualpath_cli.errors import RunFailed, Stopped, UserError
@@ -59,17 +60,20 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     trainer.check_val_every_n_epoch = None
     same = {"precision": str(trainer.precision), "data_order": order.NAME}
     if checkpoint is not None:
-        run_folder.check_same_facts(folder, checkpoint, same)
+        run_folder.check_same_facts(launch.trunk or folder, checkpoint, same)
     facts = {
         "data_fingerprint": launch.manifest.fingerprint,
         "data_since": launch.data_since,
         "taken_back": launch.taken_back,
+        "branched_from": None if launch.trunk is None else f"{launch.trunk} at step {step}",
         "devices": trainer.world_size,
         "micro_batch": session.datamodule.micro_batch,
         **same,
     }
     if trainer.is_global_zero:
-        _write_down(session, facts, step)
+        if launch.trunk is not None:
+            take_over(launch.trunk, folder)
+        _write_down(session, facts, None if launch.trunk else step)
     try:
         trainer.fit(
             session.module,
@@ -207,7 +211,8 @@ def _summary(session: Session, steps: int, accumulate: int) -> str:
             "mfu     not written: this GPU's peak is not known; --run.peak_tflops N gives it"
         )
     if launch.checkpoint is not None:
-        lines.append(f"        continued from step {run_folder.step_of(launch.checkpoint)}")
+        whose = "" if launch.trunk is None else f" of {launch.trunk}"
+        lines.append(f"        continued from step {run_folder.step_of(launch.checkpoint)}{whose}")
     return "\n".join(lines)
 
 

@@ -15,10 +15,12 @@ import yaml
 
 from dualpath_cli import recipes, run_file, run_folder
 from dualpath_cli.command import words
+from dualpath_cli.command.branch import find_trunk
 from dualpath_cli.command.checks import (
     check_devices,
     check_epochs,
     check_schedule,
+    check_train_loops,
     check_training_data,
     check_validation_sets,
     verify_data,
@@ -52,6 +54,8 @@ class Launch:
     """Of the checkpoint that is scored or read; None for fit."""
     data_since: int = 0
     """The step at which the run that fit continues began to train on its data."""
+    trunk: Path | None = None
+    """Folder of another run whose checkpoint fit continues from, in a run folder that is new."""
     taken_back: int | None = None
     """The step of the older checkpoint that this run was last taken back to by --ckpt_path."""
 
@@ -155,11 +159,12 @@ def _launch_to_train(
     check_size(settings)
     manifest = check_training_data(settings)
     check_schedule(settings)
+    check_train_loops(settings)
     check_validation_sets(settings, f"{settings.data.path}/{run_folder.TOKENIZER}")
     folder = Path(settings.run.dir) / settings.run.recipe / settings.run.name
     recipe = settings.as_recipe()
     checkpoint, weights = run_folder.newest_checkpoint(folder), None
-    taken_back = None
+    taken_back = trunk = None
     if checkpoint is not None:
         run_folder.check_same_recipe(folder, recipe)
         check_tables(folder)
@@ -173,14 +178,17 @@ def _launch_to_train(
                 checkpoint, taken_back = start.checkpoint, start.step
         elif checkpoint is None:  # else it began there, and goes on from its own checkpoint
             weights = start.checkpoint
+    if checkpoint is None and weights is None and settings.run.branch_from is not None:
+        run = find_trunk(settings)
+        checkpoint, trunk = run.checkpoint, run.folder
     since = 0
     if checkpoint is not None:
-        since = data_since(folder, checkpoint, manifest, new_data)
+        since = data_since(trunk or folder, checkpoint, manifest, new_data)
     check_epochs(settings, manifest, since)
     verify_data(settings, training=True)
     return Launch(
         command, settings, folder, checkpoint, None, manifest, weights,
-        data_since=since, taken_back=taken_back,
+        data_since=since, taken_back=taken_back, trunk=trunk,
     )  # fmt: skip
 
 

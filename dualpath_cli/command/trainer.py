@@ -29,7 +29,7 @@ from dualpath_cli.training.strategies import STRATEGIES, FullyShardedStrategy, b
 
 def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> Trainer:
     """Returns the trainer of a recipe's parsed `trainer` section, completed with what is ours."""
-    run, folder = launch.settings.run, launch.run_folder
+    model, run, folder = launch.settings.model, launch.settings.run, launch.run_folder
     fitting = launch.command.needs == "recipe"
     name = section["strategy"]
     devices = 1 if name == "single" else section["devices"]
@@ -38,6 +38,11 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "auto" and section["num_nodes"] * _devices_of_a_node(devices, accelerator) > 1:
         name = "ddp"
+    if fitting and name == "ddp" and 1 in (run.train_loops or []) and model.routes_steps:
+        raise UserError(
+            "run.train_loops with 1 leaves the router without a gradient in some steps, which ddp "
+            "does not allow; choose --trainer.strategy fsdp, or leave 1 out"
+        )
     plugins = _as_list(section["plugins"])
     seconds = _seconds(section.pop("max_time"))
     if not launch.settings.trainer.is_sharded:  # else the strategy writes its shards itself
@@ -54,7 +59,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         if run.profile:
             callbacks.append(Profile(folder, say))
         if run.gates_every:
-            callbacks.append(RoutingLog(folder, run.gates_every, launch.settings.model.loops))
+            callbacks.append(RoutingLog(folder, run.gates_every, model.loops))
         checkpoints = Checkpoints(folder, run)
         # After all that write rows.
         timeout = timedelta(minutes=run.rank_timeout)

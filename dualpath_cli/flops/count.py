@@ -12,7 +12,8 @@ and a layer adds the gate (4 d) and, in every deep step but the last, the router
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 from dualpath_cli.config import GATE_OUTPUTS, BlockKind, ModelConfig
 
@@ -110,6 +111,12 @@ def forward_flops_per_token(config: ModelConfig, seq_len: int | None = None) -> 
 def training_flops_per_token(config: ModelConfig, seq_len: int | None = None) -> int:
     """FLOPs of forward and backward for one token: three times the forward pass."""
     return 3 * forward_flops_per_token(config, seq_len)
+
+
+def sampled_training_flops_per_token(config: ModelConfig, train_loops: Sequence[int]) -> float:
+    """The same, averaged over the numbers of loops that each step draws from (run.train_loops)."""
+    flops = [training_flops_per_token(replace(config, loops=loops)) for loops in train_loops]
+    return sum(flops) / len(flops)
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:

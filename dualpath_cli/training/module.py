@@ -15,6 +15,7 @@ from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.settings import OptimSettings
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.guard import BadStep, StepGuard
+from dualpath_cli.training.loop_sampling import LoopSampling
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
@@ -37,11 +38,13 @@ class DualPathModule(LightningModule):
         checkpointing: Checkpointing = "none",
         reduce_dtype: torch.dtype | None = None,
         weights: Path | None = None,
+        loop_sampling: LoopSampling | None = None,
     ) -> None:
         """`seed` draws the initial weights; None draws none, because a checkpoint follows.
 
         That is `weights`, or for a run that is continued the one that the Trainer loads.
-        `reduce_dtype` is that of sharded gradients on their way; None is their own.
+        `reduce_dtype` is that of sharded gradients on their way; None is their own. Without
+        `loop_sampling` each step trains with the model's own number of loops.
         """
         super().__init__()
         self.config = config
@@ -51,6 +54,7 @@ class DualPathModule(LightningModule):
         self.checkpointing = checkpointing
         self.reduce_dtype = reduce_dtype
         self.weights = weights
+        self.loop_sampling = loop_sampling
         self.model: DualPathLM | None = None
         self.train_loss = LanguageModelLoss(token_bytes)
         self.val_names = list(val_names)
@@ -73,6 +77,8 @@ class DualPathModule(LightningModule):
                 mesh,
                 self.reduce_dtype,
             )
+            if self.compile_blocks and self.loop_sampling is not None:
+                self.loop_sampling.allow_graphs()
             if self.weights is not None:
                 load_weights(self.model, self.weights)
 
@@ -89,8 +95,10 @@ class DualPathModule(LightningModule):
         """
         assert self.model is not None
         tokens, targets = batch
-        auxiliary = AuxiliaryLoss()
-        nll = self.model(tokens, targets, auxiliary=auxiliary)
+        auxiliary, intervention = AuxiliaryLoss(), None
+        if self.loop_sampling is not None:
+            intervention = self.loop_sampling.intervention(self.trainer.global_step, self.config)
+        nll = self.model(tokens, targets, auxiliary=auxiliary, intervention=intervention)
         finite = nll.detach().isfinite().all()
         self.train_loss.update(
             torch.where(finite, nll.detach(), 0.0), torch.where(finite, targets, IGNORE)
@@ -163,7 +171,9 @@ class DualPathModule(LightningModule):
     def configure_optimizers(self) -> Any:
         """AdamW by parameter kind and the warm-up and cosine schedule, stepped with it."""
         assert self.model is not None
-        optimizer = build_optimizer(self.model.named_parameters(), self.optim)
+        optimizer = build_optimizer(
+            self.model.named_parameters(), self.optim, int(self.trainer.max_steps)
+        )
         scheduler = build_scheduler(optimizer, self.trainer.max_steps, self.optim)
         return {
             "optimizer": optimizer,

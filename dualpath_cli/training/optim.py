@@ -1,6 +1,5 @@
-"""AdamW with its groups of parameters, and the learning rate: linear warm-up, then a cosine."""
+"""AdamW with its groups of parameters, and the scheduler that sets its learning rate."""
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -8,15 +7,16 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from dualpath_cli.model.parameters import kind_of
+from dualpath_cli.schedule import learning_rate, weight_decay
 from dualpath_cli.settings import OptimSettings, ParameterGroup
 
 
 def build_optimizer(
-    parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimSettings
+    parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimSettings, total_steps: int
 ) -> torch.optim.AdamW:
     """Returns AdamW with its parameters in groups; those in `settings.decay` decay, others don't.
 
-    An untied head is a matrix; a tied one is the embedding.
+    An untied head is a matrix; a tied one is the embedding. `total_steps` are the run's.
 
     Raises:
         ValueError: for a parameter that `model.parameters` does not know.
@@ -24,30 +24,18 @@ def build_optimizer(
     members: dict[ParameterGroup, list[nn.Parameter]] = {}
     for name, parameter in parameters:
         members.setdefault(kind_of(name).group, []).append(parameter)
+    decay = weight_decay(total_steps, settings)
     groups = [
         {
             "params": params,
             "name": group,
-            "weight_decay": settings.weight_decay if group in settings.decay else 0.0,
+            "weight_decay": decay if group in settings.decay else 0.0,
         }
         for group, params in members.items()
     ]
     return torch.optim.AdamW(
         groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
     )
-
-
-def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float:
-    """Learning rate of optimizer step `step` (from 0) of `total_steps`.
-
-    Linear from `lr_start` to `lr` over `warmup_steps`, then a half cosine that arrives at `lr_end`
-    after the last step (appendix A of the paper).
-    """
-    if step < settings.warmup_steps:
-        return settings.lr_start + (settings.lr - settings.lr_start) * step / settings.warmup_steps
-    progress = (step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps)
-    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    return settings.lr_end + (settings.lr - settings.lr_end) * cosine
 
 
 def build_scheduler(

@@ -50,7 +50,7 @@ def test_who_meets_an_unknown_parameter_refuses_it_by_name():
     for meet in (
         lambda: kind_of("blocks.1.surprise"),
         lambda: model.init_weights(0),
-        lambda: build_optimizer(model.named_parameters(), OptimSettings()),
+        lambda: build_optimizer(model.named_parameters(), OptimSettings(), total_steps=9),
     ):
         with pytest.raises(ValueError, match=r"'blocks\.1.surprise' is of no known kind"):
             meet()

@@ -1,14 +1,18 @@
-"""Parameter groups and the learning rate."""
+"""Parameter groups, learning rate and weight decay."""
 
 import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.schedule import cooldown_start, learning_rate, weight_decay
 from dualpath_cli.settings import OptimSettings, RunSettings
-from dualpath_cli.training.optim import build_optimizer, build_scheduler, learning_rate
+from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from tests.model.small_models import SMALL
 
 PAPER = OptimSettings()
@@ -21,13 +25,13 @@ def test_the_papers_run_has_18360_steps() -> None:
 
 def test_every_parameter_is_in_exactly_one_group() -> None:
     lm = DualPathLM(SMALL)
-    optimizer = build_optimizer(lm.named_parameters(), PAPER)
+    optimizer = build_optimizer(lm.named_parameters(), PAPER, STEPS)
     grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in lm.parameters())
 
 
 def test_the_paper_decays_everything_but_embeddings() -> None:
-    groups = build_optimizer(DualPathLM(SMALL).named_parameters(), PAPER).param_groups
+    groups = build_optimizer(DualPathLM(SMALL).named_parameters(), PAPER, STEPS).param_groups
     assert {g["name"]: g["weight_decay"] for g in groups} == {
         "embeddings": 0.0, "matrices": 0.3, "norms": 0.3, "gains": 0.3, "biases": 0.3,
     }  # fmt: skip
@@ -62,10 +66,50 @@ def test_the_rate_rises_then_falls_and_stays_between_its_ends(warmup: int, rest:
 
 
 def test_the_scheduler_sets_the_rate_of_each_step() -> None:
-    optimizer = build_optimizer(DualPathLM(SMALL).named_parameters(), PAPER)
+    optimizer = build_optimizer(DualPathLM(SMALL).named_parameters(), PAPER, 300)
     scheduler = build_scheduler(optimizer, 300, PAPER)
     for step in range(300):
         rate = optimizer.param_groups[0]["lr"]
         assert math.isclose(rate, learning_rate(step, 300, PAPER), rel_tol=1e-9)
         optimizer.step()
         scheduler.step()
+
+
+@given(
+    steps=st.tuples(st.integers(60, 400), st.integers(60, 400)),
+    warmup=st.integers(0, 50),
+    cooldown=st.floats(0, 1),
+)
+def test_under_wsd_runs_are_alike_up_to_the_cooldown_of_the_shorter_one(
+    steps: tuple[int, int], warmup: int, cooldown: float
+) -> None:
+    settings = OptimSettings(warmup_steps=warmup, schedule="wsd", cooldown=cooldown)
+    shorter, longer = sorted(steps)
+    start = cooldown_start(shorter, settings)
+    before = [[learning_rate(s, n, settings) for s in range(start + 1)] for n in (shorter, longer)]
+    assert before[0] == before[1]
+    assert before[0][-1] == settings.lr
+    rates = [learning_rate(s, shorter, settings) for s in range(start, shorter + 1)]
+    if len(rates) > 1:
+        falls = [a - b for a, b in pairwise(rates)]
+        assert rates[-1] == pytest.approx(settings.lr_end)
+        assert falls == pytest.approx([falls[0]] * len(falls)), "a straight line"
+
+
+@given(
+    steps=st.integers(60, 400),
+    lr=st.floats(1e-5, 1e-1),
+    schedule=st.sampled_from(["cosine", "wsd"]),
+)
+def test_a_decay_sum_shrinks_weights_alike_whatever_length_and_rate(
+    steps: int, lr: float, schedule: Literal["cosine", "wsd"]
+) -> None:
+    settings = OptimSettings(
+        lr=lr, lr_start=0, lr_end=lr / 10, warmup_steps=50, schedule=schedule, decay_sum=1.5
+    )
+    decay = weight_decay(steps, settings)
+    rates = [learning_rate(step, steps, settings) for step in range(steps)]
+    assert sum(rates) * decay == pytest.approx(1.5)
+    group, *_ = build_optimizer(DualPathLM(SMALL).named_parameters(), settings, steps).param_groups
+    assert group["weight_decay"] in (0, decay)
+    assert weight_decay(steps, replace(settings, decay_sum=None)) == settings.weight_decay

@@ -10,6 +10,7 @@ import yaml
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.export.hf.results import Results
 from dualpath_cli.run_folder import Run
+from dualpath_cli.schedule import weight_decay
 from dualpath_cli.settings import Settings
 
 PAPER = "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs"
@@ -104,12 +105,12 @@ def _model_rows(config: ModelConfig, parameters: int) -> list[tuple[str, str]]:
 def _training_rows(settings: Settings, described: dict[str, str]) -> list[tuple[str, str]]:
     versions: dict[str, Any] = json.loads(described["versions"])
     packages = versions.get("packages", {})
-    optim = settings.optim
+    optim, steps = settings.optim, settings.run.max_tokens // settings.run.batch_tokens
     rows = [
         ("tokens", f"{int(described['tokens']):,}"),
         ("tokens a step", f"{settings.run.batch_tokens:,}"),
         ("learning rate", f"{optim.lr:g}, to {optim.lr_end:g}"),
-        ("weight decay", f"{optim.weight_decay}"),
+        ("weight decay", f"{weight_decay(steps, optim):.4g}"),
         ("precision", str(versions.get("precision", ""))),
         ("fingerprint of the data", str(versions.get("data_fingerprint", ""))),
         ("commit", str(versions.get("git_commit", ""))),

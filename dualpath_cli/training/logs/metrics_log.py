@@ -14,13 +14,13 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from dualpath_cli.flops.count import training_flops_per_token
+from dualpath_cli.flops.count import sampled_training_flops_per_token
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import format_csv, read_csv
+from dualpath_cli.schedule import learning_rate
 from dualpath_cli.settings import RunSettings
 from dualpath_cli.training.logs.peaks import peak_tflops
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.optim import learning_rate
 
 Row = dict[str, Any]
 
@@ -134,7 +134,9 @@ class MetricsLog(Callback):
         new_tokens = (self.step - self.logged_step) * self.settings.batch_tokens
         self.logged_step = self.step
         speed = new_tokens / seconds
-        flops = speed * training_flops_per_token(module.config)
+        flops = speed * sampled_training_flops_per_token(
+            module.config, self.settings.train_loops or [module.config.loops]
+        )
         row: Row = {
             "step": self.step,
             "tokens": self.step * self.settings.batch_tokens,

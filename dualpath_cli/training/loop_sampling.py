@@ -1,0 +1,40 @@
+"""How many loops each optimizer step trains with, where a recipe draws them (run.train_loops)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.intervention import Intervention
+from dualpath_cli.seeds import seed_from
+
+GRAPHS_EACH = 4
+"""Compiled graphs of a block for one number of loops, at most: of its kind, with gradients or not,
+and of the first length met."""
+
+
+@dataclass(frozen=True)
+class LoopSampling:
+    """Draws K' for each step, all choices alike. K' is forced as `ablate` forces it.
+
+    The draw depends on seed and step alone: it is the same on all ranks, for all micro-batches of
+    the step, and in a run that is continued.
+    """
+
+    choices: tuple[int, ...]
+    seed: int
+
+    def at(self, step: int) -> int:
+        """K' of an optimizer step, from 0."""
+        return self.choices[seed_from("train_loops", self.seed, step) % len(self.choices)]
+
+    def intervention(self, step: int, config: ModelConfig) -> Intervention | None:
+        """What forces K' of a step on a model; None where it is the model's own K."""
+        loops = self.at(step)
+        return None if loops == config.loops else Intervention(loops=loops)
+
+    def allow_graphs(self) -> None:
+        """Lets torch.compile keep a graph for each K', and not fall back to eager execution."""
+        limit = torch._dynamo.config.recompile_limit
+        wanted = max(limit, GRAPHS_EACH * len(self.choices))
+        torch._dynamo.config.recompile_limit = wanted

@@ -1,0 +1,70 @@
+"""Runs of several lengths from one: stable learning rate, then a cool-down for each of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualpath_cli.recipes import merge
+from tests.tiny_run import SEQ_LEN, Fit, Refused, rows, tables
+
+WSD = {"schedule": "wsd", "cooldown": 0.5, "warmup_steps": 2}
+STEP = 4 * SEQ_LEN
+
+
+def length(steps: int, **run: Any) -> dict[str, Any]:
+    return {"optim": WSD, "run": {"max_tokens": steps * STEP, "save_every": 1, **run}}
+
+
+def test_a_branch_equals_the_run_of_its_length(fit: Fit) -> None:
+    trunk = fit(**length(12, name="long"))
+    branch = fit(**length(6, name="branch", branch_from=str(trunk)))
+    whole = fit(**length(6, name="short"))
+    assert tables(branch) == tables(whole)
+    assert tables(branch)["metrics.csv"] != tables(trunk)["metrics.csv"][:6], "another cool-down"
+    facts = json.loads((branch / "versions.json").read_text())
+    assert facts["branched_from"] == f"{trunk} at step 3"
+    assert not (branch / "checkpoints" / "step-00000003").exists(), "the trunk's stays where it is"
+
+
+def test_a_branch_may_be_longer_than_its_trunk(fit: Fit) -> None:
+    trunk = fit(**length(6, name="short"))
+    branch = fit(**length(12, name="branch", branch_from=str(trunk)))
+    assert tables(branch) == tables(fit(**length(12, name="long")))
+
+
+def test_a_branch_is_continued_from_its_own_checkpoints(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trunk = fit(**length(12, name="long"))
+    branch = fit(**length(6, name="branch", branch_from=str(trunk)))
+    whole = tables(branch)
+    for step in (5, 6):
+        (branch / "checkpoints" / f"step-{step:08d}").unlink()
+    capsys.readouterr()
+    fit(**length(6, name="branch", branch_from=str(trunk)))
+    assert "continued from step 4\n" in capsys.readouterr().out
+    assert tables(branch) == whole
+
+
+def test_what_would_not_be_alike_is_no_trunk(refused: Refused, fit: Fit, tmp_path: Path) -> None:
+    trunk = fit(**length(6, name="long"))
+    start = {"branch_from": str(trunk), "name": "branch"}
+    assert "needs optim.schedule wsd" in refused(run=start)
+    summed = merge(length(6, **start), {"optim": {"decay_sum": 1.0}})
+    assert "instead of decay_sum" in refused(**summed)
+    other = merge(length(6, **start), {"optim": {"lr": 1e-3}})
+    assert "optim.lr=0.003, this one has 0.001" in refused(**other)
+    assert "no run folder at" in refused(**length(6, **start | {"branch_from": "nowhere"}))
+    for step in (1, 2):
+        (trunk / "checkpoints" / f"step-{step:08d}").unlink()
+    assert "no checkpoint up to step 2" in refused(**length(4, **start))
+
+
+def test_the_rates_of_a_branch_are_stable_then_fall(fit: Fit) -> None:
+    run = fit(**length(8, name="run"))
+    rates = [float(row["lr"]) for row in rows(run / "metrics.csv")]
+    assert rates[2:5] == [3e-3] * 3
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+    assert rates[5] < 3e-3

@@ -1,0 +1,105 @@
+"""Training with a number of loops that is drawn for each step."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.flops.count import sampled_training_flops_per_token, training_flops_per_token
+from dualpath_cli.intervention import Intervention
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.training.loop_sampling import LoopSampling
+from tests.model.small_models import SMALL
+from tests.tiny_run import Fit, Refused, rows, tables
+
+
+@given(
+    choices=st.lists(st.integers(1, 9), min_size=1, max_size=8, unique=True),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_draws_depend_on_seed_and_step_alone_and_reach_all_choices(
+    choices: list[int], seed: int
+) -> None:
+    sampling = LoopSampling(tuple(choices), seed)
+    drawn = [sampling.at(step) for step in range(200)]
+    assert drawn == [LoopSampling(tuple(choices), seed).at(step) for step in range(200)]
+    assert set(drawn) == set(choices)
+
+
+def test_all_choices_are_drawn_alike_often() -> None:
+    from scipy.stats import chisquare
+
+    drawn = [LoopSampling((1, 2, 4), seed=0).at(step) for step in range(3000)]
+    assert chisquare([drawn.count(k) for k in (1, 2, 4)]).pvalue > 0.001
+
+
+def test_the_models_own_number_needs_no_intervention() -> None:
+    sampling = LoopSampling((2,), seed=0)
+    assert sampling.intervention(0, ModelConfig(loops=2, d_ffn=64, d_ffn_wide=64)) is None
+    other = ModelConfig(loops=4, d_ffn=64, d_ffn_wide=64)
+    assert sampling.intervention(0, other) == Intervention(loops=2)
+
+
+def test_a_run_with_one_choice_equals_one_forced_to_it_in_each_step(fit: Fit) -> None:
+    """The first step's loss is that of the forced model; the model's own K is as without."""
+    own = fit(run={"name": "own", "train_loops": [2]})
+    assert tables(own) == tables(fit(run={"name": "plain"}))
+    forced = fit(run={"name": "forced", "train_loops": [1]})
+    assert rows(forced / "metrics.csv") != rows(own / "metrics.csv")
+
+
+def test_a_continued_run_draws_what_it_would_have_drawn(fit: Fit) -> None:
+    whole = fit(run={"train_loops": [1, 2, 3]})
+    numbers = tables(whole)
+    for step in (4, 6):
+        (whole / "checkpoints" / f"step-{step:08d}").unlink()
+    fit(run={"train_loops": [1, 2, 3]})
+    assert tables(whole) == numbers
+
+
+def test_compiled_each_number_of_loops_has_a_graph_of_its_own_and_no_more() -> None:
+    """More layers and more steps compile nothing new: a graph for each K serves all layers."""
+    config = ModelConfig(**{**vars(SMALL), "n_layers": 3})
+    model = DualPathLM(config, seed=0)
+    graphs = []
+
+    def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    sampling = LoopSampling((1, 2, 3), seed=0)
+    sampling.allow_graphs()
+    for block in model.blocks:
+        block.compile(backend=counting, fullgraph=True)
+    tokens = torch.arange(8)[None] % config.vocab_size
+    for step in range(20):
+        model(tokens, tokens, intervention=sampling.intervention(step, config)).sum().backward()
+    assert len(graphs) == 3
+
+
+def test_flops_are_the_mean_of_the_choices() -> None:
+    config = ModelConfig(loops=2, d_ffn=64, d_ffn_wide=64)
+    one, two, three = (
+        training_flops_per_token(ModelConfig(loops=k, d_ffn=64, d_ffn_wide=64)) for k in (1, 2, 3)
+    )
+    assert sampled_training_flops_per_token(config, [1, 3]) == (one + three) / 2
+    assert sampled_training_flops_per_token(config, [2]) == two
+
+
+def test_numbers_that_make_no_sense_are_refused(refused: Refused) -> None:
+    assert "different numbers from 1 on" in refused(run={"train_loops": [0, 2]})
+    assert "different numbers from 1 on" in refused(run={"train_loops": [2, 2]})
+    assert "different numbers from 1 on" in refused(run={"train_loops": list(range(1, 10))})
+    wide = {"model": {"block": "wide"}, "run": {"train_loops": [2]}}
+    assert "run.train_loops has 2: the model has only wide blocks" in refused(**wide)
+    no_router = {"model": {"loops": 1}, "run": {"train_loops": [1, 2]}}
+    assert "no router to weigh more" in refused(**no_router)
+
+
+def test_ddp_needs_a_router_that_is_always_trained(refused: Refused) -> None:
+    two = {"devices": 2, "strategy": "ddp"}
+    assert "choose --trainer.strategy fsdp" in refused(trainer=two, run={"train_loops": [1, 2]})
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.compile.*")
