@@ -169,6 +169,7 @@ def check_same_recipe(
     recipe: Recipe,
     sections: Sequence[str] = _NUMBERS,
     free: Mapping[str, Set[str]] = {},
+    way_out: str = "give this one a name (--run.name NAME)",
 ) -> None:
     """Refuses to continue a run under a recipe that would have given other numbers.
 
@@ -189,7 +190,7 @@ def check_same_recipe(
                 name = f"{section}.{key}".rstrip(".")
                 raise UserError(
                     f"{folder} holds a run with {name}={old.get(key)}, this one has "
-                    f"{new.get(key)}; give this one a name (--run.name NAME)"
+                    f"{new.get(key)}; {way_out}"
                 )
 
 

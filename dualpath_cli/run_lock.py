@@ -56,6 +56,23 @@ def alone_in(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         os.close(descriptor)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether another process holds the lock of a run folder, as far as the file system knows."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:  # nobody has written there, or nobody does any more
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _open(path: Path) -> tuple[int, bool]:
     """Returns the open file with our name in it, and whether it could be locked."""
     while True:

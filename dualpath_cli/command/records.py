@@ -82,6 +82,17 @@ _RECORDS = (
         add_arguments="dualpath_cli.flops.command:add_arguments",
     ),
     Command(
+        "sweep",
+        "Train configurations of equal FLOPs, with seeds, and controls beside them.",
+        "--config RECIPE --budget FLOPS --out DIR [--alphas LIST] [--loops LIST] [options]",
+        needs="nothing",
+        run="dualpath_cli.sweep.command:run",
+        description="Solves the widths of dual-path configurations and their controls for a FLOP "
+        "budget, writes a recipe for each run, says what they cost, asks, and trains them. The "
+        "same command continues what was interrupted.",
+        add_arguments="dualpath_cli.sweep.options:add_arguments",
+    ),
+    Command(
         "ablate",
         "Override a trained model's loops and gates, and measure what each override costs.",
         "--ckpt_path RUN [RUN ...] [--sources NAME=PATH ...] [--suite SUITE ...] "

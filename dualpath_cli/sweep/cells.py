@@ -1,0 +1,220 @@
+"""The configurations of a sweep, each solved for the budget. Torch-free.
+
+A family is what shares a learning rate. Of each budget there are, by their names:
+
+    wide             PureWide
+    loop_k4          PureLoop
+    a50_k4           dual, alpha 50 %, K = 4
+    expanded_k4      PureWide of K times as many layers, each with a K-th of the budget
+    min_deep_k4      dual whose deep path has the smallest width there is
+
+All of a sweep have one width multiple: the coarsest, by halves of the recipe's, that brings each of
+them to within 1 % of the budget (`widths.TOLERANCE`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError
+from dualpath_cli.flops.count import mean_layer_flops
+from dualpath_cli.flops.widths import TOLERANCE, Match, Target, Widths, largest_width, solve_widths
+from dualpath_cli.sizes import format_size
+
+CONTROLS = {
+    "wide": "PureWide",
+    "loop": "PureLoop",
+    "expanded": "PureWide of K times the layers",
+    "min-deep": "dual with the narrowest deep path",
+}
+"""Controls by the name that --controls gives them."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration, without seed and settings."""
+
+    name: str
+    family: str
+    """wide, loop, dual or expanded."""
+    budget: int
+    """F_M, FLOPs per token and layer, of the backbone's number of layers."""
+    matches: tuple[Match, ...]
+    """What meets the budget in it: linear FLOPs, or total ones; both where the widths are equal."""
+    alpha: float | None
+    """Percent of the FLOPs on the deep path; None for a single path."""
+    model: dict[str, Any]
+    """Fields of the model section that make it this configuration."""
+    spent: float
+    """FLOPs per token and layer as they were matched, over what was to be matched."""
+    layers_times: int = 1
+    """Times the backbone's layers that it has, each with a part of the budget."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What cells are asked for."""
+
+    budgets: Sequence[int]
+    alphas: Sequence[float]
+    loops: Sequence[int]
+    controls: Sequence[str]
+    matches: Sequence[Match]
+
+
+def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]:
+    """Returns the cells, and a line for each that cannot be or is not within 1 % of the budget.
+
+    `backbone` gives everything but block, loops and widths.
+
+    Raises:
+        UserError: where none can be.
+    """
+    cells: list[Cell] = []
+    notes: list[str] = []
+    for budget in wanted.budgets:
+        kinds, without_room = _kinds(wanted, budget, backbone)
+        notes += without_room
+        multiple = _multiple(kinds, backbone.ffn_multiple_of)
+        for kind in kinds:
+            cell = kind.solved(multiple)
+            if abs(cell.spent - 1) > TOLERANCE:
+                notes.append(
+                    f"{cell.name} spends {cell.spent:.4f} of the budget: no width comes nearer"
+                )
+            cells = _added(cells, cell)
+    if not cells:
+        raise UserError(f"no configuration can be: {notes[0]}")
+    if len(wanted.budgets) > 1:
+        cells = [replace(c, name=f"f{format_size(c.budget).lower()}_{c.name}") for c in cells]
+    return cells, notes
+
+
+def _added(cells: list[Cell], cell: Cell) -> list[Cell]:
+    """Adds a cell; one of the same model that is there already serves for both."""
+    for place, other in enumerate(cells):
+        if (other.budget, other.model) == (cell.budget, cell.model):
+            both = replace(other, matches=tuple(dict.fromkeys((*other.matches, *cell.matches))))
+            return [*cells[:place], both, *cells[place + 1 :]]
+    return [*cells, cell]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A cell before its widths are solved."""
+
+    name: str
+    family: str
+    target: Target
+    backbone: ModelConfig
+    layers_times: int = 1
+    """Times the backbone's layers, among which the budget is divided."""
+    smallest_deep: bool = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether each path has FLOPs for its FFN."""
+        if self.smallest_deep:
+            return self._wide_beside(1) > 0
+        return self.target.has_room
+
+    def widths(self, multiple: int) -> Widths:
+        """The widths in a multiple."""
+        if not self.smallest_deep:
+            return solve_widths(replace(self.target, multiple_of=multiple))
+        wide = largest_width(self._wide_beside(multiple), multiple)
+        return Widths(multiple, max(multiple, wide))
+
+    def _wide_beside(self, width: int) -> Fraction:
+        """The wide path's exact width beside a deep one of this effective width."""
+        narrow = replace(self.target, multiple_of=width)
+        spent = narrow.spent(width, 0)
+        return Fraction(narrow.matched_budget - spent, 6 * self.target.d_model)
+
+    def spent(self, multiple: int) -> Fraction:
+        """The part of what was to be matched that the widths in a multiple spend."""
+        widths, target = self.widths(multiple), replace(self.target, multiple_of=multiple)
+        return Fraction(target.spent(widths.d_ffn, widths.d_ffn_wide), target.matched_budget)
+
+    def solved(self, multiple: int) -> Cell:
+        """The cell with its widths."""
+        widths, target = self.widths(multiple), self.target
+        model: dict[str, Any] = {
+            "block": target.block,
+            "loops": target.loops,
+            "d_ffn": widths.d_ffn,
+            "d_ffn_wide": widths.d_ffn_wide,
+            "ffn_multiple_of": multiple,
+        }
+        if self.layers_times > 1:
+            model["n_layers"] = self.backbone.n_layers * self.layers_times
+        alpha = target.alpha if self.family == "dual" else None
+        if self.smallest_deep:
+            layer = mean_layer_flops(replace(self.backbone, **model))
+            alpha = round(100 * layer["deep"] / (layer["deep"] + layer["wide"]), 1)
+        return Cell(
+            self.name, self.family, target.budget * self.layers_times, (target.match,), alpha,
+            model, float(self.spent(multiple)), self.layers_times,
+        )  # fmt: skip
+
+
+def _kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> tuple[list[_Kind], list[str]]:
+    """The cells of a budget that have room, and a line for each that has none."""
+    kinds, notes = [], []
+    for kind in _all_kinds(wanted, budget, backbone):
+        if kind.has_room:
+            kinds.append(kind)
+            continue
+        try:
+            solve_widths(kind.target)
+            reason = "the budget leaves its wide path nothing"
+        except UserError as error:
+            reason = str(error)
+        notes.append(f"{kind.name} cannot be: {reason}")
+    return kinds, notes
+
+
+def _all_kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> Iterator[_Kind]:
+    looped = [k for k in wanted.loops if k > 1]
+    for match in wanted.matches:
+        end = "_total" if match == "total" and len(wanted.matches) > 1 else ""
+        base = Target(
+            budget, match=match, reference_loops=max(wanted.loops), d_model=backbone.d_model,
+            n_heads=backbone.n_heads, n_kv_heads=backbone.n_kv_heads,
+            seq_len=backbone.max_seq_len,
+        )  # fmt: skip
+        wide = replace(base, block="wide", loops=1)
+        if "wide" in wanted.controls:
+            yield _Kind(f"wide{end}", "wide", wide, backbone)
+        if "loop" in wanted.controls:
+            for k in looped:
+                target = replace(base, block="loop", loops=k)
+                yield _Kind(f"loop_k{k}{end}", "loop", target, backbone)
+        for alpha, k in product(wanted.alphas, wanted.loops):
+            target = replace(base, alpha=alpha, loops=k)
+            yield _Kind(f"a{alpha:g}_k{k}{end}", "dual", target, backbone)
+        if "min-deep" in wanted.controls:
+            for k in wanted.loops:
+                target = replace(base, loops=k)
+                yield _Kind(f"min_deep_k{k}{end}", "dual", target, backbone, smallest_deep=True)
+        if "expanded" in wanted.controls and match == "linear":
+            # A layer more is an attention pass more: beside K loops the scores are alike.
+            for k in looped:
+                target = replace(wide, budget=budget // k)
+                yield _Kind(f"expanded_k{k}", "expanded", target, backbone, layers_times=k)
+
+
+def _multiple(kinds: Sequence[_Kind], coarsest: int) -> int:
+    """The coarsest of a multiple and its halves that brings all within the tolerance.
+
+    The finest one where none does.
+    """
+    multiple = coarsest
+    while multiple % 2 == 0:
+        if all(abs(kind.spent(multiple) - 1) <= TOLERANCE for kind in kinds):
+            return multiple
+        multiple //= 2
+    return multiple

@@ -1,0 +1,171 @@
+"""`dualpath sweep`: the plan, the learning rates, then the runs."""
+
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+
+import yaml
+from rich.console import Console
+
+from dualpath_cli.command import launch
+from dualpath_cli.command.records import COMMANDS
+from dualpath_cli.errors import Stopped, UserError
+from dualpath_cli.output.atomic import write_text
+from dualpath_cli.output.console import plain_console
+from dualpath_cli.output.csv_text import format_csv
+from dualpath_cli.recipes import Recipe, merge
+from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.sweep import plan, request, tuning
+from dualpath_cli.sweep.cells import Cell, solve
+from dualpath_cli.sweep.request import Request
+from dualpath_cli.sweep.runner import run_all
+from dualpath_cli.sweep.runs import Configuration, Run, configurations, runs_of, write_recipes
+from dualpath_cli.sweep.slurm import write_array
+from dualpath_cli.sweep.speed import speeds
+from dualpath_cli.sweep.tuning import Family, family_of
+
+
+def run(options: Namespace) -> str:
+    """Plans a sweep, asks, and runs it; returns what comes next.
+
+    Raises:
+        UserError: for the first mistake, before anything runs.
+        RunFailed: at the end, if runs failed.
+        Stopped: where it was not wanted after all, or after a signal.
+    """
+    wanted, console = request.read(options), plain_console()
+    shared = _shared(wanted)
+    cells, notes = solve(wanted.wanted, shared.model)
+    found = configurations(cells, wanted.varied)
+    rates = tuning.first_rates(wanted, shared, len(tuning.representatives(found)))
+    trials, chosen = _settled(wanted, shared, found, rates)
+    runs = _runs(wanted, shared, found, chosen or {})
+    _write_and_check([*runs, *trials])
+    _write_down(wanted, cells, notes)
+    for note in notes:
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+    _show_plan(wanted, runs, trials, console)
+    if wanted.slurm:
+        return _array(wanted, trials if chosen is None else runs, tuned=chosen is not None)
+    _ask(wanted, console)
+    while chosen is None:
+        run_all(trials, wanted.jobs, "learning rates", console)
+        trials, chosen = _settled(wanted, shared, found, rates)
+        write_recipes(trials)
+    runs = _runs(wanted, shared, found, chosen)
+    write_recipes(runs)
+    run_all(runs, wanted.jobs, "sweep", console)
+    return f"next: dualpath compare {wanted.out}"
+
+
+def _shared(wanted: Request) -> Settings:
+    """The settings that all runs have; block and widths in them mean nothing.
+
+    Raises:
+        UserError: where the recipe has mistakes.
+    """
+    any_block = {"block": "wide", "d_ffn": 64, "d_ffn_wide": 64}
+    return settings_from(merge(wanted.recipe, {"model": any_block}))
+
+
+def _settled(
+    wanted: Request, shared: Settings, found: Sequence[Configuration], rates: Sequence[float]
+) -> tuple[list[Run], Mapping[Family, float] | None]:
+    """The trials of learning rates, and what they chose: None as long as some are missing."""
+    if len(rates) == 1:
+        return [], {family_of(configuration): rates[0] for configuration in found}
+    while True:
+        trials = tuning.trials(wanted, shared, found, rates)
+        if not all(trial.is_finished for trial in trials):
+            return trials, None
+        rows = tuning.judge(trials)
+        write_text(wanted.out / "tune" / "chosen.csv", format_csv(tuning.records(rows)))
+        longer = tuning.grown(rates, rows)
+        if longer == rates:
+            return trials, tuning.chosen_rates(rows)
+        rates = longer
+
+
+def _runs(
+    wanted: Request, shared: Settings, found: Sequence[Configuration], rates: Mapping[Family, float]
+) -> list[Run]:
+    """All runs, at the rates that were chosen, or at the recipe's."""
+    recipes: dict[str, Recipe] = {}
+    for configuration in found:
+        rate = rates.get(family_of(configuration), shared.optim.lr)
+        recipes[configuration.name] = tuning.with_rate(wanted.recipe, shared, rate)
+    return runs_of(found, recipes, range(wanted.seeds), wanted.out)
+
+
+def _write_and_check(runs: Sequence[Run]) -> None:
+    """Writes all recipes, and has `fit` check one of each configuration, as far as it can."""
+    write_recipes(runs)
+    for run in {run.configuration.name: run for run in runs}.values():
+        launch.read(COMMANDS["fit"], ["--config", str(run.path)])
+
+
+def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) -> None:
+    """Writes sweep.yaml: what was asked for, and what it came to."""
+    content = {
+        "command": shlex.join(["dualpath", *sys.argv[1:]]),
+        "cells": [
+            {"name": cell.name, "family": cell.family, "budget": cell.budget,
+             "matches": list(cell.matches), "alpha": cell.alpha, "spent": round(cell.spent, 6),
+             "model": cell.model}
+            for cell in cells
+        ],
+        "notes": list(notes),
+    }  # fmt: skip
+    write_text(wanted.out / "sweep.yaml", yaml.safe_dump(content, sort_keys=False))
+
+
+def _show_plan(
+    wanted: Request, runs: Sequence[Run], trials: Sequence[Run], console: Console
+) -> None:
+    """Prints what is going to run, and writes plan.csv."""
+    families = {run.configuration.cell.family for run in runs}
+    if wanted.tflops is not None:
+        speed = dict.fromkeys(families, wanted.tflops * 1e12)
+    elif wanted.slurm:  # runs elsewhere
+        speed = {}
+    else:
+        speed = speeds(runs, wanted.out, wanted.jobs, console)
+    rows = plan.costs(runs, speed)
+    write_text(wanted.out / "plan.csv", format_csv(plan.records(rows)))
+    console.print(plan.plan_table(rows, wanted.jobs))
+    if trials:
+        tried = sorted({trial.settings.optim.lr for trial in trials})
+        hours = sum(row.hours or 0 for row in plan.costs(trials, speed)) / wanted.jobs
+        text = (
+            f"before them {len(trials)} trials of {len(tried)} learning rates a family, "
+            f"{tried[0]:g} to {tried[-1]:g}, of {trials[0].settings.run.max_tokens:,} tokens each"
+        )
+        text += f": {plan.duration(3600 * hours)}" if speed else ""
+        console.print(text, highlight=False, soft_wrap=True)
+
+
+def _ask(wanted: Request, console: Console) -> None:
+    """Goes on where the user wants it.
+
+    Raises:
+        UserError: where there is nobody to ask.
+        Stopped: where the answer is no.
+    """
+    if wanted.yes:
+        return
+    if not sys.stdin.isatty():
+        raise UserError(f"{wanted.out} is planned; --yes starts it where there is nobody to ask")
+    if console.input("start? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise Stopped(f"nothing was started; the plan is in {wanted.out}", 0, quiet=False)
+
+
+def _array(wanted: Request, runs: Sequence[Run], tuned: bool) -> str:
+    """Writes the array of what is not finished; returns what to do with it."""
+    left = [run for run in runs if not run.is_finished]
+    if not left:
+        return f"all runs are finished; next: dualpath compare {wanted.out}"
+    name = "jobs.sbatch" if tuned else "tune.sbatch"
+    script = write_array(left, wanted.jobs, wanted.out / name)
+    after = f"dualpath compare {wanted.out}" if tuned else "this command again"
+    return f"{len(left)} runs: sbatch {script}; when they are finished, {after}"

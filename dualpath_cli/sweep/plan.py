@@ -1,0 +1,102 @@
+"""What a sweep costs: parameters, FLOPs, tokens and hours of each configuration. Torch-free."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from rich.table import Table
+
+from dualpath_cli.flops import count
+from dualpath_cli.output.progress import duration
+from dualpath_cli.settings import Settings
+from dualpath_cli.sizes import format_size
+from dualpath_cli.study.tables import table_of
+from dualpath_cli.sweep.runs import Run
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A row of the plan: a configuration, one run of it."""
+
+    configuration: str
+    family: str
+    budget: int
+    alpha: float | None
+    loops: int
+    parameters: int
+    non_embedding: int
+    relative: float | None
+    """Parameters over those of PureWide of the same budget, as far as it is in the sweep."""
+    linear_flops: float
+    """Per token and layer of the backbone; of sampled loops those of model.loops."""
+    total_flops: float
+    spent: float
+    """Matched FLOPs over what was to be matched."""
+    tokens: int
+    training_flops: float
+    """Of the whole run."""
+    seeds: int
+    hours: float | None
+    """Of one run."""
+
+
+def costs(runs: Sequence[Run], speeds: Mapping[str, float]) -> list[Cost]:
+    """A row for each configuration; `speeds` are FLOP/s of training by family."""
+    firsts = {run.configuration.name: run for run in reversed(runs)}
+    seeds = {name: sum(run.configuration.name == name for run in runs) for name in firsts}
+    wides = {
+        run.configuration.cell.budget: count.parameters(run.settings.model)
+        for run in runs
+        if run.configuration.cell.name.endswith("wide")
+    }
+    ordered = dict.fromkeys(run.configuration.name for run in runs)
+    return [_cost(firsts[name], seeds[name], wides, speeds) for name in ordered]
+
+
+def _cost(run: Run, seeds: int, wides: Mapping[int, int], speeds: Mapping[str, float]) -> Cost:
+    cell, model = run.configuration.cell, run.settings.model
+    layer, times = count.mean_layer_flops(model), cell.layers_times
+    tokens = run.steps * run.settings.run.batch_tokens
+    flops = tokens * training_flops(run.settings)
+    speed, parameters = speeds.get(cell.family), count.parameters(model)
+    return Cost(
+        run.configuration.name, cell.family, cell.budget, cell.alpha,
+        1 if cell.model["block"] == "wide" else model.loops, parameters,
+        count.parameters_non_embedding(model),
+        parameters / wides[cell.budget] if cell.budget in wides else None,
+        layer["linear_total"] * times, layer["total"] * times, cell.spent, tokens, flops, seeds,
+        None if speed is None else flops / speed / 3600,
+    )  # fmt: skip
+
+
+def training_flops(settings: Settings) -> float:
+    """FLOPs of training on one token."""
+    loops = settings.run.train_loops or [settings.model.loops]
+    return count.sampled_training_flops_per_token(settings.model, loops)
+
+
+def records(rows: Sequence[Cost]) -> list[dict[str, object]]:
+    """Rows as plan.csv has them."""
+    return [asdict(row) for row in rows]
+
+
+def plan_table(rows: Sequence[Cost], jobs: int) -> Table:
+    """The plan as it is shown before anything runs."""
+    runs = sum(row.seeds for row in rows)
+    caption = "M: million FLOPs per token and layer; spent: of what is to be matched"
+    known = [row.hours * row.seeds for row in rows if row.hours is not None]
+    if len(known) == len(rows):
+        caption += f"; in all {duration(3600 * sum(known) / jobs)}, {jobs} at a time"
+    several = len({row.budget for row in rows}) > 1
+    columns = ["parameters", "of wide", "linear M", "total M", "spent", "tokens", "runs", "each"]
+    table = table_of(
+        f"{len(rows)} configurations, {runs} runs", ["configuration", *["budget"] * several],
+        columns, caption,
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            row.configuration, *[format_size(row.budget)] * several, f"{row.parameters / 1e6:.2f}M",
+            "" if row.relative is None else f"{row.relative:.2f}", f"{row.linear_flops / 1e6:.3f}",
+            f"{row.total_flops / 1e6:.3f}", f"{row.spent:.4f}", f"{row.tokens / 1e6:.1f}M",
+            str(row.seeds), "" if row.hours is None else duration(3600 * row.hours),
+        )  # fmt: skip
+    return table

@@ -1,0 +1,170 @@
+"""What the words of `dualpath sweep` mean, checked. Torch-free."""
+
+import math
+import typing
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dualpath_cli import recipes
+from dualpath_cli.config import RANGES
+from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.flops.widths import Match
+from dualpath_cli.ranges import check_path
+from dualpath_cli.recipes import Recipe
+from dualpath_cli.settings import SECTIONS
+from dualpath_cli.sizes import parse_size
+from dualpath_cli.sweep.cells import CONTROLS, Wanted
+
+T = TypeVar("T")
+
+MOST_SEEDS = 100
+"""Trials of learning rates have the seed after these: no run of a sweep has it."""
+MOST_JOBS = 256
+RATES_EACH = (0.5, 1.0, 2.0)
+"""Trials by default, in the recipe's learning rate."""
+DECIDED = {
+    "model": ("block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers", "d_model",
+              "n_heads", "n_kv_heads", "max_seq_len", "vocab_size"),
+    "run": ("recipe", "name", "dir", "budget", "branch_from"),
+}  # fmt: skip
+"""Keys that --set cannot vary: the sweep decides them, or widths are solved for them."""
+
+Varied = dict[str, list[Any]]
+"""The values of each key that --set varies."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A sweep as it is asked for."""
+
+    recipe: Recipe
+    """What all runs share."""
+    wanted: Wanted
+    varied: Varied
+    seeds: int
+    tune: list[float] | None
+    """Learning rates to try; none of them: the recipe's is taken; None: the default."""
+    tune_tokens: int | None
+    out: Path
+    jobs: int
+    slurm: bool
+    tflops: float | None
+    yes: bool
+
+
+def read(options: Namespace) -> Request:
+    """Reads the options.
+
+    Raises:
+        UserError: for the first mistake.
+    """
+    for name in ("config", "budget", "out"):
+        if not getattr(options, name):
+            raise UserError(f"--{name} is missing; see dualpath sweep --help")
+    recipe: Recipe = {}
+    for name in options.config:
+        recipe = recipes.merge(recipe, recipes.load(name))
+    try:
+        check_path("--out", options.out)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    loops = _list("--loops", options.loops, _loops)
+    wanted = Wanted(
+        budgets=_list("--budget", options.budget, lambda text: parse_size(text, "--budget")),
+        alphas=_list("--alphas", options.alphas, _alpha),
+        loops=loops,
+        controls=_list("--controls", options.controls, _control)
+        if options.controls != "none"
+        else [],
+        matches=_list("--match", options.match, _match),
+    )
+    tflops = None if options.tflops is None else _positive("--tflops", options.tflops)
+    return Request(
+        recipe, wanted, _varied(options.set), _count("--seeds", options.seeds, MOST_SEEDS),
+        _rates(options.tune),
+        None if options.tune_tokens is None else parse_size(options.tune_tokens, "--tune-tokens"),
+        Path(options.out), _count("--jobs", options.jobs, MOST_JOBS), options.slurm, tflops,
+        options.yes,
+    )  # fmt: skip
+
+
+def _list(option: str, text: str, read_one: Callable[[str], T]) -> list[T]:
+    """The values of a list, each once."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise UserError(f"{option} needs values separated by commas, not '{text:.60}'")
+    return list(dict.fromkeys(map(read_one, words)))
+
+
+def _loops(text: str) -> int:
+    return _count("--loops", text, int(RANGES["loops"][1]))
+
+
+def _alpha(text: str) -> float:
+    value = _positive("--alphas", text)
+    if value >= 100:
+        raise UserError(f"--alphas are percents below 100, not '{text:.60}'")
+    return value
+
+
+def _control(text: str) -> str:
+    if text not in CONTROLS:
+        hint = did_you_mean(text, CONTROLS) or f"; choose from {', '.join(CONTROLS)}, or none"
+        raise UserError(f"--controls: '{text:.60}' is none{hint}")
+    return text
+
+
+def _match(text: str) -> Match:
+    if text not in typing.get_args(Match):
+        raise UserError(f"--match must be linear, total or linear,total, not '{text:.60}'")
+    return typing.cast(Match, text)
+
+
+def _count(option: str, text: str, most: int) -> int:
+    value = parse_size(text, option)
+    if value > most:
+        raise UserError(f"{option} must be at most {most:,}, not '{text:.60}'")
+    return value
+
+
+def _positive(option: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"{option} must be a number above 0, not '{text:.60}'")
+    return value
+
+
+def _rates(text: str | None) -> list[float] | None:
+    if text is None or text == "off":
+        return None if text is None else []
+    return sorted(_list("--tune", text, lambda word: _positive("--tune", word)))
+
+
+def _varied(words: Sequence[str]) -> Varied:
+    """The keys and values of --set."""
+    varied: Varied = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        section, _, name = key.partition(".")
+        values = recipes.parse_value(f"[{text}]")
+        if not (equals and isinstance(values, list) and values):
+            raise UserError(f"--set needs KEY=A,B,... such as optim.lr=1e-3,2e-3, not '{word:.60}'")
+        if name in DECIDED.get(section, ()) or key == "seed_everything":
+            raise UserError(
+                f"--set {key}: the sweep decides it, or solves its widths for it; "
+                "--alphas, --loops, --budget and --seeds say how, or give a sweep for each"
+            )
+        known = [
+            f"{s}.{field}" for s, cls in SECTIONS.items() for field in typing.get_type_hints(cls)
+        ]
+        if key not in known:
+            hint = did_you_mean(key, known) or "; dualpath fit --help lists what there is"
+            raise UserError(f"--set: no key '{key}' in a recipe{hint}")
+        varied[key] = list({repr(value): value for value in values}.values())
+    return varied

@@ -1,0 +1,106 @@
+"""Runs the runs of a sweep, several at a time; those that are finished are left alone."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from rich.console import Console
+
+from dualpath_cli.errors import RunFailed, Stopped
+from dualpath_cli.sweep.board import Board
+from dualpath_cli.sweep.runs import Run
+from dualpath_cli.sweep.worker import last_words, start
+
+POLL = 0.5
+"""Seconds between two looks at the processes."""
+REDRAW = 2.0
+"""Seconds between two looks at the runs' tables."""
+
+Process = subprocess.Popen[bytes]
+
+
+def run_all(runs: Sequence[Run], jobs: int, title: str, console: Console) -> None:
+    """Trains what is not finished, in the order of `runs`; a run that fails stops no other one.
+
+    Raises:
+        RunFailed: at the end, if runs failed.
+        Stopped: after a signal, once the runs at work have stopped with a checkpoint.
+    """
+    waiting = [run for run in runs if not run.is_finished]
+    if len(waiting) < len(runs):
+        done = len(runs) - len(waiting)
+        console.print(f"{title}: {done} of {len(runs)} are finished already", highlight=False)
+    with Board(console, title, len(runs)) as board, _signals() as signals:
+        failed = _work(runs, waiting, jobs, board, signals)
+    if failed:
+        raise RunFailed(
+            f"{len(failed)} of {len(runs)} runs failed, the first one {failed[0].name}: "
+            f"{last_words(failed[0])} ({failed[0].log}); the same command tries them again"
+        )
+
+
+def _work(
+    runs: Sequence[Run], waiting: list[Run], jobs: int, board: Board, signals: list[int]
+) -> list[Run]:
+    """Returns the runs that failed."""
+    slots: dict[int, tuple[Run, Process]] = {}
+    failed: list[Run] = []
+    drawn = 0.0
+    while waiting or slots:
+        if signals:
+            _stop(slots, board, signals)
+        for slot in set(range(jobs)) - set(slots):
+            # A run that another sweep, or one that was killed, still writes is left for later.
+            run = next((run for run in waiting if not run.is_running), None)
+            if run is not None:
+                waiting.remove(run)
+                slots[slot] = run, start(run, slot, jobs)
+        for slot, (run, process) in list(slots.items()):
+            if process.poll() is None:
+                continue
+            del slots[slot]
+            if process.returncode == 0 and run.is_finished:
+                board.say(f"finished {run.name}")
+            else:
+                failed.append(run)
+                board.say(f"failed {run.name} ({process.returncode}): {last_words(run)}")
+        if time.monotonic() - drawn >= REDRAW:
+            drawn = time.monotonic()
+            at_work = [run for run, _ in slots.values()]
+            finished = len(runs) - len(waiting) - len(at_work) - len(failed)
+            board.show(at_work, finished, len(failed))
+        time.sleep(POLL)
+    return failed
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects the signals that ask to stop, instead of what they would do."""
+    seen: list[int] = []
+
+    def take(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+
+    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(slots: dict[int, tuple[Run, Process]], board: Board, signals: list[int]) -> None:
+    """Asks all processes to stop and waits for them; a second signal kills them."""
+    board.say(f"stopping {len(slots)} runs with a checkpoint each; once more kills them")
+    for _, process in slots.values():
+        process.send_signal(signal.SIGTERM)
+    while any(process.poll() is None for _, process in slots.values()):
+        if len(signals) > 1:
+            for _, process in slots.values():
+                process.kill()
+        time.sleep(POLL)
+    code = 130 if signals[0] == signal.SIGINT else 143
+    raise Stopped("stopped; the same command continues", code, quiet=False)

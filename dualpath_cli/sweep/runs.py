@@ -1,0 +1,173 @@
+"""The runs of a sweep: a recipe each, readable and runnable alone. Torch-free.
+
+OUT/
+    sweep.yaml       the cells, and what was asked for
+    plan.csv         parameters, FLOPs, tokens and estimated hours of each configuration
+    recipes/         a recipe for each run: a50_k4-seed_0.yaml
+    runs/            their run folders: a50_k4/seed_0
+    logs/            what each of them printed
+    tune/            recipes/, runs/ and logs/ of the trials of learning rates, and chosen.csv
+    speed.csv        tokens/s that were measured for the plan
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dualpath_cli import recipes, run_folder
+from dualpath_cli.output.atomic import write_text
+from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli.recipes import Recipe
+from dualpath_cli.run_lock import is_held
+from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.sweep.cells import Cell
+from dualpath_cli.sweep.request import Varied
+
+ROUTER_KEYS = ("model.combination", "run.train_loops")
+"""What says nothing about blocks without a loop; `model.gate` nothing about all but dual ones."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A cell with settings of its own: what seeds are repeated of."""
+
+    name: str
+    cell: Cell
+    settings: Mapping[str, Any]
+    """Values of the keys that --set varies."""
+
+    def recipe(self, shared: Recipe, seed: int, folder: Path) -> Recipe:
+        """The recipe of a run with a seed, whose run folder lies in `folder`."""
+        recipe = recipes.merge(shared, {"model": self.cell.model})
+        for key, value in self.settings.items():
+            section, _, name = key.partition(".")
+            recipe = recipes.merge(recipe, {section: {name: value}})
+        run = {"recipe": self.name, "name": f"seed_{seed}", "dir": str(folder),
+               "budget": self.cell.budget}  # fmt: skip
+        return recipes.merge(recipe, {"seed_everything": seed, "run": run})
+
+
+def configurations(cells: Sequence[Cell], varied: Varied) -> list[Configuration]:
+    """Every cell with every combination of the settings that make a difference to it."""
+    found = []
+    for cell in cells:
+        keys = [key for key in varied if _matters(key, cell)]
+        for values in product(*(varied[key] for key in keys)):
+            settings = dict(zip(keys, values, strict=True))
+            name = "-".join([cell.name, *(_word(k, v) for k, v in settings.items())])
+            found.append(Configuration(name, cell, settings))
+    return found
+
+
+def _matters(key: str, cell: Cell) -> bool:
+    if key == "model.gate":
+        return cell.model["block"] == "dual"
+    return key not in ROUTER_KEYS or (cell.model["block"] != "wide" and cell.model["loops"] > 1)
+
+
+def _word(key: str, value: Any) -> str:
+    """A setting as part of a name: `gate_convex`, `decay_matrices+norms`."""
+    text = "+".join(map(str, value)) if isinstance(value, list) else str(value).lower()
+    return f"{key.rpartition('.')[2]}_" + re.sub(r"[^\w.+-]", "_", text or "none")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run of a sweep."""
+
+    name: str
+    """a50_k4-seed_0."""
+    configuration: Configuration
+    seed: int
+    recipe: Recipe
+    settings: Settings
+    """The recipe, checked."""
+    path: Path
+    """Of the recipe's file."""
+    log: Path
+    """What its process prints."""
+
+    @property
+    def folder(self) -> Path:
+        """Its run folder."""
+        run = self.settings.run
+        return Path(run.dir) / run.recipe / run.name
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that it has in all."""
+        return self.settings.run.max_tokens // self.settings.run.batch_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its last step is saved, and validated where there is something to validate on."""
+        if not (self.folder / run_folder.RECIPE).is_file():
+            return False
+        checkpoint = run_folder.newest_checkpoint(self.folder)
+        if checkpoint is None or run_folder.step_of(checkpoint) < self.steps:
+            return False
+        rows = read_csv(self.folder / "validation.csv")
+        return not self.settings.data.val or any(int(row["step"]) == self.steps for row in rows)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process, of this machine or another one, is writing it."""
+        return is_held(self.folder)
+
+
+def runs_of(
+    found: Sequence[Configuration],
+    shared: Mapping[str, Recipe],
+    seeds: Iterable[int],
+    out: Path,
+) -> list[Run]:
+    """The runs of configurations in a folder, seed by seed; writes nothing.
+
+    `shared` is what the runs of each configuration share, by its name. The first seed of all
+    configurations comes first: a sweep that is stopped early has compared all of them once.
+
+    Raises:
+        UserError: for a recipe that is none.
+    """
+    runs = []
+    for seed, configuration in product(seeds, found):
+        recipe = configuration.recipe(shared[configuration.name], seed, out / "runs")
+        name = f"{configuration.name}-seed_{seed}"
+        runs.append(
+            Run(
+                name, configuration, seed, recipe, settings_from(recipe),
+                path=out / "recipes" / f"{name}.yaml", log=out / "logs" / f"{name}.log",
+            )
+        )  # fmt: skip
+    return runs
+
+
+def write_recipes(runs: Iterable[Run]) -> None:
+    """Writes the recipe of each run.
+
+    Raises:
+        UserError: where a run was begun with a recipe of other numbers.
+    """
+    for run in runs:
+        if (run.folder / run_folder.RECIPE).is_file():
+            way_out = "give this sweep another --out, or the words that it was begun with"
+            run_folder.check_same_recipe(run.folder, run.settings.as_recipe(), way_out=way_out)
+        heading = f"# {_heading(run.configuration, run.seed)}\n"
+        write_text(run.path, heading + yaml.safe_dump(run.recipe, sort_keys=False))
+
+
+def _heading(configuration: Configuration, seed: int) -> str:
+    """What a recipe is, as its first line."""
+    cell = configuration.cell
+    alpha = "" if cell.alpha is None else f", alpha {cell.alpha:g} %"
+    loops = "" if cell.model["block"] == "wide" else f", K = {cell.model['loops']}"
+    how = " and ".join(cell.matches)
+    return (
+        f"{configuration.name}, seed {seed}: {cell.family}{alpha}{loops}; {cell.spent:.4f} of the "
+        f"budget of {cell.budget:,} FLOPs per token and layer, matched in {how} FLOPs"
+    )

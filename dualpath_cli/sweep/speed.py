@@ -1,0 +1,89 @@
+"""How fast this machine trains: a few steps of one run of each family, or what was measured before.
+
+Torch-free; `dualpath fit` is run on a recipe with few steps.
+"""
+
+import os
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+from dualpath_cli import recipes
+from dualpath_cli.errors import UserError
+from dualpath_cli.output.atomic import write_text
+from dualpath_cli.output.csv_text import format_csv, read_csv
+from dualpath_cli.recipes import Recipe
+from dualpath_cli.sweep.plan import training_flops
+from dualpath_cli.sweep.runs import Run
+from dualpath_cli.sweep.worker import command_of, environment
+
+STEPS = 8
+"""Of which the second half is timed: the first ones compile."""
+
+
+def speeds(runs: Sequence[Run], out: Path, jobs: int, console: Console) -> dict[str, float]:
+    """FLOP/s of training by family, on this machine, of one run alone.
+
+    Kept in OUT/speed.csv; what is there of this machine is not measured again.
+
+    Raises:
+        UserError: where a run of a family cannot start.
+    """
+    path, host = out / "speed.csv", os.uname().nodename
+    rows: list[Mapping[str, object]] = [*read_csv(path)]
+    known = {
+        str(row["family"]): float(str(row["flops_per_second"]))
+        for row in rows
+        if row["host"] == host
+    }
+    for run in runs:
+        family = run.configuration.cell.family
+        if family in known:
+            continue
+        console.print(f"measuring how fast this machine trains: {family}", highlight=False)
+        tokens = _tokens_per_second(run, jobs)
+        known[family] = tokens * training_flops(run.settings)
+        rows.append({"host": host, "family": family, "tokens_per_second": tokens,
+                     "flops_per_second": known[family]})  # fmt: skip
+        write_text(path, format_csv(rows))
+    return known
+
+
+def _tokens_per_second(run: Run, jobs: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = _short(run, folder)
+        path = Path(folder) / "recipe.yaml"
+        path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+        done = subprocess.run(
+            command_of(path), env=environment(run, 0, jobs), capture_output=True, text=True
+        )
+        if done.returncode:
+            last = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1]
+            raise UserError(f"a first try of {run.path} ended with {done.returncode}: {last}")
+        written = Path(folder) / recipe["run"]["recipe"] / recipe["run"]["name"] / "metrics.csv"
+        rows = read_csv(written)
+    return statistics.median(float(row["tokens_per_second"]) for row in rows[STEPS // 2 :])
+
+
+def _short(run: Run, folder: str) -> Recipe:
+    """The run's recipe with a few steps, each of one micro-batch where that is known."""
+    settings = run.settings
+    batch: int = settings.run.batch_tokens
+    if settings.run.micro_batch != "auto" and str(settings.trainer.devices) == "1":
+        batch = settings.run.micro_batch * settings.model.max_seq_len
+    short = {
+        "run": {
+            "dir": folder, "max_tokens": STEPS * batch, "batch_tokens": batch, "log_every": 1,
+            "save_every": STEPS, "validate_every": 0, "gates_every": 0, "branch_from": None,
+            "tensorboard": False, "wandb": None,
+        },
+        "optim": {"warmup_steps": 1},
+    }  # fmt: skip
+    recipe = recipes.merge(run.recipe, short)
+    recipe["data"] = recipe.get("data", {}) | {"val": {}}
+    return recipe

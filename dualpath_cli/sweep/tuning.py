@@ -1,0 +1,148 @@
+"""The learning rate of each family, by as many trials for each. Torch-free.
+
+A trial trains one configuration of the family at one rate, with a seed that no run of the sweep
+has, usually on fewer tokens. The best rate has the fewest bits per byte, averaged over validation
+sets. While the best rate of any family lies at an end of the grid, the grid grows there by one, for
+all families.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+
+from dualpath_cli import recipes
+from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli.recipes import Recipe
+from dualpath_cli.settings import Settings
+from dualpath_cli.sweep.request import MOST_SEEDS, RATES_EACH, Request
+from dualpath_cli.sweep.runs import Configuration, Run, runs_of
+
+SEED = MOST_SEEDS
+"""Of all trials."""
+MOST_RATES = 7
+"""Trials of a family at most, with those that the grid grows by."""
+
+Family = tuple[int, str]
+"""A family of a budget: its configurations share a learning rate."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A row of chosen.csv."""
+
+    budget: int
+    family: str
+    configuration: str
+    """What was trained."""
+    tokens: int
+    lr: float
+    bits_per_byte: float
+    chosen: bool
+
+
+def family_of(configuration: Configuration) -> Family:
+    """The family that a configuration takes its learning rate from."""
+    return configuration.cell.budget, configuration.cell.family
+
+
+def representatives(found: Sequence[Configuration]) -> dict[Family, Configuration]:
+    """What is trained in the trials of each family: the most loops, then alpha nearest to 50 %.
+
+    Of configurations that differ in settings alone, the first one.
+    """
+
+    def order(configuration: Configuration) -> tuple[float, float]:
+        cell = configuration.cell
+        return -cell.model["loops"], abs((cell.alpha or 50) - 50)
+
+    best: dict[Family, Configuration] = {}
+    for configuration in sorted(found, key=order):
+        best.setdefault(family_of(configuration), configuration)
+    return best
+
+
+def first_rates(request: Request, settings: Settings, families: int) -> list[float]:
+    """The grid to begin with; a single rate means that nothing is tried."""
+    if request.tune is None:
+        own = settings.optim.lr
+        alone = families < 2 or "optim.lr" in request.varied
+        return [own] if alone else [own * factor for factor in RATES_EACH]
+    return request.tune or [settings.optim.lr]
+
+
+def with_rate(recipe: Recipe, settings: Settings, lr: float) -> Recipe:
+    """A recipe at another peak rate; the rates at both ends keep their ratio to it."""
+    optim = settings.optim
+    rates = {
+        "lr": lr,
+        "lr_start": _short(optim.lr_start * lr / optim.lr),
+        "lr_end": _short(optim.lr_end * lr / optim.lr),
+    }
+    return recipes.merge(recipe, {"optim": rates})
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def trials(
+    request: Request, settings: Settings, found: Sequence[Configuration], rates: Sequence[float]
+) -> list[Run]:
+    """The trials of all families at all rates; `settings` are those of all runs."""
+    run = settings.run
+    tokens = request.tune_tokens or run.max_tokens // 2
+    tried, shared = [], {}
+    for configuration in representatives(found).values():
+        for rate in rates:
+            name = f"{configuration.name}-lr_{rate:g}"
+            tried.append(Configuration(name, configuration.cell, configuration.settings))
+            short = {"run": {"max_tokens": max(run.batch_tokens, tokens), "branch_from": None}}
+            shared[name] = recipes.merge(with_rate(request.recipe, settings, rate), short)
+    return runs_of(tried, shared, [SEED], request.out / "tune")
+
+
+def judge(runs: Sequence[Run]) -> list[Trial]:
+    """A row for each trial that is finished, one of them chosen for each family."""
+    scores = {run: _score(run) for run in runs}
+    best: dict[Family, Run] = {}
+    for run, score in scores.items():
+        family = family_of(run.configuration)
+        if family not in best or score < scores[best[family]]:
+            best[family] = run
+    return [
+        Trial(
+            *family_of(run.configuration), run.configuration.name, run.settings.run.max_tokens,
+            run.settings.optim.lr, score, best[family_of(run.configuration)] is run,
+        )
+        for run, score in scores.items()
+    ]  # fmt: skip
+
+
+def _score(run: Run) -> float:
+    """Bits per byte at the end: of the validation sets, or of the last tenth of the training."""
+    ends = [row for row in read_csv(run.folder / "validation.csv") if int(row["step"]) == run.steps]
+    if not ends:
+        rows = read_csv(run.folder / "metrics.csv")
+        ends = rows[-max(1, len(rows) // 10) :]
+    return fmean(float(row["bits_per_byte"]) for row in ends)
+
+
+def grown(rates: Sequence[float], rows: Sequence[Trial]) -> list[float]:
+    """The grid, longer by one at each end that is any family's best."""
+    chosen = {row.lr for row in rows if row.chosen}
+    longer = list(rates)
+    if len(rates) > 1 and len(rates) < MOST_RATES and rates[0] in chosen:
+        longer = [_short(rates[0] ** 2 / rates[1]), *longer]
+    if len(rates) > 1 and len(longer) < MOST_RATES and rates[-1] in chosen:
+        longer = [*longer, _short(rates[-1] ** 2 / rates[-2])]
+    return longer
+
+
+def chosen_rates(rows: Sequence[Trial]) -> Mapping[Family, float]:
+    """The rate of each family."""
+    return {(row.budget, row.family): row.lr for row in rows if row.chosen}
+
+
+def records(rows: Sequence[Trial]) -> list[dict[str, object]]:
+    """Rows as chosen.csv has them."""
+    return [asdict(row) for row in rows]

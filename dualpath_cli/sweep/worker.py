@@ -1,0 +1,67 @@
+"""A run of a sweep as a process of its own: its command, its share of the machine. Torch-free."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from dualpath_cli.command.checks import visible_gpus
+from dualpath_cli.sweep.runs import Run
+
+_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
+
+
+def command_of(recipe: Path) -> list[str]:
+    """The words that train a recipe."""
+    return [sys.executable, "-m", "dualpath_cli", "fit", "--config", str(recipe)]
+
+
+def environment(run: Run, slot: int, jobs: int) -> Mapping[str, str]:
+    """The environment of the run in a slot, of which there are `jobs`.
+
+    CPUs are shared by threads: OMP_NUM_THREADS, unless it is set. Of several GPUs each slot gets
+    one, the first ones again where there are more slots.
+    """
+    shared = dict(os.environ)
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+    gpus = _gpus() if run.settings.trainer.accelerator != "cpu" and jobs > 1 else []
+    if gpus:
+        shared["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    return shared
+
+
+def _gpus() -> list[str]:
+    """Names of the GPUs that this process may use."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name.strip()]
+    return [str(number) for number in range(visible_gpus() or 0)]
+
+
+def start(run: Run, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
+    """Starts the run; what it prints goes on in its log.
+
+    It is in a session of its own, so that Ctrl-C reaches the sweep alone, which asks it to stop; it
+    stops by itself, with a checkpoint, where the sweep is killed.
+    """
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    with run.log.open("ab") as log:
+        return subprocess.Popen(
+            command_of(run.path), env=environment(run, slot, jobs), stdin=subprocess.DEVNULL,
+            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )  # fmt: skip
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def last_words(run: Run) -> str:
+    """The last line of a run's log: why it ended."""
+    lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no word")

@@ -1,0 +1,129 @@
+"""The configurations of a sweep: equal FLOPs, named where they cannot be."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError
+from dualpath_cli.flops.count import mean_layer_flops, parameters_non_embedding
+from dualpath_cli.flops.paper import configurations
+from dualpath_cli.sweep.cells import CONTROLS, Cell, Wanted, solve
+
+SMALL = ModelConfig(
+    vocab_size=4096, n_layers=4, d_model=64, n_heads=2, n_kv_heads=2, max_seq_len=256, d_ffn=64,
+    d_ffn_wide=64, ffn_multiple_of=64,
+)  # fmt: skip
+
+
+def wanted(**changes: Any) -> Wanted:
+    plain: dict[str, Any] = {
+        "budgets": [600_000], "alphas": [25, 50, 75], "loops": [2, 4],
+        "controls": list(CONTROLS), "matches": ["linear"],
+    }  # fmt: skip
+    return Wanted(**plain | changes)
+
+
+def model_of(cell: Cell, backbone: ModelConfig = SMALL) -> ModelConfig:
+    return replace(backbone, **cell.model)
+
+
+def flops(cell: Cell, part: str) -> float:
+    """FLOPs of all layers for a token, by the counts that `fit` prints."""
+    model = model_of(cell)
+    return mean_layer_flops(model)[part] * model.n_layers
+
+
+@settings(max_examples=60)
+@given(
+    budget=st.integers(300_000, 10_000_000),
+    alphas=st.lists(st.integers(1, 99), min_size=1, max_size=3, unique=True),
+    loops=st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True),
+    total=st.booleans(),
+)
+def test_every_cell_is_within_a_percent_of_the_budget_or_named(
+    budget: int, alphas: list[int], loops: list[int], total: bool
+) -> None:
+    cells, notes = solve(
+        wanted(budgets=[budget], alphas=alphas, loops=loops,
+               matches=["total" if total else "linear"]),
+        SMALL,
+    )  # fmt: skip
+    passes = 2 * SMALL.max_seq_len * SMALL.d_model  # of attention scores, one pass of a token
+    for cell in cells:
+        model = model_of(cell)
+        per_layer = mean_layer_flops(model)
+        spent, due = per_layer["linear_total"] * cell.layers_times, budget
+        if total:
+            spent += per_layer["attention_scores"]
+            due += (max(loops) + 1) * passes
+        if cell.layers_times == 1:
+            assert cell.spent == pytest.approx(spent / due)
+        named = any(note.startswith(f"{cell.name} spends") for note in notes)
+        assert (abs(cell.spent - 1) <= 0.01) != named
+    asked = {f"a{a}_k{k}" for a in alphas for k in loops}
+    names = {cell.name for cell in cells}
+    assert asked - names == {n.split()[0] for n in notes if "cannot be" in n} & asked
+    assert len({cell.model["ffn_multiple_of"] for cell in cells}) == 1
+
+
+def test_controls_spend_what_the_dual_ones_spend() -> None:
+    cells = {cell.name: cell for cell in solve(wanted(), SMALL)[0]}
+    assert list(cells) == [
+        "wide", "loop_k2", "loop_k4", "a25_k2", "a25_k4", "a50_k2", "a50_k4", "a75_k2", "a75_k4",
+        "min_deep_k2", "min_deep_k4", "expanded_k2", "expanded_k4",
+    ]  # fmt: skip
+    for cell in cells.values():
+        assert flops(cell, "linear_total") == pytest.approx(4 * 600_000, rel=0.01)
+    wide, expanded = model_of(cells["wide"]), model_of(cells["expanded_k4"])
+    assert (expanded.n_layers, expanded.block) == (16, "wide")
+    assert parameters_non_embedding(expanded) == pytest.approx(
+        parameters_non_embedding(wide), rel=0.01
+    )
+    narrow = cells["min_deep_k4"]
+    assert narrow.model["d_ffn"] == narrow.model["ffn_multiple_of"]
+    assert narrow.alpha == pytest.approx(22.4, abs=0.05)
+
+
+def test_at_equal_total_flops_controls_are_wider_and_equal_models_are_trained_once() -> None:
+    cells = {c.name: c for c in solve(wanted(matches=["linear", "total"]), SMALL)[0]}
+    assert cells["a50_k4"].matches == ("linear", "total"), "its own passes are the reference"
+    assert "a50_k4_total" not in cells
+    totals = [c for c in cells.values() if "total" in c.matches and c.family != "expanded"]
+    attention = [flops(c, "attention_scores") + flops(c, "linear_total") for c in totals]
+    assert attention == pytest.approx([attention[0]] * len(attention), rel=0.02)
+    assert cells["wide_total"].model["d_ffn_wide"] > cells["wide"].model["d_ffn_wide"]
+
+
+def test_the_papers_cells_come_out_with_a_finer_multiple() -> None:
+    paper = ModelConfig(d_ffn=64, d_ffn_wide=64, ffn_multiple_of=64)
+    asked = wanted(budgets=[80_000_000], loops=[2, 3, 4], controls=["wide", "loop"])
+    cells, notes = solve(asked, paper)
+    assert [cell.name for cell in cells] == [row.label for row in configurations("F80M")]
+    assert notes == []
+    for cell, row in zip(cells, configurations("F80M"), strict=True):
+        ours, theirs = model_of(cell, paper), row.model_config("as_written")
+        for width in ("d_ffn", "d_ffn_wide"):
+            if getattr(theirs, width):
+                assert getattr(ours, width) == pytest.approx(getattr(theirs, width), abs=96)
+
+
+def test_what_cannot_be_is_named_with_a_way_out() -> None:
+    cells, notes = solve(wanted(budgets=[300_000], alphas=[25, 75], loops=[4]), SMALL)
+    assert "a25_k4" not in {cell.name for cell in cells}
+    (note,) = [note for note in notes if note.startswith("a25_k4")]
+    assert "cannot be" in note
+    assert "would do" in note
+    with pytest.raises(UserError, match=r"no configuration can be: .*a50_k4"):
+        solve(wanted(budgets=[10_000], alphas=[50], loops=[4], controls=[]), SMALL)
+
+
+def test_several_budgets_stand_in_the_names() -> None:
+    names = [
+        c.name for c in solve(wanted(budgets=[600_000, 1_200_000], controls=["wide"]), SMALL)[0]
+    ]
+    assert {"f600k_wide", "f1.2m_a50_k4"} <= set(names)
+    assert len(set(names)) == len(names)

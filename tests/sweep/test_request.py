@@ -1,0 +1,67 @@
+"""What the words of `dualpath sweep` mean, and what mistakes in them are told."""
+
+from pathlib import Path
+
+import pytest
+
+from dualpath_cli.errors import UserError
+from tests.sweep.sweeps import asked
+
+
+def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path: Path) -> None:
+    wanted = asked(
+        tmp_path, "--budget", "100K,0.2M", "--alphas", "12.5, 50,50", "--loops", "4,2"
+    ).wanted
+    assert wanted.budgets == [100_000, 200_000]
+    assert wanted.alphas == [12.5, 50]
+    assert wanted.loops == [4, 2]
+    assert wanted.controls == ["wide", "loop"]
+    assert asked(tmp_path, "--controls", "none").wanted.controls == []
+    assert asked(tmp_path, "--match", "linear,total").wanted.matches == ["linear", "total"]
+
+
+def test_settings_are_recipe_values(tmp_path: Path) -> None:
+    words = ["--set", "optim.decay=[matrices],[matrices, gains]", "--set", "model.gain_init=-7,-2"]
+    assert asked(tmp_path, *words, "--set", "model.gate=convex").varied == {
+        "optim.decay": [["matrices"], ["matrices", "gains"]],
+        "model.gain_init": [-7, -2],
+        "model.gate": ["convex"],
+    }
+
+
+def test_rates_are_sorted_default_or_off(tmp_path: Path) -> None:
+    assert asked(tmp_path).tune is None
+    assert asked(tmp_path, "--tune", "off").tune == []
+    assert asked(tmp_path, "--tune", "4e-3,1e-3").tune == [1e-3, 4e-3]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--budget", "many"], "--budget must be a whole number above 0"),
+        (["--budget", ""], "--budget is missing"),
+        (["--alphas", "25,,50"], "--alphas needs values separated by commas, not '25,,50'"),
+        (["--alphas", "100"], "--alphas are percents below 100, not '100'"),
+        (["--alphas", "nan"], "--alphas must be a number above 0, not 'nan'"),
+        (["--loops", "0"], "--loops must be a whole number above 0"),
+        (["--controls", "wied"], "--controls: 'wied' is none; did you mean 'wide'?"),
+        (["--match", "both"], "--match must be linear, total or linear,total, not 'both'"),
+        (["--seeds", "1000"], "--seeds must be at most 100, not '1000'"),
+        (["--jobs", "none"], "--jobs must be a whole number above 0"),
+        (["--tune", "fast"], "--tune must be a number above 0, not 'fast'"),
+        (["--set", "model.gate"], "--set needs KEY=A,B,..."),
+        (["--set", "model.gate="], "--set needs KEY=A,B,..."),
+        (["--set", "model.loops=2,4"], "--set model.loops: the sweep decides it"),
+        (["--set", "seed_everything=1"], "--set seed_everything: the sweep decides it"),
+        (["--set", "model.gates=fixed"], "no key 'model.gates' in a recipe; did you mean"),
+        (["--config", "nowhere"], "no recipe 'nowhere'"),
+        (["--tflops", "0"], "--tflops must be a number above 0, not '0'"),
+    ],
+)
+def test_mistakes_are_one_line_that_names_the_value(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as mistake:
+        asked(tmp_path, *words)
+    assert said in str(mistake.value)
+    assert "\n" not in str(mistake.value)

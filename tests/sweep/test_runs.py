@@ -1,0 +1,123 @@
+"""The recipes of a sweep's runs: each readable, runnable alone, and alike where it must be."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dualpath_cli import recipes, run_folder
+from dualpath_cli.errors import UserError
+from dualpath_cli.settings import settings_from
+from dualpath_cli.sweep import plan, tuning
+from dualpath_cli.sweep.cells import solve
+from dualpath_cli.sweep.command import _runs, _shared
+from dualpath_cli.sweep.request import Request
+from dualpath_cli.sweep.runs import Configuration, Run, configurations, write_recipes
+from tests.sweep.sweeps import asked
+
+
+def found_for(request: Request) -> list[Configuration]:
+    cells, _ = solve(request.wanted, _shared(request).model)
+    return configurations(cells, request.varied)
+
+
+def runs_for(request: Request, **rates: float) -> list[Run]:
+    found = found_for(request)
+    chosen = {(100_000, family): rate for family, rate in rates.items()}
+    return _runs(request, _shared(request), found, chosen)
+
+
+def test_settings_multiply_where_they_make_a_difference(tmp_path: Path) -> None:
+    words = ["--set", "model.gate=two_gates,convex", "--set", "model.combination=router,mean"]
+    assert [found.name for found in found_for(asked(tmp_path, *words))] == [
+        "wide",
+        "loop_k2-combination_router",
+        "loop_k2-combination_mean",
+        "a50_k2-gate_two_gates-combination_router",
+        "a50_k2-gate_two_gates-combination_mean",
+        "a50_k2-gate_convex-combination_router",
+        "a50_k2-gate_convex-combination_mean",
+    ]
+    words = ["--set", "optim.decay=[matrices],[matrices, gains]", "--controls", "none"]
+    assert [found.name for found in found_for(asked(tmp_path, *words))] == [
+        "a50_k2-decay_matrices",
+        "a50_k2-decay_matrices+gains",
+    ]
+
+
+def test_each_recipe_stands_alone(tmp_path: Path) -> None:
+    runs = runs_for(asked(tmp_path, "--set", "model.gain_init=-7,-2"))
+    write_recipes(runs)
+    assert len({run.path for run in runs}) == len({run.folder for run in runs}) == len(runs) == 12
+    for run in runs:
+        assert settings_from(recipes.load(str(run.path))) == run.settings
+        assert run.settings.seed_everything == run.seed
+        assert run.folder == tmp_path / "sweep/runs" / run.configuration.name / f"seed_{run.seed}"
+        first = run.path.read_text().splitlines()[0]
+        assert first.startswith(f"# {run.configuration.name}, seed {run.seed}: ")
+    assert "base" not in yaml.safe_load(runs[0].path.read_text())
+
+
+def test_the_first_seed_of_all_comes_first(tmp_path: Path) -> None:
+    assert [run.seed for run in runs_for(asked(tmp_path))] == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_chosen_rate_keeps_its_ratio_to_the_rates_at_both_ends(tmp_path: Path) -> None:
+    by_family = {
+        run.configuration.cell.family: run.settings.optim
+        for run in runs_for(asked(tmp_path), wide=8e-3, dual=1e-3)
+    }
+    rates = {family: (o.lr, o.lr_start, o.lr_end) for family, o in by_family.items()}
+    assert rates == {
+        "wide": (8e-3, 8e-5, 8e-4), "loop": (4e-3, 4e-5, 4e-4), "dual": (1e-3, 1e-5, 1e-4),
+    }  # fmt: skip
+
+
+def test_a_run_begun_with_other_numbers_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    runs = runs_for(asked(tmp_path))
+    run_folder.start(runs[0].folder, runs[0].settings.as_recipe(), {})
+    write_recipes(runs)
+    other = runs_for(asked(tmp_path, optim={"weight_decay": 0.1}))
+    with pytest.raises(UserError, match=r"weight_decay=0\.3, this one has 0\.1; give this sweep"):
+        write_recipes(other)
+
+
+def costs_of(tmp_path: Path, *words: str, **sections: Any) -> dict[str, plan.Cost]:
+    runs = runs_for(asked(tmp_path, *words, **sections))
+    return {row.configuration: row for row in plan.costs(runs, {"dual": 1e9})}
+
+
+def test_the_plan_counts_as_fit_counts(tmp_path: Path) -> None:
+    rows = costs_of(tmp_path, "--controls", "wide,expanded")
+    wide, dual, expanded = rows["wide"], rows["a50_k2"], rows["expanded_k2"]
+    assert wide.relative == 1
+    assert dual.relative is not None
+    assert 0 < dual.relative < 1
+    for row in rows.values():
+        assert row.linear_flops == pytest.approx(100_000, rel=0.01)
+        assert row.tokens == 640
+        assert row.seeds == 2
+    assert expanded.total_flops > wide.total_flops, "twice the layers attend twice"
+    assert dual.hours == pytest.approx(dual.training_flops / 1e9 / 3600)
+    assert wide.hours is None, "nothing is known of this family's speed"
+
+
+def test_sampled_loops_cost_their_mean(tmp_path: Path) -> None:
+    flops = {
+        k: costs_of(tmp_path, "--controls", "none", run={"train_loops": [k]})["a50_k2"]
+        for k in (1, 3)
+    }
+    both = costs_of(tmp_path, "--controls", "none", run={"train_loops": [1, 3]})["a50_k2"]
+    assert both.training_flops == (flops[1].training_flops + flops[3].training_flops) / 2
+
+
+def test_representatives_have_the_most_loops_and_the_middle_alpha(tmp_path: Path) -> None:
+    words = ["--loops", "2,4", "--alphas", "25,50,75", "--budget", "200K",
+             "--controls", "wide,loop,min-deep", "--set", "model.gain_init=-7,-2"]  # fmt: skip
+    chosen = tuning.representatives(found_for(asked(tmp_path, *words)))
+    assert {family: found.name for (_, family), found in chosen.items()} == {
+        "wide": "wide-gain_init_-7",
+        "loop": "loop_k4-gain_init_-7",
+        "dual": "a50_k4-gain_init_-7",
+    }

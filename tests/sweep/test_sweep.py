@@ -1,0 +1,235 @@
+"""`dualpath sweep` from its words to finished runs, with a stand-in for `fit`."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dualpath_cli import cli
+from dualpath_cli.command import launch
+from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli.sweep import worker
+from dualpath_cli.sweep.tuning import SEED, Trial, grown
+from tests.sweep.sweeps import write_fake_fit, write_recipe
+
+WORDS = ["--budget", "100K", "--alphas", "50", "--loops", "2", "--seeds", "2", "--tflops", "0.01"]
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words of a sweep whose runs are the stand-in's."""
+    fake = write_fake_fit(tmp_path)
+    monkeypatch.setattr(worker, "command_of", lambda recipe: [*fake, str(recipe)])
+    monkeypatch.setattr(launch, "read", lambda *_: None)  # there are no data
+    return [
+        "sweep",
+        "--config",
+        str(write_recipe(tmp_path)),
+        "--out",
+        str(tmp_path / "sweep"),
+        *WORDS,
+    ]
+
+
+def starts(out: Path) -> dict[str, list[str]]:
+    """What each run says of its starts: step, threads, GPUs, time."""
+    return {
+        f"{path.parts[-3]}-{path.parts[-2]}": path.read_text().splitlines()
+        for path in out.glob("**/starts")
+    }
+
+
+def test_rates_are_tried_then_all_runs_are_trained_at_the_best(
+    words: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "sweep"
+    assert cli.main([*words, "--yes", "--tune", "1e-3,2e-3"]) == 0
+    rows = read_csv(out / "tune" / "chosen.csv")
+    tried = sorted({float(row["lr"]) for row in rows})
+    assert tried == [1e-3, 2e-3, 4e-3, 8e-3], "grown past the best, which is 4e-3"
+    assert len(rows) == 3 * len(tried), "as many trials for each family"
+    assert {float(row["lr"]) for row in rows if row["chosen"] == "True"} == {4e-3}
+    assert {name.split("seed_")[1] for name in starts(out / "tune")} == {str(SEED)}
+    assert {row["tokens"] for row in rows} == {"320"}, "half of the tokens"
+    assert len(starts(out / "runs")) == 3 * 2
+    assert all(len(lines) == 1 for lines in starts(out).values())
+    assert "lr: 0.004" in (out / "recipes" / "wide-seed_0.yaml").read_text()
+
+
+def test_what_is_finished_is_left_alone_and_more_seeds_are_added(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "sweep"
+    assert cli.main([*words, "--yes", "--tune", "off"]) == 0
+    assert cli.main([*words, "--yes", "--tune", "off", "--seeds", "3"]) == 0
+    assert "6 of 9 are finished already" in capsys.readouterr().out
+    assert len(starts(out)) == 9
+    assert all(len(lines) == 1 for lines in starts(out).values())
+
+
+def test_a_run_that_fails_stops_no_other_one(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("FAKE_FAILING", "loop_k2")
+    assert cli.main([*words, "--yes", "--tune", "off", "--jobs", "2"]) == 1
+    said = capsys.readouterr().err
+    assert "2 of 6 runs failed, the first one loop_k2-seed_0: dualpath fit: error: broken" in said
+    monkeypatch.delenv("FAKE_FAILING")
+    assert cli.main([*words, "--yes", "--tune", "off"]) == 0
+    assert len(starts(tmp_path / "sweep")) == 6
+
+
+def test_jobs_run_together_and_share_the_cores(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SECONDS", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert cli.main([*words, "--yes", "--tune", "off", "--jobs", "3", "--seeds", "1"]) == 0
+    out = tmp_path / "sweep"
+    begun = [float(lines[0].split()[3]) for lines in starts(out).values()]
+    ended = [float(path.read_text()) for path in out.glob("**/ends")]
+    assert max(begun) < min(ended), "all were at work at the same time"
+    threads = {lines[0].split()[1] for lines in starts(out).values()}
+    assert threads == {str(max(1, (os.cpu_count() or 1) // 3))}
+
+
+def test_slots_get_a_gpu_each_and_share_where_there_are_more_runs(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(worker, "visible_gpus", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("FAKE_SECONDS", "1")
+    write_recipe(tmp_path, trainer={"accelerator": "auto"})
+    assert cli.main([*words, "--yes", "--tune", "off", "--jobs", "3", "--seeds", "1"]) == 0
+    gpus = [lines[0].split()[2] for lines in starts(tmp_path / "sweep").values()]
+    assert sorted(gpus) == ["0", "0", "1"]
+
+
+def test_nothing_runs_without_a_yes(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert cli.main(words) == 2
+    assert "is planned; --yes starts it" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for answer, expected in (("n", 0), ("", 0)):
+        monkeypatch.setattr("rich.console.Console.input", lambda *_, a=answer: a)
+        assert cli.main(words) == expected
+    out = tmp_path / "sweep"
+    assert "nothing was started; the plan is in" in capsys.readouterr().out
+    assert starts(out) == {}
+    assert len(read_csv(out / "plan.csv")) == 3
+    assert len(list((out / "recipes").iterdir())) == 6
+
+
+SWEEP = """
+import sys
+from dualpath_cli import cli
+from dualpath_cli.command import launch
+from dualpath_cli.sweep import worker
+fake = sys.argv[1:3]
+worker.command_of = lambda recipe: [*fake, str(recipe)]
+launch.read = lambda *_: None
+sys.exit(cli.main(sys.argv[3:]))
+"""
+
+
+def begin(words: list[str], tmp_path: Path, seconds: float) -> "subprocess.Popen[str]":
+    """Starts a sweep as a process of its own, and waits until its runs are at work."""
+    command = [sys.executable, "-c", SWEEP, *write_fake_fit(tmp_path), *words, "--yes"]
+    process = subprocess.Popen(
+        [*command, "--tune", "off", "--jobs", "2", "--seeds", "1"], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "FAKE_SECONDS": str(seconds)},
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while len(list((tmp_path / "sweep").glob("runs/*/*/metrics.csv"))) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_all_runs_with_a_checkpoint_and_the_same_words_go_on(
+    number: int, code: int, words: list[str], tmp_path: Path
+) -> None:
+    process = begin(words, tmp_path, seconds=20)
+    process.send_signal(number)
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert "stopping 2 runs" in said
+    assert "the same command continues" in said
+    assert cli.main([*words, "--yes", "--tune", "off", "--seeds", "1"]) == 0
+    begun = starts(tmp_path / "sweep")
+    again = [int(lines[1].split()[0]) for lines in begun.values() if len(lines) == 2]
+    assert len(again) == 2
+    assert all(step > 0 for step in again), "from where they were"
+
+
+def test_a_killed_sweep_leaves_no_process_behind_and_goes_on(
+    words: list[str], tmp_path: Path
+) -> None:
+    process = begin(words, tmp_path, seconds=20)
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 30
+    while "fake_fit.py" in subprocess.run(["ps", "ax"], capture_output=True, text=True).stdout:
+        assert time.monotonic() < deadline, "its runs went on without it"
+        time.sleep(0.1)
+    assert cli.main([*words, "--yes", "--tune", "off", "--seeds", "1"]) == 0
+
+
+def trial(family: str, lr: float, chosen: bool) -> Trial:
+    return Trial(1, family, family, 1, lr, 1.0, chosen)
+
+
+def test_the_grid_grows_while_a_best_rate_is_at_its_end() -> None:
+    inside = [trial("wide", 2e-3, True), trial("dual", 2e-3, True)]
+    assert grown([1e-3, 2e-3, 4e-3], inside) == [1e-3, 2e-3, 4e-3]
+    ends = [trial("wide", 1e-3, True), trial("dual", 4e-3, True)]
+    assert grown([1e-3, 2e-3, 4e-3], ends) == [5e-4, 1e-3, 2e-3, 4e-3, 8e-3]
+    seven = [2.0**n for n in range(7)]
+    assert grown(seven, [trial("wide", 64.0, True)]) == seven, "there is an end"
+    assert grown([1e-3], [trial("wide", 1e-3, True)]) == [1e-3]
+
+
+def test_slurm_runs_a_task_for_each_run(words: list[str], tmp_path: Path) -> None:
+    """The script is run by bash, with stand-ins for srun and scontrol."""
+    assert cli.main([*words, "--slurm", "--tune", "off"]) == 0
+    script = tmp_path / "sweep" / "jobs.sbatch"
+    assert "#SBATCH --array=0-5%1" in script.read_text()
+    tools = tmp_path / "tools"
+    (tools / "bin").mkdir(parents=True)
+    (tools / "bin" / "activate").write_text("")
+    for name, body in (("srun", 'echo "$@"'), ("scontrol", 'echo requeued "$@"')):
+        (tools / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tools / name).chmod(0o755)
+    said = []
+    for task in range(6):
+        environment = {**os.environ, "DUALPATH_VENV": str(tools), "SLURM_ARRAY_TASK_ID": str(task),
+                       "PATH": f"{tools}:{os.environ['PATH']}"}  # fmt: skip
+        done = subprocess.run(
+            ["bash", str(script)], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.split()[-1])
+    recipes = sorted((tmp_path / "sweep" / "recipes").iterdir())
+    assert sorted(said) == [str(path) for path in recipes]
+
+
+def test_slurm_tunes_first(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "sweep"
+    assert cli.main([*words, "--slurm", "--jobs", "8"]) == 0
+    assert "when they are finished, this command again" in capsys.readouterr().out
+    assert "#SBATCH --array=0-8%8" in (out / "tune.sbatch").read_text()
+    assert cli.main([*words, "--yes"]) == 0
+    assert cli.main([*words, "--slurm"]) == 0
+    assert "all runs are finished; next: dualpath compare" in capsys.readouterr().out
