@@ -15,7 +15,7 @@ from dualpath_cli.run_folder import Run
 from dualpath_cli.schedule import cooldown_start
 from dualpath_cli.settings import Settings, settings_from
 
-_LENGTH = {"run": {"max_tokens"}}
+_LENGTH = {"run": {"max_tokens", "recipe"}}
 """What a branch has of its own."""
 
 

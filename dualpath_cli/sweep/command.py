@@ -16,6 +16,7 @@ from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.recipes import Recipe, merge
 from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.study.tables import print_table
 from dualpath_cli.sweep import plan, request, tuning
 from dualpath_cli.sweep.cells import Cell, solve
 from dualpath_cli.sweep.request import Request
@@ -37,7 +38,7 @@ def run(options: Namespace) -> str:
     wanted, console = request.read(options), plain_console()
     shared = _shared(wanted)
     cells, notes = solve(wanted.wanted, shared.model)
-    found = configurations(cells, wanted.varied)
+    found = configurations(cells, wanted.varied, branches=shared.optim.schedule == "wsd")
     rates = tuning.first_rates(wanted, shared, len(tuning.representatives(found)))
     trials, chosen = _settled(wanted, shared, found, rates)
     runs = _runs(wanted, shared, found, chosen or {})
@@ -101,7 +102,7 @@ def _runs(
 def _write_and_check(runs: Sequence[Run]) -> None:
     """Writes all recipes, and has `fit` check one of each configuration, as far as it can."""
     write_recipes(runs)
-    for run in {run.configuration.name: run for run in runs}.values():
+    for run in {run.configuration.name: run for run in runs if run.is_ready}.values():
         launch.read(COMMANDS["fit"], ["--config", str(run.path)])
 
 
@@ -133,7 +134,7 @@ def _show_plan(
         speed = speeds(runs, wanted.out, wanted.jobs, console)
     rows = plan.costs(runs, speed)
     write_text(wanted.out / "plan.csv", format_csv(plan.records(rows)))
-    console.print(plan.plan_table(rows, wanted.jobs))
+    print_table(console, plan.plan_table(rows, wanted.jobs))
     if trials:
         tried = sorted({trial.settings.optim.lr for trial in trials})
         hours = sum(row.hours or 0 for row in plan.costs(trials, speed)) / wanted.jobs
@@ -162,10 +163,11 @@ def _ask(wanted: Request, console: Console) -> None:
 
 def _array(wanted: Request, runs: Sequence[Run], tuned: bool) -> str:
     """Writes the array of what is not finished; returns what to do with it."""
-    left = [run for run in runs if not run.is_finished]
+    left = [run for run in runs if not run.is_finished and run.is_ready]
     if not left:
         return f"all runs are finished; next: dualpath compare {wanted.out}"
     name = "jobs.sbatch" if tuned else "tune.sbatch"
     script = write_array(left, wanted.jobs, wanted.out / name)
-    after = f"dualpath compare {wanted.out}" if tuned else "this command again"
+    last = tuned and all(run.is_ready for run in runs)
+    after = f"dualpath compare {wanted.out}" if last else "this command again"
     return f"{len(left)} runs: sbatch {script}; when they are finished, {after}"

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from dualpath_cli.flops import count
 from dualpath_cli.output.progress import duration
+from dualpath_cli.schedule import cooldown_start
 from dualpath_cli.settings import Settings
 from dualpath_cli.sizes import format_size
 from dualpath_cli.study.tables import table_of
@@ -33,7 +34,7 @@ class Cost:
     """Matched FLOPs over what was to be matched."""
     tokens: int
     training_flops: float
-    """Of the whole run."""
+    """Of the run; of a branch those of its cool-down."""
     seeds: int
     hours: float | None
     """Of one run."""
@@ -56,7 +57,10 @@ def _cost(run: Run, seeds: int, wides: Mapping[int, int], speeds: Mapping[str, f
     cell, model = run.configuration.cell, run.settings.model
     layer, times = count.mean_layer_flops(model), cell.layers_times
     tokens = run.steps * run.settings.run.batch_tokens
-    flops = tokens * training_flops(run.settings)
+    batch = run.settings.run.batch_tokens
+    branch = run.settings.run.branch_from is not None
+    own = tokens - branch * batch * cooldown_start(run.steps, run.settings.optim)
+    flops = own * training_flops(run.settings)
     speed, parameters = speeds.get(cell.family), count.parameters(model)
     return Cost(
         run.configuration.name, cell.family, cell.budget, cell.alpha,
@@ -82,12 +86,12 @@ def records(rows: Sequence[Cost]) -> list[dict[str, object]]:
 def plan_table(rows: Sequence[Cost], jobs: int) -> Table:
     """The plan as it is shown before anything runs."""
     runs = sum(row.seeds for row in rows)
-    caption = "M: million FLOPs per token and layer; spent: of what is to be matched"
+    caption = "M: million FLOPs per token and layer; of due: of the sum that is matched"
     known = [row.hours * row.seeds for row in rows if row.hours is not None]
     if len(known) == len(rows):
         caption += f"; in all {duration(3600 * sum(known) / jobs)}, {jobs} at a time"
     several = len({row.budget for row in rows}) > 1
-    columns = ["parameters", "of wide", "linear M", "total M", "spent", "tokens", "runs", "each"]
+    columns = ["parameters", "of wide", "linear M", "total M", "of due", "tokens", "runs", "each"]
     table = table_of(
         f"{len(rows)} configurations, {runs} runs", ["configuration", *["budget"] * several],
         columns, caption,

@@ -54,10 +54,12 @@ def _work(
             _stop(slots, board, signals)
         for slot in set(range(jobs)) - set(slots):
             # A run that another sweep, or one that was killed, still writes is left for later.
-            run = next((run for run in waiting if not run.is_running), None)
+            run = next((run for run in waiting if run.is_ready and not run.is_running), None)
             if run is not None:
                 waiting.remove(run)
                 slots[slot] = run, start(run, slot, jobs)
+        if not slots and not any(run.is_running for run in waiting):
+            return failed + waiting  # what they would branch from has failed
         for slot, (run, process) in list(slots.items()):
             if process.poll() is None:
                 continue

@@ -24,12 +24,15 @@ from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.recipes import Recipe
 from dualpath_cli.run_lock import is_held
+from dualpath_cli.schedule import cooldown_start
 from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.sizes import parse_size
 from dualpath_cli.sweep.cells import Cell
 from dualpath_cli.sweep.request import Varied
 
 ROUTER_KEYS = ("model.combination", "run.train_loops")
 """What says nothing about blocks without a loop; `model.gate` nothing about all but dual ones."""
+LENGTH = "run.max_tokens"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,9 @@ class Configuration:
     cell: Cell
     settings: Mapping[str, Any]
     """Values of the keys that --set varies."""
+    trunk: str | None = None
+    """The longest configuration of those that differ in tokens alone, from which the others take
+    their first part (run.branch_from); None where each is trained from the start."""
 
     def recipe(self, shared: Recipe, seed: int, folder: Path) -> Recipe:
         """The recipe of a run with a seed, whose run folder lies in `folder`."""
@@ -49,19 +55,39 @@ class Configuration:
             recipe = recipes.merge(recipe, {section: {name: value}})
         run = {"recipe": self.name, "name": f"seed_{seed}", "dir": str(folder),
                "budget": self.cell.budget}  # fmt: skip
+        if self.trunk == self.name:
+            run["keep"] = 0
+        elif self.trunk is not None:
+            run["branch_from"] = str(folder / self.trunk / f"seed_{seed}")
         return recipes.merge(recipe, {"seed_everything": seed, "run": run})
 
 
-def configurations(cells: Sequence[Cell], varied: Varied) -> list[Configuration]:
-    """Every cell with every combination of the settings that make a difference to it."""
+def configurations(
+    cells: Sequence[Cell], varied: Varied, branches: bool = False
+) -> list[Configuration]:
+    """Every cell with every combination of the settings that make a difference to it.
+
+    `branches`: those that differ in `run.max_tokens` alone are branches of the longest, which
+    comes before them.
+    """
+    if branches and LENGTH in varied:
+        lengths = sorted(varied[LENGTH], key=lambda text: -parse_size(str(text), LENGTH))
+        varied = {LENGTH: lengths} | {k: v for k, v in varied.items() if k != LENGTH}
     found = []
     for cell in cells:
         keys = [key for key in varied if _matters(key, cell)]
         for values in product(*(varied[key] for key in keys)):
             settings = dict(zip(keys, values, strict=True))
-            name = "-".join([cell.name, *(_word(k, v) for k, v in settings.items())])
-            found.append(Configuration(name, cell, settings))
+            longest = (
+                {**settings, LENGTH: varied[LENGTH][0]} if branches and LENGTH in varied else {}
+            )
+            trunk = _name(cell, longest) if longest else None
+            found.append(Configuration(_name(cell, settings), cell, settings, trunk))
     return found
+
+
+def _name(cell: Cell, settings: Mapping[str, Any]) -> str:
+    return "-".join([cell.name, *(_word(k, v) for k, v in settings.items())])
 
 
 def _matters(key: str, cell: Cell) -> bool:
@@ -113,6 +139,15 @@ class Run:
             return False
         rows = read_csv(self.folder / "validation.csv")
         return not self.settings.data.val or any(int(row["step"]) == self.steps for row in rows)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the run that it branches from, if it does, is there to be taken over."""
+        trunk = self.settings.run.branch_from
+        if trunk is None or self.folder.exists():
+            return True
+        steps = [run_folder.step_of(p) for p in run_folder.complete_checkpoints(Path(trunk))]
+        return max(steps, default=0) >= cooldown_start(self.steps, self.settings.optim)
 
     @property
     def is_running(self) -> bool:

@@ -15,7 +15,7 @@ from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.recipes import Recipe
 from dualpath_cli.settings import Settings
 from dualpath_cli.sweep.request import MOST_SEEDS, RATES_EACH, Request
-from dualpath_cli.sweep.runs import Configuration, Run, runs_of
+from dualpath_cli.sweep.runs import LENGTH, Configuration, Run, runs_of
 
 SEED = MOST_SEEDS
 """Of all trials."""
@@ -95,7 +95,9 @@ def trials(
     for configuration in representatives(found).values():
         for rate in rates:
             name = f"{configuration.name}-lr_{rate:g}"
-            tried.append(Configuration(name, configuration.cell, configuration.settings))
+            # Tokens are the trial's own, also where --set varies them.
+            varied = {k: v for k, v in configuration.settings.items() if k != LENGTH}
+            tried.append(Configuration(name, configuration.cell, varied))
             short = {"run": {"max_tokens": max(run.batch_tokens, tokens), "branch_from": None}}
             shared[name] = recipes.merge(with_rate(request.recipe, settings, rate), short)
     return runs_of(tried, shared, [SEED], request.out / "tune")

@@ -63,5 +63,7 @@ def _end_with_parent() -> None:
 
 def last_words(run: Run) -> str:
     """The last line of a run's log: why it ended."""
+    if not run.log.is_file():
+        return f"it waits for '{run.settings.run.branch_from}'"
     lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "no word")

@@ -121,3 +121,28 @@ def test_representatives_have_the_most_loops_and_the_middle_alpha(tmp_path: Path
         "loop": "loop_k4-gain_init_-7",
         "dual": "a50_k4-gain_init_-7",
     }
+
+
+WSD = {"schedule": "wsd", "cooldown": 0.2}
+
+
+def test_under_wsd_shorter_runs_branch_from_the_longest(tmp_path: Path) -> None:
+    words = ["--set", "run.max_tokens=320,640,128", "--controls", "none", "--seeds", "1"]
+    request = asked(tmp_path, *words, optim=WSD)
+    cells, _ = solve(request.wanted, _shared(request).model)
+    found = configurations(cells, request.varied, branches=True)
+    long, *short = _runs(request, _shared(request), found, {})
+    assert long.configuration.name == "a50_k2-max_tokens_640"
+    assert (long.settings.run.keep, long.settings.run.branch_from) == (0, None)
+    assert {run.steps: run.settings.run.branch_from for run in short} == {
+        5: str(long.folder),
+        2: str(long.folder),
+    }
+    assert long.is_ready
+    assert not any(run.is_ready for run in short)
+    (long.folder / "checkpoints").mkdir(parents=True)
+    (long.folder / "checkpoints" / "step-00000002").write_text("")
+    assert [run.is_ready for run in short] == [False, True], "past the cool-down's start: 4 and 2"
+    costs = {row.tokens: row.training_flops for row in plan.costs([long, *short], {})}
+    assert costs[320] / costs[640] == pytest.approx(1 / 10), "a step of five, beside ten"
+    assert not any(found.trunk for found in found_for(request)), "not under a cosine"

@@ -84,6 +84,22 @@ def test_a_run_that_fails_stops_no_other_one(
     assert len(starts(tmp_path / "sweep")) == 6
 
 
+def test_branches_wait_for_their_trunk_and_fail_with_it(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    write_recipe(tmp_path, optim={"schedule": "wsd"})
+    words = [*words, "--yes", "--tune", "off", "--seeds", "1", "--controls", "none", "--jobs", "2"]
+    words += ["--set", "run.max_tokens=320,640"]
+    monkeypatch.setenv("FAKE_FAILING", "a50_k2-max_tokens_640")
+    assert cli.main(words) == 1
+    assert "2 of 2 runs failed" in capsys.readouterr().err
+    monkeypatch.delenv("FAKE_FAILING")
+    assert cli.main(words) == 0
+    begun = {name: float(s[0].split()[3]) for name, s in starts(tmp_path / "sweep").items()}
+    assert begun["a50_k2-max_tokens_640-seed_0"] < begun["a50_k2-max_tokens_320-seed_0"]
+
+
 def test_jobs_run_together_and_share_the_cores(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

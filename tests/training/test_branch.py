@@ -19,7 +19,7 @@ def length(steps: int, **run: Any) -> dict[str, Any]:
 
 def test_a_branch_equals_the_run_of_its_length(fit: Fit) -> None:
     trunk = fit(**length(12, name="long"))
-    branch = fit(**length(6, name="branch", branch_from=str(trunk)))
+    branch = fit(**length(6, name="branch", recipe="other", branch_from=str(trunk)))
     whole = fit(**length(6, name="short"))
     assert tables(branch) == tables(whole)
     assert tables(branch)["metrics.csv"] != tables(trunk)["metrics.csv"][:6], "another cool-down"
