@@ -34,6 +34,10 @@ LINES = [
      "--heads", "8", "--kv-heads", "4", "--vocab", "1000", "--seq-len", "512",
      "--width-multiple", "32", "--reading", "as_trained", "--format", "yaml"],
     ["flops", "--audit", "--format", "json"],
+    ["sweep", "--config", "tiny.yaml", "--budget", "100K", "--alphas", "50", "--loops", "2,3",
+     "--controls", "wide,loop,min-deep", "--match", "linear,total", "--set", "model.gate=fixed",
+     "--seeds", "2", "--tune", "1e-3,2e-3", "--tune-tokens", "256", "--jobs", "2",
+     "--tflops", "1", "--out", "swept", "--yes"],
 ]  # fmt: skip
 """Commands that mean something, each option in one of them."""
 

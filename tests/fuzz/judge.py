@@ -16,8 +16,10 @@ from unittest import mock
 from dualpath_cli import cli, run_folder
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.command.records import resolve
-from dualpath_cli.errors import LONGEST
+from dualpath_cli.errors import LONGEST, UserError
 from dualpath_cli.output.atomic import write_text
+from dualpath_cli.sweep import command as sweep
+from dualpath_cli.sweep import request
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.logs.metrics_log import CsvTable
@@ -115,7 +117,23 @@ def _resolve(name: str) -> Any:
     """What a record names; of what builds a model, only what it writes down."""
     if name.endswith((":combine", "lightning_cli:run", "terminal:run")):
         return lambda *given: _write(given[0]) if isinstance(given[0], Launch) else []
-    return resolve(name)
+    return _plan if name.endswith("sweep.command:run") else resolve(name)
+
+
+def _plan(options: Any) -> str:
+    """Plans a sweep in the case's own folder; trains nothing, and measures no speed."""
+    out = Path(os.path.abspath(request.read(options).out))
+    if not out.is_relative_to(Path.cwd()):
+        return ""
+
+    def train(*given: Any) -> None:
+        raise UserError("nothing is trained here")
+
+    with (
+        mock.patch.object(sweep, "speeds", lambda *given: {}),
+        mock.patch.object(sweep, "run_all", train),
+    ):
+        return sweep.run(options)
 
 
 def _write(launch: Launch) -> int:
