@@ -20,7 +20,6 @@ from typing import Any
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
-from dualpath_cli.flops.count import mean_layer_flops
 from dualpath_cli.flops.widths import TOLERANCE, Match, Target, Widths, largest_width, solve_widths
 from dualpath_cli.sizes import format_size
 
@@ -153,8 +152,16 @@ class _Kind:
             model["n_layers"] = self.backbone.n_layers * self.layers_times
         alpha = target.alpha if self.family == "dual" else None
         if self.smallest_deep:
-            layer = mean_layer_flops(replace(self.backbone, **model))
-            alpha = round(100 * layer["deep"] / (layer["deep"] + layer["wide"]), 1)
+            alone = replace(target, multiple_of=multiple)
+            deep, wide, gate = (
+                alone.spent(d_ffn, d_ffn_wide)
+                for d_ffn, d_ffn_wide in (
+                    (widths.d_ffn, None),
+                    (None, widths.d_ffn_wide),
+                    (None, None),
+                )
+            )
+            alpha = round(100 * (deep - gate) / (deep + wide - 2 * gate), 1)
         return Cell(
             self.name, self.family, target.budget * self.layers_times, (target.match,), alpha,
             model, float(self.spent(multiple)), self.layers_times,

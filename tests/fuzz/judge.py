@@ -129,10 +129,7 @@ def _plan(options: Any) -> str:
     def train(*given: Any) -> None:
         raise UserError("nothing is trained here")
 
-    with (
-        mock.patch.object(sweep, "speeds", lambda *given: {}),
-        mock.patch.object(sweep, "run_all", train),
-    ):
+    with mock.patch.multiple(sweep, speeds=lambda *given: {}, run_all=train):
         return sweep.run(options)
 
 
