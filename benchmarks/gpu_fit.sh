@@ -137,10 +137,21 @@ step ablate 400 $dualpath ablate --ckpt_path "$work/runs/gpu/single" "${sources[
   --out "$work/ablate"
 step routing 400 $dualpath routing --ckpt_path "$work/runs/gpu/single" "${sources[@]}" \
   --tagger none --out "$work/routing"
-for command in generate sweep; do
-  reason="skipped: dualpath has no such command"
-  $dualpath "$command" --help >/dev/null 2>&1 && reason="not run: it has no step here yet"
-  grep -q "^| $command |" "$summary" || echo "| $command | $reason | | |" >>"$summary"
+step generate 300 $dualpath generate --ckpt_path "$work/runs/gpu/single" --prompt "Tom has" \
+  --greedy --max_new_tokens 20 --compile
+# Small runs one after another, then four at once on the same device: what sharing it buys.
+cat >"$work/shared.yaml" <<EOF
+trainer: {accelerator: $([[ $rehearse ]] && echo cpu || echo auto), precision: bf16-mixed}
+run: {compile: true, max_tokens: $([[ $rehearse ]] && echo 20480 || echo 2048000), tensorboard: false}
+data: {path: "$data", max_epochs: null, val: {facts: "$texts/facts.jsonl",
+       arithmetic: "$texts/arithmetic.jsonl", prose: "$texts/prose.jsonl"}}
+model: {vocab_size: $([[ $rehearse ]] && echo 2048 || echo 50304)}
+optim: {warmup_steps: 4}
+EOF
+for jobs in 1 4; do
+  step sweep-$jobs 540 $dualpath sweep --config quickstart --config "$work/shared.yaml" \
+    --budget 2M --alphas 50 --loops 2,4 --seeds 1 --tune off --tflops 1 --jobs $jobs --yes \
+    --out "$work/sweep-$jobs"
 done
 
 cat "$summary"
