@@ -3,15 +3,22 @@
 Torch-free, so that the command line can check a recipe before anything slow is imported.
 """
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from dualpath_cli.errors import did_you_mean
 from dualpath_cli.ranges import Range, check_ranges
 
 BlockKind = Literal["dual", "loop", "wide"]
 Gate = Literal["two_gates", "convex", "softmax", "fixed"]
-GATE_OUTPUTS: dict[Gate, int] = {"two_gates": 2, "convex": 1, "softmax": 2, "fixed": 0}
-"""Outputs of each gate's linear layer; a gate without outputs has none."""
+GATE_OUTPUTS: dict[str, int] = {"two_gates": 2, "convex": 1, "softmax": 2, "fixed": 0}
+"""Outputs of the linear layer of each built-in gate; a gate without outputs has none."""
+Combination = Literal["router", "final", "mean"]
+COMBINATIONS: tuple[Combination, ...] = ("router", "final", "mean")
+CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+"""A dotted path, such as my.module.Gate, of a class of one's own."""
 ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases"]
 """What weight decay tells apart."""
 Checkpointing = Literal["none", "selective", "full"]
@@ -70,10 +77,12 @@ class ModelConfig:
     """Where queries and keys are RMS-normalised, per head, with a learned weight."""
     norm_eps: float = 1e-5
     """Epsilon of every RMSNorm."""
-    gate: Gate = "two_gates"
-    """How a dual block weighs its paths: two sigmoids, (g, 1 - g), a softmax, or 0.5 each."""
-    combination: Literal["router", "final", "mean"] = "router"
-    """What the deep path returns: the routed mixture of steps, the last step, or their mean."""
+    gate: Gate | str = "two_gates"
+    """How a dual block weighs its paths: two sigmoids, (g, 1 - g), a softmax, 0.5 each, or as a
+    class of your own does: my.module.Gate."""
+    combination: Combination | str = "router"
+    """What the deep path returns: the routed mixture of steps, the last step, their mean, or the
+    mixture of a class of your own: my.module.Combination."""
     step_index: Literal["zero_based", "one_based"] = "zero_based"
     """The router's step input: (k-1)/(K-1) as trained, or k/(K-1) as the text says."""
     gain_init: float = -7.0
@@ -109,8 +118,9 @@ class ModelConfig:
 
     @property
     def routes_steps(self) -> bool:
-        """Whether deep paths have a router: with one step or without a mixture it has no choice."""
-        return self.combination == "router" and self.loops > 1
+        """Whether deep paths weigh their steps by what they learn, as by a router: with one step
+        or without a mixture there is no choice."""
+        return self.combination not in ("final", "mean") and self.loops > 1
 
     def _problems(self) -> list[str]:
         """What contradicts itself in the fields, as sentences."""
@@ -130,6 +140,8 @@ class ModelConfig:
             found.append(
                 f"document_start={self.document_start} is no token of vocab_size={self.vocab_size}"
             )
+        found += _unknown("gate", self.gate, GATE_OUTPUTS)
+        found += _unknown("combination", self.combination, COMBINATIONS)
         for name, kinds in (("d_ffn", {"dual", "loop"}), ("d_ffn_wide", {"dual", "wide"})):
             used = sorted(kinds & set(self.block_kinds))
             if used and getattr(self, name) is None:
@@ -140,3 +152,15 @@ class ModelConfig:
 def effective_width(d_ffn: int, multiple_of: int) -> int:
     """``multiple_of * ceil(floor(2 d_ffn / 3) / multiple_of)`` (Eq. heff, appendix B)."""
     return multiple_of * -(-(2 * d_ffn // 3) // multiple_of)
+
+
+def _unknown(name: str, value: str, built_in: Iterable[str]) -> list[str]:
+    """What is wrong with the name of a part of the model, which may be a class path."""
+    names = list(built_in)
+    if value in names or CLASS_PATH.fullmatch(value):
+        return []
+    example = f"my.module.{name.capitalize()}"
+    return [
+        f"{name} must be one of {', '.join(names)} or the path of a class such as {example}, "
+        f"not '{value:.60}'{did_you_mean(value, names)}"
+    ]

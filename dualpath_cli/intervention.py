@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from dualpath_cli.classes import gives_mass
 from dualpath_cli.config import ModelConfig
 
 LEARNED = "learned"
@@ -131,11 +132,17 @@ class Intervention:
         if any(field is not None for field in (self.loops, self.halting, self.kv_slots)):
             if set(kinds) == {"wide"}:
                 return f"{place} has only wide blocks, so it has no loop"
-            if config.loops == 1 and config.combination == "router" and (self.loops or 1) > 1:
+            mixes = config.combination not in ("final", "mean")
+            if config.loops == 1 and mixes and (self.loops or 1) > 1:
                 return "the model was trained with one loop, so it has no router to weigh more"
         by_mass = self.halting is not None and self.halting_by == "mass"
         if by_mass and not config.routes_steps:
             return "the model has no router, so no mass remains that a threshold could be for"
+        if by_mass and not gives_mass(config):
+            return (
+                f"combination {config.combination} has no step_probability, so no mass remains "
+                "that a threshold could be for"
+            )
         return None
 
     def _is_threshold(self, value: object) -> bool:

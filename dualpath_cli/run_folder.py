@@ -5,6 +5,7 @@ runs/<recipe>/<name>/
     versions.json    packages, git commit, data fingerprint; versions-00002000.json and
                      recipe-00002000.yaml for what was continued from step 2000
     tokenizer.json   the tokenizer of the training data
+    classes/         source of the classes of one's own that the model is made with, if any
     metrics.csv      a row per logged step; routing.csv and validation.csv beside it
     bad_steps.csv    a row per step that was left out, if any was; bad_steps/ holds their tokens
     wandb_id         the id of its W&B run, if it has one
@@ -36,6 +37,7 @@ RECIPE = "recipe.yaml"
 VERSIONS = "versions.json"
 TOKENIZER = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
+CLASSES = "classes"
 LAST = "last"
 _STEP = re.compile(r"step-[0-9]{1,18}")
 
@@ -89,7 +91,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
     for checkpoint in candidates:
         fault = fault_of(checkpoint)
         if fault is None:
-            if faults and _is_first_rank():
+            if faults and is_first_rank():
                 print("\n".join(f"passed over {line}" for line in faults), file=sys.stderr)
             return checkpoint
         faults.append(f"{checkpoint}: {fault}")
@@ -98,7 +100,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def _is_first_rank() -> bool:
+def is_first_rank() -> bool:
     """Whether this process is the first of all, by torchrun, SLURM or Lightning."""
     return all(os.environ.get(n, "0") == "0" for n in ("RANK", "SLURM_PROCID", "LOCAL_RANK"))
 

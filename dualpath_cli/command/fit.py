@@ -10,6 +10,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnv
 from dualpath_cli import run_folder
 from dualpath_cli.command.branch import take_over
 from dualpath_cli.command.checks import epochs
+from dualpath_cli.command.own_classes import hashes, keep_sources
 from dualpath_cli.command.session import Session
 from dualpath_cli.errors import RunFailed, Stopped, UserError
 from dualpath_cli.flops import count
@@ -61,7 +62,7 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     same = {"precision": str(trainer.precision), "data_order": order.NAME}
     if checkpoint is not None:
         run_folder.check_same_facts(launch.trunk or folder, checkpoint, same)
-    facts = {
+    facts: dict[str, Any] = {
         "data_fingerprint": launch.manifest.fingerprint,
         "data_since": launch.data_since,
         "taken_back": launch.taken_back,
@@ -70,6 +71,8 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
         "micro_batch": session.datamodule.micro_batch,
         **same,
     }
+    if own := hashes(launch.settings.model):
+        facts["classes"] = own
     if trainer.is_global_zero:
         if launch.trunk is not None:
             take_over(launch.trunk, folder)
@@ -221,4 +224,5 @@ def _write_down(session: Session, facts: dict[str, Any], step: int | None) -> No
     folder, settings = session.launch.run_folder, session.launch.settings
     tokenizer = local_copy(f"{settings.data.path}/{TOKENIZER}")
     run_folder.start(folder, settings.as_recipe(), facts, step)
+    keep_sources(folder, settings.model)
     write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))

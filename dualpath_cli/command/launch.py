@@ -26,6 +26,7 @@ from dualpath_cli.command.checks import (
     verify_data,
 )
 from dualpath_cli.command.new_data import data_since
+from dualpath_cli.command.own_classes import check_as_begun, check_as_trained, check_classes
 from dualpath_cli.command.records import Command, resolve
 from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.command.size_check import check_size
@@ -82,6 +83,7 @@ def prepare(command: Command, line: CommandLine) -> Launch:
     settings = settings_from(recipe)
     _print_if_asked(settings, line)
     check_devices(settings.trainer)
+    check_as_trained(run, settings.model)
     check_size(settings)
     if command.check is not None:
         resolve(command.check)(options, settings)
@@ -156,6 +158,7 @@ def _launch_to_train(
 ) -> Launch:
     """Checks data and schedule, and finds what to continue: this run, or another one's weights."""
     check_devices(settings.trainer)
+    check_classes(settings.model)
     check_size(settings)
     manifest = check_training_data(settings)
     check_schedule(settings)
@@ -178,11 +181,13 @@ def _launch_to_train(
                 checkpoint, taken_back = start.checkpoint, start.step
         elif checkpoint is None:  # else it began there, and goes on from its own checkpoint
             weights = start.checkpoint
+            check_as_trained(start, settings.model)
     if checkpoint is None and weights is None and settings.run.branch_from is not None:
         run = find_trunk(settings)
         checkpoint, trunk = run.checkpoint, run.folder
     since = 0
     if checkpoint is not None:
+        check_as_begun(trunk or folder, checkpoint, settings.model)
         since = data_since(trunk or folder, checkpoint, manifest, new_data)
     check_epochs(settings, manifest, since)
     verify_data(settings, training=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dualpath_cli import run_file, run_folder
+from dualpath_cli.command.own_classes import check_as_trained
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS, PAPER_LIMIT, SUITES
 from dualpath_cli.evaluation.options import CACHES, OF_THE_RECIPE
@@ -148,6 +149,7 @@ def _limit(options: Namespace) -> int | None:
 def _run(path: str) -> Subject:
     found = run_file.find(path)
     settings = settings_from(run_folder.read_recipe(found.folder))
+    check_as_trained(found, settings.model)
     name = f"{settings.run.recipe}-{settings.run.name}-step-{found.step:08d}"
     return Subject(name, path, found, settings)
 

@@ -9,6 +9,7 @@ from rich.filesize import decimal
 
 from dualpath_cli import run_file, run_folder
 from dualpath_cli.checkpoint_files import files_of
+from dualpath_cli.command.own_classes import check_as_trained
 from dualpath_cli.command.records import resolve
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.export.formats import FORMATS, Format
@@ -54,6 +55,7 @@ def run(options: Namespace) -> str:
     format_ = _format(options.format)
     found = run_file.find(options.ckpt_path)
     settings = settings_from(run_folder.read_recipe(found.folder))
+    check_as_trained(found, settings.model)
     name = f"{settings.run.recipe}-{settings.run.name}"
     default = found.home / "export" / f"{name}-step-{found.step:08d}{format_.suffix}"
     out = default if options.out is None else _given(options.out, format_)

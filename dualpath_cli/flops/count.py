@@ -8,14 +8,17 @@ sublayer over a token costs
     SwiGLU                  6 d h                     h the effective width, Eq. heff
     attention scores        2 T d                     QK^T and AV, the causal half; not in F_M
 
-and a layer adds the gate (4 d) and, in every deep step but the last, the router (2 (d + 1)).
+and a layer adds the gate (4 d) and, in every deep step but the last, the router (2 (d + 1)). A gate
+or combination of one's own adds what its class declares; its parameters are counted off the class.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from math import prod
 
-from dualpath_cli.config import GATE_OUTPUTS, BlockKind, ModelConfig
+from dualpath_cli.classes import declared_flops, own_shapes
+from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class LayerFlops:
     gate: int
     """The gate's matrix."""
     router: int
-    """The router's matrix in K - 1 steps; the last step takes what remains and needs none."""
+    """The router's matrix in K - 1 steps; the last step takes what remains and needs none. Of
+    another combination what it declares."""
     attention_scores: int
     """QK^T and AV of every pass, causal."""
 
@@ -67,7 +71,6 @@ def layer_flops(config: ModelConfig, kind: BlockKind, seq_len: int | None = None
     """Forward FLOPs per token of a layer of ``kind``; ``seq_len`` defaults to max_seq_len."""
     d = config.d_model
     projections = projection_flops(d, config.n_heads, config.n_kv_heads)
-    routed_steps = config.loops - 1 if config.routes_steps and kind != "wide" else 0
 
     def sublayer(d_ffn: int | None) -> int:
         assert d_ffn is not None  # ModelConfig refuses a path without a width
@@ -76,11 +79,44 @@ def layer_flops(config: ModelConfig, kind: BlockKind, seq_len: int | None = None
     return LayerFlops(
         deep=config.loops * sublayer(config.d_ffn) if kind != "wide" else 0,
         wide=sublayer(config.d_ffn_wide) if kind != "loop" else 0,
-        gate=2 * d * GATE_OUTPUTS[config.gate] if kind == "dual" else 0,
-        router=2 * (d + 1) * routed_steps,
+        gate=gate_flops(config) if kind == "dual" else 0,
+        router=router_flops(config) if kind != "wide" else 0,
         attention_scores=passes(kind, config.loops)
         * score_flops(d, config.max_seq_len if seq_len is None else seq_len),
     )
+
+
+def gate_flops(config: ModelConfig) -> int:
+    """FLOPs of a dual block's gate for one token."""
+    if config.gate in GATE_OUTPUTS:
+        return 2 * config.d_model * GATE_OUTPUTS[config.gate]
+    return declared_flops(config, "gate")
+
+
+def router_flops(config: ModelConfig) -> int:
+    """FLOPs of what weighs the steps of a deep path, for one token and all steps."""
+    if not config.routes_steps:
+        return 0
+    if config.combination in COMBINATIONS:
+        return 2 * (config.d_model + 1) * (config.loops - 1)
+    return declared_flops(config, "combination")
+
+
+def gate_shapes(config: ModelConfig) -> list[tuple[int, ...]]:
+    """Shapes of the parameters of a dual block's gate."""
+    if config.gate not in GATE_OUTPUTS:
+        return list(own_shapes(config, "gate").values())
+    outputs = GATE_OUTPUTS[config.gate]
+    return [(outputs, config.d_model), (outputs,)] if outputs else []
+
+
+def router_shapes(config: ModelConfig) -> list[tuple[int, ...]]:
+    """Shapes of the parameters of what weighs the steps of a deep path."""
+    if not config.routes_steps:
+        return []
+    if config.combination not in COMBINATIONS:
+        return list(own_shapes(config, "combination").values())
+    return [(1, config.d_model + 1), (1,)]  # the last column is for the step index
 
 
 def flops_by_layer(config: ModelConfig, seq_len: int | None = None) -> list[LayerFlops]:
@@ -140,9 +176,8 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
         "deep": deep_paths * sublayer(config.d_ffn or 0) if deep_paths else 0,
         "wide": wide_paths * sublayer(config.d_ffn_wide or 0) if wide_paths else 0,
         "gains": deep_paths * config.loops + wide_paths,
-        # d weights for the state, one for the step index, one bias
-        "router": deep_paths * (d + 2) if config.routes_steps else 0,
-        "gate": duals * (d + 1) * GATE_OUTPUTS[config.gate],
+        "router": deep_paths * sum(map(prod, router_shapes(config))) if deep_paths else 0,
+        "gate": duals * sum(map(prod, gate_shapes(config))) if duals else 0,
     }
 
 

@@ -146,7 +146,8 @@ def saved_by_block(config: ModelConfig, kind: BlockKind, execution: Execution) -
     n, h = passes(kind, config.loops), sum(pass_widths(config, kind))
     routed = config.routes_steps and kind != "wide"
     softmax = n * FLOAT32 * heads
-    choices = w * ((config.loops - 1) * routed + GATE_OUTPUTS[config.gate] * (kind == "dual"))
+    outputs = GATE_OUTPUTS.get(config.gate, 2)  # of one's own: g_d and g_w
+    choices = w * ((config.loops - 1) * routed + outputs * (kind == "dual"))
     if execution.checkpointing == "selective":
         products = n * (4 * d + 2 * config.head_dim * kv_heads) + 2 * h
         return r * d + e * products + softmax + choices

@@ -6,7 +6,8 @@ final norm and head. Its shapes come in no particular order.
 
 from math import prod
 
-from dualpath_cli.config import GATE_OUTPUTS, BlockKind, ModelConfig
+from dualpath_cli.config import BlockKind, ModelConfig
+from dualpath_cli.flops.count import gate_shapes, router_shapes
 
 Shape = tuple[int, ...]
 
@@ -22,14 +23,11 @@ def block(config: ModelConfig, kind: BlockKind) -> list[Shape]:
     """Shapes of a block's parameters."""
     shapes: list[Shape] = []
     if kind != "wide":
-        shapes += [*sublayer(config, config.d_ffn or 0), (config.loops,)]
-        if config.routes_steps:
-            shapes += [(1, config.d_model + 1), (1,)]
+        shapes += [*sublayer(config, config.d_ffn or 0), (config.loops,), *router_shapes(config)]
     if kind != "loop":
         shapes += [*sublayer(config, config.d_ffn_wide or 0), (1,)]
-    outputs = GATE_OUTPUTS[config.gate]
-    if kind == "dual" and outputs:
-        shapes += [(outputs, config.d_model), (outputs,)]
+    if kind == "dual":
+        shapes += gate_shapes(config)
     return shapes
 
 

@@ -49,6 +49,8 @@ class Target:
     """Number of key and value heads."""
     seq_len: int = 4096
     """Tokens that attention scores are averaged over."""
+    gate_flops: int | None = None
+    """Forward FLOPs per token of a dual block's gate; None: those of two gates, 4 d_model."""
     multiple_of: int = 64
     """Configured widths are multiples of this, and effective widths round up to it (Eq. heff)."""
 
@@ -61,6 +63,13 @@ class Target:
                 f"alpha must lie between 0 and 100 percent, not at {self.alpha:g}; "
                 "for a single path use block 'wide' or 'loop'"
             )
+
+    @property
+    def off_the_top(self) -> int:
+        """FLOPs per token and layer that are spent before any path gets its share: the gate's."""
+        if self.block != "dual":
+            return 0
+        return 4 * self.d_model if self.gate_flops is None else self.gate_flops
 
     @property
     def reference_passes(self) -> int:
@@ -94,7 +103,7 @@ class Target:
             return None, width(flops)
         if self.block == "loop":
             return width(flops / self.loops), None
-        flops -= 4 * self.d_model  # the two gates are taken off before the split
+        flops -= self.off_the_top
         share = Fraction(str(self.alpha)) / 100  # str: 12.1 is 121/10, not its binary neighbour
         return width(flops * share / self.loops), width(flops * (1 - share))
 
@@ -104,7 +113,7 @@ class Target:
         Counted as ``matched_budget`` is: linear FLOPs, with attention scores under match total.
         """
         projections = projection_flops(self.d_model, self.n_heads, self.n_kv_heads)
-        flops = 4 * self.d_model if self.block == "dual" else 0
+        flops = self.off_the_top
         for width, times in ((d_ffn, self.loops), (d_ffn_wide, 1)):
             if width is not None:
                 effective = effective_width(width, self.multiple_of)

@@ -46,7 +46,8 @@ def round_weights(model: DualPathLM, dtype: torch.dtype) -> None:
     In half the memory, and as autocast would round them in every pass. A head that is the embedding
     as well stays: the stream begins with it.
     """
-    for module in model.modules():
+    for name, module in model.named_modules():
         tied = model.config.tie_embeddings and module is model.head
-        if type(module) is nn.Linear and not tied:
+        decides = {"gate", "router"} & set(name.split("."))
+        if type(module) is nn.Linear and not tied and not decides:
             module.to(dtype)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dualpath_cli import run_file, run_folder
+from dualpath_cli.command.own_classes import check_as_trained
 from dualpath_cli.errors import UserError
 from dualpath_cli.generation.options import BATCH_SIZE
 from dualpath_cli.generation.overrides import intervention_of
@@ -74,6 +75,7 @@ def read(options: Namespace) -> Request:
     change = intervention_of(options.loops, options.intervention, _savings(options))
     run = run_file.find(options.ckpt_path)
     settings = settings_from(run_folder.read_recipe(run.folder))
+    check_as_trained(run, settings.model)
     if change is not None and (problem := change.problem(settings.model)):
         raise UserError(f"{change.name}: {problem} ({options.ckpt_path})")
     loops = (change and change.loops) or settings.model.loops

@@ -12,7 +12,7 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.model.cache import KeyValueCache, LayerCache
 from dualpath_cli.model.deep_path import DeepPath
 from dualpath_cli.model.feed_forward import AuxiliaryLoss, SwiGLU
-from dualpath_cli.model.gates import PathGate, overridden
+from dualpath_cli.model.gates import overridden, path_gate
 from dualpath_cli.model.halting import Lens
 from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.routing import LayerTrace
@@ -64,7 +64,7 @@ class DualPathBlock(nn.Module):
         if kind != "loop":
             self.wide = WidePath(config)
         if kind == "dual":
-            self.gate = PathGate(config)
+            self.gate = path_gate(config)
 
     def forward(
         self,
@@ -86,7 +86,9 @@ class DualPathBlock(nn.Module):
         """
         g_d = g_w = awake_deep = awake_wide = h_deep = h_wide = None
         if self.kind == "dual":
-            g_d, g_w = self.gate(x_BTD)
+            # In the weights' own type also under autocast, as they are few and decide much.
+            with torch.autocast(x_BTD.device.type, enabled=False):
+                g_d, g_w = self.gate(x_BTD.to(self.wide.gain.dtype))
             if intervention is not None and intervention.gates is not None:
                 g_d, g_w = overridden((g_d, g_w), intervention.gates, token_mask, order_B2T)
             if intervention is not None and intervention.skip is not None:

@@ -4,7 +4,8 @@ Shapes: B batch, T positions, D model width, K loops.
 """
 
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import reduce
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +14,11 @@ from torch import nn
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model.cache import KeyValueCache, LayerCache
+from dualpath_cli.model.combinations import learned_combination, settled
 from dualpath_cli.model.feed_forward import AuxiliaryLoss, SwiGLU
 from dualpath_cli.model.halting import Enough, Lens, criterion
 from dualpath_cli.model.loops import Loop, Step, loop_steps
 from dualpath_cli.model.positions import Positions
-from dualpath_cli.model.precision import StepRouter
 from dualpath_cli.model.routing import LayerTrace
 from dualpath_cli.model.sublayer import Sublayer
 
@@ -33,7 +34,7 @@ class DeepPath(nn.Module):
         self.sublayer = Sublayer(config, ffn)
         self.gains = nn.Parameter(torch.empty(config.loops))
         if config.routes_steps:
-            self.router = StepRouter(config.d_model)
+            self.router = learned_combination(config)
 
     def forward(
         self,
@@ -69,6 +70,9 @@ class DeepPath(nn.Module):
                 loop = self._whole_loop(steps, enough, positions, auxiliary, cache)
                 counts_BT1 = None if token_mask is None else token_mask[..., None]
             states, weights, active = loop.walk(x_BTD, steps, awake_BT1, counts_BT1)
+            if not self._leaves_mass:
+                unrun = [states[-1]] * (len(steps) - len(states))
+                weights = settled(self.step_weights([*states, *unrun], steps), active, len(steps))
         if trace is not None:
             trace.record_steps(states, weights, loops=len(steps), active=active)
         weighed = states[-len(weights) :]  # combination `final` weighs the last state alone
@@ -92,7 +96,7 @@ class DeepPath(nn.Module):
             h_next_BTD = self.next_state(h_BTD, step, positions, auxiliary, cache)
             return torch.where(active_BT1, h_next_BTD, h_BTD)
 
-        return Loop(next_state, partial(self._share, steps), enough, runs_all=cache is not None)
+        return Loop(next_state, self._share, enough, runs_all=cache is not None)
 
     def _loop_of_rows(
         self, steps: Sequence[Step], enough: Enough, positions: Positions, cache: LayerCache
@@ -113,7 +117,7 @@ class DeepPath(nn.Module):
             later = (cache.step(step.number) for step in steps[following.number :])
             self.sublayer.keep(h_B1D, who_B11[:, 0, 0], positions, later)
 
-        return Loop(next_state, partial(self._share, steps), enough, leave)
+        return Loop(next_state, self._share, enough, leave)
 
     def gain(self, step: Step) -> torch.Tensor:
         """``softplus(a_k)``, a 0-d tensor."""
@@ -134,32 +138,33 @@ class DeepPath(nn.Module):
     def step_weights(
         self, states: Sequence[torch.Tensor], steps: Sequence[Step]
     ) -> list[torch.Tensor]:
-        """``pi_k q_k`` for k < K, then ``pi_K``, where ``pi_k = prod_{j<k} (1 - q_j)`` (Eq. 3).
+        """What each state (B, T, D) weighs in h_deep, (B, T, 1): as the router says (Eq. 3).
 
-        Each is (B, T, 1). The last step takes what is left, so q_K is not needed. Combination
-        `mean` weighs all states alike; `final` gives one weight, that of the last state.
+        Combination `mean` weighs all alike; `final` gives one weight, that of the last state.
         """
-        pi_BT1 = torch.ones_like(states[0][..., :1])
+        if self.config.combination == "final" or len(states) == 1:
+            return [torch.ones_like(states[0][..., :1])]
         if self.config.combination == "mean":
-            return [pi_BT1 / len(states)] * len(states)
-        if self.config.combination == "final":
-            return [pi_BT1]
-        weights = []
-        for h_BTD, step in zip(states[:-1], steps[:-1], strict=True):
-            q_BT1 = self.step_probability(h_BTD, step)
-            weights.append(pi_BT1 * q_BT1)
-            pi_BT1 = pi_BT1 * (1 - q_BT1)
-        return [*weights, pi_BT1]
+            return [torch.ones_like(states[0][..., :1]) / len(states)] * len(states)
+        with torch.autocast(states[0].device.type, enabled=False):
+            precise = [h_BTD.to(self.gains.dtype) for h_BTD in states]
+            return list(self.router(precise, [step.step_index for step in steps]))
 
-    def step_probability(self, h_BTD: torch.Tensor, step: Step) -> torch.Tensor:
-        """q_k, (B, T, 1)."""
-        q_BT1: torch.Tensor = self.router(h_BTD, step.step_index)
+    @property
+    def _leaves_mass(self) -> bool:
+        """Whether what a step weighs is known before those after it are run."""
+        return hasattr(self, "router") and hasattr(self.router, "step_probability")
+
+    def _share(self, h_BTD: torch.Tensor, step: Step) -> torch.Tensor:
+        """The part q_k of the remaining mass that a step's state gets, (B, T, 1).
+
+        Where that does not show yet, all is left to the last step, for `settled` to divide.
+        """
+        if not self._leaves_mass:
+            return torch.zeros_like(h_BTD[..., :1])
+        with torch.autocast(h_BTD.device.type, enabled=False):
+            router: Any = self.router
+            q_BT1: torch.Tensor = router.step_probability(
+                h_BTD.to(self.gains.dtype), step.step_index
+            )
         return q_BT1
-
-    def _share(self, steps: Sequence[Step], h_BTD: torch.Tensor, step: Step) -> torch.Tensor:
-        """The part of the remaining mass that a step's state gets, (B, T, 1): q_k, or what
-        `mean` and `final` come to."""
-        if self.config.combination == "router":
-            return self.step_probability(h_BTD, step)
-        mean = self.config.combination == "mean"
-        return torch.full_like(h_BTD[..., :1], 1 / (len(steps) - step.number) if mean else 0)

@@ -6,9 +6,9 @@ Shapes: B batch, T positions, D model width, L layers.
 import torch
 from torch import nn
 
+from dualpath_cli.classes import own_class
 from dualpath_cli.config import GATE_OUTPUTS, ModelConfig
 from dualpath_cli.intervention import SHUFFLED
-from dualpath_cli.model.precision import PreciseLinear
 from dualpath_cli.seeds import seed_from
 
 Gates = tuple[torch.Tensor, torch.Tensor]
@@ -22,7 +22,7 @@ class PathGate(nn.Module):
         super().__init__()
         self.kind = config.gate
         if n_outputs := GATE_OUTPUTS[self.kind]:
-            self.proj = PreciseLinear(config.d_model, n_outputs)
+            self.proj = nn.Linear(config.d_model, n_outputs)
 
     def forward(self, x_BTD: torch.Tensor) -> Gates:
         """Returns (g_d, g_w) for the block's input x."""
@@ -35,6 +35,17 @@ class PathGate(nn.Module):
             return g_BT1, 1 - g_BT1
         gates_BT2 = logits.softmax(-1) if self.kind == "softmax" else logits.sigmoid()
         return gates_BT2[..., :1], gates_BT2[..., 1:]
+
+
+def path_gate(config: ModelConfig) -> nn.Module:
+    """The gate of a dual block: a built-in one, or the class of one's own that is named.
+
+    It maps the block's input (B, T, D) to `Gates`, in the type of its weights.
+    """
+    if config.gate in GATE_OUTPUTS:
+        return PathGate(config)
+    module: nn.Module = own_class(config, "gate")(config)
+    return module
 
 
 def overridden(

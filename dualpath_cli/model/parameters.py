@@ -1,17 +1,22 @@
 """Every parameter of the model by its name: the group it decays with, and what it starts from.
 
 One table for initialisation, the optimizer and counts. A parameter that is new to the model has to
-be entered here before any of them takes it.
+be entered here before any of them takes it. Those of a class of one's own are what the class says
+in `parameter_kinds`, the same table by the class's own names, or else follow from their shapes.
 """
 
 import math
+import re
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 import torch
 
+from dualpath_cli.classes import Role, own_class, own_roles
 from dualpath_cli.config import ModelConfig, ParameterGroup
 from dualpath_cli.seeds import seed_from
+
+Start = Literal["normal", "normal_by_depth", "gain_init", "one", "zero"]
 
 
 class ParameterKind(NamedTuple):
@@ -19,7 +24,7 @@ class ParameterKind(NamedTuple):
 
     group: ParameterGroup
     """Group of the optimizer."""
-    start: Literal["normal", "normal_by_depth", "gain_init", "one", "zero"]
+    start: Start
     """`normal` has std `init_std` (0.02), `normal_by_depth` `init_std` / sqrt(2 n_layers);
     `gain_init` is that of gains before the softplus (-7: s is 9.1e-4)."""
 
@@ -44,16 +49,45 @@ KINDS = {
 """Kinds by pattern of the name that ``DualPathLM.named_parameters`` gives a parameter."""
 
 
-def kind_of(name: str) -> ParameterKind:
-    """Returns the kind of a parameter.
+PLACES: dict[Role, re.Pattern[str]] = {
+    "gate": re.compile(r"blocks\.\d+\.gate\.(.+)"),
+    "combination": re.compile(r"blocks\.\d+\.deep\.router\.(.+)"),
+}
+"""Names of parameters that may be those of a class of one's own; the group is the class's name."""
+
+
+def kind_of(name: str, config: ModelConfig | None = None, dimensions: int = 2) -> ParameterKind:
+    """Returns the kind of a parameter of so many dimensions.
+
+    Of which model it is matters where that has classes of one's own; None: it has none.
 
     Raises:
         ValueError: for a name that is not in the table.
     """
+    if config is not None:
+        for role in own_roles(config):
+            if place := PLACES[role].fullmatch(name):
+                return own_kind(place[1], own_class(config, role), dimensions)
     for pattern, kind in KINDS.items():
         if fnmatchcase(name, pattern):
             return kind
     raise ValueError(f"parameter '{name}' is of no known kind: enter it in model/parameters.py")
+
+
+def own_kind(name: str, cls: type, dimensions: int) -> ParameterKind:
+    """The kind of a parameter of a class of one's own, by the name that the class gives it.
+
+    What `parameter_kinds` of the class says. Else a weight of a norm is one, other matrices are
+    drawn, and vectors are zero and decay as biases do.
+    """
+    for pattern, kind in getattr(cls, "parameter_kinds", {}).items():
+        if fnmatchcase(name, pattern):
+            return ParameterKind(*kind)
+    if name.endswith("norm.weight"):
+        return ParameterKind("norms", "one")
+    if dimensions > 1:
+        return ParameterKind("matrices", "normal")
+    return ParameterKind("biases", "zero")
 
 
 def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> torch.Tensor:
@@ -67,7 +101,7 @@ def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) 
         ValueError: for a name that is not in the table.
     """
     constants = {"gain_init": config.gain_init, "one": 1.0, "zero": 0.0}
-    start = kind_of(name).start
+    start = kind_of(name, config, len(shape)).start
     value = torch.empty(shape, dtype=torch.float32, device="cpu")
     if start in constants:
         return value.fill_(constants[start])

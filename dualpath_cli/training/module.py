@@ -172,7 +172,7 @@ class DualPathModule(LightningModule):
         """AdamW by parameter kind and the warm-up and cosine schedule, stepped with it."""
         assert self.model is not None
         optimizer = build_optimizer(
-            self.model.named_parameters(), self.optim, int(self.trainer.max_steps)
+            self.model.named_parameters(), self.optim, int(self.trainer.max_steps), self.config
         )
         scheduler = build_scheduler(optimizer, self.trainer.max_steps, self.optim)
         return {

@@ -6,24 +6,29 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from dualpath_cli.config import ModelConfig
 from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.schedule import learning_rate, weight_decay
 from dualpath_cli.settings import OptimSettings, ParameterGroup
 
 
 def build_optimizer(
-    parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimSettings, total_steps: int
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    settings: OptimSettings,
+    total_steps: int,
+    config: ModelConfig | None = None,
 ) -> torch.optim.AdamW:
     """Returns AdamW with its parameters in groups; those in `settings.decay` decay, others don't.
 
-    An untied head is a matrix; a tied one is the embedding. `total_steps` are the run's.
+    An untied head is a matrix; a tied one is the embedding. `total_steps` are the run's. `config`
+    is that of the model, which may have classes of one's own; None: it has none.
 
     Raises:
         ValueError: for a parameter that `model.parameters` does not know.
     """
     members: dict[ParameterGroup, list[nn.Parameter]] = {}
     for name, parameter in parameters:
-        members.setdefault(kind_of(name).group, []).append(parameter)
+        members.setdefault(kind_of(name, config, parameter.ndim).group, []).append(parameter)
     decay = weight_decay(total_steps, settings)
     groups = [
         {

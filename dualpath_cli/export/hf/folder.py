@@ -1,7 +1,7 @@
 """Writes the format `hf`: a folder that `AutoModelForCausalLM.from_pretrained` loads.
 
     config.json, generation_config.json             the model's settings
-    configuration_dualpath.py, modeling_dualpath.py its code
+    configuration_dualpath.py, modeling_dualpath.py its code; own_*.py: classes of one's own
     model.safetensors                               its weights
     tokenizer.json, tokenizer_config.json           its tokenizer
     README.md                                       the model card
@@ -24,6 +24,7 @@ from dualpath_cli import run_file
 from dualpath_cli.export.consolidated import contents, entries
 from dualpath_cli.export.hf.card import model_card
 from dualpath_cli.export.hf.flatten import flatten
+from dualpath_cli.export.hf.own_classes import own_files, registration
 from dualpath_cli.export.hf.results import Results
 from dualpath_cli.export.weights import Weights
 from dualpath_cli.output.atomic import PARTIAL, naming, remove, sync
@@ -53,17 +54,18 @@ def write(
     then leaves it beside, under a name that ends in .partial.
 
     Raises:
-        UserError: where a weight is of a kind that training does not make, or a small file of the
-            run cannot be read.
+        UserError: where a weight is of a kind that training does not make, a small file of the run
+            cannot be read, or a class of one's own would not work in the folder.
     """
     described = run_file.describe(run, settings)
     tokenizer = Tokenizer(json.loads(described["tokenizer"]), str(run.folder / TOKENIZER))
-    texts = {
+    texts = own_files(settings.model) | {
         "config.json": as_json(config(settings, described, weights, tokenizer)),
         "generation_config.json": as_json(generation(settings, tokenizer)),
         "tokenizer_config.json": as_json(tokenizer_config(settings, tokenizer)),
         "configuration_dualpath.py": flatten(CONFIGURATION),
-        "modeling_dualpath.py": flatten(MODELING, beside=[CONFIGURATION]),
+        "modeling_dualpath.py": flatten(MODELING, beside=[CONFIGURATION])
+        + registration(settings.model),
         "README.md": model_card(run, settings, described, weights.parameters, results),
         TOKENIZER: described["tokenizer"],
         RECIPE: described["recipe"],

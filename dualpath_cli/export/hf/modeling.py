@@ -37,7 +37,7 @@ KEPT = (
     "embed", "norm", "attn_norm", "ffn_norm", "q_norm", "k_norm", "router", "gate", "gains", "gain",
 )  # fmt: skip
 """Modules and parameters that stay float32 where the model is loaded in half precision."""
-IN_VERSION_5 = {"gate": r"gate\.proj"}
+IN_VERSION_5 = {"gate": r"\.gate\."}
 """transformers 4 wants the name of a module; version 5 would find `gate` in `gate_proj`, too."""
 TOLERATED = {"cache_position", "num_items_in_batch"}
 """Arguments that transformers gives any model: of no use here, or for the loss."""

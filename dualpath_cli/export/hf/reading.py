@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli import recipes, run_folder
+from dualpath_cli.command.own_classes import check_as_trained
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.ranges import check_path
@@ -41,6 +42,7 @@ def run(options: Namespace) -> str:
         raise UserError("import needs --hf DIR: a folder that dualpath export --format hf wrote")
     folder = Path(options.hf)
     found, settings = _read(folder)
+    check_as_trained(found, settings.model)
     folder = folder.resolve()
     out = Path(options.out) if options.out else folder.with_name(folder.name + SUFFIX)
     try:

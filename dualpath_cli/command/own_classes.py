@@ -1,0 +1,76 @@
+"""Classes of one's own that a recipe names: tried before anything slow, and compared with a run's.
+
+A run folder keeps their source under `classes/` and its hash in versions.json, as numbers follow
+from it as they do from the recipe.
+"""
+
+import sys
+from pathlib import Path
+
+from dualpath_cli import run_folder
+from dualpath_cli.classes import own_roles, sources
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError
+from dualpath_cli.output.atomic import write_text
+from dualpath_cli.run_folder import CLASSES, Run
+
+
+def check_classes(config: ModelConfig) -> None:
+    """Tries each class on a few tokens; imports torch where there is one.
+
+    Raises:
+        UserError: for the first that cannot be found, or does not do what it has to.
+    """
+    if own_roles(config):
+        from dualpath_cli.model.trial import try_classes
+
+        try_classes(config)
+
+
+def check_as_trained(run: Run, config: ModelConfig) -> None:
+    """The same for a run that is scored; says where a class has changed since it was trained."""
+    check_classes(config)
+    for path in _changed(run.folder, run.checkpoint, config):
+        if run_folder.is_first_rank():
+            print(f"{path} has changed since {run.checkpoint} was trained with it", file=sys.stderr)
+
+
+def check_as_begun(folder: Path, checkpoint: Path, config: ModelConfig) -> None:
+    """Refuses to continue a run with a class that has changed.
+
+    Raises:
+        UserError: naming the first, and where its source is kept.
+    """
+    for path in _changed(folder, checkpoint, config):
+        kept = _copy(folder, sources(config)[path].module)
+        raise UserError(
+            f"{folder} was begun with another source of {path}, kept in {kept}; go back to that "
+            "or give this run a name (--run.name NAME)"
+        )
+
+
+def hashes(config: ModelConfig) -> dict[str, str]:
+    """SHA-256 of the source of each class, by class path: a fact of a run."""
+    return {path: source.sha256 for path, source in sources(config).items()}
+
+
+def keep_sources(folder: Path, config: ModelConfig) -> None:
+    """Copies the source of each class into a run folder."""
+    for source in sources(config).values():
+        copy = _copy(folder, source.module)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        write_text(copy, source.text)
+
+
+def _changed(folder: Path, checkpoint: Path, config: ModelConfig) -> list[str]:
+    """Paths of the classes whose source is not that of a checkpoint's run, where that is known."""
+    if not own_roles(config):
+        return []
+    before = run_folder.facts_at(folder, checkpoint).get("classes")
+    if not isinstance(before, dict):
+        return []
+    return [path for path, now in hashes(config).items() if before.get(path, now) != now]
+
+
+def _copy(folder: Path, module: str) -> Path:
+    return folder / CLASSES / f"{module.replace('.', '/')}.py"

@@ -1,0 +1,73 @@
+"""How much of each step's state the deep path returns per token (Eq. 3).
+
+A combination maps the states h_1 .. h_K, as many as were run, and their step indices to a weight
+for each state, all of which sum to 1. It works in the type of its weights, also under autocast.
+One of the user's own is a class with the same `forward`; where a step's weight follows from its own
+state and what earlier ones left, it may have `step_probability`, too: then tokens can halt by mass.
+
+Shapes: B batch, T positions, D model width, K loops.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dualpath_cli.classes import own_class
+from dualpath_cli.config import ModelConfig
+
+
+class StepRouter(nn.Module):
+    """``pi_k q_k`` with ``q_k = sigmoid(w . [h_k, step index] + b)``, the paper's router."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1, config.d_model + 1))
+        self.bias = nn.Parameter(torch.empty(1))
+
+    def forward(
+        self, states: Sequence[torch.Tensor], step_indices: Sequence[float]
+    ) -> list[torch.Tensor]:
+        """``pi_k q_k`` for k < K, then ``pi_K``, where ``pi_k = prod_{j<k} (1 - q_j)``.
+
+        Each is (B, T, 1). The last step takes what is left, so q_K is not needed.
+        """
+        pi_BT1 = torch.ones_like(states[0][..., :1])
+        weights = []
+        for h_BTD, step_index in zip(states[:-1], step_indices[:-1], strict=True):
+            q_BT1 = self.step_probability(h_BTD, step_index)
+            weights.append(pi_BT1 * q_BT1)
+            pi_BT1 = pi_BT1 * (1 - q_BT1)
+        return [*weights, pi_BT1]
+
+    def step_probability(self, h_BTD: torch.Tensor, step_index: float) -> torch.Tensor:
+        """q_k of states (B, T, D), (B, T, 1)."""
+        # The index is the same for all tokens: it joins the bias instead of widening h by one.
+        bias = self.bias + step_index * self.weight[:, -1]
+        return F.linear(h_BTD, self.weight[:, :-1], bias).sigmoid()
+
+
+def learned_combination(config: ModelConfig) -> nn.Module:
+    """The router, or the class of one's own that a configuration names in its place."""
+    if config.combination == "router":
+        return StepRouter(config)
+    module: nn.Module = own_class(config, "combination")(config)
+    return module
+
+
+def settled(
+    weights: Sequence[torch.Tensor], active: Sequence[torch.Tensor], loops: int
+) -> list[torch.Tensor]:
+    """Weights of the steps that were run, (B, T, 1) each, where tokens stop and keep their state.
+
+    What the last of all `loops` steps would weigh comes in, and who took those that were run. What
+    a token did not take is added to its last step, or to the first where it took none.
+    """
+    found = [torch.zeros_like(weights[0])] * (loops - len(weights)) + list(weights)
+    for step in range(len(found) - 1, 0, -1):
+        whole_BT1 = found[step]
+        taken_BT1 = active[step] if step < len(active) else torch.zeros_like(active[0])
+        found[step] = torch.where(taken_BT1, whole_BT1, 0)
+        found[step - 1] = found[step - 1] + torch.where(taken_BT1, 0, whole_BT1)
+    return found[: len(active)]
