@@ -134,8 +134,8 @@ RECIPES = {
     "model: {loops: many}": "model.loops must be a whole number, not 'many'",
     "model: {d_model: 16.5}": "model.d_model must be a whole number, not '16.5'",
     "model: {tie_embeddings: maybe}": "model.tie_embeddings must be true or false, not 'maybe'",
-    "model: {gate: two_gate}": "model.gate must be one of two_gates, convex, softmax, fixed, "
-    "not 'two_gate'; did you mean 'two_gates'?",
+    "model: {gate: two_gate}": "model: gate must be one of two_gates, convex, softmax, fixed "
+    "or the path of a class such as my.module.Gate, not 'two_gate'; did you mean 'two_gates'?",
     "model: {block: [dual, wid]}": "not 'wid'; did you mean 'wide'?",
     "optim: {decay: [matrix]}": "not 'matrix'; did you mean 'matrices'?",
     "optim: {betas: [0.9]}": "optim.betas must be a list of 2 (each a number), not '[0.9]'",

@@ -30,6 +30,7 @@ MODEL = ModelConfig(
     n_kv_heads=1, max_seq_len=LENGTH, loops=2, d_ffn=24, d_ffn_wide=40, ffn_multiple_of=8,
     gain_init=-1.0,
 )  # fmt: skip
+OWN = {"gate": "tests.own_classes.TwoGates", "combination": "tests.own_classes.Router"}
 OPTIM = OptimSettings(lr=1e-2, lr_start=1e-3, lr_end=1e-3, warmup_steps=4, clip=0.5)
 
 
@@ -41,6 +42,8 @@ class Case:
     strategy: str = "single"
     accumulate: int = 1
     tied: bool = False
+    own: bool = False
+    """Whether gate and router are copies of the built-in ones, by class path."""
     compiled: bool = False
     """By graphs that are run as they are: inductor's kernels take minutes, and send nothing."""
     checkpointing: Checkpointing = "none"
@@ -55,7 +58,8 @@ class Case:
 
     @property
     def config(self) -> ModelConfig:
-        return replace(MODEL, tie_embeddings=self.tied)
+        config = replace(MODEL, tie_embeddings=self.tied)
+        return replace(config, **OWN) if self.own else config
 
 
 HALF = STEPS // 2

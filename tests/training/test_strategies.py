@@ -42,6 +42,7 @@ TWO = [
     Case("fsdp, mixed", "fsdp", precision="bf16-mixed", steps=SOME),
     Case("fsdp, accumulated, rounded", "fsdp", run=ROUNDED, accumulate=2, steps=SOME),
     Case("fsdp, compiled", "fsdp", compiled=True, accumulate=2, checkpointing="selective"),
+    Case("fsdp, compiled, own classes", "fsdp", own=True, compiled=True),
 ]
 
 FOUR = [

@@ -1,0 +1,83 @@
+"""docs/custom.md: the file that its code makes is trained with, used and exported."""
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dualpath_cli.classes import FOUND
+from dualpath_cli.cli import main
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.export.hf.own_classes import own_files
+from dualpath_cli.flops import count
+from dualpath_cli.intervention import Intervention
+from dualpath_cli.model import DualPathLM
+from tests.conftest import OutputOf
+from tests.tiny_run import Fit, tables, weights
+
+PAGE = Path(__file__).parents[1] / "docs" / "custom.md"
+OWN = {"gate": "my_gates.TemperedGate", "combination": "my_gates.SoftmaxOverSteps"}
+
+
+@pytest.fixture(autouse=True)
+def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    (tmp_path / "my_gates.py").write_text("\n\n".join(blocks))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    importlib.invalidate_caches()
+    yield
+    sys.modules.pop("my_gates", None)
+    for path in OWN.values():
+        FOUND.pop(path, None)
+
+
+def test_a_model_is_trained_with_it_and_both_classes_learn(
+    fit: Fit, output_of: OutputOf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fit(model=OWN, optim={"lr": 0.05})
+    losses = [float(row["loss"]) for row in tables(run)["metrics.csv"]]
+    assert losses[-1] < losses[0]
+    learned = weights(run)
+    for layer in (0, 1):
+        for name in ("gate.proj.weight", "gate.log_temperature", "deep.router.slope"):
+            assert learned[f"model.blocks.{layer}.{name}"].abs().max() > 0
+    said = json.loads(output_of("flops", "--config", run / "recipe.yaml", "--format", "json"))
+    assert said["params"] == sum(value.numel() for value in learned.values())
+    assert said["flops_per_token_per_layer"]["gate"] == 4 * 16
+    assert said["flops_per_token_per_layer"]["router"] == 2 * 16 * 2
+    by_change = ["--exit-on", "change", "--exit-below", 0.5]
+    for words in (["--loops", 3], by_change, ["--skip-below", 0.4]):
+        assert output_of("generate", "--ckpt_path", run, "--prompt", "hello", *words)
+    by_mass = ["--prompt", "hello", "--exit-below", "0.5"]
+    assert main(["generate", "--ckpt_path", str(run), *by_mass]) == 2
+    assert "SoftmaxOverSteps has no step_probability" in capsys.readouterr().err
+
+
+def test_its_steps_are_weighed_by_a_softmax() -> None:
+    config = ModelConfig(
+        vocab_size=9, n_layers=1, d_model=8, n_heads=2, n_kv_heads=2, d_ffn=8, d_ffn_wide=8,
+        loops=3, **OWN,
+    )  # fmt: skip
+    router = DualPathLM(config, seed=0).blocks[0].deep.router
+    with torch.no_grad():
+        router.slope.fill_(2.0)
+        states = torch.randn(3, 2, 5, 8).unbind()
+        found = torch.cat(router(states, [0.0, 0.5, 1.0]), dim=-1)
+        scores = [router.score.weight[0] @ h[1, 4] + 2 * i for h, i in zip(states, (0, 0.5, 1))]  # noqa: B905
+        expected = torch.stack(scores).exp()
+    torch.testing.assert_close(found[1, 4], expected / expected.sum())
+    assert count.layer_flops(config, "dual").router == 2 * 8 * 3
+    assert "step_probability" in str(Intervention(halting=0.1).problem(config))
+
+
+def test_a_folder_for_transformers_can_hold_it() -> None:
+    config = ModelConfig(d_ffn=8, d_ffn_wide=8, **OWN)
+    (text,) = own_files(config).values()
+    assert "from .configuration_dualpath import ModelConfig" in text
