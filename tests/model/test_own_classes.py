@@ -192,7 +192,7 @@ class TestParameters:
     def test_the_optimizer_groups_them_so(self):
         config = small(gate=f"{HERE}.MlpGate")
         model = DualPathLM(config)
-        optimizer = build_optimizer(model.named_parameters(), OptimSettings(), config)
+        optimizer = build_optimizer(model.named_parameters(), OptimSettings(), 9, config)
         groups = {
             group["name"]: {id(p) for p in group["params"]} for group in optimizer.param_groups
         }
