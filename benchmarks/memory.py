@@ -149,7 +149,7 @@ def training_step(
     with torch.device(device):
         model = build_model(config, 0, execution.compiled, execution.checkpointing)
         tokens_BT = torch.randint(config.vocab_size, (sequences, config.max_seq_len + 1))
-    optimizer = build_optimizer(model.named_parameters(), OptimSettings())
+    optimizer = build_optimizer(model.named_parameters(), OptimSettings(), total_steps=1)
 
     def step() -> None:
         with autocast(execution, device):

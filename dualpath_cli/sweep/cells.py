@@ -20,6 +20,7 @@ from typing import Any
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
+from dualpath_cli.flops.count import gate_flops
 from dualpath_cli.flops.widths import TOLERANCE, Match, Target, Widths, largest_width, solve_widths
 from dualpath_cli.sizes import format_size
 
@@ -51,6 +52,8 @@ class Cell:
     """FLOPs per token and layer as they were matched, over what was to be matched."""
     layers_times: int = 1
     """Times the backbone's layers that it has, each with a part of the budget."""
+    gate_flops: int = 0
+    """Of the recipe's gate, which are taken off a dual block's budget."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ class _Kind:
             alpha = round(100 * (deep - gate) / (deep + wide - 2 * gate), 1)
         return Cell(
             self.name, self.family, target.budget * self.layers_times, (target.match,), alpha,
-            model, float(self.spent(multiple)), self.layers_times,
+            model, float(self.spent(multiple)), self.layers_times, target.off_the_top,
         )  # fmt: skip
 
 
@@ -191,7 +194,7 @@ def _all_kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> Iterator[_
         base = Target(
             budget, match=match, reference_loops=max(wanted.loops), d_model=backbone.d_model,
             n_heads=backbone.n_heads, n_kv_heads=backbone.n_kv_heads,
-            seq_len=backbone.max_seq_len,
+            seq_len=backbone.max_seq_len, gate_flops=gate_flops(backbone),
         )  # fmt: skip
         wide = replace(base, block="wide", loops=1)
         if "wide" in wanted.controls:

@@ -11,6 +11,7 @@ from rich.console import Console
 from dualpath_cli.command import launch
 from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.errors import Stopped, UserError
+from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.csv_text import format_csv
@@ -135,6 +136,13 @@ def _show_plan(
     rows = plan.costs(runs, speed)
     write_text(wanted.out / "plan.csv", format_csv(plan.records(rows)))
     print_table(console, plan.plan_table(rows, wanted.jobs))
+    for row in rows:
+        if row.gate_excess > TOLERANCE:
+            console.print(
+                f"note: the gate of {row.configuration} takes {row.gate_excess:.4f} of the budget "
+                "more than the recipe's, which widths are solved for; a sweep of its own would "
+                "leave it room", highlight=False, soft_wrap=True,
+            )  # fmt: skip
     if trials:
         tried = sorted({trial.settings.optim.lr for trial in trials})
         hours = sum(row.hours or 0 for row in plan.costs(trials, speed)) / wanted.jobs

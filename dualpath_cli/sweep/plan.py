@@ -32,6 +32,8 @@ class Cost:
     total_flops: float
     spent: float
     """Matched FLOPs over what was to be matched."""
+    gate_excess: float
+    """FLOPs of its gate beyond those that widths were solved for, over the budget."""
     tokens: int
     training_flops: float
     """Of the run; of a branch those of its cool-down."""
@@ -67,7 +69,9 @@ def _cost(run: Run, seeds: int, wides: Mapping[int, int], speeds: Mapping[str, f
         1 if cell.model["block"] == "wide" else model.loops, parameters,
         count.parameters_non_embedding(model),
         parameters / wides[cell.budget] if cell.budget in wides else None,
-        layer["linear_total"] * times, layer["total"] * times, cell.spent, tokens, flops, seeds,
+        layer["linear_total"] * times, layer["total"] * times, cell.spent,
+        (count.gate_flops(model) - cell.gate_flops) / cell.budget if cell.family == "dual" else 0.0,
+        tokens, flops, seeds,
         None if speed is None else flops / speed / 3600,
     )  # fmt: skip
 

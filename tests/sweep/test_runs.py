@@ -146,3 +146,15 @@ def test_under_wsd_shorter_runs_branch_from_the_longest(tmp_path: Path) -> None:
     costs = {row.tokens: row.training_flops for row in plan.costs([long, *short], {})}
     assert costs[320] / costs[640] == pytest.approx(1 / 10), "a step of five, beside ten"
     assert not any(found.trunk for found in found_for(request)), "not under a cosine"
+
+
+def test_a_gate_of_ones_own_is_solved_for_and_its_excess_named(tmp_path: Path) -> None:
+    own = "tests.own_classes.MlpGate"
+    row = costs_of(tmp_path, "--controls", "none", model={"gate": own})["a50_k2"]
+    assert row.gate_excess == 0, "widths leave it room"
+    assert row.linear_flops == pytest.approx(100_000, rel=0.01)
+    rows = costs_of(tmp_path, "--controls", "none", "--set", f"model.gate=two_gates,{own}")
+    plain, other = rows["a50_k2-gate_two_gates"], rows[f"a50_k2-gate_{own}"]
+    assert plain.gate_excess == 0
+    assert other.gate_excess == (2 * 5 * (32 + 2) - 4 * 32) / 100_000
+    assert other.linear_flops - plain.linear_flops == 2 * 5 * (32 + 2) - 4 * 32
