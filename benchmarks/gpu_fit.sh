@@ -142,7 +142,7 @@ step generate 300 $dualpath generate --ckpt_path "$work/runs/gpu/single" --promp
 # Small runs one after another, then four at once on the same device: what sharing it buys.
 cat >"$work/shared.yaml" <<EOF
 trainer: {accelerator: $([[ $rehearse ]] && echo cpu || echo auto), precision: bf16-mixed}
-run: {compile: true, max_tokens: $([[ $rehearse ]] && echo 20480 || echo 2048000), tensorboard: false}
+run: {compile: $([[ $rehearse ]] && echo false || echo true), max_tokens: $([[ $rehearse ]] && echo 20480 || echo 2048000), tensorboard: false}
 data: {path: "$data", max_epochs: null, val: {facts: "$texts/facts.jsonl",
        arithmetic: "$texts/arithmetic.jsonl", prose: "$texts/prose.jsonl"}}
 model: {vocab_size: $([[ $rehearse ]] && echo 2048 || echo 50304)}

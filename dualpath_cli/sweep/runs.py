@@ -10,7 +10,9 @@ OUT/
     speed.csv        tokens/s that were measured for the plan
 """
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -20,6 +22,7 @@ from typing import Any
 import yaml
 
 from dualpath_cli import recipes, run_folder
+from dualpath_cli.errors import UserError
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.recipes import Recipe
@@ -69,6 +72,9 @@ def configurations(
 
     `branches`: those that differ in `run.max_tokens` alone are branches of the longest, which
     comes before them.
+
+    Raises:
+        UserError: for two of the same name.
     """
     if branches and LENGTH in varied:
         lengths = sorted(varied[LENGTH], key=lambda text: -parse_size(str(text), LENGTH))
@@ -83,6 +89,9 @@ def configurations(
             )
             trunk = _name(cell, longest) if longest else None
             found.append(Configuration(_name(cell, settings), cell, settings, trunk))
+    for name, times in Counter(configuration.name for configuration in found).items():
+        if times > 1:
+            raise UserError(f"--set gives {times} configurations the name '{name}'; leave some out")
     return found
 
 
@@ -98,8 +107,10 @@ def _matters(key: str, cell: Cell) -> bool:
 
 def _word(key: str, value: Any) -> str:
     """A setting as part of a name: `gate_convex`, `decay_matrices+norms`."""
-    text = "+".join(map(str, value)) if isinstance(value, list) else str(value).lower()
-    return f"{key.rpartition('.')[2]}_" + re.sub(r"[^\w.+-]", "_", text or "none")
+    text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
+    if value is None or isinstance(value, bool):
+        text = json.dumps(value)  # as a recipe has it
+    return f"{key.rpartition('.')[2]}_" + re.sub(r"[^\w.+-]", "_", text)
 
 
 @dataclass(frozen=True, eq=False)

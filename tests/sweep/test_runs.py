@@ -46,6 +46,14 @@ def test_settings_multiply_where_they_make_a_difference(tmp_path: Path) -> None:
     ]
 
 
+def test_values_that_would_have_one_name_are_refused(tmp_path: Path) -> None:
+    words = ["--set", "run.wandb=a b,a_b", "--controls", "none"]
+    with pytest.raises(UserError, match="2 configurations the name 'a50_k2-wandb_a_b'"):
+        found_for(asked(tmp_path, *words))
+    (found,) = found_for(asked(tmp_path, "--set", "run.compile=false", "--controls", "none"))
+    assert found.name == "a50_k2-compile_false"
+
+
 def test_each_recipe_stands_alone(tmp_path: Path) -> None:
     runs = runs_for(asked(tmp_path, "--set", "model.gain_init=-7,-2"))
     write_recipes(runs)
