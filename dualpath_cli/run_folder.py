@@ -166,6 +166,15 @@ def read_recipe(folder: Path) -> Recipe:
     return recipe
 
 
+def decisive_part(recipe: Recipe) -> Recipe:
+    """What of a resolved recipe decides numbers: no places, no ways of running, no trainer."""
+    return {
+        section: {k: v for k, v in recipe[section].items() if k not in _FREE_KEYS.get(section, ())}
+        if isinstance(recipe[section], dict) else recipe[section]
+        for section in _NUMBERS
+    }  # fmt: skip
+
+
 def check_same_recipe(
     folder: Path,
     recipe: Recipe,

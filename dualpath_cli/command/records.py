@@ -135,6 +135,17 @@ _RECORDS = (
         add_arguments="dualpath_cli.evaluation.options:add_arguments",
     ),
     Command(
+        "compare",
+        "Set runs side by side: tables with tests over seeds, figures, a page.",
+        "RUN [RUN ...] | FOLDER | --paper [--baseline NAME] [--out DIR]",
+        needs="nothing",
+        run="dualpath_cli.compare.command:run",
+        description="Reads finished runs, sorts them into configurations that differ in more than "
+        "their seed, and compares those of one budget: bits per byte with paired tests over seeds, "
+        "parameters, FLOPs, time. It reads files only.",
+        add_arguments="dualpath_cli.compare.options:add_arguments",
+    ),
+    Command(
         "generate",
         "Let a trained model write, with fewer loops and caches where that is wanted.",
         "--ckpt_path RUN [--prompt TEXT ... | --file FILE] [--out FILE] [options]",

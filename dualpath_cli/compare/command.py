@@ -1,0 +1,107 @@
+"""`dualpath compare`: runs are read and grouped, then shown and written in every form."""
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dualpath_cli.compare import paper
+from dualpath_cli.compare.configurations import Group, groups_of
+from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, is_run, read_run
+from dualpath_cli.errors import UserError
+from dualpath_cli.output.atomic import write_text
+from dualpath_cli.output.csv_text import format_csv
+from dualpath_cli.ranges import check_path
+
+FOLDER = "comparison"
+"""In a folder of runs."""
+
+
+def run(options: Namespace) -> str:
+    """Compares, and returns where that is written, as text.
+
+    Raises:
+        UserError: for the first mistake, before anything slow is imported.
+    """
+    if not options.runs and not options.paper:
+        raise UserError("compare needs a RUN, a folder of runs, or --paper")
+    if options.baseline and not options.runs:
+        raise UserError("--baseline is one of RUN's configurations; give a RUN as well")
+    runs, left_out = _read(options.runs)
+    out = _out(options)
+    groups = groups_of(runs, options.baseline) + (paper.groups() if options.paper else [])
+    return "\n".join(map(str, _answer(groups, left_out, out)))
+
+
+def _read(paths: Sequence[str]) -> tuple[list[TrainedRun], list[str]]:
+    """The finished runs, and a line for each of the others."""
+    runs, left_out = [], []
+    for folder in find_folders(paths):
+        run = read_run(folder)
+        if isinstance(run, str):
+            left_out.append(f"{folder}: left out, unfinished at {run}")
+        else:
+            runs.append(run)
+    if paths and not runs:
+        raise UserError(f"no run has finished: {left_out[0]}; let fit end one first")
+    check_same_data(runs)
+    return runs, left_out
+
+
+def _out(options: Namespace) -> Path:
+    if options.out is not None:
+        try:
+            check_path("--out", options.out)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        out = Path(options.out)
+    elif len(options.runs) == 1 and not is_run(Path(options.runs[0])):
+        out = Path(options.runs[0]) / FOLDER
+    else:
+        raise UserError("compare needs --out DIR, a folder for tables and figures")
+    existing = next(path for path in (out, *out.parents) if path.exists())
+    if not existing.is_dir():
+        raise UserError(f"--out '{out}': '{existing}' is a file; give a folder")
+    return out
+
+
+def _answer(groups: Sequence[Group], left_out: Sequence[str], out: Path) -> list[Path]:
+    from dualpath_cli.compare import figures, page, sheet, writing
+    from dualpath_cli.compare.differences import differences_of
+    from dualpath_cli.output.console import plain_console
+    from dualpath_cli.study.tables import print_table
+
+    console = plain_console()
+    for line in left_out:
+        console.print(line, highlight=False, soft_wrap=True)
+    rows = differences_of(groups)
+    made = sum(row.p == row.p for row in rows)
+    by_group = [[row for row in rows if row.group == group.name] for group in groups]
+    for group, of_one in zip(groups, by_group, strict=True):
+        print_table(console, writing.screen(sheet.main_sheet(group, errors=False)))
+        if of_one:
+            short = [row for row in of_one if row.measure == group.measures[0]]
+            print_table(console, writing.screen(sheet.test_sheet(short, made)))
+    main = [sheet.main_sheet(group) for group in groups]
+    tests = [sheet.test_sheet(of_one, made) for of_one in by_group if of_one]
+    texts = {"table.csv": format_csv(*sheet.main_records(groups))}
+    for name, sheets in (("table", main), ("tests", tests)):
+        texts |= {f"{name}.md": _joined(writing.markdown, sheets)}
+        texts |= {f"{name}.tex": _joined(writing.latex, sheets)}
+    texts["tests.csv"] = format_csv(sheet.test_records(rows)) if rows else ""
+    runs = sheet.run_records(groups)
+    texts["runs.csv"] = format_csv(runs) if runs else ""
+    written = []
+    for name, text in texts.items():
+        if text:
+            write_text(out / name, text)
+            written.append(out / name)
+        else:  # of an earlier comparison
+            (out / name).unlink(missing_ok=True)
+    written += figures.draw(out, groups)
+    facts = [("runs", f"{len(runs):,}"), *(("left out", line) for line in left_out)]
+    written.append(page.write(out / "index.html", facts, [*main, *tests]))
+    return written
+
+
+def _joined(draw: Callable[..., str], sheets: Sequence[object]) -> str:
+    return "\n".join(map(draw, sheets))

@@ -1,0 +1,117 @@
+"""Every configuration against the baseline of its group: intervals, tests, words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import Any
+
+import numpy as np
+
+from dualpath_cli.compare.blocks import (
+    BLOCKS,
+    PAIRS,
+    Blocks,
+    block_spread,
+    find_blocks,
+    paired_spread,
+)
+from dualpath_cli.compare.configurations import Configuration, Group
+from dualpath_cli.study.levels import LEVEL, holm
+
+UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Bits per byte of a configuration less those of the baseline, over the seeds of both."""
+
+    group: str
+    measure: str
+    configuration: str
+    baseline: str
+    seeds: int
+    """That both have."""
+    difference: float
+    """Mean over them; below zero the configuration is better."""
+    low: float
+    high: float
+    """Ends of the 95 % interval; nan without a test."""
+    test: str
+    """Which one: `randomised blocks`, `paired t`, or why there is none."""
+    configurations: int
+    """Whose runs the standard error comes from."""
+    df: int
+    """Degrees of freedom of that."""
+    detectable: float
+    """The smallest true difference that this test finds at 5 % with a probability of 80 %."""
+    p: float
+    p_holm: float
+    """Corrected for all tests of all groups."""
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if self.p != self.p:
+            return self.test
+        if self.low <= 0 <= self.high:
+            return UNDECIDED
+        word = "better" if self.difference < 0 else "worse"
+        return word if self.p_holm < LEVEL else f"{word}, alone; {UNDECIDED} among all"
+
+
+def differences_of(groups: Sequence[Group]) -> list[Difference]:
+    """All tests of all groups, corrected together."""
+    rows = [row for group in groups for row in _of_group(group)]
+    corrected = holm([row["p"] for row in rows])
+    return [Difference(**row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
+
+
+def _of_group(group: Group) -> list[dict[str, Any]]:
+    baseline = group.baseline
+    if baseline is None:
+        return []
+    others = [c for c in group.configurations if c is not baseline]
+    blocks = find_blocks(
+        {c.name: c.scores[group.measures[0]] for c in group.configurations}, baseline.name
+    )
+    return [
+        _difference(group, measure, other, baseline, blocks)
+        for measure in group.measures
+        for other in others
+    ]
+
+
+def _difference(
+    group: Group, measure: str, other: Configuration, baseline: Configuration, blocks: Blocks | None
+) -> dict[str, Any]:
+    scores = {c.name: c.scores[measure] for c in group.configurations}
+    in_blocks = blocks is not None and other.name in blocks.names
+    seeds = (
+        blocks.seeds
+        if blocks is not None and in_blocks
+        else sorted(scores[other.name].keys() & scores[baseline.name].keys())
+    )
+    gaps = [scores[other.name][seed] - scores[baseline.name][seed] for seed in seeds]
+    mean = float(np.mean(gaps)) if gaps else nan
+    row: dict[str, Any] = {
+        "group": group.name, "measure": measure, "configuration": other.name,
+        "baseline": baseline.name, "seeds": len(seeds), "difference": mean,
+    }  # fmt: skip
+    if len(seeds) < 2:
+        why = "one seed, no test" if seeds else "no seed in common, no test"
+        none = dict.fromkeys(("low", "high", "detectable", "p"), nan)
+        return row | none | {"test": why, "configurations": 0, "df": 0}
+    if blocks is not None and in_blocks:
+        table = [[scores[name][seed] for seed in blocks.seeds] for name in blocks.names]
+        test, count, spread = BLOCKS, len(blocks.names), block_spread(table)
+    else:
+        test, count, spread = PAIRS, 2, paired_spread(gaps)
+    return row | {
+        "low": mean - spread.reach,
+        "high": mean + spread.reach,
+        "test": test,
+        "configurations": count,
+        "df": spread.df,
+        "detectable": spread.detectable,
+        "p": spread.p(mean),
+    }

@@ -1,0 +1,20 @@
+"""The words of `dualpath compare`."""
+
+from typing import Any
+
+
+def add_arguments(parser: Any) -> None:
+    """Adds the options to an argparse parser."""
+    text = "Run folders, or a folder of runs: of `dualpath sweep`, or DIR/RECIPE/NAME as fit has it."
+    parser.add_argument("runs", metavar="RUN", nargs="*", help=text)
+    text = "Folder for tables, figures and the page; by default `comparison` in the folder of runs."
+    parser.add_argument("--out", metavar="DIR", help=text)
+    text = (
+        "Configuration that the others are tested against; by default the PureWide of each budget."
+    )
+    parser.add_argument("--baseline", metavar="NAME", help=text)
+    text = (
+        "Show the paper's own 26 configurations in the same tables and figures, as single runs; "
+        "needs no RUN."
+    )
+    parser.add_argument("--paper", action="store_true", help=text)

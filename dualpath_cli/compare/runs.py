@@ -1,0 +1,175 @@
+"""Run folders, read: which model, which seed, what it scored at its end, how fast it was."""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli.run_folder import RECIPE, TOKENIZER, decisive_part, facts_now, read_recipe
+from dualpath_cli.settings import Settings, settings_from
+
+AGGREGATE = "aggregate"
+"""The mean of a run's validation sets."""
+LAYOUTS = ("runs/*/*", "*/*")
+"""Where runs lie in a folder of them: in that of a sweep, in fit's own."""
+MOST_POINTS = 200
+"""Of a curve; more rows are averaged in turn."""
+
+Point = tuple[float, float, float]
+"""Training tokens, loss in nats a token, hours."""
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run that has reached its last step."""
+
+    folder: Path
+    settings: Settings
+    identity: str
+    """JSON of what decides its numbers, but for the seed."""
+    scores: dict[str, float]
+    """Bits per byte after the last step, by validation set, and their mean as `aggregate`."""
+    tokens_per_second: float
+    """Median over the rows of metrics.csv."""
+    curve: tuple[Point, ...]
+    data: dict[str, str]
+    """What a run must have in common with others: what it read, by what that is called."""
+
+    @property
+    def seed(self) -> int:
+        """Of weights and data order."""
+        return self.settings.seed_everything
+
+
+def find_folders(paths: Sequence[str]) -> list[Path]:
+    """The run folders that some paths mean, each once, in their order.
+
+    Raises:
+        UserError: for a path without any.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        folders = [path] if is_run(path) else _below(path)
+        if not folders:
+            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            hint = "" if path.exists() else did_you_mean(path.name, siblings)
+            raise UserError(
+                f"no run at '{path}'{hint or f'; a run folder holds {RECIPE}, a folder of runs '}"
+                f"{'' if hint else 'RECIPE/NAME or runs/RECIPE/NAME'}"
+            )
+        found += folders
+    return list({folder.resolve(): folder for folder in found}.values())
+
+
+def is_run(path: Path) -> bool:
+    """Whether a path is a run folder itself."""
+    return (path / RECIPE).is_file()
+
+
+def _below(path: Path) -> list[Path]:
+    for layout in LAYOUTS:
+        if recipes := sorted(path.glob(f"{layout}/{RECIPE}")):
+            return [recipe.parent for recipe in recipes]
+    return []
+
+
+def read_run(folder: Path) -> TrainedRun | str:
+    """Reads a run folder; of a run that is not at its end returns how far it is, in words.
+
+    Raises:
+        UserError: for a recipe or a table that cannot be read, and a run without validation sets.
+    """
+    try:
+        settings = settings_from(read_recipe(folder))
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
+    sets = list(settings.data.val)
+    if not sets:
+        raise UserError(f"run '{folder}' has no validation set to compare; leave it out")
+    last = settings.run.max_tokens // settings.run.batch_tokens
+    rows = read_csv(folder / "metrics.csv")
+    final = {
+        row.get("set", ""): row
+        for row in read_csv(folder / "validation.csv")
+        if row.get("step") == str(last)
+    }
+    if not rows or not final.keys() >= set(sets):
+        step = rows[-1].get("step", "0") if rows else "0"
+        return f"step {int(step) if step.isdecimal() else 0:,} of {last:,}"
+    scores = {name: _number(folder / "validation.csv", final[name], "bits_per_byte")
+              for name in sets}  # fmt: skip
+    metrics = folder / "metrics.csv"
+    return TrainedRun(
+        folder=folder,
+        settings=settings,
+        identity=_identity(settings),
+        scores={AGGREGATE: fmean(scores.values()), **scores},
+        tokens_per_second=median(_number(metrics, row, "tokens_per_second") for row in rows),
+        curve=_curve(metrics, rows),
+        data=_data(folder, settings),
+    )
+
+
+def _number(path: Path, row: dict[str, str], column: str) -> float:
+    try:
+        value = float(row[column])
+    except (KeyError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(
+            f"{path} step {row.get('step')}: {column} is '{row.get(column, ''):.40}', no finite "
+            "number; mend it, or leave the run out"
+        )
+    return value
+
+
+def _curve(path: Path, rows: Sequence[dict[str, str]]) -> tuple[Point, ...]:
+    """Loss over tokens and hours, at most MOST_POINTS means over as many rows each."""
+    points = [tuple(_number(path, row, name) for name in ("tokens", "loss", "seconds"))
+              for row in rows]  # fmt: skip
+    size = -(-len(points) // MOST_POINTS)
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    return tuple((p[-1][0], fmean(loss for _, loss, _ in p), p[-1][2] / 3600) for p in parts)
+
+
+def _identity(settings: Settings) -> str:
+    part = decisive_part(settings.as_recipe())
+    del part["seed_everything"]
+    del part["run"]["recipe"]  # a name
+    return json.dumps([part, settings.trainer.precision], sort_keys=True)
+
+
+def _data(folder: Path, settings: Settings) -> dict[str, str]:
+    """What was read: of validation texts, whose bytes no run folder keeps, names and amounts."""
+    val = settings.data.val
+    facts: dict[str, Any] = facts_now(folder)
+    tokenizer = folder / TOKENIZER
+    return {
+        "validation sets": ", ".join(f"{name}={Path(val[name]).name}" for name in sorted(val)),
+        "data.val_tokens": str(settings.data.val_tokens),
+        "data.val_seed": str(settings.data.val_seed),
+        "training data": str(facts.get("data_fingerprint"))[:12],
+        "tokenizer": hashlib.sha256(tokenizer.read_bytes()).hexdigest()[:12]
+        if tokenizer.is_file() else "None",
+    }  # fmt: skip
+
+
+def check_same_data(runs: Sequence[TrainedRun]) -> None:
+    """Refuses runs that read other data than the first one.
+
+    Raises:
+        UserError: naming both, and what differs.
+    """
+    for run in runs[1:]:
+        for name, value in run.data.items():
+            if value != runs[0].data[name]:
+                raise UserError(
+                    f"{runs[0].folder} and {run.folder} cannot be compared: {name} "
+                    f"{runs[0].data[name]} there, {value} here; leave one of them out"
+                )
