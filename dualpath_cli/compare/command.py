@@ -99,7 +99,7 @@ def _answer(groups: Sequence[Group], left_out: Sequence[str], out: Path) -> list
             (out / name).unlink(missing_ok=True)
     written += figures.draw(out, groups)
     facts = [("runs", f"{len(runs):,}"), *(("left out", line) for line in left_out)]
-    written.append(page.write(out / "index.html", facts, [*main, *tests]))
+    written.append(page.write(out / "index.html", facts, main, tests))
     return written
 
 

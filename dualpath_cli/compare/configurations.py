@@ -116,8 +116,7 @@ def _group(budget: int, tokens: int, runs: Sequence[TrainedRun]) -> Group:
     parts = [tuple(of_one[seed] for seed in sorted(of_one)) for of_one in by_identity.values()]
     fewest = min(run.settings.model.n_layers for run in runs)
     configurations = [
-        _configuration(name, part, fewest)
-        for name, part in zip(_names(parts), parts, strict=True)
+        _configuration(name, part, fewest) for name, part in zip(_names(parts), parts, strict=True)
     ]
     wides = [c for c in configurations if c.family == "wide"]
     named = [c for c in wides if c.name == WIDE] or wides

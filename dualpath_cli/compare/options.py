@@ -5,7 +5,9 @@ from typing import Any
 
 def add_arguments(parser: Any) -> None:
     """Adds the options to an argparse parser."""
-    text = "Run folders, or a folder of runs: of `dualpath sweep`, or DIR/RECIPE/NAME as fit has it."
+    text = (
+        "Run folders, or a folder of runs: of `dualpath sweep`, or DIR/RECIPE/NAME as fit has it."
+    )
     parser.add_argument("runs", metavar="RUN", nargs="*", help=text)
     text = "Folder for tables, figures and the page; by default `comparison` in the folder of runs."
     parser.add_argument("--out", metavar="DIR", help=text)

@@ -15,11 +15,15 @@ FIGURES = {
 }
 
 
-def write(path: Path, facts: Sequence[tuple[str, str]], sheets: Sequence[Sheet]) -> Path:
+def write(
+    path: Path,
+    facts: Sequence[tuple[str, str]],
+    main: Sequence[Sheet],
+    tests: Sequence[Sheet],
+) -> Path:
     """Writes the page, with the figures that lie beside it; returns its path."""
     here = Path(__file__).parent
     terms = "\n".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts)
-    tables = "\n".join(map(_table, sheets))
     figures = "\n".join(
         _figure(path.with_name(f"{name}.png"), words)
         for name, words in FIGURES.items()
@@ -40,13 +44,18 @@ def write(path: Path, facts: Sequence[tuple[str, str]], sheets: Sequence[Sheet])
 <dl>
 {terms}
 </dl>
+{_tables(main)}
 {figures}
-{tables}
+{_tables(tests)}
 </main>
 <script type="module">{script}</script>
 </html>
 """)  # fmt: skip
     return path
+
+
+def _tables(sheets: Sequence[Sheet]) -> str:
+    return "\n".join(map(_table, sheets))
 
 
 def _table(sheet: Sheet) -> str:

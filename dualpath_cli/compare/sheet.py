@@ -47,7 +47,7 @@ class Sheet:
 
 def main_sheet(group: Group, errors: bool = True) -> Sheet:
     """A row a configuration; without `errors` the standard error of the aggregate alone."""
-    best = {measure: _best(group, measure) for measure in group.measures}
+    best, wide = {measure: _best(group, measure) for measure in group.measures}, group.wide
     rows = []
     for c in group.configurations:
         cells = [
@@ -56,7 +56,7 @@ def main_sheet(group: Group, errors: bool = True) -> Sheet:
             _number(c.alpha, ".0f"),
             _number(c.loops, "d"),
             _number(c.parameters, "", count(c.parameters)),
-            _ratio(c.parameters, group.wide and group.wide.parameters),
+            _ratio(c.parameters, wide.parameters if wide else None),
             _number(c.flops_linear, "", count(c.flops_linear)),
             _number(c.flops_total, "", count(c.flops_total)),
             _number(len(c.seeds), "d"),
@@ -67,14 +67,15 @@ def main_sheet(group: Group, errors: bool = True) -> Sheet:
             if error is not None and (errors or n == 0):
                 text += f" ± {error:.4f}"
             cells.append(Cell(text, c.mean(measure), c is best[measure]))
-        cells.append(_number(1e6 * c.seconds_per_token, "#.3g"))
-        cells.append(_ratio(c.seconds_per_token, group.wide and group.wide.seconds_per_token))
+        micro = 1e6 * c.seconds_per_token
+        cells.append(_number(micro, ".0f" if micro >= 100 else ".2f"))
+        cells.append(_ratio(c.seconds_per_token, wide.seconds_per_token if wide else None))
         rows.append(tuple(cells))
     numbers = ("α %", "K", "params", "params/wide", "linear", "total", "seeds",
                *group.measures, "µs/token", "time/wide")  # fmt: skip
     caption = (
-        "bits per byte, the lowest of each column marked, and ± one standard error over seeds; "
-        "linear, total: FLOPs per token and layer; time measured, so that of the machine"
+        "bits per byte, the lowest of each column marked; ± one standard error over seeds, not that "
+        "of a difference; linear, total: FLOPs per token and layer; time as measured"
     )
     note = f"; {group.note}" if group.note else ""
     return Sheet(group.name, caption + note, ("configuration", "family"), numbers, tuple(rows))

@@ -10,11 +10,9 @@ from rich.table import Table
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.results import Result
 from dualpath_cli.study.bootstrap import Floats, interval, resampled_sums
-from dualpath_cli.study.significance import LEVEL, holm, p_value
+from dualpath_cli.study.levels import LEVEL, POWER, holm
+from dualpath_cli.study.significance import p_value
 from dualpath_cli.study.tables import interval_text, table_of, without_nan
-
-POWER = 0.8
-"""With which the smallest detectable difference is found."""
 
 
 @dataclass(frozen=True)

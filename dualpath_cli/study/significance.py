@@ -1,4 +1,4 @@
-"""Tests: of a number against a bound, of correlations, over runs; and how many were made."""
+"""Tests: of a number against a bound, of correlations, over runs."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,8 +7,6 @@ import numpy as np
 
 from dualpath_cli.study.bootstrap import LEAST_CLUSTERS, LEAST_KNOWN, Floats
 
-LEVEL = 0.05
-"""What a p-value that is corrected for the number of tests has to be below."""
 PERMUTATIONS = 9999
 """Of a permutation test; where there are fewer in all, all of them."""
 
@@ -55,20 +53,6 @@ def _correlation(other: Floats, one: Floats, axis: int) -> Floats:
     scale = np.sqrt((one**2).sum(axis) * (other**2).sum())
     rounded: Floats = np.round((one * other).sum(axis) / scale, 10)
     return rounded
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns p-values corrected for their number (Holm 1979); nan, no test, stays and counts not.
-
-    Rejecting all that are below 0.05 rejects a true hypothesis in one of twenty families.
-    """
-    order = sorted((n for n, p in enumerate(p_values) if p == p), key=lambda n: p_values[n])
-    corrected = [float("nan")] * len(p_values)
-    least = 0.0
-    for place, number in enumerate(order):
-        least = max(least, min(1.0, (len(order) - place) * p_values[number]))
-        corrected[number] = least
-    return corrected
 
 
 def signed_rank_p(differences_N: Sequence[float]) -> float:

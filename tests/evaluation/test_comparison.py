@@ -14,7 +14,7 @@ from dualpath_cli.evaluation.benchmarks import BENCHMARKS
 from dualpath_cli.evaluation.comparison import compare, mcnemar_p
 from dualpath_cli.evaluation.results import Result
 from dualpath_cli.evaluation.scoring import Sample, metrics_of
-from dualpath_cli.study.significance import holm
+from dualpath_cli.study.levels import holm
 
 
 def result(task: str, samples: list[Sample]) -> Result:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.study.bootstrap import RESAMPLES, resampled_sums
-from dualpath_cli.study.significance import holm, p_value, permutation_p, signed_rank_p
+from dualpath_cli.study.levels import holm
+from dualpath_cli.study.significance import p_value, permutation_p, signed_rank_p
 
 
 def test_a_true_bound_is_rejected_one_time_in_twenty():

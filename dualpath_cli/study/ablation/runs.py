@@ -12,7 +12,8 @@ from rich.console import Console
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import format_csv
-from dualpath_cli.study.significance import holm, signed_rank_p
+from dualpath_cli.study.levels import holm
+from dualpath_cli.study.significance import signed_rank_p
 from dualpath_cli.study.tables import table_of, without_nan
 
 

@@ -16,9 +16,10 @@ from scipy.stats import rankdata
 
 from dualpath_cli.study.bootstrap import Floats, correlation_interval, interval
 from dualpath_cli.study.classes import LEANINGS
+from dualpath_cli.study.levels import LEVEL, holm
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import CORNER
-from dualpath_cli.study.significance import LEVEL, holm, p_value, permutation_p
+from dualpath_cli.study.significance import p_value, permutation_p
 
 REASONING = "gsm8k"
 """The source that the paper calls a reasoning task; what it is compared with asks for knowledge."""

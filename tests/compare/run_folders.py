@@ -1,0 +1,105 @@
+"""Run folders as fit leaves them, with numbers that a test gives: nothing is trained."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from dualpath_cli.flops.widths import Target, solve_widths
+from dualpath_cli.output.csv_text import format_csv
+from dualpath_cli.recipes import merge
+from dualpath_cli.settings import settings_from
+
+BUDGET = 600_000
+BATCH, STEPS, LOG_EVERY = 4096, 40, 10
+SETS = {"novels": "texts/novels.jsonl", "peps": "texts/peps.jsonl"}
+CELLS: dict[str, dict[str, Any]] = {
+    "wide": {"block": "wide"},
+    **{f"loop_k{k}": {"block": "loop", "loops": k} for k in (2, 3, 4)},
+    **{f"a{a}_k{k}": {"block": "dual", "alpha": a, "loops": k}
+       for a in (25, 50, 75) for k in (2, 3, 4)},
+}  # fmt: skip
+"""Of a sweep, by name."""
+
+
+def model_of(block: str, loops: int = 1, alpha: int = 50, budget: int = BUDGET) -> dict[str, Any]:
+    """A recipe's section: a model of four layers whose blocks spend the budget."""
+    widths = solve_widths(
+        Target(budget, block, alpha, loops, d_model=64, n_heads=2, n_kv_heads=2, seq_len=256,
+               multiple_of=4)
+    )  # fmt: skip
+    return {
+        "vocab_size": 4096, "n_layers": 4, "d_model": 64, "n_heads": 2, "n_kv_heads": 2,
+        "max_seq_len": 256, "ffn_multiple_of": 4, "block": block, "loops": loops,
+        "d_ffn": widths.d_ffn, "d_ffn_wide": widths.d_ffn_wide,
+    }  # fmt: skip
+
+
+def write_run(
+    folder: Path,
+    model: Mapping[str, Any],
+    scores: Mapping[str, float],
+    *,
+    cell: str = "wide",
+    seed: int = 0,
+    speed: float = 4000.0,
+    steps: int = STEPS,
+    fingerprint: str = "f00d",
+    tokenizer: str = "{}",
+    **changes: Any,
+) -> Path:
+    """A run that has made `steps` of its 40 steps, with these scores at the last one."""
+    recipe = {
+        "seed_everything": seed,
+        "model": dict(model),
+        "run": {
+            "recipe": cell, "name": f"seed_{seed}", "budget": BUDGET, "batch_tokens": BATCH,
+            "max_tokens": STEPS * BATCH + 7, "log_every": LOG_EVERY, "save_every": LOG_EVERY,
+        },
+        "data": {"val": {name: SETS.get(name, f"texts/{name}.txt") for name in scores}},
+    }  # fmt: skip
+    recipe = settings_from(merge(recipe, changes)).as_recipe()
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (folder / "versions.json").write_text(f'{{"data_fingerprint": "{fingerprint}"}}')
+    (folder / "tokenizer.json").write_text(tokenizer)
+    mean = float(np.mean(list(scores.values())))
+    metrics = [
+        {"step": step, "tokens": step * BATCH, "loss": 8 * step**-0.3 + mean,
+         "tokens_per_second": speed, "seconds": step * BATCH / speed}
+        for step in range(LOG_EVERY, steps + 1, LOG_EVERY)
+    ]  # fmt: skip
+    (folder / "metrics.csv").write_text(format_csv(metrics, list(metrics[0]) if metrics else []))
+    validation = [
+        {"step": step, "tokens": step * BATCH, "set": name, "loss": 2 * score,
+         "bits_per_byte": score + (4.0 if step == 0 else 0.0)}
+        for step in {0, steps} for name, score in scores.items()
+    ]  # fmt: skip
+    (folder / "validation.csv").write_text(format_csv(validation))
+    return folder
+
+
+def write_sweep(
+    folder: Path,
+    cells: Iterable[str],
+    seeds: Iterable[int] = range(3),
+    *,
+    effects: Mapping[str, float] | None = None,
+    spread: float = 0.002,
+    draw: int = 0,
+) -> Path:
+    """A sweep of these cells: 2 + effect + that of the seed + noise on two validation sets."""
+    rng = np.random.default_rng(draw)
+    of_seed = {seed: rng.normal(0, 0.02) for seed in seeds}
+    (folder / "recipes").mkdir(parents=True)
+    for cell in cells:
+        model = model_of(**CELLS[cell])
+        effect = (effects or {}).get(cell, 0.0)
+        for seed, shift in of_seed.items():
+            mean = 2 + effect + shift
+            scores = {name: mean + n / 4 + rng.normal(0, spread) for n, name in enumerate(SETS)}
+            path = folder / "runs" / cell / f"seed_{seed}"
+            write_run(path, model, scores, cell=cell, seed=seed, speed=4000 / model["loops"] ** 0.2)
+    return folder
