@@ -15,7 +15,7 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from dualpath_cli.cli import main
 from tests.s3 import s3_bucket, s3_server
 
-pytest_plugins = ["tests.tiny_run", "tests.faulty_data"]
+pytest_plugins = ["tests.tiny_run", "tests.faulty_data", "tests.browser"]
 
 # Tiny models gain nothing from threads and lose 40 times on a busy machine.
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Paired tests over seeds: randomised blocks, or Student's t of the differences alone.
+"""Paired tests over seeds, by randomised blocks.
 
 The same seed has the same data order and shared initial weights in every configuration, so that a
 seed is a block. Where C configurations have all S seeds, with y_cs = m + a_c + b_s + e_cs, the
@@ -7,9 +7,9 @@ variance of e is estimated from all of them together,
     s^2 = sum_cs (y_cs - mean_c - mean_s + mean)^2 / ((C - 1) (S - 1)),
 
 and the difference of two configurations has the standard error s sqrt(2 / S) with (C - 1)(S - 1)
-degrees of freedom. It assumes that e varies equally in all configurations. The t of one pair's own
-differences assumes nothing of the others, but has only S - 1 degrees of freedom. With C = 2 both
-are the same.
+degrees of freedom. It assumes that e varies equally in all configurations. With C = 2 this is
+Student's t of the pair's own differences, which assumes nothing of others, but has only S - 1
+degrees of freedom.
 
 Shapes: C configurations, S seeds.
 """
@@ -21,8 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dualpath_cli.study.levels import LEVEL, POWER
-
-BLOCKS, PAIRS = "randomised blocks", "paired t"
 
 Scores = Mapping[str, Mapping[int, float]]
 """By configuration and seed."""
@@ -89,25 +87,18 @@ def find_blocks(scores: Scores, baseline: str) -> Blocks | None:
 
 
 def block_spread(values_CS: npt.ArrayLike) -> Spread:
-    """Returns the spread of the difference of any two rows of complete blocks, (C, S)."""
+    """Returns the spread of the difference of any two rows of complete blocks, (C, S).
+
+    The difference of two rows is that of their means.
+    """
     values = np.asarray(values_CS, np.float64)
     left = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
     df = (values.shape[0] - 1) * (values.shape[1] - 1)
-    variance = _unrounded((left**2).sum() / df, values)
-    return Spread(float(np.sqrt(2 * variance / values.shape[1])), df)
-
-
-def paired_spread(differences_S: npt.ArrayLike) -> Spread:
-    """Returns the spread of the mean of one pair's differences, (S,)."""
-    values = np.asarray(differences_S, np.float64)
-    variance = _unrounded(values.var(ddof=1), values)
-    return Spread(float(np.sqrt(variance / len(values))), len(values) - 1)
-
-
-def _unrounded(variance: float, values: npt.NDArray[np.float64]) -> float:
-    """Zero for a variance that is rounding alone: differences that are all the same."""
+    variance = (left**2).sum() / df
     rounding = 8 * np.finfo(np.float64).eps * np.abs(values).max()
-    return 0.0 if variance <= rounding**2 else float(variance)
+    if variance <= rounding**2:  # all differences are the same
+        variance = 0.0
+    return Spread(float(np.sqrt(2 * variance / values.shape[1])), df)
 
 
 def noncentrality(df: int) -> float:

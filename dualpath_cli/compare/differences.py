@@ -3,21 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
+from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-from dualpath_cli.compare.blocks import (
-    BLOCKS,
-    PAIRS,
-    Blocks,
-    block_spread,
-    find_blocks,
-    paired_spread,
-)
+from dualpath_cli.compare.blocks import Blocks, block_spread, find_blocks
 from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.study.levels import LEVEL, holm
 
+BLOCKS, PAIR = "randomised blocks", "paired t"
 UNDECIDED = "undecided"
 
 
@@ -84,33 +77,30 @@ def _of_group(group: Group) -> list[dict[str, Any]]:
 def _difference(
     group: Group, measure: str, other: Configuration, baseline: Configuration, blocks: Blocks | None
 ) -> dict[str, Any]:
-    scores = {c.name: c.scores[measure] for c in group.configurations}
-    in_blocks = blocks is not None and other.name in blocks.names
-    seeds = (
-        blocks.seeds
-        if blocks is not None and in_blocks
-        else sorted(scores[other.name].keys() & scores[baseline.name].keys())
-    )
-    gaps = [scores[other.name][seed] - scores[baseline.name][seed] for seed in seeds]
-    mean = float(np.mean(gaps)) if gaps else nan
+    if blocks is None or other.name not in blocks.names:  # then the pair is a block of its own
+        shared = other.scores[measure].keys() & baseline.scores[measure].keys()
+        blocks = Blocks((other.name, baseline.name), tuple(sorted(shared)))
+    values = {
+        c.name: [c.scores[measure][seed] for seed in blocks.seeds]
+        for c in group.configurations
+        if c.name in blocks.names
+    }
+    seeds = len(blocks.seeds)
+    mean = fmean(values[other.name]) - fmean(values[baseline.name]) if seeds else nan
     row: dict[str, Any] = {
         "group": group.name, "measure": measure, "configuration": other.name,
-        "baseline": baseline.name, "seeds": len(seeds), "difference": mean,
+        "baseline": baseline.name, "seeds": seeds, "difference": mean,
     }  # fmt: skip
-    if len(seeds) < 2:
+    if seeds < 2:
         why = "one seed, no test" if seeds else "no seed in common, no test"
         none = dict.fromkeys(("low", "high", "detectable", "p"), nan)
         return row | none | {"test": why, "configurations": 0, "df": 0}
-    if blocks is not None and in_blocks:
-        table = [[scores[name][seed] for seed in blocks.seeds] for name in blocks.names]
-        test, count, spread = BLOCKS, len(blocks.names), block_spread(table)
-    else:
-        test, count, spread = PAIRS, 2, paired_spread(gaps)
+    spread = block_spread(list(values.values()))
     return row | {
         "low": mean - spread.reach,
         "high": mean + spread.reach,
-        "test": test,
-        "configurations": count,
+        "test": BLOCKS if len(values) > 2 else PAIR,
+        "configurations": len(values),
         "df": spread.df,
         "detectable": spread.detectable,
         "p": spread.p(mean),

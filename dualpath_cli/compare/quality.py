@@ -92,7 +92,7 @@ def _name_lines(ax: Axes, group: Group) -> None:
         named.add(alpha)
         ax.annotate(
             text, (line[0].parameters, line[0].mean(group.quality)), xytext=place, ha=side,
-            textcoords="offset points", fontsize=8, color=COLORS["dual"],
+            textcoords="offset points", fontsize=8, color=COLORS["dual"], zorder=1,
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )  # fmt: skip
 

@@ -92,6 +92,10 @@ def read_run(folder: Path) -> TrainedRun | str:
     sets = list(settings.data.val)
     if not sets:
         raise UserError(f"run '{folder}' has no validation set to compare; leave it out")
+    if AGGREGATE in sets:
+        raise UserError(
+            f"run '{folder}' has a validation set '{AGGREGATE}', as their mean is called"
+        )
     last = settings.run.max_tokens // settings.run.batch_tokens
     rows = read_csv(folder / "metrics.csv")
     final = {

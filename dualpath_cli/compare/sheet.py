@@ -74,8 +74,8 @@ def main_sheet(group: Group, errors: bool = True) -> Sheet:
     numbers = ("α %", "K", "params", "params/wide", "linear", "total", "seeds",
                *group.measures, "µs/token", "time/wide")  # fmt: skip
     caption = (
-        "bits per byte, the lowest of each column marked; ± one standard error over seeds, not that "
-        "of a difference; linear, total: FLOPs per token and layer; time as measured"
+        "bits per byte, the lowest of each column marked; ± one standard error over seeds, not "
+        "that of a difference; linear, total: FLOPs per token and layer; time as measured"
     )
     note = f"; {group.note}" if group.note else ""
     return Sheet(group.name, caption + note, ("configuration", "family"), numbers, tuple(rows))

@@ -41,6 +41,7 @@ def write_run(
     folder: Path,
     model: Mapping[str, Any],
     scores: Mapping[str, float],
+    /,
     *,
     cell: str = "wide",
     seed: int = 0,

@@ -1,25 +1,11 @@
-"""A browser, and pages that are opened in it."""
+"""Pages that are opened in a browser."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from dualpath_cli.study.routing.page.page import write
 from tests.study.routing.pages import FIRST, LAYERS, OTHER, SECOND, VALUES, model
-
-
-@pytest.fixture(scope="session")
-def chromium():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("needs the program chromium")
-    with playwright.sync_playwright() as driver:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = driver.chromium.launch(executable_path=program, args=arguments)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

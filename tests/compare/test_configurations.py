@@ -1,0 +1,137 @@
+"""Runs sorted into configurations and groups, and what these say of their models."""
+
+from pathlib import Path
+
+import pytest
+
+from dualpath_cli.compare.configurations import Configuration, Group, groups_of
+from dualpath_cli.compare.runs import TrainedRun, read_run
+from dualpath_cli.errors import UserError
+from tests.compare.run_folders import BATCH, CELLS, STEPS, model_of, write_run, write_sweep
+
+SCORES = {"novels": 2.0, "peps": 2.5}
+
+
+def all_of(folder: Path) -> list[TrainedRun]:
+    runs = [read_run(path.parent) for path in sorted(folder.rglob("recipe.yaml"))]
+    assert all(isinstance(run, TrainedRun) for run in runs)
+    return runs
+
+
+def by_name(group: Group) -> dict[str, Configuration]:
+    return {c.name: c for c in group.configurations}
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Group:
+    folder = write_sweep(tmp_path_factory.mktemp("made") / "sweep", CELLS)
+    (group,) = groups_of(all_of(folder))
+    return group
+
+
+def test_a_configuration_is_all_runs_that_differ_in_their_seed_alone(sweep):
+    assert [c.name for c in sweep.configurations] == list(CELLS)
+    assert {c.seeds for c in sweep.configurations} == {(0, 1, 2)}
+    wide = by_name(sweep)["wide"]
+    values = [run.scores["novels"] for run in wide.runs]
+    assert wide.mean("novels") == pytest.approx(sum(values) / 3)
+    spread = sum((value - sum(values) / 3) ** 2 for value in values) / 2
+    assert wide.standard_error("novels") == pytest.approx((spread / 3) ** 0.5)
+
+
+def test_families_alpha_and_k_come_from_the_model(sweep):
+    for name, c in by_name(sweep).items():
+        cell = CELLS[name]
+        assert c.family == cell["block"]
+        assert c.loops == (None if name == "wide" else cell["loops"])
+        if c.family == "dual":
+            # Widths in steps of 4 leave the share within two points.
+            assert c.alpha == pytest.approx(cell["alpha"], abs=2)
+            assert c.flops_linear == pytest.approx(600_000, rel=0.02)
+        else:
+            assert c.alpha is None
+        assert c.flops_total > c.flops_linear
+
+
+def test_the_lines_of_the_figure_are_those_of_one_alpha(sweep):
+    lines: dict[str, set[str]] = {}
+    for name, c in by_name(sweep).items():
+        if c.family == "dual":
+            lines.setdefault(c.line, set()).add(name)
+    assert sorted(map(sorted, lines.values())) == [
+        [f"a{alpha}_k{k}" for k in (2, 3, 4)] for alpha in (25, 50, 75)
+    ]
+
+
+def test_a_deeper_wide_model_is_expanded_and_counts_all_its_layers(tmp_path):
+    shallow, deep = model_of("wide"), model_of("wide", budget=300_000) | {"n_layers": 8}
+    write_run(tmp_path / "a", shallow, SCORES)
+    write_run(tmp_path / "b", deep, SCORES, cell="expanded_k2")
+    (group,) = groups_of(all_of(tmp_path))
+    wide, expanded = group.configurations
+    assert (wide.family, expanded.family, expanded.layers) == ("wide", "expanded", 8)
+    assert expanded.flops_linear == pytest.approx(wide.flops_linear, rel=0.02)
+    assert group.baseline is wide
+
+
+def test_budgets_and_amounts_of_training_are_groups(tmp_path):
+    models = {budget: model_of("wide", budget=budget) for budget in (300_000, 600_000)}
+    for budget, model in models.items():
+        write_run(tmp_path / f"{budget}", model, SCORES, run={"budget": budget})
+    short = {"run": {"max_tokens": 20 * BATCH}}
+    write_run(tmp_path / "short", models[600_000], SCORES, steps=20, **short)
+    groups = groups_of(all_of(tmp_path))
+    tokens = f"{STEPS * BATCH:,} tokens"
+    names = [f"budget 300K, {tokens}", f"budget 600K, {20 * BATCH:,} tokens",
+             f"budget 600K, {tokens}"]  # fmt: skip
+    assert [group.name for group in groups] == names
+
+
+def test_configurations_of_one_recipe_go_by_the_names_of_their_runs(tmp_path):
+    write_run(tmp_path / "a", model_of("wide"), SCORES, cell="tiny", run={"name": "wide"})
+    write_run(tmp_path / "b", model_of("loop", 2), SCORES, cell="tiny", run={"name": "loop"})
+    for seed in (0, 1):
+        path = tmp_path / f"c{seed}"
+        write_run(path, model_of("dual", 2), SCORES, cell="other", seed=seed)
+    (group,) = groups_of(all_of(tmp_path))
+    assert list(by_name(group)) == ["tiny/wide", "tiny/loop", "other"]
+
+
+def test_the_same_run_twice_is_refused(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, model_of("wide"), SCORES, seed=7)
+    with pytest.raises(UserError, match=r"a and .*b are the same configuration with seed 7"):
+        groups_of(all_of(tmp_path))
+
+
+def test_the_pure_wide_is_the_baseline_or_what_is_named(tmp_path):
+    write_run(tmp_path / "a", model_of("wide"), SCORES, cell="wide")
+    write_run(tmp_path / "b", model_of("dual", 2), SCORES, cell="a50_k2")
+    runs = all_of(tmp_path)
+    (group,) = groups_of(runs)
+    assert group.baseline is group.wide is by_name(group)["wide"]
+    (group,) = groups_of(runs, "a50_k2")
+    assert group.baseline is by_name(group)["a50_k2"]
+    assert group.wide is by_name(group)["wide"]
+    with pytest.raises(UserError, match="no configuration 'a50_k3' for --baseline; did you mean"):
+        groups_of(runs, "a50_k3")
+
+
+def test_of_several_wide_models_the_one_that_is_called_so(tmp_path):
+    for name, lr in {"wide-lr_1": 0.001, "wide-lr_2": 0.002, "wide": 0.003}.items():
+        write_run(tmp_path / name, model_of("wide"), SCORES, cell=name, optim={"lr": lr})
+    runs = all_of(tmp_path)
+    (group,) = groups_of(runs)
+    assert group.wide is by_name(group)["wide"]
+    (group,) = groups_of([run for run in runs if run.settings.run.recipe != "wide"])
+    assert group.baseline is group.wide is None
+    assert "no tests: 2 PureWide, wide-lr_1, wide-lr_2; --baseline NAME" in group.note
+
+
+def test_a_group_that_lacks_the_named_baseline_has_no_tests(tmp_path):
+    for budget, name in ((300_000, "small"), (600_000, "large")):
+        model = model_of("wide", budget=budget)
+        write_run(tmp_path / name, model, SCORES, cell=name, run={"budget": budget})
+    first, second = groups_of(all_of(tmp_path), "large")
+    assert (first.baseline, first.note) == (None, "no tests: it has no configuration 'large'")
+    assert second.baseline is second.wide
