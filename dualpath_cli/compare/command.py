@@ -77,18 +77,18 @@ def _answer(groups: Sequence[Group], left_out: Sequence[str], out: Path) -> list
     made = sum(row.p == row.p for row in rows)
     by_group = [[row for row in rows if row.group == group.name] for group in groups]
     for group, of_one in zip(groups, by_group, strict=True):
-        print_table(console, writing.screen(sheet.main_sheet(group, errors=False)))
+        print_table(console, writing.screen(sheet.sheet_of_group(group, errors=False)))
         if of_one:
             short = [row for row in of_one if row.measure == group.measures[0]]
-            print_table(console, writing.screen(sheet.test_sheet(short, made)))
-    main = [sheet.main_sheet(group) for group in groups]
-    tests = [sheet.test_sheet(of_one, made) for of_one in by_group if of_one]
-    texts = {"table.csv": format_csv(*sheet.main_records(groups))}
+            print_table(console, writing.screen(sheet.sheet_of_tests(short, made)))
+    main = [sheet.sheet_of_group(group) for group in groups]
+    tests = [sheet.sheet_of_tests(of_one, made) for of_one in by_group if of_one]
+    texts = {"table.csv": format_csv(*sheet.records_of_groups(groups))}
     for name, sheets in (("table", main), ("tests", tests)):
         texts |= {f"{name}.md": _joined(writing.markdown, sheets)}
         texts |= {f"{name}.tex": _joined(writing.latex, sheets)}
-    texts["tests.csv"] = format_csv(sheet.test_records(rows)) if rows else ""
-    runs = sheet.run_records(groups)
+    texts["tests.csv"] = format_csv(sheet.records_of_tests(rows)) if rows else ""
+    runs = sheet.records_of_runs(groups)
     texts["runs.csv"] = format_csv(runs) if runs else ""
     written = []
     for name, text in texts.items():

@@ -45,7 +45,7 @@ class Sheet:
         return (*self.names, *self.numbers)
 
 
-def main_sheet(group: Group, errors: bool = True) -> Sheet:
+def sheet_of_group(group: Group, errors: bool = True) -> Sheet:
     """A row a configuration; without `errors` the standard error of the aggregate alone."""
     best, wide = {measure: _best(group, measure) for measure in group.measures}, group.wide
     rows = []
@@ -81,7 +81,7 @@ def main_sheet(group: Group, errors: bool = True) -> Sheet:
     return Sheet(group.name, caption + note, ("configuration", "family"), numbers, tuple(rows))
 
 
-def test_sheet(rows: Sequence[Difference], total: int) -> Sheet:
+def sheet_of_tests(rows: Sequence[Difference], total: int) -> Sheet:
     """The tests of one group; `total` were made in all."""
     cells = []
     for row in rows:
@@ -137,7 +137,7 @@ def count(value: float) -> str:
     return f"{value:.4g}"
 
 
-def main_records(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[str]]:
+def records_of_groups(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of table.csv and their columns: a group has measures of its own."""
     records = []
     for group in groups:
@@ -160,12 +160,12 @@ def main_records(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[st
     return records, list(dict.fromkeys(column for record in records for column in record))
 
 
-def test_records(rows: Sequence[Difference]) -> list[dict[str, Any]]:
+def records_of_tests(rows: Sequence[Difference]) -> list[dict[str, Any]]:
     """Rows of tests.csv."""
     return [without_nan({**asdict(row), "verdict": row.verdict}) for row in rows]
 
 
-def run_records(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def records_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Rows of runs.csv: every run with its scores, from which all else can be computed again."""
     return [
         {"group": group.name, "configuration": c.name, "seed": run.seed, "run": str(run.folder),

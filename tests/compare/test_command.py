@@ -1,0 +1,186 @@
+"""`dualpath compare` as a user sees it: what is printed and written, and mistakes of one line."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dualpath_cli.cli import main
+from dualpath_cli.flops import paper
+from tests.compare.run_folders import model_of, write_run, write_sweep
+
+CELLS = ("wide", "loop_k2", "loop_k4", "a50_k2")
+WRITTEN = {
+    "table.csv", "table.md", "table.tex", "tests.csv", "tests.md", "tests.tex", "runs.csv",
+    "quality.png", "quality.pdf", "tokens.png", "tokens.pdf", "hours.png", "hours.pdf",
+    "index.html",
+}  # fmt: skip
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are drawn where they are looked at."""
+    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda folder, groups: [])
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys):
+    sweep = write_sweep(tmp_path / "sweep", CELLS, effects={"loop_k4": 0.1, "a50_k2": -0.1})
+    write_run(sweep / "runs/a50_k4/seed_0", model_of("dual", 4), {"novels": 2, "peps": 2},
+              cell="a50_k4", steps=10)  # fmt: skip
+    assert main(["compare", str(sweep)]) == 0
+    out = capsys.readouterr().out
+    assert f"{sweep}/runs/a50_k4/seed_0: left out, unfinished at step 10 of 40\n" in out
+    assert out.index("2.2") < out.index("less those of wide, 9 tests in all")
+    written = {path.name for path in (sweep / "comparison").iterdir()}
+    assert written == WRITTEN
+    assert set(out.splitlines()[-len(WRITTEN):]) == {
+        str(sweep / "comparison" / name) for name in WRITTEN
+    }  # fmt: skip
+    rows = {row["configuration"]: row for row in table(sweep / "comparison/table.csv")}
+    assert list(rows) == list(CELLS)
+    tests = [row for row in table(sweep / "comparison/tests.csv") if row["measure"] == "aggregate"]
+    verdicts = {row["configuration"]: row["verdict"] for row in tests}
+    assert (verdicts["loop_k4"], verdicts["a50_k2"]) == ("worse", "better")
+    runs = table(sweep / "comparison/runs.csv")
+    for row in tests:
+        mean = {}
+        for name in (row["configuration"], "wide"):
+            scores = [float(r["aggregate"]) for r in runs if r["configuration"] == name]
+            assert float(rows[name]["aggregate"]) == pytest.approx(sum(scores) / 3)
+            mean[name] = sum(scores) / 3
+        assert float(row["difference"]) == pytest.approx(mean[row["configuration"]] - mean["wide"])
+
+
+def test_runs_alone_need_a_folder_and_are_compared_as_a_sweep_is(tmp_path, capsys, undrawn):
+    sweep = write_sweep(tmp_path / "sweep", CELLS[:2])
+    folders = [str(path.parent) for path in sweep.rglob("recipe.yaml")]
+    assert main(["compare", *folders]) == 2
+    assert capsys.readouterr().err == (
+        "dualpath compare: error: compare needs --out DIR, a folder for tables and figures\n"
+    )
+    assert main(["compare", *folders, "--out", str(tmp_path / "out")]) == 0
+    assert main(["compare", str(sweep)]) == 0
+    for name in ("table.csv", "tests.csv", "table.tex"):
+        theirs = (sweep / "comparison" / name).read_text()
+        assert (tmp_path / "out" / name).read_text() == theirs
+
+
+def test_one_seed_has_scores_and_no_test(tmp_path, capsys, undrawn):
+    sweep = write_sweep(tmp_path / "sweep", CELLS, [4])
+    assert main(["compare", str(sweep)]) == 0
+    out = capsys.readouterr().out
+    assert "0 tests in all" in out
+    assert out.count("one seed, no test") == 3
+    assert "±" not in out.replace("± one standard error", "")
+
+
+def test_another_baseline_is_named(tmp_path, capsys, undrawn):
+    sweep = write_sweep(tmp_path / "sweep", CELLS)
+    assert main(["compare", str(sweep), "--baseline", "loop_k2"]) == 0
+    assert "less those of loop_k2" in capsys.readouterr().out
+    rows = table(sweep / "comparison/tests.csv")
+    assert {row["configuration"] for row in rows} == {"wide", "loop_k4", "a50_k2"}
+    assert main(["compare", str(sweep), "--baseline", "lop_k2"]) == 2
+    assert "'lop_k2' for --baseline; did you mean 'loop_k2'?" in capsys.readouterr().err
+
+
+def test_the_papers_table_is_the_papers(tmp_path, capsys, undrawn):
+    assert main(["compare", "--paper", "--out", str(tmp_path)]) == 0
+    rows = {row["configuration"]: row for row in table(tmp_path / "table.csv")}
+    assert len(rows) == 26
+    for row in paper.configurations():
+        ours, results = rows[row.recipe], paper.results(row.budget_name)
+        assert round(float(ours["parameters"]) / 1e6) == row.params_millions
+        assert float(ours["linear_flops"]) == pytest.approx(row.budget, rel=0.05)
+        for column, metric in {"C4": "C4", "WikiText-103": "WikiText-103",
+                               "commonsense": "Commonsense BPB",
+                               "math": "Easy math avg BPB"}.items():  # fmt: skip
+            assert float(ours[column]) == results[metric][row.label]
+    # As the paper's text has them.
+    for recipe, printed in {"f80m_a50_k4": 0.8693, "f80m_wide": 0.8753, "f80m_loop_k2": 0.8880,
+                            "f160m_a25_k4": 0.8478, "f160m_wide": 0.8530}.items():  # fmt: skip
+        assert float(rows[recipe]["aggregate"]) == pytest.approx(printed, abs=1e-4)
+    assert not (tmp_path / "tests.csv").exists()
+    assert not (tmp_path / "runs.csv").exists()
+    assert "single runs, no error known" in " ".join(capsys.readouterr().out.split())
+
+
+def test_tables_of_an_earlier_comparison_go(tmp_path, undrawn):
+    sweep = write_sweep(tmp_path / "sweep", CELLS[:2])
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["compare", str(sweep), *out]) == 0
+    assert main(["compare", "--paper", *out]) == 0
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"table.csv", "table.md", "table.tex", "index.html"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "compare needs a RUN, a folder of runs, or --paper"),
+        (["--paper"], "compare needs --out DIR"),
+        (["--paper", "--out", "x", "--baseline", "wide"], "--baseline is one of RUN's"),
+        (["nothing"], "no run at 'nothing'; a run folder holds recipe.yaml"),
+        (["swept"], "no run at 'swept'; did you mean 'sweep'?"),
+        (["empty"], "no run at 'empty'; a run folder holds recipe.yaml"),
+        (["sweep", "--out", "file"], "--out 'file': 'file' is a file; give a folder"),
+        (["sweep", "--out", ""], "--out must be a path"),
+        (["sweep", "--alpha", "50"], "unknown option '--alpha'"),
+        (["started"], "started/runs/wide/seed_0: left out, unfinished at step 10 of 40; let fit"),
+        (["sweep", "other", "--out", "x"], "cannot be compared: training data f00d there, beef"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_slow(tmp_path, words, said):
+    write_sweep(tmp_path / "sweep", ["wide"], [0])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    scores = {"novels": 2.0, "peps": 2.0}
+    write_run(tmp_path / "started/runs/wide/seed_0", model_of("wide"), scores, steps=10)
+    write_run(tmp_path / "other", model_of("wide"), scores, seed=1, fingerprint="beef")
+    answer = in_a_process(tmp_path, words)
+    assert answer["code"] == 2
+    assert said in answer["err"]
+    assert answer["err"].count("\n") == 1
+    assert not answer["imported"]
+
+
+SCRIPT = """
+import json, os, sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+sys.path[:0] = [sys.argv[1]]
+from dualpath_cli.cli import main
+
+slow = ("torch", "lightning", "matplotlib", "rich", "scipy")
+answers = []
+for words in json.loads(sys.argv[2]):
+    with redirect_stderr(StringIO()) as err, redirect_stdout(StringIO()) as out:
+        code = main(["compare", *words])
+    answers.append({"code": code, "err": err.getvalue(), "out": out.getvalue(),
+                    "imported": [name for name in slow if name in sys.modules]})
+print(json.dumps(answers))
+"""
+
+
+def in_a_process(folder: Path, *lines: list[str]) -> dict:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(root), json.dumps(lines)],
+        cwd=folder, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)[-1]
+
+
+def test_it_works_without_torch(tmp_path):
+    write_sweep(tmp_path / "sweep", CELLS[:2])
+    answer = in_a_process(tmp_path, ["sweep", "--paper"])
+    assert answer["code"] == 0
+    assert not {"torch", "lightning"} & set(answer["imported"])

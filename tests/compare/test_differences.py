@@ -1,0 +1,92 @@
+"""Differences to the baseline: which runs they come from, and what is said of them."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dualpath_cli.compare.differences import BLOCKS, PAIR, Difference, differences_of
+from dualpath_cli.study.levels import holm
+from tests.compare.groups import configuration, group, wide
+
+
+def seeds(*values: float) -> dict[int, float]:
+    return dict(enumerate(values))
+
+
+def aggregate_of(rows: list[Difference]) -> dict[str, Difference]:
+    return {row.configuration: row for row in rows if row.measure == "aggregate"}
+
+
+def test_the_variance_of_all_complete_configurations_is_behind_each_test():
+    rng = np.random.default_rng(1)
+    tables = {name: rng.normal(2, 0.01, 3) for name in ("wide", "a", "b", "c")}
+    others = [configuration(name, seeds(*tables[name])) for name in ("a", "b", "c")]
+    rows = aggregate_of(differences_of([group(wide(seeds(*tables["wide"])), *others)]))
+    values = np.array(list(tables.values()))
+    left = values - values.mean(0) - values.mean(1)[:, None] + values.mean()
+    error = math.sqrt(2 / 3 * (left**2).sum() / 6)
+    for name, row in rows.items():
+        mean = (tables[name] - tables["wide"]).mean()
+        assert (row.test, row.configurations, row.seeds, row.df) == (BLOCKS, 4, 3, 6)
+        assert row.difference == pytest.approx(mean)
+        assert row.p == pytest.approx(2 * stats.t.sf(abs(mean) / error, 6))
+        assert row.high - row.difference == pytest.approx(stats.t.ppf(0.975, 6) * error)
+        assert row.low + row.high == pytest.approx(2 * mean)
+
+
+def test_what_lacks_seeds_is_tested_by_its_own_differences():
+    table = group(
+        wide(seeds(2.0, 2.1, 2.3)), configuration("a", seeds(1.9, 2.05, 2.2)),
+        configuration("b", seeds(1.95, 2.0, 2.21)), configuration("late", {1: 2.0, 2: 2.1}),
+        configuration("one", {2: 2.0}), configuration("none", {7: 2.0}),
+    )  # fmt: skip
+    rows = aggregate_of(differences_of([table]))
+    assert {row.configurations for row in rows.values() if row.test == BLOCKS} == {3}
+    late = rows["late"]
+    assert (late.test, late.seeds, late.df) == (PAIR, 2, 1)
+    assert late.p == pytest.approx(stats.ttest_rel([2.0, 2.1], [2.1, 2.3]).pvalue)
+    assert rows["one"].difference == pytest.approx(-0.3)
+    assert rows["one"].verdict == "one seed, no test"
+    assert rows["none"].verdict == "no seed in common, no test"
+    assert math.isnan(rows["none"].difference)
+    assert all(math.isnan(rows["one"].__dict__[name]) for name in ("low", "high", "p", "p_holm"))
+
+
+def test_the_correction_counts_the_tests_of_all_groups_and_sets():
+    groups = [
+        group(wide(seeds(2.0, 2.1)), configuration("a", seeds(1.9, 2.05)), name=name)
+        for name in ("first", "second")
+    ]
+    rows = differences_of(groups)
+    assert len(rows) == 4
+    assert [row.p_holm for row in rows] == pytest.approx(holm([row.p for row in rows]))
+    assert rows[0].p_holm == pytest.approx(min(1, 4 * rows[0].p))
+
+
+def difference(**changes: float) -> Difference:
+    fields = {
+        "group": "", "measure": "text", "configuration": "a", "baseline": "wide", "seeds": 3,
+        "difference": -0.1, "low": -0.2, "high": -0.05, "test": BLOCKS, "configurations": 3,
+        "df": 4, "detectable": 0.1, "p": 0.01, "p_holm": 0.04,
+    }  # fmt: skip
+    return Difference(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("row", "verdict"),
+    [
+        (difference(), "better"),
+        (difference(difference=0.1, low=0.05, high=0.2), "worse"),
+        (difference(high=0.001, p=0.06, p_holm=0.2), "undecided"),
+        (difference(p_holm=0.06), "better, alone; undecided among all"),
+        (difference(difference=0.0, low=0.0, high=0.0, p=1.0, p_holm=1.0), "undecided"),
+    ],
+)
+def test_an_interval_with_zero_in_it_is_undecided(row, verdict):
+    assert row.verdict == verdict
+
+
+def test_without_a_baseline_there_are_no_tests():
+    assert differences_of([group(wide(seeds(2.0, 2.1)), baseline=None)]) == []

@@ -1,0 +1,112 @@
+"""What the figures show, read back from their axes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from dualpath_cli.compare import paper
+from dualpath_cli.compare.configurations import Group, groups_of
+from dualpath_cli.compare.figures import LOSS, TOKENS, draw, shared_points
+from dualpath_cli.compare.quality import COLORS, COUNTS, MARKERS, quality
+from dualpath_cli.compare.runs import find_folders, read_run
+from tests.compare.groups import configuration, group, wide
+from tests.compare.run_folders import BATCH, LOG_EVERY, model_of, write_run, write_sweep
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Group:
+    folder = tmp_path_factory.mktemp("made") / "sweep"
+    write_sweep(folder, ["wide", "loop_k2", "loop_k4", "a50_k2", "a50_k4", "a25_k4"], range(2))
+    (made,) = groups_of([read_run(path) for path in find_folders([str(folder)])])
+    return made
+
+
+def test_quality_has_a_point_a_configuration_a_line_an_alpha_and_a_curve(swept):
+    (ax,) = quality([swept]).axes
+    points = {
+        (tuple(bars[0].get_xydata()[0])): (bars[0].get_color(), bars[0].get_marker())
+        for bars in ax.containers
+    }
+    assert points == {
+        (c.parameters, c.mean("aggregate")): (COLORS[c.family], MARKERS[c.loops or 1])
+        for c in swept.configurations
+    }
+    bars = [line.get_segments()[0][:, 1] for bar in ax.containers for line in bar[2]]
+    errors = [c.standard_error("aggregate") for c in swept.configurations]
+    assert [high - low for low, high in bars] == pytest.approx([2 * error for error in errors])
+    lines = [line.get_xydata() for line in ax.lines if line.get_linestyle() == "-"]
+    # a25 has one K.
+    assert sorted(len(line) for line in lines) == [1, 2]
+    labels = {text.get_text() for text in ax.texts}
+    assert {label[:5] for label in labels} == {"α = 2", "α = 5"}
+
+
+def test_the_curve_goes_through_three_controls(swept):
+    (ax,) = quality([swept]).axes
+    (curve,) = (line.get_xydata() for line in ax.lines if line.get_linestyle() == "--")
+    controls = [c for c in swept.configurations if c.family in ("wide", "loop")]
+    assert len(controls) == 3
+    # Three points have one quadratic; Lagrange's form of it.
+    x = [c.parameters for c in controls]
+    y = [c.mean("aggregate") for c in controls]
+    expected = sum(
+        y[i] * np.prod([(curve[:, 0] - x[j]) / (x[i] - x[j]) for j in range(3) if j != i], axis=0)
+        for i in range(3)
+    )
+    assert curve[:, 1] == pytest.approx(expected, rel=1e-9)
+
+
+def test_variants_of_one_alpha_are_told_apart_by_their_names():
+    made = group(
+        wide({0: 2.0}), configuration("a50_k2", {0: 2.0}, line="x"),
+        configuration("a50_k4", {0: 1.9}, line="x", loops=4, parameters=900_000),
+        configuration("a50_k4-gate_convex", {0: 1.95}, loops=4, parameters=900_000),
+    )  # fmt: skip
+    (ax,) = quality([made]).axes
+    assert [text.get_text() for text in ax.texts] == ["α = 50 %", "a50_k4-gate_convex"]
+    assert ax.get_title().endswith(", single runs")
+
+
+def test_the_papers_figure_has_its_thirteen_points_a_budget():
+    axes = quality(paper.groups()).axes
+    assert [len(ax.containers) for ax in axes] == [13, 13]
+    lines = [[len(line.get_xydata()) for line in ax.lines if line.get_linestyle() == "-"]
+             for ax in axes]  # fmt: skip
+    assert lines == [[3, 3, 3], [3, 3, 3]]
+
+
+def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
+    wide_model, other = swept.configurations[0], swept.configurations[-1]
+    theirs, ours = shared_points([wide_model, other])
+    assert np.array_equal(ours[..., TOKENS], theirs[..., TOKENS])
+    gaps = [
+        other.scores["aggregate"][seed] - wide_model.scores["aggregate"][seed] for seed in (0, 1)
+    ]
+    assert (ours - theirs)[..., LOSS] == pytest.approx(np.array(gaps)[:, None].repeat(4, 1))
+
+
+def test_runs_that_logged_at_other_steps_share_some(tmp_path):
+    scores = {"novels": 2.0, "peps": 2.0}
+    folders = [write_run(tmp_path / f"{n}", model_of("wide"), scores, seed=n) for n in range(2)]
+    lines = (folders[1] / "metrics.csv").read_text().splitlines(keepends=True)
+    (folders[1] / "metrics.csv").write_text("".join(lines[:1] + lines[2::2]))
+    (made,) = groups_of([read_run(folder) for folder in folders])
+    (points,) = shared_points(made.configurations)
+    assert points[0, :, TOKENS].tolist() == [2 * LOG_EVERY * BATCH, 4 * LOG_EVERY * BATCH]
+
+
+@pytest.mark.parametrize(("value", "text"), [(719e6, "719M"), (1.4e9, "1.4B"), (0, "0")])
+def test_counts_on_axes_are_short(value, text):
+    assert COUNTS(value) == text
+
+
+def test_figures_are_drawn_and_none_stays_of_an_earlier_comparison(swept, tmp_path: Path):
+    written = draw(tmp_path, [swept])
+    assert [path.name for path in written] == [
+        f"{name}.{suffix}" for name in ("quality", "tokens", "hours") for suffix in ("png", "pdf")
+    ]
+    assert all(imread(path).std() > 0.01 for path in written if path.suffix == ".png")
+    draw(tmp_path, paper.groups())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["quality.pdf", "quality.png"]
