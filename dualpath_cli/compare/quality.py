@@ -1,6 +1,6 @@
 """Quality against parameters, as in the paper's figure; families by colour, K by marker."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -29,8 +29,8 @@ COUNTS = FuncFormatter(lambda value, _: format_size(round(value)))
 def quality(groups: Sequence[Group]) -> Figure:
     """Bits per byte against parameters: a panel a group."""
     figure, axes = panels(1.0 + 4.6 * len(groups), 4.6, 1, len(groups))
+    curves = [_control_curve(ax, group) for ax, group in zip(axes[0], groups, strict=True)]
     for ax, group in zip(axes[0], groups, strict=True):
-        _control_curve(ax, group)
         for line in _lines(group):
             x = [c.parameters for c in line]
             ax.plot(x, [c.mean(group.quality) for c in line], color=COLORS["dual"], linewidth=1.2)
@@ -48,10 +48,13 @@ def quality(groups: Sequence[Group]) -> Figure:
         ax.xaxis.set_major_formatter(COUNTS)
         ax.margins(x=0.1, y=0.12)
         plain(ax)
+    shown = [c for group in groups for c in group.configurations]
+    errors = any(len(c.seeds) > 1 for c in shown)
     figure.legend(
-        handles=_legend(c for group in groups for c in group.configurations),
+        handles=_legend(shown, any(curves)),
         ncols=4 if len(groups) == 1 else 9, loc="outside lower center", frameon=False, fontsize=8,
-        handlelength=1.4, title="bars: one standard error over seeds", title_fontsize=8,
+        handlelength=1.4, title_fontsize=8,
+        title="bars: one standard error over seeds" if errors else None,
     )  # fmt: skip
     return figure
 
@@ -61,15 +64,16 @@ def marker(configuration: Configuration) -> str:
     return MARKERS.get(configuration.loops or 1, OTHER_MARKER)
 
 
-def _control_curve(ax: Axes, group: Group) -> None:
+def _control_curve(ax: Axes, group: Group) -> bool:
     """The quadratic of least squares through the single-axis controls, if there are three."""
     controls = [c for c in group.configurations if c.family in ("wide", "loop")]
     x = np.array([c.parameters for c in controls], np.float64)
     if len(set(x)) < 3:
-        return
+        return False
     fit = np.polynomial.Polynomial.fit(x, [c.mean(group.quality) for c in controls], 2)
     places, values = fit.linspace(100)
     ax.plot(places, values, color=MUTED, linestyle="--", linewidth=1, zorder=0)
+    return True
 
 
 def _lines(group: Group) -> list[list[Configuration]]:
@@ -97,10 +101,9 @@ def _name_lines(ax: Axes, group: Group) -> None:
         )  # fmt: skip
 
 
-def _legend(configurations: Iterable[Configuration]) -> list[Line2D]:
-    chosen = list(configurations)
-    families = [family for family in FAMILIES if any(c.family == family for c in chosen)]
-    markers = {c.loops or 1: marker(c) for c in chosen}
+def _legend(configurations: Sequence[Configuration], curve: bool) -> list[Line2D]:
+    families = [family for family in FAMILIES if any(c.family == family for c in configurations)]
+    markers = {c.loops or 1: marker(c) for c in configurations}
     handles = [
         Line2D([], [], color=COLORS[family], linewidth=5, label=FAMILY_NAMES[family])
         for family in families
@@ -109,7 +112,7 @@ def _legend(configurations: Iterable[Configuration]) -> list[Line2D]:
         Line2D([], [], color=MUTED, marker=shape, linestyle="none", label=f"K = {loops}")
         for loops, shape in sorted(markers.items())
     ]
-    if {"wide", "loop"} <= set(families):
+    if curve:
         label = "quadratic fit of the controls"
         handles.append(Line2D([], [], color=MUTED, linestyle="--", linewidth=1, label=label))
     return handles
