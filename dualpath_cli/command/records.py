@@ -93,6 +93,17 @@ _RECORDS = (
         add_arguments="dualpath_cli.sweep.options:add_arguments",
     ),
     Command(
+        "compare",
+        "Set runs side by side: tables with tests over seeds, figures, a page.",
+        "RUN [RUN ...] | SWEEP | --paper [--baseline NAME] [--out DIR]",
+        needs="nothing",
+        run="dualpath_cli.compare.command:run",
+        description="Reads finished runs, sorts them into configurations that differ in more than "
+        "their seed, and compares those of one budget: bits per byte with paired tests over seeds, "
+        "parameters, FLOPs, time. It reads files only.",
+        add_arguments="dualpath_cli.compare.options:add_arguments",
+    ),
+    Command(
         "ablate",
         "Override a trained model's loops and gates, and measure what each override costs.",
         "--ckpt_path RUN [RUN ...] [--sources NAME=PATH ...] [--suite SUITE ...] "
@@ -133,17 +144,6 @@ _RECORDS = (
         description="Scores models on multiple choice, worked answers and texts as OLMES renders "
         "them: accuracies and bits per byte, straight from checkpoints. Needs dualpath[eval].",
         add_arguments="dualpath_cli.evaluation.options:add_arguments",
-    ),
-    Command(
-        "compare",
-        "Set runs side by side: tables with tests over seeds, figures, a page.",
-        "RUN [RUN ...] | FOLDER | --paper [--baseline NAME] [--out DIR]",
-        needs="nothing",
-        run="dualpath_cli.compare.command:run",
-        description="Reads finished runs, sorts them into configurations that differ in more than "
-        "their seed, and compares those of one budget: bits per byte with paired tests over seeds, "
-        "parameters, FLOPs, time. It reads files only.",
-        add_arguments="dualpath_cli.compare.options:add_arguments",
     ),
     Command(
         "generate",

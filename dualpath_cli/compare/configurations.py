@@ -19,7 +19,7 @@ Family = Literal["wide", "expanded", "loop", "dual"]
 FAMILIES: tuple[Family, ...] = ("wide", "expanded", "loop", "dual")
 """In the order of tables. expanded is a wide model with more layers than others of its budget."""
 WIDE = "wide"
-"""The configuration of this name is the PureWide, where several are wide."""
+"""What the name of the PureWide ends in, as `f4m_wide`, where several are wide."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Group:
-    """Configurations of one budget and as many training tokens."""
+    """Configurations of one budget, to three digits, and as many training tokens."""
 
     name: str
     tokens: int
@@ -91,7 +91,8 @@ def groups_of(runs: Sequence[TrainedRun], baseline: str | None = None) -> list[G
     for run in runs:
         settings = run.settings.run
         tokens = settings.max_tokens // settings.batch_tokens * settings.batch_tokens
-        by_budget.setdefault((settings.budget or 0, tokens), []).append(run)
+        budget = int(float(f"{settings.budget or 0:.3g}"))  # a third of one, thrice, is the same
+        by_budget.setdefault((budget, tokens), []).append(run)
     groups = [_group(budget, tokens, of_one) for (budget, tokens), of_one in
               sorted(by_budget.items(), key=lambda item: item[0])]  # fmt: skip
     if baseline is None:
@@ -119,7 +120,7 @@ def _group(budget: int, tokens: int, runs: Sequence[TrainedRun]) -> Group:
         _configuration(name, part, fewest) for name, part in zip(_names(parts), parts, strict=True)
     ]
     wides = [c for c in configurations if c.family == "wide"]
-    named = [c for c in wides if c.name == WIDE] or wides
+    named = [c for c in wides if c.name.rpartition("_")[2] == WIDE] or wides
     return Group(
         name=f"{f'budget {format_size(budget)}' if budget else 'no budget'}, {tokens:,} tokens",
         tokens=tokens,

@@ -38,8 +38,10 @@ class Difference:
     detectable: float
     """The smallest true difference that this test finds at 5 % with a probability of 80 %."""
     p: float
+    p_pair: float
+    """By the pair's own differences alone, which assumes nothing of other configurations."""
     p_holm: float
-    """Corrected for all tests of all groups."""
+    """`p` corrected for all tests of all groups."""
 
     @property
     def verdict(self) -> str:
@@ -93,7 +95,7 @@ def _difference(
     }  # fmt: skip
     if seeds < 2:
         why = "one seed, no test" if seeds else "no seed in common, no test"
-        none = dict.fromkeys(("low", "high", "detectable", "p"), nan)
+        none = dict.fromkeys(("low", "high", "detectable", "p", "p_pair"), nan)
         return row | none | {"test": why, "configurations": 0, "df": 0}
     spread = block_spread(list(values.values()))
     return row | {
@@ -104,4 +106,5 @@ def _difference(
         "df": spread.df,
         "detectable": spread.detectable,
         "p": spread.p(mean),
+        "p_pair": block_spread([values[other.name], values[baseline.name]]).p(mean),
     }

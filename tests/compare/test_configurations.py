@@ -87,6 +87,14 @@ def test_budgets_and_amounts_of_training_are_groups(tmp_path):
     assert [group.name for group in groups] == names
 
 
+def test_a_budget_that_was_divided_among_layers_is_the_same(tmp_path):
+    write_run(tmp_path / "a", model_of("wide"), SCORES, run={"budget": 4_000_000})
+    expanded = model_of("wide") | {"n_layers": 12}
+    write_run(tmp_path / "b", expanded, SCORES, cell="expanded_k3", run={"budget": 3_999_999})
+    (group,) = groups_of(all_of(tmp_path))
+    assert group.name.startswith("budget 4M, ")
+
+
 def test_configurations_of_one_recipe_go_by_the_names_of_their_runs(tmp_path):
     write_run(tmp_path / "a", model_of("wide"), SCORES, cell="tiny", run={"name": "wide"})
     write_run(tmp_path / "b", model_of("loop", 2), SCORES, cell="tiny", run={"name": "loop"})
@@ -118,14 +126,14 @@ def test_the_pure_wide_is_the_baseline_or_what_is_named(tmp_path):
 
 
 def test_of_several_wide_models_the_one_that_is_called_so(tmp_path):
-    for name, lr in {"wide-lr_1": 0.001, "wide-lr_2": 0.002, "wide": 0.003}.items():
+    for name, lr in {"wide-lr_1": 0.001, "wide_total": 0.002, "f600k_wide": 0.003}.items():
         write_run(tmp_path / name, model_of("wide"), SCORES, cell=name, optim={"lr": lr})
     runs = all_of(tmp_path)
     (group,) = groups_of(runs)
-    assert group.wide is by_name(group)["wide"]
-    (group,) = groups_of([run for run in runs if run.settings.run.recipe != "wide"])
+    assert group.wide is by_name(group)["f600k_wide"]
+    (group,) = groups_of([run for run in runs if run.settings.run.recipe != "f600k_wide"])
     assert group.baseline is group.wide is None
-    assert "no tests: 2 PureWide, wide-lr_1, wide-lr_2; --baseline NAME" in group.note
+    assert "no tests: 2 PureWide, wide-lr_1, wide_total; --baseline NAME" in group.note
 
 
 def test_a_group_that_lacks_the_named_baseline_has_no_tests(tmp_path):

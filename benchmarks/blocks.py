@@ -1,0 +1,60 @@
+"""How often the paired tests of `dualpath compare` err, and find what there is, by simulation.
+
+python -m benchmarks.blocks
+
+Tables of C configurations and S seeds are drawn with an effect of the seed and normal noise, and
+two configurations of each are compared: by the variance of all of them (randomised blocks), and by
+that of their own differences (Student's paired t).
+"""
+
+import numpy as np
+from scipy.stats import t
+
+from benchmarks.tables import show
+from dualpath_cli.compare.blocks import block_spread, noncentrality
+
+DRAWS = 20_000
+SHAPES = ((4, 2), (8, 2), (4, 3), (8, 3), (12, 3), (8, 5))
+NOISES = {
+    "equal": lambda c: np.ones(c),
+    "the tested one twice as noisy": lambda c: np.array([2.0, *[1.0] * (c - 1)]),
+    "all others twice as noisy": lambda c: np.array([1.0, 1.0, *[2.0] * (c - 2)]),
+}
+"""Standard deviations by configuration; the first one is tested against the second."""
+
+
+def found(tables: np.ndarray, rows: slice) -> float:
+    """Share of tables (N, C, S) whose first two rows differ at 5 %, by the variance of `rows`."""
+    gaps = tables[:, 0].mean(1) - tables[:, 1].mean(1)
+    spreads = [block_spread(table) for table in tables[:, rows]]
+    bound = t.ppf(0.975, spreads[0].df)
+    return float(
+        np.mean([abs(gap) > bound * s.error for gap, s in zip(gaps, spreads, strict=True)])
+    )
+
+
+def main() -> None:
+    levels, powers = [], []
+    for c, s in SHAPES:
+        draw = np.random.default_rng((c, s))
+        tables = draw.normal(0, 5, (DRAWS, 1, s)) + draw.normal(0, 1, (DRAWS, c, s))
+        size = noncentrality((c - 1) * (s - 1)) * np.sqrt(2 / s)
+        shifted = tables + np.where(np.arange(c) == 0, size, 0.0)[:, None]
+        powers.append(
+            [str(c), str(s), f"{size:.2f}", f"{found(shifted, slice(None)):.3f}",
+             f"{found(shifted, slice(2)):.3f}"]
+        )  # fmt: skip
+        for name, deviations in NOISES.items():
+            noise = draw.normal(0, 1, (DRAWS, c, s)) * deviations(c)[:, None]
+            null = draw.normal(0, 5, (DRAWS, 1, s)) + noise
+            levels.append(
+                [name, str(c), str(s), f"{found(null, slice(None)):.3f}",
+                 f"{found(null, slice(2)):.3f}"]
+            )  # fmt: skip
+    levels.sort(key=lambda row: list(NOISES).index(row[0]))
+    show(["noise", "configurations", "seeds", "blocks", "paired t"], levels)
+    show(["configurations", "seeds", "detectable", "blocks", "paired t"], powers)
+
+
+if __name__ == "__main__":
+    main()
