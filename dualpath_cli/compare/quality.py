@@ -90,13 +90,11 @@ def _name_lines(ax: Axes, group: Group) -> None:
     named = set()
     for line in sorted(_lines(group), key=len, reverse=True):
         alpha = round(line[0].alpha or 0)
-        text, place, side = f"α = {alpha} %", (6, -11), "left"
-        if alpha in named:
-            text, place, side = line[0].name, (-7, 6), "right"
+        text, size = (line[0].name, 7) if alpha in named else (f"α {alpha}", 8)
         named.add(alpha)
         ax.annotate(
-            text, (line[0].parameters, line[0].mean(group.quality)), xytext=place, ha=side,
-            textcoords="offset points", fontsize=8, color=COLORS["dual"], zorder=1,
+            text, (line[0].parameters, line[0].mean(group.quality)), xytext=(7, -3),
+            textcoords="offset points", fontsize=size, color=COLORS["dual"], zorder=1,
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )  # fmt: skip
 
