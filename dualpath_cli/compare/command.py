@@ -29,7 +29,7 @@ def run(options: Namespace) -> str:
     runs, left_out = _read(options.runs)
     out = _out(options)
     groups = groups_of(runs, options.baseline) + (paper.groups() if options.paper else [])
-    return "\n".join(map(str, _answer(groups, left_out, out)))
+    return "\n".join(map(str, answer(groups, left_out, out)))
 
 
 def _read(paths: Sequence[str]) -> tuple[list[TrainedRun], list[str]]:
@@ -64,7 +64,8 @@ def _out(options: Namespace) -> Path:
     return out
 
 
-def _answer(groups: Sequence[Group], left_out: Sequence[str], out: Path) -> list[Path]:
+def answer(groups: Sequence[Group], left_out: Sequence[str], out: Path) -> list[Path]:
+    """Prints the tables and writes all files, with a line for each run left out; returns paths."""
     from dualpath_cli.compare import figures, page, sheet, writing
     from dualpath_cli.compare.differences import differences_of
     from dualpath_cli.output.console import plain_console

@@ -90,10 +90,12 @@ def _name_lines(ax: Axes, group: Group) -> None:
     named = set()
     for line in sorted(_lines(group), key=len, reverse=True):
         alpha = round(line[0].alpha or 0)
-        text, size = (line[0].name, 7) if alpha in named else (f"α {alpha}", 8)
+        text, place, side, size = f"α {alpha}", 7, "left", 8
+        if alpha in named:
+            text, place, side, size = line[0].name, -7, "right", 7
         named.add(alpha)
         ax.annotate(
-            text, (line[0].parameters, line[0].mean(group.quality)), xytext=(7, -3),
+            text, (line[0].parameters, line[0].mean(group.quality)), xytext=(place, -3), ha=side,
             textcoords="offset points", fontsize=size, color=COLORS["dual"], zorder=1,
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )  # fmt: skip

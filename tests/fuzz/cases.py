@@ -38,6 +38,8 @@ LINES = [
      "--controls", "wide,loop,min-deep", "--match", "linear,total", "--set", "model.gate=fixed",
      "--seeds", "2", "--tune", "1e-3,2e-3", "--tune-tokens", "256", "--jobs", "2",
      "--tflops", "1", "--out", "swept", "--yes"],
+    ["compare", RUN, "--out", "compared"],
+    ["compare", "runs", "--paper", "--baseline", "tiny"],
 ]  # fmt: skip
 """Commands that mean something, each option in one of them."""
 
@@ -93,7 +95,7 @@ def of_run_folders(draw: random.Random) -> list[str]:
     return draw.choice(
         [FIT, FIT, [*FIT, *OF_RUN, "--run.name", "new"], ["validate", *OF_RUN],
          ["ablate", *OF_RUN, *study], ["routing", *OF_RUN, *study, "--tagger", "none"],
-         ["routing", *OF_RUN, "--text", "hello"]]
+         ["routing", *OF_RUN, "--text", "hello"], ["compare", RUN, "--out", "compared"]]
     )  # fmt: skip
 
 

@@ -16,6 +16,10 @@ from unittest import mock
 from dualpath_cli import cli, run_folder
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.command.records import resolve
+from dualpath_cli.compare import command as compare
+from dualpath_cli.compare.differences import differences_of
+from dualpath_cli.compare.sheet import sheet_of_group, sheet_of_tests
+from dualpath_cli.compare.writing import latex, markdown
 from dualpath_cli.errors import LONGEST, UserError
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.sweep import command as sweep
@@ -117,7 +121,23 @@ def _resolve(name: str) -> Any:
     """What a record names; of what builds a model, only what it writes down."""
     if name.endswith((":combine", "lightning_cli:run", "terminal:run")):
         return lambda *given: _write(given[0]) if isinstance(given[0], Launch) else []
+    if name.endswith("compare.command:run"):
+        return _compare
     return _plan if name.endswith("sweep.command:run") else resolve(name)
+
+
+def _compare(options: Any) -> str:
+    """Compares runs; draws and writes nothing."""
+
+    def answer(groups: Any, left_out: Any, out: Path) -> list[Path]:
+        rows = differences_of(groups)
+        sheets = [sheet_of_group(group) for group in groups]
+        sheets += [sheet_of_tests(rows, len(rows))] if rows else []
+        assert all(latex(sheet) and markdown(sheet) for sheet in sheets)
+        return [out]
+
+    with mock.patch.object(compare, "answer", answer):
+        return compare.run(options)
 
 
 def _plan(options: Any) -> str:
