@@ -26,6 +26,7 @@ from dualpath_cli.sweep.runs import Configuration, Run, configurations, runs_of,
 from dualpath_cli.sweep.slurm import write_array
 from dualpath_cli.sweep.speed import speeds
 from dualpath_cli.sweep.tuning import Family, family_of
+from dualpath_cli.sweep.worker import side_by_side
 
 
 def run(options: Namespace) -> str:
@@ -133,9 +134,9 @@ def _show_plan(
         speed = {}
     else:
         speed = speeds(runs, wanted.out, wanted.jobs, console)
-    rows = plan.costs(runs, speed)
+    rows, jobs = plan.costs(runs, speed), side_by_side(runs[0], wanted.jobs)
     write_text(wanted.out / "plan.csv", format_csv(plan.records(rows)))
-    print_table(console, plan.plan_table(rows, wanted.jobs))
+    print_table(console, plan.plan_table(rows, jobs))
     for row in rows:
         if row.gate_excess > TOLERANCE:
             console.print(
@@ -145,7 +146,7 @@ def _show_plan(
             )  # fmt: skip
     if trials:
         tried = sorted({trial.settings.optim.lr for trial in trials})
-        hours = sum(row.hours or 0 for row in plan.costs(trials, speed)) / wanted.jobs
+        hours = sum(row.hours or 0 for row in plan.costs(trials, speed)) / jobs
         text = (
             f"before them {len(trials)} trials of {len(tried)} learning rates a family, "
             f"{tried[0]:g} to {tried[-1]:g}, of {trials[0].settings.run.max_tokens:,} tokens each"

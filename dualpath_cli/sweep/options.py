@@ -54,6 +54,8 @@ def add_arguments(parser: Any) -> None:
     how.add_argument("--jobs", metavar="N", default="1", help=text)
     text = "Write a SLURM array, OUT/jobs.sbatch, and run nothing."
     how.add_argument("--slurm", action="store_true", help=text)
-    text = "TFLOP/s of training here, for the hours of the plan; measured where it is not given."
+    text = (
+        "TFLOP/s that a run sustains here, for the hours of the plan; measured if it is not given."
+    )
     how.add_argument("--tflops", metavar="X", help=text)
     how.add_argument("--yes", action="store_true", help="Start without asking.")

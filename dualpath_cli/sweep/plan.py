@@ -88,12 +88,13 @@ def records(rows: Sequence[Cost]) -> list[dict[str, object]]:
 
 
 def plan_table(rows: Sequence[Cost], jobs: int) -> Table:
-    """The plan as it is shown before anything runs."""
+    """The plan as it is shown before anything runs; `jobs` at a time slow each other not down."""
     runs = sum(row.seeds for row in rows)
     caption = "M: million FLOPs per token and layer; of due: of the sum that is matched"
     known = [row.hours * row.seeds for row in rows if row.hours is not None]
     if len(known) == len(rows):
-        caption += f"; in all {duration(3600 * sum(known) / jobs)}, {jobs} at a time"
+        caption += f"; in all {duration(3600 * sum(known) / jobs)}"
+        caption += f", {jobs} side by side" if jobs > 1 else ""
     several = len({row.budget for row in rows}) > 1
     columns = ["parameters", "of wide", "linear M", "total M", "of due", "tokens", "runs", "each"]
     table = table_of(

@@ -28,14 +28,20 @@ def environment(run: Run, slot: int, jobs: int) -> Mapping[str, str]:
     """
     shared = dict(os.environ)
     shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    gpus = _gpus() if run.settings.trainer.accelerator != "cpu" and jobs > 1 else []
-    if gpus:
+    if jobs > 1 and (gpus := _gpus(run)):
         shared["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
     return shared
 
 
-def _gpus() -> list[str]:
-    """Names of the GPUs that this process may use."""
+def side_by_side(run: Run, jobs: int) -> int:
+    """How many of as many jobs do not share a device with another one."""
+    return min(jobs, len(_gpus(run)) or jobs)
+
+
+def _gpus(run: Run) -> list[str]:
+    """Names of the GPUs that this process may use, if such a run would."""
+    if run.settings.trainer.accelerator == "cpu":
+        return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name for name in named.split(",") if name.strip()]

@@ -9,7 +9,7 @@ import yaml
 from dualpath_cli import recipes, run_folder
 from dualpath_cli.errors import UserError
 from dualpath_cli.settings import settings_from
-from dualpath_cli.sweep import plan, tuning
+from dualpath_cli.sweep import plan, tuning, worker
 from dualpath_cli.sweep.cells import solve
 from dualpath_cli.sweep.command import _runs, _shared
 from dualpath_cli.sweep.request import Request
@@ -166,3 +166,16 @@ def test_a_gate_of_ones_own_is_solved_for_and_its_excess_named(tmp_path: Path) -
     assert plain.gate_excess == 0
     assert other.gate_excess == (2 * 5 * (32 + 2) - 4 * 32) / 100_000
     assert other.linear_flops - plain.linear_flops == 2 * 5 * (32 + 2) - 4 * 32
+
+
+def test_jobs_that_share_a_gpu_are_not_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    (on_cpu, *_), (on_gpu, *_) = (
+        runs_for(asked(tmp_path, trainer={"accelerator": name})) for name in ("cpu", "auto")
+    )
+    assert [worker.side_by_side(on_cpu, jobs) for jobs in (1, 8)] == [1, 8]
+    assert [worker.side_by_side(on_gpu, jobs) for jobs in (1, 2, 8)] == [1, 2, 2]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert worker.side_by_side(on_gpu, 8) == 8, "auto is then the CPU"
