@@ -1,7 +1,7 @@
 """Keeps of a sweep's runs what tables and figures are made of, without weights.
 
 python docs/study/keep.py runs/study/matched docs/study/matched
-dualpath compare docs/study/matched --out OUT       # the same tables and figures, from what was kept
+dualpath compare docs/study/matched --out OUT       # the same tables and figures
 """
 
 import shutil
