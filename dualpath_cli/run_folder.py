@@ -54,6 +54,11 @@ _FREE_KEYS = {
 }  # fmt: skip
 
 
+def without_numbers() -> set[str]:
+    """Keys of a recipe's run section that decide no numbers: `run.log_every`."""
+    return {f"run.{key}" for key in _FREE_KEYS["run"]}
+
+
 @dataclass(frozen=True)
 class Run:
     """A RUN as the user gave it: its folder, and the checkpoint that is meant."""

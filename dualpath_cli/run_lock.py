@@ -31,24 +31,29 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
-def alone_in(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Holds the lock of a run folder, which is made where it is missing.
+def alone_in(
+    folder: Path,
+    say: Callable[[str], None],
+    name: str = LOCK,
+    way_out: str = "wait for its end, or give this run a name (--run.name NAME)",
+) -> Iterator[None]:
+    """Holds the lock of a folder, a file of that name; the folder is made where it is missing.
 
-    Where the file system has no locks, `say` is told, and the run goes on without.
+    Where the file system has no locks, `say` is told, and the work goes on without.
 
     Raises:
         UserError: if another process holds it, or nothing can be written there.
     """
-    path = folder / LOCK
+    path = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor, locked = _open(path)
+        descriptor, locked = _open(path, way_out)
     except OSError as error:
-        raise UserError(f"run folder '{folder}' cannot be written: {error}") from error
+        raise UserError(f"folder '{folder}' cannot be written: {error}") from error
     _held.add(descriptor)
     try:
         if not locked:
-            say(f"{folder} is on a file system without locks: let no other fit write there")
+            say(f"{folder} is on a file system without locks: let nothing else write there")
         yield
     finally:
         path.unlink(missing_ok=True)
@@ -73,7 +78,7 @@ def is_held(folder: Path) -> bool:
     return False
 
 
-def _open(path: Path) -> tuple[int, bool]:
+def _open(path: Path, way_out: str) -> tuple[int, bool]:
     """Returns the open file with our name in it, and whether it could be locked."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # NFS locks what can be written
@@ -83,10 +88,7 @@ def _open(path: Path) -> tuple[int, bool]:
         except (BlockingIOError, PermissionError):
             holder = os.read(descriptor, 200).decode(errors="replace") or "another process"
             os.close(descriptor)
-            raise UserError(
-                f"'{path.parent}' is being written by {holder}; wait for its end, or give this run "
-                "a name (--run.name NAME)"
-            ) from None
+            raise UserError(f"'{path.parent}' is being written by {holder}; {way_out}") from None
         except OSError:
             locked = False
         # The holder before may have removed the file since it was opened.

@@ -98,7 +98,7 @@ def test_a_file_system_without_locks_is_told_of(
     monkeypatch.setattr(fcntl, "flock", unknown)
     said: list[str] = []
     with alone_in(tmp_path, said.append):
-        assert said == [f"{tmp_path} is on a file system without locks: let no other fit write "
+        assert said == [f"{tmp_path} is on a file system without locks: let nothing else write "
                         "there"]  # fmt: skip
 
 

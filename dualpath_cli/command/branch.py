@@ -42,7 +42,7 @@ def find_trunk(settings: Settings) -> Run:
     if not usable:
         raise UserError(
             f"run.branch_from: '{folder}' has no checkpoint up to step {shared}, where the "
-            "cool-down begins; it must keep one (run.keep_every)"
+            "cool-down begins; it must save one (run.save_every) and keep it (run.keep_every)"
         )
     check_tables(folder)
     return run_file.find(str(steps[max(usable)]))

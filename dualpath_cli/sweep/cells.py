@@ -8,8 +8,8 @@ A family is what shares a learning rate. Of each budget there are, by their name
     expanded_k4      PureWide of K times as many layers, each with a K-th of the budget
     min_deep_k4      dual whose deep path has the smallest width there is
 
-All of a sweep have one width multiple: the coarsest, by halves of the recipe's, that brings each of
-them to within 1 % of the budget (`widths.TOLERANCE`).
+All of a budget have one width multiple: the coarsest, by halves of the recipe's, that brings each
+of them to within 1 % of it (`widths.TOLERANCE`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,6 +24,8 @@ from dualpath_cli.flops.count import gate_flops
 from dualpath_cli.flops.widths import TOLERANCE, Match, Target, Widths, largest_width, solve_widths
 from dualpath_cli.sizes import format_size
 
+TOTAL = "_total"
+"""What names end in where both kinds of FLOPs are matched, and this is the total ones."""
 CONTROLS = {
     "wide": "PureWide",
     "loop": "PureLoop",
@@ -87,21 +89,24 @@ def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]
                 notes.append(
                     f"{cell.name} spends {cell.spent:.4f} of the budget: no width comes nearer"
                 )
-            cells = _added(cells, cell)
+            same = next(
+                (c for c in cells if (c.budget, c.model) == (cell.budget, cell.model)), None
+            )
+            if same is None:
+                cells.append(cell)
+                continue
+            both = tuple(dict.fromkeys((*same.matches, *cell.matches)))
+            cells[cells.index(same)] = replace(same, matches=both)
+            if cell.name.removesuffix(TOTAL) != same.name:
+                notes.append(f"{cell.name} is the same model as {same.name}: trained once")
+    if "expanded" in wanted.controls and "linear" not in wanted.matches:
+        notes.append("expanded is matched in linear FLOPs alone: left out")
     if not cells:
-        raise UserError(f"no configuration can be: {notes[0]}")
+        reason = notes[0] if notes else "neither --alphas nor --controls names one"
+        raise UserError(f"no configuration can be: {reason}")
     if len(wanted.budgets) > 1:
         cells = [replace(c, name=f"f{format_size(c.budget).lower()}_{c.name}") for c in cells]
     return cells, notes
-
-
-def _added(cells: list[Cell], cell: Cell) -> list[Cell]:
-    """Adds a cell; one of the same model that is there already serves for both."""
-    for place, other in enumerate(cells):
-        if (other.budget, other.model) == (cell.budget, cell.model):
-            both = replace(other, matches=tuple(dict.fromkeys((*other.matches, *cell.matches))))
-            return [*cells[:place], both, *cells[place + 1 :]]
-    return [*cells, cell]
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,8 @@ class _Kind:
 
     name: str
     family: str
+    budget: int
+    """Of the backbone's layers."""
     target: Target
     backbone: ModelConfig
     layers_times: int = 1
@@ -128,12 +135,12 @@ class _Kind:
         if not self.smallest_deep:
             return solve_widths(replace(self.target, multiple_of=multiple))
         wide = largest_width(self._wide_beside(multiple), multiple)
-        return Widths(multiple, max(multiple, wide))
+        return Widths(max(2, multiple), max(multiple, wide))  # of 1, no channel would be left
 
     def _wide_beside(self, width: int) -> Fraction:
         """The wide path's exact width beside a deep one of this effective width."""
         narrow = replace(self.target, multiple_of=width)
-        spent = narrow.spent(width, 0)
+        spent = narrow.spent(max(2, width), 0)
         return Fraction(narrow.matched_budget - spent, 6 * self.target.d_model)
 
     def spent(self, multiple: int) -> Fraction:
@@ -166,7 +173,7 @@ class _Kind:
             )
             alpha = round(100 * (deep - gate) / (deep + wide - 2 * gate), 1)
         return Cell(
-            self.name, self.family, target.budget * self.layers_times, (target.match,), alpha,
+            self.name, self.family, self.budget, (target.match,), alpha,
             model, float(self.spent(multiple)), self.layers_times, target.off_the_top,
         )  # fmt: skip
 
@@ -190,7 +197,7 @@ def _kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> tuple[list[_Ki
 def _all_kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> Iterator[_Kind]:
     looped = [k for k in wanted.loops if k > 1]
     for match in wanted.matches:
-        end = "_total" if match == "total" and len(wanted.matches) > 1 else ""
+        end = TOTAL if match == "total" and len(wanted.matches) > 1 else ""
         base = Target(
             budget, match=match, reference_loops=max(wanted.loops), d_model=backbone.d_model,
             n_heads=backbone.n_heads, n_kv_heads=backbone.n_kv_heads,
@@ -198,23 +205,25 @@ def _all_kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> Iterator[_
         )  # fmt: skip
         wide = replace(base, block="wide", loops=1)
         if "wide" in wanted.controls:
-            yield _Kind(f"wide{end}", "wide", wide, backbone)
+            yield _Kind(f"wide{end}", "wide", budget, wide, backbone)
         if "loop" in wanted.controls:
             for k in looped:
                 target = replace(base, block="loop", loops=k)
-                yield _Kind(f"loop_k{k}{end}", "loop", target, backbone)
+                yield _Kind(f"loop_k{k}{end}", "loop", budget, target, backbone)
         for alpha, k in product(wanted.alphas, wanted.loops):
             target = replace(base, alpha=alpha, loops=k)
-            yield _Kind(f"a{alpha:g}_k{k}{end}", "dual", target, backbone)
+            yield _Kind(f"a{alpha:g}_k{k}{end}", "dual", budget, target, backbone)
         if "min-deep" in wanted.controls:
             for k in wanted.loops:
                 target = replace(base, loops=k)
-                yield _Kind(f"min_deep_k{k}{end}", "dual", target, backbone, smallest_deep=True)
+                yield _Kind(
+                    f"min_deep_k{k}{end}", "dual", budget, target, backbone, smallest_deep=True
+                )
         if "expanded" in wanted.controls and match == "linear":
             # A layer more is an attention pass more: beside K loops the scores are alike.
             for k in looped:
                 target = replace(wide, budget=budget // k)
-                yield _Kind(f"expanded_k{k}", "expanded", target, backbone, layers_times=k)
+                yield _Kind(f"expanded_k{k}", "expanded", budget, target, backbone, layers_times=k)
 
 
 def _multiple(kinds: Sequence[_Kind], coarsest: int) -> int:

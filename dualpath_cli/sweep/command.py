@@ -2,8 +2,10 @@
 
 import shlex
 import sys
+import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import yaml
 from rich.console import Console
@@ -16,17 +18,32 @@ from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.recipes import Recipe, merge
+from dualpath_cli.run_folder import RECIPE
+from dualpath_cli.run_lock import alone_in
+from dualpath_cli.schedule import cooldown_start
 from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.sizes import parse_size
 from dualpath_cli.study.tables import print_table
 from dualpath_cli.sweep import plan, request, tuning
 from dualpath_cli.sweep.cells import Cell, solve
 from dualpath_cli.sweep.request import Request
-from dualpath_cli.sweep.runner import run_all
-from dualpath_cli.sweep.runs import Configuration, Run, configurations, runs_of, write_recipes
+from dualpath_cli.sweep.runner import check_none, run_all
+from dualpath_cli.sweep.runs import (
+    LENGTH,
+    RATE,
+    Configuration,
+    Run,
+    configurations,
+    runs_of,
+    write_recipes,
+)
 from dualpath_cli.sweep.slurm import write_array
 from dualpath_cli.sweep.speed import speeds
 from dualpath_cli.sweep.tuning import Family, family_of
-from dualpath_cli.sweep.worker import side_by_side
+from dualpath_cli.sweep.worker import check_sharing, side_by_side
+
+WENT_WRONG = 1
+"""What `fit` ends with where the numbers or the machine failed, not the user."""
 
 
 def run(options: Namespace) -> str:
@@ -38,28 +55,66 @@ def run(options: Namespace) -> str:
         Stopped: where it was not wanted after all, or after a signal.
     """
     wanted, console = request.read(options), plain_console()
+    with alone_in(wanted.out, console.print, "sweep.lock", "wait for its end"):
+        return _run(wanted, console)
+
+
+def _run(wanted: Request, console: Console) -> str:
     shared = _shared(wanted)
     cells, notes = solve(wanted.wanted, shared.model)
-    found = configurations(cells, wanted.varied, branches=shared.optim.schedule == "wsd")
+    found = configurations(cells, wanted.varied, branches=_branches(wanted, shared))
     rates = tuning.first_rates(wanted, shared, len(tuning.representatives(found)))
-    trials, chosen = _settled(wanted, shared, found, rates)
+    trials, chosen = _settled(wanted, shared, found, rates, console)
     runs = _runs(wanted, shared, found, chosen or {})
-    _write_and_check([*runs, *trials])
+    if not wanted.slurm:
+        check_sharing(runs[0], wanted.jobs)
+    _check(runs, trials)
     _write_down(wanted, cells, notes)
+    # What is tuned has its recipes once its rates are known.
+    write_recipes(runs if chosen is not None else trials)
     for note in notes:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
-    _show_plan(wanted, runs, trials, console)
+    _show_plan(wanted, runs, trials if chosen is None else [], console)
     if wanted.slurm:
         return _array(wanted, trials if chosen is None else runs, tuned=chosen is not None)
     _ask(wanted, console)
     while chosen is None:
-        run_all(trials, wanted.jobs, "learning rates", console)
-        trials, chosen = _settled(wanted, shared, found, rates)
+        failed = run_all(trials, wanted.jobs, "learning rates", console)
+        check_none([failure for failure in failed if failure.code != WENT_WRONG], len(trials))
+        tuning.keep_failed(wanted.out, [failure.run for failure in failed])
+        trials, chosen = _settled(wanted, shared, found, rates, console)
         write_recipes(trials)
     runs = _runs(wanted, shared, found, chosen)
     write_recipes(runs)
-    run_all(runs, wanted.jobs, "sweep", console)
+    check_none(run_all(runs, wanted.jobs, "sweep", console), len(runs))
     return f"next: dualpath compare {wanted.out}"
+
+
+def _branches(wanted: Request, shared: Settings) -> bool:
+    """Whether runs of several lengths are branches of the longest.
+
+    Raises:
+        UserError: where they would be, but cannot.
+    """
+    if LENGTH not in wanted.varied or shared.optim.schedule != "wsd":
+        return False
+    if "optim.schedule" in wanted.varied:
+        raise UserError("--set optim.schedule does not go with --set run.max_tokens under wsd")
+    if shared.optim.decay_sum is not None or "optim.decay_sum" in wanted.varied:
+        raise UserError(
+            "under optim.schedule wsd runs of several run.max_tokens are branches of the longest, "
+            "for which optim.decay_sum must be null: it depends on the length; set weight_decay"
+        )
+    batch = shared.run.batch_tokens
+    for text in wanted.varied[LENGTH]:
+        steps = parse_size(str(text), LENGTH) // batch
+        if cooldown_start(steps, shared.optim) < shared.run.save_every:
+            raise UserError(
+                f"run.save_every={shared.run.save_every} leaves no checkpoint before the cool-down "
+                f"of a run of {steps} steps, which begins at step "
+                f"{cooldown_start(steps, shared.optim)}; save more often"
+            )
+    return True
 
 
 def _shared(wanted: Request) -> Settings:
@@ -73,19 +128,29 @@ def _shared(wanted: Request) -> Settings:
 
 
 def _settled(
-    wanted: Request, shared: Settings, found: Sequence[Configuration], rates: Sequence[float]
+    wanted: Request,
+    shared: Settings,
+    found: Sequence[Configuration],
+    rates: Sequence[float],
+    console: Console,
 ) -> tuple[list[Run], Mapping[Family, float] | None]:
     """The trials of learning rates, and what they chose: None as long as some are missing."""
     if len(rates) == 1:
         return [], {family_of(configuration): rates[0] for configuration in found}
+    failed = tuning.failed_names(wanted.out)
     while True:
         trials = tuning.trials(wanted, shared, found, rates)
-        if not all(trial.is_finished for trial in trials):
-            return trials, None
+        if not all(trial.name in failed or trial.is_finished for trial in trials):
+            return [trial for trial in trials if trial.name not in failed], None
         rows = tuning.judge(trials)
         write_text(wanted.out / "tune" / "chosen.csv", format_csv(tuning.records(rows)))
         longer = tuning.grown(rates, rows)
         if longer == rates:
+            for row in tuning.at_the_end(rows):
+                console.print(
+                    f"note: the best learning rate of {row.family}, {row.lr:g}, is at the end of "
+                    "those that were tried; --tune gives others", highlight=False, soft_wrap=True,
+                )  # fmt: skip
             return trials, tuning.chosen_rates(rows)
         rates = longer
 
@@ -96,16 +161,26 @@ def _runs(
     """All runs, at the rates that were chosen, or at the recipe's."""
     recipes: dict[str, Recipe] = {}
     for configuration in found:
-        rate = rates.get(family_of(configuration), shared.optim.lr)
+        chosen = rates.get(family_of(configuration), shared.optim.lr)
+        rate = float(configuration.settings.get(RATE, chosen))
         recipes[configuration.name] = tuning.with_rate(wanted.recipe, shared, rate)
     return runs_of(found, recipes, range(wanted.seeds), wanted.out)
 
 
-def _write_and_check(runs: Sequence[Run]) -> None:
-    """Writes all recipes, and has `fit` check one of each configuration, as far as it can."""
-    write_recipes(runs)
-    for run in {run.configuration.name: run for run in runs if run.is_ready}.values():
-        launch.read(COMMANDS["fit"], ["--config", str(run.path)])
+def _check(runs: Sequence[Run], trials: Sequence[Run]) -> None:
+    """Has `fit` check one run of each configuration, as far as it can before anything runs.
+
+    Raises:
+        UserError: for the first mistake that it finds.
+    """
+    firsts = {run.configuration.name: run for run in (*runs, *trials) if run.is_ready}
+    with tempfile.TemporaryDirectory() as folder:
+        for run in firsts.values():
+            if (run.folder / RECIPE).is_file():
+                continue  # checked as it was begun
+            path = Path(folder) / "recipe.yaml"
+            path.write_text(yaml.safe_dump(run.recipe, sort_keys=False), encoding="utf-8")
+            launch.read(COMMANDS["fit"], ["--config", str(path)])
 
 
 def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) -> None:
@@ -148,10 +223,11 @@ def _show_plan(
         tried = sorted({trial.settings.optim.lr for trial in trials})
         hours = sum(row.hours or 0 for row in plan.costs(trials, speed)) / jobs
         text = (
-            f"before them {len(trials)} trials of {len(tried)} learning rates a family, "
+            f"before them at least {len(trials)} trials of {len(tried)} learning rates, "
             f"{tried[0]:g} to {tried[-1]:g}, of {trials[0].settings.run.max_tokens:,} tokens each"
         )
         text += f": {plan.duration(3600 * hours)}" if speed else ""
+        text += "; the first value of each --set is tuned for all" if wanted.varied else ""
         console.print(text, highlight=False, soft_wrap=True)
 
 

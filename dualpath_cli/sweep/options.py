@@ -14,7 +14,10 @@ def add_arguments(parser: Any) -> None:
     what.add_argument("--config", metavar="RECIPE", action="append", help=text)
     text = "FLOPs per token and layer that each spends, such as 4M; several make several sweeps."
     what.add_argument("--budget", metavar="FLOPS", help=text)
-    text = "Percents of a dual block's FLOPs that its deep path gets (default 25,50,75)."
+    text = (
+        "Percents of a dual block's FLOPs that its deep path gets (default 25,50,75; none trains "
+        "controls alone)."
+    )
     what.add_argument("--alphas", metavar="LIST", default="25,50,75", help=text)
     text = "Numbers K of loops, of dual and loop blocks alike (default 2,4)."
     what.add_argument("--loops", metavar="LIST", default="2,4", help=text)

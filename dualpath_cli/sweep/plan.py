@@ -36,7 +36,7 @@ class Cost:
     """FLOPs of its gate beyond those that widths were solved for, over the budget."""
     tokens: int
     training_flops: float
-    """Of the run; of a branch those of its cool-down."""
+    """Of the run; of a branch those after the checkpoint that it takes over."""
     seeds: int
     hours: float | None
     """Of one run."""
@@ -60,8 +60,10 @@ def _cost(run: Run, seeds: int, wides: Mapping[int, int], speeds: Mapping[str, f
     layer, times = count.mean_layer_flops(model), cell.layers_times
     tokens = run.steps * run.settings.run.batch_tokens
     batch = run.settings.run.batch_tokens
-    branch = run.settings.run.branch_from is not None
-    own = tokens - branch * batch * cooldown_start(run.steps, run.settings.optim)
+    taken_over, every = 0, run.settings.run.save_every
+    if run.settings.run.branch_from is not None:
+        taken_over = cooldown_start(run.steps, run.settings.optim) // every * every
+    own = tokens - batch * taken_over
     flops = own * training_flops(run.settings)
     speed, parameters = speeds.get(cell.family), count.parameters(model)
     return Cost(

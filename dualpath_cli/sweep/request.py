@@ -14,6 +14,7 @@ from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.ranges import check_path
 from dualpath_cli.recipes import Recipe
+from dualpath_cli.run_folder import without_numbers
 from dualpath_cli.settings import SECTIONS
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.sweep.cells import CONTROLS, Wanted
@@ -71,28 +72,38 @@ def read(options: Namespace) -> Request:
         check_path("--out", options.out)
     except ValueError as error:
         raise UserError(str(error)) from None
-    loops = _list("--loops", options.loops, _loops)
     wanted = Wanted(
         budgets=_list("--budget", options.budget, lambda text: parse_size(text, "--budget")),
-        alphas=_list("--alphas", options.alphas, _alpha),
-        loops=loops,
-        controls=_list("--controls", options.controls, _control)
-        if options.controls != "none"
-        else [],
+        alphas=_list("--alphas", options.alphas, _alpha, may_be_none=True),
+        loops=_list("--loops", options.loops, _loops),
+        controls=_list("--controls", options.controls, _control, may_be_none=True),
         matches=_list("--match", options.match, _match),
     )
+    if not recipe.get("data", {}).get("val"):
+        raise UserError(
+            "the recipe has no validation sets (data.val), by which rates are chosen and models "
+            "compared; give it one"
+        )
+    varied, rates = _varied(options.set), _rates(options.tune)
+    if rates and "optim.lr" in varied:
+        raise UserError(
+            "--tune chooses optim.lr, which --set varies as well; leave one of them out"
+        )
     tflops = None if options.tflops is None else _positive("--tflops", options.tflops)
     return Request(
-        recipe, wanted, _varied(options.set), _count("--seeds", options.seeds, MOST_SEEDS),
-        _rates(options.tune),
+        recipe, wanted, varied, _count("--seeds", options.seeds, MOST_SEEDS), rates,
         None if options.tune_tokens is None else parse_size(options.tune_tokens, "--tune-tokens"),
         Path(options.out), _count("--jobs", options.jobs, MOST_JOBS), options.slurm, tflops,
         options.yes,
     )  # fmt: skip
 
 
-def _list(option: str, text: str, read_one: Callable[[str], T]) -> list[T]:
-    """The values of a list, each once."""
+def _list(
+    option: str, text: str, read_one: Callable[[str], T], may_be_none: bool = False
+) -> list[T]:
+    """The values of a list, each once; `none` is an empty one, where it may be."""
+    if may_be_none and text == "none":
+        return []
     words = [word.strip() for word in text.split(",")]
     if not all(words):
         raise UserError(f"{option} needs values separated by commas, not '{text:.60}'")
@@ -147,8 +158,9 @@ def _rates(text: str | None) -> list[float] | None:
 
 
 def _varied(words: Sequence[str]) -> Varied:
-    """The keys and values of --set."""
+    """The keys and values of --set; those of a key that is given twice add up."""
     varied: Varied = {}
+    known = [f"{s}.{name}" for s, cls in SECTIONS.items() for name in typing.get_type_hints(cls)]
     for word in words:
         key, equals, text = word.partition("=")
         section, _, name = key.partition(".")
@@ -160,11 +172,11 @@ def _varied(words: Sequence[str]) -> Varied:
                 f"--set {key}: the sweep decides it, or solves its widths for it; "
                 "--alphas, --loops, --budget and --seeds say how, or give a sweep for each"
             )
-        known = [
-            f"{s}.{field}" for s, cls in SECTIONS.items() for field in typing.get_type_hints(cls)
-        ]
         if key not in known:
             hint = did_you_mean(key, known) or "; dualpath fit --help lists what there is"
             raise UserError(f"--set: no key '{key}' in a recipe{hint}")
-        varied[key] = list({repr(value): value for value in values}.values())
+        if key in without_numbers():
+            raise UserError(f"--set {key}: it decides no numbers of a run; set it in the recipe")
+        together = [*varied.get(key, []), *values]
+        varied[key] = list({repr(value): value for value in together}.values())
     return varied

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -22,11 +23,20 @@ REDRAW = 2.0
 Process = subprocess.Popen[bytes]
 
 
-def run_all(runs: Sequence[Run], jobs: int, title: str, console: Console) -> None:
+class Failure(NamedTuple):
+    """A run that failed."""
+
+    run: Run
+    code: int | None
+    """Its exit code; None where it was not started."""
+
+
+def run_all(runs: Sequence[Run], jobs: int, title: str, console: Console) -> list[Failure]:
     """Trains what is not finished, in the order of `runs`; a run that fails stops no other one.
 
+    Returns those that failed.
+
     Raises:
-        RunFailed: at the end, if runs failed.
         Stopped: after a signal, once the runs at work have stopped with a checkpoint.
     """
     waiting = [run for run in runs if not run.is_finished]
@@ -34,20 +44,25 @@ def run_all(runs: Sequence[Run], jobs: int, title: str, console: Console) -> Non
         done = len(runs) - len(waiting)
         console.print(f"{title}: {done} of {len(runs)} are finished already", highlight=False)
     with Board(console, title, len(runs)) as board, _signals() as signals:
-        failed = _work(runs, waiting, jobs, board, signals)
+        return _work(runs, waiting, jobs, board, signals)
+
+
+def check_none(failed: Sequence[Failure], of: int) -> None:
+    """Raises RunFailed, with the last words of the first run that failed, if one did."""
     if failed:
+        run = failed[0].run
         raise RunFailed(
-            f"{len(failed)} of {len(runs)} runs failed, the first one {failed[0].name}: "
-            f"{last_words(failed[0])} ({failed[0].log}); the same command tries them again"
+            f"{len(failed)} of {of} runs failed, the first one {run.name}: {last_words(run)} "
+            f"({run.log}); the same command tries them again"
         )
 
 
 def _work(
     runs: Sequence[Run], waiting: list[Run], jobs: int, board: Board, signals: list[int]
-) -> list[Run]:
+) -> list[Failure]:
     """Returns the runs that failed."""
     slots: dict[int, tuple[Run, Process]] = {}
-    failed: list[Run] = []
+    failed: list[Failure] = []
     drawn = 0.0
     while waiting or slots:
         if signals:
@@ -59,7 +74,8 @@ def _work(
                 waiting.remove(run)
                 slots[slot] = run, start(run, slot, jobs)
         if not slots and not any(run.is_running for run in waiting):
-            return failed + waiting  # what they would branch from has failed
+            # What they would branch from has failed.
+            return failed + [Failure(run, None) for run in waiting]
         for slot, (run, process) in list(slots.items()):
             if process.poll() is None:
                 continue
@@ -67,7 +83,7 @@ def _work(
             if process.returncode == 0 and run.is_finished:
                 board.say(f"finished {run.name}")
             else:
-                failed.append(run)
+                failed.append(Failure(run, process.returncode))
                 board.say(f"failed {run.name} ({process.returncode}): {last_words(run)}")
         if time.monotonic() - drawn >= REDRAW:
             drawn = time.monotonic()

@@ -33,9 +33,9 @@ from dualpath_cli.sizes import parse_size
 from dualpath_cli.sweep.cells import Cell
 from dualpath_cli.sweep.request import Varied
 
-ROUTER_KEYS = ("model.combination", "run.train_loops")
+ROUTER_KEYS = ("model.combination", "model.step_index", "run.train_loops")
 """What says nothing about blocks without a loop; `model.gate` nothing about all but dual ones."""
-LENGTH = "run.max_tokens"
+LENGTH, RATE = "run.max_tokens", "optim.lr"
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class Configuration:
         """The recipe of a run with a seed, whose run folder lies in `folder`."""
         recipe = recipes.merge(shared, {"model": self.cell.model})
         for key, value in self.settings.items():
+            if key == RATE:
+                continue  # the shared recipe has it, with the rates at both ends
             section, _, name = key.partition(".")
             recipe = recipes.merge(recipe, {section: {name: value}})
         run = {"recipe": self.name, "name": f"seed_{seed}", "dir": str(folder),
@@ -199,10 +201,12 @@ def write_recipes(runs: Iterable[Run]) -> None:
     Raises:
         UserError: where a run was begun with a recipe of other numbers.
     """
+    runs = list(runs)
     for run in runs:
         if (run.folder / run_folder.RECIPE).is_file():
             way_out = "give this sweep another --out, or the words that it was begun with"
             run_folder.check_same_recipe(run.folder, run.settings.as_recipe(), way_out=way_out)
+    for run in runs:
         heading = f"# {_heading(run.configuration, run.seed)}\n"
         write_text(run.path, heading + yaml.safe_dump(run.recipe, sort_keys=False))
 

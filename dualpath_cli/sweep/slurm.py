@@ -15,16 +15,18 @@ SCRIPT = """#!/bin/bash
 # Submit it from the folder that the sweep's command was given in; all nodes see it. A task that is
 # cut off by the time goes back into the queue and continues; one that is finished ends at once.
 
+# Where the cluster allows shorter arrays alone (MaxArraySize of scontrol show config), submit the
+# first part (sbatch --array=0-999) and give the sweep's command again once it is done.
+
 #SBATCH --job-name={name}
 #SBATCH --array=0-{last}%{jobs}
 #SBATCH --ntasks=1
-#SBATCH --gpus-per-task=1
-#SBATCH --cpus-per-task=4
+{gpus}#SBATCH --cpus-per-task=4
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@300
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output={logs}/%x-%A_%a.out
+#SBATCH --output="{logs}/%x-%A_%a.out"
 
 set -u
 source "${{DUALPATH_VENV:-.venv}}/bin/activate"
@@ -58,6 +60,7 @@ def write_array(runs: Sequence[Run], jobs: int, script: Path) -> Path:
     text = SCRIPT.format(
         count=len(runs), last=len(runs) - 1, jobs=jobs, out=script.parent, script=script,
         name=shlex.quote(script.parent.name), logs=logs,
+        gpus="" if runs[0].settings.trainer.accelerator == "cpu" else "#SBATCH --gpus-per-task=1\n",
         recipes="\n".join(f"    {shlex.quote(str(run.path))}" for run in runs),
     )  # fmt: skip
     write_text(script, text)

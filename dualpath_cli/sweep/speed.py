@@ -18,6 +18,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import format_csv, read_csv
 from dualpath_cli.recipes import Recipe
+from dualpath_cli.seeds import seed_from
 from dualpath_cli.sweep.plan import training_flops
 from dualpath_cli.sweep.runs import Run
 from dualpath_cli.sweep.worker import command_of, environment
@@ -29,26 +30,28 @@ STEPS = 8
 def speeds(runs: Sequence[Run], out: Path, jobs: int, console: Console) -> dict[str, float]:
     """FLOP/s of training by family, on this machine, of one run alone.
 
-    Kept in OUT/speed.csv; what is there of this machine is not measured again.
+    Kept in OUT/speed.csv; the same steps on as many threads are not timed again on this machine.
 
     Raises:
         UserError: where a run of a family cannot start.
     """
     path, host = out / "speed.csv", os.uname().nodename
     rows: list[Mapping[str, object]] = [*read_csv(path)]
-    known = {
-        str(row["family"]): float(str(row["flops_per_second"]))
-        for row in rows
-        if row["host"] == host
-    }
+    known: dict[str, float] = {}
     for run in runs:
         family = run.configuration.cell.family
+        if family in known:
+            continue
+        timed = f"{seed_from(yaml.safe_dump(_short(run, '')), jobs):016x}"
+        for row in rows:
+            if (row["host"], row["timed"]) == (host, timed):
+                known[family] = float(str(row["flops_per_second"]))
         if family in known:
             continue
         console.print(f"measuring how fast this machine trains: {family}", highlight=False)
         tokens = _tokens_per_second(run, jobs)
         known[family] = tokens * training_flops(run.settings)
-        rows.append({"host": host, "family": family, "tokens_per_second": tokens,
+        rows.append({"host": host, "family": family, "timed": timed, "tokens_per_second": tokens,
                      "flops_per_second": known[family]})  # fmt: skip
         write_text(path, format_csv(rows))
     return known

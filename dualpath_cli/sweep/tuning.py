@@ -2,20 +2,24 @@
 
 A trial trains one configuration of the family at one rate, with a seed that no run of the sweep
 has, usually on fewer tokens. The best rate has the fewest bits per byte, averaged over validation
-sets. While the best rate of any family lies at an end of the grid, the grid grows there by one, for
-all families.
+sets; a trial whose numbers went wrong (`fit` ends with 1) counts as infinitely bad. While the best
+rate of any family lies at an end of the grid, the grid grows there by one, for all families.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean
 
 from dualpath_cli import recipes
-from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli.errors import RunFailed
+from dualpath_cli.output.atomic import write_text
+from dualpath_cli.output.csv_text import format_csv, read_csv
 from dualpath_cli.recipes import Recipe
 from dualpath_cli.settings import Settings
 from dualpath_cli.sweep.request import MOST_SEEDS, RATES_EACH, Request
-from dualpath_cli.sweep.runs import LENGTH, Configuration, Run, runs_of
+from dualpath_cli.sweep.runs import LENGTH, RATE, Configuration, Run, runs_of
 
 SEED = MOST_SEEDS
 """Of all trials."""
@@ -65,7 +69,7 @@ def first_rates(request: Request, settings: Settings, families: int) -> list[flo
     """The grid to begin with; a single rate means that nothing is tried."""
     if request.tune is None:
         own = settings.optim.lr
-        alone = families < 2 or "optim.lr" in request.varied
+        alone = families < 2 or RATE in request.varied
         return [own] if alone else [own * factor for factor in RATES_EACH]
     return request.tune or [settings.optim.lr]
 
@@ -103,14 +107,37 @@ def trials(
     return runs_of(tried, shared, [SEED], request.out / "tune")
 
 
+def failed_names(out: Path) -> set[str]:
+    """The trials whose numbers went wrong, as OUT/tune/failed.csv has them."""
+    return {row["trial"] for row in read_csv(out / "tune" / "failed.csv")}
+
+
+def keep_failed(out: Path, runs: Sequence[Run]) -> None:
+    """Adds to those trials."""
+    names = sorted(failed_names(out) | {run.name for run in runs})
+    if names:
+        rows = [{"trial": name} for name in names]
+        write_text(out / "tune" / "failed.csv", format_csv(rows))
+
+
 def judge(runs: Sequence[Run]) -> list[Trial]:
-    """A row for each trial that is finished, one of them chosen for each family."""
+    """A row for each trial, one of them chosen for each family.
+
+    Raises:
+        RunFailed: if all trials of a family went wrong.
+    """
     scores = {run: _score(run) for run in runs}
     best: dict[Family, Run] = {}
     for run, score in scores.items():
         family = family_of(run.configuration)
         if family not in best or score < scores[best[family]]:
             best[family] = run
+    for (budget, name), run in best.items():
+        if scores[run] == math.inf:
+            raise RunFailed(
+                f"all trials of {name} at a budget of {budget:,} went wrong; {run.log} says how; "
+                "give lower rates (--tune)"
+            )
     return [
         Trial(
             *family_of(run.configuration), run.configuration.name, run.settings.run.max_tokens,
@@ -121,12 +148,12 @@ def judge(runs: Sequence[Run]) -> list[Trial]:
 
 
 def _score(run: Run) -> float:
-    """Bits per byte at the end: of the validation sets, or of the last tenth of the training."""
-    ends = [row for row in read_csv(run.folder / "validation.csv") if int(row["step"]) == run.steps]
-    if not ends:
-        rows = read_csv(run.folder / "metrics.csv")
-        ends = rows[-max(1, len(rows) // 10) :]
-    return fmean(float(row["bits_per_byte"]) for row in ends)
+    """Bits per byte at the end, the mean of the validation sets; infinite where there is no end."""
+    if not run.is_finished:
+        return math.inf
+    rows = read_csv(run.folder / "validation.csv")
+    score = fmean(float(row["bits_per_byte"]) for row in rows if int(row["step"]) == run.steps)
+    return score if math.isfinite(score) else math.inf
 
 
 def grown(rates: Sequence[float], rows: Sequence[Trial]) -> list[float]:
@@ -138,6 +165,12 @@ def grown(rates: Sequence[float], rows: Sequence[Trial]) -> list[float]:
     if len(rates) > 1 and len(longer) < MOST_RATES and rates[-1] in chosen:
         longer = [*longer, _short(rates[-1] ** 2 / rates[-2])]
     return longer
+
+
+def at_the_end(rows: Sequence[Trial]) -> list[Trial]:
+    """The chosen trials whose rate is the lowest or the highest that was tried."""
+    rates = {row.lr for row in rows}
+    return [row for row in rows if row.chosen and row.lr in (min(rates), max(rates))]
 
 
 def chosen_rates(rows: Sequence[Trial]) -> Mapping[Family, float]:

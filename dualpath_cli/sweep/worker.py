@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dualpath_cli.command.checks import visible_gpus
+from dualpath_cli.errors import UserError
 from dualpath_cli.sweep.runs import Run
 
 _DEATH_SIGNAL = 1
@@ -36,6 +37,27 @@ def environment(run: Run, slot: int, jobs: int) -> Mapping[str, str]:
 def side_by_side(run: Run, jobs: int) -> int:
     """How many of as many jobs do not share a device with another one."""
     return min(jobs, len(_gpus(run)) or jobs)
+
+
+def check_sharing(run: Run, jobs: int) -> None:
+    """Checks that runs can be side by side on the GPUs that there are, if they are.
+
+    Raises:
+        UserError: for several jobs that want more than a GPU each, or all of a GPU's memory.
+    """
+    gpus, trainer = _gpus(run), run.settings.trainer
+    if jobs == 1 or not gpus:
+        return
+    if str(trainer.devices) not in ("auto", "1"):
+        raise UserError(
+            f"--jobs {jobs} gives each run one GPU, but trainer.devices is {trainer.devices}; "
+            "take --jobs 1 or trainer.devices 1"
+        )
+    if jobs > len(gpus) and run.settings.run.micro_batch == "auto":
+        raise UserError(
+            f"--jobs {jobs} on {len(gpus)} GPUs: run.micro_batch auto would fill a GPU that runs "
+            "share; give it a number"
+        )
 
 
 def _gpus(run: Run) -> list[str]:

@@ -33,7 +33,8 @@ def stop(*_):
 step = start
 signal.signal(signal.SIGTERM, stop)
 if run["recipe"] in os.environ.get("FAKE_FAILING", "").split():
-    sys.exit("dualpath fit: error: broken on purpose")
+    print("dualpath fit: failed: broken on purpose", file=sys.stderr)
+    sys.exit(1)
 with (folder / "starts").open("a") as file:
     file.write(f"{start} {os.environ.get('OMP_NUM_THREADS')} "
                f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {time.time()}\\n")

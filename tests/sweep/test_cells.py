@@ -117,6 +117,8 @@ def test_what_cannot_be_is_named_with_a_way_out() -> None:
     (note,) = [note for note in notes if note.startswith("a25_k4")]
     assert "cannot be" in note
     assert "would do" in note
+    with pytest.raises(UserError, match="neither --alphas nor --controls names one"):
+        solve(wanted(alphas=[], controls=[]), SMALL)
     with pytest.raises(UserError, match=r"no configuration can be: .*a50_k4"):
         solve(wanted(budgets=[10_000], alphas=[50], loops=[4], controls=[]), SMALL)
 
@@ -127,3 +129,19 @@ def test_several_budgets_stand_in_the_names() -> None:
     ]
     assert {"f600k_wide", "f1.2m_a50_k4"} <= set(names)
     assert len(set(names)) == len(names)
+
+
+def test_odd_budgets_and_finest_multiples_are_taken_as_they_are() -> None:
+    cells = {c.name: c for c in solve(wanted(budgets=[1_000_001], loops=[2, 3]), SMALL)[0]}
+    assert {c.budget for c in cells.values()} == {1_000_001}, "also where layers divide it"
+    narrow = {c.name: c for c in solve(wanted(), replace(SMALL, ffn_multiple_of=1))[0]}[
+        "min_deep_k2"
+    ]
+    assert model_of(narrow).effective_width(narrow.model["d_ffn"]) == 1
+
+
+def test_what_is_left_out_or_the_same_is_said() -> None:
+    notes = solve(wanted(matches=["total"], controls=["wide", "expanded"]), SMALL)[1]
+    assert "expanded is matched in linear FLOPs alone: left out" in notes
+    notes = solve(wanted(alphas=[33.3333333, 33.34], loops=[2], controls=["wide"]), SMALL)[1]
+    assert notes == ["a33.34_k2 is the same model as a33.3333_k2: trained once"]

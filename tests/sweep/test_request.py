@@ -17,15 +17,17 @@ def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path: Path
     assert wanted.loops == [4, 2]
     assert wanted.controls == ["wide", "loop"]
     assert asked(tmp_path, "--controls", "none").wanted.controls == []
+    assert asked(tmp_path, "--alphas", "none").wanted.alphas == []
     assert asked(tmp_path, "--match", "linear,total").wanted.matches == ["linear", "total"]
 
 
 def test_settings_are_recipe_values(tmp_path: Path) -> None:
     words = ["--set", "optim.decay=[matrices],[matrices, gains]", "--set", "model.gain_init=-7,-2"]
-    assert asked(tmp_path, *words, "--set", "model.gate=convex").varied == {
+    words += ["--set", "model.gate=convex", "--set", "model.gate=fixed,convex"]
+    assert asked(tmp_path, *words).varied == {
         "optim.decay": [["matrices"], ["matrices", "gains"]],
         "model.gain_init": [-7, -2],
-        "model.gate": ["convex"],
+        "model.gate": ["convex", "fixed"],
     }
 
 
@@ -55,6 +57,8 @@ def test_rates_are_sorted_default_or_off(tmp_path: Path) -> None:
         (["--set", "seed_everything=1"], "--set seed_everything: the sweep decides it"),
         (["--set", "model.gates=fixed"], "no key 'model.gates' in a recipe; did you mean"),
         (["--config", "nowhere"], "no recipe 'nowhere'"),
+        (["--set", "run.log_every=1,5"], "--set run.log_every: it decides no numbers"),
+        (["--set", "optim.lr=1e-3", "--tune", "1e-3,2e-3"], "--tune chooses optim.lr, which --set"),
         (["--tflops", "0"], "--tflops must be a number above 0, not '0'"),
     ],
 )
@@ -65,3 +69,8 @@ def test_mistakes_are_one_line_that_names_the_value(
         asked(tmp_path, *words)
     assert said in str(mistake.value)
     assert "\n" not in str(mistake.value)
+
+
+def test_a_sweep_needs_validation_sets(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the recipe has no validation sets"):
+        asked(tmp_path, data={"val": {}})

@@ -47,11 +47,11 @@ def test_settings_multiply_where_they_make_a_difference(tmp_path: Path) -> None:
 
 
 def test_values_that_would_have_one_name_are_refused(tmp_path: Path) -> None:
-    words = ["--set", "run.wandb=a b,a_b", "--controls", "none"]
-    with pytest.raises(UserError, match="2 configurations the name 'a50_k2-wandb_a_b'"):
+    words = ["--set", "data.path=a b,a_b", "--controls", "none"]
+    with pytest.raises(UserError, match="2 configurations the name 'a50_k2-path_a_b'"):
         found_for(asked(tmp_path, *words))
-    (found,) = found_for(asked(tmp_path, "--set", "run.compile=false", "--controls", "none"))
-    assert found.name == "a50_k2-compile_false"
+    (found,) = found_for(asked(tmp_path, "--set", "trainer.benchmark=false", "--controls", "none"))
+    assert found.name == "a50_k2-benchmark_false"
 
 
 def test_each_recipe_stands_alone(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ WSD = {"schedule": "wsd", "cooldown": 0.2}
 
 def test_under_wsd_shorter_runs_branch_from_the_longest(tmp_path: Path) -> None:
     words = ["--set", "run.max_tokens=320,640,128", "--controls", "none", "--seeds", "1"]
-    request = asked(tmp_path, *words, optim=WSD)
+    request = asked(tmp_path, *words, optim=WSD, run={"save_every": 1})
     cells, _ = solve(request.wanted, _shared(request).model)
     found = configurations(cells, request.varied, branches=True)
     long, *short = _runs(request, _shared(request), found, {})
@@ -179,3 +179,27 @@ def test_jobs_that_share_a_gpu_are_not_side_by_side(
     assert [worker.side_by_side(on_gpu, jobs) for jobs in (1, 2, 8)] == [1, 2, 2]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert worker.side_by_side(on_gpu, 8) == 8, "auto is then the CPU"
+
+
+def test_runs_that_share_a_gpu_must_fit_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    two = runs_for(asked(tmp_path, trainer={"accelerator": "auto", "devices": 2}))[0]
+    with pytest.raises(UserError, match=r"trainer\.devices is 2; take --jobs 1"):
+        worker.check_sharing(two, 2)
+    worker.check_sharing(two, 1)
+    full = runs_for(asked(tmp_path, trainer={"accelerator": "auto"}, run={"micro_batch": "auto"}))[
+        0
+    ]
+    worker.check_sharing(full, 2)
+    with pytest.raises(UserError, match=r"run\.micro_batch auto would fill a GPU"):
+        worker.check_sharing(full, 3)
+
+
+def test_a_rate_that_is_varied_keeps_its_ratio_too(tmp_path: Path) -> None:
+    rates = {
+        run.settings.optim.lr: run.settings.optim.lr_end
+        for run in runs_for(asked(tmp_path, "--set", "optim.lr=1e-3,8e-3"))
+    }
+    assert rates == {1e-3: 1e-4, 8e-3: 8e-4}

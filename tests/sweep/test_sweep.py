@@ -78,7 +78,7 @@ def test_a_run_that_fails_stops_no_other_one(
     monkeypatch.setenv("FAKE_FAILING", "loop_k2")
     assert cli.main([*words, "--yes", "--tune", "off", "--jobs", "2"]) == 1
     said = capsys.readouterr().err
-    assert "2 of 6 runs failed, the first one loop_k2-seed_0: dualpath fit: error: broken" in said
+    assert "2 of 6 runs failed, the first one loop_k2-seed_0: dualpath fit: failed: broken" in said
     monkeypatch.delenv("FAKE_FAILING")
     assert cli.main([*words, "--yes", "--tune", "off"]) == 0
     assert len(starts(tmp_path / "sweep")) == 6
@@ -88,7 +88,7 @@ def test_branches_wait_for_their_trunk_and_fail_with_it(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    write_recipe(tmp_path, optim={"schedule": "wsd"})
+    write_recipe(tmp_path, optim={"schedule": "wsd"}, run={"save_every": 1})
     words = [*words, "--yes", "--tune", "off", "--seeds", "1", "--controls", "none", "--jobs", "2"]
     words += ["--set", "run.max_tokens=320,640"]
     monkeypatch.setenv("FAKE_FAILING", "a50_k2-max_tokens_640")
@@ -126,6 +126,70 @@ def test_slots_get_a_gpu_each_and_share_where_there_are_more_runs(
     assert sorted(gpus) == ["0", "0", "1"]
 
 
+def test_a_rate_at_which_numbers_go_wrong_is_no_rate(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("FAKE_FAILING", "wide-lr_0.008 loop_k2-lr_0.008 a50_k2-lr_0.008")
+    assert cli.main([*words, "--yes", "--tune", "2e-3,4e-3"]) == 0
+    rows = read_csv(tmp_path / "sweep" / "tune" / "chosen.csv")
+    assert {float(row["lr"]) for row in rows} == {2e-3, 4e-3, 8e-3}
+    assert {row["bits_per_byte"] for row in rows if row["lr"] == "0.008"} == {"inf"}
+    assert {float(row["lr"]) for row in rows if row["chosen"] == "True"} == {4e-3}
+    assert cli.main([*words, "--yes", "--tune", "2e-3,4e-3"]) == 0, "and is not tried again"
+    monkeypatch.setenv("FAKE_FAILING", "wide-lr_0.002")
+    capsys.readouterr()
+    assert cli.main([*words, "--yes", "--tune", "2e-3", "--out", str(tmp_path / "one")]) == 0
+    monkeypatch.setenv("FAKE_FAILING", "wide-lr_0.001 wide-lr_0.002")
+    other = [*words, "--yes", "--tune", "1e-3,2e-3", "--out", str(tmp_path / "other")]
+    assert cli.main(other) == 1
+    assert "all trials of wide at a budget of 100,000 went wrong" in capsys.readouterr().err
+
+
+def test_a_family_may_be_added_to_a_sweep_that_was_tuned(words: list[str], tmp_path: Path) -> None:
+    words = [*words, "--yes", "--tune", "2e-3,4e-3", "--seeds", "1"]
+    assert cli.main([*words, "--controls", "wide"]) == 0
+    before = (tmp_path / "sweep" / "recipes" / "wide-seed_0.yaml").read_text()
+    assert cli.main([*words, "--controls", "wide,expanded"]) == 0
+    assert (tmp_path / "sweep" / "recipes" / "wide-seed_0.yaml").read_text() == before
+    assert len(starts(tmp_path / "sweep" / "runs")) == 3
+
+
+def test_recipes_of_runs_are_written_once_their_rates_are_known(
+    words: list[str], tmp_path: Path
+) -> None:
+    assert cli.main(words) == 2, "there is nobody to ask"
+    out = tmp_path / "sweep"
+    assert not (out / "recipes").exists()
+    assert len(list((out / "tune" / "recipes").iterdir())) == 9
+
+
+def test_a_second_sweep_in_the_same_folder_is_refused(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = begin(words, tmp_path, seconds=5)
+    assert cli.main([*words, "--yes", "--tune", "off", "--seeds", "1"]) == 2
+    assert "is being written by process" in capsys.readouterr().err
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_branches_that_could_not_be_are_refused_before_anything_runs(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*words, "--yes", "--tune", "off", "--set", "run.max_tokens=320,640"]
+    for optim, run, said in (
+        ({"schedule": "wsd", "decay_sum": 1.0}, {}, "optim.decay_sum must be null"),
+        ({"schedule": "wsd"}, {"save_every": 10}, "leaves no checkpoint before the cool-down"),
+    ):
+        write_recipe(tmp_path, optim=optim, run=run)
+        assert cli.main(words) == 2
+        assert said in capsys.readouterr().err
+    write_recipe(tmp_path, optim={"schedule": "wsd"})
+    assert cli.main([*words, "--set", "optim.schedule=wsd,cosine"]) == 2
+    assert starts(tmp_path / "sweep") == {}
+
+
 def test_nothing_runs_without_a_yes(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -140,7 +204,7 @@ def test_nothing_runs_without_a_yes(
     assert "nothing was started; the plan is in" in capsys.readouterr().out
     assert starts(out) == {}
     assert len(read_csv(out / "plan.csv")) == 3
-    assert len(list((out / "recipes").iterdir())) == 6
+    assert len(list((out / "tune" / "recipes").iterdir())) == 9
 
 
 SWEEP = """
@@ -195,7 +259,7 @@ def test_a_killed_sweep_leaves_no_process_behind_and_goes_on(
     process.kill()
     process.communicate(timeout=60)
     deadline = time.monotonic() + 30
-    while "fake_fit.py" in subprocess.run(["ps", "ax"], capture_output=True, text=True).stdout:
+    while str(tmp_path) in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout:
         assert time.monotonic() < deadline, "its runs went on without it"
         time.sleep(0.1)
     assert cli.main([*words, "--yes", "--tune", "off", "--seeds", "1"]) == 0
@@ -218,6 +282,9 @@ def test_the_grid_grows_while_a_best_rate_is_at_its_end() -> None:
 def test_slurm_runs_a_task_for_each_run(words: list[str], tmp_path: Path) -> None:
     """The script is run by bash, with stand-ins for srun and scontrol."""
     assert cli.main([*words, "--slurm", "--tune", "off"]) == 0
+    assert "--gpus" not in (tmp_path / "sweep" / "jobs.sbatch").read_text(), (
+        "its trainer is a CPU's"
+    )
     script = tmp_path / "sweep" / "jobs.sbatch"
     assert "#SBATCH --array=0-5%1" in script.read_text()
     tools = tmp_path / "tools"

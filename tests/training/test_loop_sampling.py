@@ -1,5 +1,7 @@
 """Training with a number of loops that is drawn for each step."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +13,7 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.training.loop_sampling import LoopSampling
 from tests.model.small_models import SMALL
-from tests.tiny_run import Fit, Refused, rows, tables
+from tests.tiny_run import Fit, Refused, tables
 
 
 @given(
@@ -41,12 +43,35 @@ def test_the_models_own_number_needs_no_intervention() -> None:
     assert sampling.intervention(0, other) == Intervention(loops=2)
 
 
-def test_a_run_with_one_choice_equals_one_forced_to_it_in_each_step(fit: Fit) -> None:
-    """The first step's loss is that of the forced model; the model's own K is as without."""
+def test_a_step_trains_with_the_number_that_is_drawn(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses of each step are those of a forward pass with K' forced, on the step's batch."""
+    forward, seen = DualPathLM.forward, []
+
+    def watched(model: DualPathLM, tokens: torch.Tensor, *args: Any, **options: Any) -> Any:
+        losses = forward(model, tokens, *args, **options)
+        if model.training and torch.is_grad_enabled():
+            by_loops = {
+                k: forward(model, tokens, *args, intervention=Intervention(loops=k)).mean().item()
+                for k in (1, 2, 3)
+            }
+            seen.append((losses.mean().item(), by_loops))
+        return losses
+
+    monkeypatch.setattr(DualPathLM, "forward", watched)
+    fit(run={"train_loops": [1, 2, 3], "gates_every": 0})
+    sampling = LoopSampling((1, 2, 3), seed=1)
+    assert len(seen) == 6 * 2, "steps of two micro-batches"
+    for place, (loss, by_loops) in enumerate(seen):
+        drawn = sampling.at(place // 2)
+        assert loss == pytest.approx(by_loops[drawn], rel=1e-6)
+        assert all(abs(loss - by_loops[k]) > 1e-6 for k in by_loops if k != drawn)
+
+
+def test_the_models_own_number_alone_is_training_without_a_choice(fit: Fit) -> None:
     own = fit(run={"name": "own", "train_loops": [2]})
     assert tables(own) == tables(fit(run={"name": "plain"}))
-    forced = fit(run={"name": "forced", "train_loops": [1]})
-    assert rows(forced / "metrics.csv") != rows(own / "metrics.csv")
 
 
 def test_a_continued_run_draws_what_it_would_have_drawn(fit: Fit) -> None:
