@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dualpath_cli.compare import paper
-from dualpath_cli.compare.configurations import Group, groups_of
+from dualpath_cli.compare.configurations import Group
+from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, is_run, read_run
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.atomic import write_text

@@ -1,19 +1,17 @@
-"""Runs as configurations, which differ in more than their seed, and these as groups of one budget.
+"""Runs as configurations, which differ in more than their seed.
 
 All is derived from the runs' own recipes, so that runs of a sweep and others are treated alike.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Literal
 
-from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
+from dualpath_cli.compare.runs import TrainedRun
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.flops.count import flops_by_layer, parameters
-from dualpath_cli.sizes import format_size
 
 Family = Literal["wide", "expanded", "loop", "dual"]
 FAMILIES: tuple[Family, ...] = ("wide", "expanded", "loop", "dual")
@@ -39,7 +37,7 @@ class Configuration:
     flops_total: float
     """The same with router and attention scores."""
     line: str
-    """Dual configurations of one line differ in loops and the deep path's width alone."""
+    """Dual configurations of one line differ in loops and widths, not in alpha in whole percents."""
     scores: Mapping[str, Mapping[int, float]]
     """Bits per byte by measure and seed."""
     seconds_per_token: float
@@ -81,58 +79,7 @@ class Group:
     """Why there is no baseline, or what the numbers are."""
 
 
-def groups_of(runs: Sequence[TrainedRun], baseline: str | None = None) -> list[Group]:
-    """Sorts runs into configurations and groups, those of the smallest budget first.
-
-    Raises:
-        UserError: for two runs of one configuration and seed, and a baseline that there is not.
-    """
-    by_budget: dict[tuple[int, int], list[TrainedRun]] = {}
-    for run in runs:
-        settings = run.settings.run
-        tokens = settings.max_tokens // settings.batch_tokens * settings.batch_tokens
-        budget = int(float(f"{settings.budget or 0:.3g}"))  # a third of one, thrice, is the same
-        by_budget.setdefault((budget, tokens), []).append(run)
-    groups = [_group(budget, tokens, of_one) for (budget, tokens), of_one in
-              sorted(by_budget.items(), key=lambda item: item[0])]  # fmt: skip
-    if baseline is None:
-        return [_with_wide_baseline(group) for group in groups]
-    names = {c.name for group in groups for c in group.configurations}
-    if baseline not in names:
-        hint = did_you_mean(baseline, names) or f"; there are {', '.join(sorted(names))}"
-        raise UserError(f"no configuration '{baseline}' for --baseline{hint}")
-    return [_with_baseline(group, baseline) for group in groups]
-
-
-def _group(budget: int, tokens: int, runs: Sequence[TrainedRun]) -> Group:
-    by_identity: dict[str, dict[int, TrainedRun]] = {}
-    for run in runs:
-        of_one = by_identity.setdefault(run.identity, {})
-        if run.seed in of_one:
-            raise UserError(
-                f"{of_one[run.seed].folder} and {run.folder} are the same configuration with seed "
-                f"{run.seed}; leave one of them out"
-            )
-        of_one[run.seed] = run
-    parts = [tuple(of_one[seed] for seed in sorted(of_one)) for of_one in by_identity.values()]
-    fewest = min(run.settings.model.n_layers for run in runs)
-    configurations = [
-        _configuration(name, part, fewest) for name, part in zip(_names(parts), parts, strict=True)
-    ]
-    wides = [c for c in configurations if c.family == "wide"]
-    named = [c for c in wides if c.name.rpartition("_")[2] == WIDE] or wides
-    return Group(
-        name=f"{f'budget {format_size(budget)}' if budget else 'no budget'}, {tokens:,} tokens",
-        tokens=tokens,
-        measures=tuple(runs[0].scores),
-        quality=AGGREGATE,
-        configurations=tuple(sorted(configurations, key=_place)),
-        wide=named[0] if len(named) == 1 else None,
-        baseline=None,
-    )
-
-
-def _configuration(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Configuration:
+def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Configuration:
     model = runs[0].settings.model
     layers = flops_by_layer(model)
     family = family_of(model, fewest)
@@ -145,7 +92,7 @@ def _configuration(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Conf
         parameters=parameters(model),
         flops_linear=sum(layer.linear_total for layer in layers) / fewest,
         flops_total=sum(layer.total for layer in layers) / fewest,
-        line=_line(runs[0]),
+        line=_line(runs[0], alpha_of(model)) if family == "dual" else name,
         scores={
             measure: {run.seed: run.scores[measure] for run in runs} for measure in runs[0].scores
         },
@@ -169,14 +116,14 @@ def alpha_of(model: ModelConfig) -> float:
     return 100 * deep / (deep + wide)
 
 
-def _line(run: TrainedRun) -> str:
+def _line(run: TrainedRun, alpha: float) -> str:
     part, precision = json.loads(run.identity)
-    for name in ("loops", "d_ffn"):
+    for name in ("loops", "d_ffn", "d_ffn_wide"):
         del part["model"][name]
-    return json.dumps([part, precision], sort_keys=True)
+    return json.dumps([part, precision, round(alpha)], sort_keys=True)
 
 
-def _names(parts: Sequence[Sequence[TrainedRun]]) -> list[str]:
+def names_of(parts: Sequence[Sequence[TrainedRun]]) -> list[str]:
     """A name a configuration: its recipe's, or where others have the same, with the first run's."""
     runs = [part[0] for part in parts]
     candidates: tuple[list[str], ...] = (
@@ -190,27 +137,7 @@ def _names(parts: Sequence[Sequence[TrainedRun]]) -> list[str]:
     ]
 
 
-def _place(configuration: Configuration) -> tuple[int, float, int, str]:
+def place_of(configuration: Configuration) -> tuple[int, float, int, str]:
     """Of a row: as in the paper's table, by family, share of the deep path, loops."""
     c = configuration
     return FAMILIES.index(c.family), round(c.alpha or 0), c.loops or 0, c.name
-
-
-def _with_wide_baseline(group: Group) -> Group:
-    if group.wide is not None:
-        return replace(group, baseline=group.wide)
-    wides = [c.name for c in group.configurations if c.family == "wide"]
-    found = f"{len(wides)} PureWide, {', '.join(wides)}" if wides else "no PureWide"
-    return replace(group, note=f"no tests: {found}; --baseline NAME chooses what to test against")
-
-
-def _with_baseline(group: Group, name: str) -> Group:
-    chosen = _named(group.configurations, name)
-    if chosen is None:
-        return replace(group, note=f"no tests: it has no configuration '{name}'")
-    wide = chosen if chosen.family == "wide" else group.wide
-    return replace(group, baseline=chosen, wide=wide)
-
-
-def _named(configurations: Iterable[Configuration], name: str) -> Configuration | None:
-    return next((c for c in configurations if c.name == name), None)

@@ -62,13 +62,16 @@ def _losses(ax: Axes, group: Group, along: int) -> None:
     shown = []
     for c, color, dashes in _styles(group):
         points = shared_points([c])[0]
+        if not points.shape[1]:
+            continue  # its seeds were logged at different steps
         x = points[..., along].mean(0)
         _line(ax, x, points[..., LOSS], color, dashes, c.name)
         shown.append(points[:, x >= START * x[-1], LOSS])
     _scale(ax, shown)
     ax.set(title=group.name, ylabel="training loss (nats per token)")
     ax.title.set_fontsize(9)
-    ax.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    if shown:
+        ax.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     plain(ax)
 
 
@@ -79,6 +82,8 @@ def _differences(ax: Axes, group: Group, baseline: Configuration) -> None:
         if c is baseline or not set(c.seeds) & set(baseline.seeds):
             continue
         ours, theirs = shared_points([c, baseline])
+        if not ours.shape[1]:
+            continue
         x, gaps = ours[..., TOKENS].mean(0), ours[..., LOSS] - theirs[..., LOSS]
         _line(ax, x, gaps, color, dashes, c.name)
         shown.append(gaps[:, x >= START * x[-1]])
@@ -101,6 +106,8 @@ def _line(ax: Axes, x: Floats, values_SP: Floats, color: str, dashes: str, name:
 
 
 def _scale(ax: Axes, shown: Sequence[Floats]) -> None:
+    if not shown:
+        return
     lowest, highest = min(v.min() for v in shown), max(v.max() for v in shown)
     room = 0.04 * (highest - lowest) or 0.1
     ax.set_ylim(lowest - room, highest + room)
@@ -118,4 +125,9 @@ def shared_points(configurations: Sequence[Configuration]) -> list[Floats]:
     ]
     first = curves[0][0]
     tokens = sorted(set(first).intersection(*(curve for part in curves for curve in part)))
-    return [np.array([[curve[place] for place in tokens] for curve in part]) for part in curves]
+    return [
+        np.reshape([[curve[place] for place in tokens] for curve in part], (len(part), -1, 3))
+        if tokens
+        else np.zeros((len(part), 0, 3))
+        for part in curves
+    ]

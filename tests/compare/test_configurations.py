@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.compare.configurations import Configuration, Group, groups_of
+from dualpath_cli.compare.configurations import Configuration, Group
+from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.errors import UserError
 from tests.compare.run_folders import BATCH, CELLS, STEPS, model_of, write_run, write_sweep
@@ -126,7 +127,7 @@ def test_the_pure_wide_is_the_baseline_or_what_is_named(tmp_path):
 
 
 def test_of_several_wide_models_the_one_that_is_called_so(tmp_path):
-    for name, lr in {"wide-lr_1": 0.001, "wide_total": 0.002, "f600k_wide": 0.003}.items():
+    for name, lr in {"wide-lr_1": 0.001, "wide_b": 0.002, "f600k_wide": 0.003}.items():
         write_run(tmp_path / name, model_of("wide"), SCORES, cell=name, optim={"lr": lr})
     runs = all_of(tmp_path)
     (group,) = groups_of(runs)

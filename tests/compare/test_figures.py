@@ -7,8 +7,9 @@ import pytest
 from matplotlib.image import imread
 
 from dualpath_cli.compare import paper
-from dualpath_cli.compare.configurations import Group, groups_of
+from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.figures import LOSS, TOKENS, draw, shared_points
+from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.quality import COLORS, COUNTS, MARKERS, quality
 from dualpath_cli.compare.runs import find_folders, read_run
 from tests.compare.groups import configuration, group, wide

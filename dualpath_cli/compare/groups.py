@@ -1,0 +1,110 @@
+"""Groups of configurations: of one budget, number of tokens, kind of matching, and baseline."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from dualpath_cli.compare.configurations import (
+    WIDE,
+    Configuration,
+    Group,
+    configuration_of,
+    names_of,
+    place_of,
+)
+from dualpath_cli.compare.parts import by_match, by_wide, without_budget
+from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
+from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.sizes import format_size
+
+
+def groups_of(runs: Sequence[TrainedRun], baseline: str | None = None) -> list[Group]:
+    """Sorts runs into configurations and groups, those of the smallest budget first.
+
+    Raises:
+        UserError: for two runs of one configuration and seed, and a baseline that there is not.
+    """
+    by_budget: dict[tuple[int, int], list[TrainedRun]] = {}
+    for run in runs:
+        settings = run.settings.run
+        tokens = settings.max_tokens // settings.batch_tokens * settings.batch_tokens
+        budget = int(float(f"{settings.budget or 0:.3g}"))  # a third of one, thrice, is the same
+        by_budget.setdefault((budget, tokens), []).append(run)
+    ordered = sorted(by_budget.items(), key=lambda item: item[0])
+    groups = [
+        group
+        for (budget, tokens), of_one in ordered
+        for group in _groups(budget, tokens, of_one, split=baseline is None)
+    ]
+    if baseline is None:
+        return [_with_wide_baseline(group) for group in groups]
+    names = {c.name for group in groups for c in group.configurations}
+    names |= set(map(without_budget, names))
+    if baseline not in names:
+        hint = did_you_mean(baseline, names) or f"; there are {', '.join(sorted(names))}"
+        raise UserError(f"no configuration '{baseline}' for --baseline{hint}")
+    return [_with_baseline(group, baseline) for group in groups]
+
+
+def _groups(budget: int, tokens: int, runs: Sequence[TrainedRun], split: bool) -> list[Group]:
+    """The groups of a budget; `split`: one for each PureWide."""
+    by_identity: dict[str, dict[int, TrainedRun]] = {}
+    for run in runs:
+        of_one = by_identity.setdefault(run.identity, {})
+        if run.seed in of_one:
+            raise UserError(
+                f"{of_one[run.seed].folder} and {run.folder} are the same configuration with seed "
+                f"{run.seed}; leave one of them out"
+            )
+        of_one[run.seed] = run
+    parts = [tuple(of_one[seed] for seed in sorted(of_one)) for of_one in by_identity.values()]
+    fewest = min(run.settings.model.n_layers for run in runs)
+    configurations = [
+        configuration_of(name, part, fewest)
+        for name, part in zip(names_of(parts), parts, strict=True)
+    ]
+    name = f"{f'budget {format_size(budget)}' if budget else 'no budget'}, {tokens:,} tokens"
+    return [
+        _group(", ".join(filter(None, (name, match, settings))), tokens, tuple(runs[0].scores), own)
+        for match, of_match in by_match(configurations)
+        for settings, own in (by_wide(of_match) if split else [("", of_match)])
+    ]
+
+
+def _group(
+    name: str, tokens: int, measures: tuple[str, ...], configurations: Sequence[Configuration]
+) -> Group:
+    wides = [c for c in configurations if c.family == "wide"]
+    named = [c for c in wides if c.name.rpartition("_")[2] == WIDE] or wides
+    return Group(
+        name=name,
+        tokens=tokens,
+        measures=measures,
+        quality=AGGREGATE,
+        configurations=tuple(sorted(configurations, key=place_of)),
+        wide=named[0] if len(named) == 1 else None,
+        baseline=None,
+    )
+
+
+def _with_wide_baseline(group: Group) -> Group:
+    if group.wide is not None:
+        return replace(group, baseline=group.wide)
+    wides = [c.name for c in group.configurations if c.family == "wide"]
+    found = f"{len(wides)} PureWide, {', '.join(wides)}" if wides else "no PureWide"
+    return replace(group, note=f"no tests: {found}; --baseline NAME chooses what to test against")
+
+
+def _with_baseline(group: Group, name: str) -> Group:
+    chosen = _named(group.configurations, name)
+    if chosen is None:
+        return replace(group, note=f"no tests: it has no configuration '{name}'")
+    wide = chosen if chosen.family == "wide" else group.wide
+    return replace(group, baseline=chosen, wide=wide)
+
+
+def _named(configurations: Iterable[Configuration], name: str) -> Configuration | None:
+    """The configuration of a name, with or without the budget before it."""
+    found = {without_budget(c.name): c for c in configurations} | {
+        c.name: c for c in configurations
+    }
+    return found.get(name)

@@ -1,0 +1,92 @@
+"""The configurations of a budget in parts that can be compared: by what is matched, by settings.
+
+A sweep may match some configurations in linear and others in total FLOPs, and may vary a setting of
+PureWide as of all others. Each part then has a PureWide of its own.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from dualpath_cli.compare.configurations import Configuration
+from dualpath_cli.sweep.cells import TOTAL
+
+NEAR = 0.02
+"""Relative difference of FLOPs that count as equal: twice what a sweep allows from the budget."""
+OF_CELL = {
+    "model": {"block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers"},
+    "optim": {"lr", "lr_start", "lr_end"},
+}
+"""Keys that make a configuration of a sweep, or are tuned for it: no settings that it varies."""
+
+Part = tuple[str, list[Configuration]]
+"""What its title adds to that of the budget, and the configurations."""
+
+
+def by_match(configurations: Sequence[Configuration]) -> list[Part]:
+    """Those of equal linear FLOPs, then those of equal total FLOPs, if there are both.
+
+    A sweep's names say which were matched in total FLOPs (`wide_total`); others belong there, too,
+    where their total FLOPs are the same.
+    """
+    totals = [c for c in configurations if c.name.partition("-")[0].endswith(TOTAL)]
+    if not totals or len(totals) == len(configurations):
+        return [("", list(configurations))]
+    due = median(c.flops_total for c in totals)
+    linear = [c for c in configurations if c not in totals]
+    equal = [c for c in linear if abs(c.flops_total / due - 1) <= NEAR]
+    return [("equal linear FLOPs", linear), ("equal total FLOPs", [*totals, *equal])]
+
+
+def by_wide(configurations: Sequence[Configuration]) -> list[Part]:
+    """A part for each PureWide, with the configurations whose settings are nearest to its own.
+
+    All in one where there is one PureWide, or none, or a configuration is as near to several.
+    """
+    wides = [c for c in configurations if c.family == "wide"]
+    if len(wides) < 2:
+        return [("", list(configurations))]
+    settings = {c.name: _settings(c) for c in configurations}
+    parts: dict[str, list[Configuration]] = {wide.name: [] for wide in wides}
+    for c in configurations:
+        distances = {
+            wide.name: len(_different(settings[c.name], settings[wide.name])) for wide in wides
+        }
+        nearest = [name for name, d in distances.items() if d == min(distances.values())]
+        if len(nearest) > 1:
+            return [("", list(configurations))]
+        parts[nearest[0]].append(c)
+    varied = sorted(
+        {key for wide in wides for key in _different(settings[wide.name], settings[wides[0].name])}
+    )
+    return [
+        (", ".join(f"{key.rpartition('.')[2]} {_shown(settings[name].get(key))}" for key in varied),
+         members)
+        for name, members in parts.items()
+    ]  # fmt: skip
+
+
+def _settings(configuration: Configuration) -> dict[str, Any]:
+    """What a sweep may have varied of a configuration, by key."""
+    recipe, precision = json.loads(configuration.runs[0].identity)
+    flat = {"trainer.precision": precision}
+    for name, section in recipe.items():
+        values = section if isinstance(section, dict) else {"": section}
+        kept = values.keys() - OF_CELL.get(name, set())
+        flat |= {f"{name}.{key}": values[key] for key in kept}
+    return flat
+
+
+def _different(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
+    return {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
+
+
+def _shown(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def without_budget(name: str) -> str:
+    """A configuration's name without the budget before it: `loop_k2` of `f600k_loop_k2`."""
+    return re.sub(r"^f[0-9.]+[kmbt]?_", "", name)

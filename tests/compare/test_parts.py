@@ -1,0 +1,108 @@
+"""A budget's configurations in parts: by what is matched, and by the PureWide of their settings."""
+
+from pathlib import Path
+
+import pytest
+
+from dualpath_cli.compare import figures
+from dualpath_cli.compare.groups import groups_of
+from dualpath_cli.compare.runs import TrainedRun, find_folders, read_run
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError
+from dualpath_cli.sweep.cells import Wanted, solve
+from tests.compare.run_folders import BUDGET, model_of, write_run
+
+BACKBONE = ModelConfig(
+    vocab_size=4096, n_layers=4, d_model=64, n_heads=2, n_kv_heads=2, max_seq_len=256, d_ffn=64,
+    d_ffn_wide=64, ffn_multiple_of=4,
+)  # fmt: skip
+
+
+def runs_in(folder: Path) -> list[TrainedRun]:
+    runs = [read_run(path) for path in find_folders([str(folder)])]
+    return [run for run in runs if isinstance(run, TrainedRun)]
+
+
+def write_matched(folder: Path, budget: str = "") -> list[TrainedRun]:
+    """Runs of a sweep that was matched in linear and in total FLOPs."""
+    wanted = Wanted([BUDGET], [50], [2, 4], ["wide", "loop"], ["linear", "total"])
+    for number, cell in enumerate(solve(wanted, BACKBONE)[0]):
+        for seed in (0, 1):
+            model = {**vars(BACKBONE), **cell.model}
+            name = budget + cell.name
+            scores = {"novels": 2.0 + number / 10 + seed / 100 * (1 + number % 2)}
+            write_run(folder / "runs" / name / f"{seed}", model, scores, cell=name, seed=seed)
+    return runs_in(folder)
+
+
+def test_each_kind_of_matching_has_its_own_pure_wide(tmp_path: Path) -> None:
+    linear, total = groups_of(write_matched(tmp_path))
+    assert linear.name.endswith("equal linear FLOPs")
+    assert [c.name for c in linear.configurations] == [
+        "wide", "loop_k2", "loop_k4", "a50_k2", "a50_k4",
+    ]  # fmt: skip
+    assert [c.name for c in total.configurations] == [
+        "wide_total", "loop_k2_total", "loop_k4_total", "a50_k2_total", "a50_k4",
+    ]  # fmt: skip
+    assert linear.baseline is not None
+    assert total.baseline is not None
+    assert (linear.baseline.name, total.baseline.name) == ("wide", "wide_total")
+
+
+def test_the_lines_of_an_alpha_join_its_loops_also_at_equal_total_flops(tmp_path: Path) -> None:
+    for group in groups_of(write_matched(tmp_path)):
+        lines = {c.line for c in group.configurations if c.family == "dual"}
+        assert len(lines) == 1
+
+
+def test_a_setting_that_is_varied_everywhere_makes_a_part_of_each_value(tmp_path: Path) -> None:
+    for init in (-7.0, -2.0):
+        for kind in ("wide", "dual"):
+            name = f"{kind}-gain_init_{init:g}"
+            model = model_of(kind, 2 if kind == "dual" else 1) | {"gain_init": init}
+            for seed in (0, 1):
+                write_run(tmp_path / name / f"{seed}", model, {"novels": 2.0 + seed}, cell=name,
+                          seed=seed, optim={"lr": 1e-3 if kind == "wide" else 2e-3})  # fmt: skip
+    groups = groups_of(runs_in(tmp_path))
+    members = {g.name.rpartition(", ")[2]: [c.name for c in g.configurations] for g in groups}
+    assert members == {
+        "gain_init -7.0": ["wide-gain_init_-7", "dual-gain_init_-7"],
+        "gain_init -2.0": ["wide-gain_init_-2", "dual-gain_init_-2"],
+    }
+    (group,) = groups_of(runs_in(tmp_path), "wide-gain_init_-7")
+    assert len(group.configurations) == 4, "a baseline that is chosen is that of all"
+
+
+def test_a_setting_of_dual_blocks_alone_leaves_them_beside_the_one_pure_wide(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path / "wide" / "0", model_of("wide"), {"novels": 2.0})
+    for gate in ("two_gates", "convex"):
+        name = f"dual-gate_{gate}"
+        model = model_of("dual", 2) | {"gate": gate}
+        write_run(tmp_path / name / "0", model, {"novels": 2.1}, cell=name)
+    (group,) = groups_of(runs_in(tmp_path))
+    assert len(group.configurations) == 3
+
+
+def test_a_baseline_may_be_named_without_its_budget(tmp_path: Path) -> None:
+    runs = write_matched(tmp_path, budget="f600k_")
+    linear, total = groups_of(runs, "loop_k2")
+    assert linear.baseline is not None
+    assert linear.baseline.name == "f600k_loop_k2"
+    assert total.baseline is None
+    with pytest.raises(UserError, match="no configuration 'loop_k3'"):
+        groups_of(runs, "loop_k3")
+
+
+def test_seeds_that_were_logged_at_different_steps_have_no_line(tmp_path: Path) -> None:
+    for seed, every in ((0, 10), (1, 40)):
+        folder = write_run(tmp_path / "wide" / f"{seed}", model_of("wide"), {"novels": 2.0 + seed},
+                           seed=seed)  # fmt: skip
+        rows = (folder / "metrics.csv").read_text().splitlines()
+        kept = rows[:4] if every == 10 else [rows[0], rows[4]]
+        (folder / "metrics.csv").write_text("\n".join(kept) + "\n")
+    groups = groups_of(runs_in(tmp_path))
+    points = figures.shared_points(groups[0].configurations)[0]
+    assert points.shape == (2, 0, 3)
+    assert figures.draw(tmp_path / "out", groups)
