@@ -37,7 +37,7 @@ class Configuration:
     flops_total: float
     """The same with router and attention scores."""
     line: str
-    """Dual configurations of one line differ in loops and widths, not in alpha in whole percents."""
+    """Dual configurations of one line differ in loops and widths, not in alpha (whole percents)."""
     scores: Mapping[str, Mapping[int, float]]
     """Bits per byte by measure and seed."""
     seconds_per_token: float

@@ -134,7 +134,7 @@ def test_of_several_wide_models_the_one_that_is_called_so(tmp_path):
     assert group.wide is by_name(group)["f600k_wide"]
     (group,) = groups_of([run for run in runs if run.settings.run.recipe != "f600k_wide"])
     assert group.baseline is group.wide is None
-    assert "no tests: 2 PureWide, wide-lr_1, wide_total; --baseline NAME" in group.note
+    assert "no tests: 2 PureWide, wide-lr_1, wide_b; --baseline NAME" in group.note
 
 
 def test_a_group_that_lacks_the_named_baseline_has_no_tests(tmp_path):
