@@ -5,8 +5,10 @@ import shutil
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium():
+    # Not for the whole session: playwright's event loop runs on meanwhile, beside which Dask's
+    # client, of other tests, cannot run one of its own.
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     program = shutil.which("chromium")
     if program is None:
