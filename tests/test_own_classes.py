@@ -122,17 +122,18 @@ def test_exported_files_have_the_same_weights(
 
 @pytest.mark.usefixtures("remote_code")
 def test_a_folder_for_transformers_brings_the_classes_along(
-    pair: Pair, tmp_path: Path, output_of: OutputOf, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, tmp_path: Path, output_of: OutputOf, remote_code: None
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    folder = tmp_path / "hf"
+    # Names of their own: transformers keeps one copy of the code of all folders of a name.
+    folder = tmp_path / "with_own_classes"
     output_of("export", "--ckpt_path", pair[1], "--format", "hf", "--out", folder)
     assert "dualpath_cli" not in (folder / "own_tests_own_classes.py").read_text()
     tokens = torch.arange(12)[None]
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     gate = theirs.model.blocks[0].gate
     assert type(gate).__module__.startswith("transformers_modules.")
-    built_in = tmp_path / "built-in"
+    built_in = tmp_path / "with_built_in_ones"
     output_of("export", "--ckpt_path", pair[0], "--format", "hf", "--out", built_in)
     wanted = transformers.AutoModelForCausalLM.from_pretrained(built_in, trust_remote_code=True)
     with torch.no_grad():
