@@ -1,5 +1,6 @@
 """What a sweep costs: parameters, FLOPs, tokens and hours of each configuration. Torch-free."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -38,6 +39,8 @@ class Cost:
     training_flops: float
     """Of the run; of a branch those after the checkpoint that it takes over."""
     seeds: int
+    left: int
+    """Runs of it that are not finished."""
     hours: float | None
     """Of one run."""
 
@@ -45,17 +48,20 @@ class Cost:
 def costs(runs: Sequence[Run], speeds: Mapping[str, float]) -> list[Cost]:
     """A row for each configuration; `speeds` are FLOP/s of training by family."""
     firsts = {run.configuration.name: run for run in reversed(runs)}
-    seeds = {name: sum(run.configuration.name == name for run in runs) for name in firsts}
+    seeds = Counter(run.configuration.name for run in runs)
     wides = {
         run.configuration.cell.budget: count.parameters(run.settings.model)
         for run in runs
         if run.configuration.cell.name.endswith("wide")
     }
+    left = Counter(run.configuration.name for run in runs if not run.is_finished)
     ordered = dict.fromkeys(run.configuration.name for run in runs)
-    return [_cost(firsts[name], seeds[name], wides, speeds) for name in ordered]
+    return [_cost(firsts[name], seeds[name], left[name], wides, speeds) for name in ordered]
 
 
-def _cost(run: Run, seeds: int, wides: Mapping[int, int], speeds: Mapping[str, float]) -> Cost:
+def _cost(
+    run: Run, seeds: int, left: int, wides: Mapping[int, int], speeds: Mapping[str, float]
+) -> Cost:
     cell, model = run.configuration.cell, run.settings.model
     layer, times = count.mean_layer_flops(model), cell.layers_times
     tokens = run.steps * run.settings.run.batch_tokens
@@ -73,7 +79,7 @@ def _cost(run: Run, seeds: int, wides: Mapping[int, int], speeds: Mapping[str, f
         parameters / wides[cell.budget] if cell.budget in wides else None,
         layer["linear_total"] * times, layer["total"] * times, cell.spent,
         (count.gate_flops(model) - cell.gate_flops) / cell.budget if cell.family == "dual" else 0.0,
-        tokens, flops, seeds,
+        tokens, flops, seeds, left,
         None if speed is None else flops / speed / 3600,
     )  # fmt: skip
 
@@ -91,17 +97,18 @@ def records(rows: Sequence[Cost]) -> list[dict[str, object]]:
 
 def plan_table(rows: Sequence[Cost], jobs: int) -> Table:
     """The plan as it is shown before anything runs; `jobs` at a time slow each other not down."""
-    runs = sum(row.seeds for row in rows)
+    runs, left = sum(row.seeds for row in rows), sum(row.left for row in rows)
     caption = "M: million FLOPs per token and layer; of due: of the sum that is matched"
-    known = [row.hours * row.seeds for row in rows if row.hours is not None]
+    known = [row.hours * row.left for row in rows if row.hours is not None]
     if len(known) == len(rows):
-        caption += f"; in all {duration(3600 * sum(known) / jobs)}"
-        caption += f", {jobs} side by side" if jobs > 1 else ""
+        caption += f"; in all {duration(3600 * sum(known) / jobs)}" if left else ""
+        caption += f", {jobs} side by side" if left and jobs > 1 else ""
     several = len({row.budget for row in rows}) > 1
     columns = ["parameters", "of wide", "linear M", "total M", "of due", "tokens", "runs", "each"]
+    title = f"{len(rows)} configurations, {runs} runs"
     table = table_of(
-        f"{len(rows)} configurations, {runs} runs", ["configuration", *["budget"] * several],
-        columns, caption,
+        title + (f", {left} of them left" if left < runs else ""),
+        ["configuration", *["budget"] * several], columns, caption,
     )  # fmt: skip
     for row in rows:
         table.add_row(

@@ -66,7 +66,9 @@ def test_what_is_finished_is_left_alone_and_more_seeds_are_added(
     out = tmp_path / "sweep"
     assert cli.main([*words, "--yes", "--tune", "off"]) == 0
     assert cli.main([*words, "--yes", "--tune", "off", "--seeds", "3"]) == 0
-    assert "6 of 9 are finished already" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "3 configurations, 9 runs, 3 of them left" in said
+    assert "6 of 9 are finished already" in said
     assert len(starts(out)) == 9
     assert all(len(lines) == 1 for lines in starts(out).values())
 
