@@ -27,9 +27,10 @@ def run(options: Namespace) -> str:
         raise UserError("compare needs a RUN, a folder of runs, or --paper")
     if options.baseline and not options.runs:
         raise UserError("--baseline is one of RUN's configurations; give a RUN as well")
+    baselines = [name.strip() for name in (options.baseline or "").split(",") if name.strip()]
     runs, left_out = _read(options.runs)
     out = _out(options)
-    groups = groups_of(runs, options.baseline) + (paper.groups() if options.paper else [])
+    groups = groups_of(runs, baselines) + (paper.groups() if options.paper else [])
     return "\n".join(map(str, answer(groups, left_out, out)))
 
 
@@ -77,14 +78,14 @@ def answer(groups: Sequence[Group], left_out: Sequence[str], out: Path) -> list[
         console.print(line, highlight=False, soft_wrap=True)
     rows = differences_of(groups)
     made = sum(row.p == row.p for row in rows)
-    by_group = [[row for row in rows if row.group == group.name] for group in groups]
-    for group, of_one in zip(groups, by_group, strict=True):
+    for group in groups:
         print_table(console, writing.screen(sheet.sheet_of_group(group, errors=False)))
-        if of_one:
-            short = [row for row in of_one if row.measure == group.measures[0]]
-            print_table(console, writing.screen(sheet.sheet_of_tests(short, made)))
+        of_group = [row for row in rows if row.group == group.name]
+        short = [row for row in of_group if row.measure == group.measures[0]]
+        for tests_of_one in sheet.sheets_of_tests(short, made):
+            print_table(console, writing.screen(tests_of_one))
     main = [sheet.sheet_of_group(group) for group in groups]
-    tests = [sheet.sheet_of_tests(of_one, made) for of_one in by_group if of_one]
+    tests = sheet.sheets_of_tests(rows, made)
     texts = {"table.csv": format_csv(*sheet.records_of_groups(groups))}
     for name, sheets in (("table", main), ("tests", tests)):
         texts |= {f"{name}.md": _joined(writing.markdown, sheets)}

@@ -73,8 +73,8 @@ class Group:
     configurations: tuple[Configuration, ...]
     wide: Configuration | None
     """What parameters and time are relative to."""
-    baseline: Configuration | None
-    """What the others are tested against."""
+    baselines: tuple[Configuration, ...] = ()
+    """What the others are tested against, each of them; the first one is that of figures."""
     note: str = ""
     """Why there is no baseline, or what the numbers are."""
 

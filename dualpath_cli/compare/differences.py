@@ -1,4 +1,4 @@
-"""Every configuration against the baseline of its group: intervals, tests, words."""
+"""Every configuration against the baselines of its group: intervals, tests, words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,18 +62,20 @@ def differences_of(groups: Sequence[Group]) -> list[Difference]:
 
 
 def _of_group(group: Group) -> list[dict[str, Any]]:
-    baseline = group.baseline
-    if baseline is None:
-        return []
-    others = [c for c in group.configurations if c is not baseline]
-    blocks = find_blocks(
-        {c.name: c.scores[group.measures[0]] for c in group.configurations}, baseline.name
-    )
-    return [
-        _difference(group, measure, other, baseline, blocks)
-        for measure in group.measures
-        for other in others
-    ]
+    rows = []
+    for n, baseline in enumerate(group.baselines):
+        # Two baselines are one pair, which is tested once.
+        tested = {one.name for one in group.baselines[: n + 1]}
+        blocks = find_blocks(
+            {c.name: c.scores[group.measures[0]] for c in group.configurations}, baseline.name
+        )
+        rows += [
+            _difference(group, measure, other, baseline, blocks)
+            for measure in group.measures
+            for other in group.configurations
+            if other.name not in tested
+        ]
+    return rows
 
 
 def _difference(

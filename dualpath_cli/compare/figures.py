@@ -35,15 +35,15 @@ def draw(folder: Path, groups: Sequence[Group]) -> list[Path]:
 
 def _against_tokens(groups: Sequence[Group]) -> Figure:
     """Training loss, a column a group; below it what it is less that of the baseline."""
-    compared = any(group.baseline for group in groups)
+    compared = any(group.baselines for group in groups)
     figure, axes = panels(7.4 * len(groups), 7.2 if compared else 4.2, 1 + compared, len(groups))
     for group, column in zip(groups, axes.T, strict=True):
         _losses(column[0], group, TOKENS)
         column[-1].set_xlabel("training tokens")
         for ax in column:
             ax.xaxis.set_major_formatter(COUNTS)
-        if group.baseline is not None:
-            _differences(column[1], group, group.baseline)
+        if group.baselines:
+            _differences(column[1], group, group.baselines[0])
         elif compared:
             column[1].set_axis_off()
     return figure

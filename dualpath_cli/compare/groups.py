@@ -17,7 +17,7 @@ from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.sizes import format_size
 
 
-def groups_of(runs: Sequence[TrainedRun], baseline: str | None = None) -> list[Group]:
+def groups_of(runs: Sequence[TrainedRun], baselines: Sequence[str] = ()) -> list[Group]:
     """Sorts runs into configurations and groups, those of the smallest budget first.
 
     Raises:
@@ -33,16 +33,17 @@ def groups_of(runs: Sequence[TrainedRun], baseline: str | None = None) -> list[G
     groups = [
         group
         for (budget, tokens), of_one in ordered
-        for group in _groups(budget, tokens, of_one, split=baseline is None)
+        for group in _groups(budget, tokens, of_one, split=not baselines)
     ]
-    if baseline is None:
+    if not baselines:
         return [_with_wide_baseline(group) for group in groups]
     names = {c.name for group in groups for c in group.configurations}
     names |= set(map(without_budget, names))
-    if baseline not in names:
-        hint = did_you_mean(baseline, names) or f"; there are {', '.join(sorted(names))}"
-        raise UserError(f"no configuration '{baseline}' for --baseline{hint}")
-    return [_with_baseline(group, baseline) for group in groups]
+    for baseline in baselines:
+        if baseline not in names:
+            hint = did_you_mean(baseline, names) or f"; there are {', '.join(sorted(names))}"
+            raise UserError(f"no configuration '{baseline}' for --baseline{hint}")
+    return [_with_baselines(group, baselines) for group in groups]
 
 
 def _groups(budget: int, tokens: int, runs: Sequence[TrainedRun], split: bool) -> list[Group]:
@@ -82,24 +83,25 @@ def _group(
         quality=AGGREGATE,
         configurations=tuple(sorted(configurations, key=place_of)),
         wide=named[0] if len(named) == 1 else None,
-        baseline=None,
     )
 
 
 def _with_wide_baseline(group: Group) -> Group:
     if group.wide is not None:
-        return replace(group, baseline=group.wide)
+        return replace(group, baselines=(group.wide,))
     wides = [c.name for c in group.configurations if c.family == "wide"]
     found = f"{len(wides)} PureWide, {', '.join(wides)}" if wides else "no PureWide"
-    return replace(group, note=f"no tests: {found}; --baseline NAME chooses what to test against")
+    return replace(group, note=f"no tests: {found}; --baseline NAMES chooses what to test against")
 
 
-def _with_baseline(group: Group, name: str) -> Group:
-    chosen = _named(group.configurations, name)
-    if chosen is None:
-        return replace(group, note=f"no tests: it has no configuration '{name}'")
-    wide = chosen if chosen.family == "wide" else group.wide
-    return replace(group, baseline=chosen, wide=wide)
+def _with_baselines(group: Group, names: Sequence[str]) -> Group:
+    found = {name: _named(group.configurations, name) for name in names}
+    chosen = tuple({c.name: c for c in found.values() if c is not None}.values())
+    missing = ", ".join(f"'{name}'" for name, c in found.items() if c is None)
+    if missing:
+        group = replace(group, note=f"no tests against {missing}: there is none here")
+    wide = next((c for c in chosen if c.family == "wide"), group.wide)
+    return replace(group, baselines=chosen, wide=wide)
 
 
 def _named(configurations: Iterable[Configuration], name: str) -> Configuration | None:

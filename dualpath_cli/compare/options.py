@@ -12,9 +12,10 @@ def add_arguments(parser: Any) -> None:
     text = "Folder for tables, figures and the page; by default `comparison` in the folder of runs."
     parser.add_argument("--out", metavar="DIR", help=text)
     text = (
-        "Configuration that the others are tested against; by default the PureWide of each budget."
+        "Configurations that the others are tested against, separated by commas; by default the "
+        "PureWide of each budget."
     )
-    parser.add_argument("--baseline", metavar="NAME", help=text)
+    parser.add_argument("--baseline", metavar="NAMES", help=text)
     text = (
         "Show the paper's own 26 configurations in the same tables and figures, as single runs; "
         "needs no RUN."

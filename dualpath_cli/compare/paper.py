@@ -36,7 +36,6 @@ def _group(budget: str) -> Group:
         quality=ALL,
         configurations=tuple(rows),
         wide=next(c for c in rows if c.family == "wide"),
-        baseline=None,
         note="single runs, no error known, no tests; α as the paper names it; parameters and FLOPs "
         f"counted as trained; time of all {paper.GPUS} GPUs together",
     )

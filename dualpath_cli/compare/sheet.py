@@ -81,8 +81,15 @@ def sheet_of_group(group: Group, errors: bool = True) -> Sheet:
     return Sheet(group.name, caption + note, ("configuration", "family"), numbers, tuple(rows))
 
 
-def sheet_of_tests(rows: Sequence[Difference], total: int) -> Sheet:
-    """The tests of one group; `total` were made in all."""
+def sheets_of_tests(rows: Sequence[Difference], total: int) -> list[Sheet]:
+    """A table for each group and baseline; `total` tests were made in all."""
+    parts: dict[tuple[str, str], list[Difference]] = {}
+    for row in rows:
+        parts.setdefault((row.group, row.baseline), []).append(row)
+    return [_sheet_of_tests(part, total) for part in parts.values()]
+
+
+def _sheet_of_tests(rows: Sequence[Difference], total: int) -> Sheet:
     cells = []
     for row in rows:
         known = row.p == row.p

@@ -28,6 +28,6 @@ def group(*configurations: Configuration, **changes: Any) -> Group:
     fields: dict[str, Any] = {
         "name": "budget 600K, 1,000 tokens", "tokens": 1000, "measures": (AGGREGATE, "text"),
         "quality": AGGREGATE, "configurations": configurations, "wide": configurations[0],
-        "baseline": configurations[0],
+        "baselines": configurations[:1],
     }  # fmt: skip
     return Group(**(fields | changes))

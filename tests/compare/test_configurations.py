@@ -72,7 +72,7 @@ def test_a_deeper_wide_model_is_expanded_and_counts_all_its_layers(tmp_path):
     wide, expanded = group.configurations
     assert (wide.family, expanded.family, expanded.layers) == ("wide", "expanded", 8)
     assert expanded.flops_linear == pytest.approx(wide.flops_linear, rel=0.02)
-    assert group.baseline is wide
+    assert group.baselines == (wide,)
 
 
 def test_budgets_and_amounts_of_training_are_groups(tmp_path):
@@ -118,12 +118,13 @@ def test_the_pure_wide_is_the_baseline_or_what_is_named(tmp_path):
     write_run(tmp_path / "b", model_of("dual", 2), SCORES, cell="a50_k2")
     runs = all_of(tmp_path)
     (group,) = groups_of(runs)
-    assert group.baseline is group.wide is by_name(group)["wide"]
-    (group,) = groups_of(runs, "a50_k2")
-    assert group.baseline is by_name(group)["a50_k2"]
+    assert group.wide is by_name(group)["wide"]
+    assert group.baselines == (group.wide,)
+    (group,) = groups_of(runs, ["a50_k2"])
+    assert group.baselines == (by_name(group)["a50_k2"],)
     assert group.wide is by_name(group)["wide"]
     with pytest.raises(UserError, match="no configuration 'a50_k3' for --baseline; did you mean"):
-        groups_of(runs, "a50_k3")
+        groups_of(runs, ["a50_k3"])
 
 
 def test_of_several_wide_models_the_one_that_is_called_so(tmp_path):
@@ -133,14 +134,14 @@ def test_of_several_wide_models_the_one_that_is_called_so(tmp_path):
     (group,) = groups_of(runs)
     assert group.wide is by_name(group)["f600k_wide"]
     (group,) = groups_of([run for run in runs if run.settings.run.recipe != "f600k_wide"])
-    assert group.baseline is group.wide is None
-    assert "no tests: 2 PureWide, wide-lr_1, wide_b; --baseline NAME" in group.note
+    assert (group.baselines, group.wide) == ((), None)
+    assert "no tests: 2 PureWide, wide-lr_1, wide_b; --baseline NAMES" in group.note
 
 
 def test_a_group_that_lacks_the_named_baseline_has_no_tests(tmp_path):
     for budget, name in ((300_000, "small"), (600_000, "large")):
         model = model_of("wide", budget=budget)
         write_run(tmp_path / name, model, SCORES, cell=name, run={"budget": budget})
-    first, second = groups_of(all_of(tmp_path), "large")
-    assert (first.baseline, first.note) == (None, "no tests: it has no configuration 'large'")
-    assert second.baseline is second.wide
+    first, second = groups_of(all_of(tmp_path), ["large"])
+    assert (first.baselines, first.note) == ((), "no tests against 'large': there is none here")
+    assert second.baselines == (second.wide,)

@@ -56,6 +56,21 @@ def test_what_lacks_seeds_is_tested_by_its_own_differences():
     assert all(math.isnan(rows["one"].__dict__[name]) for name in ("low", "high", "p", "p_holm"))
 
 
+def test_two_baselines_are_one_pair_and_all_tests_are_corrected_together():
+    rng = np.random.default_rng(2)
+    loop, dual = (configuration(name, seeds(*rng.normal(2, 0.01, 3))) for name in ("loop", "dual"))
+    control = wide(seeds(*rng.normal(2, 0.01, 3)))
+    both = differences_of([group(control, loop, dual, baselines=(control, loop))])
+    pairs = [(r.configuration, r.baseline) for r in both if r.measure == "aggregate"]
+    assert pairs == [("loop", "wide"), ("dual", "wide"), ("dual", "loop")]
+    assert [r.p_holm for r in both] == pytest.approx(holm([r.p for r in both]))
+    alone = differences_of([group(control, loop, dual, baselines=(loop,))])
+    by_pair = {(r.configuration, r.baseline, r.measure): r.p for r in alone}
+    assert {key: by_pair[key] for key in by_pair if key[0] == "dual"} == {
+        (r.configuration, r.baseline, r.measure): r.p for r in both if r.baseline == "loop"
+    }
+
+
 def test_the_correction_counts_the_tests_of_all_groups_and_sets():
     groups = [
         group(wide(seeds(2.0, 2.1)), configuration("a", seeds(1.9, 2.05)), name=name)
@@ -91,4 +106,4 @@ def test_an_interval_with_zero_in_it_is_undecided(row, verdict):
 
 
 def test_without_a_baseline_there_are_no_tests():
-    assert differences_of([group(wide(seeds(2.0, 2.1)), baseline=None)]) == []
+    assert differences_of([group(wide(seeds(2.0, 2.1)), baselines=())]) == []

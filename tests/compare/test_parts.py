@@ -44,9 +44,7 @@ def test_each_kind_of_matching_has_its_own_pure_wide(tmp_path: Path) -> None:
     assert [c.name for c in total.configurations] == [
         "wide_total", "loop_k2_total", "loop_k4_total", "a50_k2_total", "a50_k4",
     ]  # fmt: skip
-    assert linear.baseline is not None
-    assert total.baseline is not None
-    assert (linear.baseline.name, total.baseline.name) == ("wide", "wide_total")
+    assert [c.name for c in (*linear.baselines, *total.baselines)] == ["wide", "wide_total"]
 
 
 def test_the_lines_of_an_alpha_join_its_loops_also_at_equal_total_flops(tmp_path: Path) -> None:
@@ -69,7 +67,7 @@ def test_a_setting_that_is_varied_everywhere_makes_a_part_of_each_value(tmp_path
         "gain_init -7.0": ["wide-gain_init_-7", "dual-gain_init_-7"],
         "gain_init -2.0": ["wide-gain_init_-2", "dual-gain_init_-2"],
     }
-    (group,) = groups_of(runs_in(tmp_path), "wide-gain_init_-7")
+    (group,) = groups_of(runs_in(tmp_path), ["wide-gain_init_-7"])
     assert len(group.configurations) == 4, "a baseline that is chosen is that of all"
 
 
@@ -87,12 +85,12 @@ def test_a_setting_of_dual_blocks_alone_leaves_them_beside_the_one_pure_wide(
 
 def test_a_baseline_may_be_named_without_its_budget(tmp_path: Path) -> None:
     runs = write_matched(tmp_path, budget="f600k_")
-    linear, total = groups_of(runs, "loop_k2")
-    assert linear.baseline is not None
-    assert linear.baseline.name == "f600k_loop_k2"
-    assert total.baseline is None
+    linear, total = groups_of(runs, ["loop_k2", "f600k_wide", "wide"])
+    assert [c.name for c in linear.baselines] == ["f600k_loop_k2", "f600k_wide"]
+    assert total.baselines == ()
+    assert total.note.startswith("no tests against 'loop_k2', 'f600k_wide', 'wide': there is none")
     with pytest.raises(UserError, match="no configuration 'loop_k3'"):
-        groups_of(runs, "loop_k3")
+        groups_of(runs, ["loop_k3"])
 
 
 def test_seeds_that_were_logged_at_different_steps_have_no_line(tmp_path: Path) -> None:

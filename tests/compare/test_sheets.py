@@ -14,7 +14,7 @@ from dualpath_cli.compare.sheet import (
     count,
     records_of_groups,
     sheet_of_group,
-    sheet_of_tests,
+    sheets_of_tests,
 )
 from dualpath_cli.compare.writing import latex, markdown
 from dualpath_cli.output.csv_text import format_csv
@@ -59,7 +59,7 @@ def test_the_csv_has_full_numbers_and_leaves_empty_what_a_group_has_not():
 
 def test_tests_say_their_number_and_leave_empty_what_was_not_tested():
     rows = differences_of([TABLE])
-    sheet = sheet_of_tests(rows, 2)
+    (sheet,) = sheets_of_tests(rows, 2)
     assert sheet.title.endswith("bits per byte less those of wide, 2 tests in all")
     cells = dict(zip(sheet.headings, sheet.rows[1], strict=True))
     assert cells["verdict"].text == "one seed, no test"
