@@ -144,14 +144,19 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its last step is saved, and validated where there is something to validate on."""
+        """Whether its last step is saved, and validated where there is something to validate on.
+
+        One whose checkpoints were all removed, as fit never does, is finished if it was validated.
+        """
         if not (self.folder / run_folder.RECIPE).is_file():
             return False
-        checkpoint = run_folder.newest_checkpoint(self.folder)
-        if checkpoint is None or run_folder.step_of(checkpoint) < self.steps:
-            return False
+        sets = self.settings.data.val
         rows = read_csv(self.folder / "validation.csv")
-        return not self.settings.data.val or any(int(row["step"]) == self.steps for row in rows)
+        validated = any(int(row["step"]) == self.steps for row in rows)
+        checkpoint = run_folder.newest_checkpoint(self.folder)
+        if checkpoint is None:
+            return validated
+        return run_folder.step_of(checkpoint) >= self.steps and (validated or not sets)
 
     @property
     def is_ready(self) -> bool:

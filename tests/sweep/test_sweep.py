@@ -1,6 +1,7 @@
 """`dualpath sweep` from its words to finished runs, with a stand-in for `fit`."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,6 +72,19 @@ def test_what_is_finished_is_left_alone_and_more_seeds_are_added(
     assert "6 of 9 are finished already" in said
     assert len(starts(out)) == 9
     assert all(len(lines) == 1 for lines in starts(out).values())
+
+
+def test_what_is_finished_may_lose_its_checkpoints(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*words, "--yes", "--tune", "off"]) == 0
+    runs = sorted((tmp_path / "sweep" / "runs").glob("*/*"))
+    for run in runs:
+        shutil.rmtree(run / "checkpoints")
+    (runs[0] / "validation.csv").unlink()
+    capsys.readouterr()
+    assert cli.main([*words, "--yes", "--tune", "off"]) == 0
+    assert "5 of 6 are finished already" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_stops_no_other_one(
