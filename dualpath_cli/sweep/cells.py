@@ -24,6 +24,7 @@ from dualpath_cli.flops.count import gate_flops
 from dualpath_cli.flops.widths import TOLERANCE, Match, Target, Widths, largest_width, solve_widths
 from dualpath_cli.sizes import format_size
 
+FAMILIES = ("wide", "loop", "dual", "expanded")
 TOTAL = "_total"
 """What names end in where both kinds of FLOPs are matched, and this is the total ones."""
 CONTROLS = {
@@ -41,7 +42,7 @@ class Cell:
 
     name: str
     family: str
-    """wide, loop, dual or expanded."""
+    """One of FAMILIES."""
     budget: int
     """F_M, FLOPs per token and layer, of the backbone's number of layers."""
     matches: tuple[Match, ...]

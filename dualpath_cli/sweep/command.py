@@ -4,7 +4,7 @@ import shlex
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -39,7 +39,7 @@ from dualpath_cli.sweep.runs import (
 )
 from dualpath_cli.sweep.slurm import write_array
 from dualpath_cli.sweep.speed import speeds
-from dualpath_cli.sweep.tuning import Family, family_of
+from dualpath_cli.sweep.tuning import Rates, family_of
 from dualpath_cli.sweep.worker import check_sharing, side_by_side
 
 WENT_WRONG = 1
@@ -133,10 +133,10 @@ def _settled(
     found: Sequence[Configuration],
     rates: Sequence[float],
     console: Console,
-) -> tuple[list[Run], Mapping[Family, float] | None]:
+) -> tuple[list[Run], Rates | None]:
     """The trials of learning rates, and what they chose: None as long as some are missing."""
     if len(rates) == 1:
-        return [], {family_of(configuration): rates[0] for configuration in found}
+        return [], tuning.known(wanted, shared, found)
     failed = tuning.failed_names(wanted.out)
     while True:
         trials = tuning.trials(wanted, shared, found, rates)
@@ -156,7 +156,7 @@ def _settled(
 
 
 def _runs(
-    wanted: Request, shared: Settings, found: Sequence[Configuration], rates: Mapping[Family, float]
+    wanted: Request, shared: Settings, found: Sequence[Configuration], rates: Rates
 ) -> list[Run]:
     """All runs, at the rates that were chosen, or at the recipe's."""
     recipes: dict[str, Recipe] = {}

@@ -42,7 +42,8 @@ def add_arguments(parser: Any) -> None:
     rate = parser.add_argument_group("the learning rate of each family")
     text = (
         "Peak rates to try, as many for each family: wide, loop, dual, expanded. By default half, "
-        "once and twice the recipe's where there are several families; off takes the recipe's."
+        "once and twice the recipe's where there are several families; off takes the recipe's; "
+        "wide=4e-3,dual=2e-3 takes rates that are known from elsewhere, and tries none."
     )
     rate.add_argument("--tune", metavar="RATES|off", help=text)
     text = "Tokens of a trial (default: half of the recipe's run.max_tokens)."

@@ -3,7 +3,7 @@
 import math
 import typing
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from dualpath_cli.recipes import Recipe
 from dualpath_cli.run_folder import without_numbers
 from dualpath_cli.settings import SECTIONS
 from dualpath_cli.sizes import parse_size
-from dualpath_cli.sweep.cells import CONTROLS, Wanted
+from dualpath_cli.sweep.cells import CONTROLS, FAMILIES, Wanted
 
 T = TypeVar("T")
 
@@ -48,6 +48,8 @@ class Request:
     seeds: int
     tune: list[float] | None
     """Learning rates to try; none of them: the recipe's is taken; None: the default."""
+    known_rates: Mapping[str, float]
+    """The rate of each family, where they are known from elsewhere; then nothing is tried."""
     tune_tokens: int | None
     out: Path
     jobs: int
@@ -84,14 +86,15 @@ def read(options: Namespace) -> Request:
             "the recipe has no validation sets (data.val), by which rates are chosen and models "
             "compared; give it one"
         )
-    varied, rates = _varied(options.set), _rates(options.tune)
-    if rates and "optim.lr" in varied:
+    known = _known_rates(options.tune) if "=" in (options.tune or "") else {}
+    varied, rates = _varied(options.set), [] if known else _rates(options.tune)
+    if (rates or known) and "optim.lr" in varied:
         raise UserError(
             "--tune chooses optim.lr, which --set varies as well; leave one of them out"
         )
     tflops = None if options.tflops is None else _positive("--tflops", options.tflops)
     return Request(
-        recipe, wanted, varied, _count("--seeds", options.seeds, MOST_SEEDS), rates,
+        recipe, wanted, varied, _count("--seeds", options.seeds, MOST_SEEDS), rates, known,
         None if options.tune_tokens is None else parse_size(options.tune_tokens, "--tune-tokens"),
         Path(options.out), _count("--jobs", options.jobs, MOST_JOBS), options.slurm, tflops,
         options.yes,
@@ -155,6 +158,18 @@ def _rates(text: str | None) -> list[float] | None:
     if text is None or text == "off":
         return None if text is None else []
     return sorted(_list("--tune", text, lambda word: _positive("--tune", word)))
+
+
+def _known_rates(text: str) -> dict[str, float]:
+    """The rates of `wide=4e-3,dual=2e-3`, by family."""
+    known: dict[str, float] = {}
+    for word in _list("--tune", text, str):
+        family, _, rate = word.partition("=")
+        if family not in FAMILIES:
+            hint = did_you_mean(family, FAMILIES) or f"; there are {', '.join(FAMILIES)}"
+            raise UserError(f"--tune: '{family:.60}' is no family{hint}")
+        known[family] = _positive("--tune", rate)
+    return known
 
 
 def _varied(words: Sequence[str]) -> Varied:

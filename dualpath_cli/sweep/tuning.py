@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from dualpath_cli import recipes
-from dualpath_cli.errors import RunFailed
+from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import format_csv, read_csv
 from dualpath_cli.recipes import Recipe
@@ -28,6 +28,7 @@ MOST_RATES = 7
 
 Family = tuple[int, str]
 """A family of a budget: its configurations share a learning rate."""
+Rates = Mapping[Family, float]
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,23 @@ def with_rate(recipe: Recipe, settings: Settings, lr: float) -> Recipe:
 
 def _short(value: float) -> float:
     return float(f"{value:.6g}")
+
+
+def known(request: Request, settings: Settings, found: Sequence[Configuration]) -> Rates:
+    """The rate of each family where nothing is tried: given one by one, or the same for all.
+
+    Raises:
+        UserError: for a family without a rate, where others are given one.
+    """
+    rate = (request.tune or [settings.optim.lr])[0]
+    rates = request.known_rates
+    for configuration in found:
+        if rates and configuration.cell.family not in rates:
+            raise UserError(
+                f"--tune gives no rate for the family '{configuration.cell.family}' of "
+                f"{configuration.name}; add {configuration.cell.family}=RATE"
+            )
+    return {family_of(c): rates.get(c.cell.family, rate) for c in found}
 
 
 def trials(
@@ -173,7 +191,7 @@ def at_the_end(rows: Sequence[Trial]) -> list[Trial]:
     return [row for row in rows if row.chosen and row.lr in (min(rates), max(rates))]
 
 
-def chosen_rates(rows: Sequence[Trial]) -> Mapping[Family, float]:
+def chosen_rates(rows: Sequence[Trial]) -> Rates:
     """The rate of each family."""
     return {(row.budget, row.family): row.lr for row in rows if row.chosen}
 

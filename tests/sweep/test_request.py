@@ -35,6 +35,8 @@ def test_rates_are_sorted_default_or_off(tmp_path: Path) -> None:
     assert asked(tmp_path).tune is None
     assert asked(tmp_path, "--tune", "off").tune == []
     assert asked(tmp_path, "--tune", "4e-3,1e-3").tune == [1e-3, 4e-3]
+    known = asked(tmp_path, "--tune", "wide=4e-3, dual=1e-3")
+    assert (known.tune, known.known_rates) == ([], {"wide": 4e-3, "dual": 1e-3})
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,10 @@ def test_rates_are_sorted_default_or_off(tmp_path: Path) -> None:
         (["--seeds", "1000"], "--seeds must be at most 100, not '1000'"),
         (["--jobs", "none"], "--jobs must be a whole number above 0"),
         (["--tune", "fast"], "--tune must be a number above 0, not 'fast'"),
+        (["--tune", "wide=1,deul=2"], "--tune: 'deul' is no family; did you mean 'dual'?"),
+        (["--tune", "1e-3,wide=2e-3"], "--tune: '1e-3' is no family; there are wide, loop"),
+        (["--tune", "wide=fast"], "--tune must be a number above 0, not 'fast'"),
+        (["--set", "optim.lr=1e-3", "--tune", "wide=1e-3"], "--tune chooses optim.lr, which"),
         (["--set", "model.gate"], "--set needs KEY=A,B,..."),
         (["--set", "model.gate="], "--set needs KEY=A,B,..."),
         (["--set", "model.loops=2,4"], "--set model.loops: the sweep decides it"),

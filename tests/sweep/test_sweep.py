@@ -162,6 +162,19 @@ def test_a_rate_at_which_numbers_go_wrong_is_no_rate(
     assert "all trials of wide at a budget of 100,000 went wrong" in capsys.readouterr().err
 
 
+def test_rates_that_are_known_are_taken(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*words, "--yes", "--tune", "wide=0.004,loop=0.002"]) == 2
+    assert "no rate for the family 'dual' of a50_k2; add dual=RATE" in capsys.readouterr().err
+    assert cli.main([*words, "--yes", "--tune", "wide=0.004,loop=0.002,dual=0.003"]) == 0
+    recipes = tmp_path / "sweep" / "recipes"
+    rates = {"wide": 0.004, "loop_k2": 0.002, "a50_k2": 0.003}
+    for name, rate in rates.items():
+        assert f"  lr: {rate:g}\n" in (recipes / f"{name}-seed_1.yaml").read_text()
+    assert not (tmp_path / "sweep" / "tune").exists()
+
+
 def test_a_family_may_be_added_to_a_sweep_that_was_tuned(words: list[str], tmp_path: Path) -> None:
     words = [*words, "--yes", "--tune", "2e-3,4e-3", "--seeds", "1"]
     assert cli.main([*words, "--controls", "wide"]) == 0
