@@ -30,7 +30,8 @@ def run(options: Namespace) -> str:
     baselines = [name.strip() for name in (options.baseline or "").split(",") if name.strip()]
     runs, left_out = _read(options.runs)
     out = _out(options)
-    groups = groups_of(runs, baselines) + (paper.groups() if options.paper else [])
+    groups = groups_of(runs, baselines, options.any_length)
+    groups += paper.groups() if options.paper else []
     return "\n".join(map(str, answer(groups, left_out, out)))
 
 

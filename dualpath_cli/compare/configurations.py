@@ -31,6 +31,8 @@ class Configuration:
     loops: int | None
     """K; None without a deep path."""
     layers: int
+    tokens: int
+    """That it was trained on."""
     parameters: int
     flops_linear: float
     """Per token, and layer of the models with the fewest layers."""
@@ -50,6 +52,11 @@ class Configuration:
         """Of its runs."""
         return tuple(next(iter(self.scores.values())))
 
+    @property
+    def hours(self) -> float:
+        """Of training, at its measured speed."""
+        return self.tokens * self.seconds_per_token / 3600
+
     def mean(self, measure: str) -> float:
         """Over seeds."""
         return fmean(self.scores[measure].values())
@@ -62,10 +69,9 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Group:
-    """Configurations of one budget, to three digits, and as many training tokens."""
+    """Configurations of one budget, to three digits, and usually as many training tokens."""
 
     name: str
-    tokens: int
     measures: tuple[str, ...]
     """The aggregate first."""
     quality: str
@@ -89,6 +95,7 @@ def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Co
         alpha=alpha_of(model) if family == "dual" else None,
         loops=model.loops if family in ("dual", "loop") else None,
         layers=model.n_layers,
+        tokens=runs[0].tokens,
         parameters=parameters(model),
         flops_linear=sum(layer.linear_total for layer in layers) / fewest,
         flops_total=sum(layer.total for layer in layers) / fewest,

@@ -1,4 +1,4 @@
-"""Groups of configurations: of one budget, number of tokens, kind of matching, and baseline."""
+"""Groups of configurations: of one budget, number of tokens, kind of matching, and PureWide."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,23 +17,26 @@ from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.sizes import format_size
 
 
-def groups_of(runs: Sequence[TrainedRun], baselines: Sequence[str] = ()) -> list[Group]:
+def groups_of(
+    runs: Sequence[TrainedRun], baselines: Sequence[str] = (), any_length: bool = False
+) -> list[Group]:
     """Sorts runs into configurations and groups, those of the smallest budget first.
+
+    `any_length`: a group of each budget, whatever the number of tokens.
 
     Raises:
         UserError: for two runs of one configuration and seed, and a baseline that there is not.
     """
     by_budget: dict[tuple[int, int], list[TrainedRun]] = {}
     for run in runs:
-        settings = run.settings.run
-        tokens = settings.max_tokens // settings.batch_tokens * settings.batch_tokens
-        budget = int(float(f"{settings.budget or 0:.3g}"))  # a third of one, thrice, is the same
-        by_budget.setdefault((budget, tokens), []).append(run)
+        # A third of a budget, thrice, is the same budget.
+        budget = int(float(f"{run.settings.run.budget or 0:.3g}"))
+        by_budget.setdefault((budget, 0 if any_length else run.tokens), []).append(run)
     ordered = sorted(by_budget.items(), key=lambda item: item[0])
     groups = [
         group
         for (budget, tokens), of_one in ordered
-        for group in _groups(budget, tokens, of_one, split=not baselines)
+        for group in _groups(budget, tokens, of_one, split=not (baselines or any_length))
     ]
     if not baselines:
         return [_with_wide_baseline(group) for group in groups]
@@ -63,22 +66,20 @@ def _groups(budget: int, tokens: int, runs: Sequence[TrainedRun], split: bool) -
         configuration_of(name, part, fewest)
         for name, part in zip(names_of(parts), parts, strict=True)
     ]
-    name = f"{f'budget {format_size(budget)}' if budget else 'no budget'}, {tokens:,} tokens"
+    name = f"budget {format_size(budget)}" if budget else "no budget"
+    length = f"{tokens:,} tokens" if tokens else ""
     return [
-        _group(", ".join(filter(None, (name, match, settings))), tokens, tuple(runs[0].scores), own)
+        _group(", ".join(filter(None, (name, length, match, settings))), tuple(runs[0].scores), own)
         for match, of_match in by_match(configurations)
         for settings, own in (by_wide(of_match) if split else [("", of_match)])
     ]
 
 
-def _group(
-    name: str, tokens: int, measures: tuple[str, ...], configurations: Sequence[Configuration]
-) -> Group:
+def _group(name: str, measures: tuple[str, ...], configurations: Sequence[Configuration]) -> Group:
     wides = [c for c in configurations if c.family == "wide"]
     named = [c for c in wides if c.name.rpartition("_")[2] == WIDE] or wides
     return Group(
         name=name,
-        tokens=tokens,
         measures=measures,
         quality=AGGREGATE,
         configurations=tuple(sorted(configurations, key=place_of)),

@@ -17,6 +17,11 @@ def add_arguments(parser: Any) -> None:
     )
     parser.add_argument("--baseline", metavar="NAMES", help=text)
     text = (
+        "One table for each budget, whatever the number of training tokens: to compare at equal "
+        "time. Without it each number of tokens has a table."
+    )
+    parser.add_argument("--any-length", action="store_true", help=text)
+    text = (
         "Show the paper's own 26 configurations in the same tables and figures, as single runs; "
         "needs no RUN."
     )

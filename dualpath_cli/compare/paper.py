@@ -31,7 +31,6 @@ def _group(budget: str) -> Group:
     ]
     return Group(
         name=f"{budget} of the paper, {paper.TRAINING_TOKENS:,} tokens",
-        tokens=paper.TRAINING_TOKENS,
         measures=tuple(measures),
         quality=ALL,
         configurations=tuple(rows),
@@ -50,6 +49,7 @@ def _configuration(row: paper.Configuration, scores: dict[str, float]) -> Config
         alpha=row.alpha,
         loops=None if row.block == "wide" else row.loops,
         layers=model.n_layers,
+        tokens=paper.TRAINING_TOKENS,
         parameters=parameters(model),
         flops_linear=flops["linear_total"],
         flops_total=flops["total"],

@@ -42,6 +42,12 @@ class TrainedRun:
     """What a run must have in common with others: what it read, by what that is called."""
 
     @property
+    def tokens(self) -> int:
+        """That it was trained on."""
+        run = self.settings.run
+        return run.max_tokens // run.batch_tokens * run.batch_tokens
+
+    @property
     def seed(self) -> int:
         """Of weights and data order."""
         return self.settings.seed_everything

@@ -48,6 +48,7 @@ class Sheet:
 def sheet_of_group(group: Group, errors: bool = True) -> Sheet:
     """A row a configuration; without `errors` the standard error of the aggregate alone."""
     best, wide = {measure: _best(group, measure) for measure in group.measures}, group.wide
+    lengths = len({c.tokens for c in group.configurations}) > 1
     rows = []
     for c in group.configurations:
         cells = [
@@ -59,8 +60,10 @@ def sheet_of_group(group: Group, errors: bool = True) -> Sheet:
             _ratio(c.parameters, wide.parameters if wide else None),
             _number(c.flops_linear, "", count(c.flops_linear)),
             _number(c.flops_total, "", count(c.flops_total)),
-            _number(len(c.seeds), "d"),
         ]
+        if lengths:
+            cells += [_number(c.tokens, "", count(c.tokens)), _number(c.hours, ".3g")]
+        cells.append(_number(len(c.seeds), "d"))
         for n, measure in enumerate(group.measures):
             text = f"{c.mean(measure):.4f}"
             error = c.standard_error(measure)
@@ -71,12 +74,15 @@ def sheet_of_group(group: Group, errors: bool = True) -> Sheet:
         cells.append(_number(micro, ".0f" if micro >= 100 else ".2f"))
         cells.append(_ratio(c.seconds_per_token, wide.seconds_per_token if wide else None))
         rows.append(tuple(cells))
-    numbers = ("α %", "K", "params", "params/wide", "linear", "total", "seeds",
+    numbers = ("α %", "K", "params", "params/wide", "linear", "total",
+               *(("tokens", "hours") if lengths else ()), "seeds",
                *group.measures, "µs/token", "time/wide")  # fmt: skip
     caption = (
         "bits per byte, the lowest of each column marked; ± one standard error over seeds, not "
         "that of a difference; linear, total: FLOPs per token and layer; time as measured"
     )
+    if lengths:
+        caption += "; hours: of one run, its tokens at its measured speed"
     note = f"; {group.note}" if group.note else ""
     return Sheet(group.name, caption + note, ("configuration", "family"), numbers, tuple(rows))
 
@@ -156,7 +162,7 @@ def records_of_groups(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], li
                 "parameters": c.parameters,
                 "parameters_to_wide": wide and c.parameters / wide.parameters,
                 "linear_flops": c.flops_linear, "total_flops": c.flops_total,
-                "training_tokens": group.tokens, "seeds": len(c.seeds),
+                "training_tokens": c.tokens, "seeds": len(c.seeds),
                 "microseconds_per_token": 1e6 * c.seconds_per_token,
                 "time_to_wide": wide and c.seconds_per_token / wide.seconds_per_token,
             }  # fmt: skip

@@ -10,9 +10,9 @@ from dualpath_cli.compare.runs import AGGREGATE
 def configuration(name: str, scores: Mapping[int, float], **changes: Any) -> Configuration:
     """One with these scores by seed, on the aggregate and on the set `text`."""
     fields: dict[str, Any] = {
-        "family": "dual", "alpha": 50.0, "loops": 2, "layers": 4, "parameters": 1_000_000,
-        "flops_linear": 600e3, "flops_total": 700e3, "line": name, "seconds_per_token": 1e-4,
-        "scores": {AGGREGATE: dict(scores), "text": dict(scores)},
+        "family": "dual", "alpha": 50.0, "loops": 2, "layers": 4, "tokens": 1000,
+        "parameters": 1_000_000, "flops_linear": 600e3, "flops_total": 700e3, "line": name,
+        "seconds_per_token": 1e-4, "scores": {AGGREGATE: dict(scores), "text": dict(scores)},
     }  # fmt: skip
     return Configuration(name=name, **(fields | changes))
 
@@ -26,7 +26,7 @@ def wide(scores: Mapping[int, float], **changes: Any) -> Configuration:
 def group(*configurations: Configuration, **changes: Any) -> Group:
     """A group with its first configuration as baseline."""
     fields: dict[str, Any] = {
-        "name": "budget 600K, 1,000 tokens", "tokens": 1000, "measures": (AGGREGATE, "text"),
+        "name": "budget 600K, 1,000 tokens", "measures": (AGGREGATE, "text"),
         "quality": AGGREGATE, "configurations": configurations, "wide": configurations[0],
         "baselines": configurations[:1],
     }  # fmt: skip

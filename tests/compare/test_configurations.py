@@ -7,6 +7,7 @@ import pytest
 from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
+from dualpath_cli.compare.sheet import sheet_of_group
 from dualpath_cli.errors import UserError
 from tests.compare.run_folders import BATCH, CELLS, STEPS, model_of, write_run, write_sweep
 
@@ -86,6 +87,27 @@ def test_budgets_and_amounts_of_training_are_groups(tmp_path):
     names = [f"budget 300K, {tokens}", f"budget 600K, {20 * BATCH:,} tokens",
              f"budget 600K, {tokens}"]  # fmt: skip
     assert [group.name for group in groups] == names
+
+
+def test_runs_of_any_length_are_one_group_with_tokens_and_hours(tmp_path):
+    write_run(tmp_path / "short", model_of("dual", 2), SCORES, cell="a50_k2")
+    long = {"run": {"max_tokens": 60 * BATCH}}
+    for name, changes in {"wide": {}, "wide-long": {"steps": 60} | long}.items():
+        write_run(tmp_path / name, model_of("wide"), SCORES, cell=name, **changes)
+    runs = all_of(tmp_path)
+    assert len(groups_of(runs)) == 2
+    (group,) = groups_of(runs, ["wide-long"], any_length=True)
+    assert group.baselines == (by_name(group)["wide-long"],)
+    assert {c.name: c.tokens // BATCH for c in group.configurations} == {
+        "wide": STEPS, "wide-long": 60, "a50_k2": STEPS,
+    }  # fmt: skip
+    for c in group.configurations:
+        assert c.hours == pytest.approx(c.tokens / c.runs[0].tokens_per_second / 3600)
+    sheet = sheet_of_group(group)
+    assert "hours" in sheet.headings
+    assert {len(row) for row in sheet.rows} == {len(sheet.headings)}
+    (alone, _) = groups_of(runs)
+    assert "hours" not in sheet_of_group(alone).headings
 
 
 def test_a_budget_that_was_divided_among_layers_is_the_same(tmp_path):

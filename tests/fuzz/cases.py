@@ -39,7 +39,7 @@ LINES = [
      "--seeds", "2", "--tune", "1e-3,2e-3", "--tune-tokens", "256", "--jobs", "2",
      "--tflops", "1", "--out", "swept", "--yes"],
     ["compare", RUN, "--out", "compared"],
-    ["compare", "runs", "--paper", "--baseline", "tiny"],
+    ["compare", "runs", "--paper", "--baseline", "tiny", "--any-length"],
 ]  # fmt: skip
 """Commands that mean something, each option in one of them."""
 
