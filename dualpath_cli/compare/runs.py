@@ -18,6 +18,9 @@ AGGREGATE = "aggregate"
 """The mean of a run's validation sets."""
 LAYOUTS = ("runs/*/*", "*/*")
 """Where runs lie in a folder of them: in that of a sweep, in fit's own."""
+LN2 = math.log(2)
+ROUNDING = 1e-4
+"""More than the digits of validation.csv leave open, relative."""
 MOST_POINTS = 200
 """Of a curve; more rows are averaged in turn."""
 
@@ -40,6 +43,8 @@ class TrainedRun:
     curve: tuple[Point, ...]
     data: dict[str, str]
     """What a run must have in common with others: what it read, by what that is called."""
+    bytes_per_token: dict[str, float]
+    """Of each validation set, by which its texts are known again."""
 
     @property
     def tokens(self) -> int:
@@ -123,6 +128,11 @@ def read_run(folder: Path) -> TrainedRun | str:
         tokens_per_second=median(_number(metrics, row, "tokens_per_second") for row in rows),
         curve=_curve(metrics, rows),
         data=_data(folder, settings),
+        bytes_per_token={
+            name: _number(folder / "validation.csv", row, "loss") / (scores[name] or math.inf) / LN2
+            for name, row in final.items()
+            if name in scores
+        },
     )
 
 
@@ -156,30 +166,42 @@ def _identity(settings: Settings) -> str:
 
 
 def _data(folder: Path, settings: Settings) -> dict[str, str]:
-    """What was read: of validation texts, whose bytes no run folder keeps, names and amounts."""
+    """What was read: of validation texts, whose bytes no run folder keeps, names and amounts.
+
+    Other texts of the same names are told by the length of their tokens.
+    """
     val = settings.data.val
     facts: dict[str, Any] = facts_now(folder)
-    tokenizer = folder / TOKENIZER
-    return {
+    data = {
         "validation sets": ", ".join(f"{name}={Path(val[name]).name}" for name in sorted(val)),
         "data.val_tokens": str(settings.data.val_tokens),
         "data.val_seed": str(settings.data.val_seed),
         "training data": str(facts.get("data_fingerprint"))[:12],
-        "tokenizer": hashlib.sha256(tokenizer.read_bytes()).hexdigest()[:12]
-        if tokenizer.is_file() else "None",
-    }  # fmt: skip
+    }
+    if (folder / TOKENIZER).is_file():  # else it was left out where only numbers were kept
+        data["tokenizer"] = hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()[:12]
+    return data
 
 
 def check_same_data(runs: Sequence[TrainedRun]) -> None:
-    """Refuses runs that read other data than the first one.
+    """Refuses runs that read other data than others.
 
     Raises:
         UserError: naming both, and what differs.
     """
+    first = {name: run for run in reversed(runs) for name in run.data}
     for run in runs[1:]:
         for name, value in run.data.items():
-            if value != runs[0].data[name]:
+            if value != first[name].data[name]:
                 raise UserError(
-                    f"{runs[0].folder} and {run.folder} cannot be compared: {name} "
-                    f"{runs[0].data[name]} there, {value} here; leave one of them out"
+                    f"{first[name].folder} and {run.folder} cannot be compared: {name} "
+                    f"{first[name].data[name]} there, {value} here; leave one of them out"
+                )
+        for name, length in run.bytes_per_token.items():
+            other = runs[0].bytes_per_token[name]
+            if not math.isclose(length, other, rel_tol=ROUNDING):
+                raise UserError(
+                    f"{runs[0].folder} and {run.folder} cannot be compared: the texts of "
+                    f"validation set '{name}' had {other:.4f} bytes a token there, "
+                    f"{length:.4f} here; leave one of them out"
                 )

@@ -48,7 +48,8 @@ def write_run(
     speed: float = 4000.0,
     steps: int = STEPS,
     fingerprint: str = "f00d",
-    tokenizer: str = "{}",
+    tokenizer: str | None = "{}",
+    nats_per_bit: float = 2.0,
     **changes: Any,
 ) -> Path:
     """A run that has made `steps` of its 40 steps, with these scores at the last one."""
@@ -65,7 +66,8 @@ def write_run(
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     (folder / "versions.json").write_text(f'{{"data_fingerprint": "{fingerprint}"}}')
-    (folder / "tokenizer.json").write_text(tokenizer)
+    if tokenizer is not None:
+        (folder / "tokenizer.json").write_text(tokenizer)
     mean = float(np.mean(list(scores.values())))
     metrics = [
         {"step": step, "tokens": step * BATCH, "loss": 8 * step**-0.3 + mean,
@@ -74,7 +76,7 @@ def write_run(
     ]  # fmt: skip
     (folder / "metrics.csv").write_text(format_csv(metrics, list(metrics[0]) if metrics else []))
     validation = [
-        {"step": step, "tokens": step * BATCH, "set": name, "loss": 2 * score,
+        {"step": step, "tokens": step * BATCH, "set": name, "loss": nats_per_bit * score,
          "bits_per_byte": score + (4.0 if step == 0 else 0.0)}
         for step in {0, steps} for name, score in scores.items()
     ]  # fmt: skip

@@ -136,6 +136,8 @@ def test_tables_of_an_earlier_comparison_go(tmp_path, undrawn):
         (["sweep", "--alpha", "50"], "unknown option '--alpha'"),
         (["started"], "started/runs/wide/seed_0: left out, unfinished at step 10 of 40; let fit"),
         (["sweep", "other", "--out", "x"], "cannot be compared: training data f00d there, beef"),
+        (["sweep", "texts", "--out", "x"], "'novels' had 2.8854 bytes a token there, 3.0297 here"),
+        (["bare", "sweep", "another", "--out", "x"], "sweep/runs/wide/seed_0 and another cannot"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_slow(tmp_path, words, said):
@@ -145,6 +147,9 @@ def test_a_mistake_is_one_line_before_anything_slow(tmp_path, words, said):
     scores = {"novels": 2.0, "peps": 2.0}
     write_run(tmp_path / "started/runs/wide/seed_0", model_of("wide"), scores, steps=10)
     write_run(tmp_path / "other", model_of("wide"), scores, seed=1, fingerprint="beef")
+    write_run(tmp_path / "texts", model_of("wide"), scores, seed=1, nats_per_bit=2.1)
+    write_run(tmp_path / "bare", model_of("wide"), scores, seed=2, tokenizer=None)
+    write_run(tmp_path / "another", model_of("wide"), scores, seed=1, tokenizer="{ }")
     answer = in_a_process(tmp_path, words)
     assert answer["code"] == 2
     assert said in answer["err"]
