@@ -42,9 +42,6 @@ from dualpath_cli.sweep.speed import speeds
 from dualpath_cli.sweep.tuning import Rates, family_of
 from dualpath_cli.sweep.worker import check_sharing, side_by_side
 
-WENT_WRONG = 1
-"""What `fit` ends with where the numbers or the machine failed, not the user."""
-
 
 def run(options: Namespace) -> str:
     """Plans a sweep, asks, and runs it; returns what comes next.
@@ -80,7 +77,9 @@ def _run(wanted: Request, console: Console) -> str:
     _ask(wanted, console)
     while chosen is None:
         failed = run_all(trials, wanted.jobs, "learning rates", console)
-        check_none([failure for failure in failed if failure.code != WENT_WRONG], len(trials))
+        check_none(
+            [failure for failure in failed if failure.code != tuning.WENT_WRONG], len(trials)
+        )
         tuning.keep_failed(wanted.out, [failure.run for failure in failed])
         trials, chosen = _settled(wanted, shared, found, rates, console)
         write_recipes(trials)
@@ -251,8 +250,7 @@ def _array(wanted: Request, runs: Sequence[Run], tuned: bool) -> str:
     left = [run for run in runs if not run.is_finished and run.is_ready]
     if not left:
         return f"all runs are finished; next: dualpath compare {wanted.out}"
-    name = "jobs.sbatch" if tuned else "tune.sbatch"
-    script = write_array(left, wanted.jobs, wanted.out / name)
+    script = write_array(left, wanted.jobs, wanted.out, trials=not tuned)
     last = tuned and all(run.is_ready for run in runs)
     after = f"dualpath compare {wanted.out}" if last else "this command again"
     return f"{len(left)} runs: sbatch {script}; when they are finished, {after}"

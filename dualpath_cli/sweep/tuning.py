@@ -15,7 +15,7 @@ from statistics import fmean
 from dualpath_cli import recipes
 from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.output.atomic import write_text
-from dualpath_cli.output.csv_text import format_csv, read_csv
+from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.recipes import Recipe
 from dualpath_cli.settings import Settings
 from dualpath_cli.sweep.request import MOST_SEEDS, RATES_EACH, Request
@@ -23,6 +23,10 @@ from dualpath_cli.sweep.runs import LENGTH, RATE, Configuration, Run, runs_of
 
 SEED = MOST_SEEDS
 """Of all trials."""
+FAILED = "failed.txt"
+"""In OUT/tune."""
+WENT_WRONG = 1
+"""What `fit` ends with where the numbers or the machine failed, not the user."""
 MOST_RATES = 7
 """Trials of a family at most, with those that the grid grows by."""
 
@@ -126,16 +130,15 @@ def trials(
 
 
 def failed_names(out: Path) -> set[str]:
-    """The trials whose numbers went wrong, as OUT/tune/failed.csv has them."""
-    return {row["trial"] for row in read_csv(out / "tune" / "failed.csv")}
+    """The trials whose numbers went wrong, as OUT/tune/failed.txt has them, a line each."""
+    path = out / "tune" / FAILED
+    return set(path.read_text(encoding="utf-8").split()) if path.is_file() else set()
 
 
 def keep_failed(out: Path, runs: Sequence[Run]) -> None:
     """Adds to those trials."""
-    names = sorted(failed_names(out) | {run.name for run in runs})
-    if names:
-        rows = [{"trial": name} for name in names]
-        write_text(out / "tune" / "failed.csv", format_csv(rows))
+    if names := failed_names(out) | {run.name for run in runs}:
+        write_text(out / "tune" / FAILED, "".join(f"{name}\n" for name in sorted(names)))
 
 
 def judge(runs: Sequence[Run]) -> list[Trial]:

@@ -308,31 +308,47 @@ def test_the_grid_grows_while_a_best_rate_is_at_its_end() -> None:
     assert grown([1e-3], [trial("wide", 1e-3, True)]) == [1e-3]
 
 
+def run_task(script: Path, task: int, tools: Path, srun: str) -> "subprocess.CompletedProcess[str]":
+    """Runs a task of an array by bash, with stand-ins for srun and scontrol."""
+    (tools / "bin").mkdir(parents=True, exist_ok=True)
+    (tools / "bin" / "activate").write_text("")
+    for name, body in (("srun", srun), ("scontrol", 'echo requeued "$@"')):
+        (tools / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tools / name).chmod(0o755)
+    environment = {**os.environ, "DUALPATH_VENV": str(tools), "SLURM_ARRAY_TASK_ID": str(task),
+                   "PATH": f"{tools}:{os.environ['PATH']}"}  # fmt: skip
+    return subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True)
+
+
 def test_slurm_runs_a_task_for_each_run(words: list[str], tmp_path: Path) -> None:
-    """The script is run by bash, with stand-ins for srun and scontrol."""
     assert cli.main([*words, "--slurm", "--tune", "off"]) == 0
     assert "--gpus" not in (tmp_path / "sweep" / "jobs.sbatch").read_text(), (
         "its trainer is a CPU's"
     )
     script = tmp_path / "sweep" / "jobs.sbatch"
     assert "#SBATCH --array=0-5%1" in script.read_text()
-    tools = tmp_path / "tools"
-    (tools / "bin").mkdir(parents=True)
-    (tools / "bin" / "activate").write_text("")
-    for name, body in (("srun", 'echo "$@"'), ("scontrol", 'echo requeued "$@"')):
-        (tools / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tools / name).chmod(0o755)
     said = []
     for task in range(6):
-        environment = {**os.environ, "DUALPATH_VENV": str(tools), "SLURM_ARRAY_TASK_ID": str(task),
-                       "PATH": f"{tools}:{os.environ['PATH']}"}  # fmt: skip
-        done = subprocess.run(
-            ["bash", str(script)], env=environment, capture_output=True, text=True
-        )
+        done = run_task(script, task, tmp_path / "tools", srun='echo "$@"')
         assert done.returncode == 0, done.stderr
         said.append(done.stdout.split()[-1])
     recipes = sorted((tmp_path / "sweep" / "recipes").iterdir())
     assert sorted(said) == [str(path) for path in recipes]
+
+
+def test_a_trial_that_goes_wrong_in_an_array_is_not_submitted_again(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, out = [*words, "--slurm", "--tune", "1e-3,2e-3"], tmp_path / "sweep"
+    assert cli.main(words) == 0
+    script = out / "tune.sbatch"
+    assert "#SBATCH --array=0-5%1" in script.read_text()
+    for task, code in ((0, 1), (1, 2), (3, 1)):
+        done = run_task(script, task, tmp_path / "tools", srun=f"exit {code}")
+        assert done.returncode == (0 if code == 1 else code), done.stderr
+    assert cli.main(words) == 0
+    assert "4 runs: sbatch" in capsys.readouterr().out
+    assert "#SBATCH --array=0-3%1" in script.read_text()
 
 
 def test_slurm_tunes_first(
