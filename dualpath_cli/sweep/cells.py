@@ -102,6 +102,8 @@ def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]
                 notes.append(f"{cell.name} is the same model as {same.name}: trained once")
     if "expanded" in wanted.controls and "linear" not in wanted.matches:
         notes.append("expanded is matched in linear FLOPs alone: left out")
+    if {"loop", "expanded"} & {*wanted.controls} and 1 in wanted.loops:
+        notes.append("of loop and expanded none has K = 1, which is PureWide")
     if not cells:
         reason = notes[0] if notes else "neither --alphas nor --controls names one"
         raise UserError(f"no configuration can be: {reason}")
