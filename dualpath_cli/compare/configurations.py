@@ -44,6 +44,8 @@ class Configuration:
     """Bits per byte by measure and seed."""
     seconds_per_token: float
     """Of training: the median of the runs' medians."""
+    expected_loops: float | None = None
+    """Mean over the runs that logged it: near 1, the loops that are paid for are not used."""
     runs: tuple[TrainedRun, ...] = ()
     """Of growing seed; none of what the paper trained."""
 
@@ -89,6 +91,7 @@ def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Co
     model = runs[0].settings.model
     layers = flops_by_layer(model)
     family = family_of(model, fewest)
+    logged = [run.expected_loops for run in runs if run.expected_loops is not None]
     return Configuration(
         name=name,
         family=family,
@@ -104,6 +107,7 @@ def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Co
             measure: {run.seed: run.scores[measure] for run in runs} for measure in runs[0].scores
         },
         seconds_per_token=median(1 / run.tokens_per_second for run in runs),
+        expected_loops=fmean(logged) if logged else None,
         runs=runs,
     )
 

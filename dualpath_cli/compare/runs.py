@@ -41,6 +41,8 @@ class TrainedRun:
     tokens_per_second: float
     """Median over the rows of metrics.csv."""
     curve: tuple[Point, ...]
+    expected_loops: float | None
+    """That the router asks for, mean over looped layers, as last logged; None without a router."""
     data: dict[str, str]
     """What a run must have in common with others: what it read, by what that is called."""
     bytes_per_token: dict[str, float]
@@ -127,6 +129,7 @@ def read_run(folder: Path) -> TrainedRun | str:
         scores={AGGREGATE: fmean(scores.values()), **scores},
         tokens_per_second=median(_number(metrics, row, "tokens_per_second") for row in rows),
         curve=_curve(metrics, rows),
+        expected_loops=_expected_loops(folder / "routing.csv"),
         data=_data(folder, settings),
         bytes_per_token={
             name: _number(folder / "validation.csv", row, "loss") / (scores[name] or math.inf) / LN2
@@ -156,6 +159,13 @@ def _curve(path: Path, rows: Sequence[dict[str, str]]) -> tuple[Point, ...]:
     size = -(-len(points) // MOST_POINTS)
     parts = [points[start : start + size] for start in range(0, len(points), size)]
     return tuple((p[-1][0], fmean(loss for _, loss, _ in p), p[-1][2] / 3600) for p in parts)
+
+
+def _expected_loops(path: Path) -> float | None:
+    rows = read_csv(path)
+    last = [row for row in rows if row.get("step") == rows[-1].get("step")]
+    values = [_number(path, row, "expected_loops") for row in last if row.get("expected_loops")]
+    return fmean(values) if values else None
 
 
 def _identity(settings: Settings) -> str:

@@ -49,6 +49,7 @@ def sheet_of_group(group: Group, errors: bool = True) -> Sheet:
     """A row a configuration; without `errors` the standard error of the aggregate alone."""
     best, wide = {measure: _best(group, measure) for measure in group.measures}, group.wide
     lengths = len({c.tokens for c in group.configurations}) > 1
+    routed = any(c.expected_loops is not None for c in group.configurations)
     rows = []
     for c in group.configurations:
         cells = [
@@ -56,6 +57,7 @@ def sheet_of_group(group: Group, errors: bool = True) -> Sheet:
             Cell(c.family),
             _number(c.alpha, ".0f"),
             _number(c.loops, "d"),
+            *([_number(c.expected_loops, ".2f")] if routed else []),
             _number(c.parameters, "", count(c.parameters)),
             _ratio(c.parameters, wide.parameters if wide else None),
             _number(c.flops_linear, "", count(c.flops_linear)),
@@ -74,13 +76,17 @@ def sheet_of_group(group: Group, errors: bool = True) -> Sheet:
         cells.append(_number(micro, ".0f" if micro >= 100 else ".2f"))
         cells.append(_ratio(c.seconds_per_token, wide.seconds_per_token if wide else None))
         rows.append(tuple(cells))
-    numbers = ("α %", "K", "params", "params/wide", "linear", "total",
-               *(("tokens", "hours") if lengths else ()), "seeds",
-               *group.measures, "µs/token", "time/wide")  # fmt: skip
+    numbers = (
+        "α %", "K", *(("loops",) if routed else ()), "params", "params/wide", "linear", "total",
+        *(("tokens", "hours") if lengths else ()), "seeds", *group.measures, "µs/token",
+        "time/wide",
+    )  # fmt: skip
     caption = (
         "bits per byte, the lowest of each column marked; ± one standard error over seeds, not "
         "that of a difference; linear, total: FLOPs per token and layer; time as measured"
     )
+    if routed:
+        caption += "; loops: that the router expects to make, as last logged in training"
     if lengths:
         caption += "; hours: of one run, its tokens at its measured speed"
     note = f"; {group.note}" if group.note else ""
@@ -158,7 +164,8 @@ def records_of_groups(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], li
             wide = group.wide
             record: dict[str, Any] = {
                 "group": group.name, "configuration": c.name, "family": c.family,
-                "alpha": c.alpha, "loops": c.loops, "layers": c.layers,
+                "alpha": c.alpha, "loops": c.loops, "expected_loops": c.expected_loops,
+                "layers": c.layers,
                 "parameters": c.parameters,
                 "parameters_to_wide": wide and c.parameters / wide.parameters,
                 "linear_flops": c.flops_linear, "total_flops": c.flops_total,

@@ -50,6 +50,7 @@ def write_run(
     fingerprint: str = "f00d",
     tokenizer: str | None = "{}",
     nats_per_bit: float = 2.0,
+    expected_loops: tuple[float | str, ...] = (),
     **changes: Any,
 ) -> Path:
     """A run that has made `steps` of its 40 steps, with these scores at the last one."""
@@ -81,6 +82,12 @@ def write_run(
         for step in {0, steps} for name, score in scores.items()
     ]  # fmt: skip
     (folder / "validation.csv").write_text(format_csv(validation))
+    if expected_loops:  # by layer
+        routing = [
+            {"step": step, "layer": layer, "expected_loops": loops and float(loops) * step / steps}
+            for step in (LOG_EVERY, steps) for layer, loops in enumerate(expected_loops)
+        ]  # fmt: skip
+        (folder / "routing.csv").write_text(format_csv(routing))
     return folder
 
 

@@ -110,6 +110,23 @@ def test_runs_of_any_length_are_one_group_with_tokens_and_hours(tmp_path):
     assert "hours" not in sheet_of_group(alone).headings
 
 
+def test_loops_that_the_router_makes_are_those_last_logged_of_looped_layers(tmp_path):
+    write_run(tmp_path / "a", model_of("wide"), SCORES, cell="wide", expected_loops=("", ""))
+    for seed, loops in enumerate([(1.0, 2.0), (2.0, 3.0), ()]):
+        write_run(tmp_path / f"b{seed}", model_of("loop", 4), SCORES, cell="loop_k4", seed=seed,
+                  expected_loops=("", *loops) if loops else ())  # fmt: skip
+    runs = all_of(tmp_path)
+    (group,) = groups_of(runs)
+    assert {c.name: c.expected_loops for c in group.configurations} == {
+        "wide": None, "loop_k4": 2.0,
+    }  # fmt: skip
+    sheet = sheet_of_group(group)
+    place = sheet.headings.index("loops")
+    assert [row[place].text for row in sheet.rows] == ["", "2.00"]
+    (alone,) = groups_of([run for run in runs if run.settings.run.recipe == "wide"])
+    assert "loops" not in sheet_of_group(alone).headings
+
+
 def test_a_budget_that_was_divided_among_layers_is_the_same(tmp_path):
     write_run(tmp_path / "a", model_of("wide"), SCORES, run={"budget": 4_000_000})
     expanded = model_of("wide") | {"n_layers": 12}
