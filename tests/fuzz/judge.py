@@ -18,7 +18,7 @@ from dualpath_cli.command.launch import Launch
 from dualpath_cli.command.records import resolve
 from dualpath_cli.compare import command as compare
 from dualpath_cli.compare.differences import differences_of
-from dualpath_cli.compare.sheet import sheet_of_group, sheet_of_tests
+from dualpath_cli.compare.sheet import sheet_of_group, sheets_of_tests
 from dualpath_cli.compare.writing import latex, markdown
 from dualpath_cli.errors import LONGEST, UserError
 from dualpath_cli.output.atomic import write_text
@@ -132,7 +132,7 @@ def _compare(options: Any) -> str:
     def answer(groups: Any, left_out: Any, out: Path) -> list[Path]:
         rows = differences_of(groups)
         sheets = [sheet_of_group(group) for group in groups]
-        sheets += [sheet_of_tests(rows, len(rows))] if rows else []
+        sheets += sheets_of_tests(rows, len(rows))
         assert all(latex(sheet) and markdown(sheet) for sheet in sheets)
         return [out]
 
