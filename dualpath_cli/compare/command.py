@@ -27,6 +27,8 @@ def run(options: Namespace) -> str:
         raise UserError("compare needs a RUN, a folder of runs, or --paper")
     if options.baseline and not options.runs:
         raise UserError("--baseline is one of RUN's configurations; give a RUN as well")
+    if options.any_length and not options.runs:
+        raise UserError("--any-length joins tables of RUNs; give a RUN as well")
     baselines = [name.strip() for name in (options.baseline or "").split(",") if name.strip()]
     runs, left_out = _read(options.runs)
     out = _out(options)

@@ -168,6 +168,8 @@ def _known_rates(text: str) -> dict[str, float]:
         if family not in FAMILIES:
             hint = did_you_mean(family, FAMILIES) or f"; there are {', '.join(FAMILIES)}"
             raise UserError(f"--tune: '{family:.60}' is no family{hint}")
+        if family in known:
+            raise UserError(f"--tune gives '{family}' two rates; leave one of them out")
         known[family] = _positive("--tune", rate)
     return known
 

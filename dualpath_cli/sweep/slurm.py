@@ -54,7 +54,7 @@ fi
 """
 
 
-NOTE = """if [ "$code" -eq {went_wrong} ]; then # the rate is none: it is not tried again
+NOTE = """if [ "$warned" -eq 0 ] && [ "$code" -eq {went_wrong} ]; then # no rate: not tried again
     basename "${{recipes[$SLURM_ARRAY_TASK_ID]}}" .yaml >> {failed}
     exit 0
 fi

@@ -55,6 +55,7 @@ def test_rates_are_sorted_default_or_off(tmp_path: Path) -> None:
         (["--tune", "fast"], "--tune must be a number above 0, not 'fast'"),
         (["--tune", "wide=1,deul=2"], "--tune: 'deul' is no family; did you mean 'dual'?"),
         (["--tune", "1e-3,wide=2e-3"], "--tune: '1e-3' is no family; there are wide, loop"),
+        (["--tune", "wide=1e-3,wide=2e-3"], "--tune gives 'wide' two rates; leave one"),
         (["--tune", "wide=fast"], "--tune must be a number above 0, not 'fast'"),
         (["--set", "optim.lr=1e-3", "--tune", "wide=1e-3"], "--tune chooses optim.lr, which"),
         (["--set", "model.gate"], "--set needs KEY=A,B,..."),
