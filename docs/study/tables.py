@@ -1,20 +1,30 @@
-"""Prints a table of docs/study.md: runs that were kept, against one or several of them.
+"""Prints a table of docs/study.md: kept runs of one or more folders, against some of them.
 
 python docs/study/tables.py docs/study/paper_rate wide,loop_k4
+python docs/study/tables.py docs/study/narrow wide,loop_k4 --primary   # p among the means alone
 """
 
 import sys
+from dataclasses import replace
 
 from dualpath_cli.compare.differences import Difference, differences_of
 from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import AGGREGATE, TrainedRun, find_folders, read_run
+from dualpath_cli.study.levels import holm
+
+PRIMARY = "--primary"
 
 
 def main() -> None:
-    path, names = sys.argv[1], sys.argv[2].split(",")
-    runs = [run for run in map(read_run, find_folders([path])) if isinstance(run, TrainedRun)]
+    given = [word for word in sys.argv[1:] if word != PRIMARY]
+    paths, names = given[:-1], given[-1].split(",")
+    runs = [run for run in map(read_run, find_folders(paths)) if isinstance(run, TrainedRun)]
     (group,) = groups_of(runs, names)
     rows = differences_of([group])
+    if PRIMARY in sys.argv:
+        rows = [row for row in rows if row.measure == AGGREGATE]
+        corrected = holm([row.p for row in rows])
+        rows = [replace(row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
     found = {(row.configuration, row.baseline): row for row in rows if row.measure == AGGREGATE}
     print_row("", "parameters", "loops", "seeds", "bits per byte", *(f"less {n}" for n in names))
     print_row("---", *["---:"] * (4 + len(names)))
