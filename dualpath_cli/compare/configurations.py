@@ -4,8 +4,10 @@ All is derived from the runs' own recipes, so that runs of a sweep and others ar
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Literal
 
@@ -135,17 +137,28 @@ def _line(run: TrainedRun, alpha: float) -> str:
 
 
 def names_of(parts: Sequence[Sequence[TrainedRun]]) -> list[str]:
-    """A name a configuration: its recipe's, or where others have the same, with the first run's."""
+    """A name a configuration: its recipe's, or where others have the same, with the first run's,
+
+    or with the folder in which they part, as `first/wide` and `second/wide` of two sweeps.
+    """
     runs = [part[0] for part in parts]
     candidates: tuple[list[str], ...] = (
         [run.settings.run.recipe for run in runs],
         [f"{run.settings.run.recipe}/{run.settings.run.name}" for run in runs],
+        [_with_folder(run, runs) for run in runs],
         [str(run.folder) for run in runs],
     )
     return [
         next(names[n] for names in candidates if names.count(names[n]) == 1)
         for n in range(len(parts))
     ]
+
+
+def _with_folder(run: TrainedRun, runs: Sequence[TrainedRun]) -> str:
+    recipe = run.settings.run.recipe
+    folders = [other.folder.absolute() for other in runs if other.settings.run.recipe == recipe]
+    shared = len(Path(os.path.commonpath(folders)).parts)
+    return "/".join([*run.folder.absolute().parts[shared : shared + 1], recipe])
 
 
 def place_of(configuration: Configuration) -> tuple[int, float, int, str]:

@@ -145,6 +145,17 @@ def test_configurations_of_one_recipe_go_by_the_names_of_their_runs(tmp_path):
     assert list(by_name(group)) == ["tiny/wide", "tiny/loop", "other"]
 
 
+def test_configurations_of_one_name_in_two_sweeps_go_by_the_sweep(tmp_path):
+    for sweep, lr in (("low", 1e-3), ("high", 4e-3)):
+        for seed in (0, 1):
+            path = tmp_path / "sweeps" / sweep / f"runs/wide/seed_{seed}"
+            write_run(path, model_of("wide"), SCORES, cell="wide", seed=seed, optim={"lr": lr})
+    path = tmp_path / "sweeps/high/runs/loop_k2/seed_0"
+    write_run(path, model_of("loop", 2), SCORES, cell="loop_k2")
+    (group,) = groups_of(all_of(tmp_path))
+    assert sorted(by_name(group)) == ["high/wide", "loop_k2", "low/wide"]
+
+
 def test_the_same_run_twice_is_refused(tmp_path):
     for name in ("a", "b"):
         write_run(tmp_path / name, model_of("wide"), SCORES, seed=7)
