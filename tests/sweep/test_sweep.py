@@ -316,7 +316,7 @@ def run_task(script: Path, task: int, tools: Path, srun: str) -> "subprocess.Com
         (tools / name).write_text(f"#!/bin/bash\n{body}\n")
         (tools / name).chmod(0o755)
     environment = {**os.environ, "DUALPATH_VENV": str(tools), "SLURM_ARRAY_TASK_ID": str(task),
-                   "PATH": f"{tools}:{os.environ['PATH']}"}  # fmt: skip
+                   "SLURM_ARRAY_JOB_ID": "7", "PATH": f"{tools}:{os.environ['PATH']}"}  # fmt: skip
     return subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True)
 
 
@@ -349,6 +349,17 @@ def test_a_trial_that_goes_wrong_in_an_array_is_not_submitted_again(
     assert cli.main(words) == 0
     assert "4 runs: sbatch" in capsys.readouterr().out
     assert "#SBATCH --array=0-3%1" in script.read_text()
+
+
+def test_a_trial_whose_time_is_up_is_queued_again_and_has_not_failed(
+    words: list[str], tmp_path: Path
+) -> None:
+    assert cli.main([*words, "--slurm", "--tune", "1e-3,2e-3"]) == 0
+    warned = "trap 'exit 1' USR1; kill -USR1 $PPID; while :; do sleep 0.1; done"
+    done = run_task(tmp_path / "sweep/tune.sbatch", 2, tmp_path / "tools", srun=warned)
+    assert done.stdout == "requeued requeue 7_2\n"
+    assert done.returncode == 1
+    assert not (tmp_path / "sweep/tune/failed.txt").exists()
 
 
 def test_slurm_tunes_first(
