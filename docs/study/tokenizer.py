@@ -1,6 +1,6 @@
-"""Trains a byte-level BPE of 4,096 tokens on the texts of mix.yaml.
+"""Trains a byte-level BPE of 4,096 tokens on the study's texts, and those held out of it.
 
-python docs/runs/router/tokenizer.py texts data/bpe4096
+python docs/study/tokenizer.py data/texts data/bpe4096
 """
 
 import gzip

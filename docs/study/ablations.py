@@ -1,0 +1,48 @@
+"""Prints what overrides cost, as docs/study.md has it: means over seeds, with the least and the most.
+
+python docs/study/ablations.py narrow-a50_k4 narrow_sampled-a50_k4     # of docs/study/ablations
+"""
+
+import sys
+from pathlib import Path
+from statistics import fmean
+
+from dualpath_cli.output.csv_text import read_csv
+
+Row = dict[str, str]
+FOLDER = Path(__file__).with_name("ablations")
+
+
+def main() -> None:
+    for model in sys.argv[1:]:
+        seeds = [read_csv(path) for path in sorted(FOLDER.glob(f"{model}-seed_[0-9].csv"))]
+        of_rows = [[row for row in rows if row["suite"] == "paper"] for rows in seeds]
+        print_table(f"{model}, {len(seeds)} seeds, nats", of_rows, ("intervention",), "difference")
+        classes = [read_csv(p) for p in sorted(FOLDER.glob(f"{model}-seed_[0-9]-classes.csv"))]
+        if classes:
+            title = f"{model}, {len(classes)} seeds, excess per forced token"
+            print_table(title, classes, ("token_class", "path"), "per_forced")
+
+
+def print_table(title: str, seeds: list[list[Row]], keys: tuple[str, ...], column: str) -> None:
+    """A row for each value of `keys`, a column for each source."""
+    names = list(dict.fromkeys(tuple(row[key] for key in keys) for row in seeds[0]))
+    sources = list(dict.fromkeys(row["source"] for row in seeds[0]))
+    print("|", " | ".join([title, *sources]), "|")
+    print("| --- |", " | ".join("---:" for _ in sources), "|")
+    for name in names:
+        cells = []
+        for source in sources:
+            values = [
+                float(row[column])
+                for rows in seeds
+                for row in rows
+                if row["source"] == source and tuple(row[key] for key in keys) == name
+            ]
+            cells.append(f"{fmean(values):+.3f} ({min(values):+.3f} to {max(values):+.3f})")
+        print("|", " | ".join([" ".join(name), *cells]), "|")
+    print()
+
+
+if __name__ == "__main__":
+    main()
