@@ -1,4 +1,4 @@
-"""Prints what overrides cost, as docs/study.md has it: means over seeds, with the least and the most.
+"""Prints what overrides cost, as docs/study.md has it: means over seeds, with least and most.
 
 python docs/study/ablations.py narrow-a50_k4 narrow_sampled-a50_k4     # of docs/study/ablations
 """
