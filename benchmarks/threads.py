@@ -1,6 +1,7 @@
 """How fast a small model trains on a CPU: 1 and 2 threads, ways to wait, alone and beside others.
 
 python -m benchmarks.threads
+python -m benchmarks.threads --allocator /usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4
 
 Forward, backward and step of the quickstart's model on random tokens. Each setting has a process of
 its own that stays for all rounds, as OpenMP reads its variables once; in a round every setting is
@@ -16,6 +17,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
 
 from benchmarks.tables import median_and_rounds, show
@@ -63,7 +65,7 @@ def serve(threads: int) -> None:
 
 def start(threads: int, variables: dict[str, str]) -> subprocess.Popen[str]:
     """Starts a process that `serve`s and returns it once it is ready."""
-    known = {name for setting in WAITING.values() for name in setting}
+    known = {name for setting in WAITING.values() for name in setting} | {"LD_PRELOAD"}
     inherited = {name: value for name, value in os.environ.items() if name not in known}
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.threads", "--serve", str(threads)],
@@ -103,12 +105,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--busy", type=int, default=1, help="Busy processes beside.")
     parser.add_argument("--seconds", type=float, default=5, help="Of each timing.")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--allocator", type=Path, action="append", default=[],
+        help="A library with a malloc of its own, preloaded beside the default; may be repeated.",
+    )  # fmt: skip
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.serve:
         serve(options.serve)
         return
     settings = {("1", "default"): start(1, {})}
+    for library in options.allocator:
+        settings["1", library.name] = start(1, {"LD_PRELOAD": str(library)})
     for name, variables in WAITING.items():
         settings[str(options.threads), name] = start(options.threads, variables)
     speeds = defaultdict(list)
@@ -128,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ratios = [speed / alone for speed, alone in zip(rounds, one_thread, strict=True)]
         cells = (f"{median(rounds):,.0f}", *median_and_rounds(ratios))
         rows.append([threads, name, str(others), *cells])
-    show(["threads", "waiting", "busy processes", "tokens/s", "ratio, median", "by round"], rows)
+    show(["threads", "setting", "busy processes", "tokens/s", "ratio, median", "by round"], rows)
     print(f"{os.cpu_count()} cores, torch {importlib.metadata.version('torch')}")
 
 
