@@ -1,30 +1,32 @@
 """Prints a table of docs/study.md: kept runs of one or more folders, against some of them.
 
-python docs/study/tables.py docs/study/paper_rate wide,loop_k4
-python docs/study/tables.py docs/study/narrow wide,loop_k4 --primary   # p among the means alone
+python docs/study/tables.py docs/study/paper_rate --against wide,loop_k4
+python docs/study/tables.py docs/study/narrow --against wide,loop_k4 --primary
+
+Means of the validation sets: difference, 95 % interval, p after Holm's correction.
 """
 
-import sys
-from dataclasses import replace
+import argparse
 
-from dualpath_cli.compare.differences import Difference, differences_of
-from dualpath_cli.compare.groups import groups_of
-from dualpath_cli.compare.runs import AGGREGATE, TrainedRun, find_folders, read_run
-from dualpath_cli.study.levels import holm
+from kept import read_group
 
-PRIMARY = "--primary"
+from dualpath_cli.compare.differences import Difference
+from dualpath_cli.compare.runs import AGGREGATE
 
 
 def main() -> None:
-    given = [word for word in sys.argv[1:] if word != PRIMARY]
-    paths, names = given[:-1], given[-1].split(",")
-    runs = [run for run in map(read_run, find_folders(paths)) if isinstance(run, TrainedRun)]
-    (group,) = groups_of(runs, names)
-    rows = differences_of([group])
-    if PRIMARY in sys.argv:
-        rows = [row for row in rows if row.measure == AGGREGATE]
-        corrected = holm([row.p for row in rows])
-        rows = [replace(row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
+    parser = argparse.ArgumentParser(description="Prints a table of docs/study.md.")
+    parser.add_argument("folders", nargs="+", help="Folders of kept runs.")
+    parser.add_argument("--against", required=True, help="Names, separated by commas.")
+    parser.add_argument("--any-length", action="store_true", help="As `compare` has it.")
+    parser.add_argument(
+        "--primary", action="store_true", help="Correct among tests of the mean alone."
+    )
+    given = parser.parse_args()
+    names = given.against.split(",")
+    group, rows = read_group(
+        given.folders, names, primary=given.primary, any_length=given.any_length
+    )
     found = {(row.configuration, row.baseline): row for row in rows if row.measure == AGGREGATE}
     print_row("", "parameters", "loops", "seeds", "bits per byte", *(f"less {n}" for n in names))
     print_row("---", *["---:"] * (4 + len(names)))
@@ -38,7 +40,12 @@ def main() -> None:
             f"{c.mean(AGGREGATE):.4f}" + ("" if error is None else f" ± {error:.4f}"),
             *(shown(found.get((c.name, name))) for name in names),
         )
-    print(f"\n{sum(row.p == row.p for row in rows)} tests in all")
+    tested = [row for row in found.values() if row.p == row.p]
+    print(f"\n{sum(row.p == row.p for row in rows)} tests in all", end="")
+    if tested:
+        detectable = sorted({f"{row.detectable:.4f}" for row in tested})
+        print(f"; detectable, uncorrected: {', '.join(detectable)}", end="")
+    print()
 
 
 def print_row(*cells: str) -> None:

@@ -1,0 +1,115 @@
+"""Draws the figures of docs/study.md beside this file: python docs/study/figures.py"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from kept import STUDY, read_group
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dualpath_cli.compare.configurations import Group
+from dualpath_cli.compare.differences import Difference
+from dualpath_cli.compare.quality import COLORS, quality
+from dualpath_cli.compare.runs import AGGREGATE
+from dualpath_cli.output.atomic import replacing
+from dualpath_cli.output.colors import MUTED, SOURCES
+from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli.study.figures import panels, plain
+
+CONTROLS = ["wide", "loop_k4"]
+MATCHED = {"width 32, 20 tokens a parameter": "narrow", "width 64, 2.6 tokens": "paper_rate"}
+ALL_TESTS = {"paper_rate"}
+"""Corrected for the tests of single sets as well; of others, means were declared primary before."""
+CHOICES = ["narrow_gates", "narrow_combinations", "narrow_k1", "narrow_sampled"]
+FORCED = {"K = 4 in training": "narrow-a50_k4", "K drawn from 1, 2, 4, 8": "narrow_sampled-a50_k4"}
+
+
+def main() -> None:
+    matched = {title: compared([name], CONTROLS) for title, name in MATCHED.items()}
+    write("quality", quality([group for group, _ in matched.values()]))
+    write("controls", differences(matched, CONTROLS))
+    write("choices", differences({"": compared(["narrow", *CHOICES], ["a50_k4"])}, ["a50_k4"]))
+    write("forced", forced_loops())
+
+
+def compared(folders: Sequence[str], names: Sequence[str]) -> tuple[Group, list[Difference]]:
+    primary = ALL_TESTS.isdisjoint(folders)
+    group, rows = read_group([str(STUDY / name) for name in folders], names, primary=primary)
+    return group, [row for row in rows if row.measure == AGGREGATE]
+
+
+def write(name: str, figure: Figure) -> None:
+    with replacing(STUDY / f"{name}.png") as partial:
+        figure.savefig(partial, format="png", dpi=120)
+
+
+def differences(
+    compared: dict[str, tuple[Group, list[Difference]]], names: Sequence[str]
+) -> Figure:
+    """Difference and 95 % interval: a row of panels for each group, a column for each baseline."""
+    most = max(len(group.configurations) for group, _ in compared.values())
+    height = 1.0 + 0.24 * most
+    figure, axes = panels(4.6 * len(names), height * len(compared), len(compared), len(names),
+                          sharex=True)  # fmt: skip
+    for (title, (group, rows)), line in zip(compared.items(), axes, strict=True):
+        for name, ax in zip(names, line, strict=True):
+            interval_plot(
+                ax, group, [row for row in rows if name in (row.baseline, row.configuration)], name
+            )
+            ax.set_title(f"{title}, less {name}".lstrip(", "), fontsize=9)
+    for ax in axes[-1]:
+        ax.set_xlabel("bits per byte, mean of six sets")
+    return figure
+
+
+def interval_plot(ax: Axes, group: Group, rows: Sequence[Difference], name: str) -> None:
+    """A line for each configuration, in the order of the tables; filled after Holm's correction."""
+    found = {row.configuration: row for row in rows if row.baseline == name}
+    shown = [c for c in group.configurations if c.name in found]
+    for place, c in enumerate(shown):
+        row, color = found[c.name], COLORS[c.family]
+        ax.errorbar(
+            row.difference, place, xerr=[[row.difference - row.low], [row.high - row.difference]],
+            marker="o", markersize=6, color=color, capsize=3,
+            markerfacecolor=color if row.p_holm < 0.05 else "white",
+        )  # fmt: skip
+    ax.axvline(0, color=MUTED, linewidth=1)
+    ax.set_yticks(range(len(shown)), [c.name for c in shown], fontsize=8)
+    ax.invert_yaxis()
+    plain(ax)
+
+
+def forced_loops() -> Figure:
+    """What forced numbers of loops cost: mean over seeds, band from the least to the most."""
+    figure, axes = panels(4.4 * len(FORCED), 3.6, 1, len(FORCED), sharey=True)
+    for (title, model), ax in zip(FORCED.items(), axes[0], strict=True):
+        paths = sorted((STUDY / "ablations").glob(f"{model}-seed_[0-9].csv"))
+        curves = [loop_costs(path) for path in paths]
+        for color, source in zip(SOURCES, curves[0], strict=False):
+            loops = sorted(curves[0][source])
+            values = [[curve[source][k] for curve in curves] for k in loops]
+            ax.plot(loops, list(map(fmean, values)), color=color, label=source, linewidth=1.2)
+            ax.fill_between(loops, list(map(min, values)), list(map(max, values)), color=color,
+                            alpha=0.15, linewidth=0)  # fmt: skip
+        ax.axhline(0, color=MUTED, linewidth=1)
+        ax.set_title(f"{title}, {len(curves)} seeds", fontsize=9)
+        ax.set_xlabel("loops, forced")
+        plain(ax)
+    axes[0][0].set_ylabel("nats a token, less those of K = 4")
+    axes[0][0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def loop_costs(path: Path) -> dict[str, dict[int, float]]:
+    """Nats per token less those with K as in `model.loops`, by source and number of loops."""
+    costs: dict[str, dict[int, float]] = {}
+    for row in read_csv(path):
+        if row["intervention"].startswith("K="):
+            loops = int(row["intervention"].removeprefix("K="))
+            costs.setdefault(row["source"], {})[loops] = float(row["difference"])
+    return costs
+
+
+if __name__ == "__main__":
+    main()
