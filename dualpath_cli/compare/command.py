@@ -29,12 +29,14 @@ def run(options: Namespace) -> str:
         raise UserError("--baseline is one of RUN's configurations; give a RUN as well")
     if options.any_length and not options.runs:
         raise UserError("--any-length joins tables of RUNs; give a RUN as well")
+    if options.aggregate_only and not options.runs:
+        raise UserError("--aggregate-only is about tests of RUNs; give a RUN as well")
     baselines = [name.strip() for name in (options.baseline or "").split(",") if name.strip()]
     runs, left_out = _read(options.runs)
     out = _out(options)
     groups = groups_of(runs, baselines, options.any_length)
     groups += paper.groups() if options.paper else []
-    return "\n".join(map(str, answer(groups, left_out, out)))
+    return "\n".join(map(str, answer(groups, left_out, out, options.aggregate_only)))
 
 
 def _read(paths: Sequence[str]) -> tuple[list[TrainedRun], list[str]]:
@@ -69,7 +71,9 @@ def _out(options: Namespace) -> Path:
     return out
 
 
-def answer(groups: Sequence[Group], left_out: Sequence[str], out: Path) -> list[Path]:
+def answer(
+    groups: Sequence[Group], left_out: Sequence[str], out: Path, aggregate_only: bool
+) -> list[Path]:
     """Prints the tables and writes all files, with a line for each run left out; returns paths."""
     from dualpath_cli.compare import figures, page, sheet, writing
     from dualpath_cli.compare.differences import differences_of
@@ -79,7 +83,7 @@ def answer(groups: Sequence[Group], left_out: Sequence[str], out: Path) -> list[
     console = plain_console()
     for line in left_out:
         console.print(line, highlight=False, soft_wrap=True)
-    rows = differences_of(groups)
+    rows = differences_of(groups, aggregate_only=aggregate_only)
     made = sum(row.p == row.p for row in rows)
     for group in groups:
         print_table(console, writing.screen(sheet.sheet_of_group(group, errors=False)))

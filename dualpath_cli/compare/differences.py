@@ -54,15 +54,16 @@ class Difference:
         return word if self.p_holm < LEVEL else f"{word}, alone; {UNDECIDED} among all"
 
 
-def differences_of(groups: Sequence[Group]) -> list[Difference]:
-    """All tests of all groups, corrected together."""
-    rows = [row for group in groups for row in _of_group(group)]
+def differences_of(groups: Sequence[Group], *, aggregate_only: bool = False) -> list[Difference]:
+    """All tests of all groups, corrected together: of the aggregate, and mostly of each set."""
+    rows = [row for group in groups for row in _of_group(group, aggregate_only)]
     corrected = holm([row["p"] for row in rows])
     return [Difference(**row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
 
 
-def _of_group(group: Group) -> list[dict[str, Any]]:
+def _of_group(group: Group, aggregate_only: bool) -> list[dict[str, Any]]:
     rows = []
+    measures = group.measures[:1] if aggregate_only else group.measures
     for n, baseline in enumerate(group.baselines):
         # Two baselines are one pair, which is tested once.
         tested = {one.name for one in group.baselines[: n + 1]}
@@ -71,7 +72,7 @@ def _of_group(group: Group) -> list[dict[str, Any]]:
         )
         rows += [
             _difference(group, measure, other, baseline, blocks)
-            for measure in group.measures
+            for measure in measures
             for other in group.configurations
             if other.name not in tested
         ]

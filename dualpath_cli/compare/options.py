@@ -22,6 +22,11 @@ def add_arguments(parser: Any) -> None:
     )
     parser.add_argument("--any-length", action="store_true", help=text)
     text = (
+        "Test the mean of the validation sets alone, not each set, which leaves fewer tests to "
+        "correct for: to be chosen before the numbers are seen."
+    )
+    parser.add_argument("--aggregate-only", action="store_true", help=text)
+    text = (
         "Show the paper's own 26 configurations in the same tables and figures, as single runs; "
         "needs no RUN."
     )

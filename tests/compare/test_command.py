@@ -129,6 +129,7 @@ def test_tables_of_an_earlier_comparison_go(tmp_path, undrawn):
         (["--paper"], "compare needs --out DIR"),
         (["--paper", "--out", "x", "--baseline", "wide"], "--baseline is one of RUN's"),
         (["--paper", "--out", "x", "--any-length"], "--any-length joins tables of RUNs"),
+        (["--paper", "--aggregate-only"], "--aggregate-only is about tests of RUNs"),
         (["nothing"], "no run at 'nothing'; a run folder holds recipe.yaml"),
         (["swept"], "no run at 'swept'; did you mean 'sweep'?"),
         (["empty"], "no run at 'empty'; a run folder holds recipe.yaml"),

@@ -80,6 +80,9 @@ def test_the_correction_counts_the_tests_of_all_groups_and_sets():
     assert len(rows) == 4
     assert [row.p_holm for row in rows] == pytest.approx(holm([row.p for row in rows]))
     assert rows[0].p_holm == pytest.approx(min(1, 4 * rows[0].p))
+    alone = differences_of(groups, aggregate_only=True)
+    assert [row.measure for row in alone] == ["aggregate", "aggregate"]
+    assert alone[0].p_holm == pytest.approx(min(1, 2 * rows[0].p))
 
 
 def difference(**changes: float) -> Difference:

@@ -40,6 +40,7 @@ LINES = [
      "--tflops", "1", "--out", "swept", "--yes"],
     ["compare", RUN, "--out", "compared"],
     ["compare", "runs", "--paper", "--baseline", "tiny", "--any-length"],
+    ["compare", "runs", "--baseline", "tiny", "--aggregate-only"],
 ]  # fmt: skip
 """Commands that mean something, each option in one of them."""
 

@@ -129,8 +129,8 @@ def _resolve(name: str) -> Any:
 def _compare(options: Any) -> str:
     """Compares runs; draws and writes nothing."""
 
-    def answer(groups: Any, left_out: Any, out: Path) -> list[Path]:
-        rows = differences_of(groups)
+    def answer(groups: Any, left_out: Any, out: Path, aggregate_only: bool) -> list[Path]:
+        rows = differences_of(groups, aggregate_only=aggregate_only)
         sheets = [sheet_of_group(group) for group in groups]
         sheets += sheets_of_tests(rows, len(rows))
         assert all(latex(sheet) and markdown(sheet) for sheet in sheets)
