@@ -4,13 +4,14 @@ python docs/study/ablations.py narrow-a50_k4 narrow_sampled-a50_k4     # of docs
 """
 
 import sys
-from pathlib import Path
 from statistics import fmean
+
+from kept import STUDY, print_row, signed
 
 from dualpath_cli.output.csv_text import read_csv
 
 Row = dict[str, str]
-FOLDER = Path(__file__).with_name("ablations")
+FOLDER = STUDY / "ablations"
 
 
 def main() -> None:
@@ -28,8 +29,8 @@ def print_table(title: str, seeds: list[list[Row]], keys: tuple[str, ...], colum
     """A row for each value of `keys`, a column for each source."""
     names = list(dict.fromkeys(tuple(row[key] for key in keys) for row in seeds[0]))
     sources = list(dict.fromkeys(row["source"] for row in seeds[0]))
-    print("|", " | ".join([title, *sources]), "|")
-    print("| --- |", " | ".join("---:" for _ in sources), "|")
+    print_row(title, *sources)
+    print_row("---", *["---:"] * len(sources))
     for name in names:
         cells = []
         for source in sources:
@@ -39,9 +40,14 @@ def print_table(title: str, seeds: list[list[Row]], keys: tuple[str, ...], colum
                 for row in rows
                 if row["source"] == source and tuple(row[key] for key in keys) == name
             ]
-            cells.append(f"{fmean(values):+.3f} ({min(values):+.3f} to {max(values):+.3f})")
-        print("|", " | ".join([" ".join(name), *cells]), "|")
+            cells.append(" ".join([signed(fmean(values), 3), spread(values)]))
+        print_row(" ".join(name), *cells)
     print()
+
+
+def spread(values: list[float]) -> str:
+    """From the least to the most."""
+    return f"({signed(min(values), 3)} to {signed(max(values), 3)})"
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def main() -> None:
 
 def compared(folders: Sequence[str], names: Sequence[str]) -> tuple[Group, list[Difference]]:
     primary = ALL_TESTS.isdisjoint(folders)
-    group, rows = read_group([str(STUDY / name) for name in folders], names, primary=primary)
+    group, rows = read_group(folders, names, primary=primary)
     return group, [row for row in rows if row.measure == AGGREGATE]
 
 

@@ -1,12 +1,14 @@
-"""The runs that are kept here, as `dualpath compare` reads them; for tables.py and figures.py."""
+"""The runs that are kept here, as `dualpath compare` reads them, and how the page prints them."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import Difference, differences_of
 from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import TrainedRun, find_folders, read_run
+from dualpath_cli.output.csv_text import read_csv
 
 STUDY = Path(__file__).parent
 
@@ -14,10 +16,34 @@ STUDY = Path(__file__).parent
 def read_group(
     folders: Sequence[str], baselines: Sequence[str], *, primary: bool, any_length: bool = False
 ) -> tuple[Group, list[Difference]]:
-    """All runs of folders of one budget, and how they differ from the baselines.
+    """All runs of folders beside this file, of one budget, and how they differ from the baselines.
 
     `primary`: the tests are those of the mean of the sets alone, corrected among themselves.
     """
-    runs = [run for run in map(read_run, find_folders(folders)) if isinstance(run, TrainedRun)]
+    paths = [str(STUDY / name) for name in folders]
+    runs = [run for run in map(read_run, find_folders(paths)) if isinstance(run, TrainedRun)]
     (group,) = groups_of(runs, baselines, any_length)
     return group, differences_of([group], aggregate_only=primary)
+
+
+def mean_of_last_rows(routing: Path, column: str) -> float:
+    """Of the columns of a routing.csv that begin so: the mean of the last step that was logged."""
+    rows = read_csv(routing)
+    last = max(int(row["step"]) for row in rows)
+    return fmean(
+        float(value)
+        for row in rows
+        if int(row["step"]) == last
+        for name, value in row.items()
+        if name.startswith(column) and value
+    )
+
+
+def print_row(*cells: str) -> None:
+    """A line of a Markdown table."""
+    print("|", " | ".join(cells), "|")
+
+
+def signed(value: float, digits: int = 4) -> str:
+    """With its sign, and a minus that is as wide as a plus."""
+    return f"{value:+.{digits}f}".replace("-", "−")

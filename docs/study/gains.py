@@ -1,0 +1,44 @@
+"""Prints the table of docs/study.md about gains: python docs/study/gains.py"""
+
+from statistics import fmean
+
+from kept import STUDY, mean_of_last_rows, print_row, read_group, signed
+
+from dualpath_cli.compare.runs import AGGREGATE
+
+DECAYED, NOT = "decay_matrices+norms+gains+biases", "decay_matrices+norms+biases"
+FIRST = f"{DECAYED}-gain_init_-7"
+ROWS = {
+    "−7, decayed (the paper's as trained, inferred)": FIRST,
+    "−7, not decayed": f"{NOT}-gain_init_-7",
+    "−2, decayed": f"{DECAYED}-gain_init_-2",
+    "−2, not decayed": f"{NOT}-gain_init_-2",
+}
+
+
+def main() -> None:
+    group, rows = read_group(["gains"], [f"wide-{FIRST}", f"a50_k4-{FIRST}"], primary=False)
+    found = {(row.configuration, row.baseline): row for row in rows if row.measure == AGGREGATE}
+    configurations = {c.name: c for c in group.configurations}
+    print_row("gains", "step sizes, wide, dual", "PureWide", "", "dual, α = 50 %, K = 4", "",
+              "dual − wide")  # fmt: skip
+    print_row("---", "---:", "---:", "---", "---:", "---", "---:")
+    for title, settings in ROWS.items():
+        sizes, cells = [], []
+        for family in ("wide", "a50_k4"):
+            c = configurations[f"{family}-{settings}"]
+            folders = [STUDY / "gains" / "runs" / c.name / f"seed_{seed}" for seed in c.seeds]
+            size = fmean(mean_of_last_rows(f / "routing.csv", "gain_") for f in folders)
+            sizes.append(f"{size:.3f}" if size < 0.01 else f"{size:.2f}")
+            cells.append(f"{c.mean(AGGREGATE):.4f} ± {c.standard_error(AGGREGATE):.4f}")
+            row = found.get((c.name, f"{family}-{FIRST}"))
+            cells.append(
+                f"{signed(row.difference)} ({signed(row.low)} to {signed(row.high)})" if row else ""
+            )
+        wide, dual = (configurations[f"{name}-{settings}"] for name in ("wide", "a50_k4"))
+        less = dual.mean(AGGREGATE) - wide.mean(AGGREGATE)
+        print_row(title, ", ".join(sizes), *cells, signed(less))
+
+
+if __name__ == "__main__":
+    main()
