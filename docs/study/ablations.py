@@ -1,9 +1,10 @@
 """Prints what overrides cost, as docs/study.md has it: means over seeds, with least and most.
 
-python docs/study/ablations.py narrow-a50_k4 narrow_sampled-a50_k4     # of docs/study/ablations
+python docs/study/ablations.py narrow-a50_k4 --rows K=1 K=2 shuffled    # nats per token
+python docs/study/ablations.py narrow-a50_k4 --classes                 # nats per forced token
 """
 
-import sys
+import argparse
 from statistics import fmean
 
 from kept import STUDY, print_row, signed
@@ -11,43 +12,49 @@ from kept import STUDY, print_row, signed
 from dualpath_cli.output.csv_text import read_csv
 
 Row = dict[str, str]
-FOLDER = STUDY / "ablations"
 
 
 def main() -> None:
-    for model in sys.argv[1:]:
-        seeds = [read_csv(path) for path in sorted(FOLDER.glob(f"{model}-seed_[0-9].csv"))]
-        of_rows = [[row for row in rows if row["suite"] == "paper"] for rows in seeds]
-        print_table(f"{model}, {len(seeds)} seeds, nats", of_rows, ("intervention",), "difference")
-        classes = [read_csv(p) for p in sorted(FOLDER.glob(f"{model}-seed_[0-9]-classes.csv"))]
-        if classes:
-            title = f"{model}, {len(classes)} seeds, excess per forced token"
-            print_table(title, classes, ("token_class", "path"), "per_forced")
-
-
-def print_table(title: str, seeds: list[list[Row]], keys: tuple[str, ...], column: str) -> None:
-    """A row for each value of `keys`, a column for each source."""
-    names = list(dict.fromkeys(tuple(row[key] for key in keys) for row in seeds[0]))
+    parser = argparse.ArgumentParser(description="Prints a table of docs/study.md.")
+    parser.add_argument("model", help="Its files in docs/study/ablations begin so.")
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--rows", nargs="+", help="Overrides: K=1, shuffled.")
+    chosen.add_argument("--classes", action="store_true", help="Classes of tokens instead.")
+    given = parser.parse_args()
+    ending = "-classes" if given.classes else ""
+    paths = sorted((STUDY / "ablations").glob(f"{given.model}-seed_[0-9]{ending}.csv"))
+    seeds = [read_csv(path) for path in paths]
+    if given.classes:
+        names = list(dict.fromkeys(name_of(row) for row in seeds[0]))
+        column = "per_forced"
+    else:
+        names, column = given.rows, "difference"
     sources = list(dict.fromkeys(row["source"] for row in seeds[0]))
-    print_row(title, *sources)
+    print_row(f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed", *sources)
     print_row("---", *["---:"] * len(sources))
     for name in names:
         cells = []
         for source in sources:
-            values = [
-                float(row[column])
-                for rows in seeds
-                for row in rows
-                if row["source"] == source and tuple(row[key] for key in keys) == name
+            rows = [
+                r for rows in seeds for r in rows if (name_of(r), r["source"]) == (name, source)
             ]
-            cells.append(" ".join([signed(fmean(values), 3), spread(values)]))
-        print_row(" ".join(name), *cells)
-    print()
+            cells.append(spread([float(row[column]) for row in rows]))
+        print_row(name, *cells)
+
+
+def name_of(row: Row) -> str:
+    """Of an override: `K=1`, or `arithmetic wide` of a class."""
+    return row.get("intervention") or f"{row['token_class']} {row['path']}"
 
 
 def spread(values: list[float]) -> str:
-    """From the least to the most."""
-    return f"({signed(min(values), 3)} to {signed(max(values), 3)})"
+    """The mean, and from the least to the most."""
+    mean = signed(fmean(values), 3)
+    return (
+        mean
+        if len(values) == 1
+        else f"{mean} ({signed(min(values), 3)} to {signed(max(values), 3)})"
+    )
 
 
 if __name__ == "__main__":
