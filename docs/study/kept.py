@@ -14,14 +14,21 @@ STUDY = Path(__file__).parent
 
 
 def read_group(
-    folders: Sequence[str], baselines: Sequence[str], *, primary: bool, any_length: bool = False
+    folders: Sequence[str],
+    baselines: Sequence[str],
+    *,
+    primary: bool,
+    any_length: bool = False,
+    seeds: Sequence[int] | None = None,
 ) -> tuple[Group, list[Difference]]:
     """All runs of folders beside this file, of one budget, and how they differ from the baselines.
 
     `primary`: the tests are those of the mean of the sets alone, corrected among themselves.
+    `seeds` leaves out the others, where not all configurations have them.
     """
     paths = [str(STUDY / name) for name in folders]
     runs = [run for run in map(read_run, find_folders(paths)) if isinstance(run, TrainedRun)]
+    runs = [run for run in runs if seeds is None or run.seed in seeds]
     (group,) = groups_of(runs, baselines, any_length)
     return group, differences_of([group], aggregate_only=primary)
 

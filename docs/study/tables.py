@@ -7,11 +7,13 @@ Means of the validation sets: difference, 95 % interval, p after Holm's correcti
 """
 
 import argparse
+from dataclasses import replace
 
 from kept import print_row, read_group, signed
 
 from dualpath_cli.compare.differences import Difference
 from dualpath_cli.compare.runs import AGGREGATE
+from dualpath_cli.study.levels import holm
 
 
 def main() -> None:
@@ -22,25 +24,36 @@ def main() -> None:
     parser.add_argument(
         "--primary", action="store_true", help="Correct among tests of the mean alone."
     )
+    parser.add_argument(
+        "--rows", nargs="+", help="These alone; p is corrected for their tests, while the error "
+        "comes from all configurations.",
+    )  # fmt: skip
+    parser.add_argument("--seeds", type=int, nargs="+", help="These alone, where some have more.")
     given = parser.parse_args()
     names = given.against.split(",")
     group, rows = read_group(
-        given.folders, names, primary=given.primary, any_length=given.any_length
-    )
+        given.folders, names,
+        primary=given.primary, any_length=given.any_length, seeds=given.seeds,
+    )  # fmt: skip
+    shown = given.rows or [c.name for c in group.configurations]
+    rows = [row for row in rows if row.configuration in shown]
+    if given.rows:
+        corrected = holm([row.p for row in rows])
+        rows = [replace(row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
     found = {(row.configuration, row.baseline): row for row in rows if row.measure == AGGREGATE}
     print_row("", "parameters", "loops", "seeds", "bits per byte", *(f"less {n}" for n in names))
     print_row("---", *["---:"] * (4 + len(names)))
-    lowest = min(c.mean(AGGREGATE) for c in group.configurations)
-    for c in group.configurations:
+    configurations = [c for c in group.configurations if c.name in shown]
+    lowest = min(c.mean(AGGREGATE) for c in configurations)
+    for c in configurations:
         mean, error, wide = c.mean(AGGREGATE), c.standard_error(AGGREGATE), group.wide
-        shown = f"{mean:.4f}"
-        shown = f"**{shown}**" if mean == lowest else shown
+        score = f"**{mean:.4f}**" if mean == lowest else f"{mean:.4f}"
         print_row(
             c.name,
             f"{c.parameters / wide.parameters:.2f}" if wide else f"{c.parameters:,}",
             "" if c.expected_loops is None else f"{c.expected_loops:.2f}",
             str(len(c.seeds)),
-            shown + ("" if error is None else f" ± {error:.4f}"),
+            score + ("" if error is None else f" ± {error:.4f}"),
             *(with_interval(found.get((c.name, name))) for name in names),
         )
     tested = [row for row in found.values() if row.p == row.p]
