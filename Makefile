@@ -50,7 +50,7 @@ $(VENV)/dev: $(VENV)/installed
 test: $(VENV)/dev ## Runs the everyday tests, WORKERS=2 at a time; none needs a GPU or the network.
 	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/dev ## Runs all tests, also those that are rare and long, as CI does.
+test-all: $(VENV)/dev ## Runs all tests, also those that are rare and long, as the nightly CI does.
 	$(PYTEST)
 
 lint: $(VENV)/dev ## Checks style, formatting and types.
