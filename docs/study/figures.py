@@ -18,18 +18,17 @@ from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.study.figures import panels, plain
 
 CONTROLS = ["wide", "loop_k4"]
-MATCHED = {"width 32, 20 tokens a parameter": "narrow", "width 64, 2.6 tokens": "paper_rate"}
+MATCHED = {"width 32, linear FLOPs": "narrow", "width 64, linear FLOPs": "paper_rate"}
+TOTAL = {"width 32, total FLOPs": "narrow_total"}
 ALL_TESTS = {"paper_rate"}
 """Corrected for the tests of single sets as well; of others, means were declared primary before."""
-CHOICES = ["narrow_gates", "narrow_combinations", "narrow_k1", "narrow_sampled"]
 FORCED = {"K = 4 in training": "narrow-a50_k4", "K drawn from 1, 2, 4, 8": "narrow_sampled-a50_k4"}
 
 
 def main() -> None:
-    matched = {title: compared([name], CONTROLS) for title, name in MATCHED.items()}
-    write("quality", quality([group for group, _ in matched.values()]))
+    matched = {title: compared([name], CONTROLS) for title, name in (MATCHED | TOTAL).items()}
+    write("quality", quality([matched[title][0] for title in MATCHED]))
     write("controls", differences(matched, CONTROLS))
-    write("choices", differences({"": compared(["narrow", *CHOICES], ["a50_k4"])}, ["a50_k4"]))
     write("forced", forced_loops())
 
 
@@ -48,10 +47,9 @@ def differences(
     compared: dict[str, tuple[Group, list[Difference]]], names: Sequence[str]
 ) -> Figure:
     """Difference and 95 % interval: a row of panels for each group, a column for each baseline."""
-    most = max(len(group.configurations) for group, _ in compared.values())
-    height = 1.0 + 0.24 * most
-    figure, axes = panels(4.6 * len(names), height * len(compared), len(compared), len(names),
-                          sharex=True)  # fmt: skip
+    lines = [len(group.configurations) + 2 for group, _ in compared.values()]
+    figure, axes = panels(4.6 * len(names), 0.28 * sum(lines), len(compared), len(names),
+                          sharex=True, height_ratios=lines)  # fmt: skip
     for (title, (group, rows)), line in zip(compared.items(), axes, strict=True):
         for name, ax in zip(names, line, strict=True):
             interval_plot(
