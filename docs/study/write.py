@@ -29,11 +29,13 @@ def main() -> None:
 def table_of(command: str) -> str:
     """The first table that a script beside this file prints."""
     script, *arguments = shlex.split(command)
-    printed = subprocess.run(
+    done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name(script)), *arguments],
-        capture_output=True, text=True, encoding="utf-8", check=True,
-    ).stdout  # fmt: skip
-    return "".join(f"{line}\n" for line in printed.partition("\n\n")[0].splitlines())
+        capture_output=True, text=True, encoding="utf-8",
+    )  # fmt: skip
+    if done.returncode != 0:
+        sys.exit(f"{command}: {done.stderr.strip().splitlines()[-1]}")
+    return "".join(f"{line}\n" for line in done.stdout.partition("\n\n")[0].splitlines())
 
 
 if __name__ == "__main__":
