@@ -43,19 +43,15 @@ def write(name: str, figure: Figure) -> None:
         figure.savefig(partial, format="png", dpi=120)
 
 
-def differences(
-    compared: dict[str, tuple[Group, list[Difference]]], names: Sequence[str]
-) -> Figure:
+def differences(tested: dict[str, tuple[Group, list[Difference]]], names: Sequence[str]) -> Figure:
     """Difference and 95 % interval: a row of panels for each group, a column for each baseline."""
-    lines = [len(group.configurations) + 2 for group, _ in compared.values()]
-    figure, axes = panels(4.6 * len(names), 0.28 * sum(lines), len(compared), len(names),
+    lines = [len(group.configurations) + 2 for group, _ in tested.values()]
+    figure, axes = panels(4.6 * len(names), 0.28 * sum(lines), len(tested), len(names),
                           sharex=True, height_ratios=lines)  # fmt: skip
-    for (title, (group, rows)), line in zip(compared.items(), axes, strict=True):
+    for (title, (group, rows)), line in zip(tested.items(), axes, strict=True):
         for name, ax in zip(names, line, strict=True):
-            interval_plot(
-                ax, group, [row for row in rows if name in (row.baseline, row.configuration)], name
-            )
-            ax.set_title(f"{title}, less {name}".lstrip(", "), fontsize=9)
+            interval_plot(ax, group, rows, name)
+            ax.set_title(f"{title}, less {name}", fontsize=9)
     for ax in axes[-1]:
         ax.set_xlabel("bits per byte, mean of six sets")
     return figure
