@@ -59,6 +59,14 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys):
         assert float(row["difference"]) == pytest.approx(mean[row["configuration"]] - mean["wide"])
 
 
+def test_means_alone_are_tested_and_counted(tmp_path, capsys, undrawn):
+    sweep = write_sweep(tmp_path / "sweep", CELLS)
+    assert main(["compare", str(sweep), "--aggregate-only"]) == 0
+    assert "less those of wide, 3 tests in all" in capsys.readouterr().out
+    rows = table(sweep / "comparison/tests.csv")
+    assert [row["measure"] for row in rows] == ["aggregate"] * 3
+
+
 def test_runs_alone_need_a_folder_and_are_compared_as_a_sweep_is(tmp_path, capsys, undrawn):
     sweep = write_sweep(tmp_path / "sweep", CELLS[:2])
     folders = [str(path.parent) for path in sweep.rglob("recipe.yaml")]
