@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -35,3 +37,23 @@ def test_a_table_that_says_something_else_is_found(tmp_path: Path) -> None:
     assert write(copy=tmp_path).returncode == 0
     assert page.read_text(encoding="utf-8").endswith(" |\n\nwords\n")
     assert write("--check", copy=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("tables.py narow --against wide", "narow'; did you mean 'narrow'?"),
+        ("tables.py narrow --against wide --rows a50", "no configuration 'a50'; did you mean"),
+        ("ablations.py narrow --classes", "no model 'narrow'; choose from narrow-a50_k4"),
+        ("ablations.py narrow-a50_k4 --rows K=99", "no override 'K=99'; did you mean 'K=9'?"),
+    ],
+)
+def test_a_wrong_word_is_one_line(command: str, hint: str) -> None:
+    script, *words = command.split()
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "study" / script), *words],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert hint in ended.stderr

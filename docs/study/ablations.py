@@ -7,7 +7,7 @@ python docs/study/ablations.py narrow-a50_k4 --classes                 # nats pe
 import argparse
 from statistics import fmean
 
-from kept import STUDY, print_row, signed
+from kept import STUDY, check_known, print_row, run_script, signed
 
 from dualpath_cli.output.csv_text import read_csv
 
@@ -21,14 +21,14 @@ def main() -> None:
     chosen.add_argument("--rows", nargs="+", help="Overrides: K=1, shuffled.")
     chosen.add_argument("--classes", action="store_true", help="Classes of tokens instead.")
     given = parser.parse_args()
-    ending = "-classes" if given.classes else ""
-    paths = sorted((STUDY / "ablations").glob(f"{given.model}-seed_[0-9]{ending}.csv"))
-    seeds = [read_csv(path) for path in paths]
-    if given.classes:
-        names = list(dict.fromkeys(name_of(row) for row in seeds[0]))
-        column = "per_forced"
-    else:
-        names, column = given.rows, "difference"
+    kept = (STUDY / "ablations").glob(f"*-seed_[0-9]{'-classes' if given.classes else ''}.csv")
+    models = {path: path.stem.partition("-seed_")[0] for path in sorted(kept)}
+    check_known("model", [given.model], models.values())
+    seeds = [read_csv(path) for path, model in models.items() if model == given.model]
+    known = list(dict.fromkeys(name_of(row) for row in seeds[0]))
+    names = known if given.classes else given.rows
+    check_known("override", names, known)
+    column = "per_forced" if given.classes else "difference"
     sources = list(dict.fromkeys(row["source"] for row in seeds[0]))
     print_row(f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed", *sources)
     print_row("---", *["---:"] * len(sources))
@@ -58,4 +58,4 @@ def spread(values: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

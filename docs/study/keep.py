@@ -4,8 +4,8 @@ python docs/study/keep.py runs/study/matched docs/study/matched
 dualpath compare docs/study/matched --out OUT       # the same tables and figures
 """
 
+import argparse
 import shutil
-import sys
 from pathlib import Path
 
 from dualpath_cli.compare.runs import TrainedRun, read_run
@@ -14,11 +14,14 @@ FILES = ("recipe.yaml", "versions*.json", "metrics.csv", "validation.csv", "rout
 
 
 def main() -> None:
-    given, kept = map(Path, sys.argv[1:])
-    for run in sorted(path.parent for path in given.glob("**/recipe.yaml")):
+    parser = argparse.ArgumentParser(description="Keeps what tables and figures are made of.")
+    parser.add_argument("sweep", type=Path, help="Folder of a sweep.")
+    parser.add_argument("kept", type=Path, help="Folder to keep its finished runs in.")
+    given = parser.parse_args()
+    for run in sorted(path.parent for path in given.sweep.glob("**/recipe.yaml")):
         if isinstance(read_run(run), TrainedRun):
-            copy(run, kept / run.relative_to(given), FILES)
-    copy(given, kept, ("sweep.yaml", "plan.csv", "tune/chosen.csv"))
+            copy(run, given.kept / run.relative_to(given.sweep), FILES)
+    copy(given.sweep, given.kept, ("sweep.yaml", "plan.csv", "tune/chosen.csv"))
 
 
 def copy(source: Path, target: Path, names: tuple[str, ...]) -> None:

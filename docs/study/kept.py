@@ -1,6 +1,7 @@
 """The runs that are kept here, as `dualpath compare` reads them, and how the page prints them."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -8,6 +9,7 @@ from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import Difference, differences_of
 from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import TrainedRun, find_folders, read_run
+from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.output.csv_text import read_csv
 
 STUDY = Path(__file__).parent
@@ -31,6 +33,24 @@ def read_group(
     runs = [run for run in runs if seeds is None or run.seed in seeds]
     (group,) = groups_of(runs, baselines, any_length)
     return group, differences_of([group], aggregate_only=primary)
+
+
+def check_known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises a UserError that says which name is not known, and what is."""
+    known = list(dict.fromkeys(known))
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; choose from {', '.join(known)}"
+            raise UserError(f"no {what} '{name}'{hint}")
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Ends with one line and exit code 2 where a word is wrong."""
+    try:
+        main()
+    except UserError as error:
+        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def mean_of_last_rows(routing: Path, column: str) -> float:

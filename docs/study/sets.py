@@ -7,7 +7,7 @@ Bold: p < 0.05 after Holm's correction for the tests of all sets, their mean, an
 
 import argparse
 
-from kept import print_row, read_group, signed
+from kept import print_row, read_group, run_script, signed
 
 from dualpath_cli.study.levels import LEVEL
 
@@ -32,4 +32,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

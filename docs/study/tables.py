@@ -9,7 +9,7 @@ Means of the validation sets: difference, 95 % interval, p after Holm's correcti
 import argparse
 from dataclasses import replace
 
-from kept import print_row, read_group, signed
+from kept import check_known, print_row, read_group, run_script, signed
 
 from dualpath_cli.compare.differences import Difference
 from dualpath_cli.compare.runs import AGGREGATE
@@ -35,7 +35,9 @@ def main() -> None:
         given.folders, names,
         primary=given.primary, any_length=given.any_length, seeds=given.seeds,
     )  # fmt: skip
-    shown = given.rows or [c.name for c in group.configurations]
+    all_names = [c.name for c in group.configurations]
+    shown = given.rows or all_names
+    check_known("configuration", shown, all_names)
     rows = [row for row in rows if row.configuration in shown]
     if given.rows:
         corrected = holm([row.p for row in rows])
@@ -74,4 +76,4 @@ def with_interval(row: Difference | None) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)
