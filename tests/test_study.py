@@ -44,7 +44,7 @@ def test_a_table_that_says_something_else_is_found(tmp_path: Path) -> None:
     [
         ("tables.py narow --against wide", "narow'; did you mean 'narrow'?"),
         ("tables.py narrow --against wide --rows a50", "no configuration 'a50'; did you mean"),
-        ("ablations.py narrow --classes", "no model 'narrow'; choose from narrow-a50_k4"),
+        ("ablations.py x --classes", "no model 'x'; choose from narrow-a50_k4"),
         ("ablations.py narrow-a50_k4 --rows K=99", "no override 'K=99'; did you mean 'K=9'?"),
     ],
 )
