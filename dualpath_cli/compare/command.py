@@ -31,7 +31,7 @@ def run(options: Namespace) -> str:
         raise UserError("--any-length joins tables of RUNs; give a RUN as well")
     if options.aggregate_only and not options.runs:
         raise UserError("--aggregate-only is about tests of RUNs; give a RUN as well")
-    baselines = [name.strip() for name in (options.baseline or "").split(",") if name.strip()]
+    baselines = [name.strip() for name in ",".join(options.baseline).split(",") if name.strip()]
     runs, left_out = _read(options.runs)
     out = _out(options)
     groups = groups_of(runs, baselines, options.any_length)

@@ -12,10 +12,10 @@ def add_arguments(parser: Any) -> None:
     text = "Folder for tables, figures and the page; by default `comparison` in the folder of runs."
     parser.add_argument("--out", metavar="DIR", help=text)
     text = (
-        "Configurations that the others are tested against, separated by commas; by default the "
-        "PureWide of each budget."
+        "Configurations that the others are tested against, separated by commas or by repeating "
+        "the option; by default the PureWide of each budget."
     )
-    parser.add_argument("--baseline", metavar="NAMES", help=text)
+    parser.add_argument("--baseline", metavar="NAMES", action="append", default=[], help=text)
     text = (
         "One table for each budget, whatever the number of training tokens: to compare at equal "
         "time. Without it each number of tokens has a table."

@@ -100,6 +100,16 @@ def test_another_baseline_is_named(tmp_path, capsys, undrawn):
     assert "'lop_k2' for --baseline; did you mean 'loop_k2'?" in capsys.readouterr().err
 
 
+def test_baselines_are_given_by_commas_or_by_repetition(tmp_path, undrawn):
+    sweep = write_sweep(tmp_path / "sweep", CELLS)
+    for n, words in enumerate([["wide,loop_k2"], ["wide", "loop_k2"]]):
+        given = [word for name in words for word in ("--baseline", name)]
+        assert main(["compare", str(sweep), *given, "--out", str(tmp_path / str(n))]) == 0
+    tests = [(tmp_path / str(n) / "tests.csv").read_text() for n in range(2)]
+    assert tests[0] == tests[1]
+    assert {row["baseline"] for row in table(tmp_path / "0" / "tests.csv")} == {"wide", "loop_k2"}
+
+
 def test_the_papers_table_is_the_papers(tmp_path, capsys, undrawn):
     assert main(["compare", "--paper", "--out", str(tmp_path)]) == 0
     rows = {row["configuration"]: row for row in table(tmp_path / "table.csv")}
