@@ -95,7 +95,7 @@ _RECORDS = (
     Command(
         "compare",
         "Set runs side by side: tables with tests over seeds, figures, a page.",
-        "RUN [RUN ...] | SWEEP | --paper [--baseline NAMES] [--any-length] [--out DIR]",
+        "RUN [RUN ...] | SWEEP | --paper [--baseline NAMES] [--out DIR] [options]",
         needs="nothing",
         run="dualpath_cli.compare.command:run",
         description="Reads finished runs, sorts them into configurations that differ in more than "
