@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -11,6 +12,7 @@ from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import TrainedRun, find_folders, read_run
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli.study.levels import holm
 
 STUDY = Path(__file__).parent
 
@@ -22,17 +24,26 @@ def read_group(
     primary: bool,
     any_length: bool = False,
     seeds: Sequence[int] | None = None,
+    shown: Sequence[str] | None = None,
 ) -> tuple[Group, list[Difference]]:
     """All runs of folders beside this file, of one budget, and how they differ from the baselines.
 
     `primary`: the tests are those of the mean of the sets alone, corrected among themselves.
-    `seeds` leaves out the others, where not all configurations have them.
+    `seeds` leaves out the others, where not all configurations have them. `shown` are the
+    configurations whose differences are returned, p corrected for their tests; the error comes
+    from all.
     """
     paths = [str(STUDY / name) for name in folders]
     runs = [run for run in map(read_run, find_folders(paths)) if isinstance(run, TrainedRun)]
     runs = [run for run in runs if seeds is None or run.seed in seeds]
     (group,) = groups_of(runs, baselines, any_length)
-    return group, differences_of([group], aggregate_only=primary)
+    rows = differences_of([group], aggregate_only=primary)
+    if shown is not None:
+        check_known("configuration", shown, [c.name for c in group.configurations])
+        rows = [row for row in rows if row.configuration in shown]
+        corrected = holm([row.p for row in rows])
+        rows = [replace(row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
+    return group, rows
 
 
 def check_known(what: str, names: Iterable[str], known: Iterable[str]) -> None:

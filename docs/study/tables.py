@@ -7,13 +7,11 @@ Means of the validation sets: difference, 95 % interval, p after Holm's correcti
 """
 
 import argparse
-from dataclasses import replace
 
-from kept import check_known, print_row, read_group, run_script, signed
+from kept import print_row, read_group, run_script, signed
 
 from dualpath_cli.compare.differences import Difference
 from dualpath_cli.compare.runs import AGGREGATE
-from dualpath_cli.study.levels import holm
 
 
 def main() -> None:
@@ -32,20 +30,13 @@ def main() -> None:
     given = parser.parse_args()
     names = given.against.split(",")
     group, rows = read_group(
-        given.folders, names,
-        primary=given.primary, any_length=given.any_length, seeds=given.seeds,
+        given.folders, names, primary=given.primary, any_length=given.any_length,
+        seeds=given.seeds, shown=given.rows,
     )  # fmt: skip
-    all_names = [c.name for c in group.configurations]
-    shown = given.rows or all_names
-    check_known("configuration", shown, all_names)
-    rows = [row for row in rows if row.configuration in shown]
-    if given.rows:
-        corrected = holm([row.p for row in rows])
-        rows = [replace(row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
     found = {(row.configuration, row.baseline): row for row in rows if row.measure == AGGREGATE}
     print_row("", "parameters", "loops", "seeds", "bits per byte", *(f"less {n}" for n in names))
     print_row("---", *["---:"] * (4 + len(names)))
-    configurations = [c for c in group.configurations if c.name in shown]
+    configurations = [c for c in group.configurations if c.name in (given.rows or [c.name])]
     lowest = min(c.mean(AGGREGATE) for c in configurations)
     for c in configurations:
         mean, error, wide = c.mean(AGGREGATE), c.standard_error(AGGREGATE), group.wide
