@@ -2,7 +2,7 @@
 
 from statistics import fmean
 
-from kept import STUDY, mean_of_last_rows, print_row, read_group, signed
+from kept import STUDY, mean_of_last_rows, print_row, read_group, signed, with_interval
 
 from dualpath_cli.compare.runs import AGGREGATE
 
@@ -32,9 +32,7 @@ def main() -> None:
             sizes.append(f"{size:.3f}" if size < 0.01 else f"{size:.2f}")
             cells.append(f"{c.mean(AGGREGATE):.4f} ± {c.standard_error(AGGREGATE):.4f}")
             row = found.get((c.name, f"{family}-{FIRST}"))
-            cells.append(
-                f"{signed(row.difference)} ({signed(row.low)} to {signed(row.high)})" if row else ""
-            )
+            cells.append(with_interval(row) if row else "")
         wide, dual = (configurations[f"{name}-{settings}"] for name in ("wide", "a50_k4"))
         less = dual.mean(AGGREGATE) - wide.mean(AGGREGATE)
         print_row(title, ", ".join(sizes), *cells, signed(less))

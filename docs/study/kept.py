@@ -85,3 +85,8 @@ def print_row(*cells: str) -> None:
 def signed(value: float, digits: int = 4) -> str:
     """With its sign, and a minus that is as wide as a plus."""
     return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def with_interval(row: Difference) -> str:
+    """The difference, and its 95 % interval in brackets."""
+    return f"{signed(row.difference)} ({signed(row.low)} to {signed(row.high)})"

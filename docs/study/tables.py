@@ -8,7 +8,7 @@ Means of the validation sets: difference, 95 % interval, p after Holm's correcti
 
 import argparse
 
-from kept import print_row, read_group, run_script, signed
+from kept import print_row, read_group, run_script, signed, with_interval
 
 from dualpath_cli.compare.differences import Difference
 from dualpath_cli.compare.runs import AGGREGATE
@@ -47,7 +47,7 @@ def main() -> None:
             "" if c.expected_loops is None else f"{c.expected_loops:.2f}",
             str(len(c.seeds)),
             score + ("" if error is None else f" ± {error:.4f}"),
-            *(with_interval(found.get((c.name, name))) for name in names),
+            *(difference(found.get((c.name, name))) for name in names),
         )
     tested = [row for row in found.values() if row.p == row.p]
     if tested:
@@ -56,14 +56,11 @@ def main() -> None:
         print(f"\n{count} tests in all; detectable, uncorrected: {', '.join(detectable)}")
 
 
-def with_interval(row: Difference | None) -> str:
-    """The difference; where there is a test, its interval and Holm's p."""
+def difference(row: Difference | None) -> str:
+    """With its interval and Holm's p where there is a test."""
     if row is None:
         return ""
-    if row.p != row.p:
-        return signed(row.difference)
-    ends = f"{signed(row.low)} to {signed(row.high)}"
-    return f"{signed(row.difference)} ({ends}), {row.p_holm:.2g}"
+    return signed(row.difference) if row.p != row.p else f"{with_interval(row)}, {row.p_holm:.2g}"
 
 
 if __name__ == "__main__":
