@@ -16,6 +16,8 @@ Shapes: C configurations, S seeds.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from math import inf, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -72,18 +74,23 @@ class Blocks:
         return (len(self.names) - 1) * (len(self.seeds) - 1)
 
 
-def find_blocks(scores: Scores, baseline: str) -> Blocks | None:
-    """Returns the complete blocks with the baseline in them that leave most degrees of freedom.
+def find_blocks(scores: Scores, one: str, other: str) -> Blocks:
+    """Returns the complete blocks with both in them that detect the smallest difference of the two.
 
-    None unless there are two configurations with two seeds.
+    Which these are depends on who has which seeds alone. More seeds make the difference surer, more
+    configurations its error. Where the two share fewer than two seeds, these are the pair's own.
     """
-    candidates = []
-    for of_one in scores.values():
-        seeds = tuple(sorted(of_one.keys() & scores[baseline].keys()))
+    shared = scores[one].keys() & scores[other].keys()
+    found = Blocks(tuple(n for n in scores if n in (one, other)), tuple(sorted(shared)))
+    for seeds in sorted({tuple(sorted(shared & runs.keys())) for runs in scores.values()}):
         names = tuple(name for name, runs in scores.items() if runs.keys() >= set(seeds))
-        candidates.append(Blocks(names, seeds))
-    best = max(candidates, key=lambda blocks: blocks.df)
-    return best if best.df > 0 else None
+        found = min(found, Blocks(names, seeds), key=_detectable)
+    return found
+
+
+def _detectable(blocks: Blocks) -> float:
+    """The difference that they detect, in standard deviations of e; infinite without a test."""
+    return noncentrality(blocks.df) * sqrt(2 / len(blocks.seeds)) if blocks.df > 0 else inf
 
 
 def block_spread(values_CS: npt.ArrayLike) -> Spread:
@@ -101,6 +108,7 @@ def block_spread(values_CS: npt.ArrayLike) -> Spread:
     return Spread(float(np.sqrt(2 * variance / values.shape[1])), df)
 
 
+@cache
 def noncentrality(df: int) -> float:
     """The true difference in standard errors at which a two-sided test has its power.
 

@@ -23,7 +23,7 @@ class Difference:
     configuration: str
     baseline: str
     seeds: int
-    """That both have."""
+    """That both have, and all whose runs the standard error comes from."""
     difference: float
     """Mean over them; below zero the configuration is better."""
     low: float
@@ -64,27 +64,23 @@ def differences_of(groups: Sequence[Group], *, aggregate_only: bool = False) -> 
 def _of_group(group: Group, aggregate_only: bool) -> list[dict[str, Any]]:
     rows = []
     measures = group.measures[:1] if aggregate_only else group.measures
+    scores = {c.name: c.scores[group.measures[0]] for c in group.configurations}
     for n, baseline in enumerate(group.baselines):
         # Two baselines are one pair, which is tested once.
         tested = {one.name for one in group.baselines[: n + 1]}
-        blocks = find_blocks(
-            {c.name: c.scores[group.measures[0]] for c in group.configurations}, baseline.name
-        )
+        others = [c for c in group.configurations if c.name not in tested]
+        blocks = {c.name: find_blocks(scores, c.name, baseline.name) for c in others}
         rows += [
-            _difference(group, measure, other, baseline, blocks)
+            _difference(group, measure, other, baseline, blocks[other.name])
             for measure in measures
-            for other in group.configurations
-            if other.name not in tested
+            for other in others
         ]
     return rows
 
 
 def _difference(
-    group: Group, measure: str, other: Configuration, baseline: Configuration, blocks: Blocks | None
+    group: Group, measure: str, other: Configuration, baseline: Configuration, blocks: Blocks
 ) -> dict[str, Any]:
-    if blocks is None or other.name not in blocks.names:  # then the pair is a block of its own
-        shared = other.scores[measure].keys() & baseline.scores[measure].keys()
-        blocks = Blocks((other.name, baseline.name), tuple(sorted(shared)))
     values = {
         c.name: [c.scores[measure][seed] for seed in blocks.seeds]
         for c in group.configurations

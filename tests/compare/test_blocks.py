@@ -1,5 +1,6 @@
 """Paired tests over seeds: against least squares, SciPy, integrals, and simulated truths."""
 
+import itertools
 import math
 from itertools import pairwise
 
@@ -148,19 +149,48 @@ def scores_of(**seeds: str) -> dict[str, dict[int, float]]:
         (scores_of(wide="012", a="012", b="012"), ("wide", "a", "b"), (0, 1, 2)),
         # One that lacks a seed stays outside, and leaves the others theirs.
         (scores_of(wide="012", a="012", b="012", c="01"), ("wide", "a", "b"), (0, 1, 2)),
-        # Where most lack one, the others give it up.
-        (scores_of(wide="012", a="01", b="01", c="012"), ("wide", "a", "b", "c"), (0, 1)),
+        # One that the pair alone has is worth less than the error of many others,
+        (scores_of(wide="012", a="012", b="01", c="01", d="01"), ("wide", "a", "b", "c", "d"),
+         (0, 1)),
+        # eight of them are worth more.
+        (scores_of(wide="0123456789", a="0123456789", b="01", c="01", d="01"), ("wide", "a"),
+         tuple(range(10))),
+        # Where the pair lacks one, the others give it up.
+        (scores_of(wide="012", a="01", b="012", c="012"), ("wide", "a", "b", "c"), (0, 1)),
         # Seeds that the baseline has not are of no use.
         (scores_of(wide="01", a="0123", b="0123"), ("wide", "a", "b"), (0, 1)),
     ],
-)
-def test_blocks_leave_most_degrees_of_freedom(scores, names, seeds):
-    assert find_blocks(scores, "wide") == Blocks(names, seeds)
+)  # fmt: skip
+def test_blocks_of_a_pair_detect_the_smallest_difference(scores, names, seeds):
+    assert find_blocks(scores, "a", "wide") == Blocks(names, seeds)
+
+
+SEEDS = st.frozensets(st.integers(0, 4))
+
+
+@given(SEEDS, SEEDS, st.lists(SEEDS, max_size=5))
+def test_no_other_complete_blocks_of_a_pair_detect_less(a, wide, others):
+    scores = {
+        name: dict.fromkeys(sorted(seeds), 0.0)
+        for name, seeds in [("wide", wide), ("a", a), *((f"b{n}", s) for n, s in enumerate(others))]
+    }
+    found = find_blocks(scores, "a", "wide")
+    assert {"a", "wide"} <= set(found.names)
+    assert all(set(found.seeds) <= scores[name].keys() for name in found.names)
+    if len(a & wide) < 2:
+        assert found.seeds == tuple(sorted(a & wide))
+        return
+    for size in range(2, len(a & wide) + 1):
+        for chosen in itertools.combinations(sorted(a & wide), size):
+            have = sum(set(chosen) <= runs.keys() for runs in scores.values())
+            least = noncentrality((have - 1) * (size - 1)) * math.sqrt(2 / size)
+            assert noncentrality(found.df) * math.sqrt(2 / len(found.seeds)) <= least + 1e-9
 
 
 @pytest.mark.parametrize("scores", [
-    scores_of(wide="0", a="0"), scores_of(wide="01", a="23"), scores_of(wide="012"),
-    scores_of(wide="012", a="0", b="1"),
+    scores_of(wide="0", a="0"), scores_of(wide="01", a="23"), scores_of(wide="012", a="0", b="012"),
 ])  # fmt: skip
-def test_there_are_no_blocks_without_two_seeds_of_two_configurations(scores):
-    assert find_blocks(scores, "wide") is None
+def test_there_are_no_blocks_of_fewer_than_two_seeds(scores):
+    blocks = find_blocks(scores, "a", "wide")
+    assert len(blocks.seeds) < 2
+    assert set(blocks.names) >= {"a", "wide"}

@@ -38,17 +38,18 @@ def test_the_variance_of_all_complete_configurations_is_behind_each_test():
         assert row.low + row.high == pytest.approx(2 * mean)
 
 
-def test_what_lacks_seeds_is_tested_by_its_own_differences():
+def test_what_lacks_seeds_is_tested_on_those_that_it_has():
     table = group(
         wide(seeds(2.0, 2.1, 2.3)), configuration("a", seeds(1.9, 2.05, 2.2)),
         configuration("b", seeds(1.95, 2.0, 2.21)), configuration("late", {1: 2.0, 2: 2.1}),
         configuration("one", {2: 2.0}), configuration("none", {7: 2.0}),
     )  # fmt: skip
     rows = aggregate_of(differences_of([table]))
-    assert {row.configurations for row in rows.values() if row.test == BLOCKS} == {3}
+    assert [(rows[n].configurations, rows[n].seeds) for n in ("a", "b")] == [(3, 3)] * 2
     late = rows["late"]
-    assert (late.test, late.seeds, late.df) == (PAIR, 2, 1)
-    assert late.p == late.p_pair == pytest.approx(stats.ttest_rel([2.0, 2.1], [2.1, 2.3]).pvalue)
+    assert (late.test, late.configurations, late.seeds, late.df) == (BLOCKS, 4, 2, 3)
+    assert late.difference == pytest.approx(-0.15)
+    assert late.p_pair == pytest.approx(stats.ttest_rel([2.0, 2.1], [2.1, 2.3]).pvalue)
     assert rows["one"].difference == pytest.approx(-0.3)
     assert rows["one"].verdict == "one seed, no test"
     assert rows["none"].verdict == "no seed in common, no test"
@@ -78,6 +79,7 @@ def test_the_correction_counts_the_tests_of_all_groups_and_sets():
     ]
     rows = differences_of(groups)
     assert len(rows) == 4
+    assert {row.test for row in rows} == {PAIR}
     assert [row.p_holm for row in rows] == pytest.approx(holm([row.p for row in rows]))
     assert rows[0].p_holm == pytest.approx(min(1, 4 * rows[0].p))
     alone = differences_of(groups, aggregate_only=True)
