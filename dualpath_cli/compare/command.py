@@ -31,12 +31,19 @@ def run(options: Namespace) -> str:
         raise UserError("--any-length joins tables of RUNs; give a RUN as well")
     if options.aggregate_only and not options.runs:
         raise UserError("--aggregate-only is about tests of RUNs; give a RUN as well")
-    baselines = [name.strip() for name in ",".join(options.baseline).split(",") if name.strip()]
+    baselines = _names(options.baseline)
     runs, left_out = _read(options.runs)
     out = _out(options)
     groups = groups_of(runs, baselines, options.any_length)
     groups += paper.groups() if options.paper else []
     return "\n".join(map(str, answer(groups, left_out, out, options.aggregate_only)))
+
+
+def _names(given: Sequence[str]) -> list[str]:
+    names = [name.strip() for text in given for name in text.split(",")]
+    if not all(names):
+        raise UserError(f"--baseline needs names separated by commas, not '{', '.join(given)}'")
+    return names
 
 
 def _read(paths: Sequence[str]) -> tuple[list[TrainedRun], list[str]]:

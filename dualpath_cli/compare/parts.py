@@ -29,15 +29,21 @@ def by_match(configurations: Sequence[Configuration]) -> list[Part]:
     """Those of equal linear FLOPs, then those of equal total FLOPs, if there are both.
 
     A sweep's names say which were matched in total FLOPs (`wide_total`); others belong there, too,
-    where their total FLOPs are the same.
+    where their total FLOPs are the same, unless one of them was matched so itself.
     """
-    totals = [c for c in configurations if c.name.partition("-")[0].endswith(TOTAL)]
+    totals = [c for c in configurations if _cell(c).endswith(TOTAL)]
     if not totals or len(totals) == len(configurations):
         return [("", list(configurations))]
     due = median(c.flops_total for c in totals)
     linear = [c for c in configurations if c not in totals]
-    equal = [c for c in linear if abs(c.flops_total / due - 1) <= NEAR]
+    matched = {_cell(c).removesuffix(TOTAL) for c in totals}
+    equal = [c for c in linear if _cell(c) not in matched and abs(c.flops_total / due - 1) <= NEAR]
     return [("equal linear FLOPs", linear), ("equal total FLOPs", [*totals, *equal])]
+
+
+def _cell(configuration: Configuration) -> str:
+    """Its recipe's name without the settings that a sweep varies."""
+    return configuration.runs[0].settings.run.recipe.partition("-")[0]
 
 
 def by_wide(configurations: Sequence[Configuration]) -> list[Part]:

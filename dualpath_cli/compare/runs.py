@@ -35,7 +35,7 @@ class TrainedRun:
     folder: Path
     settings: Settings
     identity: str
-    """JSON of what decides its numbers, but for the seed."""
+    """JSON of what decides its numbers, the source of one's own classes too, but for the seed."""
     scores: dict[str, float]
     """Bits per byte after the last step, by validation set, and their mean as `aggregate`."""
     tokens_per_second: float
@@ -125,7 +125,7 @@ def read_run(folder: Path) -> TrainedRun | str:
     return TrainedRun(
         folder=folder,
         settings=settings,
-        identity=_identity(settings),
+        identity=_identity(folder, settings),
         scores={AGGREGATE: fmean(scores.values()), **scores},
         tokens_per_second=median(_number(metrics, row, "tokens_per_second") for row in rows),
         curve=_curve(metrics, rows),
@@ -154,9 +154,12 @@ def _number(path: Path, row: dict[str, str], column: str) -> float:
 
 def _curve(path: Path, rows: Sequence[dict[str, str]]) -> tuple[Point, ...]:
     """Loss over tokens and hours, at most MOST_POINTS means over as many rows each."""
-    points = [tuple(_number(path, row, name) for name in ("tokens", "loss", "seconds"))
-              for row in rows]  # fmt: skip
-    size = -(-len(points) // MOST_POINTS)
+    points = [
+        tuple(_number(path, row, name) for name in ("tokens", "loss", "seconds"))
+        for row in rows
+        if row.get("loss") != "nan"  # where training left out all of an interval's micro-batches
+    ]
+    size = -(-len(points) // MOST_POINTS) or 1
     parts = [points[start : start + size] for start in range(0, len(points), size)]
     return tuple((p[-1][0], fmean(loss for _, loss, _ in p), p[-1][2] / 3600) for p in parts)
 
@@ -168,10 +171,12 @@ def _expected_loops(path: Path) -> float | None:
     return fmean(values) if values else None
 
 
-def _identity(settings: Settings) -> str:
+def _identity(folder: Path, settings: Settings) -> str:
     part = decisive_part(settings.as_recipe())
     del part["seed_everything"]
     del part["run"]["recipe"]  # a name
+    if sources := facts_now(folder).get("classes"):  # of a gate or combination of one's own
+        part["model"]["classes"] = sources
     return json.dumps([part, settings.trainer.precision], sort_keys=True)
 
 

@@ -148,6 +148,11 @@ def test_tables_of_an_earlier_comparison_go(tmp_path, undrawn):
         (["--paper", "--out", "x", "--baseline", "wide"], "--baseline is one of RUN's"),
         (["--paper", "--out", "x", "--any-length"], "--any-length joins tables of RUNs"),
         (["--paper", "--aggregate-only"], "--aggregate-only is about tests of RUNs"),
+        (
+            ["sweep", "--baseline", "wide,"],
+            "--baseline needs names separated by commas, not 'wide,'",
+        ),
+        (["sweep", "--baseline", ""], "--baseline needs names separated by commas, not ''"),
         (["nothing"], "no run at 'nothing'; a run folder holds recipe.yaml"),
         (["swept"], "no run at 'swept'; did you mean 'sweep'?"),
         (["empty"], "no run at 'empty'; a run folder holds recipe.yaml"),

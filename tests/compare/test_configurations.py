@@ -1,5 +1,6 @@
 """Runs sorted into configurations and groups, and what these say of their models."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,15 @@ def test_configurations_of_one_name_in_two_sweeps_go_by_the_sweep(tmp_path):
     write_run(path, model_of("loop", 2), SCORES, cell="loop_k2")
     (group,) = groups_of(all_of(tmp_path))
     assert sorted(by_name(group)) == ["high/wide", "loop_k2", "low/wide"]
+
+
+def test_another_source_of_ones_own_class_makes_another_configuration(tmp_path):
+    for seed, source in enumerate(("aa", "aa", "bb")):
+        run = write_run(tmp_path / f"{seed}", model_of("dual", 2), {"novels": 2.0}, seed=seed)
+        facts = {"data_fingerprint": "f00d", "classes": {"my.Gate": source}}
+        (run / "versions.json").write_text(json.dumps(facts))
+    (group,) = groups_of([read_run(tmp_path / f"{seed}") for seed in range(3)])
+    assert [c.seeds for c in group.configurations] == [(0, 1), (2,)]
 
 
 def test_the_same_run_twice_is_refused(tmp_path):

@@ -47,6 +47,41 @@ def test_each_kind_of_matching_has_its_own_pure_wide(tmp_path: Path) -> None:
     assert [c.name for c in (*linear.baselines, *total.baselines)] == ["wide", "wide_total"]
 
 
+def test_what_was_matched_in_total_flops_stands_for_its_like_there(tmp_path: Path) -> None:
+    """Where few loops are all there are, also PureWide of equal linear FLOPs is within 2 %."""
+    for cell in ("wide", "wide_total", "loop_k2", "loop_k2_total", "a50_k2"):
+        kind = {"w": "wide", "l": "loop", "a": "dual"}[cell[0]]
+        model = model_of(kind, 1 if kind == "wide" else 2)
+        if cell.endswith("_total"):
+            width = "d_ffn_wide" if kind == "wide" else "d_ffn"
+            model[width] += 4
+        for seed in (0, 1):
+            write_run(
+                tmp_path / cell / f"{seed}", model, {"novels": 2.0 + seed}, cell=cell, seed=seed
+            )
+    linear, total = groups_of(runs_in(tmp_path))
+    assert [c.name for c in linear.configurations] == ["wide", "loop_k2", "a50_k2"]
+    names = [c.name for c in total.configurations]
+    assert not {"wide", "loop_k2"} & set(names)
+    assert {"wide_total", "loop_k2_total"} <= set(names)
+    assert [c.name for c in total.baselines] == ["wide_total"]
+
+
+def test_two_sweeps_in_folders_with_hyphens_keep_their_total_tables(tmp_path: Path) -> None:
+    for sweep, init in (("sweep-1", -7.0), ("sweep-2", -2.0)):
+        for cell in ("wide", "wide_total", "a50_k4"):
+            kind = "dual" if cell == "a50_k4" else "wide"
+            model = model_of(kind, 4 if kind == "dual" else 1) | {"gain_init": init}
+            model["d_ffn_wide"] += 400 * (cell == "wide_total")
+            for seed in (0, 1):
+                write_run(tmp_path / sweep / "runs" / cell / f"{seed}", model,
+                          {"novels": 2.0 + seed}, cell=cell, seed=seed)  # fmt: skip
+    runs = [run for n in (1, 2) for run in runs_in(tmp_path / f"sweep-{n}")]
+    names = [[c.name for c in group.baselines] for group in groups_of(runs)]
+    assert names == [["sweep-1/wide"], ["sweep-2/wide"], ["sweep-1/wide_total"],
+                     ["sweep-2/wide_total"]]  # fmt: skip
+
+
 def test_the_lines_of_an_alpha_join_its_loops_also_at_equal_total_flops(tmp_path: Path) -> None:
     for group in groups_of(write_matched(tmp_path)):
         lines = {c.line for c in group.configurations if c.family == "dual"}

@@ -58,6 +58,19 @@ def test_a_long_curve_becomes_means_of_as_many_rows(tmp_path):
     assert run.curve[-1][0] == rows
 
 
+def test_intervals_that_training_left_out_are_no_points_of_the_curve(tmp_path):
+    folder = write_run(tmp_path / "run", model_of("wide"), {"novels": 2.0})
+    metrics = folder / "metrics.csv"
+    lines = metrics.read_text().splitlines()
+    column = lines[0].split(",").index("loss")
+    for left_out in (1, len(lines) - 1):  # one, then all
+        for n in range(1, 1 + left_out):
+            cells = lines[n].split(",")
+            lines[n] = ",".join([*cells[:column], "nan", *cells[column + 1 :]])
+        metrics.write_text("\n".join(lines) + "\n")
+        assert len(read_run(folder).curve) == len(lines) - 1 - left_out
+
+
 def test_the_speed_is_a_median_which_no_pause_moves(tmp_path):
     folder = write_run(tmp_path / "run", WIDE, SCORES)
     text = (folder / "metrics.csv").read_text().replace("4000.0", "3.0", 1)
