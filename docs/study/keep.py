@@ -8,7 +8,10 @@ import argparse
 import shutil
 from pathlib import Path
 
+from kept import run_script
+
 from dualpath_cli.compare.runs import TrainedRun, read_run
+from dualpath_cli.errors import UserError
 
 FILES = ("recipe.yaml", "versions*.json", "metrics.csv", "validation.csv", "routing.csv")
 
@@ -18,7 +21,10 @@ def main() -> None:
     parser.add_argument("sweep", type=Path, help="Folder of a sweep.")
     parser.add_argument("kept", type=Path, help="Folder to keep its finished runs in.")
     given = parser.parse_args()
-    for run in sorted(path.parent for path in given.sweep.glob("**/recipe.yaml")):
+    runs = sorted(path.parent for path in given.sweep.glob("**/recipe.yaml"))
+    if not runs:
+        raise UserError(f"no run in '{given.sweep}'")
+    for run in runs:
         if isinstance(read_run(run), TrainedRun):
             copy(run, given.kept / run.relative_to(given.sweep), FILES)
     copy(given.sweep, given.kept, ("sweep.yaml", "plan.csv", "tune/chosen.csv"))
@@ -32,4 +38,4 @@ def copy(source: Path, target: Path, names: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

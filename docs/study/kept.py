@@ -36,8 +36,14 @@ def read_group(
     paths = [str(STUDY / name) for name in folders]
     runs = [run for run in map(read_run, find_folders(paths)) if isinstance(run, TrainedRun)]
     runs = [run for run in runs if seeds is None or run.seed in seeds]
-    (group,) = groups_of(runs, baselines, any_length)
-    rows = differences_of([group], aggregate_only=primary)
+    groups = groups_of(runs, baselines, any_length)
+    if len(groups) > 1:
+        raise UserError(
+            f"{' '.join(folders)} make {len(groups)} tables, {'; '.join(g.name for g in groups)}; "
+            "give folders of one budget and number of tokens"
+        )
+    (group,) = groups
+    rows = differences_of(groups, aggregate_only=primary)
     if shown is not None:
         check_known("configuration", shown, [c.name for c in group.configurations])
         rows = [row for row in rows if row.configuration in shown]

@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("folder", help="Of kept runs, beside this file.")
     parser.add_argument("--against", required=True, help="Names, separated by commas.")
     given = parser.parse_args()
-    names = given.against.split(",")
+    names = [name.strip() for name in given.against.split(",")]
     group, rows = read_group([given.folder], names, primary=False)
     sets = group.measures[1:]
     print_row("", *sets)

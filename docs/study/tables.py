@@ -28,7 +28,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--seeds", type=int, nargs="+", help="These alone, where some have more.")
     given = parser.parse_args()
-    names = given.against.split(",")
+    names = [name.strip() for name in given.against.split(",")]
     group, rows = read_group(
         given.folders, names, primary=given.primary, any_length=given.any_length,
         seeds=given.seeds, shown=given.rows,

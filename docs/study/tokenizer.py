@@ -3,9 +3,9 @@
 python docs/study/tokenizer.py data/texts data/bpe4096
 """
 
+import argparse
 import gzip
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +22,10 @@ def documents(texts: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    texts, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    parser = argparse.ArgumentParser(description="Trains the study's tokenizer.")
+    parser.add_argument("texts", type=Path, help="Folder of the texts.")
+    parser.add_argument("folder", type=Path, help="Folder to write tokenizer.json to.")
+    given = parser.parse_args()
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -31,9 +34,9 @@ def main() -> None:
         special_tokens=["<|endoftext|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    tokenizer.train_from_iterator(documents(texts), trainer)
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.train_from_iterator(documents(given.texts), trainer)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(given.folder / "tokenizer.json"))
 
 
 if __name__ == "__main__":
