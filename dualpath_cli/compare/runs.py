@@ -11,7 +11,14 @@ from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.output.csv_text import read_csv
-from dualpath_cli.run_folder import RECIPE, TOKENIZER, decisive_part, facts_now, read_recipe
+from dualpath_cli.run_folder import (
+    RECIPE,
+    TOKENIZER,
+    VERSIONS,
+    decisive_part,
+    facts_now,
+    read_recipe,
+)
 from dualpath_cli.settings import Settings, settings_from
 
 AGGREGATE = "aggregate"
@@ -122,15 +129,16 @@ def read_run(folder: Path) -> TrainedRun | str:
     scores = {name: _number(folder / "validation.csv", final[name], "bits_per_byte")
               for name in sets}  # fmt: skip
     metrics = folder / "metrics.csv"
+    facts = _facts(folder)
     return TrainedRun(
         folder=folder,
         settings=settings,
-        identity=_identity(folder, settings),
+        identity=_identity(settings, facts),
         scores={AGGREGATE: fmean(scores.values()), **scores},
         tokens_per_second=median(_number(metrics, row, "tokens_per_second") for row in rows),
         curve=_curve(metrics, rows),
         expected_loops=_expected_loops(folder / "routing.csv"),
-        data=_data(folder, settings),
+        data=_data(folder, settings, facts),
         bytes_per_token={
             name: _number(folder / "validation.csv", row, "loss") / (scores[name] or math.inf) / LN2
             for name, row in final.items()
@@ -171,27 +179,35 @@ def _expected_loops(path: Path) -> float | None:
     return fmean(values) if values else None
 
 
-def _identity(folder: Path, settings: Settings) -> str:
+def _facts(folder: Path) -> dict[str, Any]:
+    try:
+        return facts_now(folder)
+    except UserError:
+        raise UserError(
+            f"{folder}: its {VERSIONS} cannot be read; mend it, or leave the run out"
+        ) from None
+
+
+def _identity(settings: Settings, facts: dict[str, Any]) -> str:
     part = decisive_part(settings.as_recipe())
     del part["seed_everything"]
     del part["run"]["recipe"]  # a name
-    if sources := facts_now(folder).get("classes"):  # of a gate or combination of one's own
+    if sources := facts.get("classes"):  # of a gate or combination of one's own
         part["model"]["classes"] = sources
     return json.dumps([part, settings.trainer.precision], sort_keys=True)
 
 
-def _data(folder: Path, settings: Settings) -> dict[str, str]:
+def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, str]:
     """What was read: of validation texts, whose bytes no run folder keeps, names and amounts.
 
     Other texts of the same names are told by the length of their tokens.
     """
     val = settings.data.val
-    facts: dict[str, Any] = facts_now(folder)
     data = {
         "validation sets": ", ".join(f"{name}={Path(val[name]).name}" for name in sorted(val)),
         "data.val_tokens": str(settings.data.val_tokens),
         "data.val_seed": str(settings.data.val_seed),
-        "training data": str(facts.get("data_fingerprint"))[:12],
+        "training data": str(facts.get("data_fingerprint", "not known"))[:12],
     }
     if (folder / TOKENIZER).is_file():  # else it was left out where only numbers were kept
         data["tokenizer"] = hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()[:12]

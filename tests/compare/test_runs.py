@@ -153,5 +153,8 @@ def test_facts_that_are_missing_are_not_those_that_are_there(tmp_path):
     (other / "versions.json").write_text(json.dumps({}))
     run = read_run(other)
     assert isinstance(run, TrainedRun)
-    with pytest.raises(UserError, match="training data f00d there, None here"):
+    with pytest.raises(UserError, match="training data f00d there, not known here"):
         check_same_data([one, run])
+    (other / "versions.json").write_text("{")
+    with pytest.raises(UserError, match=r"other: its versions.json cannot be read; mend it, or"):
+        read_run(other)
