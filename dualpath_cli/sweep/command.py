@@ -2,23 +2,18 @@
 
 import shlex
 import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 
 import yaml
 from rich.console import Console
 
-from dualpath_cli.command import launch
-from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.errors import Stopped, UserError
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.recipes import Recipe, merge
-from dualpath_cli.run_folder import RECIPE
 from dualpath_cli.run_lock import alone_in
 from dualpath_cli.schedule import cooldown_start
 from dualpath_cli.settings import Settings, settings_from
@@ -26,6 +21,7 @@ from dualpath_cli.sizes import parse_size
 from dualpath_cli.study.tables import print_table
 from dualpath_cli.sweep import plan, request, tuning
 from dualpath_cli.sweep.cells import Cell, solve
+from dualpath_cli.sweep.checks import check_begun, check_settings
 from dualpath_cli.sweep.request import Request
 from dualpath_cli.sweep.runner import check_none, run_all
 from dualpath_cli.sweep.runs import (
@@ -65,7 +61,9 @@ def _run(wanted: Request, console: Console) -> str:
     runs = _runs(wanted, shared, found, chosen or {})
     if not wanted.slurm:
         check_sharing(runs[0], wanted.jobs)
-    _check(runs, trials)
+    if chosen is not None:
+        check_begun(runs)
+    check_settings([*runs, *trials])
     _write_down(wanted, cells, notes)
     # What is tuned has its recipes once its rates are known.
     write_recipes(runs if chosen is not None else trials)
@@ -84,6 +82,7 @@ def _run(wanted: Request, console: Console) -> str:
         trials, chosen = _settled(wanted, shared, found, rates, console)
         write_recipes(trials)
     runs = _runs(wanted, shared, found, chosen)
+    check_begun(runs)
     write_recipes(runs)
     check_none(run_all(runs, wanted.jobs, "sweep", console), len(runs))
     return f"next: dualpath compare {wanted.out}"
@@ -139,6 +138,7 @@ def _settled(
     failed = tuning.failed_names(wanted.out)
     while True:
         trials = tuning.trials(wanted, shared, found, rates)
+        check_begun(trials)
         if not all(trial.name in failed or trial.is_finished for trial in trials):
             return [trial for trial in trials if trial.name not in failed], None
         rows = tuning.judge(trials)
@@ -164,22 +164,6 @@ def _runs(
         rate = float(configuration.settings.get(RATE, chosen))
         recipes[configuration.name] = tuning.with_rate(wanted.recipe, shared, rate)
     return runs_of(found, recipes, range(wanted.seeds), wanted.out)
-
-
-def _check(runs: Sequence[Run], trials: Sequence[Run]) -> None:
-    """Has `fit` check one run of each configuration, as far as it can before anything runs.
-
-    Raises:
-        UserError: for the first mistake that it finds.
-    """
-    firsts = {run.configuration.name: run for run in (*runs, *trials) if run.is_ready}
-    with tempfile.TemporaryDirectory() as folder:
-        for run in firsts.values():
-            if (run.folder / RECIPE).is_file():
-                continue  # checked as it was begun
-            path = Path(folder) / "recipe.yaml"
-            path.write_text(yaml.safe_dump(run.recipe, sort_keys=False), encoding="utf-8")
-            launch.read(COMMANDS["fit"], ["--config", str(path)])
 
 
 def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) -> None:

@@ -201,16 +201,7 @@ def runs_of(
 
 
 def write_recipes(runs: Iterable[Run]) -> None:
-    """Writes the recipe of each run.
-
-    Raises:
-        UserError: where a run was begun with a recipe of other numbers.
-    """
-    runs = list(runs)
-    for run in runs:
-        if (run.folder / run_folder.RECIPE).is_file():
-            way_out = "give this sweep another --out, or the words that it was begun with"
-            run_folder.check_same_recipe(run.folder, run.settings.as_recipe(), way_out=way_out)
+    """Writes the recipe of each run."""
     for run in runs:
         heading = f"# {_heading(run.configuration, run.seed)}\n"
         write_text(run.path, heading + yaml.safe_dump(run.recipe, sort_keys=False))

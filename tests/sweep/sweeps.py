@@ -86,6 +86,14 @@ def write_recipe(folder: Path, **sections: Any) -> Path:
     return path
 
 
+def starts(out: Path) -> dict[str, list[str]]:
+    """What each run says of its starts: step, threads, GPUs, time."""
+    return {
+        f"{path.parts[-3]}-{path.parts[-2]}": path.read_text().splitlines()
+        for path in out.glob("**/starts")
+    }
+
+
 def asked(folder: Path, *words: str, **sections: Any) -> Request:
     """A sweep of PureWide, PureLoop and a dual model; later words win."""
     parser = ArgumentParser()

@@ -11,6 +11,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.settings import settings_from
 from dualpath_cli.sweep import plan, tuning, worker
 from dualpath_cli.sweep.cells import solve
+from dualpath_cli.sweep.checks import check_begun
 from dualpath_cli.sweep.command import _runs, _shared
 from dualpath_cli.sweep.request import Request
 from dualpath_cli.sweep.runs import Configuration, Run, configurations, write_recipes
@@ -85,10 +86,10 @@ def test_a_chosen_rate_keeps_its_ratio_to_the_rates_at_both_ends(tmp_path: Path)
 def test_a_run_begun_with_other_numbers_is_not_taken_for_this_one(tmp_path: Path) -> None:
     runs = runs_for(asked(tmp_path))
     run_folder.start(runs[0].folder, runs[0].settings.as_recipe(), {})
-    write_recipes(runs)
+    check_begun(runs)
     other = runs_for(asked(tmp_path, optim={"weight_decay": 0.1}))
     with pytest.raises(UserError, match=r"weight_decay=0\.3, this one has 0\.1; give this sweep"):
-        write_recipes(other)
+        check_begun(other)
 
 
 def costs_of(tmp_path: Path, *words: str, **sections: Any) -> dict[str, plan.Cost]:

@@ -11,37 +11,10 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli import cli
-from dualpath_cli.command import launch
 from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.sweep import worker
 from dualpath_cli.sweep.tuning import SEED, Trial, grown
-from tests.sweep.sweeps import write_fake_fit, write_recipe
-
-WORDS = ["--budget", "100K", "--alphas", "50", "--loops", "2", "--seeds", "2", "--tflops", "0.01"]
-
-
-@pytest.fixture
-def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The words of a sweep whose runs are the stand-in's."""
-    fake = write_fake_fit(tmp_path)
-    monkeypatch.setattr(worker, "command_of", lambda recipe: [*fake, str(recipe)])
-    monkeypatch.setattr(launch, "read", lambda *_: None)  # there are no data
-    return [
-        "sweep",
-        "--config",
-        str(write_recipe(tmp_path)),
-        "--out",
-        str(tmp_path / "sweep"),
-        *WORDS,
-    ]
-
-
-def starts(out: Path) -> dict[str, list[str]]:
-    """What each run says of its starts: step, threads, GPUs, time."""
-    return {
-        f"{path.parts[-3]}-{path.parts[-2]}": path.read_text().splitlines()
-        for path in out.glob("**/starts")
-    }
+from tests.sweep.sweeps import starts, write_fake_fit, write_recipe
 
 
 def test_rates_are_tried_then_all_runs_are_trained_at_the_best(
