@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from dualpath_cli.command import launch
+from dualpath_cli.command.own_classes import check_as_begun
 from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.run_folder import RECIPE, check_same_recipe
 from dualpath_cli.sweep.runs import Run
@@ -20,12 +21,14 @@ def check_begun(runs: Iterable[Run]) -> None:
     Else seeds would be added to a configuration that trained something else.
 
     Raises:
-        UserError: where a run was begun with a recipe of other numbers.
+        UserError: where a run was begun with a recipe of other numbers, or with another source of
+            a class of one's own.
     """
     for run in runs:
         if (run.folder / RECIPE).is_file():
             way_out = f"{WAY_OUT}, or the words that it was begun with"
             check_same_recipe(run.folder, run.settings.as_recipe(), way_out=way_out)
+            check_as_begun(run.folder, None, run.settings.model, WAY_OUT)
 
 
 def check_settings(runs: Sequence[Run]) -> None:
