@@ -101,7 +101,10 @@ def newest_checkpoint(folder: Path) -> Path | None:
             return checkpoint
         faults.append(f"{checkpoint}: {fault}")
     if faults:
-        raise UserError(f"'{folder}' has no whole checkpoint: {faults[0]}")
+        raise UserError(
+            f"'{folder}' has no whole checkpoint: {faults[0]}; put one back, or remove the folder "
+            "and train the run again"
+        )
     return None
 
 

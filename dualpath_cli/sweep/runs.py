@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from dualpath_cli import recipes, run_folder
+from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import read_csv
@@ -147,13 +148,21 @@ class Run:
         """Whether its last step is saved, and validated where there is something to validate on.
 
         One whose checkpoints were all removed, as fit never does, is finished if it was validated.
+        One whose checkpoints are all damaged is not: `fit` is left to say so.
+
+        Raises:
+            UserError: where what it wrote of validations cannot be read.
         """
         if not (self.folder / run_folder.RECIPE).is_file():
             return False
         sets = self.settings.data.val
+        check_tables(self.folder, ["validation.csv"])
         rows = read_csv(self.folder / "validation.csv")
         validated = any(int(row["step"]) == self.steps for row in rows)
-        checkpoint = run_folder.newest_checkpoint(self.folder)
+        try:
+            checkpoint = run_folder.newest_checkpoint(self.folder)
+        except UserError:
+            return False
         if checkpoint is None:
             return validated
         return run_folder.step_of(checkpoint) >= self.steps and (validated or not sets)

@@ -73,6 +73,36 @@ def test_a_run_that_fails_stops_no_other_one(
     assert len(starts(tmp_path / "sweep")) == 6
 
 
+def test_a_run_whose_checkpoints_are_damaged_stops_no_other_one(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*words, "--yes", "--tune", "off", "--controls", "wide"]
+    assert cli.main([*words, "--seeds", "1"]) == 0
+    (checkpoint,) = (tmp_path / "sweep/runs/wide/seed_0/checkpoints").iterdir()
+    checkpoint.write_text("")
+    assert cli.main(words) == 1
+    said = capsys.readouterr().err
+    assert "1 of 4 runs failed, the first one wide-seed_0: dualpath fit: no whole check" in said
+    assert len(starts(tmp_path / "sweep")) == 4, "all others were trained"
+    shutil.rmtree(checkpoint.parents[1])
+    assert cli.main(words) == 0
+
+
+def test_a_damaged_table_of_validations_is_named(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*words, "--yes", "--tune", "off", "--seeds", "1", "--controls", "none"]
+    assert cli.main(words) == 0
+    table = tmp_path / "sweep/runs/a50_k2/seed_0/validation.csv"
+    for text, said in (
+        ("stap,tokens,set\n10,640,held_out\n", "has no column 'step'; mend it, or move it away"),
+        ("step,tokens,set\nten,640,held_out\n", "row 2: step is 'ten', no number; mend it, or"),
+    ):
+        table.write_text(text)
+        assert cli.main(words) == 2
+        assert f"{table} {said}" in capsys.readouterr().err
+
+
 def test_branches_wait_for_their_trunk_and_fail_with_it(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
