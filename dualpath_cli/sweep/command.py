@@ -15,9 +15,7 @@ from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.recipes import Recipe, merge
 from dualpath_cli.run_lock import alone_in
-from dualpath_cli.schedule import cooldown_start
 from dualpath_cli.settings import Settings, settings_from
-from dualpath_cli.sizes import parse_size
 from dualpath_cli.study.tables import print_table
 from dualpath_cli.sweep import plan, request, tuning
 from dualpath_cli.sweep.cells import Cell, solve
@@ -103,15 +101,6 @@ def _branches(wanted: Request, shared: Settings) -> bool:
             "under optim.schedule wsd runs of several run.max_tokens are branches of the longest, "
             "for which optim.decay_sum must be null: it depends on the length; set weight_decay"
         )
-    batch = shared.run.batch_tokens
-    for text in wanted.varied[LENGTH]:
-        steps = parse_size(str(text), LENGTH) // batch
-        if cooldown_start(steps, shared.optim) < shared.run.save_every:
-            raise UserError(
-                f"run.save_every={shared.run.save_every} leaves no checkpoint before the cool-down "
-                f"of a run of {steps} steps, which begins at step "
-                f"{cooldown_start(steps, shared.optim)}; save more often"
-            )
     return True
 
 

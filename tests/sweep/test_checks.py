@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ import yaml
 from dualpath_cli import cli
 from dualpath_cli.command.own_classes import hashes
 from dualpath_cli.settings import settings_from
-from tests.sweep.sweeps import starts
+from tests.sweep.sweeps import starts, write_recipe
 
 
 def files(out: Path) -> dict[Path, bytes]:
@@ -50,3 +51,41 @@ def test_no_seeds_are_added_to_runs_of_another_source(
     (run / "versions.json").write_text(json.dumps({"classes": now}))
     assert cli.main(words) == 0
     assert len(starts(out)) == 2 * 2
+
+
+def refused(
+    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str], *words: str, **sections: Any
+) -> str:
+    """What a sweep says that ends before it has written anything."""
+    val = {"held_out": str(texts / "val.jsonl")}
+    data = {"path": str(texts / "train"), "val": val, "max_epochs": None}
+    recipe, out = write_recipe(tmp_path, data=data, **sections), tmp_path / "sweep"
+    plain = ["--config", str(recipe), "--out", str(out), "--budget", "100K", "--alphas", "50",
+             "--loops", "2", "--controls", "none", "--tune", "off", "--seeds", "1"]  # fmt: skip
+    assert cli.main(["sweep", *plain, "--slurm", *words]) == 2
+    assert files(out) == {}
+    return capsys.readouterr().err
+
+
+def test_each_configuration_is_checked_with_its_own_values(
+    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = ["--set", "run.batch_tokens=64,100"]
+    said = refused(tmp_path, texts, capsys, *batches)
+    assert "a50_k2-batch_tokens_100: run.batch_tokens=100 is no whole number of sequences" in said
+    said = refused(tmp_path, texts, capsys, "--set", "run.batch_tokens=64,48")
+    assert "run.micro_batch=2 does not divide the 3 sequences" in said
+    said = refused(tmp_path, texts, capsys, "--set", "optim.warmup_steps=2,10")
+    assert "a50_k2-warmup_steps_10: optim.warmup_steps=10 must be less than the run's 10" in said
+
+
+def test_branches_are_checked_before_their_trunk_is_trained(
+    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wsd = {"schedule": "wsd"}
+    lengths = ["--set", "run.max_tokens=640,128"]
+    said = refused(tmp_path, texts, capsys, *lengths, optim=wsd)
+    assert "max_tokens_128: optim.warmup_steps=2 must be less than the run's 2 optimizer" in said
+    lengths = ["--set", "run.max_tokens=1280,640", "--set", "run.batch_tokens=128"]
+    said = refused(tmp_path, texts, capsys, *lengths, optim=wsd)
+    assert "save_every=5 leaves no checkpoint before the cool-down of a run of 5 steps" in said
