@@ -1,5 +1,6 @@
 """What a sweep checks before it writes anything."""
 
+import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from dualpath_cli.command.own_classes import check_as_begun
 from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipes import merge
-from dualpath_cli.run_folder import RECIPE, check_same_recipe
+from dualpath_cli.run_folder import RECIPE, check_same_recipe, decisive_part
 from dualpath_cli.schedule import cooldown_start
 from dualpath_cli.settings import Settings, TrainerSettings
 from dualpath_cli.sweep.runs import Run
@@ -34,6 +35,31 @@ def check_begun(runs: Iterable[Run]) -> None:
             way_out = f"{WAY_OUT}, or the words that it was begun with"
             check_same_recipe(run.folder, run.settings.as_recipe(), way_out=way_out)
             check_as_begun(run.folder, None, run.settings.model, WAY_OUT)
+
+
+def check_different(runs: Sequence[Run]) -> None:
+    """Checks that no two configurations would be trained with the same numbers.
+
+    Raises:
+        UserError: naming the first two.
+    """
+    seen: dict[str, str] = {}
+    for run in {run.configuration.name: run for run in reversed(runs)}.values():
+        name = run.configuration.name
+        other = seen.setdefault(_identity(run), name)
+        if other != name:
+            raise UserError(
+                f"{other} and {name} would be the same run twice; leave one of the values out "
+                "of --set"
+            )
+
+
+def _identity(run: Run) -> str:
+    """What decides the numbers of a run; its tokens by the whole steps that they make."""
+    trainer, part = run.settings.trainer, decisive_part(run.settings.as_recipe())
+    part["run"] |= {"recipe": "", "max_tokens": run.steps * run.settings.run.batch_tokens}
+    more = [trainer.precision, trainer.callbacks, trainer.plugins]
+    return json.dumps([part, run.seed, more], sort_keys=True)
 
 
 def check_settings(runs: Sequence[Run]) -> None:

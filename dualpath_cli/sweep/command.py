@@ -19,7 +19,7 @@ from dualpath_cli.settings import Settings, settings_from
 from dualpath_cli.study.tables import print_table
 from dualpath_cli.sweep import plan, request, tuning
 from dualpath_cli.sweep.cells import Cell, solve
-from dualpath_cli.sweep.checks import check_begun, check_settings
+from dualpath_cli.sweep.checks import check_begun, check_different, check_settings
 from dualpath_cli.sweep.request import Request
 from dualpath_cli.sweep.runner import check_none, run_all
 from dualpath_cli.sweep.runs import (
@@ -57,6 +57,7 @@ def _run(wanted: Request, console: Console) -> str:
     rates = tuning.first_rates(wanted, shared, len(tuning.representatives(found)))
     trials, chosen = _settled(wanted, shared, found, rates, console)
     runs = _runs(wanted, shared, found, chosen or {})
+    check_different(runs)
     if not wanted.slurm:
         check_sharing(runs[0], wanted.jobs)
     if chosen is not None:

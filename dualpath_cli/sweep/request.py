@@ -32,6 +32,8 @@ DECIDED = {
     "run": ("recipe", "name", "dir", "budget", "branch_from"),
 }  # fmt: skip
 """Keys that --set cannot vary: the sweep decides them, or widths are solved for them."""
+DATA = ("data.path", "data.val", "data.val_tokens", "data.val_seed")
+"""What all runs are trained on and measured by."""
 
 Varied = dict[str, list[Any]]
 """The values of each key that --set varies."""
@@ -192,6 +194,10 @@ def _varied(words: Sequence[str]) -> Varied:
         if key not in known:
             hint = did_you_mean(key, known) or "; dualpath fit --help lists what there is"
             raise UserError(f"--set: no key '{key}' in a recipe{hint}")
+        if key in DATA:
+            raise UserError(
+                f"--set {key}: runs that read other data cannot be compared; give a sweep for each"
+            )
         if key in without_numbers():
             raise UserError(f"--set {key}: it decides no numbers of a run; set it in the recipe")
         together = [*varied.get(key, []), *values]

@@ -11,7 +11,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.settings import settings_from
 from dualpath_cli.sweep import plan, tuning, worker
 from dualpath_cli.sweep.cells import solve
-from dualpath_cli.sweep.checks import check_begun
+from dualpath_cli.sweep.checks import check_begun, check_different
 from dualpath_cli.sweep.command import _runs, _shared
 from dualpath_cli.sweep.request import Request
 from dualpath_cli.sweep.runs import Configuration, Run, configurations, write_recipes
@@ -48,11 +48,27 @@ def test_settings_multiply_where_they_make_a_difference(tmp_path: Path) -> None:
 
 
 def test_values_that_would_have_one_name_are_refused(tmp_path: Path) -> None:
-    words = ["--set", "data.path=a b,a_b", "--controls", "none"]
-    with pytest.raises(UserError, match="2 configurations the name 'a50_k2-path_a_b'"):
+    words = ["--set", "model.gate=my gates.A,my_gates.A", "--controls", "none"]
+    with pytest.raises(UserError, match=r"2 configurations the name 'a50_k2-gate_my_gates\.A'"):
         found_for(asked(tmp_path, *words))
-    (found,) = found_for(asked(tmp_path, "--set", "trainer.benchmark=false", "--controls", "none"))
-    assert found.name == "a50_k2-benchmark_false"
+    words = ["--set", "model.tie_embeddings=false", "--controls", "none"]
+    (found,) = found_for(asked(tmp_path, *words))
+    assert found.name == "a50_k2-tie_embeddings_false"
+
+
+def test_spellings_of_one_value_are_refused(tmp_path: Path) -> None:
+    for key, values in (
+        ("run.max_tokens", "640,0.64K"),
+        ("run.max_tokens", "640,650"),  # as many whole steps
+        ("optim.weight_decay", "1,1.0"),
+    ):
+        words = ["--set", f"{key}={values}", "--controls", "none"]
+        with pytest.raises(UserError, match="would be the same run twice; leave one"):
+            check_different(runs_for(asked(tmp_path, *words)))
+    words = ["--set", "run.max_tokens=640,704", "--set", "trainer.precision=32-true,bf16-mixed"]
+    runs = runs_for(asked(tmp_path, *words))
+    check_different(runs)
+    assert len(runs) == 2 * 3 * 4
 
 
 def test_each_recipe_stands_alone(tmp_path: Path) -> None:
