@@ -215,7 +215,8 @@ def _ask(wanted: Request, console: Console) -> None:
         return
     if not sys.stdin.isatty():
         raise UserError(f"{wanted.out} is planned; --yes starts it where there is nobody to ask")
-    if console.input("start? [y/N] ").strip().lower() not in ("y", "yes"):
+    answer = console.input("start? [y/N] ", markup=False, emoji=False)
+    if answer.strip().lower() not in ("y", "yes"):
         raise Stopped(f"nothing was started; the plan is in {wanted.out}", 0, quiet=False)
 
 

@@ -230,10 +230,11 @@ def test_nothing_runs_without_a_yes(
     assert "is planned; --yes starts it" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     for answer, expected in (("n", 0), ("", 0)):
-        monkeypatch.setattr("rich.console.Console.input", lambda *_, a=answer: a)
+        monkeypatch.setattr("builtins.input", lambda *_, a=answer: a)
         assert cli.main(words) == expected
-    out = tmp_path / "sweep"
-    assert "nothing was started; the plan is in" in capsys.readouterr().out
+    out, said = tmp_path / "sweep", capsys.readouterr().out
+    assert "start? [y/N] " in said
+    assert "nothing was started; the plan is in" in said
     assert starts(out) == {}
     assert len(read_csv(out / "plan.csv")) == 3
     assert len(list((out / "tune" / "recipes").iterdir())) == 9
