@@ -194,8 +194,11 @@ def test_jobs_that_share_a_gpu_are_not_side_by_side(
     )
     assert [worker.side_by_side(on_cpu, jobs) for jobs in (1, 8)] == [1, 8]
     assert [worker.side_by_side(on_gpu, jobs) for jobs in (1, 2, 8)] == [1, 2, 2]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert worker.side_by_side(on_gpu, 8) == 8, "auto is then the CPU"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a, MIG-2b,4,-1,5")
+    assert worker.side_by_side(on_gpu, 8) == 3, "-1 ends the list"
+    for none in ("", "-1", "-1,0", "NoDevFiles"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert worker.side_by_side(on_gpu, 8) == 8, "auto is then the CPU"
 
 
 def test_runs_that_share_a_gpu_must_fit_into_it(
