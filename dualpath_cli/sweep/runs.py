@@ -27,7 +27,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.recipes import Recipe
-from dualpath_cli.run_lock import is_held
+from dualpath_cli.run_lock import holder_of
 from dualpath_cli.schedule import cooldown_start
 from dualpath_cli.settings import Settings, settings_from
 from dualpath_cli.sizes import parse_size
@@ -177,9 +177,9 @@ class Run:
         return max(steps, default=0) >= cooldown_start(self.steps, self.settings.optim)
 
     @property
-    def is_running(self) -> bool:
-        """Whether a process, of this machine or another one, is writing it."""
-        return is_held(self.folder)
+    def writer(self) -> str | None:
+        """The process, of this machine or another one, that is writing it; None if none is."""
+        return holder_of(self.folder)
 
 
 def runs_of(

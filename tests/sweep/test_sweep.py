@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from dualpath_cli import cli
 from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli.run_lock import alone_in
 from dualpath_cli.sweep import worker
 from dualpath_cli.sweep.tuning import SEED, Trial, grown
 from tests.sweep.sweeps import starts, write_fake_fit, write_recipe
@@ -204,6 +206,27 @@ def test_a_second_sweep_in_the_same_folder_is_refused(
     assert "is being written by process" in capsys.readouterr().err
     process.communicate(timeout=60)
     assert process.returncode == 0
+
+
+def test_a_run_that_another_process_writes_is_waited_for_and_named(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, begun, done = tmp_path / "sweep/runs/wide/seed_0", threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with alone_in(run, print):
+            begun.set()
+            done.wait(3)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert begun.wait(10)
+    assert cli.main([*words, "--yes", "--tune", "off", "--seeds", "1"]) == 0
+    holder.join()
+    writer = f"process {os.getpid()} on {os.uname().nodename}"
+    said = capsys.readouterr().out
+    assert said.count(f"wide-seed_0 waits: {run} is being written by {writer}\n") == 1
+    assert len(starts(tmp_path / "sweep")) == 3
 
 
 def test_branches_that_could_not_be_are_refused_before_anything_runs(
