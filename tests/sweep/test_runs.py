@@ -128,6 +128,15 @@ def test_the_plan_counts_as_fit_counts(tmp_path: Path) -> None:
     assert wide.hours is None, "nothing is known of this family's speed"
 
 
+def test_parameters_relate_to_the_pure_wide_of_the_same_matching(tmp_path: Path) -> None:
+    rows = costs_of(tmp_path, "--match", "linear,total")
+    assert rows["wide"].relative == rows["wide_total"].relative == 1
+    assert rows["wide_total"].parameters > rows["wide"].parameters
+    loop, total = rows["loop_k2_total"], rows["wide_total"]
+    assert loop.relative == loop.parameters / total.parameters
+    assert rows["a50_k2"].relative == rows["a50_k2"].parameters / rows["wide"].parameters
+
+
 def test_sampled_loops_cost_their_mean(tmp_path: Path) -> None:
     flops = {
         k: costs_of(tmp_path, "--controls", "none", run={"train_loops": [k]})["a50_k2"]
