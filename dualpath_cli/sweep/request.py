@@ -112,6 +112,8 @@ def _list(
     words = [word.strip() for word in text.split(",")]
     if not all(words):
         raise UserError(f"{option} needs values separated by commas, not '{text:.60}'")
+    if may_be_none and "none" in words:
+        raise UserError(f"{option} none leaves all out: give none alone, not '{text:.60}'")
     return list(dict.fromkeys(map(read_one, words)))
 
 
@@ -140,7 +142,12 @@ def _match(text: str) -> Match:
 
 
 def _count(option: str, text: str, most: int) -> int:
-    value = parse_size(text, option)
+    try:
+        value = parse_size(text, option, most=None)
+    except UserError:
+        raise UserError(
+            f"{option} must be a whole number above 0 such as 3, not '{text:.60}'"
+        ) from None
     if value > most:
         raise UserError(f"{option} must be at most {most:,}, not '{text:.60}'")
     return value
@@ -200,6 +207,18 @@ def _varied(words: Sequence[str]) -> Varied:
             )
         if key in without_numbers():
             raise UserError(f"--set {key}: it decides no numbers of a run; set it in the recipe")
+        if _is_list(section, name) and not all(isinstance(v, list | None) for v in values):
+            plain = text.replace("[", "").replace("]", "")
+            raise UserError(
+                f"--set {key}: its values are lists, each in brackets, such as {key}=[{plain:.60}]"
+            )
         together = [*varied.get(key, []), *values]
         varied[key] = list({repr(value): value for value in together}.values())
     return varied
+
+
+def _is_list(section: str, name: str) -> bool:
+    """Whether a key's values are lists, or null."""
+    annotation = typing.get_type_hints(SECTIONS[section])[name]
+    kinds = {typing.get_origin(kind) or kind for kind in (typing.get_args(annotation) or ())}
+    return typing.get_origin(annotation) in (list, tuple) or kinds == {list, type(None)}
