@@ -112,7 +112,13 @@ def _shared(wanted: Request) -> Settings:
         UserError: where the recipe has mistakes.
     """
     any_block = {"block": "wide", "d_ffn": 64, "d_ffn_wide": 64}
-    return settings_from(merge(wanted.recipe, {"model": any_block}))
+    shared = settings_from(merge(wanted.recipe, {"model": any_block}))
+    if shared.run.branch_from is not None:
+        raise UserError(
+            "the recipe has run.branch_from, but a sweep trains each configuration from the start; "
+            "leave it out (--config, repeated, can set it to null)"
+        )
+    return shared
 
 
 def _settled(

@@ -1,6 +1,7 @@
 """What the words of `dualpath sweep` mean, checked. Torch-free."""
 
 import math
+import os
 import typing
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -72,10 +73,7 @@ def read(options: Namespace) -> Request:
     recipe: Recipe = {}
     for name in options.config:
         recipe = recipes.merge(recipe, recipes.load(name))
-    try:
-        check_path("--out", options.out)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    out = _folder(options.out)
     wanted = Wanted(
         budgets=_list("--budget", options.budget, lambda text: parse_size(text, "--budget")),
         alphas=_list("--alphas", options.alphas, _alpha, may_be_none=True),
@@ -98,9 +96,21 @@ def read(options: Namespace) -> Request:
     return Request(
         recipe, wanted, varied, _count("--seeds", options.seeds, MOST_SEEDS), rates, known,
         None if options.tune_tokens is None else parse_size(options.tune_tokens, "--tune-tokens"),
-        Path(options.out), _count("--jobs", options.jobs, MOST_JOBS), options.slurm, tflops,
+        out, _count("--jobs", options.jobs, MOST_JOBS), options.slurm, tflops,
         options.yes,
     )  # fmt: skip
+
+
+def _folder(text: str) -> Path:
+    try:
+        check_path("--out", text)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    path = Path(text)
+    there = next((place for place in (path, *path.parents) if os.path.exists(place)), None)
+    if there is not None and not there.is_dir():
+        raise UserError(f"--out {text}: '{there}' is a file; give the name of a folder")
+    return path
 
 
 def _list(

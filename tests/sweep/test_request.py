@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.sweep.command import _shared
 from tests.sweep.sweeps import asked
 
 
@@ -83,6 +84,20 @@ def test_mistakes_are_one_line_that_names_the_value(
         asked(tmp_path, *words)
     assert said in str(mistake.value)
     assert "\n" not in str(mistake.value)
+
+
+def test_out_must_not_be_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for out in (file, file / "sweep"):
+        with pytest.raises(UserError, match=f"--out {out}: '{file}' is a file; give the name of"):
+            asked(tmp_path, "--out", str(out))
+
+
+def test_a_recipe_of_a_branch_is_refused(tmp_path: Path) -> None:
+    wanted = asked(tmp_path, run={"branch_from": "runs/long"})
+    with pytest.raises(UserError, match=r"the recipe has run\.branch_from, but a sweep"):
+        _shared(wanted)
 
 
 def test_a_sweep_needs_validation_sets(tmp_path: Path) -> None:

@@ -363,6 +363,16 @@ def test_slurm_runs_a_task_for_each_run(words: list[str], tmp_path: Path) -> Non
     assert sorted(said) == [str(path) for path in recipes]
 
 
+def test_an_array_is_named_after_its_folder_also_from_inside(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    assert cli.main([*words, "--slurm", "--tune", "off", "--out", "."]) == 0
+    assert "#SBATCH --job-name=inside\n" in (inside / "jobs.sbatch").read_text()
+
+
 def test_a_trial_that_goes_wrong_in_an_array_is_not_submitted_again(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
