@@ -54,9 +54,15 @@ _FREE_KEYS = {
 }  # fmt: skip
 
 
+_TRAINER_KEYS = ("precision", "callbacks", "plugins")
+"""What of the trainer's section decides numbers, or may."""
+
+
 def without_numbers() -> set[str]:
-    """Keys of a recipe's run section that decide no numbers: `run.log_every`."""
-    return {f"run.{key}" for key in _FREE_KEYS["run"]}
+    """Keys of a recipe that decide nothing of what is trained, given its data: `run.log_every`."""
+    keys = {f"{section}.{key}" for section, names in _FREE_KEYS.items() for key in names}
+    trainer = {field.name for field in fields(SECTIONS["trainer"])}
+    return keys | {f"trainer.{key}" for key in trainer.difference(_TRAINER_KEYS)}
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,10 @@ def newest_checkpoint(folder: Path) -> Path | None:
             return checkpoint
         faults.append(f"{checkpoint}: {fault}")
     if faults:
-        raise UserError(f"'{folder}' has no whole checkpoint: {faults[0]}")
+        raise UserError(
+            f"'{folder}' has no whole checkpoint: {faults[0]}; put one back, or remove the folder "
+            "and train the run again"
+        )
     return None
 
 

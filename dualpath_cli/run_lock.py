@@ -61,21 +61,29 @@ def alone_in(
         os.close(descriptor)
 
 
-def is_held(folder: Path) -> bool:
-    """Whether another process holds the lock of a run folder, as far as the file system knows."""
+def holder_of(folder: Path) -> str | None:
+    """The process that holds the lock of a run folder, as far as the file system knows, in words.
+
+    None where no other one does.
+    """
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR)
     except OSError:  # nobody has written there, or nobody does any more
-        return False
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
-        return True
+        return _named_in(descriptor)
     except OSError:
-        return False
+        return None
     finally:
         os.close(descriptor)
-    return False
+    return None
+
+
+def _named_in(descriptor: int) -> str:
+    """What a holder has written into the file of its lock."""
+    return os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
 
 
 def _open(path: Path, way_out: str) -> tuple[int, bool]:
@@ -86,7 +94,7 @@ def _open(path: Path, way_out: str) -> tuple[int, bool]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            holder = os.read(descriptor, 200).decode(errors="replace") or "another process"
+            holder = _named_in(descriptor)
             os.close(descriptor)
             raise UserError(f"'{path.parent}' is being written by {holder}; {way_out}") from None
         except OSError:

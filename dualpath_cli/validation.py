@@ -100,7 +100,8 @@ def _explain(cls: type, error: Any, prefix: str) -> str:
         case "json_invalid":
             return f"{prefix}a text is no valid Unicode; give names and paths in UTF-8"
     shown = json.dumps(given) if isinstance(given, dict | list | bool | None) else str(given)
-    hint = did_you_mean(shown, _choices(annotation))
+    choices = _choices(annotation)
+    hint = "" if shown in choices else did_you_mean(shown, choices)  # else it is no list
     return f"{name} must be {describe(annotation)}, not '{shown:.60}'{hint}"
 
 

@@ -5,7 +5,9 @@ from it as they do from the recipe.
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dualpath_cli import run_folder
 from dualpath_cli.classes import own_roles, sources
@@ -30,22 +32,37 @@ def check_classes(config: ModelConfig) -> None:
 def check_as_trained(run: Run, config: ModelConfig) -> None:
     """The same for a run that is scored; says where a class has changed since it was trained."""
     check_classes(config)
-    for path in _changed(run.folder, run.checkpoint, config):
+    if not own_roles(config):
+        return
+    for path in _changed(run_folder.facts_at(run.folder, run.checkpoint), config):
         if run_folder.is_first_rank():
             print(f"{path} has changed since {run.checkpoint} was trained with it", file=sys.stderr)
 
 
-def check_as_begun(folder: Path, checkpoint: Path, config: ModelConfig) -> None:
+def check_as_begun(
+    folder: Path,
+    checkpoint: Path | None,
+    config: ModelConfig,
+    way_out: str = "give this run a name (--run.name NAME)",
+) -> None:
     """Refuses to continue a run with a class that has changed.
+
+    Without a checkpoint it is compared with what was written down last.
 
     Raises:
         UserError: naming the first, and where its source is kept.
     """
-    for path in _changed(folder, checkpoint, config):
+    if not own_roles(config):
+        return
+    if checkpoint is None:
+        facts = run_folder.facts_now(folder)
+    else:
+        facts = run_folder.facts_at(folder, checkpoint)
+    for path in _changed(facts, config):
         kept = _copy(folder, sources(config)[path].module)
         raise UserError(
             f"{folder} was begun with another source of {path}, kept in {kept}; go back to that "
-            "or give this run a name (--run.name NAME)"
+            f"or {way_out}"
         )
 
 
@@ -62,11 +79,9 @@ def keep_sources(folder: Path, config: ModelConfig) -> None:
         write_text(copy, source.text)
 
 
-def _changed(folder: Path, checkpoint: Path, config: ModelConfig) -> list[str]:
-    """Paths of the classes whose source is not that of a checkpoint's run, where that is known."""
-    if not own_roles(config):
-        return []
-    before = run_folder.facts_at(folder, checkpoint).get("classes")
+def _changed(facts: Mapping[str, Any], config: ModelConfig) -> list[str]:
+    """Paths of the classes whose source is not that of a run's facts, where that is known."""
+    before = facts.get("classes")
     if not isinstance(before, dict):
         return []
     return [path for path, now in hashes(config).items() if before.get(path, now) != now]

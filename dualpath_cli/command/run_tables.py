@@ -1,5 +1,6 @@
 """The tables of a run that is continued: checked before it starts, as their rows are kept."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
@@ -11,14 +12,14 @@ NEEDED = {"metrics.csv": ("step", "tokens", "seconds"), "validation.csv": ("step
 """Columns that continuing and drawing a run read."""
 
 
-def check_tables(folder: Path) -> None:
-    """Checks that what a run wrote down can be gone on with.
+def check_tables(folder: Path, names: Sequence[str] = TABLES) -> None:
+    """Checks that what a run wrote down can be gone on with, in the tables of these names.
 
     Raises:
         UserError: for a table that is no CSV, a column that is missing, a cell that is no number,
             and steps that go back.
     """
-    for name in TABLES:
+    for name in names:
         path, step = folder / name, 0
         for number, row in enumerate(read_csv(path), 2):
             for column in NEEDED[name]:

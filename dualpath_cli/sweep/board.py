@@ -47,7 +47,8 @@ class Board:
                 for run in running
                 if (state := progress_of(run))
             )
-            self.say(f"{self._title}: {finished} of {self._total} done; {states or 'starting'}")
+            still = "starting" if running else "waiting"
+            self.say(f"{self._title}: {finished} of {self._total} done; {states or still}")
 
     def _table(self, running: Sequence[Run], finished: int, failed: int) -> Table:
         waiting = self._total - finished - failed - len(running)

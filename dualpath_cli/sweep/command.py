@@ -2,30 +2,24 @@
 
 import shlex
 import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 
 import yaml
 from rich.console import Console
 
-from dualpath_cli.command import launch
-from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.errors import Stopped, UserError
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.recipes import Recipe, merge
-from dualpath_cli.run_folder import RECIPE
 from dualpath_cli.run_lock import alone_in
-from dualpath_cli.schedule import cooldown_start
 from dualpath_cli.settings import Settings, settings_from
-from dualpath_cli.sizes import parse_size
 from dualpath_cli.study.tables import print_table
 from dualpath_cli.sweep import plan, request, tuning
 from dualpath_cli.sweep.cells import Cell, solve
+from dualpath_cli.sweep.checks import check_begun, check_different, check_settings
 from dualpath_cli.sweep.request import Request
 from dualpath_cli.sweep.runner import check_none, run_all
 from dualpath_cli.sweep.runs import (
@@ -63,9 +57,12 @@ def _run(wanted: Request, console: Console) -> str:
     rates = tuning.first_rates(wanted, shared, len(tuning.representatives(found)))
     trials, chosen = _settled(wanted, shared, found, rates, console)
     runs = _runs(wanted, shared, found, chosen or {})
+    check_different(runs)
     if not wanted.slurm:
         check_sharing(runs[0], wanted.jobs)
-    _check(runs, trials)
+    if chosen is not None:
+        check_begun(runs)
+    check_settings([*runs, *trials])
     _write_down(wanted, cells, notes)
     # What is tuned has its recipes once its rates are known.
     write_recipes(runs if chosen is not None else trials)
@@ -84,6 +81,7 @@ def _run(wanted: Request, console: Console) -> str:
         trials, chosen = _settled(wanted, shared, found, rates, console)
         write_recipes(trials)
     runs = _runs(wanted, shared, found, chosen)
+    check_begun(runs)
     write_recipes(runs)
     check_none(run_all(runs, wanted.jobs, "sweep", console), len(runs))
     return f"next: dualpath compare {wanted.out}"
@@ -104,15 +102,6 @@ def _branches(wanted: Request, shared: Settings) -> bool:
             "under optim.schedule wsd runs of several run.max_tokens are branches of the longest, "
             "for which optim.decay_sum must be null: it depends on the length; set weight_decay"
         )
-    batch = shared.run.batch_tokens
-    for text in wanted.varied[LENGTH]:
-        steps = parse_size(str(text), LENGTH) // batch
-        if cooldown_start(steps, shared.optim) < shared.run.save_every:
-            raise UserError(
-                f"run.save_every={shared.run.save_every} leaves no checkpoint before the cool-down "
-                f"of a run of {steps} steps, which begins at step "
-                f"{cooldown_start(steps, shared.optim)}; save more often"
-            )
     return True
 
 
@@ -123,7 +112,13 @@ def _shared(wanted: Request) -> Settings:
         UserError: where the recipe has mistakes.
     """
     any_block = {"block": "wide", "d_ffn": 64, "d_ffn_wide": 64}
-    return settings_from(merge(wanted.recipe, {"model": any_block}))
+    shared = settings_from(merge(wanted.recipe, {"model": any_block}))
+    if shared.run.branch_from is not None:
+        raise UserError(
+            "the recipe has run.branch_from, but a sweep trains each configuration from the start; "
+            "leave it out (--config, repeated, can set it to null)"
+        )
+    return shared
 
 
 def _settled(
@@ -139,6 +134,7 @@ def _settled(
     failed = tuning.failed_names(wanted.out)
     while True:
         trials = tuning.trials(wanted, shared, found, rates)
+        check_begun(trials)
         if not all(trial.name in failed or trial.is_finished for trial in trials):
             return [trial for trial in trials if trial.name not in failed], None
         rows = tuning.judge(trials)
@@ -164,22 +160,6 @@ def _runs(
         rate = float(configuration.settings.get(RATE, chosen))
         recipes[configuration.name] = tuning.with_rate(wanted.recipe, shared, rate)
     return runs_of(found, recipes, range(wanted.seeds), wanted.out)
-
-
-def _check(runs: Sequence[Run], trials: Sequence[Run]) -> None:
-    """Has `fit` check one run of each configuration, as far as it can before anything runs.
-
-    Raises:
-        UserError: for the first mistake that it finds.
-    """
-    firsts = {run.configuration.name: run for run in (*runs, *trials) if run.is_ready}
-    with tempfile.TemporaryDirectory() as folder:
-        for run in firsts.values():
-            if (run.folder / RECIPE).is_file():
-                continue  # checked as it was begun
-            path = Path(folder) / "recipe.yaml"
-            path.write_text(yaml.safe_dump(run.recipe, sort_keys=False), encoding="utf-8")
-            launch.read(COMMANDS["fit"], ["--config", str(path)])
 
 
 def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) -> None:
@@ -241,7 +221,8 @@ def _ask(wanted: Request, console: Console) -> None:
         return
     if not sys.stdin.isatty():
         raise UserError(f"{wanted.out} is planned; --yes starts it where there is nobody to ask")
-    if console.input("start? [y/N] ").strip().lower() not in ("y", "yes"):
+    answer = console.input("start? [y/N] ", markup=False, emoji=False)
+    if answer.strip().lower() not in ("y", "yes"):
         raise Stopped(f"nothing was started; the plan is in {wanted.out}", 0, quiet=False)
 
 

@@ -56,7 +56,10 @@ def add_arguments(parser: Any) -> None:
         "next one, and several share one where there are more runs than GPUs."
     )
     how.add_argument("--jobs", metavar="N", default="1", help=text)
-    text = "Write a SLURM array, OUT/jobs.sbatch, and run nothing."
+    text = (
+        "Write a SLURM array, OUT/jobs.sbatch, and run nothing; it has --jobs tasks at a time, one "
+        "where that is not given."
+    )
     how.add_argument("--slurm", action="store_true", help=text)
     text = (
         "TFLOP/s that a run sustains here, for the hours of the plan; measured if it is not given."

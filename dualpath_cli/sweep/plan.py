@@ -7,12 +7,16 @@ from dataclasses import asdict, dataclass
 from rich.table import Table
 
 from dualpath_cli.flops import count
+from dualpath_cli.flops.widths import Match
 from dualpath_cli.output.progress import duration
 from dualpath_cli.schedule import cooldown_start
 from dualpath_cli.settings import Settings
 from dualpath_cli.sizes import format_size
 from dualpath_cli.study.tables import table_of
 from dualpath_cli.sweep.runs import Run
+
+Wide = tuple[int, Match]
+"""A PureWide by its budget and what meets that in it."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class Cost:
     parameters: int
     non_embedding: int
     relative: float | None
-    """Parameters over those of PureWide of the same budget, as far as it is in the sweep."""
+    """Parameters over those of PureWide of the same budget, matched in the same FLOPs, as far as it
+    is in the sweep."""
     linear_flops: float
     """Per token and layer of the backbone; of sampled loops those of model.loops."""
     total_flops: float
@@ -50,9 +55,10 @@ def costs(runs: Sequence[Run], speeds: Mapping[str, float]) -> list[Cost]:
     firsts = {run.configuration.name: run for run in reversed(runs)}
     seeds = Counter(run.configuration.name for run in runs)
     wides = {
-        run.configuration.cell.budget: count.parameters(run.settings.model)
+        (run.configuration.cell.budget, match): count.parameters(run.settings.model)
         for run in runs
-        if run.configuration.cell.name.endswith("wide")
+        if run.configuration.cell.family == "wide"
+        for match in run.configuration.cell.matches
     }
     left = Counter(run.configuration.name for run in runs if not run.is_finished)
     ordered = dict.fromkeys(run.configuration.name for run in runs)
@@ -60,7 +66,7 @@ def costs(runs: Sequence[Run], speeds: Mapping[str, float]) -> list[Cost]:
 
 
 def _cost(
-    run: Run, seeds: int, left: int, wides: Mapping[int, int], speeds: Mapping[str, float]
+    run: Run, seeds: int, left: int, wides: Mapping[Wide, int], speeds: Mapping[str, float]
 ) -> Cost:
     cell, model = run.configuration.cell, run.settings.model
     layer, times = count.mean_layer_flops(model), cell.layers_times
@@ -72,11 +78,12 @@ def _cost(
     own = tokens - batch * taken_over
     flops = own * training_flops(run.settings)
     speed, parameters = speeds.get(cell.family), count.parameters(model)
+    wide = next((wides[cell.budget, m] for m in cell.matches if (cell.budget, m) in wides), None)
     return Cost(
         run.configuration.name, cell.family, cell.budget, cell.alpha,
         1 if cell.model["block"] == "wide" else model.loops, parameters,
         count.parameters_non_embedding(model),
-        parameters / wides[cell.budget] if cell.budget in wides else None,
+        None if wide is None else parameters / wide,
         layer["linear_total"] * times, layer["total"] * times, cell.spent,
         (count.gate_flops(model) - cell.gate_flops) / cell.budget if cell.family == "dual" else 0.0,
         tokens, flops, seeds, left,

@@ -1,6 +1,7 @@
 """What the words of `dualpath sweep` mean, checked. Torch-free."""
 
 import math
+import os
 import typing
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ DECIDED = {
     "run": ("recipe", "name", "dir", "budget", "branch_from"),
 }  # fmt: skip
 """Keys that --set cannot vary: the sweep decides them, or widths are solved for them."""
+DATA = ("data.path", "data.val", "data.val_tokens", "data.val_seed")
+"""What all runs are trained on and measured by."""
 
 Varied = dict[str, list[Any]]
 """The values of each key that --set varies."""
@@ -70,10 +73,7 @@ def read(options: Namespace) -> Request:
     recipe: Recipe = {}
     for name in options.config:
         recipe = recipes.merge(recipe, recipes.load(name))
-    try:
-        check_path("--out", options.out)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    out = _folder(options.out)
     wanted = Wanted(
         budgets=_list("--budget", options.budget, lambda text: parse_size(text, "--budget")),
         alphas=_list("--alphas", options.alphas, _alpha, may_be_none=True),
@@ -96,9 +96,21 @@ def read(options: Namespace) -> Request:
     return Request(
         recipe, wanted, varied, _count("--seeds", options.seeds, MOST_SEEDS), rates, known,
         None if options.tune_tokens is None else parse_size(options.tune_tokens, "--tune-tokens"),
-        Path(options.out), _count("--jobs", options.jobs, MOST_JOBS), options.slurm, tflops,
+        out, _count("--jobs", options.jobs, MOST_JOBS), options.slurm, tflops,
         options.yes,
     )  # fmt: skip
+
+
+def _folder(text: str) -> Path:
+    try:
+        check_path("--out", text)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    path = Path(text)
+    there = next((place for place in (path, *path.parents) if os.path.exists(place)), None)
+    if there is not None and not there.is_dir():
+        raise UserError(f"--out {text}: '{there}' is a file; give the name of a folder")
+    return path
 
 
 def _list(
@@ -110,6 +122,8 @@ def _list(
     words = [word.strip() for word in text.split(",")]
     if not all(words):
         raise UserError(f"{option} needs values separated by commas, not '{text:.60}'")
+    if may_be_none and "none" in words:
+        raise UserError(f"{option} none leaves all out: give none alone, not '{text:.60}'")
     return list(dict.fromkeys(map(read_one, words)))
 
 
@@ -138,7 +152,12 @@ def _match(text: str) -> Match:
 
 
 def _count(option: str, text: str, most: int) -> int:
-    value = parse_size(text, option)
+    try:
+        value = parse_size(text, option, most=None)
+    except UserError:
+        raise UserError(
+            f"{option} must be a whole number above 0 such as 3, not '{text:.60}'"
+        ) from None
     if value > most:
         raise UserError(f"{option} must be at most {most:,}, not '{text:.60}'")
     return value
@@ -192,8 +211,24 @@ def _varied(words: Sequence[str]) -> Varied:
         if key not in known:
             hint = did_you_mean(key, known) or "; dualpath fit --help lists what there is"
             raise UserError(f"--set: no key '{key}' in a recipe{hint}")
+        if key in DATA:
+            raise UserError(
+                f"--set {key}: runs that read other data cannot be compared; give a sweep for each"
+            )
         if key in without_numbers():
             raise UserError(f"--set {key}: it decides no numbers of a run; set it in the recipe")
+        if _is_list(section, name) and not all(isinstance(v, list | None) for v in values):
+            plain = text.replace("[", "").replace("]", "")
+            raise UserError(
+                f"--set {key}: its values are lists, each in brackets, such as {key}=[{plain:.60}]"
+            )
         together = [*varied.get(key, []), *values]
         varied[key] = list({repr(value): value for value in together}.values())
     return varied
+
+
+def _is_list(section: str, name: str) -> bool:
+    """Whether a key's values are lists, or null."""
+    annotation = typing.get_type_hints(SECTIONS[section])[name]
+    kinds = {typing.get_origin(kind) or kind for kind in (typing.get_args(annotation) or ())}
+    return typing.get_origin(annotation) in (list, tuple) or kinds == {list, type(None)}

@@ -63,17 +63,17 @@ def _work(
     """Returns the runs that failed."""
     slots: dict[int, tuple[Run, Process]] = {}
     failed: list[Failure] = []
+    held: set[Run] = set()
     drawn = 0.0
     while waiting or slots:
         if signals:
             _stop(slots, board, signals)
         for slot in set(range(jobs)) - set(slots):
-            # A run that another sweep, or one that was killed, still writes is left for later.
-            run = next((run for run in waiting if run.is_ready and not run.is_running), None)
+            run = _next(waiting, board, held)
             if run is not None:
                 waiting.remove(run)
                 slots[slot] = run, start(run, slot, jobs)
-        if not slots and not any(run.is_running for run in waiting):
+        if not slots and not any(run.is_ready or run.writer for run in waiting):
             # What they would branch from has failed.
             return failed + [Failure(run, None) for run in waiting]
         for slot, (run, process) in list(slots.items()):
@@ -92,6 +92,23 @@ def _work(
             board.show(at_work, finished, len(failed))
         time.sleep(POLL)
     return failed
+
+
+def _next(waiting: Sequence[Run], board: Board, held: set[Run]) -> Run | None:
+    """The next run that can start.
+
+    One that another sweep, or one that was killed, still writes is left for later, and named once.
+    """
+    for run in waiting:
+        if not run.is_ready:
+            continue
+        writer = run.writer
+        if writer is None:
+            return run
+        if run not in held:
+            held.add(run)
+            board.say(f"{run.name} waits: {run.folder} is being written by {writer}")
+    return None
 
 
 @contextmanager

@@ -22,11 +22,12 @@ from typing import Any
 import yaml
 
 from dualpath_cli import recipes, run_folder
+from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.recipes import Recipe
-from dualpath_cli.run_lock import is_held
+from dualpath_cli.run_lock import holder_of
 from dualpath_cli.schedule import cooldown_start
 from dualpath_cli.settings import Settings, settings_from
 from dualpath_cli.sizes import parse_size
@@ -147,13 +148,21 @@ class Run:
         """Whether its last step is saved, and validated where there is something to validate on.
 
         One whose checkpoints were all removed, as fit never does, is finished if it was validated.
+        One whose checkpoints are all damaged is not: `fit` is left to say so.
+
+        Raises:
+            UserError: where what it wrote of validations cannot be read.
         """
         if not (self.folder / run_folder.RECIPE).is_file():
             return False
         sets = self.settings.data.val
+        check_tables(self.folder, ["validation.csv"])
         rows = read_csv(self.folder / "validation.csv")
         validated = any(int(row["step"]) == self.steps for row in rows)
-        checkpoint = run_folder.newest_checkpoint(self.folder)
+        try:
+            checkpoint = run_folder.newest_checkpoint(self.folder)
+        except UserError:
+            return False
         if checkpoint is None:
             return validated
         return run_folder.step_of(checkpoint) >= self.steps and (validated or not sets)
@@ -168,9 +177,9 @@ class Run:
         return max(steps, default=0) >= cooldown_start(self.steps, self.settings.optim)
 
     @property
-    def is_running(self) -> bool:
-        """Whether a process, of this machine or another one, is writing it."""
-        return is_held(self.folder)
+    def writer(self) -> str | None:
+        """The process, of this machine or another one, that is writing it; None if none is."""
+        return holder_of(self.folder)
 
 
 def runs_of(
@@ -201,16 +210,7 @@ def runs_of(
 
 
 def write_recipes(runs: Iterable[Run]) -> None:
-    """Writes the recipe of each run.
-
-    Raises:
-        UserError: where a run was begun with a recipe of other numbers.
-    """
-    runs = list(runs)
-    for run in runs:
-        if (run.folder / run_folder.RECIPE).is_file():
-            way_out = "give this sweep another --out, or the words that it was begun with"
-            run_folder.check_same_recipe(run.folder, run.settings.as_recipe(), way_out=way_out)
+    """Writes the recipe of each run."""
     for run in runs:
         heading = f"# {_heading(run.configuration, run.seed)}\n"
         write_text(run.path, heading + yaml.safe_dump(run.recipe, sort_keys=False))

@@ -73,7 +73,7 @@ def write_array(runs: Sequence[Run], jobs: int, out: Path, trials: bool) -> Path
     logs.mkdir(parents=True, exist_ok=True)
     text = SCRIPT.format(
         count=len(runs), last=len(runs) - 1, jobs=jobs, out=out, script=script,
-        name=shlex.quote(out.name), logs=logs,
+        name=shlex.quote(out.resolve().name or "sweep"), logs=logs,
         gpus="" if runs[0].settings.trainer.accelerator == "cpu" else "#SBATCH --gpus-per-task=1\n",
         note=NOTE.format(went_wrong=WENT_WRONG, failed=failed) if trials else "",
         recipes="\n".join(f"    {shlex.quote(str(run.path))}" for run in runs),

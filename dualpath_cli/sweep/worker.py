@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 
 from dualpath_cli.command.checks import visible_gpus
@@ -66,8 +67,13 @@ def _gpus(run: Run) -> list[str]:
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return [name for name in named.split(",") if name.strip()]
+        # As CUDA reads it: what names no GPU, such as -1, ends the list.
+        return list(takewhile(_names_gpu, (name.strip() for name in named.split(","))))
     return [str(number) for number in range(visible_gpus() or 0)]
+
+
+def _names_gpu(name: str) -> bool:
+    return name.isdecimal() or name.startswith(("GPU-", "MIG-"))
 
 
 def start(run: Run, slot: int, jobs: int) -> "subprocess.Popen[bytes]":

@@ -138,6 +138,7 @@ RECIPES = {
     "or the path of a class such as my.module.Gate, not 'two_gate'; did you mean 'two_gates'?",
     "model: {block: [dual, wid]}": "not 'wid'; did you mean 'wide'?",
     "optim: {decay: [matrix]}": "not 'matrix'; did you mean 'matrices'?",
+    "optim: {decay: matrices}": "norms, gains, biases), not 'matrices'\n",
     "optim: {betas: [0.9]}": "optim.betas must be a list of 2 (each a number), not '[0.9]'",
     "trainer: {strategy: fsd}": "'fsd'; did you mean 'fsdp'?",
     "seed_everything: lucky": "seed_everything must be a whole number, not 'lucky'",

@@ -35,6 +35,9 @@ signal.signal(signal.SIGTERM, stop)
 if run["recipe"] in os.environ.get("FAKE_FAILING", "").split():
     print("dualpath fit: failed: broken on purpose", file=sys.stderr)
     sys.exit(1)
+if any(not p.stat().st_size for p in (folder / "checkpoints").glob("step-*")):
+    print("dualpath fit: no whole checkpoint", file=sys.stderr)
+    sys.exit(2)
 with (folder / "starts").open("a") as file:
     file.write(f"{start} {os.environ.get('OMP_NUM_THREADS')} "
                f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {time.time()}\\n")
@@ -84,6 +87,14 @@ def write_recipe(folder: Path, **sections: Any) -> Path:
     path = folder / "base.yaml"
     path.write_text(yaml.safe_dump(json.loads(json.dumps(recipe))))
     return path
+
+
+def starts(out: Path) -> dict[str, list[str]]:
+    """What each run says of its starts: step, threads, GPUs, time."""
+    return {
+        f"{path.parts[-3]}-{path.parts[-2]}": path.read_text().splitlines()
+        for path in out.glob("**/starts")
+    }
 
 
 def asked(folder: Path, *words: str, **sections: Any) -> Request:

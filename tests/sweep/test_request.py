@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.sweep.command import _shared
 from tests.sweep.sweeps import asked
 
 
@@ -47,11 +48,15 @@ def test_rates_are_sorted_default_or_off(tmp_path: Path) -> None:
         (["--alphas", "25,,50"], "--alphas needs values separated by commas, not '25,,50'"),
         (["--alphas", "100"], "--alphas are percents below 100, not '100'"),
         (["--alphas", "nan"], "--alphas must be a number above 0, not 'nan'"),
-        (["--loops", "0"], "--loops must be a whole number above 0"),
+        (["--loops", "0"], "--loops must be a whole number above 0 such as 3, not '0'"),
         (["--controls", "wied"], "--controls: 'wied' is none; did you mean 'wide'?"),
         (["--match", "both"], "--match must be linear, total or linear,total, not 'both'"),
         (["--seeds", "1000"], "--seeds must be at most 100, not '1000'"),
-        (["--jobs", "none"], "--jobs must be a whole number above 0"),
+        (["--seeds", "0,1,2"], "--seeds must be a whole number above 0 such as 3, not '0,1,2'"),
+        (["--jobs", "none"], "--jobs must be a whole number above 0 such as 3, not 'none'"),
+        (["--controls", "wide,none"], "--controls none leaves all out: give none alone, not"),
+        (["--set", "optim.decay=matrices,norms"], "in brackets, such as optim.decay=[matrices,no"),
+        (["--set", "run.train_loops=2,3"], "in brackets, such as run.train_loops=[2,3]"),
         (["--tune", "fast"], "--tune must be a number above 0, not 'fast'"),
         (["--tune", "wide=1,deul=2"], "--tune: 'deul' is no family; did you mean 'dual'?"),
         (["--tune", "1e-3,wide=2e-3"], "--tune: '1e-3' is no family; there are wide, loop"),
@@ -65,6 +70,9 @@ def test_rates_are_sorted_default_or_off(tmp_path: Path) -> None:
         (["--set", "model.gates=fixed"], "no key 'model.gates' in a recipe; did you mean"),
         (["--config", "nowhere"], "no recipe 'nowhere'"),
         (["--set", "run.log_every=1,5"], "--set run.log_every: it decides no numbers"),
+        (["--set", "data.workers=0,1"], "--set data.workers: it decides no numbers"),
+        (["--set", "trainer.devices=1,2"], "--set trainer.devices: it decides no numbers"),
+        (["--set", "data.path=a,b"], "--set data.path: runs that read other data cannot be comp"),
         (["--set", "optim.lr=1e-3", "--tune", "1e-3,2e-3"], "--tune chooses optim.lr, which --set"),
         (["--tflops", "0"], "--tflops must be a number above 0, not '0'"),
     ],
@@ -76,6 +84,20 @@ def test_mistakes_are_one_line_that_names_the_value(
         asked(tmp_path, *words)
     assert said in str(mistake.value)
     assert "\n" not in str(mistake.value)
+
+
+def test_out_must_not_be_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for out in (file, file / "sweep"):
+        with pytest.raises(UserError, match=f"--out {out}: '{file}' is a file; give the name of"):
+            asked(tmp_path, "--out", str(out))
+
+
+def test_a_recipe_of_a_branch_is_refused(tmp_path: Path) -> None:
+    wanted = asked(tmp_path, run={"branch_from": "runs/long"})
+    with pytest.raises(UserError, match=r"the recipe has run\.branch_from, but a sweep"):
+        _shared(wanted)
 
 
 def test_a_sweep_needs_validation_sets(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.settings import settings_from
 from dualpath_cli.sweep import plan, tuning, worker
 from dualpath_cli.sweep.cells import solve
+from dualpath_cli.sweep.checks import check_begun, check_different
 from dualpath_cli.sweep.command import _runs, _shared
 from dualpath_cli.sweep.request import Request
 from dualpath_cli.sweep.runs import Configuration, Run, configurations, write_recipes
@@ -47,11 +48,27 @@ def test_settings_multiply_where_they_make_a_difference(tmp_path: Path) -> None:
 
 
 def test_values_that_would_have_one_name_are_refused(tmp_path: Path) -> None:
-    words = ["--set", "data.path=a b,a_b", "--controls", "none"]
-    with pytest.raises(UserError, match="2 configurations the name 'a50_k2-path_a_b'"):
+    words = ["--set", "model.gate=my gates.A,my_gates.A", "--controls", "none"]
+    with pytest.raises(UserError, match=r"2 configurations the name 'a50_k2-gate_my_gates\.A'"):
         found_for(asked(tmp_path, *words))
-    (found,) = found_for(asked(tmp_path, "--set", "trainer.benchmark=false", "--controls", "none"))
-    assert found.name == "a50_k2-benchmark_false"
+    words = ["--set", "model.tie_embeddings=false", "--controls", "none"]
+    (found,) = found_for(asked(tmp_path, *words))
+    assert found.name == "a50_k2-tie_embeddings_false"
+
+
+def test_spellings_of_one_value_are_refused(tmp_path: Path) -> None:
+    for key, values in (
+        ("run.max_tokens", "640,0.64K"),
+        ("run.max_tokens", "640,650"),  # as many whole steps
+        ("optim.weight_decay", "1,1.0"),
+    ):
+        words = ["--set", f"{key}={values}", "--controls", "none"]
+        with pytest.raises(UserError, match="would be the same run twice; leave one"):
+            check_different(runs_for(asked(tmp_path, *words)))
+    words = ["--set", "run.max_tokens=640,704", "--set", "trainer.precision=32-true,bf16-mixed"]
+    runs = runs_for(asked(tmp_path, *words))
+    check_different(runs)
+    assert len(runs) == 2 * 3 * 4
 
 
 def test_each_recipe_stands_alone(tmp_path: Path) -> None:
@@ -85,10 +102,10 @@ def test_a_chosen_rate_keeps_its_ratio_to_the_rates_at_both_ends(tmp_path: Path)
 def test_a_run_begun_with_other_numbers_is_not_taken_for_this_one(tmp_path: Path) -> None:
     runs = runs_for(asked(tmp_path))
     run_folder.start(runs[0].folder, runs[0].settings.as_recipe(), {})
-    write_recipes(runs)
+    check_begun(runs)
     other = runs_for(asked(tmp_path, optim={"weight_decay": 0.1}))
     with pytest.raises(UserError, match=r"weight_decay=0\.3, this one has 0\.1; give this sweep"):
-        write_recipes(other)
+        check_begun(other)
 
 
 def costs_of(tmp_path: Path, *words: str, **sections: Any) -> dict[str, plan.Cost]:
@@ -109,6 +126,15 @@ def test_the_plan_counts_as_fit_counts(tmp_path: Path) -> None:
     assert expanded.total_flops > wide.total_flops, "twice the layers attend twice"
     assert dual.hours == pytest.approx(dual.training_flops / 1e9 / 3600)
     assert wide.hours is None, "nothing is known of this family's speed"
+
+
+def test_parameters_relate_to_the_pure_wide_of_the_same_matching(tmp_path: Path) -> None:
+    rows = costs_of(tmp_path, "--match", "linear,total")
+    assert rows["wide"].relative == rows["wide_total"].relative == 1
+    assert rows["wide_total"].parameters > rows["wide"].parameters
+    loop, total = rows["loop_k2_total"], rows["wide_total"]
+    assert loop.relative == loop.parameters / total.parameters
+    assert rows["a50_k2"].relative == rows["a50_k2"].parameters / rows["wide"].parameters
 
 
 def test_sampled_loops_cost_their_mean(tmp_path: Path) -> None:
@@ -177,8 +203,11 @@ def test_jobs_that_share_a_gpu_are_not_side_by_side(
     )
     assert [worker.side_by_side(on_cpu, jobs) for jobs in (1, 8)] == [1, 8]
     assert [worker.side_by_side(on_gpu, jobs) for jobs in (1, 2, 8)] == [1, 2, 2]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert worker.side_by_side(on_gpu, 8) == 8, "auto is then the CPU"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a, MIG-2b,4,-1,5")
+    assert worker.side_by_side(on_gpu, 8) == 3, "-1 ends the list"
+    for none in ("", "-1", "-1,0", "NoDevFiles"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert worker.side_by_side(on_gpu, 8) == 8, "auto is then the CPU"
 
 
 def test_runs_that_share_a_gpu_must_fit_into_it(

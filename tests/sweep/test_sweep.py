@@ -5,43 +5,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from dualpath_cli import cli
-from dualpath_cli.command import launch
 from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli.run_lock import alone_in
 from dualpath_cli.sweep import worker
 from dualpath_cli.sweep.tuning import SEED, Trial, grown
-from tests.sweep.sweeps import write_fake_fit, write_recipe
-
-WORDS = ["--budget", "100K", "--alphas", "50", "--loops", "2", "--seeds", "2", "--tflops", "0.01"]
-
-
-@pytest.fixture
-def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The words of a sweep whose runs are the stand-in's."""
-    fake = write_fake_fit(tmp_path)
-    monkeypatch.setattr(worker, "command_of", lambda recipe: [*fake, str(recipe)])
-    monkeypatch.setattr(launch, "read", lambda *_: None)  # there are no data
-    return [
-        "sweep",
-        "--config",
-        str(write_recipe(tmp_path)),
-        "--out",
-        str(tmp_path / "sweep"),
-        *WORDS,
-    ]
-
-
-def starts(out: Path) -> dict[str, list[str]]:
-    """What each run says of its starts: step, threads, GPUs, time."""
-    return {
-        f"{path.parts[-3]}-{path.parts[-2]}": path.read_text().splitlines()
-        for path in out.glob("**/starts")
-    }
+from tests.sweep.sweeps import starts, write_fake_fit, write_recipe
 
 
 def test_rates_are_tried_then_all_runs_are_trained_at_the_best(
@@ -98,6 +73,36 @@ def test_a_run_that_fails_stops_no_other_one(
     monkeypatch.delenv("FAKE_FAILING")
     assert cli.main([*words, "--yes", "--tune", "off"]) == 0
     assert len(starts(tmp_path / "sweep")) == 6
+
+
+def test_a_run_whose_checkpoints_are_damaged_stops_no_other_one(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*words, "--yes", "--tune", "off", "--controls", "wide"]
+    assert cli.main([*words, "--seeds", "1"]) == 0
+    (checkpoint,) = (tmp_path / "sweep/runs/wide/seed_0/checkpoints").iterdir()
+    checkpoint.write_text("")
+    assert cli.main(words) == 1
+    said = capsys.readouterr().err
+    assert "1 of 4 runs failed, the first one wide-seed_0: dualpath fit: no whole check" in said
+    assert len(starts(tmp_path / "sweep")) == 4, "all others were trained"
+    shutil.rmtree(checkpoint.parents[1])
+    assert cli.main(words) == 0
+
+
+def test_a_damaged_table_of_validations_is_named(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*words, "--yes", "--tune", "off", "--seeds", "1", "--controls", "none"]
+    assert cli.main(words) == 0
+    table = tmp_path / "sweep/runs/a50_k2/seed_0/validation.csv"
+    for text, said in (
+        ("stap,tokens,set\n10,640,held_out\n", "has no column 'step'; mend it, or move it away"),
+        ("step,tokens,set\nten,640,held_out\n", "row 2: step is 'ten', no number; mend it, or"),
+    ):
+        table.write_text(text)
+        assert cli.main(words) == 2
+        assert f"{table} {said}" in capsys.readouterr().err
 
 
 def test_branches_wait_for_their_trunk_and_fail_with_it(
@@ -203,6 +208,27 @@ def test_a_second_sweep_in_the_same_folder_is_refused(
     assert process.returncode == 0
 
 
+def test_a_run_that_another_process_writes_is_waited_for_and_named(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, begun, done = tmp_path / "sweep/runs/wide/seed_0", threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with alone_in(run, print):
+            begun.set()
+            done.wait(3)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert begun.wait(10)
+    assert cli.main([*words, "--yes", "--tune", "off", "--seeds", "1"]) == 0
+    holder.join()
+    writer = f"process {os.getpid()} on {os.uname().nodename}"
+    said = capsys.readouterr().out
+    assert said.count(f"wide-seed_0 waits: {run} is being written by {writer}\n") == 1
+    assert len(starts(tmp_path / "sweep")) == 3
+
+
 def test_branches_that_could_not_be_are_refused_before_anything_runs(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,10 +253,11 @@ def test_nothing_runs_without_a_yes(
     assert "is planned; --yes starts it" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     for answer, expected in (("n", 0), ("", 0)):
-        monkeypatch.setattr("rich.console.Console.input", lambda *_, a=answer: a)
+        monkeypatch.setattr("builtins.input", lambda *_, a=answer: a)
         assert cli.main(words) == expected
-    out = tmp_path / "sweep"
-    assert "nothing was started; the plan is in" in capsys.readouterr().out
+    out, said = tmp_path / "sweep", capsys.readouterr().out
+    assert "start? [y/N] " in said
+    assert "nothing was started; the plan is in" in said
     assert starts(out) == {}
     assert len(read_csv(out / "plan.csv")) == 3
     assert len(list((out / "tune" / "recipes").iterdir())) == 9
@@ -334,6 +361,16 @@ def test_slurm_runs_a_task_for_each_run(words: list[str], tmp_path: Path) -> Non
         said.append(done.stdout.split()[-1])
     recipes = sorted((tmp_path / "sweep" / "recipes").iterdir())
     assert sorted(said) == [str(path) for path in recipes]
+
+
+def test_an_array_is_named_after_its_folder_also_from_inside(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    assert cli.main([*words, "--slurm", "--tune", "off", "--out", "."]) == 0
+    assert "#SBATCH --job-name=inside\n" in (inside / "jobs.sbatch").read_text()
 
 
 def test_a_trial_that_goes_wrong_in_an_array_is_not_submitted_again(

@@ -145,7 +145,9 @@ def test_the_newest_whole_checkpoint_is_found(
         damage = PASSED_OVER["empty"][0]
         damage(run / "checkpoints" / name)
     assert main(["validate", "--ckpt_path", str(run)]) == 2
-    assert "has no whole checkpoint: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has no whole checkpoint: " in said
+    assert "or remove the folder and train the run again" in said
 
 
 def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(

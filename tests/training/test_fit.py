@@ -17,7 +17,7 @@ import yaml
 from data_prep.__main__ import main as data_prep
 from dualpath_cli.checkpoint_files import Files
 from dualpath_cli.cli import main
-from dualpath_cli.command.fit import micro_batches
+from dualpath_cli.command.batch import micro_batches
 from dualpath_cli.errors import UserError
 from dualpath_cli.run_folder import find_run, newest_checkpoint
 from dualpath_cli.settings import RunSettings

@@ -1,0 +1,117 @@
+"""What a sweep checks before it writes anything."""
+
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import yaml
+
+from dualpath_cli.command import launch
+from dualpath_cli.command.batch import micro_batches
+from dualpath_cli.command.own_classes import check_as_begun
+from dualpath_cli.command.records import COMMANDS
+from dualpath_cli.errors import UserError
+from dualpath_cli.recipes import merge
+from dualpath_cli.run_folder import RECIPE, check_same_recipe, decisive_part
+from dualpath_cli.schedule import cooldown_start
+from dualpath_cli.settings import Settings, TrainerSettings
+from dualpath_cli.sweep.runs import Run
+
+WAY_OUT = "give this sweep another --out"
+
+
+def check_begun(runs: Iterable[Run]) -> None:
+    """Checks that the runs that were begun before are those of this sweep.
+
+    Else seeds would be added to a configuration that trained something else.
+
+    Raises:
+        UserError: where a run was begun with a recipe of other numbers, or with another source of
+            a class of one's own.
+    """
+    for run in runs:
+        if (run.folder / RECIPE).is_file():
+            way_out = f"{WAY_OUT}, or the words that it was begun with"
+            check_same_recipe(run.folder, run.settings.as_recipe(), way_out=way_out)
+            check_as_begun(run.folder, None, run.settings.model, WAY_OUT)
+
+
+def check_different(runs: Sequence[Run]) -> None:
+    """Checks that no two configurations would be trained with the same numbers.
+
+    Raises:
+        UserError: naming the first two.
+    """
+    seen: dict[str, str] = {}
+    for run in {run.configuration.name: run for run in reversed(runs)}.values():
+        name = run.configuration.name
+        other = seen.setdefault(_identity(run), name)
+        if other != name:
+            raise UserError(
+                f"{other} and {name} would be the same run twice; leave one of the values out "
+                "of --set"
+            )
+
+
+def _identity(run: Run) -> str:
+    """What decides the numbers of a run; its tokens by the whole steps that they make."""
+    trainer, part = run.settings.trainer, decisive_part(run.settings.as_recipe())
+    part["run"] |= {"recipe": "", "max_tokens": run.steps * run.settings.run.batch_tokens}
+    more = [trainer.precision, trainer.callbacks, trainer.plugins]
+    return json.dumps([part, run.seed, more], sort_keys=True)
+
+
+def check_settings(runs: Sequence[Run]) -> None:
+    """Checks one run of each configuration, as far as it can be before anything runs.
+
+    Raises:
+        UserError: for the first mistake; it names the configuration where --set made it.
+    """
+    for run in {run.configuration.name: run for run in reversed(runs)}.values():
+        if (run.folder / RECIPE).is_file():
+            continue  # checked as it was begun
+        try:
+            _check_as_fit(run)
+            _check_batch(run.settings)
+            _check_branch(run)
+        except UserError as error:
+            name = f"{run.configuration.name}: " if run.configuration.settings else ""
+            raise UserError(f"{name}{error}") from None
+
+
+def _check_as_fit(run: Run) -> None:
+    """Has `fit` check a run; one whose trunk is not there yet as if it began at the start."""
+    alone = {} if run.is_ready else {"run": {"branch_from": None}}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.yaml"
+        text = yaml.safe_dump(merge(run.recipe, alone), sort_keys=False)
+        path.write_text(text, encoding="utf-8")
+        launch.read(COMMANDS["fit"], ["--config", str(path)])
+
+
+def _check_batch(settings: Settings) -> None:
+    """Checks that a step is whole micro-batches, as far as its devices are known from here."""
+    run, ranks = settings.run, _ranks(settings.trainer)
+    sequences = 1 if run.micro_batch == "auto" or ranks is None else run.micro_batch
+    micro_batches(run.batch_tokens, settings.model.max_seq_len, ranks or 1, sequences)
+
+
+def _ranks(trainer: TrainerSettings) -> int | None:
+    """Processes of a run; None where only the machine tells how many."""
+    devices = trainer.devices
+    if isinstance(devices, list):
+        return len(devices) * trainer.num_nodes
+    if trainer.accelerator == "cpu" and devices == "auto":
+        return trainer.num_nodes
+    return devices * trainer.num_nodes if isinstance(devices, int) and devices > 0 else None
+
+
+def _check_branch(run: Run) -> None:
+    """Checks that a branch's trunk saves a checkpoint that it can begin from."""
+    start, every = cooldown_start(run.steps, run.settings.optim), run.settings.run.save_every
+    if run.settings.run.branch_from is not None and start < every:
+        raise UserError(
+            f"run.save_every={every} leaves no checkpoint before the cool-down of a run of "
+            f"{run.steps} steps, which begins at step {start}; save more often"
+        )

@@ -1,0 +1,91 @@
+"""What `dualpath sweep` refuses before it writes anything."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dualpath_cli import cli
+from dualpath_cli.command.own_classes import hashes
+from dualpath_cli.settings import settings_from
+from tests.sweep.sweeps import starts, write_recipe
+
+
+def files(out: Path) -> dict[Path, bytes]:
+    """All that a sweep has written."""
+    return {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("rates", ["off", "2e-3,4e-3"])
+def test_a_sweep_that_is_refused_leaves_the_one_before_as_it_was(
+    rates: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*words, "--yes", "--tune", rates, "--seeds", "1", "--controls", "wide"]
+    assert cli.main(words) == 0
+    before = files(tmp_path / "sweep")
+    assert cli.main([*words, "--budget", "110K"]) == 2
+    assert "give this sweep another --out" in capsys.readouterr().err
+    assert files(tmp_path / "sweep") == before
+
+
+def test_no_seeds_are_added_to_runs_of_another_source(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = "tests.own_classes.MlpGate"
+    words = [*words, "--yes", "--tune", "off", "--set", f"model.gate=two_gates,{own}"]
+    words += ["--controls", "none"]
+    assert cli.main([*words, "--seeds", "1"]) == 0
+    out = tmp_path / "sweep"
+    run = out / "runs" / f"a50_k2-gate_{own}" / "seed_0"
+    now = hashes(settings_from(yaml.safe_load((run / "recipe.yaml").read_text())).model)
+    assert now.keys() == {own}
+    (run / "versions.json").write_text(json.dumps({"classes": {own: "0" * 64}}))
+    before = files(out)
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert f"{run} was begun with another source of {own}, kept in" in said
+    assert "go back to that or give this sweep another --out" in said
+    assert files(out) == before
+    (run / "versions.json").write_text(json.dumps({"classes": now}))
+    assert cli.main(words) == 0
+    assert len(starts(out)) == 2 * 2
+
+
+def refused(
+    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str], *words: str, **sections: Any
+) -> str:
+    """What a sweep says that ends before it has written anything."""
+    val = {"held_out": str(texts / "val.jsonl")}
+    data = {"path": str(texts / "train"), "val": val, "max_epochs": None}
+    recipe, out = write_recipe(tmp_path, data=data, **sections), tmp_path / "sweep"
+    plain = ["--config", str(recipe), "--out", str(out), "--budget", "100K", "--alphas", "50",
+             "--loops", "2", "--controls", "none", "--tune", "off", "--seeds", "1"]  # fmt: skip
+    assert cli.main(["sweep", *plain, "--slurm", *words]) == 2
+    assert files(out) == {}
+    return capsys.readouterr().err
+
+
+def test_each_configuration_is_checked_with_its_own_values(
+    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = ["--set", "run.batch_tokens=64,100"]
+    said = refused(tmp_path, texts, capsys, *batches)
+    assert "a50_k2-batch_tokens_100: run.batch_tokens=100 is no whole number of sequences" in said
+    said = refused(tmp_path, texts, capsys, "--set", "run.batch_tokens=64,48")
+    assert "run.micro_batch=2 does not divide the 3 sequences" in said
+    said = refused(tmp_path, texts, capsys, "--set", "optim.warmup_steps=2,10")
+    assert "a50_k2-warmup_steps_10: optim.warmup_steps=10 must be less than the run's 10" in said
+
+
+def test_branches_are_checked_before_their_trunk_is_trained(
+    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wsd = {"schedule": "wsd"}
+    lengths = ["--set", "run.max_tokens=640,128"]
+    said = refused(tmp_path, texts, capsys, *lengths, optim=wsd)
+    assert "max_tokens_128: optim.warmup_steps=2 must be less than the run's 2 optimizer" in said
+    lengths = ["--set", "run.max_tokens=1280,640", "--set", "run.batch_tokens=128"]
+    said = refused(tmp_path, texts, capsys, *lengths, optim=wsd)
+    assert "save_every=5 leaves no checkpoint before the cool-down of a run of 5 steps" in said
