@@ -22,6 +22,20 @@ MATCHED = {"width 32, linear FLOPs": "narrow", "width 64, linear FLOPs": "paper_
 TOTAL = {"width 32, total FLOPs": "narrow_total"}
 ALL_TESTS = {"paper_rate"}
 """Corrected for the tests of single sets as well; of others, means were declared primary before."""
+CHOICES = {
+    "gates, combinations": (
+        ["narrow", "narrow_gates", "narrow_combinations"],
+        ["a50_k4-gate_convex", "a50_k4-gate_softmax", "a50_k4-gate_fixed",
+         "a50_k4-combination_final", "a50_k4-combination_mean"],
+    ),
+    "loops, layers": (
+        ["narrow", "narrow_k1", "narrow_expanded"], ["wide", "a50_k1", "expanded_k4"],
+    ),
+    "K drawn in training": (
+        ["narrow", "narrow_sampled"], ["a50_k4-train_loops_1+2+4+8"],
+    ),
+}  # fmt: skip
+"""Of width 32: folders, and what is tested in them, each panel corrected for its own tests."""
 FORCED = {"K = 4 in training": "narrow-a50_k4", "K drawn from 1, 2, 4, 8": "narrow_sampled-a50_k4"}
 
 
@@ -29,12 +43,16 @@ def main() -> None:
     matched = {title: compared([name], CONTROLS) for title, name in (MATCHED | TOTAL).items()}
     write("quality", quality([matched[title][0] for title in MATCHED]))
     write("controls", differences(matched, CONTROLS))
+    chosen = {title: compared(folders, ["a50_k4"], s) for title, (folders, s) in CHOICES.items()}
+    write("choices", differences(chosen, ["a50_k4"]))
     write("forced", forced_loops())
 
 
-def compared(folders: Sequence[str], names: Sequence[str]) -> tuple[Group, list[Difference]]:
+def compared(
+    folders: Sequence[str], names: Sequence[str], shown: Sequence[str] | None = None
+) -> tuple[Group, list[Difference]]:
     primary = ALL_TESTS.isdisjoint(folders)
-    group, rows = read_group(folders, names, primary=primary)
+    group, rows = read_group(folders, names, primary=primary, shown=shown)
     return group, [row for row in rows if row.measure == AGGREGATE]
 
 
@@ -45,7 +63,7 @@ def write(name: str, figure: Figure) -> None:
 
 def differences(tested: dict[str, tuple[Group, list[Difference]]], names: Sequence[str]) -> Figure:
     """Difference and 95 % interval: a row of panels for each group, a column for each baseline."""
-    lines = [len(group.configurations) + 2 for group, _ in tested.values()]
+    lines = [len({row.configuration for row in rows}) + 2 for _, rows in tested.values()]
     figure, axes = panels(4.6 * len(names), 0.28 * sum(lines), len(tested), len(names),
                           sharex=True, height_ratios=lines)  # fmt: skip
     for (title, (group, rows)), line in zip(tested.items(), axes, strict=True):
@@ -70,7 +88,7 @@ def interval_plot(ax: Axes, group: Group, rows: Sequence[Difference], name: str)
         )  # fmt: skip
     ax.axvline(0, color=MUTED, linewidth=1)
     ax.set_yticks(range(len(shown)), [c.name for c in shown], fontsize=8)
-    ax.invert_yaxis()
+    ax.set_ylim(len(shown) - 0.4, -0.6)
     plain(ax)
 
 
