@@ -77,10 +77,8 @@ def _run(wanted: Request, console: Console) -> str:
     _ask(wanted, console)
     while chosen is None:
         failed = run_all(trials, wanted.jobs, "learning rates", console)
-        check_none(
-            [failure for failure in failed if failure.code != tuning.WENT_WRONG], len(trials)
-        )
-        tuning.keep_failed(wanted.out, [failure.run for failure in failed])
+        # The machine's failures say nothing of a rate: they are tried again, not judged.
+        check_none([each for each in failed if not tuning.went_wrong(each.run)], len(trials))
         trials, chosen = _settled(wanted, shared, found, rates, console)
         write_recipes(trials)
     runs = _runs(wanted, shared, found, chosen)
@@ -136,11 +134,10 @@ def _settled(
     """The trials of learning rates, and what they chose: None as long as some are missing."""
     if len(rates) == 1:
         return [], tuning.known(wanted, shared, found)
-    failed = tuning.failed_names(wanted.out)
     while True:
         trials = tuning.trials(wanted, shared, found, rates)
-        if not all(trial.name in failed or trial.is_finished for trial in trials):
-            return [trial for trial in trials if trial.name not in failed], None
+        if not all(tuning.went_wrong(trial) or trial.is_finished for trial in trials):
+            return [trial for trial in trials if not tuning.went_wrong(trial)], None
         rows = tuning.judge(trials)
         write_text(wanted.out / "tune" / "chosen.csv", format_csv(tuning.records(rows)))
         longer = tuning.grown(rates, rows)

@@ -2,8 +2,8 @@
 
 A trial trains one configuration of the family at one rate, with a seed that no run of the sweep
 has, usually on fewer tokens. The best rate has the fewest bits per byte, averaged over validation
-sets; a trial whose numbers went wrong (`fit` ends with 1) counts as infinitely bad. While the best
-rate of any family lies at an end of the grid, the grid grows there by one, for all families.
+sets; a trial whose numbers went wrong (`fit` leaves went_wrong.txt) counts as infinitely bad. While
+the best rate of any family lies at an end of the grid, the grid grows there by one, for all.
 """
 
 import math
@@ -14,19 +14,15 @@ from statistics import fmean
 
 from dualpath_cli import recipes
 from dualpath_cli.errors import RunFailed, UserError
-from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.recipes import Recipe
+from dualpath_cli.run_folder import WENT_WRONG
 from dualpath_cli.settings import Settings
 from dualpath_cli.sweep.request import MOST_SEEDS, RATES_EACH, Request
 from dualpath_cli.sweep.runs import LENGTH, RATE, Configuration, Run, runs_of
 
 SEED = MOST_SEEDS
 """Of all trials."""
-FAILED = "failed.txt"
-"""In OUT/tune."""
-WENT_WRONG = 1
-"""What `fit` ends with where the numbers or the machine failed, not the user."""
 MOST_RATES = 7
 """Trials of a family at most, with those that the grid grows by."""
 
@@ -129,16 +125,9 @@ def trials(
     return runs_of(tried, shared, [SEED], request.out / "tune")
 
 
-def failed_names(out: Path) -> set[str]:
-    """The trials whose numbers went wrong, as OUT/tune/failed.txt has them, a line each."""
-    path = out / "tune" / FAILED
-    return set(path.read_text(encoding="utf-8").split()) if path.is_file() else set()
-
-
-def keep_failed(out: Path, runs: Sequence[Run]) -> None:
-    """Adds to those trials."""
-    if names := failed_names(out) | {run.name for run in runs}:
-        write_text(out / "tune" / FAILED, "".join(f"{name}\n" for name in sorted(names)))
+def went_wrong(run: Run) -> bool:
+    """Whether the numbers of a trial went wrong, and not the machine, as `fit` wrote down."""
+    return (run.folder / WENT_WRONG).is_file()
 
 
 def judge(runs: Sequence[Run]) -> list[Trial]:
@@ -156,8 +145,9 @@ def judge(runs: Sequence[Run]) -> list[Trial]:
     for (budget, name), run in best.items():
         if scores[run] == math.inf:
             raise RunFailed(
-                f"all trials of {name} at a budget of {budget:,} went wrong; {run.log} says how; "
-                "give lower rates (--tune)"
+                f"the numbers of all trials of {name} at a budget of {budget:,} went wrong, as "
+                f"{_evidence(run)} says; give lower rates (--tune), or remove such a file to try "
+                "its trial again"
             )
     return [
         Trial(
@@ -166,6 +156,10 @@ def judge(runs: Sequence[Run]) -> list[Trial]:
         )
         for run, score in scores.items()
     ]  # fmt: skip
+
+
+def _evidence(run: Run) -> Path:
+    return run.folder / (WENT_WRONG if went_wrong(run) else "validation.csv")
 
 
 def _score(run: Run) -> float:

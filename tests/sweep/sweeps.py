@@ -35,6 +35,9 @@ signal.signal(signal.SIGTERM, stop)
 if run["recipe"] in os.environ.get("FAKE_FAILING", "").split():
     print("dualpath fit: failed: broken on purpose", file=sys.stderr)
     sys.exit(1)
+if run["recipe"] in os.environ.get("FAKE_DIVERGING", "").split():
+    (folder / "went_wrong.txt").write_text("steps 1 to 10 were skipped")
+    sys.exit(1)
 with (folder / "starts").open("a") as file:
     file.write(f"{start} {os.environ.get('OMP_NUM_THREADS')} "
                f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {time.time()}\\n")

@@ -146,20 +146,41 @@ def test_a_rate_at_which_numbers_go_wrong_is_no_rate(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("FAKE_FAILING", "wide-lr_0.008 loop_k2-lr_0.008 a50_k2-lr_0.008")
+    monkeypatch.setenv("FAKE_DIVERGING", "wide-lr_0.008 loop_k2-lr_0.008 a50_k2-lr_0.008")
     assert cli.main([*words, "--yes", "--tune", "2e-3,4e-3"]) == 0
     rows = read_csv(tmp_path / "sweep" / "tune" / "chosen.csv")
     assert {float(row["lr"]) for row in rows} == {2e-3, 4e-3, 8e-3}
     assert {row["bits_per_byte"] for row in rows if row["lr"] == "0.008"} == {"inf"}
     assert {float(row["lr"]) for row in rows if row["chosen"] == "True"} == {4e-3}
     assert cli.main([*words, "--yes", "--tune", "2e-3,4e-3"]) == 0, "and is not tried again"
-    monkeypatch.setenv("FAKE_FAILING", "wide-lr_0.002")
     capsys.readouterr()
     assert cli.main([*words, "--yes", "--tune", "2e-3", "--out", str(tmp_path / "one")]) == 0
-    monkeypatch.setenv("FAKE_FAILING", "wide-lr_0.001 wide-lr_0.002")
+    monkeypatch.setenv("FAKE_DIVERGING", "wide-lr_0.001 wide-lr_0.002")
     other = [*words, "--yes", "--tune", "1e-3,2e-3", "--out", str(tmp_path / "other")]
     assert cli.main(other) == 1
-    assert "all trials of wide at a budget of 100,000 went wrong" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the numbers of all trials of wide at a budget of 100,000 went wrong, as " in said
+    assert "runs/wide-lr_0.001/seed_100/went_wrong.txt says" in said
+
+
+def test_a_trial_that_the_machine_lost_is_tried_again_and_nothing_chosen_without_it(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    words = [*words, "--yes", "--tune", "2e-3,4e-3,8e-3", "--controls", "wide", "--seeds", "1"]
+    out = tmp_path / "sweep"
+    monkeypatch.setenv("FAKE_FAILING", "wide-lr_0.004")
+    assert cli.main(words) == 1
+    said = capsys.readouterr().err
+    assert "1 of 6 runs failed, the first one wide-lr_0.004-seed_100: " in said
+    assert f"({out}/tune/logs/wide-lr_0.004-seed_100.log); the same command tries" in said
+    assert not (out / "tune" / "chosen.csv").exists()
+    assert not (out / "runs").exists()
+    monkeypatch.delenv("FAKE_FAILING")
+    assert cli.main(words) == 0
+    rows = read_csv(out / "tune" / "chosen.csv")
+    assert {row["lr"] for row in rows if row["chosen"] == "True"} == {"0.004"}
+    assert all(len(lines) == 1 for lines in starts(out).values()), "the others stay"
 
 
 def test_rates_that_are_known_are_taken(
@@ -343,12 +364,15 @@ def test_a_trial_that_goes_wrong_in_an_array_is_not_submitted_again(
     assert cli.main(words) == 0
     script = out / "tune.sbatch"
     assert "#SBATCH --array=0-5%1" in script.read_text()
-    for task, code in ((0, 1), (1, 2), (3, 1)):
-        done = run_task(script, task, tmp_path / "tools", srun=f"exit {code}")
-        assert done.returncode == (0 if code == 1 else code), done.stderr
+    done = run_task(script, 0, tmp_path / "tools", srun="exit 1")
+    assert done.returncode == 1, done.stderr
+    wrong = out / "tune" / "runs" / "loop_k2-lr_0.001" / "seed_100" / "went_wrong.txt"
+    wrong.parent.mkdir(parents=True)
+    wrong.write_text("steps 1 to 10 were skipped")
     assert cli.main(words) == 0
-    assert "4 runs: sbatch" in capsys.readouterr().out
-    assert "#SBATCH --array=0-3%1" in script.read_text()
+    assert "5 runs: sbatch" in capsys.readouterr().out
+    assert "#SBATCH --array=0-4%1" in script.read_text(), "the machine's failure is"
+    assert "loop_k2-lr_0.001" not in script.read_text()
 
 
 def test_a_trial_whose_time_is_up_is_queued_again_and_has_not_failed(
@@ -359,7 +383,6 @@ def test_a_trial_whose_time_is_up_is_queued_again_and_has_not_failed(
     done = run_task(tmp_path / "sweep/tune.sbatch", 2, tmp_path / "tools", srun=warned)
     assert done.stdout == "requeued requeue 7_2\n"
     assert done.returncode == 1
-    assert not (tmp_path / "sweep/tune/failed.txt").exists()
 
 
 def test_slurm_tunes_first(
