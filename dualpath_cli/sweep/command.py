@@ -39,7 +39,7 @@ from dualpath_cli.sweep.runs import (
 )
 from dualpath_cli.sweep.slurm import write_array
 from dualpath_cli.sweep.speed import speeds
-from dualpath_cli.sweep.tuning import Rates, family_of
+from dualpath_cli.sweep.tuning import Rates, Trial, family_of
 from dualpath_cli.sweep.worker import check_sharing, side_by_side
 
 
@@ -61,7 +61,9 @@ def _run(wanted: Request, console: Console) -> str:
     cells, notes = solve(wanted.wanted, shared.model)
     found = configurations(cells, wanted.varied, branches=_branches(wanted, shared))
     rates = tuning.first_rates(wanted, shared, len(tuning.representatives(found)))
-    trials, chosen = _settled(wanted, shared, found, rates, console)
+    # A single rate is that of all; else what is begun keeps the one that was chosen for it.
+    kept, left = tuning.kept(wanted.out, found) if len(rates) > 1 else ([], found)
+    trials, chosen = _settled(wanted, shared, left, rates, kept, console)
     runs = _runs(wanted, shared, found, chosen or {})
     if not wanted.slurm:
         check_sharing(runs[0], wanted.jobs)
@@ -69,7 +71,7 @@ def _run(wanted: Request, console: Console) -> str:
     _write_down(wanted, cells, notes)
     # What is tuned has its recipes once its rates are known.
     write_recipes(runs if chosen is not None else trials)
-    for note in notes:
+    for note in [*notes, *tuning.notes(kept, found)]:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     _show_plan(wanted, runs, trials if chosen is None else [], console)
     if wanted.slurm:
@@ -79,7 +81,7 @@ def _run(wanted: Request, console: Console) -> str:
         failed = run_all(trials, wanted.jobs, "learning rates", console)
         # The machine's failures say nothing of a rate: they are tried again, not judged.
         check_none([each for each in failed if not tuning.went_wrong(each.run)], len(trials))
-        trials, chosen = _settled(wanted, shared, found, rates, console)
+        trials, chosen = _settled(wanted, shared, left, rates, kept, console)
         write_recipes(trials)
     runs = _runs(wanted, shared, found, chosen)
     write_recipes(runs)
@@ -127,27 +129,30 @@ def _shared(wanted: Request) -> Settings:
 def _settled(
     wanted: Request,
     shared: Settings,
-    found: Sequence[Configuration],
+    left: Sequence[Configuration],
     rates: Sequence[float],
+    kept: Sequence[Trial],
     console: Console,
 ) -> tuple[list[Run], Rates | None]:
     """The trials of learning rates, and what they chose: None as long as some are missing."""
     if len(rates) == 1:
-        return [], tuning.known(wanted, shared, found)
+        return [], tuning.known(wanted, shared, left)
+    # As many trials for each family: the others are tried at all rates that these were.
+    rates = sorted({*rates, *(row.lr for row in kept)})
     while True:
-        trials = tuning.trials(wanted, shared, found, rates)
+        trials = tuning.trials(wanted, shared, left, rates)
         if not all(tuning.went_wrong(trial) or trial.is_finished for trial in trials):
             return [trial for trial in trials if not tuning.went_wrong(trial)], None
         rows = tuning.judge(trials)
-        write_text(wanted.out / "tune" / "chosen.csv", format_csv(tuning.records(rows)))
+        tuning.record(wanted.out, rows)
         longer = tuning.grown(rates, rows)
         if longer == rates:
-            for row in tuning.at_the_end(rows):
+            for row in tuning.at_the_end([*kept, *rows]):
                 console.print(
                     f"note: the best learning rate of {row.family}, {row.lr:g}, is at the end of "
                     "those that were tried; --tune gives others", highlight=False, soft_wrap=True,
                 )  # fmt: skip
-            return trials, tuning.chosen_rates(rows)
+            return trials, tuning.chosen_rates([*kept, *rows])
         rates = longer
 
 

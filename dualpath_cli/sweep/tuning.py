@@ -12,17 +12,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from dualpath_cli import recipes
+from dualpath_cli import recipes, run_folder
 from dualpath_cli.errors import RunFailed, UserError
-from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli.output.atomic import write_text
+from dualpath_cli.output.csv_text import format_csv, read_csv
 from dualpath_cli.recipes import Recipe
-from dualpath_cli.run_folder import WENT_WRONG
+from dualpath_cli.run_folder import RECIPE, WENT_WRONG
 from dualpath_cli.settings import Settings
 from dualpath_cli.sweep.request import MOST_SEEDS, RATES_EACH, Request
 from dualpath_cli.sweep.runs import LENGTH, RATE, Configuration, Run, runs_of
 
 SEED = MOST_SEEDS
 """Of all trials."""
+CHOSEN = "chosen.csv"
+"""In OUT/tune."""
 MOST_RATES = 7
 """Trials of a family at most, with those that the grid grows by."""
 
@@ -43,6 +46,11 @@ class Trial:
     lr: float
     bits_per_byte: float
     chosen: bool
+
+    @property
+    def group(self) -> Family:
+        """Whose rate it tries."""
+        return self.budget, self.family
 
 
 def family_of(configuration: Configuration) -> Family:
@@ -107,6 +115,65 @@ def known(request: Request, settings: Settings, found: Sequence[Configuration]) 
     return {family_of(c): rates.get(c.cell.family, rate) for c in found}
 
 
+def recorded(out: Path) -> list[Trial]:
+    """The trials of OUT/tune/chosen.csv, none where it is missing."""
+    return [
+        Trial(
+            int(row["budget"]), row["family"], row["configuration"], int(row["tokens"]),
+            float(row["lr"]), float(row["bits_per_byte"]), row["chosen"] == "True",
+        )
+        for row in read_csv(out / "tune" / CHOSEN)
+    ]  # fmt: skip
+
+
+def record(out: Path, rows: Sequence[Trial]) -> None:
+    """Writes them there instead of what it had of their families."""
+    groups = {row.group for row in rows}
+    others = [row for row in recorded(out) if row.group not in groups]
+    if rows:
+        text = format_csv([asdict(row) for row in (*others, *rows)])
+        write_text(out / "tune" / CHOSEN, text)
+
+
+def kept(out: Path, found: Sequence[Configuration]) -> tuple[list[Trial], Sequence[Configuration]]:
+    """The trials of families whose runs are begun, which keep their rate, and what is to be tuned.
+
+    Raises:
+        UserError: for a run that was begun at a rate that no trial chose.
+    """
+    rows, begun = recorded(out), set()
+    rates = chosen_rates(rows)
+    for configuration in found:
+        for path in sorted((out / "runs" / configuration.name).glob(f"seed_*/{RECIPE}")):
+            rate = float(run_folder.read_recipe(path.parent)["optim"]["lr"])
+            family = family_of(configuration)
+            if rates.get(family) != rate:
+                raise UserError(
+                    f"{path.parent} was begun with optim.lr={rate:g}, which no trial chose; give "
+                    f"this sweep another --out, or all rates (--tune {family[1]}={rate:g},...)"
+                )
+            begun.add(family)
+    return (
+        [row for row in rows if row.group in begun],
+        [configuration for configuration in found if family_of(configuration) not in begun],
+    )
+
+
+def notes(rows: Sequence[Trial], found: Sequence[Configuration]) -> list[str]:
+    """A line for each family that keeps its rate, where another trial would decide it today."""
+    tried = representatives(found)
+    families = {row.group for row in rows}
+    return [
+        f"{row.family} at a budget of {row.budget:,} keeps the learning rate {row.lr:g}, chosen by "
+        f"the trial {row.configuration}: its runs are begun"
+        for row in rows
+        if row.chosen
+        and (
+            len(families) < len(tried) or _trial_name(tried[row.group], row.lr) != row.configuration
+        )
+    ]
+
+
 def trials(
     request: Request, settings: Settings, found: Sequence[Configuration], rates: Sequence[float]
 ) -> list[Run]:
@@ -116,13 +183,17 @@ def trials(
     tried, shared = [], {}
     for configuration in representatives(found).values():
         for rate in rates:
-            name = f"{configuration.name}-lr_{rate:g}"
+            name = _trial_name(configuration, rate)
             # Tokens are the trial's own, also where --set varies them.
             varied = {k: v for k, v in configuration.settings.items() if k != LENGTH}
             tried.append(Configuration(name, configuration.cell, varied))
             short = {"run": {"max_tokens": max(run.batch_tokens, tokens), "branch_from": None}}
             shared[name] = recipes.merge(with_rate(request.recipe, settings, rate), short)
     return runs_of(tried, shared, [SEED], request.out / "tune")
+
+
+def _trial_name(configuration: Configuration, rate: float) -> str:
+    return f"{configuration.name}-lr_{rate:g}"
 
 
 def went_wrong(run: Run) -> bool:
@@ -190,9 +261,4 @@ def at_the_end(rows: Sequence[Trial]) -> list[Trial]:
 
 def chosen_rates(rows: Sequence[Trial]) -> Rates:
     """The rate of each family."""
-    return {(row.budget, row.family): row.lr for row in rows if row.chosen}
-
-
-def records(rows: Sequence[Trial]) -> list[dict[str, object]]:
-    """Rows as chosen.csv has them."""
-    return [asdict(row) for row in rows]
+    return {row.group: row.lr for row in rows if row.chosen}

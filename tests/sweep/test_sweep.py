@@ -205,6 +205,38 @@ def test_a_family_may_be_added_to_a_sweep_that_was_tuned(words: list[str], tmp_p
     assert len(starts(tmp_path / "sweep" / "runs")) == 3
 
 
+def test_a_family_whose_runs_are_begun_keeps_its_rate(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*words, "--yes", "--tune", "2e-3,3e-3", "--seeds", "1", "--controls", "none"]
+    out = tmp_path / "sweep"
+    assert cli.main([*words, "--alphas", "30"]) == 0
+    tried = len(starts(out / "tune"))
+    assert cli.main([*words, "--alphas", "30,50"]) == 0, "a50_k2 is nearer to the middle"
+    said = capsys.readouterr().out
+    assert "keeps the learning rate 0.0045, chosen by the trial a30_k2-lr_0.0045: its" in said
+    assert len(starts(out / "tune")) == tried
+    assert "lr: 0.0045" in (out / "recipes" / "a50_k2-seed_0.yaml").read_text()
+    assert cli.main([*words, "--alphas", "30,50", "--controls", "wide"]) == 0
+    rows = read_csv(out / "tune" / "chosen.csv")
+    rates = {family: [row["lr"] for row in rows if row["family"] == family]
+             for family in ("dual", "wide")}  # fmt: skip
+    assert rates["wide"] == rates["dual"], "as many trials for each"
+    assert {row["configuration"].split("-")[0] for row in rows} == {"a30_k2", "wide"}
+
+
+def test_runs_begun_at_a_rate_that_no_trial_chose_are_refused_before_any_trial(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*words, "--yes", "--seeds", "1"]
+    assert cli.main([*words, "--tune", "off", "--controls", "none"]) == 0
+    assert cli.main([*words, "--tune", "2e-3,4e-3"]) == 2
+    said = capsys.readouterr().err
+    assert "a50_k2/seed_0 was begun with optim.lr=0.004, which no trial chose; give this" in said
+    assert "or all rates (--tune dual=0.004,...)" in said
+    assert starts(tmp_path / "sweep" / "tune") == {}
+
+
 def test_recipes_of_runs_are_written_once_their_rates_are_known(
     words: list[str], tmp_path: Path
 ) -> None:
