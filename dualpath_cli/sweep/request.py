@@ -1,5 +1,6 @@
 """What the words of `dualpath sweep` mean, checked. Torch-free."""
 
+import json
 import math
 import typing
 from argparse import Namespace
@@ -194,6 +195,13 @@ def _varied(words: Sequence[str]) -> Varied:
             raise UserError(f"--set: no key '{key}' in a recipe{hint}")
         if key in without_numbers():
             raise UserError(f"--set {key}: it decides no numbers of a run; set it in the recipe")
+        if key == "optim.lr":
+            values = [_positive(f"--set {key}", _as_text(value)) for value in values]
         together = [*varied.get(key, []), *values]
         varied[key] = list({repr(value): value for value in together}.values())
     return varied
+
+
+def _as_text(value: Any) -> str:
+    """A value of a recipe as it is written there."""
+    return value if isinstance(value, str) else json.dumps(value)

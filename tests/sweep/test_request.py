@@ -66,6 +66,11 @@ def test_rates_are_sorted_default_or_off(tmp_path: Path) -> None:
         (["--config", "nowhere"], "no recipe 'nowhere'"),
         (["--set", "run.log_every=1,5"], "--set run.log_every: it decides no numbers"),
         (["--set", "optim.lr=1e-3", "--tune", "1e-3,2e-3"], "--tune chooses optim.lr, which --set"),
+        (["--set", "optim.lr=abc"], "--set optim.lr must be a number above 0, not 'abc'"),
+        (["--set", "optim.lr=1e-3,null"], "--set optim.lr must be a number above 0, not 'null'"),
+        (["--set", "optim.lr=[1e-3]"], "--set optim.lr must be a number above 0, not '[0.001]'"),
+        (["--set", "optim.lr=0"], "--set optim.lr must be a number above 0, not '0'"),
+        (["--set", "optim.lr=true"], "--set optim.lr must be a number above 0, not 'true'"),
         (["--tflops", "0"], "--tflops must be a number above 0, not '0'"),
     ],
 )
