@@ -6,6 +6,7 @@ import typing
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,7 +159,23 @@ def _positive(option: str, text: str) -> float:
 def _rates(text: str | None) -> list[float] | None:
     if text is None or text == "off":
         return None if text is None else []
-    return sorted(_list("--tune", text, lambda word: _positive("--tune", word)))
+    rates = sorted(_list("--tune", text, _rate))
+    for low, high in pairwise(rates):
+        if f"{low:g}" == f"{high:g}":  # trials are named so
+            raise UserError(
+                f"--tune gives {low!r} and {high!r}, which agree in six digits; leave one out"
+            )
+    return rates
+
+
+def _rate(text: str) -> float:
+    try:
+        return _positive("--tune", text)
+    except UserError:
+        raise UserError(
+            "--tune needs rates above 0 such as 1e-3,2e-3, or off, or a rate for each family such "
+            f"as wide=4e-3,dual=2e-3, not '{text:.60}'"
+        ) from None
 
 
 def _known_rates(text: str) -> dict[str, float]:
