@@ -75,7 +75,26 @@ def representatives(found: Sequence[Configuration]) -> dict[Family, Configuratio
 
 
 def first_rates(request: Request, settings: Settings, families: int) -> list[float]:
-    """The grid to begin with; a single rate means that nothing is tried."""
+    """The grid to begin with; a single rate means that nothing is tried.
+
+    Raises:
+        UserError: for --tune-tokens where nothing is tried, or of less than a step.
+    """
+    rates, tokens = _rates(request, settings, families), request.tune_tokens
+    if tokens is not None and len(rates) == 1:
+        raise UserError(
+            "--tune-tokens is the length of trials of learning rates, but this sweep has none; "
+            "leave it out, or give several rates (--tune)"
+        )
+    if tokens is not None and tokens < settings.run.batch_tokens:
+        raise UserError(
+            f"--tune-tokens {tokens:,} is less than a step has, which is "
+            f"run.batch_tokens={settings.run.batch_tokens:,}; give at least that"
+        )
+    return rates
+
+
+def _rates(request: Request, settings: Settings, families: int) -> list[float]:
     if request.tune is None:
         own = settings.optim.lr
         alone = families < 2 or RATE in request.varied
@@ -179,7 +198,7 @@ def trials(
 ) -> list[Run]:
     """The trials of all families at all rates; `settings` are those of all runs."""
     run = settings.run
-    tokens = request.tune_tokens or run.max_tokens // 2
+    tokens = max(int(run.batch_tokens), request.tune_tokens or run.max_tokens // 2)
     tried, shared = [], {}
     for configuration in representatives(found).values():
         for rate in rates:
@@ -187,7 +206,7 @@ def trials(
             # Tokens are the trial's own, also where --set varies them.
             varied = {k: v for k, v in configuration.settings.items() if k != LENGTH}
             tried.append(Configuration(name, configuration.cell, varied))
-            short = {"run": {"max_tokens": max(run.batch_tokens, tokens), "branch_from": None}}
+            short = {"run": {"max_tokens": tokens, "branch_from": None}}
             shared[name] = recipes.merge(with_rate(request.recipe, settings, rate), short)
     return runs_of(tried, shared, [SEED], request.out / "tune")
 

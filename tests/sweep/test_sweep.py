@@ -196,6 +196,22 @@ def test_rates_that_are_known_are_taken(
     assert not (tmp_path / "sweep" / "tune").exists()
 
 
+def test_the_tokens_of_trials_are_at_least_a_step(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tune = ["--tune", "2e-3,4e-3", "--tune-tokens"]
+    assert cli.main([*words, "--yes", *tune, "63"]) == 2
+    assert "--tune-tokens 63 is less than a step has, which is" in capsys.readouterr().err
+    for rates in ("off", "4e-3", "wide=1,loop=1,dual=1"):
+        assert cli.main([*words, "--yes", "--tune", rates, "--tune-tokens", "640"]) == 2
+        assert "but this sweep has none; leave it out" in capsys.readouterr().err
+    assert cli.main([*words, *tune, "64"]) == 2, "there is nobody to ask"
+    assert "of 64 tokens each" in capsys.readouterr().out
+    write_recipe(tmp_path, run={"max_tokens": 64})
+    assert cli.main([*words, *tune[:2], "--out", str(tmp_path / "short")]) == 2
+    assert "of 64 tokens each" in capsys.readouterr().out, "half of a run would be half a step"
+
+
 def test_a_family_may_be_added_to_a_sweep_that_was_tuned(words: list[str], tmp_path: Path) -> None:
     words = [*words, "--yes", "--tune", "2e-3,4e-3", "--seeds", "1"]
     assert cli.main([*words, "--controls", "wide"]) == 0
