@@ -220,16 +220,23 @@ def _show_plan(
                 "more than the recipe's, which widths are solved for; a sweep of its own would "
                 "leave it room", highlight=False, soft_wrap=True,
             )  # fmt: skip
+    trials = [trial for trial in trials if not trial.is_finished]
     if trials:
         tried = sorted({trial.settings.optim.lr for trial in trials})
+        rates = f"{tried[0]:g} to {tried[-1]:g}" if len(tried) > 1 else f"{tried[0]:g}"
         hours = sum(row.hours or 0 for row in plan.costs(trials, speed)) / jobs
         text = (
-            f"before them at least {len(trials)} trials of {len(tried)} learning rates, "
-            f"{tried[0]:g} to {tried[-1]:g}, of {trials[0].settings.run.max_tokens:,} tokens each"
+            f"before them at least {_counted(len(trials), 'trial')} of "
+            f"{_counted(len(tried), 'learning rate')}, {rates}, of "
+            f"{trials[0].settings.run.max_tokens:,} tokens each"
         )
         text += f": {plan.duration(3600 * hours)}" if speed else ""
         text += "; the first value of each --set is tuned for all" if wanted.varied else ""
         console.print(text, highlight=False, soft_wrap=True)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
 
 
 def _ask(wanted: Request, console: Console) -> None:

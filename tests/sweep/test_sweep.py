@@ -171,13 +171,15 @@ def test_a_trial_that_the_machine_lost_is_tried_again_and_nothing_chosen_without
     out = tmp_path / "sweep"
     monkeypatch.setenv("FAKE_FAILING", "wide-lr_0.004")
     assert cli.main(words) == 1
-    said = capsys.readouterr().err
+    first, said = capsys.readouterr()
+    assert "before them at least 6 trials of 3 learning rates, 0.002 to 0.008, of 320" in first
     assert "1 of 6 runs failed, the first one wide-lr_0.004-seed_100: " in said
     assert f"({out}/tune/logs/wide-lr_0.004-seed_100.log); the same command tries" in said
     assert not (out / "tune" / "chosen.csv").exists()
     assert not (out / "runs").exists()
     monkeypatch.delenv("FAKE_FAILING")
     assert cli.main(words) == 0
+    assert "at least 1 trial of 1 learning rate, 0.004, of 320" in capsys.readouterr().out
     rows = read_csv(out / "tune" / "chosen.csv")
     assert {row["lr"] for row in rows if row["chosen"] == "True"} == {"0.004"}
     assert all(len(lines) == 1 for lines in starts(out).values()), "the others stay"
