@@ -25,16 +25,22 @@ from dualpath_cli.sweep.worker import command_of, environment
 
 STEPS = 8
 """Of which the second half is timed: the first ones compile."""
+_NO_SPEED = {
+    "optim": {"lr", "lr_start", "lr_end", "weight_decay", "decay_sum"},
+    "run": {"recipe", "name", "budget", "keep"},
+}
 
 
 def speeds(runs: Sequence[Run], out: Path, jobs: int, console: Console) -> dict[str, float]:
     """FLOP/s of training by family, on this machine, of one run alone.
 
-    Kept in OUT/speed.csv; the same steps on as many threads are not timed again on this machine.
+    Kept in OUT/speed.csv; the same steps on as many threads are not timed again on this machine,
+    and a family whose runs are finished is not timed at all.
 
     Raises:
         UserError: where a run of a family cannot start.
     """
+    left = {run.configuration.cell.family for run in runs if not run.is_finished}
     path, host = out / "speed.csv", os.uname().nodename
     rows: list[Mapping[str, object]] = [*read_csv(path)]
     known: dict[str, float] = {}
@@ -42,11 +48,11 @@ def speeds(runs: Sequence[Run], out: Path, jobs: int, console: Console) -> dict[
         family = run.configuration.cell.family
         if family in known:
             continue
-        timed = f"{seed_from(yaml.safe_dump(_short(run, '')), jobs):016x}"
+        timed = f"{seed_from(yaml.safe_dump(_decisive(run)), jobs):016x}"
         for row in rows:
             if (row["host"], row["timed"]) == (host, timed):
                 known[family] = float(str(row["flops_per_second"]))
-        if family in known:
+        if family in known or family not in left:
             continue
         console.print(f"measuring how fast this machine trains: {family}", highlight=False)
         tokens = _tokens_per_second(run, jobs)
@@ -71,6 +77,15 @@ def _tokens_per_second(run: Run, jobs: int) -> float:
         written = Path(folder) / recipe["run"]["recipe"] / recipe["run"]["name"] / "metrics.csv"
         rows = read_csv(written)
     return statistics.median(float(row["tokens_per_second"]) for row in rows[STEPS // 2 :])
+
+
+def _decisive(run: Run) -> Recipe:
+    """What decides how fast a run's steps are: neither its rates, nor its seed or name."""
+    recipe = _short(run, "")
+    recipe.pop("seed_everything")
+    for section, keys in _NO_SPEED.items():
+        recipe[section] = {k: v for k, v in recipe[section].items() if k not in keys}
+    return recipe
 
 
 def _short(run: Run, folder: str) -> Recipe:
