@@ -59,6 +59,19 @@ with (folder / "ends").open("a") as file:
 """
 
 
+SWEEP = """
+import sys
+from dualpath_cli import cli
+from dualpath_cli.command import launch
+from dualpath_cli.sweep import worker
+fake = sys.argv[1:3]
+worker.command_of = lambda recipe: [*fake, str(recipe)]
+launch.read = lambda *_: None
+sys.exit(cli.main(sys.argv[3:]))
+"""
+"""Runs a sweep as a process of its own: the two words of the stand-in, then the sweep's."""
+
+
 def write_fake_fit(folder: Path) -> list[str]:
     """The words of a program that writes a run folder as `fit` does, and trains nothing."""
     path = folder / "fake_fit.py"

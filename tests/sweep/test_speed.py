@@ -1,5 +1,10 @@
-"""How fast a sweep's runs are: measured once, by a stand-in for `fit`."""
+"""How fast a sweep's runs are: measured once, stopped as runs are, by a stand-in for `fit`."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -7,8 +12,8 @@ import pytest
 from dualpath_cli import cli
 from dualpath_cli.command import launch
 from dualpath_cli.output.csv_text import read_csv
-from dualpath_cli.sweep import speed, worker
-from tests.sweep.sweeps import write_fake_fit, write_recipe
+from dualpath_cli.sweep import worker
+from tests.sweep.sweeps import SWEEP, write_fake_fit, write_recipe
 
 
 @pytest.fixture
@@ -25,8 +30,7 @@ def test_speed_is_measured_once_while_nothing_that_decides_it_changes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     fake, out = write_fake_fit(tmp_path), tmp_path / "sweep"
-    for module in (speed, worker):
-        monkeypatch.setattr(module, "command_of", lambda recipe: [*fake, str(recipe)])
+    monkeypatch.setattr(worker, "command_of", lambda recipe: [*fake, str(recipe)])
     monkeypatch.setattr(launch, "read", lambda *_: None)  # there are no data
     assert cli.main(words) == 0
     assert "measuring how fast this machine trains: dual" in capsys.readouterr().out
@@ -39,3 +43,31 @@ def test_speed_is_measured_once_while_nothing_that_decides_it_changes(
     (out / "speed.csv").unlink()
     assert cli.main([*words, "--seeds", "3"]) == 0
     assert "measuring" not in capsys.readouterr().out, "all runs are finished"
+
+
+def running(of: Path) -> bool:
+    return str(of) in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_measuring_and_leaves_nothing_behind(
+    number: int, code: int, words: list[str], tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SWEEP, *write_fake_fit(tmp_path), *words], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "FAKE_SECONDS": "60", "TMPDIR": str(scratch)},
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(scratch.glob("*/*/*/metrics.csv")) and not list(scratch.glob("**/starts")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(number)
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert said.endswith("dualpath sweep: stopped; the same command continues\n")
+    assert not running(tmp_path), "no process of it"
+    assert list(scratch.iterdir()) == []

@@ -15,7 +15,7 @@ from dualpath_cli.command import launch
 from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.sweep import worker
 from dualpath_cli.sweep.tuning import SEED, Trial, grown
-from tests.sweep.sweeps import write_fake_fit, write_recipe
+from tests.sweep.sweeps import SWEEP, write_fake_fit, write_recipe
 
 WORDS = ["--budget", "100K", "--alphas", "50", "--loops", "2", "--seeds", "2", "--tflops", "0.01"]
 
@@ -305,18 +305,6 @@ def test_nothing_runs_without_a_yes(
     assert starts(out) == {}
     assert len(read_csv(out / "plan.csv")) == 3
     assert len(list((out / "tune" / "recipes").iterdir())) == 9
-
-
-SWEEP = """
-import sys
-from dualpath_cli import cli
-from dualpath_cli.command import launch
-from dualpath_cli.sweep import worker
-fake = sys.argv[1:3]
-worker.command_of = lambda recipe: [*fake, str(recipe)]
-launch.read = lambda *_: None
-sys.exit(cli.main(sys.argv[3:]))
-"""
 
 
 def begin(words: list[str], tmp_path: Path, seconds: float) -> "subprocess.Popen[str]":
