@@ -24,6 +24,10 @@ class RunFailed(Exception):
     """
 
 
+class NumbersFailed(RunFailed):
+    """The numbers failed, not the machine: the same command would end in the same way."""
+
+
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Returns ``"; did you mean 'x'?"`` for the nearest candidate, or an empty string."""
     near = difflib.get_close_matches(word[:LONGEST], list(candidates), n=1)

@@ -8,6 +8,7 @@ runs/<recipe>/<name>/
     classes/         source of the classes of one's own that the model is made with, if any
     metrics.csv      a row per logged step; routing.csv and validation.csv beside it
     bad_steps.csv    a row per step that was left out, if any was; bad_steps/ holds their tokens
+    went_wrong.txt   where the numbers ended it: the words that fit said
     wandb_id         the id of its W&B run, if it has one
     fit.lock         while a fit runs (run_lock.py)
     checkpoints/     step-00001000, ...; `last` points to the newest complete one
@@ -39,6 +40,7 @@ TOKENIZER = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
 CLASSES = "classes"
 LAST = "last"
+WENT_WRONG = "went_wrong.txt"
 _STEP = re.compile(r"step-[0-9]{1,18}")
 
 _PUT_BACK = "put it back, or give this run a name (--run.name NAME)"

@@ -1,7 +1,7 @@
 """`dualpath fit`: trains to the token budget, from the newest checkpoint where there is one."""
 
 import signal
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -13,10 +13,10 @@ from dualpath_cli.command.branch import take_over
 from dualpath_cli.command.checks import epochs
 from dualpath_cli.command.own_classes import hashes, keep_sources
 from dualpath_cli.command.session import Session
-from dualpath_cli.errors import RunFailed, Stopped, UserError
+from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.flops import count
 from dualpath_cli.output.atomic import write_text
-from dualpath_cli.run_folder import TOKENIZER
+from dualpath_cli.run_folder import TOKENIZER, WENT_WRONG
 from dualpath_cli.run_lock import alone_in
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training.data import order
@@ -75,6 +75,7 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     if own := hashes(launch.settings.model):
         facts["classes"] = own
     if trainer.is_global_zero:
+        (folder / WENT_WRONG).unlink(missing_ok=True)
         if launch.trunk is not None:
             take_over(launch.trunk, folder)
         _write_down(session, facts, None if launch.trunk else step)
@@ -86,6 +87,11 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
         )
     except StopTraining as stop:
         raise _stopped(session, stop.signum) from None
+    except NumbersFailed as failure:
+        if trainer.is_global_zero:
+            with suppress(OSError):  # why the run ended matters more
+                write_text(folder / WENT_WRONG, f"{failure}\n")
+        raise
     except SystemExit:
         if not trainer.interrupted:
             raise

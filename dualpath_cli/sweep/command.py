@@ -33,7 +33,7 @@ from dualpath_cli.sweep.runs import (
 )
 from dualpath_cli.sweep.slurm import write_array
 from dualpath_cli.sweep.speed import speeds
-from dualpath_cli.sweep.tuning import Rates, family_of
+from dualpath_cli.sweep.tuning import Rates, Trial, family_of
 from dualpath_cli.sweep.worker import check_sharing, side_by_side
 
 
@@ -55,7 +55,9 @@ def _run(wanted: Request, console: Console) -> str:
     cells, notes = solve(wanted.wanted, shared.model)
     found = configurations(cells, wanted.varied, branches=_branches(wanted, shared))
     rates = tuning.first_rates(wanted, shared, len(tuning.representatives(found)))
-    trials, chosen = _settled(wanted, shared, found, rates, console)
+    # A single rate is that of all; else what is begun keeps the one that was chosen for it.
+    kept, left = tuning.kept(wanted.out, found) if len(rates) > 1 else ([], found)
+    trials, chosen = _settled(wanted, shared, left, rates, kept, console)
     runs = _runs(wanted, shared, found, chosen or {})
     check_different(runs)
     if not wanted.slurm:
@@ -66,7 +68,7 @@ def _run(wanted: Request, console: Console) -> str:
     _write_down(wanted, cells, notes)
     # What is tuned has its recipes once its rates are known.
     write_recipes(runs if chosen is not None else trials)
-    for note in notes:
+    for note in [*notes, *tuning.notes(kept, found)]:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     _show_plan(wanted, runs, trials if chosen is None else [], console)
     if wanted.slurm:
@@ -74,11 +76,9 @@ def _run(wanted: Request, console: Console) -> str:
     _ask(wanted, console)
     while chosen is None:
         failed = run_all(trials, wanted.jobs, "learning rates", console)
-        check_none(
-            [failure for failure in failed if failure.code != tuning.WENT_WRONG], len(trials)
-        )
-        tuning.keep_failed(wanted.out, [failure.run for failure in failed])
-        trials, chosen = _settled(wanted, shared, found, rates, console)
+        # The machine's failures say nothing of a rate: they are tried again, not judged.
+        check_none([each for each in failed if not tuning.went_wrong(each.run)], len(trials))
+        trials, chosen = _settled(wanted, shared, left, rates, kept, console)
         write_recipes(trials)
     runs = _runs(wanted, shared, found, chosen)
     check_begun(runs)
@@ -124,29 +124,31 @@ def _shared(wanted: Request) -> Settings:
 def _settled(
     wanted: Request,
     shared: Settings,
-    found: Sequence[Configuration],
+    left: Sequence[Configuration],
     rates: Sequence[float],
+    kept: Sequence[Trial],
     console: Console,
 ) -> tuple[list[Run], Rates | None]:
     """The trials of learning rates, and what they chose: None as long as some are missing."""
     if len(rates) == 1:
-        return [], tuning.known(wanted, shared, found)
-    failed = tuning.failed_names(wanted.out)
+        return [], tuning.known(wanted, shared, left)
+    # As many trials for each family: the others are tried at all rates that these were.
+    rates = sorted({*rates, *(row.lr for row in kept)})
     while True:
-        trials = tuning.trials(wanted, shared, found, rates)
+        trials = tuning.trials(wanted, shared, left, rates)
         check_begun(trials)
-        if not all(trial.name in failed or trial.is_finished for trial in trials):
-            return [trial for trial in trials if trial.name not in failed], None
+        if not all(tuning.went_wrong(trial) or trial.is_finished for trial in trials):
+            return [trial for trial in trials if not tuning.went_wrong(trial)], None
         rows = tuning.judge(trials)
-        write_text(wanted.out / "tune" / "chosen.csv", format_csv(tuning.records(rows)))
+        tuning.record(wanted.out, rows)
         longer = tuning.grown(rates, rows)
         if longer == rates:
-            for row in tuning.at_the_end(rows):
+            for row in tuning.at_the_end([*kept, *rows]):
                 console.print(
                     f"note: the best learning rate of {row.family}, {row.lr:g}, is at the end of "
                     "those that were tried; --tune gives others", highlight=False, soft_wrap=True,
                 )  # fmt: skip
-            return trials, tuning.chosen_rates(rows)
+            return trials, tuning.chosen_rates([*kept, *rows])
         rates = longer
 
 
@@ -198,16 +200,23 @@ def _show_plan(
                 "more than the recipe's, which widths are solved for; a sweep of its own would "
                 "leave it room", highlight=False, soft_wrap=True,
             )  # fmt: skip
+    trials = [trial for trial in trials if not trial.is_finished]
     if trials:
         tried = sorted({trial.settings.optim.lr for trial in trials})
+        rates = f"{tried[0]:g} to {tried[-1]:g}" if len(tried) > 1 else f"{tried[0]:g}"
         hours = sum(row.hours or 0 for row in plan.costs(trials, speed)) / jobs
         text = (
-            f"before them at least {len(trials)} trials of {len(tried)} learning rates, "
-            f"{tried[0]:g} to {tried[-1]:g}, of {trials[0].settings.run.max_tokens:,} tokens each"
+            f"before them at least {_counted(len(trials), 'trial')} of "
+            f"{_counted(len(tried), 'learning rate')}, {rates}, of "
+            f"{trials[0].settings.run.max_tokens:,} tokens each"
         )
         text += f": {plan.duration(3600 * hours)}" if speed else ""
         text += "; the first value of each --set is tuned for all" if wanted.varied else ""
         console.print(text, highlight=False, soft_wrap=True)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
 
 
 def _ask(wanted: Request, console: Console) -> None:

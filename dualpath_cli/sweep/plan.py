@@ -106,8 +106,10 @@ def plan_table(rows: Sequence[Cost], jobs: int) -> Table:
     """The plan as it is shown before anything runs; `jobs` at a time slow each other not down."""
     runs, left = sum(row.seeds for row in rows), sum(row.left for row in rows)
     caption = "M: million FLOPs per token and layer; of due: of the sum that is matched"
-    known = [row.hours * row.left for row in rows if row.hours is not None]
-    if len(known) == len(rows):
+    # Of what is finished no speed need be known.
+    due = [row for row in rows if row.left]
+    known = [row.hours * row.left for row in due if row.hours is not None]
+    if len(known) == len(due):
         caption += f"; in all {duration(3600 * sum(known) / jobs)}" if left else ""
         caption += f", {jobs} side by side" if left and jobs > 1 else ""
     several = len({row.budget for row in rows}) > 1

@@ -1,11 +1,13 @@
 """What the words of `dualpath sweep` mean, checked. Torch-free."""
 
+import json
 import math
 import os
 import typing
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -176,7 +178,23 @@ def _positive(option: str, text: str) -> float:
 def _rates(text: str | None) -> list[float] | None:
     if text is None or text == "off":
         return None if text is None else []
-    return sorted(_list("--tune", text, lambda word: _positive("--tune", word)))
+    rates = sorted(_list("--tune", text, _rate))
+    for low, high in pairwise(rates):
+        if f"{low:g}" == f"{high:g}":  # trials are named so
+            raise UserError(
+                f"--tune gives {low!r} and {high!r}, which agree in six digits; leave one out"
+            )
+    return rates
+
+
+def _rate(text: str) -> float:
+    try:
+        return _positive("--tune", text)
+    except UserError:
+        raise UserError(
+            "--tune needs rates above 0 such as 1e-3,2e-3, or off, or a rate for each family such "
+            f"as wide=4e-3,dual=2e-3, not '{text:.60}'"
+        ) from None
 
 
 def _known_rates(text: str) -> dict[str, float]:
@@ -217,6 +235,8 @@ def _varied(words: Sequence[str]) -> Varied:
             )
         if key in without_numbers():
             raise UserError(f"--set {key}: it decides no numbers of a run; set it in the recipe")
+        if key == "optim.lr":
+            values = [_positive(f"--set {key}", _as_text(value)) for value in values]
         if _is_list(section, name) and not all(isinstance(v, list | None) for v in values):
             plain = text.replace("[", "").replace("]", "")
             raise UserError(
@@ -232,3 +252,8 @@ def _is_list(section: str, name: str) -> bool:
     annotation = typing.get_type_hints(SECTIONS[section])[name]
     kinds = {typing.get_origin(kind) or kind for kind in (typing.get_args(annotation) or ())}
     return typing.get_origin(annotation) in (list, tuple) or kinds == {list, type(None)}
+
+
+def _as_text(value: Any) -> str:
+    """A value of a recipe as it is written there."""
+    return value if isinstance(value, str) else json.dumps(value)

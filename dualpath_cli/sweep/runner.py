@@ -43,7 +43,7 @@ def run_all(runs: Sequence[Run], jobs: int, title: str, console: Console) -> lis
     if len(waiting) < len(runs):
         done = len(runs) - len(waiting)
         console.print(f"{title}: {done} of {len(runs)} are finished already", highlight=False)
-    with Board(console, title, len(runs)) as board, _signals() as signals:
+    with Board(console, title, len(runs)) as board, asked_to_stop() as signals:
         return _work(runs, waiting, jobs, board, signals)
 
 
@@ -112,7 +112,7 @@ def _next(waiting: Sequence[Run], board: Board, held: set[Run]) -> Run | None:
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
+def asked_to_stop() -> Iterator[list[int]]:
     """Collects the signals that ask to stop, instead of what they would do."""
     seen: list[int] = []
 

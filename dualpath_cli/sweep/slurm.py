@@ -6,7 +6,6 @@ from pathlib import Path
 
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.sweep.runs import Run
-from dualpath_cli.sweep.tuning import FAILED, WENT_WRONG
 
 SCRIPT = """#!/bin/bash
 # {count} runs of {out}, a task each. Options of sbatch before this file's name beat those below:
@@ -50,32 +49,22 @@ done
 if [ "$warned" -eq 1 ] && [ "$code" -ne 0 ]; then
     scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
 fi
-{note}exit "$code"
+exit "$code"
 """
-
-
-NOTE = """if [ "$warned" -eq 0 ] && [ "$code" -eq {went_wrong} ]; then # no rate: not tried again
-    basename "${{recipes[$SLURM_ARRAY_TASK_ID]}}" .yaml >> {failed}
-    exit 0
-fi
-"""
-"""Of trials, what else would keep a sweep from choosing among those that went well."""
 
 
 def write_array(runs: Sequence[Run], jobs: int, out: Path, trials: bool) -> Path:
     """Writes the script for runs that are not finished, `jobs` of them at a time.
 
-    `trials`: of learning rates; those whose numbers go wrong are written down.
+    `trials`: they are those of learning rates.
     """
     script = out / ("tune.sbatch" if trials else "jobs.sbatch")
-    failed = shlex.quote(str(out / "tune" / FAILED))
     logs = out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     text = SCRIPT.format(
         count=len(runs), last=len(runs) - 1, jobs=jobs, out=out, script=script,
         name=shlex.quote(out.resolve().name or "sweep"), logs=logs,
         gpus="" if runs[0].settings.trainer.accelerator == "cpu" else "#SBATCH --gpus-per-task=1\n",
-        note=NOTE.format(went_wrong=WENT_WRONG, failed=failed) if trials else "",
         recipes="\n".join(f"    {shlex.quote(str(run.path))}" for run in runs),
     )  # fmt: skip
     write_text(script, text)

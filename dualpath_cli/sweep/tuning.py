@@ -2,8 +2,8 @@
 
 A trial trains one configuration of the family at one rate, with a seed that no run of the sweep
 has, usually on fewer tokens. The best rate has the fewest bits per byte, averaged over validation
-sets; a trial whose numbers went wrong (`fit` ends with 1) counts as infinitely bad. While the best
-rate of any family lies at an end of the grid, the grid grows there by one, for all families.
+sets; a trial whose numbers went wrong (`fit` leaves went_wrong.txt) counts as infinitely bad. While
+the best rate of any family lies at an end of the grid, the grid grows there by one, for all.
 """
 
 import math
@@ -12,21 +12,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from dualpath_cli import recipes
+from dualpath_cli import recipes, run_folder
 from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.output.atomic import write_text
-from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli.output.csv_text import format_csv, read_csv
 from dualpath_cli.recipes import Recipe
+from dualpath_cli.run_folder import RECIPE, WENT_WRONG
 from dualpath_cli.settings import Settings
 from dualpath_cli.sweep.request import MOST_SEEDS, RATES_EACH, Request
 from dualpath_cli.sweep.runs import LENGTH, RATE, Configuration, Run, runs_of
 
 SEED = MOST_SEEDS
 """Of all trials."""
-FAILED = "failed.txt"
+CHOSEN = "chosen.csv"
 """In OUT/tune."""
-WENT_WRONG = 1
-"""What `fit` ends with where the numbers or the machine failed, not the user."""
 MOST_RATES = 7
 """Trials of a family at most, with those that the grid grows by."""
 
@@ -47,6 +46,11 @@ class Trial:
     lr: float
     bits_per_byte: float
     chosen: bool
+
+    @property
+    def group(self) -> Family:
+        """Whose rate it tries."""
+        return self.budget, self.family
 
 
 def family_of(configuration: Configuration) -> Family:
@@ -71,7 +75,26 @@ def representatives(found: Sequence[Configuration]) -> dict[Family, Configuratio
 
 
 def first_rates(request: Request, settings: Settings, families: int) -> list[float]:
-    """The grid to begin with; a single rate means that nothing is tried."""
+    """The grid to begin with; a single rate means that nothing is tried.
+
+    Raises:
+        UserError: for --tune-tokens where nothing is tried, or of less than a step.
+    """
+    rates, tokens = _rates(request, settings, families), request.tune_tokens
+    if tokens is not None and len(rates) == 1:
+        raise UserError(
+            "--tune-tokens is the length of trials of learning rates, but this sweep has none; "
+            "leave it out, or give several rates (--tune)"
+        )
+    if tokens is not None and tokens < settings.run.batch_tokens:
+        raise UserError(
+            f"--tune-tokens {tokens:,} is less than a step has, which is "
+            f"run.batch_tokens={settings.run.batch_tokens:,}; give at least that"
+        )
+    return rates
+
+
+def _rates(request: Request, settings: Settings, families: int) -> list[float]:
     if request.tune is None:
         own = settings.optim.lr
         alone = families < 2 or RATE in request.varied
@@ -111,34 +134,90 @@ def known(request: Request, settings: Settings, found: Sequence[Configuration]) 
     return {family_of(c): rates.get(c.cell.family, rate) for c in found}
 
 
+def recorded(out: Path) -> list[Trial]:
+    """The trials of OUT/tune/chosen.csv, none where it is missing."""
+    return [
+        Trial(
+            int(row["budget"]), row["family"], row["configuration"], int(row["tokens"]),
+            float(row["lr"]), float(row["bits_per_byte"]), row["chosen"] == "True",
+        )
+        for row in read_csv(out / "tune" / CHOSEN)
+    ]  # fmt: skip
+
+
+def record(out: Path, rows: Sequence[Trial]) -> None:
+    """Writes them there instead of what it had of their families."""
+    groups = {row.group for row in rows}
+    others = [row for row in recorded(out) if row.group not in groups]
+    if rows:
+        text = format_csv([asdict(row) for row in (*others, *rows)])
+        write_text(out / "tune" / CHOSEN, text)
+
+
+def kept(out: Path, found: Sequence[Configuration]) -> tuple[list[Trial], Sequence[Configuration]]:
+    """The trials of families whose runs are begun, which keep their rate, and what is to be tuned.
+
+    Raises:
+        UserError: for a run that was begun at a rate that no trial chose.
+    """
+    rows, begun = recorded(out), set()
+    rates = chosen_rates(rows)
+    for configuration in found:
+        for path in sorted((out / "runs" / configuration.name).glob(f"seed_*/{RECIPE}")):
+            rate = float(run_folder.read_recipe(path.parent)["optim"]["lr"])
+            family = family_of(configuration)
+            if rates.get(family) != rate:
+                raise UserError(
+                    f"{path.parent} was begun with optim.lr={rate:g}, which no trial chose; give "
+                    f"this sweep another --out, or all rates (--tune {family[1]}={rate:g},...)"
+                )
+            begun.add(family)
+    return (
+        [row for row in rows if row.group in begun],
+        [configuration for configuration in found if family_of(configuration) not in begun],
+    )
+
+
+def notes(rows: Sequence[Trial], found: Sequence[Configuration]) -> list[str]:
+    """A line for each family that keeps its rate, where another trial would decide it today."""
+    tried = representatives(found)
+    families = {row.group for row in rows}
+    return [
+        f"{row.family} at a budget of {row.budget:,} keeps the learning rate {row.lr:g}, chosen by "
+        f"the trial {row.configuration}: its runs are begun"
+        for row in rows
+        if row.chosen
+        and (
+            len(families) < len(tried) or _trial_name(tried[row.group], row.lr) != row.configuration
+        )
+    ]
+
+
 def trials(
     request: Request, settings: Settings, found: Sequence[Configuration], rates: Sequence[float]
 ) -> list[Run]:
     """The trials of all families at all rates; `settings` are those of all runs."""
     run = settings.run
-    tokens = request.tune_tokens or run.max_tokens // 2
+    tokens = max(int(run.batch_tokens), request.tune_tokens or run.max_tokens // 2)
     tried, shared = [], {}
     for configuration in representatives(found).values():
         for rate in rates:
-            name = f"{configuration.name}-lr_{rate:g}"
+            name = _trial_name(configuration, rate)
             # Tokens are the trial's own, also where --set varies them.
             varied = {k: v for k, v in configuration.settings.items() if k != LENGTH}
             tried.append(Configuration(name, configuration.cell, varied))
-            short = {"run": {"max_tokens": max(run.batch_tokens, tokens), "branch_from": None}}
+            short = {"run": {"max_tokens": tokens, "branch_from": None}}
             shared[name] = recipes.merge(with_rate(request.recipe, settings, rate), short)
     return runs_of(tried, shared, [SEED], request.out / "tune")
 
 
-def failed_names(out: Path) -> set[str]:
-    """The trials whose numbers went wrong, as OUT/tune/failed.txt has them, a line each."""
-    path = out / "tune" / FAILED
-    return set(path.read_text(encoding="utf-8").split()) if path.is_file() else set()
+def _trial_name(configuration: Configuration, rate: float) -> str:
+    return f"{configuration.name}-lr_{rate:g}"
 
 
-def keep_failed(out: Path, runs: Sequence[Run]) -> None:
-    """Adds to those trials."""
-    if names := failed_names(out) | {run.name for run in runs}:
-        write_text(out / "tune" / FAILED, "".join(f"{name}\n" for name in sorted(names)))
+def went_wrong(run: Run) -> bool:
+    """Whether the numbers of a trial went wrong, and not the machine, as `fit` wrote down."""
+    return (run.folder / WENT_WRONG).is_file()
 
 
 def judge(runs: Sequence[Run]) -> list[Trial]:
@@ -156,8 +235,9 @@ def judge(runs: Sequence[Run]) -> list[Trial]:
     for (budget, name), run in best.items():
         if scores[run] == math.inf:
             raise RunFailed(
-                f"all trials of {name} at a budget of {budget:,} went wrong; {run.log} says how; "
-                "give lower rates (--tune)"
+                f"the numbers of all trials of {name} at a budget of {budget:,} went wrong, as "
+                f"{_evidence(run)} says; give lower rates (--tune), or remove such a file to try "
+                "its trial again"
             )
     return [
         Trial(
@@ -166,6 +246,10 @@ def judge(runs: Sequence[Run]) -> list[Trial]:
         )
         for run, score in scores.items()
     ]  # fmt: skip
+
+
+def _evidence(run: Run) -> Path:
+    return run.folder / (WENT_WRONG if went_wrong(run) else "validation.csv")
 
 
 def _score(run: Run) -> float:
@@ -196,9 +280,4 @@ def at_the_end(rows: Sequence[Trial]) -> list[Trial]:
 
 def chosen_rates(rows: Sequence[Trial]) -> Rates:
     """The rate of each family."""
-    return {(row.budget, row.family): row.lr for row in rows if row.chosen}
-
-
-def records(rows: Sequence[Trial]) -> list[dict[str, object]]:
-    """Rows as chosen.csv has them."""
-    return [asdict(row) for row in rows]
+    return {row.group: row.lr for row in rows if row.chosen}

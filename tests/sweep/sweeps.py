@@ -35,6 +35,9 @@ signal.signal(signal.SIGTERM, stop)
 if run["recipe"] in os.environ.get("FAKE_FAILING", "").split():
     print("dualpath fit: failed: broken on purpose", file=sys.stderr)
     sys.exit(1)
+if run["recipe"] in os.environ.get("FAKE_DIVERGING", "").split():
+    (folder / "went_wrong.txt").write_text("steps 1 to 10 were skipped")
+    sys.exit(1)
 if any(not p.stat().st_size for p in (folder / "checkpoints").glob("step-*")):
     print("dualpath fit: no whole checkpoint", file=sys.stderr)
     sys.exit(2)
@@ -57,6 +60,19 @@ save(step)
 with (folder / "ends").open("a") as file:
     file.write(f"{time.time()}\\n")
 """
+
+
+SWEEP = """
+import sys
+from dualpath_cli import cli
+from dualpath_cli.command import launch
+from dualpath_cli.sweep import worker
+fake = sys.argv[1:3]
+worker.command_of = lambda recipe: [*fake, str(recipe)]
+launch.read = lambda *_: None
+sys.exit(cli.main(sys.argv[3:]))
+"""
+"""Runs a sweep as a process of its own: the two words of the stand-in, then the sweep's."""
 
 
 def write_fake_fit(folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.run_lock import alone_in
 from dualpath_cli.sweep import worker
 from dualpath_cli.sweep.tuning import SEED, Trial, grown
-from tests.sweep.sweeps import starts, write_fake_fit, write_recipe
+from tests.sweep.sweeps import SWEEP, starts, write_fake_fit, write_recipe
 
 
 def test_rates_are_tried_then_all_runs_are_trained_at_the_best(
@@ -151,20 +151,43 @@ def test_a_rate_at_which_numbers_go_wrong_is_no_rate(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("FAKE_FAILING", "wide-lr_0.008 loop_k2-lr_0.008 a50_k2-lr_0.008")
+    monkeypatch.setenv("FAKE_DIVERGING", "wide-lr_0.008 loop_k2-lr_0.008 a50_k2-lr_0.008")
     assert cli.main([*words, "--yes", "--tune", "2e-3,4e-3"]) == 0
     rows = read_csv(tmp_path / "sweep" / "tune" / "chosen.csv")
     assert {float(row["lr"]) for row in rows} == {2e-3, 4e-3, 8e-3}
     assert {row["bits_per_byte"] for row in rows if row["lr"] == "0.008"} == {"inf"}
     assert {float(row["lr"]) for row in rows if row["chosen"] == "True"} == {4e-3}
     assert cli.main([*words, "--yes", "--tune", "2e-3,4e-3"]) == 0, "and is not tried again"
-    monkeypatch.setenv("FAKE_FAILING", "wide-lr_0.002")
     capsys.readouterr()
     assert cli.main([*words, "--yes", "--tune", "2e-3", "--out", str(tmp_path / "one")]) == 0
-    monkeypatch.setenv("FAKE_FAILING", "wide-lr_0.001 wide-lr_0.002")
+    monkeypatch.setenv("FAKE_DIVERGING", "wide-lr_0.001 wide-lr_0.002")
     other = [*words, "--yes", "--tune", "1e-3,2e-3", "--out", str(tmp_path / "other")]
     assert cli.main(other) == 1
-    assert "all trials of wide at a budget of 100,000 went wrong" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the numbers of all trials of wide at a budget of 100,000 went wrong, as " in said
+    assert "runs/wide-lr_0.001/seed_100/went_wrong.txt says" in said
+
+
+def test_a_trial_that_the_machine_lost_is_tried_again_and_nothing_chosen_without_it(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    words = [*words, "--yes", "--tune", "2e-3,4e-3,8e-3", "--controls", "wide", "--seeds", "1"]
+    out = tmp_path / "sweep"
+    monkeypatch.setenv("FAKE_FAILING", "wide-lr_0.004")
+    assert cli.main(words) == 1
+    first, said = capsys.readouterr()
+    assert "before them at least 6 trials of 3 learning rates, 0.002 to 0.008, of 320" in first
+    assert "1 of 6 runs failed, the first one wide-lr_0.004-seed_100: " in said
+    assert f"({out}/tune/logs/wide-lr_0.004-seed_100.log); the same command tries" in said
+    assert not (out / "tune" / "chosen.csv").exists()
+    assert not (out / "runs").exists()
+    monkeypatch.delenv("FAKE_FAILING")
+    assert cli.main(words) == 0
+    assert "at least 1 trial of 1 learning rate, 0.004, of 320" in capsys.readouterr().out
+    rows = read_csv(out / "tune" / "chosen.csv")
+    assert {row["lr"] for row in rows if row["chosen"] == "True"} == {"0.004"}
+    assert all(len(lines) == 1 for lines in starts(out).values()), "the others stay"
 
 
 def test_rates_that_are_known_are_taken(
@@ -180,6 +203,22 @@ def test_rates_that_are_known_are_taken(
     assert not (tmp_path / "sweep" / "tune").exists()
 
 
+def test_the_tokens_of_trials_are_at_least_a_step(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tune = ["--tune", "2e-3,4e-3", "--tune-tokens"]
+    assert cli.main([*words, "--yes", *tune, "63"]) == 2
+    assert "--tune-tokens 63 is less than a step has, which is" in capsys.readouterr().err
+    for rates in ("off", "4e-3", "wide=1,loop=1,dual=1"):
+        assert cli.main([*words, "--yes", "--tune", rates, "--tune-tokens", "640"]) == 2
+        assert "but this sweep has none; leave it out" in capsys.readouterr().err
+    assert cli.main([*words, *tune, "64"]) == 2, "there is nobody to ask"
+    assert "of 64 tokens each" in capsys.readouterr().out
+    write_recipe(tmp_path, run={"max_tokens": 64})
+    assert cli.main([*words, *tune[:2], "--out", str(tmp_path / "short")]) == 2
+    assert "of 64 tokens each" in capsys.readouterr().out, "half of a run would be half a step"
+
+
 def test_a_family_may_be_added_to_a_sweep_that_was_tuned(words: list[str], tmp_path: Path) -> None:
     words = [*words, "--yes", "--tune", "2e-3,4e-3", "--seeds", "1"]
     assert cli.main([*words, "--controls", "wide"]) == 0
@@ -187,6 +226,38 @@ def test_a_family_may_be_added_to_a_sweep_that_was_tuned(words: list[str], tmp_p
     assert cli.main([*words, "--controls", "wide,expanded"]) == 0
     assert (tmp_path / "sweep" / "recipes" / "wide-seed_0.yaml").read_text() == before
     assert len(starts(tmp_path / "sweep" / "runs")) == 3
+
+
+def test_a_family_whose_runs_are_begun_keeps_its_rate(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*words, "--yes", "--tune", "2e-3,3e-3", "--seeds", "1", "--controls", "none"]
+    out = tmp_path / "sweep"
+    assert cli.main([*words, "--alphas", "30"]) == 0
+    tried = len(starts(out / "tune"))
+    assert cli.main([*words, "--alphas", "30,50"]) == 0, "a50_k2 is nearer to the middle"
+    said = capsys.readouterr().out
+    assert "keeps the learning rate 0.0045, chosen by the trial a30_k2-lr_0.0045: its" in said
+    assert len(starts(out / "tune")) == tried
+    assert "lr: 0.0045" in (out / "recipes" / "a50_k2-seed_0.yaml").read_text()
+    assert cli.main([*words, "--alphas", "30,50", "--controls", "wide"]) == 0
+    rows = read_csv(out / "tune" / "chosen.csv")
+    rates = {family: [row["lr"] for row in rows if row["family"] == family]
+             for family in ("dual", "wide")}  # fmt: skip
+    assert rates["wide"] == rates["dual"], "as many trials for each"
+    assert {row["configuration"].split("-")[0] for row in rows} == {"a30_k2", "wide"}
+
+
+def test_runs_begun_at_a_rate_that_no_trial_chose_are_refused_before_any_trial(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*words, "--yes", "--seeds", "1"]
+    assert cli.main([*words, "--tune", "off", "--controls", "none"]) == 0
+    assert cli.main([*words, "--tune", "2e-3,4e-3"]) == 2
+    said = capsys.readouterr().err
+    assert "a50_k2/seed_0 was begun with optim.lr=0.004, which no trial chose; give this" in said
+    assert "or all rates (--tune dual=0.004,...)" in said
+    assert starts(tmp_path / "sweep" / "tune") == {}
 
 
 def test_recipes_of_runs_are_written_once_their_rates_are_known(
@@ -261,18 +332,6 @@ def test_nothing_runs_without_a_yes(
     assert starts(out) == {}
     assert len(read_csv(out / "plan.csv")) == 3
     assert len(list((out / "tune" / "recipes").iterdir())) == 9
-
-
-SWEEP = """
-import sys
-from dualpath_cli import cli
-from dualpath_cli.command import launch
-from dualpath_cli.sweep import worker
-fake = sys.argv[1:3]
-worker.command_of = lambda recipe: [*fake, str(recipe)]
-launch.read = lambda *_: None
-sys.exit(cli.main(sys.argv[3:]))
-"""
 
 
 def begin(words: list[str], tmp_path: Path, seconds: float) -> "subprocess.Popen[str]":
@@ -380,12 +439,15 @@ def test_a_trial_that_goes_wrong_in_an_array_is_not_submitted_again(
     assert cli.main(words) == 0
     script = out / "tune.sbatch"
     assert "#SBATCH --array=0-5%1" in script.read_text()
-    for task, code in ((0, 1), (1, 2), (3, 1)):
-        done = run_task(script, task, tmp_path / "tools", srun=f"exit {code}")
-        assert done.returncode == (0 if code == 1 else code), done.stderr
+    done = run_task(script, 0, tmp_path / "tools", srun="exit 1")
+    assert done.returncode == 1, done.stderr
+    wrong = out / "tune" / "runs" / "loop_k2-lr_0.001" / "seed_100" / "went_wrong.txt"
+    wrong.parent.mkdir(parents=True)
+    wrong.write_text("steps 1 to 10 were skipped")
     assert cli.main(words) == 0
-    assert "4 runs: sbatch" in capsys.readouterr().out
-    assert "#SBATCH --array=0-3%1" in script.read_text()
+    assert "5 runs: sbatch" in capsys.readouterr().out
+    assert "#SBATCH --array=0-4%1" in script.read_text(), "the machine's failure is"
+    assert "loop_k2-lr_0.001" not in script.read_text()
 
 
 def test_a_trial_whose_time_is_up_is_queued_again_and_has_not_failed(
@@ -396,7 +458,6 @@ def test_a_trial_whose_time_is_up_is_queued_again_and_has_not_failed(
     done = run_task(tmp_path / "sweep/tune.sbatch", 2, tmp_path / "tools", srun=warned)
     assert done.stdout == "requeued requeue 7_2\n"
     assert done.returncode == 1
-    assert not (tmp_path / "sweep/tune/failed.txt").exists()
 
 
 def test_slurm_tunes_first(

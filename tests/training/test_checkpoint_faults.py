@@ -260,6 +260,7 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_once_more(
     assert main(words) == code
     run = whole.with_name("full")
     assert not list((run / "checkpoints").glob("*.partial"))
+    assert not (run / "went_wrong.txt").exists(), "the disk was full, the numbers are good"
     if code:
         error = capsys.readouterr().err
         assert error.startswith("dualpath fit: failed: checkpoint '")

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from dualpath_cli.recipes import merge
+from dualpath_cli.run_folder import WENT_WRONG
 from dualpath_cli.training import guard
 from dualpath_cli.training.guard import HISTORY, StepGuard
 from dualpath_cli.training.logs import bad_steps
@@ -282,9 +283,11 @@ def test_too_many_in_a_row_end_the_run_and_it_can_be_continued(
     assert f"{run / 'bad_steps.csv'} lists them" in said
     assert "lower optim.lr" in said
     assert said.endswith("the same command continues from step 4\n")
+    assert (run / WENT_WRONG).read_text() == said.removeprefix("dualpath fit: failed: ")
     assert [row["skipped"] for row in rows(run / "metrics.csv")] == ["1", "0", "1", "1", "1"]
     fit(**changes)
     assert [row["skipped"] for row in rows(run / "metrics.csv")] == ["1", "0", "1", "1", "0", "0"]
+    assert not (run / WENT_WRONG).exists(), "it has not ended so this time"
 
 
 def test_a_much_too_high_learning_rate_ends_the_run_with_finite_checkpoints(
@@ -321,6 +324,7 @@ def test_weights_that_are_no_numbers_are_not_saved(
     assert said.endswith("the same command continues from step 2\n")
     names = sorted(p.name for p in (run / "checkpoints").iterdir())
     assert names == ["last", "manifests", "step-00000002"]
+    assert (run / WENT_WRONG).exists()
 
 
 @pytest.mark.parametrize(

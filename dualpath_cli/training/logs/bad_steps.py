@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from dualpath_cli.errors import RunFailed
+from dualpath_cli.errors import NumbersFailed
 from dualpath_cli.output.atomic import replacing
 from dualpath_cli.run_folder import newest_step
 from dualpath_cli.training.guard import BadStep, Kind
@@ -57,7 +57,7 @@ class BadSteps(Callback):
         """Records the step that was just left out, if one was.
 
         Raises:
-            RunFailed: after too many in a row, on all ranks.
+            NumbersFailed: after too many in a row, on all ranks.
         """
         if trainer.global_step == self.step:
             return  # still accumulating
@@ -67,7 +67,8 @@ class BadSteps(Callback):
             kind = self._record(trainer, pl_module, pl_module.bad_step)
             if pl_module.guard.in_a_row >= self.limit:
                 why = self._why(pl_module.guard.in_a_row, kind)
-                raise RunFailed(why if trainer.is_global_zero else "")  # the first rank tells it
+                # The first rank tells it.
+                raise NumbersFailed(why if trainer.is_global_zero else "")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Says at the end once more that steps were left out."""

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli import run_folder
-from dualpath_cli.errors import RunFailed
+from dualpath_cli.errors import NumbersFailed
 
 
 def finite_weights(model: nn.Module) -> bool:
@@ -32,7 +32,7 @@ def check_finite(trainer: Trainer, folder: Path) -> None:
     """Refuses to go on, on all ranks, where the weights of the run in `folder` are not finite.
 
     Raises:
-        RunFailed: naming the step.
+        NumbersFailed: naming the step.
     """
     if not finite_weights(trainer.lightning_module):
         message = (
@@ -40,4 +40,4 @@ def check_finite(trainer: Trainer, folder: Path) -> None:
             "optim.lr (under another --run.name); the same command continues from "
             f"{run_folder.newest_step(folder)}"
         )
-        raise RunFailed(message if trainer.is_global_zero else "")  # the first rank tells it
+        raise NumbersFailed(message if trainer.is_global_zero else "")  # the first rank tells it
