@@ -47,8 +47,10 @@ class Board:
                 for run in running
                 if (state := progress_of(run))
             )
-            still = "starting" if running else "waiting"
-            self.say(f"{self._title}: {finished} of {self._total} done; {states or still}")
+            if not states and finished + failed < self._total:
+                states = "starting" if running else "waiting"
+            done = f"{self._title}: {finished} of {self._total} done"
+            self.say(f"{done}; {states}" if states else done)
 
     def _table(self, running: Sequence[Run], finished: int, failed: int) -> Table:
         waiting = self._total - finished - failed - len(running)
