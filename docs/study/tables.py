@@ -26,12 +26,11 @@ def main() -> None:
         "--rows", nargs="+", help="These alone; p is corrected for their tests, while the error "
         "comes from all configurations.",
     )  # fmt: skip
-    parser.add_argument("--seeds", type=int, nargs="+", help="These alone, where some have more.")
     given = parser.parse_args()
     names = [name.strip() for name in given.against.split(",")]
     group, rows = read_group(
         given.folders, names, primary=given.primary, any_length=given.any_length,
-        seeds=given.seeds, shown=given.rows,
+        shown=given.rows,
     )  # fmt: skip
     found = {(row.configuration, row.baseline): row for row in rows if row.measure == AGGREGATE}
     print_row("", "parameters", "loops", "seeds", "bits per byte", *(f"less {n}" for n in names))
