@@ -23,19 +23,16 @@ def read_group(
     *,
     primary: bool,
     any_length: bool = False,
-    seeds: Sequence[int] | None = None,
     shown: Sequence[str] | None = None,
 ) -> tuple[Group, list[Difference]]:
     """All runs of folders beside this file, of one budget, and how they differ from the baselines.
 
     `primary`: the tests are those of the mean of the sets alone, corrected among themselves.
-    `seeds` leaves out the others, where not all configurations have them. `shown` are the
-    configurations whose differences are returned, p corrected for their tests; the error comes
-    from all.
+    `shown` are the configurations whose differences are returned, p corrected for their tests; the
+    error comes from all.
     """
     paths = [str(STUDY / name) for name in folders]
     runs = [run for run in map(read_run, find_folders(paths)) if isinstance(run, TrainedRun)]
-    runs = [run for run in runs if seeds is None or run.seed in seeds]
     groups = groups_of(runs, baselines, any_length)
     if len(groups) > 1:
         raise UserError(
