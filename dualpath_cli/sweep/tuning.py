@@ -253,11 +253,22 @@ def _evidence(run: Run) -> Path:
 
 
 def _score(run: Run) -> float:
-    """Bits per byte at the end, the mean of the validation sets; infinite where there is no end."""
+    """Bits per byte at the end, the mean of the validation sets; infinite where there is no end.
+
+    Raises:
+        UserError: where one of them is no number.
+    """
     if not run.is_finished:
         return math.inf
-    rows = read_csv(run.folder / "validation.csv")
-    score = fmean(float(row["bits_per_byte"]) for row in rows if int(row["step"]) == run.steps)
+    path = run.folder / "validation.csv"
+    rows = [row for row in read_csv(path) if int(row["step"]) == run.steps]
+    try:
+        score = fmean(float(row["bits_per_byte"]) for row in rows)
+    except (KeyError, ValueError):
+        raise UserError(
+            f"{path} step {run.steps}: bits_per_byte is missing or no number; mend it, or remove "
+            "the folder to try this rate again"
+        ) from None
     return score if math.isfinite(score) else math.inf
 
 

@@ -105,6 +105,21 @@ def test_a_damaged_table_of_validations_is_named(
         assert f"{table} {said}" in capsys.readouterr().err
 
 
+def test_a_trial_without_its_score_is_named(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "sweep"
+    words = [*words, "--yes", "--tune", "1e-3,2e-3,4e-3,8e-3", "--seeds", "1"]
+    assert cli.main(words) == 0
+    shutil.rmtree(out / "runs")  # else their rate is kept, and no trial is read
+    table = next((out / "tune").glob("**/validation.csv"))
+    rows = table.read_text().splitlines()
+    for spoiled in (f"{rows[-1].rpartition(',')[0]},", f"{rows[-1].rpartition(',')[0]},x"):
+        table.write_text("\n".join([*rows[:-1], spoiled]) + "\n")
+        assert cli.main(words) == 2
+        assert str(table) in capsys.readouterr().err
+
+
 def test_branches_wait_for_their_trunk_and_fail_with_it(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
