@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import UserError, is_mistake
 
 LOCK = "fit.lock"
 
@@ -42,13 +42,15 @@ def alone_in(
     Where the file system has no locks, `say` is told, and the work goes on without.
 
     Raises:
-        UserError: if another process holds it, or nothing can be written there.
+        UserError: if another process holds it, or nothing can be written at such a path.
     """
     path = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor, locked = _open(path, way_out)
     except OSError as error:
+        if not is_mistake(error):
+            raise
         raise UserError(f"folder '{folder}' cannot be written: {error}") from error
     _held.add(descriptor)
     try:

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from dualpath_cli.cli import main
 from dualpath_cli.errors import UserError
 from dualpath_cli.output import atomic
 from dualpath_cli.output.atomic import naming, replacing
+from tests.tiny_run import Fit
 
 
 def fail_half_way(path: Path, number: int) -> None:
@@ -67,3 +69,36 @@ def test_torch_names_no_disk_so_that_one_without_room_is_looked_for(
     with pytest.raises(OSError, match="No space left") as caught, naming(tmp_path / "x"):
         torch.save({}, tmp_path / "x")
     assert caught.value.filename == str(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "fit --config recipe.yaml --run.dir full/runs",
+        "generate --ckpt_path RUN --prompt hello --out full/texts.jsonl",
+        "export --ckpt_path RUN --format hf --out full/hf",
+        "export --ckpt_path RUN --format consolidated --out full/one.safetensors",
+        "sweep --config recipe.yaml --budget 10M --out full/sweep",
+    ],
+)
+def test_a_disk_that_is_full_at_the_first_write_is_the_machines_failure(
+    words: str,
+    trained: Fit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, make = trained(), Path.mkdir
+
+    def refuse_on_full_disk(path: Path, *given: object, **options: object) -> None:
+        if "full" in path.parts:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        make(path, *given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", refuse_on_full_disk)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert main(words.replace("RUN", str(run)).split()) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"dualpath {words.split()[0]}: error: '")
+    assert said.endswith("No space left on device; free some space and give the same command again")

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from dualpath_cli import run_file, run_folder
 from dualpath_cli.command.own_classes import check_as_trained
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import UserError, is_mistake
 from dualpath_cli.generation.options import BATCH_SIZE
 from dualpath_cli.generation.overrides import intervention_of
 from dualpath_cli.generation.prompts import Prompt, read_prompts
@@ -205,6 +205,8 @@ def _out(text: str | None) -> Path | None:
         probe.touch()
         probe.unlink()
     except OSError as error:
+        if not is_mistake(error):
+            raise
         reason = error.strerror or type(error).__name__
         raise UserError(f"--out '{text}' cannot be written: {reason}; give another place") from None
     return path
