@@ -45,8 +45,8 @@ def add_options(command: Command, parser: Any) -> None:
     if command.reads_models:
         parser.add_argument(
             consent.OPTION, action="store_true",
-            help="Import the gate or combination of somebody's own that a model names which is "
-            "read: importing it runs its code.",
+            help="Import the Python class that a run or folder names as its model's gate or "
+            "combination. This runs the class's code: for runs that you trust.",
         )  # fmt: skip
 
 
