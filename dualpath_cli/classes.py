@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, ModelConfig
+from dualpath_cli.consent import check
 from dualpath_cli.errors import UserError, did_you_mean
 
 Role = Literal["gate", "combination"]
@@ -50,11 +51,16 @@ def own_class(config: ModelConfig, role: Role) -> Any:
     """The class that a model names for a role, which is not built in.
 
     Raises:
-        UserError: where it cannot be imported, is no module of PyTorch, or lacks a method.
+        UserError: where it may not or cannot be imported, is no module of PyTorch, or lacks a
+            method.
     """
     path = getattr(config, role)
+    start = f"model.{role} '{path}'"
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last: it must not hide what is installed
+    check(path, start)
     if path not in FOUND:
-        FOUND[path] = _find(path, f"model.{role} '{path}'")
+        FOUND[path] = _find(path, start)
     return FOUND[path]
 
 
@@ -137,17 +143,14 @@ def _source(config: ModelConfig, role: Role) -> Source:
 
 
 def _find(path: str, start: str) -> Any:
-    """Imports a class, from the current directory too, and checks what can be seen of it."""
+    """Imports a class, and checks what can be seen of it."""
     name, _, attribute = path.rpartition(".")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)  # last: it must not hide what is installed
     try:
         module = importlib.import_module(name)
     except Exception as error:  # of the user's own code
         raise UserError(
-            f"{start} cannot be imported: {_said(error)}; Python looks in {here}, where this was "
-            "called, and on PYTHONPATH"
+            f"{start} cannot be imported: {_said(error)}; Python looks in {os.getcwd()}, where "
+            "this was called, and on PYTHONPATH"
         ) from error
     if not hasattr(module, attribute):
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from dualpath_cli import consent
 from dualpath_cli.command.records import COMMANDS, Command, resolve
 from dualpath_cli.errors import (
     RunFailed,
@@ -85,6 +86,8 @@ def _main(words: Sequence[str]) -> int:
     except KeyboardInterrupt as interrupt:
         print("; ".join([f"dualpath {name}: interrupted", *map(str, interrupt.args)]))
         return 130
+    finally:
+        consent.forget()
 
 
 @contextmanager
@@ -122,7 +125,7 @@ def _run(command: Command, words: Sequence[str]) -> int:
     if command.needs == "nothing":
         from dualpath_cli.command import parser
 
-        answer = resolve(command.run)(parser.parse(parser.parser_of(command), words))
+        answer = parser.answer(command, parser.parse(parser.parser_of(command), words))
         if answer:
             print(answer)
         return 0

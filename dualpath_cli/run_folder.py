@@ -28,6 +28,7 @@ from typing import Any
 
 import yaml
 
+from dualpath_cli import consent
 from dualpath_cli.checkpoint_files import facts_of, fault_of
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.output.atomic import write_text
@@ -179,6 +180,7 @@ def read_recipe(folder: Path) -> Recipe:
         check_sections(recipe)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    consent.note_read(folder, recipe.get("model", {}))
     return recipe
 
 

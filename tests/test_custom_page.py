@@ -54,9 +54,9 @@ def test_a_model_is_trained_with_it_and_both_classes_learn(
     assert said["flops_per_token_per_layer"]["router"] == 2 * 16 * 2
     by_change = ["--exit-on", "change", "--exit-below", 0.5]
     for words in (["--loops", 3], by_change, ["--skip-below", 0.4]):
-        assert output_of("generate", "--ckpt_path", run, "--prompt", "hello", *words)
+        assert output_of("generate", "--own_classes", "--ckpt_path", run, "--prompt", "a", *words)
     by_mass = ["--prompt", "hello", "--exit-below", "0.5"]
-    assert main(["generate", "--ckpt_path", str(run), *by_mass]) == 2
+    assert main(["generate", "--own_classes", "--ckpt_path", str(run), *by_mass]) == 2
     assert "SoftmaxOverSteps has no step_probability" in capsys.readouterr().err
 
 

@@ -48,7 +48,7 @@ def test_training_and_validation_are_the_same(pair: Pair, output_of: OutputOf) -
     one, other = map(weights, pair)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    said = [output_of("validate", "--ckpt_path", run) for run in pair]
+    said = [output_of("validate", "--own_classes", "--ckpt_path", run) for run in pair]
     assert said[0].replace("default", "own") == said[1]
 
 
@@ -65,7 +65,7 @@ def test_ablations_are_the_same(pair: Pair, tmp_path: Path, output_of: OutputOf)
         tables = []
         for number, run in enumerate(pair):
             out = tmp_path / f"{suite}-{number}"
-            output_of("ablate", "--ckpt_path", run, "--suite", suite, "--out", out)
+            output_of("ablate", "--own_classes", "--ckpt_path", run, "--suite", suite, "--out", out)
             tables.append(files(out, ".csv"))
         assert tables[0], suite
         assert tables[0] == tables[1], suite
@@ -75,7 +75,7 @@ def test_routing_is_the_same(pair: Pair, tmp_path: Path, output_of: OutputOf) ->
     tables = []
     for number, run in enumerate(pair):
         out = tmp_path / str(number)
-        output_of("routing", "--ckpt_path", run, "--tagger", "none", "--out", out)
+        output_of("routing", "--own_classes", "--ckpt_path", run, "--tagger", "none", "--out", out)
         tables.append(files(out, ".csv"))
     assert tables[0]
     assert tables[0] == tables[1]
@@ -84,7 +84,17 @@ def test_routing_is_the_same(pair: Pair, tmp_path: Path, output_of: OutputOf) ->
 def test_texts_are_the_same(pair: Pair, output_of: OutputOf) -> None:
     for words in ([], ["--loops", 2], ["--exit-below", 0.3], ["--skip-below", 0.4]):
         said = [
-            output_of("generate", "--ckpt_path", run, "--prompt", "the shell", "--seed", 1, *words)
+            output_of(
+                "generate",
+                "--own_classes",
+                "--ckpt_path",
+                run,
+                "--prompt",
+                "the shell",
+                "--seed",
+                1,
+                *words,
+            )
             for run in pair
         ]
         assert len(said[0]) > len("the shell\n")
@@ -101,7 +111,7 @@ def test_scores_are_the_same(pair: Pair, tmp_path: Path, output_of: OutputOf) ->
     for number, run in enumerate(pair):
         out = tmp_path / f"scores-{number}"
         given = ("--tasks", "lambada", "--data", data, "--out", out)
-        output_of("evaluate", "--ckpt_path", run, *given)
+        output_of("evaluate", "--own_classes", "--ckpt_path", run, *given)
         samples.append([*files(out, ".jsonl").values()])
     assert samples[0]
     assert samples[0] == samples[1]
@@ -112,12 +122,12 @@ def test_exported_files_have_the_same_weights(
 ) -> None:
     for number, run in enumerate(pair):
         words = ("--format", "consolidated", "--out", tmp_path / f"{number}.safetensors")
-        output_of("export", "--ckpt_path", run, *words)
+        output_of("export", "--own_classes", "--ckpt_path", run, *words)
     one, other = (load_file(tmp_path / f"{number}.safetensors") for number in (0, 1))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    said = output_of("validate", "--ckpt_path", tmp_path / "1.safetensors")
-    assert said == output_of("validate", "--ckpt_path", pair[1])
+    said = output_of("validate", "--own_classes", "--ckpt_path", tmp_path / "1.safetensors")
+    assert said == output_of("validate", "--own_classes", "--ckpt_path", pair[1])
 
 
 @pytest.mark.usefixtures("remote_code")
@@ -127,14 +137,16 @@ def test_a_folder_for_transformers_brings_the_classes_along(
     transformers = pytest.importorskip("transformers")
     # Names of their own: transformers keeps one copy of the code of all folders of a name.
     folder = tmp_path / "with_own_classes"
-    output_of("export", "--ckpt_path", pair[1], "--format", "hf", "--out", folder)
+    output_of("export", "--own_classes", "--ckpt_path", pair[1], "--format", "hf", "--out", folder)
     assert "dualpath_cli" not in (folder / "own_tests_own_classes.py").read_text()
     tokens = torch.arange(12)[None]
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     gate = theirs.model.blocks[0].gate
     assert type(gate).__module__.startswith("transformers_modules.")
     built_in = tmp_path / "with_built_in_ones"
-    output_of("export", "--ckpt_path", pair[0], "--format", "hf", "--out", built_in)
+    output_of(
+        "export", "--own_classes", "--ckpt_path", pair[0], "--format", "hf", "--out", built_in
+    )
     wanted = transformers.AutoModelForCausalLM.from_pretrained(built_in, trust_remote_code=True)
     with torch.no_grad():
         assert torch.equal(theirs.eval()(tokens).logits, wanted.eval()(tokens).logits)
@@ -146,9 +158,9 @@ def test_a_folder_for_transformers_brings_the_classes_along(
         assert half.model.blocks[0].gate.proj.weight.dtype == torch.float32
         assert half.model.blocks[0].deep.router.weight.dtype == torch.float32
         assert torch.equal(half(tokens).logits, wanted_half(tokens).logits)
-    output_of("export", "--ckpt_path", pair[1], "--format", "consolidated", "--out",
-              tmp_path / "direct.safetensors")  # fmt: skip
-    output_of("import", "--hf", folder, "--out", tmp_path / "back.safetensors")
+    words = ("--format", "consolidated", "--out", tmp_path / "direct.safetensors")
+    output_of("export", "--own_classes", "--ckpt_path", pair[1], *words)
+    output_of("import", "--own_classes", "--hf", folder, "--out", tmp_path / "back.safetensors")
     one, other = (tmp_path / f"{name}.safetensors" for name in ("direct", "back"))
     assert one.read_bytes() == other.read_bytes()
 
@@ -236,20 +248,29 @@ def test_a_run_keeps_the_source_and_is_continued_with_the_same_alone(
         rf"dualpath fit: error: \S+ was begun with another source of {module}.Gate, kept in "
         rf"\S+/classes/{module}.py; go back to that or .*--run.name NAME\)\n", error
     )  # fmt: skip
-    output_of("export", "--ckpt_path", run, "--format", "consolidated", "--out", "run.safetensors")
+    output_of(
+        "export",
+        "--own_classes",
+        "--ckpt_path",
+        run,
+        "--format",
+        "consolidated",
+        "--out",
+        "run.safetensors",
+    )
     for ckpt in (run, "run.safetensors"):
-        assert main(["validate", "--ckpt_path", str(ckpt)]) == 0
+        assert main(["validate", "--own_classes", "--ckpt_path", str(ckpt)]) == 0
         (line,) = [line for line in capsys.readouterr().err.splitlines() if module in line]
         assert line.startswith(f"{module}.Gate has changed since ")
     change(module, GATE)
-    assert main(["validate", "--ckpt_path", str(run)]) == 0
+    assert main(["validate", "--own_classes", "--ckpt_path", str(run)]) == 0
     assert module not in capsys.readouterr().err
     Path(f"{module}.py").unlink()
     change_nothing = (["validate"], ["generate", "--prompt", "a"], ["export", "--format", "hf"])
     sys.modules.pop(module)
     FOUND.clear()
     for words in change_nothing:
-        assert main([*words, "--ckpt_path", str(run)]) == 2
+        assert main([*words, "--own_classes", "--ckpt_path", str(run)]) == 2
         assert f"No module named '{module}'; Python looks in" in capsys.readouterr().err
 
 

@@ -6,6 +6,7 @@
    devices and checkpoint (`checks`).
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from dualpath_cli import recipes, run_file, run_folder
+from dualpath_cli import consent, recipes, run_file, run_folder
 from dualpath_cli.command import words
 from dualpath_cli.command.branch import find_trunk
 from dualpath_cli.command.checks import (
@@ -34,6 +35,10 @@ from dualpath_cli.command.words import CommandLine
 from dualpath_cli.errors import UserError
 from dualpath_cli.settings import Settings, check_sections, settings_from
 from dualpath_cli.text.manifest import Manifest
+
+_HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+_CLASSES = ("callbacks", "plugins", "profiler")
+"""What of a trainer's section names classes, whose code would run."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,11 @@ def prepare(command: Command, line: CommandLine) -> Launch:
     if len(line.runs) > 1:
         raise UserError(f"--ckpt_path takes one RUN, not {len(line.runs)}")
     if command.needs == "recipe":
+        consent.agree({}, to_all=True)  # other runs must have the recipe's own classes
         settings = settings_from(_recipe_to_train(line))
         _print_if_asked(settings, line)
         return _launch_to_train(command, settings, line.runs, line.options["new_data"])
+    consent.agree(line.changed({}).get("model", {}), to_all=line.options["own_classes"])
     run = run_file.find(line.runs[0])
     recipe = _recipe_of(run, line)
     settings_from(recipe)  # before options are read into it
@@ -130,8 +137,11 @@ def _recipe_to_train(line: CommandLine) -> recipes.Recipe:
 
 def _recipe_of(run: run_folder.Run, line: CommandLine) -> recipes.Recipe:
     """A run's recipe, without what was true only of the machine that trained it."""
-    here = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
-    recipe = recipes.merge(run_folder.read_recipe(run.folder), {"trainer": here})
+    recipe = run_folder.read_recipe(run.folder)
+    left_out = [f"trainer.{key}" for key in _CLASSES if recipe.get("trainer", {}).get(key)]
+    if left_out and run_folder.is_first_rank():
+        print(f"left out, as the run names it: {', '.join(left_out)}", file=sys.stderr)
+    recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(_CLASSES)})
     for name in line.configs:
         recipe = recipes.merge(recipe, recipes.load(name))
     recipe = line.changed(recipe)

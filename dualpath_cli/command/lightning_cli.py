@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from dualpath_cli.command import launch as launches
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.command.micro_batch import UNTRAINED, fitting_size
+from dualpath_cli.command.parser import add_options, answer
 from dualpath_cli.command.records import COMMANDS, resolve
 from dualpath_cli.command.session import Session
 from dualpath_cli.command.trainer import build_trainer
@@ -75,8 +76,8 @@ class DualPathCLI(LightningCLI):
             if name == self._wanted and command.needs != "nothing":
                 own = self.init_parser(description=command.description or command.purpose)
                 self._add_arguments(own)
-            elif name == self._wanted and command.add_arguments is not None:
-                resolve(command.add_arguments)(own)
+            elif name == self._wanted:
+                add_options(command, own)
             self._subcommand_parsers[name] = own
             subcommands.add_subcommand(name, own, help=command.purpose)
 
@@ -108,7 +109,7 @@ class DualPathCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         command = COMMANDS[subcommand]
         if command.needs == "nothing":
-            print(resolve(command.run)(self.config[subcommand]))
+            print(answer(command, self.config[subcommand]))
         elif command.task is not None:
             resolve(command.task)(self.session)
 

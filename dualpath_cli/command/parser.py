@@ -5,6 +5,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from dualpath_cli import consent
 from dualpath_cli.command.records import Command, resolve
 from dualpath_cli.errors import UserError
 
@@ -33,9 +34,27 @@ def parser_of(command: Command) -> OneLineParser:
         description=command.description or command.purpose,
         allow_abbrev=False,  # a mistyped option must not pass for another one
     )
+    add_options(command, parser)
+    return parser
+
+
+def add_options(command: Command, parser: Any) -> None:
+    """Adds the options that are the command's own to an argparse or a jsonargparse parser."""
     if command.add_arguments is not None:
         resolve(command.add_arguments)(parser)
-    return parser
+    if command.reads_models:
+        parser.add_argument(
+            consent.OPTION, action="store_true",
+            help="Import the Python class that a run or folder names as its model's gate or "
+            "combination. This runs the class's code: for runs that you trust.",
+        )  # fmt: skip
+
+
+def answer(command: Command, options: Any) -> str | None:
+    """Runs a command that needs nothing; returns the text to print, if there is any."""
+    consent.agree({}, to_all=not command.reads_models or options.own_classes)
+    text: str | None = resolve(command.run)(options)
+    return text
 
 
 def parse(parser: OneLineParser, words: Sequence[str]) -> argparse.Namespace:

@@ -44,6 +44,8 @@ class Command:
     returns what it wrote. Only with it a command takes several."""
     for_one_run: tuple[str, ...] = ()
     """Options that several RUNs do not go with."""
+    reads_models: bool = False
+    """Whether the model is what something read says, a RUN or a folder, and not the user."""
 
 
 def resolve(name: str) -> Any:
@@ -70,6 +72,7 @@ _RECORDS = (
         task="dualpath_cli.command.validate:validate",
         description="Scores a run's model on its validation sets, and on those that "
         "--data.val.NAME adds to them; --data.val '{NAME: PATH}' takes the place of all.",
+        reads_models=True,
     ),
     Command(
         "flops",
@@ -102,6 +105,7 @@ _RECORDS = (
         "their seed, and compares those of one budget: bits per byte with paired tests over seeds, "
         "parameters, FLOPs, time. It reads files only.",
         add_arguments="dualpath_cli.compare.options:add_arguments",
+        reads_models=True,
     ),
     Command(
         "ablate",
@@ -116,6 +120,7 @@ _RECORDS = (
         add_arguments=f"{_ABLATION}.options:add_arguments",
         read_options=f"{_ABLATION}.options:read_options",
         combine=f"{_ABLATION}.runs:combine",
+        reads_models=True,
     ),
     Command(
         "routing",
@@ -133,6 +138,7 @@ _RECORDS = (
         check=f"{_ROUTING}.options:check_options",
         combine=f"{_ROUTING}.runs:combine",
         for_one_run=("text",),
+        reads_models=True,
     ),
     Command(
         "evaluate",
@@ -144,6 +150,7 @@ _RECORDS = (
         description="Scores models on multiple choice, worked answers and texts as OLMES renders "
         "them: accuracies and bits per byte, straight from checkpoints. Needs dualpath[eval].",
         add_arguments="dualpath_cli.evaluation.options:add_arguments",
+        reads_models=True,
     ),
     Command(
         "generate",
@@ -154,6 +161,7 @@ _RECORDS = (
         description="Writes on after prompts, or without any, with sampling as in transformers. "
         "Keys and values of every loop are kept; options leave some of them, or some compute, out.",
         add_arguments="dualpath_cli.generation.options:add_arguments",
+        reads_models=True,
     ),
     Command(
         "export",
@@ -164,6 +172,7 @@ _RECORDS = (
         description="Writes a run's model, from a checkpoint of shards or of one file, in a format "
         "to hand on. It takes one process and no GPU.",
         add_arguments="dualpath_cli.export.command:add_arguments",
+        reads_models=True,
     ),
     Command(
         "import",
@@ -174,6 +183,7 @@ _RECORDS = (
         description="Reads a folder of transformers that `export --format hf` wrote, and writes "
         "its model as one file, which all commands take as their RUN.",
         add_arguments="dualpath_cli.export.hf.reading:add_arguments",
+        reads_models=True,
     ),
 )
 

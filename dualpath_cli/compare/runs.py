@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from dualpath_cli.consent import note_read
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.run_folder import (
@@ -84,6 +85,7 @@ def find_folders(paths: Sequence[str]) -> list[Path]:
                 f"{'' if hint else 'RECIPE/NAME or runs/RECIPE/NAME'}"
             )
         found += folders
+        note_read(path, {})
     return list({folder.resolve(): folder for folder in found}.values())
 
 

@@ -22,9 +22,15 @@ class HuggingFaceModel(HFLM):
 
     @classmethod
     def load(
-        cls, folder: Path, window: int, batch_size: int, device: str, dtype: str
+        cls,
+        folder: Path,
+        window: int,
+        batch_size: int,
+        device: str,
+        dtype: str,
+        trust_remote_code: bool,
     ) -> "HuggingFaceModel":
-        """Loads a directory of transformers with the code in it.
+        """Loads a directory of transformers, with the code in it where that is trusted.
 
         Raises:
             UserError: where transformers cannot load it.
@@ -33,7 +39,7 @@ class HuggingFaceModel(HFLM):
         try:
             model = cls(
                 pretrained=str(folder), max_length=window, batch_size=batch_size, device=device,
-                dtype=dtype, trust_remote_code=True, add_bos_token=False,
+                dtype=dtype, trust_remote_code=trust_remote_code, add_bos_token=False,
                 logits_cache=False,  # mixes up parts that end alike and are not equally long
             )  # fmt: skip
         except Exception as error:  # whatever transformers or the directory's code raises

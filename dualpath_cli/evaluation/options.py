@@ -20,8 +20,10 @@ def add_arguments(parser: Any) -> None:
     what = parser.add_argument_group("what is evaluated")
     text = "One or more: a run folder, a checkpoint inside one, or an exported file."
     add_list_option(what, "--ckpt_path", "RUN", text)
-    text = "A Hugging Face directory instead, with the code that is in it."
+    text = "A Hugging Face directory instead."
     what.add_argument("--hf", metavar="DIR", help=text)
+    text = "Run the code that is in DIR, as transformers does by the option of this name."
+    what.add_argument("--trust_remote_code", action="store_true", help=text)
     text = "Folder for the scores; what it holds already is not computed again."
     what.add_argument("--out", metavar="DIR", help=text)
     _add_documents(parser.add_argument_group("on what"))

@@ -62,6 +62,8 @@ class Request:
     precision: str
     cache: str
     device: str
+    trust_remote_code: bool
+    """Whether the code in a Hugging Face directory is run."""
     paper: str | None
     """The paper's configuration beside ours: its label, or `OF_THE_RECIPE`."""
     out: Path
@@ -81,7 +83,8 @@ def read(options: Namespace) -> Request:
     tasks, named = _tasks(options)
     sources = _sources(options.sources)
     subjects = tuple(map(_run, options.ckpt_path))
-    subjects += () if options.hf is None else (_directory(options.hf),)
+    if options.hf is not None:
+        subjects += (_directory(options.hf, options.trust_remote_code),)
     _check_names(subjects)
     for name, allowed in (("precision", PRECISIONS), ("cache", CACHES)):
         check_choice(f"--{name}", getattr(options, name), allowed)
@@ -100,6 +103,7 @@ def read(options: Namespace) -> Request:
         precision=options.precision,
         cache=options.cache,
         device=options.device,
+        trust_remote_code=options.trust_remote_code,
         paper=_paper(options.compare_paper, subjects),
         out=out,
     )
@@ -154,10 +158,16 @@ def _run(path: str) -> Subject:
     return Subject(name, path, found, settings)
 
 
-def _directory(path: str) -> Subject:
+def _directory(path: str, trusted: bool) -> Subject:
     folder = _folder("--hf", path)
     if not (folder / "config.json").is_file():
         raise UserError(f"--hf '{path}' holds no config.json: it is no directory of transformers")
+    for file in sorted(folder.glob("*config.json")):
+        if not trusted and "auto_map" in run_folder.read_text(file):
+            raise UserError(
+                f"--hf '{path}': its {file.name} names code of its own (auto_map); give "
+                "--trust_remote_code to run it, if you trust it"
+            )
     return Subject(folder.resolve().name, path)
 
 

@@ -70,7 +70,7 @@ class Setting:
 
             return HuggingFaceModel.load(
                 Path(self.subject.path), self.window, self.request.batch_size, str(self.device),
-                self.request.precision,
+                self.request.precision, self.request.trust_remote_code,
             )  # fmt: skip
         assert self.subject.settings is not None
         run, settings = self.subject.run, self.subject.settings

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loaded(directory: Path) -> Any:
     from dualpath_cli.evaluation.hugging_face import HuggingFaceModel
 
-    return HuggingFaceModel.load(directory, 64, 3, "cpu", "float32")
+    return HuggingFaceModel.load(directory, 64, 3, "cpu", "float32", True)
 
 
 def log_probabilities(directory: Path, ids: list[int], count: int) -> torch.Tensor:
@@ -132,7 +133,7 @@ def test_an_exported_directory_scores_as_its_checkpoint(
     output_of("export", "--ckpt_path", run, "--format", "hf", "--out", folder)
     words = ("--data", tasks, "--out", tmp_path / "o", "--tasks", "arc_challenge", "gsm8k", "c4")
     output_of("evaluate", "--ckpt_path", run, *words)
-    output_of("evaluate", "--hf", folder, *words)
+    output_of("evaluate", "--trust_remote_code", "--hf", folder, *words)
     names = ("tiny-default-step-00000006", "exported")
     for task, key in (("arc_challenge", "loglikelihoods"), ("arc_challenge", "unconditional"),
                       ("c4", "loglikelihood"), ("gsm8k", "written")):  # fmt: skip
@@ -140,6 +141,26 @@ def test_an_exported_directory_scores_as_its_checkpoint(
         ours, theirs = ([json.loads(line)[key] for line in file.open()] for file in files)
         for one, other in zip(ours, theirs, strict=True):
             assert other == (one if key == "written" else pytest.approx(one, abs=1e-4))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_code_in_a_directory_is_run_with_consent_alone(
+    name: str, directory: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dualpath_cli.cli import main
+
+    hostile = tmp_path / "hostile"
+    shutil.copytree(directory, hostile)
+    kind = "AutoTokenizer" if name.startswith("t") else "AutoConfig"
+    named = ["code.Own", None] if name.startswith("t") else "code.Own"
+    content = json.loads((hostile / name).read_text()) | {"auto_map": {kind: named}}
+    (hostile / name).write_text(json.dumps(content | {"model_type": "own"}))
+    (hostile / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nOwn = object\n")
+    words = ["--data", str(tasks), "--out", str(tmp_path / "o"), "--tasks", "piqa"]
+    assert main(["evaluate", "--hf", str(hostile), *words]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"{name} names code of its own (auto_map); give --trust_remote_code" in line
+    assert not (tmp_path / "ran").exists()
 
 
 def test_what_cannot_be_loaded_is_one_line(

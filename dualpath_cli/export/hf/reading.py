@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli import recipes, run_folder
+from dualpath_cli import consent, recipes, run_folder
 from dualpath_cli.command.own_classes import check_as_trained
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
@@ -95,5 +95,6 @@ def _read(folder: Path) -> tuple[Run, Settings]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"'{folder / CONFIG}' is not of a model of dualpath: {reason}") from None
+    consent.note_read(folder, model)
     settings = settings_from(recipes.merge(run_folder.read_recipe(folder), {"model": model}))
     return Run(folder, folder, step, home=folder), settings
