@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from dualpath_cli.errors import of_content
 from dualpath_cli.output.atomic import write_text
 
 Files = dict[str, dict[str, Any]]
@@ -34,7 +35,7 @@ def files_of(checkpoint: Path) -> list[Path]:
 def describe(checkpoint: Path, paths: Iterable[Path]) -> Files:
     """Sizes and hashes of some of a checkpoint's files."""
     return {
-        _name(checkpoint, path): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        _name(checkpoint, path): {"bytes": path.stat().st_size, "sha256": hash_file(path)}
         for path in paths
     }
 
@@ -83,7 +84,7 @@ def damaged(
     files = _read_manifest(checkpoint) or {}
     own = sorted(files)[rank::ranks]
     paths = {name: checkpoint / name if name else checkpoint for name in own}
-    return [name for name, path in paths.items() if _sha256(path, read) != files[name]["sha256"]]
+    return [name for name, path in paths.items() if hash_file(path, read) != files[name]["sha256"]]
 
 
 def _read_manifest(checkpoint: Path) -> Files | None:
@@ -98,7 +99,7 @@ def _read_manifest(checkpoint: Path) -> Files | None:
             if type(facts["bytes"]) is not int or type(facts["sha256"]) is not str:
                 raise ValueError(f"the size or the hash of '{name}' is none")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path.name} cannot be read ({type(error).__name__}: {error})") from None
+        raise ValueError(f"{path.name} cannot be read: {of_content(error)}") from None
     return dict(files)
 
 
@@ -106,7 +107,8 @@ def _name(checkpoint: Path, path: Path) -> str:
     return "" if path == checkpoint else path.relative_to(checkpoint).as_posix()
 
 
-def _sha256(path: Path, read: Callable[[int], object] | None = None) -> str:
+def hash_file(path: Path, read: Callable[[int], object] | None = None) -> str:
+    """The sha256 of a file in hexadecimal digits; `read` is told how many bytes were just read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while content := file.read(_AT_ONCE):

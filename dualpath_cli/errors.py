@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import json
 import re
 from collections.abc import Iterable
 
@@ -91,3 +92,18 @@ def of_system(error: OSError) -> tuple[int, str]:
     way_out = _MISTAKES.get(number) or _FAILURES.get(number)
     text = f"{place}{reason}" + (f"; {way_out}" if way_out else "")
     return (2 if is_mistake(error) else 1), text
+
+
+def of_content(error: Exception) -> str:
+    """Returns what is wrong with something that was read, in words: not as Python says it."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is no JSON: {error}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no UTF-8 at byte {error.start}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, TypeError | AttributeError | IndexError):
+        return "a value in it is of another kind than it must be"
+    return str(error)

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli import run_folder
-from dualpath_cli.checkpoint_files import facts_of
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.output.atomic import replacing
 from dualpath_cli.ranges import check_name, check_range
 from dualpath_cli.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
@@ -38,6 +37,7 @@ NO_HASH = "0" * 64
 """What stands for the sha256 until all is written."""
 LONGEST_HEADER = 100_000_000
 """Bytes; safetensors itself reads no longer one."""
+MOST_STEPS = 10**18
 _TEXTS = {RECIPE: "recipe", VERSIONS: "versions", TOKENIZER: "tokenizer"}
 
 
@@ -68,16 +68,10 @@ def describe(run: Run, settings: Settings) -> dict[str, str]:
         "step": str(run.step),
         "tokens": str(run.step * settings.run.batch_tokens),
         **{key: run_folder.read_text(run.folder / name) for name, key in _TEXTS.items()},
-        **_versions_of(run),
+        _TEXTS[VERSIONS]: json.dumps(run_folder.facts_at(run.folder, run.checkpoint), indent=2),
         "exported_with": importlib.metadata.version("dualpath"),
         "sha256": NO_HASH,  # the last, as a text before it may hold as many zeros
     }
-
-
-def _versions_of(run: Run) -> dict[str, str]:
-    """What wrote the run's checkpoint, where that says it: a run may have been continued."""
-    facts = facts_of(run.checkpoint)
-    return {} if facts is None else {_TEXTS[VERSIONS]: json.dumps(facts, indent=2)}
 
 
 def header(tensors: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, str]) -> bytes:
@@ -112,7 +106,7 @@ def _open(path: Path) -> Run:
     try:
         check_name("the recipe's name in its header", recipe)
         check_name("the run's name in its header", name)
-        check_range("the step in its header", int(metadata["step"]), (0, 10**18))
+        check_range("the step in its header", int(metadata["step"]), (0, MOST_STEPS))
     except ValueError as error:
         raise UserError(f"'{path}' is no run of dualpath: {error}") from None
     folder = cache() / "runs" / hashlib.sha256(content).hexdigest()[:32] / recipe / name
@@ -133,16 +127,16 @@ def _read(path: Path) -> tuple[bytes, dict[str, str]]:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > LONGEST_HEADER:
-                raise ValueError(f"a header of {length:,} bytes")
+                raise ValueError(f"it has {length:,} bytes")
             content = file.read(length)
         entries = json.loads(content)
         metadata: dict[str, str] = entries.pop("__metadata__", {})
         if not all(type(text) is str for text in metadata.values()):
-            raise ValueError("its metadata are no text")
+            raise ValueError("what it says of the run is no text")
         end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"'{path}' is no file of safetensors: {reason:.160}") from None
+        reason = f"{of_content(error):.160}"
+        raise UserError(f"'{path}' is no file of safetensors (its header: {reason})") from None
     if end != path.stat().st_size:
         raise UserError(
             f"'{path}' is damaged: it has {path.stat().st_size:,} bytes instead of {end:,}; "

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.errors import UserError, did_you_mean, of_content
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.text import byte_level
 from dualpath_cli.text.byte_level import Definition
@@ -55,8 +55,10 @@ class Tokenizer:
             # `tokenizers` raises bare Exception, or what Rust panics with; a damaged file any.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(f"tokenizer '{origin}': cannot be used ({reason})") from None
+            reason = of_content(error) if isinstance(error, Exception) else str(error)
+            raise UserError(
+                f"tokenizer '{origin}': cannot be used ({' '.join(reason.split())})"
+            ) from None
 
     def _read(self, definition: Definition, origin: str) -> None:
         byte_level.check(definition, origin)

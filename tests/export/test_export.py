@@ -147,8 +147,8 @@ def test_the_file_has_its_name_only_when_it_is_whole(
 ) -> None:
     """As a kill would find it at the last moment before."""
     run = trained()
-    tokenizer = json.loads((run / "tokenizer.json").read_text())
-    (run / "tokenizer.json").write_text(json.dumps(tokenizer | {"note": run_file.NO_HASH}))
+    with (run / "recipe.yaml").open("a") as recipe:
+        recipe.write(f"# {run_file.NO_HASH}\n")
     found = []
 
     def look(path: Path) -> None:
@@ -215,6 +215,28 @@ def test_a_damaged_file_is_refused(trained: Fit, capsys: Errors) -> None:
         assert damage != whole
         out.write_bytes(damage)
         assert message in one_line(given, capsys)
+
+
+@pytest.mark.parametrize(
+    ("header", "fault"),
+    [
+        ('{"a": {"dtype": "F32"}}', "it lacks 'data_offsets'"),
+        ('{"a": null}', "a value in it is of another kind than it must be"),
+        ('{"__metadata__": null}', "a value in it is of another kind than it must be"),
+        ("[]", "a value in it is of another kind than it must be"),
+        ('{"__metadata__": {"run": 3}}', "what it says of the run is no text"),
+        ("[[[[", "it is no JSON: Expecting value: line 1 column 5"),
+        ("[" * 100_000, "it is nested too deeply"),
+        ("\udcff", "it is no UTF-8 at byte 0"),
+    ],
+)
+def test_what_is_wrong_with_a_header_is_said_in_words(
+    header: str, fault: str, tmp_path: Path, capsys: Errors
+) -> None:
+    out, content = tmp_path / "model.safetensors", header.encode(errors="surrogateescape")
+    out.write_bytes(len(content).to_bytes(8, "little") + content)
+    said = one_line(["validate", "--ckpt_path", str(out)], capsys)
+    assert f"'{out}' is no file of safetensors (its header: {fault}" in said
 
 
 def test_a_file_of_others_is_refused(tmp_path: Path, capsys: Errors) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
 
 
@@ -81,10 +81,9 @@ def read_results(path: Path, run: str, step: int) -> Results:
             f"{model['device']}, batches of {model['batch_size']}, windows of {model['window']} "
             f"tokens, dualpath evaluate {model['versions']['dualpath']}"
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
-            f"--results '{path}' is no results.json of dualpath evaluate: {reason}"
+            f"--results '{path}' is no results.json of dualpath evaluate: {of_content(error)}"
         ) from None
     if of != (run, step):
         raise UserError(
