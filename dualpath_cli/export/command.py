@@ -13,11 +13,12 @@ from dualpath_cli.command.own_classes import check_as_trained
 from dualpath_cli.command.records import resolve
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.export.formats import FORMATS, Format
+from dualpath_cli.export.hf.listing import foreign
 from dualpath_cli.export.hf.reading import is_exported
 from dualpath_cli.export.hf.results import Results, read_results
+from dualpath_cli.generation.values import path_of
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
-from dualpath_cli.ranges import check_path
 from dualpath_cli.run_folder import Run
 from dualpath_cli.settings import Settings, settings_from
 
@@ -58,9 +59,16 @@ def run(options: Namespace) -> str:
     check_as_trained(found, settings.model)
     name = f"{settings.run.recipe}-{settings.run.name}"
     default = found.home / "export" / f"{name}-step-{found.step:08d}{format_.suffix}"
-    out = default if options.out is None else _given(options.out, format_)
+    out = default if options.out is None else path_of("--out", options.out)
+    out = out if format_.suffix else out.resolve()  # of a link, what it links to is replaced
+    _check_out(out, format_)
     if out.exists() and not options.overwrite:
         raise UserError(f"'{out}' is there already; give another --out, or --overwrite")
+    if not format_.suffix and (held := foreign(out)):
+        raise UserError(
+            f"'{out}' holds '{held}', which is not as an export wrote it; move it away, or give "
+            "another --out"
+        )
     write = partial(resolve(format_.write), **_results(options.results, found, settings, format_))
     console = plain_console()
     from dualpath_cli.export.weights import Weights
@@ -96,24 +104,18 @@ def _results(
     return {"results": read_results(Path(given), name, run.step)}
 
 
-def _given(out: str, format_: Format) -> Path:
-    """The path in `--out`. Raises UserError for none of this machine, or of another format."""
-    try:
-        check_path("--out", out)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    path = Path(out)
-    if not format_.suffix:
-        if path.is_file():
-            raise UserError(f"--out '{out}' is a file; give a folder")
-        if path.is_dir() and any(path.iterdir()) and not is_exported(path):
-            raise UserError(f"--out '{out}' is a folder of something else; give another name")
-        return path.resolve()
-    if path.suffix != format_.suffix:
-        raise UserError(f"--out '{out}' must end in {format_.suffix}, which its readers go by")
-    if path.is_dir():
-        raise UserError(f"--out '{out}' is a folder; give a file")
-    return path
+def _check_out(out: Path, format_: Format) -> None:
+    """Raises UserError for a path of another format, and for a folder that is not an export's."""
+    if format_.suffix:
+        if out.suffix != format_.suffix:
+            raise UserError(f"--out '{out}' must end in {format_.suffix}, which its readers go by")
+        if out.is_dir():
+            raise UserError(f"--out '{out}' is a folder; give a file")
+        return
+    if out.is_file():
+        raise UserError(f"--out '{out}' is a file; give a folder")
+    if out.is_dir() and any(out.iterdir()) and not is_exported(out):
+        raise UserError(f"--out '{out}' is a folder of something else; give another name")
 
 
 def _answer(run: Run, weights: Any, out: Path, format_: Format) -> str:

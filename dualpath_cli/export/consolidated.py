@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from dualpath_cli import run_file
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.export.weights import Weights, bytes_of
 from dualpath_cli.output.atomic import replacing
 from dualpath_cli.output.progress import Progress
-from dualpath_cli.run_folder import Run
+from dualpath_cli.run_folder import TOKENIZER, Run
 from dualpath_cli.settings import Settings
+from dualpath_cli.text.tokenizer import Tokenizer
 
 DTYPES = {
     torch.float32: "F32",
@@ -29,18 +30,23 @@ def write(run: Run, settings: Settings, weights: Weights, out: Path, progress: P
 
     Raises:
         UserError: where a weight is of a kind that training does not make, or a small file of the
-            run cannot be read.
+            run cannot be read, as the file could not be either.
+        RunFailed: where the disk gives back something else than was written.
     """
     header = run_file.header(entries(weights), run_file.describe(run, settings))
+    Tokenizer.load(run.folder / TOKENIZER)  # says what is wrong with it
     digest = hashlib.sha256(header)
-    with replacing(out) as partial, partial.open("wb") as file:
-        file.write(header)
-        for content in contents(weights):
-            file.write(content)
-            digest.update(content)
-            progress.advance(len(content))
-        file.seek(header.rindex(run_file.NO_HASH.encode()))
-        file.write(digest.hexdigest().encode())
+    with replacing(out) as partial:
+        with partial.open("wb") as file:
+            file.write(header)
+            for content in contents(weights):
+                file.write(content)
+                digest.update(content)
+                progress.advance(len(content))
+            file.seek(header.rindex(run_file.NO_HASH.encode()))
+            file.write(digest.hexdigest().encode())
+        if run_file.was_changed(partial):
+            raise RunFailed(f"'{out}' is not read back as it was written; check the disk")
 
 
 def entries(weights: Weights, prefix: str = "") -> dict[str, dict[str, Any]]:

@@ -7,27 +7,39 @@
     README.md                                       the model card
     .eval_results/                                  scores as the hub reads them, where given
     recipe.yaml, versions.json                      of the run, for `dualpath import`
+    SHA256SUMS                                      the hashes of all these (listing.py)
 
 Nothing here needs transformers.
 """
 
 import dataclasses
+import hashlib
 import json
 from functools import reduce
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 
 from dualpath_cli import run_file
+from dualpath_cli.errors import RunFailed
 from dualpath_cli.export.consolidated import contents, entries
 from dualpath_cli.export.hf.card import model_card
 from dualpath_cli.export.hf.flatten import flatten
+from dualpath_cli.export.hf.listing import (
+    CONFIG,
+    LISTING,
+    PREFIX,
+    SCORES,
+    WEIGHTS,
+    changed,
+    listing,
+)
 from dualpath_cli.export.hf.own_classes import own_files, registration
+from dualpath_cli.export.hf.reading import read_folder
 from dualpath_cli.export.hf.results import Results
 from dualpath_cli.export.weights import Weights
-from dualpath_cli.output.atomic import PARTIAL, naming, remove, sync
+from dualpath_cli.output.folders import replacing_folder
 from dualpath_cli.output.progress import Progress
 from dualpath_cli.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
 from dualpath_cli.settings import Settings
@@ -35,9 +47,6 @@ from dualpath_cli.text.tokenizer import Tokenizer
 
 CONFIGURATION = "dualpath_cli.export.hf.configuration"
 MODELING = "dualpath_cli.export.hf.modeling"
-WEIGHTS = "model.safetensors"
-PREFIX = "model."
-"""What names of weights begin with, after the attribute of DualPathForCausalLM."""
 
 
 def write(
@@ -50,17 +59,14 @@ def write(
 ) -> None:
     """Writes the folder, whole or not at all; its bytes follow from the run and `results` alone.
 
-    One that is there already is put aside for the moment of a rename: a process that is killed just
-    then leaves it beside, under a name that ends in .partial.
-
     Raises:
         UserError: where a weight is of a kind that training does not make, a small file of the run
             cannot be read, or a class of one's own would not work in the folder.
     """
     described = run_file.describe(run, settings)
-    tokenizer = Tokenizer(json.loads(described["tokenizer"]), str(run.folder / TOKENIZER))
+    tokenizer = Tokenizer.load(run.folder / TOKENIZER)
     texts = own_files(settings.model) | {
-        "config.json": as_json(config(settings, described, weights, tokenizer)),
+        CONFIG: as_json(config(settings, described, weights, tokenizer)),
         "generation_config.json": as_json(generation(settings, tokenizer)),
         "tokenizer_config.json": as_json(tokenizer_config(settings, tokenizer)),
         "configuration_dualpath.py": flatten(CONFIGURATION),
@@ -72,30 +78,24 @@ def write(
         VERSIONS: described["versions"],
     }
     if results is not None:
-        texts |= {f".eval_results/{name}": text for name, text in results.entries().items()}
+        texts |= {f"{SCORES}/{name}": text for name, text in results.entries().items()}
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     header = run_file.header(entries(weights, PREFIX), {"format": "pt"})
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial, before = (out.with_name(f"{out.name}.{uuid4().hex}{PARTIAL}") for _ in range(2))
-    try:
-        with naming(out):
-            for name, text in texts.items():
-                (partial / name).parent.mkdir(parents=True, exist_ok=True)
-                (partial / name).write_text(text, encoding="utf-8")
-            with (partial / WEIGHTS).open("wb") as file:
-                file.write(header)
-                for content in contents(weights):
-                    file.write(content)
-                    progress.advance(len(content))
-            for path in (*partial.rglob("*"), partial):
-                sync(path)
-            if out.exists():  # with --overwrite
-                out.rename(before)
-            partial.rename(out)
-            remove(before)
-    finally:
-        if not out.exists() and before.exists():
-            before.rename(out)
-        remove(partial)
+    digest = hashlib.sha256(header)
+    with replacing_folder(out) as partial:
+        with (partial / WEIGHTS).open("wb") as file:
+            file.write(header)
+            for content in contents(weights):
+                file.write(content)
+                digest.update(content)
+                progress.advance(len(content))
+        texts[LISTING] = listing({**hashes, WEIGHTS: digest.hexdigest()})
+        for name, text in texts.items():
+            (partial / name).parent.mkdir(exist_ok=True)
+            (partial / name).write_text(text, encoding="utf-8", newline="")
+        read_folder(partial)
+        if lost := changed(partial, lambda count: None):
+            raise RunFailed(f"'{out / lost}' is not read back as it was written; check the disk")
 
 
 def as_json(content: dict[str, Any]) -> str:

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli import consent, recipes, run_folder
+from dualpath_cli.checkpoint_files import files_of
 from dualpath_cli.command.own_classes import check_as_trained
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError
-from dualpath_cli.ranges import check_path
-from dualpath_cli.run_file import SUFFIX
+from dualpath_cli.errors import UserError, of_content
+from dualpath_cli.export.hf.listing import CONFIG, LISTING, changed
+from dualpath_cli.generation.values import path_of
+from dualpath_cli.ranges import check_range
+from dualpath_cli.run_file import MOST_STEPS, SUFFIX
 from dualpath_cli.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
 from dualpath_cli.settings import Settings, settings_from
-
-CONFIG = "config.json"
 
 
 def add_arguments(parser: Any) -> None:
@@ -40,15 +41,12 @@ def run(options: Namespace) -> str:
     """
     if options.hf is None:
         raise UserError("import needs --hf DIR: a folder that dualpath export --format hf wrote")
-    folder = Path(options.hf)
-    found, settings = _read(folder)
+    folder = path_of("--hf", options.hf)
+    found, settings = read_folder(folder)
     check_as_trained(found, settings.model)
     folder = folder.resolve()
-    out = Path(options.out) if options.out else folder.with_name(folder.name + SUFFIX)
-    try:
-        check_path("--out", str(out))
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    default = folder.with_name(folder.name + SUFFIX)
+    out = default if options.out is None else path_of("--out", options.out)
     if out.suffix != SUFFIX or out.is_dir():
         raise UserError(f"--out '{out}' must be a file whose name ends in {SUFFIX}")
     if folder in out.resolve().parents:
@@ -60,8 +58,16 @@ def run(options: Namespace) -> str:
     from dualpath_cli.output.console import plain_console
     from dualpath_cli.output.progress import Progress, bytes_of_bytes
 
+    console = plain_console()
+    size = sum(path.stat().st_size for path in files_of(folder))
+    with Progress(console, "checking", bytes_of_bytes, size) as progress:
+        if name := changed(folder, progress.advance):
+            raise UserError(
+                f"'{folder}' is damaged: {name} is not as it was exported (sha256); copy it again, "
+                f"or remove {LISTING} if the change was meant"
+            )
     weights = weights_of(folder, settings.model)
-    with Progress(plain_console(), "writing", bytes_of_bytes, weights.bytes) as progress:
+    with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
         consolidated.write(found, settings, weights, out, progress)
     name = f"{settings.run.recipe}/{settings.run.name}, step {found.step:,}"
     return f"{name}: {weights.parameters / 1e6:,.1f}M parameters\n{out}\n" + (
@@ -72,14 +78,18 @@ def run(options: Namespace) -> str:
 def is_exported(folder: Path) -> bool:
     """Whether a folder is one that `export --format hf` wrote."""
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads(run_folder.read_text(folder / CONFIG))
         return isinstance(config, dict) and config.get("model_type") == "dualpath"
-    except (OSError, ValueError, RecursionError):
+    except (UserError, ValueError, RecursionError):
         return False
 
 
-def _read(folder: Path) -> tuple[Run, Settings]:
-    """The run that a folder is of, and its settings: the model's are those of config.json."""
+def read_folder(folder: Path) -> tuple[Run, Settings]:
+    """The run that a folder is of, and its settings: the model's are those of config.json.
+
+    Raises:
+        UserError: where the folder is not what export writes.
+    """
     for name in (CONFIG, RECIPE, VERSIONS, TOKENIZER):
         if not (folder / name).is_file():
             hint = ""
@@ -87,14 +97,16 @@ def _read(folder: Path) -> tuple[Run, Settings]:
                 hint = "; copy it from the folder that dualpath export wrote"
             raise UserError(f"--hf '{folder}' holds no {name}{hint}")
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads(run_folder.read_text(folder / CONFIG))
         step = config["dualpath"]["step"]
-        if type(step) is not int or step < 0:
+        if type(step) is not int:
             raise ValueError(f"its step is {step!r:.40}")
+        check_range("its step", step, (0, MOST_STEPS))
         model = {field.name: config[field.name] for field in dataclasses.fields(ModelConfig)}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"'{folder / CONFIG}' is not of a model of dualpath: {reason}") from None
+        raise UserError(
+            f"'{folder / CONFIG}' is not of a model of dualpath: {of_content(error)}"
+        ) from None
     consent.note_read(folder, model)
     settings = settings_from(recipes.merge(run_folder.read_recipe(folder), {"model": model}))
     return Run(folder, folder, step, home=folder), settings

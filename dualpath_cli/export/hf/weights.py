@@ -7,9 +7,11 @@ import torch
 from safetensors import safe_open
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError
-from dualpath_cli.export.hf.folder import PREFIX, WEIGHTS
+from dualpath_cli.errors import UserError, of_content
+from dualpath_cli.export.hf.listing import PREFIX, WEIGHTS
 from dualpath_cli.export.weights import Weights
+from dualpath_cli.ranges import check_name
+from dualpath_cli.run_folder import read_text
 
 
 def weights_of(folder: Path, config: ModelConfig) -> Weights:
@@ -19,22 +21,32 @@ def weights_of(folder: Path, config: ModelConfig) -> Weights:
         UserError: where they cannot be read, or are not of this model.
     """
     held: dict[str, torch.Tensor] = {}
-    try:
-        for name in _files(folder):
+    for name in _files(folder):
+        try:
             with safe_open(folder / name, framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118
                     held[key.removeprefix(PREFIX)] = file.get_tensor(key)
-    except Exception as error:  # a damaged file raises nearly anything
-        reason = " ".join(str(error).split())[:120]
-        raise UserError(f"the weights in '{folder}' cannot be read: {reason}") from None
+        except Exception as error:  # a damaged file raises nearly anything
+            reason = " ".join(str(error).split())[:120]
+            raise UserError(f"the weights in '{folder}' cannot be read: {reason}") from None
     if config.tie_embeddings and "embed.weight" in held:  # it is in the file once
         held.setdefault("head.weight", held["embed.weight"])
     return Weights(folder, config, held)
 
 
 def _files(folder: Path) -> list[str]:
-    """Names of the files that hold the weights: transformers divides large models among several."""
+    """Names of the files that hold the weights: transformers divides large models among several.
+
+    Raises:
+        UserError: where the index cannot be read, or names what is not in the folder.
+    """
     index = folder / f"{WEIGHTS}.index.json"
     if not index.exists():
         return [WEIGHTS]
-    return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    try:
+        names = sorted(set(json.loads(read_text(index))["weight_map"].values()))
+        for name in names:
+            check_name("a file of weights", name)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"'{index}' cannot be used: {of_content(error)}") from None
+    return names

@@ -1,0 +1,89 @@
+"""SHA256SUMS: the files of an exported folder with their hashes, as `sha256sum -c` reads them.
+
+By it `import` sees what was changed, and `export --overwrite` what it may replace. Torch-free.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from dualpath_cli.checkpoint_files import hash_file
+from dualpath_cli.errors import UserError
+from dualpath_cli.run_folder import RECIPE, TOKENIZER, VERSIONS, read_text
+
+LISTING = "SHA256SUMS"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+SCORES = ".eval_results"
+NAMES = {
+    CONFIG, "generation_config.json", "tokenizer_config.json", TOKENIZER, RECIPE, VERSIONS,
+    "configuration_dualpath.py", "modeling_dualpath.py", WEIGHTS, "README.md",
+}  # fmt: skip
+"""What is in every exported folder beside the list."""
+PREFIX = "model."
+"""What names of weights begin with, after the attribute of DualPathForCausalLM."""
+_MORE_NAMES = re.compile(rf"own_\w+\.py|{re.escape(SCORES)}/\w+\.yaml")
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+
+
+def listing(hashes: Mapping[str, str]) -> str:
+    """The text of SHA256SUMS, of hashes by the names of their files."""
+    return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(hashes.items()))
+
+
+def changed(folder: Path, read: Callable[[int], object]) -> str | None:
+    """The first file that is not as the list has it; None as well where there is no list.
+
+    `read` is told how many bytes were just read.
+
+    Raises:
+        UserError: where the list cannot be read.
+    """
+    for name, sha256 in (_listed(folder) or {}).items():
+        path = folder / name
+        if not path.is_file() or hash_file(path, read) != sha256:
+            return name
+    return None
+
+
+def foreign(folder: Path) -> str | None:
+    """The first entry of a folder that no export has written, or None.
+
+    By the list, an export has written the files that are as they were then. Without one, as in
+    folders of earlier versions, those of its names.
+
+    Raises:
+        UserError: where the list cannot be read.
+    """
+    listed = _listed(folder)
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if name == SCORES and path.is_dir():
+            continue  # what is in it comes next
+        if not (path.is_file() and (name == LISTING or _is_ours(name))):
+            return name
+        if listed is not None and name != LISTING and listed.get(name) != hash_file(path):
+            return name
+    return None
+
+
+def _is_ours(name: str) -> bool:
+    return name in NAMES or _MORE_NAMES.fullmatch(name) is not None
+
+
+def _listed(folder: Path) -> dict[str, str] | None:
+    """Hashes by the names of files; None where there is no list.
+
+    Raises:
+        UserError: where it cannot be read, or names what no export writes.
+    """
+    path = folder / LISTING
+    if not path.exists():
+        return None
+    hashes = {}
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        found = _LINE.fullmatch(line)
+        if found is None or not _is_ours(found[2]):
+            raise UserError(f"{path} line {number} is none of dualpath export: '{line:.80}'")
+        hashes[found[2]] = found[1]
+    return hashes

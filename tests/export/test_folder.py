@@ -1,0 +1,235 @@
+"""The exported folder as files: what it replaces, what was left of it, what is wrong in it."""
+
+import fcntl
+import hashlib
+import importlib
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dualpath_cli.cli import main
+from dualpath_cli.export.hf import folder as hf
+from tests.processes import start
+from tests.tiny_run import Fit
+from tests.training.test_checkpoint_faults import flipped
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """`refused(*words)`: what is said of a mistake, in one line."""
+
+    def run(*words: object) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        return said
+
+    return run
+
+
+def words(run: Path, out: Path, *more: str) -> list[str]:
+    return ["export", "--ckpt_path", str(run), "--format", "hf", "--out", str(out), *more]
+
+
+def export(run: Path, out: Path, *more: str) -> Path:
+    assert main(words(run, out, *more)) == 0
+    return out
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    "name", [".git/HEAD", "thesis.txt", "sub/config.json", "own_notes.py", "README.md"]
+)
+def test_a_folder_with_anything_that_no_export_wrote_is_not_replaced(
+    name: str, trained: Fit, tmp_path: Path, refused: Refused
+) -> None:
+    run = trained()
+    out = export(run, tmp_path / "hf")
+    (out / name).parent.mkdir(exist_ok=True)
+    (out / name).write_text("mine")
+    before = contents(out)
+    assert f"holds '{name.split('/')[0]}', which" in refused(*words(run, out, "--overwrite"))
+    assert contents(out) == before
+
+
+def test_a_folder_without_a_list_is_replaced_where_it_holds_only_names_of_exports(
+    trained: Fit, tmp_path: Path, refused: Refused
+) -> None:
+    run = trained()
+    out = export(run, tmp_path / "hf")
+    whole = contents(out)
+    (out / "SHA256SUMS").unlink()
+    (out / "README.md").write_text("of an earlier version")
+    assert contents(export(run, out, "--overwrite")) == whole
+    (out / "SHA256SUMS").unlink()
+    (out / "thesis.txt").write_text("mine")
+    assert "holds 'thesis.txt'" in refused(*words(run, out, "--overwrite"))
+
+
+def test_what_a_killed_export_left_goes_with_the_next_and_what_a_living_one_holds_stays(
+    trained: Fit, tmp_path: Path
+) -> None:
+    run, out = trained(), tmp_path / "exports" / "hf"
+    dead, replaced, held, other = (
+        out.with_name(name)
+        for name in (f"hf.{'0' * 32}.partial", f"hf.{'1' * 32}.replaced.partial",
+                     f"hf.{'2' * 32}.partial", "hf.mine.partial")
+    )  # fmt: skip
+    for folder in (dead, replaced, held, other):
+        (folder / "own").mkdir(parents=True)
+    descriptor = os.open(held, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    export(run, out)
+    assert sorted(out.parent.iterdir()) == sorted([out, held, other])
+    os.close(descriptor)
+    export(run, out, "--overwrite")
+    assert sorted(out.parent.iterdir()) == sorted([out, other])
+
+
+def write_without_end() -> None:
+    def wait(*_: object) -> None:
+        time.sleep(60)
+
+    hf.contents = wait  # type: ignore[assignment]
+
+
+def test_an_export_holds_its_unfinished_folder_until_it_is_killed(
+    trained: Fit, tmp_path: Path
+) -> None:
+    run, out = trained(), tmp_path / "exports" / "hf"
+    process = start(words(run, out), tmp_path / "log", write_without_end)
+    while not (unfinished := list(out.parent.glob("*.partial/model.safetensors"))):
+        assert process.is_alive(), (tmp_path / "log").read_text()
+        time.sleep(0.01)
+    export(run, out)
+    assert unfinished[0].exists()
+    process.kill()
+    process.join()
+    assert unfinished[0].exists()
+    export(run, out, "--overwrite")
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_the_list_has_the_hash_of_every_other_file(trained: Fit, tmp_path: Path) -> None:
+    files = contents(export(trained(), tmp_path / "hf"))
+    listed = dict(line.split("  ")[::-1] for line in files.pop("SHA256SUMS").decode().splitlines())
+    assert listed == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+
+
+def test_a_changed_byte_in_any_file_is_refused_by_import(
+    trained: Fit, tmp_path: Path, refused: Refused
+) -> None:
+    folder = export(trained(), tmp_path / "hf")
+    for name, content in contents(folder).items():
+        if name != "SHA256SUMS":
+            end = content.rindex(b"0") if b"0" in content else len(content) - 3
+            (folder / name).write_bytes(content[:end] + b"1" + content[end + 1 :])
+            assert f"{name} " in refused("import", "--hf", folder)
+            (folder / name).write_bytes(content)
+    (folder / "generation_config.json").unlink()
+    assert "generation_config.json is not as it was" in refused("import", "--hf", folder)
+    (folder / "SHA256SUMS").write_text(f"{'0' * 64}  ../../secret\n")
+    assert "line 1 is none of dualpath export" in refused("import", "--hf", folder)
+    (folder / "SHA256SUMS").unlink()
+    assert main(["import", "--hf", str(folder)]) == 0
+
+
+@pytest.mark.parametrize("format_", ["hf", "consolidated"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<html>", "{}", "[[[[", "[" * 100_000, '{"model": null}',
+        '{"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}}',
+        '{"model": {"type": "BPE", "vocab": null}, "pre_tokenizer": {"type": "ByteLevel"}}',
+    ],
+)  # fmt: skip
+def test_a_tokenizer_that_nothing_can_read_is_not_exported(
+    text: str, format_: str, trained: Fit, tmp_path: Path, refused: Refused
+) -> None:
+    run, out = trained(), tmp_path / "out.safetensors"
+    (run / "tokenizer.json").write_text(text)
+    said = refused(*words(run, out)[:-3], format_, "--out", out)
+    assert str(run / "tokenizer.json") in said
+    assert "Error" not in said
+    assert "NoneType" not in said
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("format_", ["hf", "consolidated"])
+@pytest.mark.parametrize("text", ["<html>", "[[[[", "[]", "\udcff"])
+def test_versions_that_nothing_can_read_are_not_exported(
+    text: str, format_: str, trained: Fit, tmp_path: Path, refused: Refused
+) -> None:
+    run, out = trained(), tmp_path / "out.safetensors"
+    for path in (run / "checkpoints" / "manifests").iterdir():  # as of an earlier version
+        path.unlink()
+    (run / "versions.json").write_text(text, errors="surrogateescape")
+    assert f"{run / 'versions.json'} " in refused(*words(run, out)[:-3], format_, "--out", out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\n\x00", b"<html>\n1\n", b'step,set\n"1,a\n'])
+def test_a_validation_that_is_no_table_is_named(
+    content: bytes, trained: Fit, tmp_path: Path, refused: Refused
+) -> None:
+    run = trained()
+    (run / "validation.csv").write_bytes(content)
+    assert f"{run / 'validation.csv'} " in refused(*words(run, tmp_path / "hf"))
+
+
+@pytest.mark.parametrize(
+    ("format_", "place"),
+    [("hf", "dualpath_cli.export.hf.folder.changed"),
+     ("consolidated", "dualpath_cli.run_file.was_changed")],
+)  # fmt: skip
+def test_what_the_disk_gives_back_otherwise_gets_no_name(
+    format_: str,
+    place: str,
+    trained: Fit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, out = trained(), tmp_path / "out.safetensors"
+    module, _, name = place.rpartition(".")
+    compare = getattr(importlib.import_module(module), name)
+
+    def lose_a_bit(written: Path, *given: object) -> object:
+        flipped(written / "model.safetensors" if written.is_dir() else written)
+        return compare(written, *given)
+
+    monkeypatch.setattr(place, lose_a_bit)
+    capsys.readouterr()
+    assert main([*words(run, out)[:-3], format_, "--out", str(out)]) == 1
+    assert "not read back as it was written" in capsys.readouterr().err
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_import_stays_in_its_folder(trained: Fit, tmp_path: Path, refused: Refused) -> None:
+    folder = export(trained(), tmp_path / "hf")
+    index = folder / "model.safetensors.index.json"
+    (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
+    (folder / "SHA256SUMS").unlink()
+    for name in ("../elsewhere.safetensors", str(tmp_path / "elsewhere.safetensors"), ".."):
+        index.write_text(json.dumps({"weight_map": {"model.embed.weight": name}}))
+        said = refused("import", "--hf", folder)
+        assert f"'{index}' cannot be used: a file of weights must be a plain name" in said
+    for text in ("{}", "[]", "<", '{"weight_map": null}', '{"weight_map": {"a": 3}}'):
+        index.write_text(text)
+        assert str(index) in (said := refused("import", "--hf", folder))
+        assert "Error" not in said
+        assert "NoneType" not in said
