@@ -1,7 +1,11 @@
 """The folder for transformers: its model is the checkpoint's, value by value, and comes back."""
 
+import contextlib
 import csv
+import html
+import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +24,7 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.settings import settings_from
 from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.state.weights import load_weights
+from tests.conftest import OutputOf
 from tests.tiny_run import Fit
 
 transformers = pytest.importorskip("transformers")
@@ -338,6 +343,8 @@ def test_mistakes_of_import_are_one_line(
 
     assert "import needs --hf DIR" in refused()
     assert "holds no config.json" in refused("--hf", tmp_path)
+    assert "--out must be a path" in refused("--hf", folder, "--out", "")
+    assert "--hf must be a path" in refused("--hf", "")
     assert "is inside the folder" in refused("--hf", folder, "--out", folder / "x.safetensors")
     assert "must be a file whose name ends in .safetensors" in refused(
         "--hf", folder, "--out", tmp_path / "x.bin"
@@ -346,11 +353,15 @@ def test_mistakes_of_import_are_one_line(
     assert "holds no recipe.yaml; copy it" in refused("--hf", folder)
     (tmp_path / "kept.yaml").rename(folder / "recipe.yaml")
     config = json.loads((folder / "config.json").read_text())
+    (folder / "SHA256SUMS").unlink()  # which would name the file alone
     (folder / "config.json").write_text(json.dumps({**config, "d_ffn": 32}))
     assert "deep.sublayer.ffn.gate_proj.weight is (16, 16), not (24, 16)" in refused("--hf", folder)
-    for facts in (None, {"step": -1}, {"step": "6"}, {"step": True}, {"step": 1e999}):
+    steps = [{"step": step} for step in (-1, "6", True, 1e999, 10**400)]
+    for facts in (None, {}, *steps):
         (folder / "config.json").write_text(json.dumps({**config, "dualpath": facts}))
-        assert "is not of a model of dualpath" in refused("--hf", folder)
+        assert "is not of a model of dualpath" in (said := refused("--hf", folder))
+        assert "Error" not in said
+        assert "NoneType" not in said
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(b"cut")
     assert f"the weights in '{folder}' cannot be read" in refused("--hf", folder)
@@ -441,14 +452,44 @@ def test_the_card_says_what_the_run_says(trained: Fit, tmp_path: Path) -> None:
     assert f"| held_out | {row['loss']} | {row['bits_per_byte']} |" in text
 
 
-def test_the_cards_example_runs(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("page", ["README.md", "docs/hugging_face.md"])
+def test_an_example_writes_what_generate_writes(
+    page: str, trained: Fit, tmp_path: Path, output_of: OutputOf
 ) -> None:
+    length = {"model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}}
+    run = trained(**length)
     folder = export(run, tmp_path / "hf")
-    code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    monkeypatch.setattr("builtins.input", None)  # nothing is asked
-    exec(code.replace("path/to/this/folder", str(folder)), {})
-    assert "Question: What is 3 + 4?" in capsys.readouterr().out
+    text = (folder if page == "README.md" else Path(__file__).parents[2]).joinpath(page).read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()) as said, torch.no_grad():
+        exec(re.sub('"(path/to/this/folder|exported)"', repr(str(folder)), code), names)
+    (prompt,), out = names["prompts"], tmp_path / "texts.jsonl"
+    words = ("--ckpt_path", run, "--greedy", "--max_new_tokens", 20, "--out", out)
+    output_of("generate", *words, "--prompt", prompt)
+    wanted = json.loads(out.read_text())
+    assert wanted["new_tokens"] == 20
+    assert said.getvalue().startswith(f"{prompt}{wanted['text']}\n")
+
+
+def test_the_card_shows_names_and_values_as_they_are(trained: Fit, tmp_path: Path) -> None:
+    name, mark = "<b>_x_[a](b) www.a.b `c`", "|<script>|\n\ud800\\"
+    run = trained(run={"name": name})
+    with (run / "validation.csv").open() as file:
+        table = file.read()
+    (run / "validation.csv").write_text(table.replace("held_out", "<img src=x onerror=y>"))
+    for path in (run / "checkpoints" / "manifests").iterdir():
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"run": {"precision": mark}}))
+    card = (export(run, tmp_path / "hf") / "README.md").read_text()
+    text = card.split("---\n", 2)[2].split("## Use")[0]
+    assert not set("<>[]`\\") & set(text)
+    assert {line.count("|") for line in text.splitlines() if "|" in line} == {3, 4}
+    shown = html.unescape(text)
+    assert f"# tiny/{name}, step 6\n" in shown
+    assert "| <img src=x onerror=y> | " in shown
+    assert "| precision | |<script>|  \\ |" in shown
+    assert " www.a" not in text
+    assert "_x_" not in text
 
 
 def test_modules_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,16 @@
 """The model card: what a run's own files say of a model, for people who find it somewhere."""
 
-import csv
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import yaml
 
+from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.export.hf.results import Results
+from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.run_folder import Run
 from dualpath_cli.schedule import weight_decay
 from dualpath_cli.settings import Settings
@@ -31,7 +33,7 @@ def model_card(
     }
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
-        f"# {described['run']}, step {int(described['step']):,}",
+        f"# {as_text(described['run'])}, step {int(described['step']):,}",
         f'A language model in the terms of "{PAPER}": {_layers(settings.model)} Written by '
         f"dualpath {described['exported_with']}.",
         "## Model\n\n" + _table(_model_rows(settings.model, parameters)),
@@ -41,7 +43,7 @@ def model_card(
         parts.append("## Validation\n\n" + _table(losses, ("set", "loss, nats", "bits per byte")))
     if results is not None:
         head = ("benchmark", "metric", "value", "standard error", "documents", "examples")
-        parts.append(f"## Evaluation\n\n{results.how}.\n\n" + _table(results.rows, head))
+        parts.append(f"## Evaluation\n\n{as_text(results.how)}.\n\n" + _table(results.rows, head))
     parts.append("## Use\n\n" + USE)
     return "\n\n".join(parts) + "\n"
 
@@ -52,8 +54,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 folder = "path/to/this/folder"
 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-inputs = tokenizer(["Question: What is 3 + 4?\\nAnswer:"], return_tensors="pt")
-print(tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=20)))
+prompts = ["Question: What is 3 + 4?\\nAnswer:"]
+inputs = tokenizer([tokenizer.bos_token + text for text in prompts], return_tensors="pt")
+tokens = model.generate(**inputs, max_new_tokens=20)
+print(*tokenizer.batch_decode(tokens, skip_special_tokens=True), sep="\\n")
 
 # Gates, step weights and states; `intervention` forces other loops or gates than the learned ones.
 outputs = model(**inputs, output_routing=True)
@@ -62,9 +66,9 @@ for layer in outputs.routing.layers:
     print([model.lens(state).argmax(-1) for state in layer.deep_states])  # what each loop would say
 ```
 
-Documents were trained on after an end-of-text token, which is also the tokenizer's `bos_token`; it
-is not added by itself. Loaded in bfloat16, weights of norms, router, gates, gains and the embedding
-stay float32."""
+Documents were trained on after an end-of-text token, which is the tokenizer's `bos_token`. It is
+not added by itself, and without it the model writes something else. Loaded in bfloat16, weights of
+norms, router, gates, gains and the embedding stay float32."""
 
 
 def _layers(config: ModelConfig) -> str:
@@ -104,7 +108,8 @@ def _model_rows(config: ModelConfig, parameters: int) -> list[tuple[str, str]]:
 
 def _training_rows(settings: Settings, described: dict[str, str]) -> list[tuple[str, str]]:
     versions: dict[str, Any] = json.loads(described["versions"])
-    packages = versions.get("packages", {})
+    packages = versions.get("packages")
+    packages = packages if isinstance(packages, dict) else {}
     optim, steps = settings.optim, settings.run.max_tokens // settings.run.batch_tokens
     rows = [
         ("tokens", f"{int(described['tokens']):,}"),
@@ -120,18 +125,34 @@ def _training_rows(settings: Settings, described: dict[str, str]) -> list[tuple[
 
 
 def _validation_rows(run: Run) -> list[tuple[str, ...]]:
-    """The validation of this step, where the run folder has one."""
-    path = run.folder / "validation.csv"
-    if not path.is_file():  # a run in one file has none
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            (row["set"], row["loss"], row["bits_per_byte"])
-            for row in csv.DictReader(file)
-            if row["step"] == str(run.step)
-        ]
+    """The validation of this step, where the run folder has one.
+
+    Raises:
+        UserError: where what it has is no table.
+    """
+    name = "validation.csv"
+    check_tables(run.folder, [name])
+    return [
+        (row["set"], row.get("loss", ""), row.get("bits_per_byte", ""))
+        for row in read_csv(run.folder / name)
+        if row["step"] == str(run.step)
+    ]
 
 
 def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = ("", "")) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+    lines = [head, ["---"] * len(head), *(map(as_text, row) for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+_MARKS = re.compile(r"[^\w\s,;/()=%+'.-]|\.(?=[A-Za-z])|(?<![^\W_])_|_(?![^\W_])")
+"""What means something in Markdown or HTML, or makes a link of what stands around it."""
+
+
+def as_text(value: str) -> str:
+    """A value on one line that Markdown and HTML show as it is, whoever gave it.
+
+    Marks become `&#NUMBER;`, which both read, also within a table; an underscore within a word is
+    none.
+    """
+    plain = "".join(c if c.isprintable() else " " for c in value)
+    return _MARKS.sub(lambda mark: f"&#{ord(mark[0])};", plain)
