@@ -189,10 +189,26 @@ def test_what_is_finished_is_not_computed_again_unless_something_decisive_change
     (tasks / "piqa.jsonl").write_text("\n".join(rows[:-1]) + "\n")
     evaluate(*words, "--batch_size", "2")
     assert counted[4:] == ["piqa"]
-    path = folder / "samples" / "lambada.jsonl"
-    path.write_text(path.read_text()[:-50])  # a file that was cut off
-    evaluate(*words, "--batch_size", "2")
-    assert counted[5:] == ["lambada"]
+
+
+def test_samples_that_were_changed_are_scored_again_and_that_is_said(
+    run: Path, tasks: Path, tmp_path: Path, counted: list[str], output_of: OutputOf
+) -> None:
+    line = ("evaluate", "--ckpt_path", run, "--data", tasks, "--out", tmp_path, "--tasks", "piqa")
+    assert "again" not in output_of(*line)
+    path = tmp_path / NAME / "samples" / "piqa.jsonl"
+    before = path.read_bytes()
+    digit = before.index(b'"loglikelihoods": [-') + len(b'"loglikelihoods": [-')
+    other = b"%d" % (9 - int(before[digit : digit + 1]))
+    for changed in (before[:digit] + other + before[digit + 1 :], before[:-50], None):
+        path.unlink()
+        if changed is not None:
+            path.write_bytes(changed)
+        why = "is not as it was written" if changed else ": No such file or directory"
+        assert f"piqa: {path}{' ' if changed else ''}{why}; scored again" in output_of(*line)
+        assert path.read_bytes() == before
+    assert counted == ["piqa"] * 4
+    assert "piqa: kept from before" in output_of(*line)
 
 
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
