@@ -69,7 +69,9 @@ _RECORDS = (
         needs="run",
         task="dualpath_cli.command.validate:validate",
         description="Scores a run's model on its validation sets, and on those that "
-        "--data.val.NAME adds to them; --data.val '{NAME: PATH}' takes the place of all.",
+        "--data.val.NAME adds to them; --data.val '{NAME: PATH}' takes the place of all. Bits per "
+        "byte are of windows that each begin after end-of-text; evaluate's rolling_bpb, of windows "
+        "read after the token before them, is lower for texts longer than a window.",
     ),
     Command(
         "flops",
@@ -142,7 +144,9 @@ _RECORDS = (
         needs="nothing",
         run="dualpath_cli.evaluation.command:run",
         description="Scores models on multiple choice, worked answers and texts as OLMES renders "
-        "them: accuracies and bits per byte, straight from checkpoints. Needs dualpath[eval].",
+        "them: accuracies and bits per byte, straight from checkpoints. Needs dualpath[eval]. "
+        "Texts have rolling_bpb: each window is read after the token before it, not after "
+        "end-of-text as validate reads it.",
         add_arguments="dualpath_cli.evaluation.options:add_arguments",
     ),
     Command(
