@@ -69,9 +69,9 @@ _RECORDS = (
         needs="run",
         task="dualpath_cli.command.validate:validate",
         description="Scores a run's model on its validation sets, and on those that "
-        "--data.val.NAME adds to them; --data.val '{NAME: PATH}' takes the place of all. Bits per "
-        "byte are of windows that each begin after end-of-text; evaluate's rolling_bpb, of windows "
-        "read after the token before them, is lower for texts longer than a window.",
+        "--data.val.NAME adds to them; --data.val '{NAME: PATH}' takes the place of all. Windows "
+        "of a text are read after end-of-text; for evaluate's rolling_bpb, which is mostly lower, "
+        "after the token before.",
     ),
     Command(
         "flops",

@@ -166,7 +166,7 @@ def test_lambada_asks_for_the_last_word_with_its_space() -> None:
 def test_a_worked_example_of_gsm8k_is_what_olmes_makes_of_a_row(
     answer: str, worked: str, number: str
 ) -> None:
-    """By hand after `normalize_answer_str` of oe_eval/tasks/oe_eval_tasks/gsm8k.py."""
+    """What `normalize_answer_str` of its oe_eval/tasks/oe_eval_tasks/gsm8k.py gives, run alone."""
     question = formats.gsm8k({"question": "How many?", "answer": answer})
     assert question.contexts == ("Question: How many?\nAnswer:",)
     assert (question.continuations, question.answer) == ((worked,), number)
