@@ -34,9 +34,11 @@ def run(
     for one in asked:
         name, key = one.benchmark.name, results.key_of(facts, one)
         result = results.find(folder, one, key)
-        if result is not None:
+        if isinstance(result, Result):
             console.print(f"{name}: kept from before", highlight=False)
         else:
+            if result is not None:
+                console.print(f"{name}: {result}; scored again", highlight=False, soft_wrap=True)
             try:
                 model = model or setting.load()
                 with Progress(console, name, counted("requests")) as progress:

@@ -70,9 +70,9 @@ class DualPathCache(DynamicCache):
 
     @property
     def numbers(self) -> torch.Tensor | None:
-        """The documents' numbers so far, (B, S)."""
+        """The documents' numbers so far, (B, S); None while all are 0."""
         keys: torch.Tensor | None = getattr(self.layers[0], "keys", None) if self.layers else None
-        return None if keys is None else keys[:, 0, :, 0]
+        return None if keys is None or not keys.any() else keys[:, 0, :, 0]
 
 
 @dataclass
