@@ -6,7 +6,7 @@ The evidence is in paper_tables.json: printed colours, orders of tags, captions.
 from collections.abc import Sequence
 
 from dualpath_cli.flops import paper
-from dualpath_cli.flops.audit.finding import Finding, holds
+from dualpath_cli.flops.audit.finding import Finding, grade
 
 Colour = Sequence[float]
 """Red, green and blue, from 0 to 1."""
@@ -38,7 +38,7 @@ def _most_deep_leaning() -> Finding:
         f"`{token}` is the most deep-leaning token of the printed TriviaQA sequence.",
         f"It is printed in rgb {', '.join(f'{c:.3f}' for c in colour)}, {printed}: number {rank} "
         f"of {len(leans)} from the deep side. The deepest printed token is `{max(leans)[1]}`.",
-        holds(lean(colour) == max(leans)[0]),
+        grade(lean(colour) == max(leans)[0]),
     )
 
 
@@ -61,7 +61,7 @@ def _arithmetic() -> Finding:
         f"Tokens of these classes trend deep (abstract): {', '.join(classes)}.",
         f"Section 4.3 puts {' and '.join(astray) or 'none of them lower'}. Of the numbers in the "
         f"printed GSM8K sequence, {' and '.join(sides)} are on the deep side.",
-        holds(not astray),
+        grade(not astray),
     )
 
 
@@ -78,5 +78,5 @@ def _scatter_caption() -> Finding:
         f"{', '.join(map(str, said))} from left to right.",
         f"Parameters fall with K, so over the axis on which the text has fewer parameters on the "
         f"left, they are K = {listed}.",
-        holds(all(order == said for order in orders)),
+        grade(all(order == said for order in orders)),
     )
