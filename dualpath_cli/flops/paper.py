@@ -155,6 +155,12 @@ def scores(budget_name: str) -> dict[str, dict[str, float]]:
     return table
 
 
+def bold(budget_name: str) -> dict[str, set[str]]:
+    """The labels whose value is printed in bold, by metric of the full results."""
+    metrics, rows = results(budget_name), _tables()["bold"][budget_name]
+    return {metric: set(row.split()) for metric, row in zip(metrics, rows, strict=True)}
+
+
 def ablation_sources() -> list[str]:
     """Names of the texts that the table of ablations has losses of."""
     return list(_tables()["ablation_sources"])

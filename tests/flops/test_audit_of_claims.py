@@ -78,6 +78,13 @@ def set_score(tables: Any, budget: str, metric: str, label: str, value: float) -
         (ARITHMETIC, "fails", "NUM, of arithmetic, among the middle"),
         (ARITHMETIC, "fails", "0 of 3 in the question and 14 of 15 in the answer"),
         (SCATTER, "fails", "they are K = 4, 3, 2"),
+        (WORDS, "fails", "NOUN, of lexical content, among the middle"),
+        (WORDS, "fails", "PART and PRON, which are function words, lexical content"),
+        (EXAMPLES, "fails", "`=` 3 of 4, `<<` 0 of 2; `-` is not in it"),
+        (MIDDLE, "note", "Layers 2 to 9 where deep share is read, 5 to 9 in the bands"),
+        (STANDARD, "fails", "4864, 7104, 11392, 15744, 24448"),
+        (ONE_LOOP, "as trained", "24448 against 24576 at F80M"),
+        (BOLD, "holds", "As printed in 57 of 58 rows, by their rows in 58. F160M Commonsense BPB"),
     ],
 )
 def test_claims(words: str, verdict: str, evidence: str) -> None:
@@ -106,6 +113,7 @@ def test_claims(words: str, verdict: str, evidence: str) -> None:
         ([("F80M", "C4", "a25_k4", 1.0)], OPTIMUM, "fails"),
         ([("F80M", "WinoGrande BPB", "a25_k4", 1.23)], FLAT, "holds"),
         ([("F160M", "WinoGrande BPB", f"a{a}_k4", 1.5) for a in (25, 50)], MORE_LOOPS, "fails"),
+        ([("F160M", "WinoGrande BPB", "a50_k3", 1.0)], BOLD, "fails"),
         ([("F160M", "WinoGrande BPB", "a50_k4", 1.5)], STEEPEN, "fails"),
     ],
 )
@@ -160,8 +168,12 @@ def test_other_colours_tags_or_captions_would_give_other_verdicts(tables: Any) -
     oxy[1] = bar["deep"]
     assert claim(OXY).verdict == "holds"
     assert "the deep end of the colour bar itself: number 1 of 17" in claim(OXY).found
-    stated["tag_order"] = {"highest": ["PUNCT", "SYM", "NUM"], "middle": [], "lowest": []}
+    words = [tag for tags in stated["classes"]["wide"].values() for tag in tags]
+    stated["tag_order"] = {"highest": ["PUNCT", "SYM", "NUM"], "middle": [], "lowest": words}
     assert claim(ARITHMETIC).verdict == "holds"
+    assert claim(WORDS).verdict == "holds"
+    stated["deepest_examples"]["SYM"].remove("<<")
+    assert claim(EXAMPLES).verdict == "holds"
     stated["scatter_loops_from_left"] = [4, 3, 2]
     assert claim(SCATTER).verdict == "holds"
 

@@ -28,6 +28,7 @@ def findings() -> list[Finding]:
         _documents(),
         *map(_math_peak, paper.BUDGETS),
         _averages(),
+        _bold(),
         *(claim(budget) for budget in paper.BUDGETS for claim in claims),
         _seeds(),
     ]
@@ -163,6 +164,33 @@ def _averages() -> Finding:
         f"Recomputed from the per-task rows they differ by at most {worst:.5f}.",
         grade(worst <= 2 * ROUNDING),
     )
+
+
+def _bold() -> Finding:
+    by_rows, as_printed, texts = [], 0, []
+    for budget in paper.BUDGETS:
+        for metric, marked in paper.bold(budget).items():
+            printed, exact = (of(budget)[metric] for of in (paper.results, paper.scores))
+            firsts = [_firsts(metric, row) for row in (printed, exact)]
+            as_printed += marked == firsts[0]
+            by_rows.append(marked == firsts[1])
+            if marked != firsts[0]:
+                values = [f"{label} {printed[label]:.4f}, by its rows {exact[label]:.5f}"
+                          for label in sorted(marked | firsts[0])]  # fmt: skip
+                bold = " and ".join(sorted(marked))
+                texts.append(f" {budget} {metric} has {bold} alone in bold: {'; '.join(values)}.")
+    return Finding(
+        "The best value of each row of the full results is bold.",
+        f"As printed in {as_printed} of {len(by_rows)} rows, by their rows in {sum(by_rows)}."
+        + "".join(texts),
+        grade(*by_rows),
+    )
+
+
+def _firsts(metric: str, row: Scores) -> set[str]:
+    """All labels with the best value: the highest accuracy, or the fewest bits per byte."""
+    value = (max if metric.endswith("Acc.") else min)(row.values())
+    return {label for label in row if row[label] == value}
 
 
 def _beats_controls(budget: str) -> Finding:
