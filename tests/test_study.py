@@ -68,23 +68,30 @@ def test_a_wrong_word_is_one_line(command: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "printed"),
+    ("words", "printed", "said"),
     [
-        ("narrow --against wide,loop_k4 --primary", "5, by the pairs' own differences 1\n"),
-        ("narrow_total --against wide,loop_k4 --primary", "5, by the pairs' own differences 1\n"),
-        ("paper_rate --against wide --seeds 0", "dual models less wide, in the mean: −0.0224\n"),
-        ("tuned --against wide", "6 dual models less wide, in the mean: −0.0052\n"),
-        ("narrow --against loop_k4 --sets novels peps rust_rfcs gsm8k", "in the mean: −0.0147\n"),
+        ("narrow --against wide,loop_k4 --primary",
+         "after correction: 5, by the pairs' own differences 1\n", "1 of the 15 at equal linear"),
+        ("narrow_total --against wide,loop_k4 --primary",
+         "after correction: 5, by the pairs' own differences 1\n", "1 of the 7 at equal total"),
+        ("paper_rate --against wide --seeds 0",
+         "6 dual models less wide, in the mean: −0.0224\n", "from 0.0224 to 0.0052"),
+        ("tuned --against wide",
+         "6 dual models less wide, in the mean: −0.0052\n", "from 0.0224 to 0.0052"),
+        ("narrow --against wide,loop_k4 --primary --sets novels peps rust_rfcs gsm8k",
+         "uncorrected: 0.0123; p < 0.05 after correction: 9, by the pairs' own differences 0\n",
+         "three seeds find 0.0123 on the four sets"),
     ],
-)
-def test_what_the_summary_takes_from_below_a_table_is_printed_there(
-    words: str, printed: str
+)  # fmt: skip
+def test_what_the_study_says_of_all_tests_of_a_table_is_printed_below_it(
+    words: str, printed: str, said: str
 ) -> None:
     table = subprocess.run(
         [sys.executable, str(ROOT / "docs" / "study" / "tables.py"), *words.split()],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert printed in table.stdout.partition("\n\n")[2]
+    assert said in " ".join((ROOT / "docs" / "study.md").read_text(encoding="utf-8").split())
 
 
 def test_validation_documents_that_share_thirteen_words_with_training_are_counted(
