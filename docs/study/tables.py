@@ -61,7 +61,7 @@ def main() -> None:
         if leads:
             print(f"the {len(leads)} dual models less {name}, in the mean: {signed(fmean(leads))}")
     if tested := [row for row in rows if row.p == row.p]:
-        detectable = sorted({f"{row.detectable:.4f}" for row in found.values()})
+        detectable = sorted({f"{row.detectable:.4f}" for row in tested if row.measure == AGGREGATE})
         pairs = sum(p < LEVEL for p in holm([row.p_pair for row in tested]))
         print(
             f"{len(tested)} tests in all; detectable, uncorrected: {', '.join(detectable)}; p < "

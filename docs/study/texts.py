@@ -42,12 +42,11 @@ def run_hashes(text: str) -> Hashes:
 
 def training_runs(folder: Path, manifest: Manifest, tokenizer: Tokenizer) -> Hashes:
     """Of all training documents, sorted."""
-    found = []
-    for chunk in manifest.chunks:
-        tokens = np.fromfile(folder / chunk.name, dtype=manifest.dtype, offset=HEADER)
-        documents = np.split(tokens, np.flatnonzero(tokens == tokenizer.eot_id) + 1)
-        found += [run_hashes(tokenizer.decode(document)) for document in documents]
-    return np.unique(np.concatenate(found))
+    chunks = [np.fromfile(folder / chunk.name, dtype=manifest.dtype, offset=HEADER)
+              for chunk in manifest.chunks]  # fmt: skip
+    tokens = np.concatenate(chunks)
+    documents = np.split(tokens, np.flatnonzero(tokens == tokenizer.eot_id) + 1)
+    return np.unique(np.concatenate([run_hashes(tokenizer.decode(one)) for one in documents]))
 
 
 def print_validation(settings: Settings, tokenizer: Tokenizer, training: Hashes) -> None:
