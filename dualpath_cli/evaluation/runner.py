@@ -45,9 +45,9 @@ def run(
                     model.progress = progress
                     samples = _samples(model, one, setting.window)
                 result = results.keep(folder, one, key, samples)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as end:
                 done = f"{len(found)} of {len(asked)} benchmarks of {setting.subject.name} are done"
-                raise KeyboardInterrupt(f"{done}; the same command goes on from there") from None
+                raise type(end)(f"{done}; the same command goes on from there") from None
         found.append(result)
     return found
 

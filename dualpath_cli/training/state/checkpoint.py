@@ -21,6 +21,7 @@ from dualpath_cli.errors import RunFailed
 from dualpath_cli.output.atomic import PARTIAL, naming, remove, sync
 from dualpath_cli.run_folder import CHECKPOINTS, LAST
 from dualpath_cli.settings import RunSettings
+from dualpath_cli.training.ranks import lost_contact
 from dualpath_cli.training.state.elastic import count_micro_batches_anew
 from dualpath_cli.training.state.finite import check_finite
 from dualpath_cli.training.state.integrity import hashed, verify
@@ -136,6 +137,8 @@ class Checkpoints(Callback):
             trainer.save_checkpoint(partial)
         except (OSError, RuntimeError, CheckpointException) as error:
             remove(partial)
+            if lost_contact(error):
+                raise  # it is not the disk that failed
             reason = " ".join(str(error).split())[:160]
             raise RunFailed(
                 f"checkpoint '{final}' could not be written: {reason}; the same command continues "
