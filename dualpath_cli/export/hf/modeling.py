@@ -169,6 +169,7 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         if int(transformers.__version__.split(".")[0]) >= 5:
             kept = [IN_VERSION_5.get(name, name) for name in kept]
         self._keep_in_fp32_modules_strict = kept
+        self.dtype_plan = dict.fromkeys(kept, torch.float32)  # what version 5.0 made of it above
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
