@@ -34,6 +34,7 @@ from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.recipes import Recipe, merge, read
 from dualpath_cli.settings import SECTIONS, check_sections
+from dualpath_cli.text_file import read_json
 
 RECIPE = "recipe.yaml"
 VERSIONS = "versions.json"
@@ -44,7 +45,7 @@ LAST = "last"
 WENT_WRONG = "went_wrong.txt"
 _STEP = re.compile(r"step-[0-9]{1,18}")
 
-_PUT_BACK = "put it back, or give this run a name (--run.name NAME)"
+PUT_BACK = "put it back, or give this run a name (--run.name NAME)"
 
 # What a continued run may change: nothing of it decides the numbers.
 _NUMBERS = ("model", "optim", "run", "data", "seed_everything")
@@ -158,22 +159,12 @@ def find_run(path: str) -> Run:
     )
 
 
-def read_text(path: Path) -> str:
-    """A text of a run folder. Raises UserError where it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); {_PUT_BACK}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is no UTF-8; {_PUT_BACK}") from None
-
-
 def read_recipe(folder: Path) -> Recipe:
     """The resolved recipe that a run was started with."""
     path = folder / RECIPE
     if not path.is_file():
         raise UserError(
-            f"run folder '{folder}' has no {RECIPE}, which says what was trained; {_PUT_BACK}"
+            f"run folder '{folder}' has no {RECIPE}, which says what was trained; {PUT_BACK}"
         )
     recipe = read(path)
     try:
@@ -244,25 +235,14 @@ def facts_at(folder: Path, checkpoint: Path) -> dict[str, Any]:
         UserError: where that cannot be read.
     """
     facts = facts_of(checkpoint)
-    return _facts_in(folder / VERSIONS) if facts is None else facts
+    return read_json(folder / VERSIONS, PUT_BACK) if facts is None else facts
 
 
 def facts_now(folder: Path) -> dict[str, Any]:
     """What `start` wrote down last; nothing where it has written nothing."""
     parts = [*_parts(folder, VERSIONS), *folder.glob(VERSIONS)]
     newest = max(parts, key=lambda path: path.stat().st_mtime_ns, default=None)
-    return {} if newest is None else _facts_in(newest)
-
-
-def _facts_in(path: Path) -> dict[str, Any]:
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"no JSON: {error}"
-        raise UserError(f"{path} cannot be read ({reason}); {_PUT_BACK}") from None
-    if not isinstance(before, dict):
-        raise UserError(f"{path} holds no JSON object; {_PUT_BACK}")
-    return before
+    return {} if newest is None else read_json(newest, PUT_BACK)
 
 
 def check_same_facts(folder: Path, checkpoint: Path, facts: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 Half a last row, which a kill while a table grows leaves, is dropped and the run goes on.
 """
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,20 @@ def folder(path: Path) -> None:
     """Puts a folder in the place, which cannot be read by anybody, not even root."""
     path.unlink()
     path.mkdir()
+
+
+def pipe(path: Path) -> None:
+    """Puts a pipe in the place, into which nobody writes."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/null")
+
+
+NO_FILE = "it is a pipe or a device, no file"
 
 
 def holding(content: bytes) -> Damage:
@@ -70,11 +85,13 @@ def test_the_run_is_fine_before_it_is_damaged(home: Path) -> None:
         (Path.unlink, "recipe.yaml"),
         (holding(b""), "recipe.yaml must be a mapping of sections, not None"),
         (cut, "cannot be read"),
-        (holding(b"\xff\x00\x80"), "recipe.yaml cannot be read: 'utf-8' codec"),
-        (holding(b"- 1"), "recipe.yaml must be a mapping of sections"),
+        (holding(b"\xff\x00\x80"), "recipe.yaml cannot be read ('utf-8' codec"),
+        (holding(b"- 1"), "recipe.yaml must be a mapping of sections, not a list\n"),
+        (holding(b"root:x:0:0:/root"), "recipe.yaml must be a mapping of sections, not a text\n"),
         (holding(b"model: 3"), "recipe.yaml: 'model' in the recipe must be a mapping, not 3"),
         (holding(b"data:"), "recipe.yaml: 'data' in the recipe must be a mapping, not null"),
         (folder, "recipe.yaml"),
+        (pipe, "recipe.yaml"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -96,11 +113,13 @@ def test_a_damaged_recipe_is_named(
         (Path.unlink, "cannot be read (No such file or directory); put it back, or give this run"),
         (holding(b""), "cannot be read (no JSON: Expecting value"),
         (cut, "cannot be read (no JSON: "),
-        (holding(b"\xff\x00"), "cannot be read (no JSON: "),
+        (holding(b"\xff\x00"), "cannot be read ('utf-8' codec"),
         (holding(b"[" * 100_000), "cannot be read (no JSON: "),
-        (holding(b"[]"), "holds no JSON object"),
+        (holding(b"[]"), "cannot be read (no JSON object)"),
         (holding(b"{}"), "was trained on data of the fingerprint None, these are"),
         (folder, "cannot be read (Is a directory)"),
+        (pipe, NO_FILE),
+        (device, NO_FILE),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -148,7 +167,14 @@ def test_a_damaged_table_is_named_with_the_row(
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [(holding(b"\xff\xfe\n\x00"), "cannot be read ('utf-8' codec"), (folder, "Is a directory")],
+    [
+        (holding(b"\xff\xfe\n\x00"), "cannot be read ('utf-8' codec"),
+        (holding(b"[[[["), "has no whole line, not even a header; mend it, or move it away"),
+        (holding(b"step,tok"), "has no whole line"),
+        (folder, "Is a directory"),
+        (pipe, NO_FILE),
+        (device, NO_FILE),
+    ],
 )
 def test_a_table_that_is_none_is_named(
     name: str, damage: Damage, words: str, home: Path, capsys: pytest.CaptureFixture[str]
@@ -159,8 +185,17 @@ def test_a_table_that_is_none_is_named(
     assert words in said
 
 
+@pytest.mark.parametrize("line", [FIT, *OTHERS[:1]])
+def test_files_of_a_run_may_be_links(line: str, home: Path) -> None:
+    for name in ("recipe.yaml", "tokenizer.json", "versions.json", *TABLES):
+        path = home / RUN / name
+        path.rename(home / name)
+        path.symlink_to(home / name)
+    assert main(line.split()) == 0
+
+
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("damage", [Path.unlink, holding(b""), holding(b"step,tok")])
+@pytest.mark.parametrize("damage", [Path.unlink, holding(b"")])
 def test_a_table_without_rows_is_begun_again(name: str, damage: Damage, home: Path) -> None:
     damage(home / RUN / name)
     assert main(FIT.split()) == 0

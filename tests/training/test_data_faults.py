@@ -112,8 +112,8 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     ),
     # tokenizer.json
     "no tokenizer": (remove(TOKENIZER), r"tokenizer\.json is missing"),
-    "a cut tokenizer": (cut(TOKENIZER), r"tokenizer\.json': cannot be read as JSON.*; copy the f"),
-    "a deep tokenizer": (put(TOKENIZER, b"[" * 99999), r"cannot be read as JSON: maximum recur"),
+    "a cut tokenizer": (cut(TOKENIZER), r"tokenizer\.json cannot be read \(no JSON: .*; copy th"),
+    "a deep tokenizer": (put(TOKENIZER, b"[" * 99999), r"cannot be read \(no JSON: maximum recur"),
 }
 
 
