@@ -51,9 +51,11 @@ def find(path: str) -> Run:
     """Understands any RUN: a run folder, a checkpoint inside one, or a run in one file.
 
     Raises:
-        UserError: if there is nothing, or nothing of ours, at `path`.
+        UserError: if there is nothing, or nothing of ours, at `path`, and as `check_as_written`.
     """
-    return _open(Path(path)) if is_run_file(Path(path)) else run_folder.find_run(path)
+    run = _open(Path(path)) if is_run_file(Path(path)) else run_folder.find_run(path)
+    run_folder.check_as_written(run.folder, run.checkpoint)
+    return run
 
 
 def describe(run: Run, settings: Settings) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 runs/<recipe>/<name>/
     recipe.yaml      the resolved recipe
-    versions.json    packages, git commit, data fingerprint; versions-00002000.json and
+    versions.json    packages, git commit, model, fingerprints of tokenizer and data, which each
+                     checkpoint has in its manifest, too; versions-00002000.json and
                      recipe-00002000.yaml for what was continued from step 2000
     tokenizer.json   the tokenizer of the training data
     classes/         source of the classes of one's own that the model is made with, if any
@@ -21,7 +22,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -193,25 +194,64 @@ def check_same_recipe(
 ) -> None:
     """Refuses to continue a run under a recipe that would have given other numbers.
 
-    `free` are keys by section that may differ as well. A setting that the run's recipe does not
-    have yet, because it is newer than the run, had its default.
+    `free` are keys by section that may differ as well.
 
     Raises:
         UserError: naming the first difference.
     """
-    before = merge(_defaults(), read_recipe(folder))
+    if different := _first_difference(read_recipe(folder), recipe, sections, free):
+        name, old, new = different
+        raise UserError(f"{folder} holds a run with {name}={old}, this one has {new}; {way_out}")
+
+
+def check_as_written(folder: Path, checkpoint: Path) -> None:
+    """Refuses a run folder whose recipe or tokenizer is not that of a checkpoint of it.
+
+    Of the recipe the model counts, which the checkpoint's facts hold as they do the tokenizer's
+    fingerprint; those of an earlier version hold neither.
+
+    Raises:
+        UserError: naming the first difference, and where a file of the run cannot be read.
+    """
+    from dualpath_cli.text.tokenizer import Tokenizer
+
+    recipe, facts = read_recipe(folder), facts_of(checkpoint) or {}
+    if not facts and (folder / VERSIONS).exists():
+        facts = facts_at(folder, checkpoint)
+    trained = {key: facts[key] for key in ("model",) if key in facts}
+    if different := _first_difference(trained, recipe, trained):
+        name, old, new = different
+        raise UserError(
+            f"{folder / RECIPE} has {name}={new}, but {checkpoint} was trained with "
+            f"{old}; put that back"
+        )
+    path, fingerprint = folder / TOKENIZER, facts.get("tokenizer")
+    if fingerprint is not None:
+        found = Tokenizer(read_json(path, PUT_BACK), str(path)).fingerprint
+        if found != fingerprint:
+            raise UserError(
+                f"{path} has the fingerprint {found:.12}, but {checkpoint} was trained with "
+                f"that of {fingerprint!s:.12}; put the run's own back"
+            )
+
+
+def _first_difference(
+    before: Recipe, now: Recipe, sections: Iterable[str], free: Mapping[str, Set[str]] = {}
+) -> tuple[str, Any, Any] | None:
+    """The first key whose value is another, and its two values; None where there is none.
+
+    A setting that one recipe does not have, because it is newer than that, had its default.
+    """
+    before, now = merge(_defaults(), before), merge(_defaults(), now)
     for section in sections:
-        old, new = before.get(section), recipe.get(section)
+        old, new = before.get(section), now.get(section)
         if not isinstance(old, dict) or not isinstance(new, dict):
             old, new = {"": old}, {"": new}
         may_differ = _FREE_KEYS.get(section, set()) | free.get(section, set())
         for key in sorted((old.keys() | new.keys()) - may_differ):
             if old.get(key) != new.get(key):
-                name = f"{section}.{key}".rstrip(".")
-                raise UserError(
-                    f"{folder} holds a run with {name}={old.get(key)}, this one has "
-                    f"{new.get(key)}; {way_out}"
-                )
+                return f"{section}.{key}".rstrip("."), old.get(key), new.get(key)
+    return None
 
 
 def _defaults() -> Recipe:

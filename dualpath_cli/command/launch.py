@@ -179,6 +179,7 @@ def _launch_to_train(
     checkpoint, weights = run_folder.newest_checkpoint(folder), None
     taken_back = trunk = None
     if checkpoint is not None:
+        run_folder.check_as_written(folder, checkpoint)
         run_folder.check_same_recipe(folder, recipe)
         check_tables(folder)
         taken_back = run_folder.facts_at(folder, checkpoint).get("taken_back")
