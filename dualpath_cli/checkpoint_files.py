@@ -56,6 +56,12 @@ def facts_of(checkpoint: Path) -> dict[str, Any] | None:
     return facts if facts and isinstance(facts, dict) else None
 
 
+def rows_of(checkpoint: Path) -> dict[str, int]:
+    """How many rows each table of the run had, by its name, where the checkpoint's facts say it."""
+    rows = (facts_of(checkpoint) or {}).get("rows")
+    return {k: n for k, n in rows.items() if type(n) is int} if isinstance(rows, dict) else {}
+
+
 def fault_of(checkpoint: Path) -> str | None:
     """Says what is wrong with a checkpoint as far as names and sizes tell; None if nothing."""
     try:

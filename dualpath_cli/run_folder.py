@@ -42,6 +42,7 @@ VERSIONS = "versions.json"
 TOKENIZER = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
 CLASSES = "classes"
+TABLES = ("metrics.csv", "validation.csv", "routing.csv", "bad_steps.csv")
 LAST = "last"
 WENT_WRONG = "went_wrong.txt"
 _STEP = re.compile(r"step-[0-9]{1,18}")

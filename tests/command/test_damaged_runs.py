@@ -135,7 +135,7 @@ def test_a_run_whose_versions_are_damaged_is_not_continued(
 TABLES = ["metrics.csv", "validation.csv", "routing.csv"]
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [*TABLES, "bad_steps.csv"])
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -153,7 +153,7 @@ def test_a_damaged_table_is_named_with_the_row(
 ) -> None:
     others = {
         "metrics.csv": "tokens,seconds", "validation.csv": "set",
-        "routing.csv": "layer,gate_deep,gate_wide,expected_loops",
+        "routing.csv": "layer,gate_deep,gate_wide,expected_loops", "bad_steps.csv": "kind",
     }[name]  # fmt: skip
     cells = ",".join("1" for _ in others.split(","))
     header, *rows = text.format(others).splitlines(keepends=True)
@@ -213,6 +213,33 @@ def test_a_run_killed_within_a_row_goes_on_without_that_row(name: str, trained: 
         assert len(read_csv(run / name)) == text.count("\n") - 2
     assert main(["fit", "--config", str(run.parents[2] / "recipe.yaml")]) == 0
     assert tables(run) == whole
+
+
+@pytest.mark.parametrize(
+    ("keep", "lacking"),
+    [
+        (lambda rows: [], 2),
+        (lambda rows: rows[:1] + rows[2:], 1),
+        (lambda rows: rows[2:], 2),
+        (lambda rows: rows, 0),
+    ],
+)
+def test_a_table_that_lacks_rows_of_before_the_checkpoint_is_named(
+    keep: Callable[[list[str]], list[str]], lacking: int, trained: Fit,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    run = trained()
+    back_to_step(run, 2)
+    table = run / "metrics.csv"
+    header, *lines = table.read_text().splitlines(keepends=True)
+    table.write_text("".join([header, *keep(lines)]))
+    (run / "routing.csv").unlink()  # has no rows yet at step 2
+    capsys.readouterr()
+    assert main(["fit", "--config", str(run.parents[2] / "recipe.yaml")]) == 0
+    said = f"{table} lacks {lacking} of the 2 rows that it had at step 2; the run goes on"
+    assert [line.startswith(said) for line in capsys.readouterr().err.splitlines()] == (
+        [True] if lacking else []
+    )
 
 
 def test_columns_that_the_run_does_not_write_are_left_out(trained: Fit) -> None:
