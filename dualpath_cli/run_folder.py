@@ -86,8 +86,9 @@ class Run:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step in a checkpoint's name."""
-    return int(checkpoint.resolve().name.removeprefix("step-"))
+    """The optimizer step in a checkpoint's name, or in that of what a link such as `last` means."""
+    path = checkpoint if _STEP.fullmatch(checkpoint.name) else checkpoint.resolve()
+    return int(path.name.removeprefix("step-"))
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -127,7 +128,8 @@ def is_first_rank() -> bool:
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run folder that have their names, in no order."""
-    return [p.resolve() for p in (folder / CHECKPOINTS).glob("step-*") if _STEP.fullmatch(p.name)]
+    found = [p for p in (folder / CHECKPOINTS).glob("step-*") if _STEP.fullmatch(p.name)]
+    return [real if _STEP.fullmatch((real := p.resolve()).name) else p for p in found]
 
 
 def newest_step(folder: Path) -> str:

@@ -102,6 +102,10 @@ PASSED_OVER: dict[str, tuple[Damage, str]] = {
     "a manifest that is no JSON": (manifest("{"), f"{LAST}.json cannot be read"),
     "a manifest of another kind": (manifest("[]"), f"{LAST}.json cannot be read"),
     "a pipe": (pipe, "it is a pipe or a device, no file"),
+    "a link to a device": (
+        lambda path: path.unlink() or path.symlink_to("/dev/null"),
+        "it is a pipe or a device, no file",
+    ),
     "a manifest that is a pipe": (
         lambda path: pipe(path.parent / "manifests" / f"{path.name}.json"),
         f"{LAST}.json cannot be read (it is a pipe or a device, no file)",
