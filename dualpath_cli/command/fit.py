@@ -65,6 +65,8 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     if checkpoint is not None:
         run_folder.check_same_facts(launch.trunk or folder, checkpoint, same)
     facts: dict[str, Any] = {
+        "model": launch.settings.as_recipe()["model"],
+        "tokenizer": launch.manifest.tokenizer,
         "data_fingerprint": launch.manifest.fingerprint,
         "data_since": launch.data_since,
         "taken_back": launch.taken_back,

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -359,6 +360,9 @@ def test_mistakes_of_import_are_one_line(
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(b"cut")
     assert f"the weights in '{folder}' cannot be read" in refused("--hf", folder)
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    assert "it is a pipe or a device, no file" in refused("--hf", folder)
 
 
 def test_weights_saved_in_half_precision_come_back(trained: Fit, tmp_path: Path) -> None:

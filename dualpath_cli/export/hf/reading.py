@@ -1,7 +1,6 @@
 """`dualpath import`: a folder that `export --format hf` wrote, as a run in one file."""
 
 import dataclasses
-import json
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from dualpath_cli.ranges import check_path
 from dualpath_cli.run_file import SUFFIX
 from dualpath_cli.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
 from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.text_file import read_json
 
 CONFIG = "config.json"
 
@@ -72,9 +72,8 @@ def run(options: Namespace) -> str:
 def is_exported(folder: Path) -> bool:
     """Whether a folder is one that `export --format hf` wrote."""
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        return isinstance(config, dict) and config.get("model_type") == "dualpath"
-    except (OSError, ValueError, RecursionError):
+        return read_json(folder / CONFIG).get("model_type") == "dualpath"
+    except UserError:
         return False
 
 
@@ -87,12 +86,12 @@ def _read(folder: Path) -> tuple[Run, Settings]:
                 hint = "; copy it from the folder that dualpath export wrote"
             raise UserError(f"--hf '{folder}' holds no {name}{hint}")
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = read_json(folder / CONFIG)
         step = config["dualpath"]["step"]
         if type(step) is not int or step < 0:
             raise ValueError(f"its step is {step!r:.40}")
         model = {field.name: config[field.name] for field in dataclasses.fields(ModelConfig)}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"'{folder / CONFIG}' is not of a model of dualpath: {reason}") from None
     consent.note_read(folder, model)

@@ -1,6 +1,5 @@
 """The weights of a folder of transformers, by the model's own names."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -10,6 +9,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.export.hf.folder import PREFIX, WEIGHTS
 from dualpath_cli.export.weights import Weights
+from dualpath_cli.text_file import open_regular, read_json
 
 
 def weights_of(folder: Path, config: ModelConfig) -> Weights:
@@ -21,7 +21,8 @@ def weights_of(folder: Path, config: ModelConfig) -> Weights:
     held: dict[str, torch.Tensor] = {}
     try:
         for name in _files(folder):
-            with safe_open(folder / name, framework="pt") as file:
+            path = folder / name
+            with open_regular(path), safe_open(path, framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118
                     held[key.removeprefix(PREFIX)] = file.get_tensor(key)
     except Exception as error:  # a damaged file raises nearly anything
@@ -37,4 +38,4 @@ def _files(folder: Path) -> list[str]:
     index = folder / f"{WEIGHTS}.index.json"
     if not index.exists():
         return [WEIGHTS]
-    return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    return sorted(set(read_json(index)["weight_map"].values()))

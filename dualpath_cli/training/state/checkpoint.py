@@ -19,7 +19,7 @@ from dualpath_cli import run_folder
 from dualpath_cli.checkpoint_files import Files, manifest_of, write_manifest
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.output.atomic import PARTIAL, naming, remove, sync
-from dualpath_cli.run_folder import CHECKPOINTS, LAST
+from dualpath_cli.run_folder import CHECKPOINTS, LAST, TABLES
 from dualpath_cli.settings import RunSettings
 from dualpath_cli.training.ranks import lost_contact
 from dualpath_cli.training.state.elastic import count_micro_batches_anew
@@ -171,7 +171,10 @@ def publish(partial: Path, final: Path, files: Files) -> None:
     replaced = final.with_name(final.name + ".replaced" + PARTIAL)
     if final.exists():  # from a run that is being repeated from an older checkpoint
         final.rename(replaced)
-    write_manifest(final, files, run_folder.facts_now(final.parents[1]))
+    folder = final.parents[1]
+    tables = [folder / name for name in TABLES if (folder / name).is_file()]
+    rows = {path.name: path.read_bytes().count(b"\n") - 1 for path in tables}
+    write_manifest(final, files, {**run_folder.facts_now(folder), "rows": rows})
     partial.rename(final)
     link = final.with_name(LAST + PARTIAL)
     link.unlink(missing_ok=True)
