@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.errors import of_content
+from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.output.atomic import write_text
+from dualpath_cli.text_file import open_regular, read_json
 
 Files = dict[str, dict[str, Any]]
 """By name inside the checkpoint, empty for one that is a file: `bytes` and `sha256`."""
@@ -49,10 +50,16 @@ def write_manifest(checkpoint: Path, files: Files, facts: dict[str, Any]) -> Non
 def facts_of(checkpoint: Path) -> dict[str, Any] | None:
     """The facts of the run that wrote a checkpoint; None where its manifest has none."""
     try:
-        facts = json.loads(manifest_of(checkpoint).read_text(encoding="utf-8"))["run"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        facts = read_json(manifest_of(checkpoint)).get("run")
+    except UserError:
         return None
     return facts if facts and isinstance(facts, dict) else None
+
+
+def rows_of(checkpoint: Path) -> dict[str, int]:
+    """How many rows each table of the run had, by its name, where the checkpoint's facts say it."""
+    rows = (facts_of(checkpoint) or {}).get("rows")
+    return {k: n for k, n in rows.items() if type(n) is int} if isinstance(rows, dict) else {}
 
 
 def fault_of(checkpoint: Path) -> str | None:
@@ -61,6 +68,9 @@ def fault_of(checkpoint: Path) -> str | None:
         files = _read_manifest(checkpoint)
     except ValueError as error:
         return str(error)
+    for path in (checkpoint, *checkpoint.rglob("*")):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            return f"{_name(checkpoint, path) or 'it'} is a pipe or a device, no file"
     if files is None:
         return None if all(path.stat().st_size for path in files_of(checkpoint)) else "it is empty"
     for name, expected in files.items():
@@ -92,13 +102,15 @@ def _read_manifest(checkpoint: Path) -> Files | None:
     if not path.exists():
         return None
     try:
-        files = json.loads(path.read_text(encoding="utf-8"))["files"]
+        files = read_json(path)["files"]
         for name, facts in files.items():
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 raise ValueError(f"it names '{name}'")
             if type(facts["bytes"]) is not int or type(facts["sha256"]) is not str:
                 raise ValueError(f"the size or the hash of '{name}' is none")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path.name} cannot be read: {of_content(error)}") from None
     return dict(files)
 
@@ -110,7 +122,7 @@ def _name(checkpoint: Path, path: Path) -> str:
 def hash_file(path: Path, read: Callable[[int], object] | None = None) -> str:
     """The sha256 of a file in hexadecimal digits; `read` is told how many bytes were just read."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while content := file.read(_AT_ONCE):
             digest.update(content)
             if read is not None:

@@ -6,9 +6,11 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TextIO
 
 from dualpath_cli import consent
 from dualpath_cli.command.records import COMMANDS, Command, resolve
+from dualpath_cli.ending import Terminated, end_with_parent, ended_by_sigterm
 from dualpath_cli.errors import (
     RunFailed,
     Stopped,
@@ -17,6 +19,7 @@ from dualpath_cli.errors import (
     of_system,
     one_line,
 )
+from dualpath_cli.output.streams import escape_unprintable, to_nobody
 
 HELP = f"""usage: dualpath COMMAND ...
 
@@ -35,14 +38,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
     0 done, 2 a user's mistake, 1 the machine's failure, one line each; 130 after Ctrl-C, 143 after
-    another signal, 141 where nobody reads the answer to its end.
+    another signal, 141 where nobody reads the answer to its end; `fit` trains to its own end.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    code = _main(words)
+    escape_unprintable()
+    with ended_by_sigterm():
+        code = _main(words)
     try:
         sys.stdout.flush()
     except OSError as error:  # said here: Python would say it with a traceback as it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        to_nobody(sys.stdout)
         code = code or _refused("".join(words[:1]), error)
     return code
 
@@ -53,6 +58,7 @@ def _main(words: Sequence[str]) -> int:
     # reads this as torch is imported. docs/benchmarks/threads.md has the numbers.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
+        end_with_parent()
         if name in ("-h", "--help"):
             print(HELP, end="")
             return 0
@@ -69,23 +75,24 @@ def _main(words: Sequence[str]) -> int:
         return _failed(name, 2, str(error))
     except RunFailed as failure:
         if str(failure):
-            print(f"dualpath {name}: failed: {one_line(str(failure))}", file=sys.stderr)
+            _say(f"dualpath {name}: failed: {one_line(str(failure))}", sys.stderr)
         return 1
     except OSError as error:
         return _refused(name, error)
     except MemoryError:
         return _failed(name, 1, "out of memory; a smaller model or fewer texts would need less")
-    except SystemExit as end:  # after --help and --print_config; not what Lightning leaves with
+    except SystemExit as end:
+        if isinstance(end.__context__, KeyboardInterrupt):  # Lightning leaves so
+            return _interrupted(name, end.__context__)
         if end.code:
             raise
-        return 0
+        return 0  # after --help and --print_config
     except Stopped as stop:
         if not stop.quiet:
-            print(f"dualpath {name}: {stop.text}")
+            _say(f"dualpath {name}: {stop.text}", sys.stdout)
         return stop.code
     except KeyboardInterrupt as interrupt:
-        print("; ".join([f"dualpath {name}: interrupted", *map(str, interrupt.args)]))
-        return 130
+        return _interrupted(name, interrupt)
     finally:
         consent.forget()
 
@@ -113,11 +120,28 @@ def _refused(name: str, error: OSError) -> int:
     return _failed(name, *of_system(error))
 
 
+def _interrupted(name: str, interrupt: KeyboardInterrupt) -> int:
+    """Says what ended the command, and what it kept; returns the code."""
+    by_signal = isinstance(interrupt, Terminated)
+    how = "stopped by SIGTERM" if by_signal else "interrupted"
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # the first one of a machine speaks for the others
+        _say("; ".join([f"dualpath {name}: {how}", *map(str, interrupt.args)]), sys.stdout)
+    return 143 if by_signal else 130
+
+
 def _failed(name: str, code: int, message: str) -> int:
     """Says in one line what went wrong; returns the code."""
     shown = f" {name}" if name in COMMANDS else ""
-    print(f"dualpath{shown}: error: {one_line(message)}", file=sys.stderr)
+    _say(f"dualpath{shown}: error: {one_line(message)}", sys.stderr)
     return code
+
+
+def _say(text: str, stream: TextIO) -> None:
+    """Prints a last line; the code stands, whether it can be read or not."""
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        to_nobody(stream)
 
 
 def _run(command: Command, words: Sequence[str]) -> int:

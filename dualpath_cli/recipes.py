@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.text_file import read_text
 
 Recipe = dict[str, Any]
 
@@ -75,12 +76,7 @@ def read(path: Path) -> Recipe:
     Raises:
         UserError: for a file that cannot be read, and as `parse` does.
     """
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MOST_CHARACTERS + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"recipe {path} cannot be read: {error}") from error
-    return parse(text, str(path))
+    return parse(read_text(path), str(path))
 
 
 def parse(text: str, name: str) -> Recipe:
@@ -97,7 +93,7 @@ def parse(text: str, name: str) -> Recipe:
         what = getattr(error, "problem", None) or getattr(error, "reason", "it is no YAML")
         raise UserError(f"recipe {name}{where} cannot be read: {what}") from error
     if not isinstance(content, dict):
-        raise UserError(f"recipe {name} must be a mapping of sections, not {content!r:.40}")
+        raise UserError(f"recipe {name} must be a mapping of sections, not {_kind(content)}")
     return content
 
 
@@ -110,6 +106,11 @@ def parse_value(text: str) -> Any:
         return _read(text) if len(text) <= MOST_CHARACTERS else text
     except yaml.YAMLError:
         return text
+
+
+def _kind(content: Any) -> str:
+    """What a file that is no recipe holds, of which nothing is quoted: it may be any file."""
+    return {str: "a text", list: "a list", type(None): "None"}.get(type(content), "one value")
 
 
 def _load(path: Path, seen: tuple[Path, ...]) -> Recipe:

@@ -27,9 +27,10 @@ from dualpath_cli import run_folder
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.output.atomic import replacing
 from dualpath_cli.ranges import check_name, check_range
-from dualpath_cli.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
+from dualpath_cli.run_folder import PUT_BACK, RECIPE, TOKENIZER, VERSIONS, Run
 from dualpath_cli.settings import Settings
 from dualpath_cli.text.storage import cache
+from dualpath_cli.text_file import read_text
 
 SUFFIX = ".safetensors"
 LAYOUT = "1"
@@ -50,9 +51,11 @@ def find(path: str) -> Run:
     """Understands any RUN: a run folder, a checkpoint inside one, or a run in one file.
 
     Raises:
-        UserError: if there is nothing, or nothing of ours, at `path`.
+        UserError: if there is nothing, or nothing of ours, at `path`, and as `check_as_written`.
     """
-    return _open(Path(path)) if is_run_file(Path(path)) else run_folder.find_run(path)
+    run = _open(Path(path)) if is_run_file(Path(path)) else run_folder.find_run(path)
+    run_folder.check_as_written(run.folder, run.checkpoint)
+    return run
 
 
 def describe(run: Run, settings: Settings) -> dict[str, str]:
@@ -67,7 +70,7 @@ def describe(run: Run, settings: Settings) -> dict[str, str]:
         "run": f"{settings.run.recipe}/{settings.run.name}",
         "step": str(run.step),
         "tokens": str(run.step * settings.run.batch_tokens),
-        **{key: run_folder.read_text(run.folder / name) for name, key in _TEXTS.items()},
+        **{key: read_text(run.folder / name, PUT_BACK) for name, key in _TEXTS.items()},
         _TEXTS[VERSIONS]: json.dumps(run_folder.facts_at(run.folder, run.checkpoint), indent=2),
         "exported_with": importlib.metadata.version("dualpath"),
         "sha256": NO_HASH,  # the last, as a text before it may hold as many zeros

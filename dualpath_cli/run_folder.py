@@ -2,7 +2,8 @@
 
 runs/<recipe>/<name>/
     recipe.yaml      the resolved recipe
-    versions.json    packages, git commit, data fingerprint; versions-00002000.json and
+    versions.json    packages, git commit, model, fingerprints of tokenizer and data, which each
+                     checkpoint has in its manifest, too; versions-00002000.json and
                      recipe-00002000.yaml for what was continued from step 2000
     tokenizer.json   the tokenizer of the training data
     classes/         source of the classes of one's own that the model is made with, if any
@@ -21,7 +22,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -34,17 +35,19 @@ from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.recipes import Recipe, merge, read
 from dualpath_cli.settings import SECTIONS, check_sections
+from dualpath_cli.text_file import read_json
 
 RECIPE = "recipe.yaml"
 VERSIONS = "versions.json"
 TOKENIZER = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
 CLASSES = "classes"
+TABLES = ("metrics.csv", "validation.csv", "routing.csv", "bad_steps.csv")
 LAST = "last"
 WENT_WRONG = "went_wrong.txt"
 _STEP = re.compile(r"step-[0-9]{1,18}")
 
-_PUT_BACK = "put it back, or give this run a name (--run.name NAME)"
+PUT_BACK = "put it back, or give this run a name (--run.name NAME)"
 
 # What a continued run may change: nothing of it decides the numbers.
 _NUMBERS = ("model", "optim", "run", "data", "seed_everything")
@@ -83,8 +86,9 @@ class Run:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step in a checkpoint's name."""
-    return int(checkpoint.resolve().name.removeprefix("step-"))
+    """The optimizer step in a checkpoint's name, or in that of what a link such as `last` means."""
+    path = checkpoint if _STEP.fullmatch(checkpoint.name) else checkpoint.resolve()
+    return int(path.name.removeprefix("step-"))
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -124,7 +128,8 @@ def is_first_rank() -> bool:
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run folder that have their names, in no order."""
-    return [p.resolve() for p in (folder / CHECKPOINTS).glob("step-*") if _STEP.fullmatch(p.name)]
+    found = [p for p in (folder / CHECKPOINTS).glob("step-*") if _STEP.fullmatch(p.name)]
+    return [real if _STEP.fullmatch((real := p.resolve()).name) else p for p in found]
 
 
 def newest_step(folder: Path) -> str:
@@ -158,22 +163,12 @@ def find_run(path: str) -> Run:
     )
 
 
-def read_text(path: Path) -> str:
-    """A text of a run folder. Raises UserError where it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); {_PUT_BACK}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is no UTF-8; {_PUT_BACK}") from None
-
-
 def read_recipe(folder: Path) -> Recipe:
     """The resolved recipe that a run was started with."""
     path = folder / RECIPE
     if not path.is_file():
         raise UserError(
-            f"run folder '{folder}' has no {RECIPE}, which says what was trained; {_PUT_BACK}"
+            f"run folder '{folder}' has no {RECIPE}, which says what was trained; {PUT_BACK}"
         )
     recipe = read(path)
     try:
@@ -202,25 +197,64 @@ def check_same_recipe(
 ) -> None:
     """Refuses to continue a run under a recipe that would have given other numbers.
 
-    `free` are keys by section that may differ as well. A setting that the run's recipe does not
-    have yet, because it is newer than the run, had its default.
+    `free` are keys by section that may differ as well.
 
     Raises:
         UserError: naming the first difference.
     """
-    before = merge(_defaults(), read_recipe(folder))
+    if different := _first_difference(read_recipe(folder), recipe, sections, free):
+        name, old, new = different
+        raise UserError(f"{folder} holds a run with {name}={old}, this one has {new}; {way_out}")
+
+
+def check_as_written(folder: Path, checkpoint: Path) -> None:
+    """Refuses a run folder whose recipe or tokenizer is not that of a checkpoint of it.
+
+    Of the recipe the model counts, which the checkpoint's facts hold as they do the tokenizer's
+    fingerprint; those of an earlier version hold neither.
+
+    Raises:
+        UserError: naming the first difference, and where a file of the run cannot be read.
+    """
+    from dualpath_cli.text.tokenizer import Tokenizer
+
+    recipe, facts = read_recipe(folder), facts_of(checkpoint) or {}
+    if not facts and (folder / VERSIONS).exists():
+        facts = facts_at(folder, checkpoint)
+    trained = {key: facts[key] for key in ("model",) if key in facts}
+    if different := _first_difference(trained, recipe, trained):
+        name, old, new = different
+        raise UserError(
+            f"{folder / RECIPE} has {name}={new}, but {checkpoint} was trained with "
+            f"{old}; put that back"
+        )
+    path, fingerprint = folder / TOKENIZER, facts.get("tokenizer")
+    if fingerprint is not None:
+        found = Tokenizer(read_json(path, PUT_BACK), str(path)).fingerprint
+        if found != fingerprint:
+            raise UserError(
+                f"{path} has the fingerprint {found:.12}, but {checkpoint} was trained with "
+                f"that of {fingerprint!s:.12}; put the run's own back"
+            )
+
+
+def _first_difference(
+    before: Recipe, now: Recipe, sections: Iterable[str], free: Mapping[str, Set[str]] = {}
+) -> tuple[str, Any, Any] | None:
+    """The first key whose value is another, and its two values; None where there is none.
+
+    A setting that one recipe does not have, because it is newer than that, had its default.
+    """
+    before, now = merge(_defaults(), before), merge(_defaults(), now)
     for section in sections:
-        old, new = before.get(section), recipe.get(section)
+        old, new = before.get(section), now.get(section)
         if not isinstance(old, dict) or not isinstance(new, dict):
             old, new = {"": old}, {"": new}
         may_differ = _FREE_KEYS.get(section, set()) | free.get(section, set())
         for key in sorted((old.keys() | new.keys()) - may_differ):
             if old.get(key) != new.get(key):
-                name = f"{section}.{key}".rstrip(".")
-                raise UserError(
-                    f"{folder} holds a run with {name}={old.get(key)}, this one has "
-                    f"{new.get(key)}; {way_out}"
-                )
+                return f"{section}.{key}".rstrip("."), old.get(key), new.get(key)
+    return None
 
 
 def _defaults() -> Recipe:
@@ -244,25 +278,14 @@ def facts_at(folder: Path, checkpoint: Path) -> dict[str, Any]:
         UserError: where that cannot be read.
     """
     facts = facts_of(checkpoint)
-    return _facts_in(folder / VERSIONS) if facts is None else facts
+    return read_json(folder / VERSIONS, PUT_BACK) if facts is None else facts
 
 
 def facts_now(folder: Path) -> dict[str, Any]:
     """What `start` wrote down last; nothing where it has written nothing."""
     parts = [*_parts(folder, VERSIONS), *folder.glob(VERSIONS)]
     newest = max(parts, key=lambda path: path.stat().st_mtime_ns, default=None)
-    return {} if newest is None else _facts_in(newest)
-
-
-def _facts_in(path: Path) -> dict[str, Any]:
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"no JSON: {error}"
-        raise UserError(f"{path} cannot be read ({reason}); {_PUT_BACK}") from None
-    if not isinstance(before, dict):
-        raise UserError(f"{path} holds no JSON object; {_PUT_BACK}")
-    return before
+    return {} if newest is None else read_json(newest, PUT_BACK)
 
 
 def check_same_facts(folder: Path, checkpoint: Path, facts: dict[str, Any]) -> None:

@@ -95,7 +95,8 @@ def _explain(cls: type, error: Any, prefix: str) -> str:
         case "value_error":
             place = f"{name.rstrip('.')}: " if name else ""
             return f"{place}{error['ctx']['error']}"
-        case "finite_number":
+        case "finite_number" | "float_type" if type(given) in (float, int):
+            # The second: an integer above all floats, as older versions of pydantic call it.
             return f"{name} must be a finite number, not '{given!s:.60}'"
         case "json_invalid":
             return f"{prefix}a text is no valid Unicode; give names and paths in UTF-8"

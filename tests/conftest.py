@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 import torch
 from filelock import FileLock
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.strategies.launchers import subprocess_script
 
 from dualpath_cli.cli import main
 from tests.s3 import s3_bucket, s3_server
@@ -26,12 +26,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _refuse_to_start_ranks(launcher: _SubprocessScriptLauncher) -> None:
+def _refuse_to_start_ranks() -> None:
     """Ranks would be copies of the tests' own process, which they end and leave hanging."""
     raise AssertionError("a test that trains on several ranks starts them by tests/processes.py")
 
 
-_SubprocessScriptLauncher._call_children_scripts = _refuse_to_start_ranks  # type: ignore[method-assign]
+subprocess_script._basic_subprocess_cmd = _refuse_to_start_ranks
 # On a busy machine the time of an example says nothing.
 hypothesis.settings.register_profile("everyday", deadline=None)
 hypothesis.settings.load_profile("everyday")
@@ -114,6 +114,15 @@ def shared_data() -> Path:
     folder = Path(__file__).parents[2] / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def paper_source() -> Path:
+    """The paper's LaTeX and its tables beside the checkout; tests that need them skip without."""
+    folder = Path(__file__).parents[2] / "shared" / "paper"
+    if not folder.is_dir():
+        pytest.skip(f"no source of the paper at {folder}")
     return folder
 
 

@@ -1,10 +1,16 @@
-"""The study's page says what its scripts print."""
+"""The study's page says what its scripts print; runs/evaluation what is in its table."""
 
+import gzip
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from dualpath_cli.output.csv_text import read_csv
+from tests.small_tokenizer import tokenizer_with
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,6 +50,8 @@ def test_a_table_that_says_something_else_is_found(tmp_path: Path) -> None:
     [
         ("tables.py narow --against wide", "narow'; did you mean 'narrow'?"),
         ("tables.py narrow --against wide --rows a50", "no configuration 'a50'; did you mean"),
+        ("tables.py narrow --against wide --sets pep", "no validation set 'pep'; did you mean"),
+        ("tables.py narrow --against wide --seeds 9", "no seed '9'; choose from 0, 1, 2"),
         ("ablations.py x --classes", "no model 'x'; choose from narrow-a50_k4"),
         ("ablations.py narrow-a50_k4 --rows K=99", "no override 'K=99'; did you mean 'K=9'?"),
     ],
@@ -57,3 +65,79 @@ def test_a_wrong_word_is_one_line(command: str, hint: str) -> None:
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
     assert hint in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "printed", "said"),
+    [
+        ("narrow --against wide,loop_k4 --primary",
+         "after correction: 5, by the pairs' own differences 1\n", "1 of the 15 at equal linear"),
+        ("narrow_total --against wide,loop_k4 --primary",
+         "after correction: 5, by the pairs' own differences 1\n", "1 of the 7 at equal total"),
+        ("paper_rate --against wide --seeds 0",
+         "6 dual models less wide, in the mean: −0.0224\n", "from 0.0224 to 0.0052"),
+        ("tuned --against wide",
+         "6 dual models less wide, in the mean: −0.0052\n", "from 0.0224 to 0.0052"),
+        ("narrow --against wide,loop_k4 --primary --sets novels peps rust_rfcs gsm8k",
+         "uncorrected: 0.0123; p < 0.05 after correction: 9, by the pairs' own differences 0\n",
+         "three seeds find 0.0123 on the four sets"),
+    ],
+)  # fmt: skip
+def test_what_the_study_says_of_all_tests_of_a_table_is_printed_below_it(
+    words: str, printed: str, said: str
+) -> None:
+    table = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "study" / "tables.py"), *words.split()],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert printed in table.stdout.partition("\n\n")[2]
+    assert said in " ".join((ROOT / "docs" / "study.md").read_text(encoding="utf-8").split())
+
+
+def test_validation_documents_that_share_thirteen_words_with_training_are_counted(
+    tmp_path: Path,
+) -> None:
+    words = [f"word{n}" for n in range(100)]
+    tokenizer_with([]).save(tmp_path)
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": " ".join(words)}))
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("-m", "data_prep", "--source", "a=train.jsonl", "--tokenizer", ".", "--out", "data/study")
+    thirteen, twelve = " ".join(words[40:53]), " ".join(words[40:52])
+    texts = [f"new {thirteen} words", f"new {twelve} words", f"{thirteen} words"]
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    question = json.dumps({"question": twelve, "answer": "none #### 1"})
+    choice = json.dumps({"query": thirteen, "choices": ["a", "b"], "gold": 0})
+    for path, content in {
+        "study/val/peps.jsonl": rows,
+        "study/val/rust_rfcs.jsonl": rows,
+        "texts/text/novels_val.jsonl.gz": gzip.compress(rows.encode()),
+        "texts/gsm8k/test.jsonl": question,
+        "texts/wikitext-2/test.txt": thirteen,
+        "texts/tasks/arc_challenge_test.jsonl": choice,
+    }.items():
+        file = tmp_path / "data" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    printed = run(str(ROOT / "docs" / "study" / "texts.py"), "data/study")
+    assert "| peps | 2 of 3 | 2 of 3 |" in printed
+    assert "| gsm8k | 0 of 1 | 0 of 1 |" in printed
+    assert "| 2 | 0: " in printed
+
+
+def test_the_scores_of_a_small_model_are_those_of_its_comparison() -> None:
+    folder = ROOT / "docs" / "runs" / "evaluation"
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    for row in read_csv(folder / "comparison.csv"):
+        value, *ends = (float(row[name]) for name in ("value", "difference", "low", "high"))
+        said = "{:+.3f} ({:+.3f} to {:+.3f})".format(*ends) if any(ends) else "0"
+        cells = (f"{value:.3f}" if value else "0", said.replace("-", "−"))
+        counts = ", ".join(row[name] for name in ("better", "worse", "ties"))
+        assert f"| {' | '.join(cells)} | {counts} |" in page

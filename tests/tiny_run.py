@@ -172,3 +172,13 @@ def back_to_step(run: Path, step: int) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     (checkpoints / "last").unlink()
     (checkpoints / "last").symlink_to(f"step-{step:08d}")
+
+
+def of_an_earlier_version(run: Path) -> None:
+    """Takes out of a run what earlier versions did not write down."""
+    for path in (run / "versions.json", *run.glob("checkpoints/manifests/*.json")):
+        content = json.loads(path.read_text())
+        facts = content.get("run", content)
+        for name in ("model", "tokenizer", "rows"):
+            facts.pop(name, None)
+        path.write_text(json.dumps(content))

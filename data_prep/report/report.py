@@ -13,6 +13,7 @@ from rich.text import Text
 from data_prep.report.inspection import Inspection, inspect
 from dualpath_cli.command.parser import OneLineParser
 from dualpath_cli.errors import UserError
+from dualpath_cli.output.console import plain_console
 from dualpath_cli.text.storage import is_remote
 
 _LOG_WIDTH = 120  # what is not a terminal gets no folded numbers
@@ -50,7 +51,7 @@ def inspect_command(arguments: list[str]) -> int:
     folder = Path(options.folder)
     inspection = inspect(folder, options.samples, options.seed)
     width = None if sys.stdout.isatty() else _LOG_WIDTH
-    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    console = plain_console(width=width, highlight=False)
     report(inspection, console)
     for problem in inspection.problems:
         print(problem)

@@ -9,7 +9,7 @@ from statistics import fmean
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import Difference, differences_of
 from dualpath_cli.compare.groups import groups_of
-from dualpath_cli.compare.runs import TrainedRun, find_folders, read_run
+from dualpath_cli.compare.runs import AGGREGATE, TrainedRun, find_folders, read_run
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.study.levels import holm
@@ -24,15 +24,25 @@ def read_group(
     primary: bool,
     any_length: bool = False,
     shown: Sequence[str] | None = None,
+    sets: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> tuple[Group, list[Difference]]:
     """All runs of folders beside this file, of one budget, and how they differ from the baselines.
 
     `primary`: the tests are those of the mean of the sets alone, corrected among themselves.
     `shown` are the configurations whose differences are returned, p corrected for their tests; the
-    error comes from all.
+    error comes from all. `sets` and `seeds` are those that count, if not all do.
     """
     paths = [str(STUDY / name) for name in folders]
     runs = [run for run in map(read_run, find_folders(paths)) if isinstance(run, TrainedRun)]
+    if sets:
+        check_known("validation set", sets, list(runs[0].scores)[1:])
+        scores = [{name: run.scores[name] for name in sets} for run in runs]
+        runs = [replace(run, scores={AGGREGATE: fmean(of_run.values()), **of_run})
+                for run, of_run in zip(runs, scores, strict=True)]  # fmt: skip
+    if seeds:
+        check_known("seed", map(str, seeds), [str(run.seed) for run in runs])
+        runs = [run for run in runs if run.seed in seeds]
     groups = groups_of(runs, baselines, any_length)
     if len(groups) > 1:
         raise UserError(

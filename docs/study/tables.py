@@ -3,15 +3,18 @@
 python docs/study/tables.py paper_rate --against wide,loop_k4
 python docs/study/tables.py narrow --against wide,loop_k4 --primary
 
-Means of the validation sets: difference, 95 % interval, p after Holm's correction.
+Means of the validation sets: difference, 95 % interval, p after Holm's correction. Below, how many
+tests hold by the pairs' own differences, and the mean lead of all dual models.
 """
 
 import argparse
+from statistics import fmean
 
 from kept import print_row, read_group, run_script, signed, with_interval
 
 from dualpath_cli.compare.differences import Difference
 from dualpath_cli.compare.runs import AGGREGATE
+from dualpath_cli.study.levels import LEVEL, holm
 
 
 def main() -> None:
@@ -26,16 +29,19 @@ def main() -> None:
         "--rows", nargs="+", help="These alone; p is corrected for their tests, while the error "
         "comes from all configurations.",
     )  # fmt: skip
+    parser.add_argument("--sets", nargs="+", help="Validation sets, whose mean is taken.")
+    parser.add_argument("--seeds", nargs="+", type=int, help="These alone.")
     given = parser.parse_args()
     names = [name.strip() for name in given.against.split(",")]
     group, rows = read_group(
         given.folders, names, primary=given.primary, any_length=given.any_length,
-        shown=given.rows,
+        shown=given.rows, sets=given.sets, seeds=given.seeds,
     )  # fmt: skip
     found = {(row.configuration, row.baseline): row for row in rows if row.measure == AGGREGATE}
     print_row("", "parameters", "loops", "seeds", "bits per byte", *(f"less {n}" for n in names))
     print_row("---", *["---:"] * (4 + len(names)))
     configurations = [c for c in group.configurations if c.name in (given.rows or [c.name])]
+    families = {c.name: c.family for c in configurations}
     lowest = min(c.mean(AGGREGATE) for c in configurations)
     for c in configurations:
         mean, error, wide = c.mean(AGGREGATE), c.standard_error(AGGREGATE), group.wide
@@ -48,11 +54,20 @@ def main() -> None:
             score + ("" if error is None else f" ± {error:.4f}"),
             *(difference(found.get((c.name, name))) for name in names),
         )
-    tested = [row for row in found.values() if row.p == row.p]
-    if tested:
-        detectable = sorted({f"{row.detectable:.4f}" for row in tested})
-        count = sum(row.p == row.p for row in rows)
-        print(f"\n{count} tests in all; detectable, uncorrected: {', '.join(detectable)}")
+    print()
+    for name in names:
+        leads = [row.difference for row in found.values()
+                 if row.baseline == name and families[row.configuration] == "dual"]  # fmt: skip
+        if leads:
+            print(f"the {len(leads)} dual models less {name}, in the mean: {signed(fmean(leads))}")
+    if tested := [row for row in rows if row.p == row.p]:
+        detectable = sorted({f"{row.detectable:.4f}" for row in tested if row.measure == AGGREGATE})
+        pairs = sum(p < LEVEL for p in holm([row.p_pair for row in tested]))
+        print(
+            f"{len(tested)} tests in all; detectable, uncorrected: {', '.join(detectable)}; p < "
+            f"{LEVEL:g} after correction: {sum(row.p_holm < LEVEL for row in tested)}, by the "
+            f"pairs' own differences {pairs}"
+        )
 
 
 def difference(row: Difference | None) -> str:

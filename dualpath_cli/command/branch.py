@@ -9,9 +9,9 @@ from pathlib import Path
 
 from dualpath_cli import run_file, run_folder
 from dualpath_cli.checkpoint_files import fault_of
-from dualpath_cli.command.run_tables import TABLES, check_tables
+from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.errors import UserError
-from dualpath_cli.run_folder import Run
+from dualpath_cli.run_folder import TABLES, Run
 from dualpath_cli.schedule import cooldown_start
 from dualpath_cli.settings import Settings, settings_from
 
@@ -44,8 +44,9 @@ def find_trunk(settings: Settings) -> Run:
             f"run.branch_from: '{folder}' has no checkpoint up to step {shared}, where the "
             "cool-down begins; it must save one (run.save_every) and keep it (run.keep_every)"
         )
-    check_tables(folder)
-    return run_file.find(str(steps[max(usable)]))
+    checkpoint = steps[max(usable)]
+    check_tables(folder, checkpoint=checkpoint)
+    return run_file.find(str(checkpoint))
 
 
 def _cooldown_step(settings: Settings) -> int:
@@ -54,6 +55,6 @@ def _cooldown_step(settings: Settings) -> int:
 
 def take_over(trunk: Path, folder: Path) -> None:
     """Copies the trunk's tables into a run folder; training drops the rows that are too late."""
-    for name in (*TABLES, "bad_steps.csv"):
+    for name in TABLES:
         if (trunk / name).is_file():
             shutil.copyfile(trunk / name, folder / name)

@@ -4,7 +4,6 @@ import signal
 from contextlib import nullcontext, suppress
 from typing import Any
 
-import torch.distributed as dist
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from dualpath_cli import run_folder
@@ -13,6 +12,7 @@ from dualpath_cli.command.branch import take_over
 from dualpath_cli.command.checks import epochs
 from dualpath_cli.command.own_classes import hashes, keep_sources
 from dualpath_cli.command.session import Session
+from dualpath_cli.ending import Terminated
 from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.flops import count
 from dualpath_cli.output.atomic import write_text
@@ -24,6 +24,7 @@ from dualpath_cli.training.data.loading_faults import loading_fault
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.logs.metrics_log import VALIDATION, MetricsLog, has_validation
 from dualpath_cli.training.logs.peaks import peak_tflops
+from dualpath_cli.training.ranks import Ranks, lost_contact
 from dualpath_cli.training.stopping import TIME_OVER, StopTraining
 
 
@@ -64,6 +65,8 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     if checkpoint is not None:
         run_folder.check_same_facts(launch.trunk or folder, checkpoint, same)
     facts: dict[str, Any] = {
+        "model": launch.settings.as_recipe()["model"],
+        "tokenizer": launch.manifest.tokenizer,
         "data_fingerprint": launch.manifest.fingerprint,
         "data_since": launch.data_since,
         "taken_back": launch.taken_back,
@@ -92,11 +95,12 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
             with suppress(OSError):  # why the run ended matters more
                 write_text(folder / WENT_WRONG, f"{failure}\n")
         raise
-    except SystemExit:
-        if not trainer.interrupted:
+    except SystemExit as end:
+        # Lightning leaves by sys.exit(1) after a signal that came before training started.
+        if not isinstance(end.__context__, KeyboardInterrupt):
             raise
-        # Lightning leaves by sys.exit(1) after a Ctrl-C that came before training started.
-        raise _stopped(session, signal.SIGINT) from None
+        by_signal = isinstance(end.__context__, Terminated)
+        raise _stopped(session, signal.SIGTERM if by_signal else signal.SIGINT) from None
     except Exception as error:
         if fault := loading_fault(error) or _lost_contact(session, error):
             raise fault from error
@@ -109,16 +113,15 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
 
 def _lost_contact(session: Session, error: Exception) -> RunFailed | None:
     """What is said where ranks failed to reach one another; None for any other error."""
-    words = ("Connection closed by peer", "Timed out", "Connection reset", "gloo/transport")
-    # gloo says it in words alone.
-    contact = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    if session.trainer.world_size == 1 or not (contact or isinstance(error, dist.DistError)):
+    trainer = session.trainer
+    if trainer.world_size == 1 or not lost_contact(error):
         return None
-    return RunFailed(
-        f"rank {session.trainer.global_rank} lost contact with the others: "
-        f"{' '.join(str(error).split())[:160]}; the same command continues from "
-        f"{run_folder.newest_step(session.launch.run_folder)}"
-    )
+    launcher = trainer.strategy.launcher
+    death = launcher.death() if isinstance(launcher, Ranks) else None
+    reason = " ".join(str(error).split())[:160]
+    said = death or f"rank {trainer.global_rank} lost contact with the others: {reason}"
+    at = run_folder.newest_step(session.launch.run_folder)
+    return RunFailed(f"{said}; the same command continues from {at}")
 
 
 def _finish(session: Session, step: int) -> None:

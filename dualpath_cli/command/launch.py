@@ -179,8 +179,9 @@ def _launch_to_train(
     checkpoint, weights = run_folder.newest_checkpoint(folder), None
     taken_back = trunk = None
     if checkpoint is not None:
+        run_folder.check_as_written(folder, checkpoint)
         run_folder.check_same_recipe(folder, recipe)
-        check_tables(folder)
+        check_tables(folder, checkpoint=checkpoint)
         taken_back = run_folder.facts_at(folder, checkpoint).get("taken_back")
     for given in runs:
         start = run_file.find(given)

@@ -117,14 +117,14 @@ class DualPathCLI(LightningCLI):
 def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
     """Builds what a launch needs; `trainer_section` holds the trainer's classes as objects."""
     settings, seed = launch.settings, launch.settings.seed_everything
-    console = plain_console()
+    fitting = launch.command.needs == "recipe"
+    console = plain_console(goes_on=fitting)
     try:
         trainer = build_trainer(launch, trainer_section, console)
     except (TypeError, ValueError, ImportError, RuntimeError) as error:
         # What the section asks for does not go together, or with this machine.
         raise UserError(f"trainer: {error}; change the recipe's trainer section") from error
     console.quiet = not trainer.is_global_zero
-    fitting = launch.command.needs == "recipe"
     compiled = settings.run.compile and fitting and can_compile(trainer.strategy.root_device)
     checkpointing = chosen(settings.run.activation_checkpointing, compiled)
     micro_batch = settings.run.micro_batch

@@ -71,7 +71,9 @@ _RECORDS = (
         needs="run",
         task="dualpath_cli.command.validate:validate",
         description="Scores a run's model on its validation sets, and on those that "
-        "--data.val.NAME adds to them; --data.val '{NAME: PATH}' takes the place of all.",
+        "--data.val.NAME adds to them; --data.val '{NAME: PATH}' takes the place of all. Windows "
+        "of a text are read after end-of-text; for evaluate's rolling_bpb, which is mostly lower, "
+        "after the token before.",
         reads_models=True,
     ),
     Command(
@@ -148,7 +150,9 @@ _RECORDS = (
         needs="nothing",
         run="dualpath_cli.evaluation.command:run",
         description="Scores models on multiple choice, worked answers and texts as OLMES renders "
-        "them: accuracies and bits per byte, straight from checkpoints. Needs dualpath[eval].",
+        "them: accuracies and bits per byte, straight from checkpoints. Needs dualpath[eval]. "
+        "Texts have rolling_bpb: each window is read after the token before it, not after "
+        "end-of-text as validate reads it.",
         add_arguments="dualpath_cli.evaluation.options:add_arguments",
         reads_models=True,
     ),

@@ -30,7 +30,11 @@ class Session:
         """Prints the losses of the last validation, if there was one."""
         if not self.module.val_results:
             return
-        table = Table("validation set", "loss (nats/token)", "bits per byte")
+        table = Table(
+            "validation set", "loss (nats/token)", "bits per byte", caption_justify="left",
+            caption="windows of a text are read after end-of-text; for evaluate's rolling_bpb, "
+            "after the token before",
+        )  # fmt: skip
         for name, result in self.module.val_results.items():
             table.add_row(name, f"{result['loss']:.4f}", f"{result['bits_per_byte']:.4f}")
         self.console.print(table)

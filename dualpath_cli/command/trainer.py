@@ -15,13 +15,13 @@ from rich.console import Console
 
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.errors import UserError
-from dualpath_cli.run_folder import step_of
+from dualpath_cli.run_folder import newest_step, step_of
 from dualpath_cli.training.logs.bad_steps import BadSteps
 from dualpath_cli.training.logs.metrics_log import MetricsLog
 from dualpath_cli.training.logs.profile import Profile
 from dualpath_cli.training.logs.progress import ProgressDisplay
 from dualpath_cli.training.logs.routing_log import RoutingLog
-from dualpath_cli.training.ranks import RankWatch
+from dualpath_cli.training.ranks import launch_by
 from dualpath_cli.training.state.checkpoint import Checkpoints, DirectCheckpointIO
 from dualpath_cli.training.stopping import Stopping
 from dualpath_cli.training.strategies import STRATEGIES, FullyShardedStrategy, build_strategy
@@ -48,6 +48,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
     if not launch.settings.trainer.is_sharded:  # else the strategy writes its shards itself
         plugins.append(DirectCheckpointIO())
     callbacks = _as_list(section["callbacks"])
+    timeout = timedelta(minutes=run.rank_timeout)
     say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
     if fitting:
         progress = ProgressDisplay(console)
@@ -62,8 +63,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
             callbacks.append(RoutingLog(folder, run.gates_every, model.loops))
         checkpoints = Checkpoints(folder, run)
         # After all that write rows.
-        timeout = timedelta(minutes=run.rank_timeout)
-        callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds), RankWatch(folder)]
+        callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds)]
     ours = {
         "strategy": build_strategy(name, run) if isinstance(name, str) else name,
         "devices": devices,
@@ -87,6 +87,10 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         raise UserError(f"trainer: {' '.join(str(error).split())}") from error
     if isinstance(trainer.strategy, FullyShardedStrategy):
         trainer.strategy.check_shards()
+    launch_by(
+        trainer, launch.command.name, timeout,
+        lambda: f"; the same command continues from {newest_step(folder)}" if fitting else "",
+    )  # fmt: skip
     if fitting and run.reduce_dtype and trainer.world_size > 1 and name not in STRATEGIES:
         raise UserError(
             f"run.reduce_dtype={run.reduce_dtype} would be left out by a strategy given as a "

@@ -21,6 +21,7 @@ from dualpath_cli.run_folder import (
     read_recipe,
 )
 from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.text_file import read_text
 
 AGGREGATE = "aggregate"
 """The mean of a run's validation sets."""
@@ -211,8 +212,8 @@ def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, 
         "data.val_seed": str(settings.data.val_seed),
         "training data": str(facts.get("data_fingerprint", "not known"))[:12],
     }
-    if (folder / TOKENIZER).is_file():  # else it was left out where only numbers were kept
-        data["tokenizer"] = hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()[:12]
+    if (folder / TOKENIZER).exists():  # else it was left out where only numbers were kept
+        data["tokenizer"] = hashlib.sha256(read_text(folder / TOKENIZER).encode()).hexdigest()[:12]
     return data
 
 

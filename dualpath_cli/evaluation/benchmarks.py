@@ -12,6 +12,10 @@ Kind = Literal["choice", "gold", "word", "writing", "text"]
 """What is asked: the likelihood of each choice; of the right continuation; of it, and whether it is
 what the model would write; an answer; the likelihood of a whole text."""
 
+ROLLING = "rolling_bpb"
+"""Bits per byte of texts whose windows are read after the token before them, as in OLMES; those of
+`validate` are read after end-of-text (docs/validate.md)."""
+
 
 @dataclass(frozen=True)
 class Hub:
@@ -108,7 +112,7 @@ _QA = (
             ("qasper_yesno_train", "qasper")),
 )  # fmt: skip
 _TEXTS = tuple(
-    Benchmark(name, "text", "bpb", hub=Hub("allenai/paloma", config, "test"), files=(config,),
+    Benchmark(name, "text", ROLLING, hub=Hub("allenai/paloma", config, "test"), files=(config,),
               paper=paper)
     for name, config, paper in (("c4", "c4_en", "C4"), ("wikitext_103", "wikitext_103",
                                                         "WikiText-103"))
@@ -135,4 +139,4 @@ assert tuple(b.paper for b in _COMMONSENSE) == COMMONSENSE
 
 def text(name: str) -> Benchmark:
     """A text of the user's, or one of the paper's where it is called so."""
-    return BENCHMARKS.get(name) or Benchmark(name, "text", "bpb")
+    return BENCHMARKS.get(name) or Benchmark(name, "text", ROLLING)

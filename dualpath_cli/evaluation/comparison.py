@@ -9,6 +9,7 @@ from rich.table import Table
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.results import Result
+from dualpath_cli.evaluation.scoring import ACCURACIES
 from dualpath_cli.study.bootstrap import Floats, interval, resampled_sums
 from dualpath_cli.study.levels import LEVEL, POWER, holm
 from dualpath_cli.study.significance import p_value
@@ -75,10 +76,10 @@ def _difference(metric: str, first: str, one: Result, model: str, other: Result)
     differences_R = _resampled(task, metric, one, other)
     low, high = (float(end[()]) for end in interval(differences_R, n))
     gains = [other[metric] - one[metric] for one, other in pairs if one[metric] is not None]
-    sign = -1 if metric == "bpb" else 1  # fewer bits are better; an empty text has none
+    exact = metric in ACCURACIES
+    sign = 1 if exact else -1  # fewer bits are better; an empty text has none
     better, worse = (sum(way * sign * gain > 0 for gain in gains) for way in (1, -1))
     error = float(differences_R[1:].std(ddof=1)) * np.sqrt(n / (n - 1)) if n > 1 else np.nan
-    exact = metric != "bpb"
     return {
         "task": task,
         "metric": metric,

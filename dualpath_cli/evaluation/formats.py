@@ -129,12 +129,19 @@ def lambada(row: Row) -> Question:
 
 
 def gsm8k(row: Row) -> Question:
-    """GSM8K: the model writes the answer. A worked example ends in `So the answer is N.`"""
-    worked, _, last = _text(row, "answer").rpartition("####")
-    answer = last_number(last)
-    steps = " ".join(re.sub(r"<<.*?>>", "", worked).split())
+    """GSM8K: the model writes the answer. A worked example is what OLMES makes of a row.
+
+    By its `normalize_answer_str`: without the calculator's marks, with spaces around operators
+    (hyphens and signs, too), a capital letter first, a full stop, and `So the answer is N.`, N as
+    the row has it.
+    """
+    answer = _text(row, "answer")
+    steps = " ".join(re.sub(r"<<.*?>>", "", answer).split()).partition("####")[0].strip()
+    number = answer.rpartition("####")[2].strip()
+    steps = (steps[:1].capitalize() + steps[1:]).removesuffix(".")
+    worked = re.sub(r" ?([-+*/=]) ?", r" \1 ", f" {steps}. So the answer is {number}.")
     context = f"Question: {_text(row, 'question')}\n{ANSWER}"
-    return Question((context,), (f" {steps} So the answer is {answer}.",), answer=answer)
+    return Question((context,), (worked.replace("  ", " "),), answer=last_number(number))
 
 
 def last_number(text: str) -> str:

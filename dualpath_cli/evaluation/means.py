@@ -22,9 +22,7 @@ def means_of(scores: Mapping[str, float]) -> dict[str, float]:
     """
     known = dict(scores)
     for name, parts in (
-        ("Commonsense Acc.", [f"{task} Acc." for task in COMMONSENSE]),
-        ("Commonsense BPB", [f"{task} BPB" for task in COMMONSENSE]),
-        ("Easy math avg BPB", [f"{task} BPB" for task in MATH]),
+        *paper.AVERAGES.items(),
         (AGGREGATE, [*_LM, "Commonsense BPB", "Easy math avg BPB"]),
         (ALL, [*_LM, *(f"{task} BPB" for task in (*COMMONSENSE, *MATH, *_QA))]),
     ):

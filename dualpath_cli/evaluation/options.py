@@ -38,7 +38,7 @@ def _add_documents(group: Any) -> None:
     )
     group.add_argument("--suite", metavar="SUITE", help=text)
     add_list_option(group, "--tasks", "TASK", f"Benchmarks by name: {', '.join(BENCHMARKS)}.")
-    text = "Texts whose bits per byte are measured: .txt, .jsonl, .parquet, or a folder."
+    text = "Texts whose rolling bits per byte are measured: .txt, .jsonl, .parquet, or a folder."
     add_list_option(group, "--sources", "NAME=PATH", text)
     text = "Folders with TASK.jsonl files; without any the Hugging Face hub is asked."
     add_list_option(group, "--data", "DIR", text)

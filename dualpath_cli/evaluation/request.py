@@ -24,6 +24,7 @@ from dualpath_cli.ranges import check_name
 from dualpath_cli.run_folder import Run
 from dualpath_cli.settings import Settings, settings_from
 from dualpath_cli.text.documents import split_name, stem
+from dualpath_cli.text_file import read_text
 
 LIBRARIES = ("lm_eval", "transformers", "accelerate")
 """What the extra `eval` brings; a RUN needs the first alone."""
@@ -163,7 +164,7 @@ def _directory(path: str, trusted: bool) -> Subject:
     if not (folder / "config.json").is_file():
         raise UserError(f"--hf '{path}' holds no config.json: it is no directory of transformers")
     for file in sorted(folder.glob("*config.json")):
-        if not trusted and "auto_map" in run_folder.read_text(file):
+        if not trusted and "auto_map" in read_text(file):
             raise UserError(
                 f"--hf '{path}': its {file.name} names code of its own (auto_map); give "
                 "--trust_remote_code to run it, if you trust it"

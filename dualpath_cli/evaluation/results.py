@@ -1,7 +1,7 @@
 """What is kept of an evaluation: a file a benchmark, found again where the same is asked again.
 
 OUT/<model>/
-    tasks/TASK.json        what was asked, what decides the numbers, the scores
+    tasks/TASK.json        what was asked, what decides the numbers, the scores, the samples' hash
     samples/TASK.jsonl     a line a document
     results.json, .csv     all of it together
 """
@@ -20,7 +20,7 @@ from dualpath_cli.evaluation.scoring import Metric, Sample, metrics_of
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.csv_text import format_csv
 
-LAYOUT = 1
+LAYOUT = 2
 """Of these files, and of how their numbers are computed."""
 _NOT_DECISIVE = ("name", "path", "run", "step", "checkpoint")
 """Of a model's facts: where it lies; its settings and the hash of its weights tell what it is."""
@@ -49,25 +49,35 @@ def key_of(model: Mapping[str, Any], asked: Asked) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def find(folder: Path, asked: Asked, key: str) -> Result | None:
-    """The scores of an earlier call with the same key, if they are whole."""
-    name = asked.benchmark.name
+def find(folder: Path, asked: Asked, key: str) -> Result | str | None:
+    """The scores of an earlier call with the same key; None where there are none.
+
+    They are made of the samples again; where these are no longer what was written, what is the
+    matter instead.
+    """
+    path = folder / "samples" / f"{asked.benchmark.name}.jsonl"
     try:
-        head = json.loads((folder / "tasks" / f"{name}.json").read_text(encoding="utf-8"))
-        with (folder / "samples" / f"{name}.jsonl").open(encoding="utf-8") as lines:
-            samples = [json.loads(line) for line in lines]
-        whole = [sample["doc"] for sample in samples] == [number for number, _ in asked.questions]
+        head = json.loads((folder / "tasks" / f"{asked.benchmark.name}.json").read_bytes())
+        if head["key"] != key:
+            return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return _result(asked, samples) if whole and head["key"] == key else None
+    try:
+        lines = path.read_bytes()
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if hashlib.sha256(lines).hexdigest() != head.get("samples_sha256"):
+        return f"{path} is not as it was written"
+    return _result(asked, [json.loads(line) for line in lines.splitlines()])
 
 
 def keep(folder: Path, asked: Asked, key: str, samples: Sequence[Sample]) -> Result:
     """Writes a benchmark's samples, then its scores, which say that it is finished."""
     name, result = asked.benchmark.name, _result(asked, samples)
-    lines = (json.dumps(_finite(sample), ensure_ascii=False) + "\n" for sample in samples)
-    write_text(folder / "samples" / f"{name}.jsonl", "".join(lines))
-    content = {"task": name, "key": key, **record(result)}
+    lines = "".join(json.dumps(_finite(sample), ensure_ascii=False) + "\n" for sample in samples)
+    write_text(folder / "samples" / f"{name}.jsonl", lines)
+    digest = hashlib.sha256(lines.encode()).hexdigest()
+    content = {"task": name, "key": key, "samples_sha256": digest, **record(result)}
     write_text(folder / "tasks" / f"{name}.json", json.dumps(content, indent=2) + "\n")
     return result
 

@@ -34,18 +34,20 @@ def run(
     for one in asked:
         name, key = one.benchmark.name, results.key_of(facts, one)
         result = results.find(folder, one, key)
-        if result is not None:
+        if isinstance(result, Result):
             console.print(f"{name}: kept from before", highlight=False)
         else:
+            if result is not None:
+                console.print(f"{name}: {result}; scored again", highlight=False, soft_wrap=True)
             try:
                 model = model or setting.load()
                 with Progress(console, name, counted("requests")) as progress:
                     model.progress = progress
                     samples = _samples(model, one, setting.window)
                 result = results.keep(folder, one, key, samples)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as end:
                 done = f"{len(found)} of {len(asked)} benchmarks of {setting.subject.name} are done"
-                raise KeyboardInterrupt(f"{done}; the same command goes on from there") from None
+                raise type(end)(f"{done}; the same command goes on from there") from None
         found.append(result)
     return found
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dualpath_cli.evaluation.benchmarks import Benchmark
+from dualpath_cli.evaluation.benchmarks import ROLLING, Benchmark
 from dualpath_cli.evaluation.formats import Question, last_number
 
 Sample = dict[str, Any]
@@ -83,7 +83,7 @@ def score_text(text: str, loglikelihood: float) -> Sample:
     return {
         "loglikelihood": loglikelihood,
         "bytes": size,
-        "bpb": bits_per_byte(loglikelihood, size),
+        ROLLING: bits_per_byte(loglikelihood, size),
     }
 
 
@@ -99,7 +99,7 @@ def metrics_of(benchmark: Benchmark, samples: Sequence[Sample]) -> dict[str, Met
     bytes)``, with the standard error of a ratio.
     """
     if benchmark.kind == "text":
-        return {"bpb": _corpus(samples)}
+        return {ROLLING: _corpus(samples)}
     names = [name for name in (*ACCURACIES, "bpb") if name in samples[0]]
     names.sort(key=lambda name: name != benchmark.primary)
     return {name: _mean([sample[name] for sample in samples]) for name in names}

@@ -5,9 +5,9 @@ from typing import Any
 
 from rich.table import Table
 
-from dualpath_cli.evaluation.benchmarks import Benchmark
+from dualpath_cli.evaluation.benchmarks import ROLLING, Benchmark
 from dualpath_cli.evaluation.results import Result
-from dualpath_cli.evaluation.scoring import Metric
+from dualpath_cli.evaluation.scoring import ACCURACIES, Metric
 from dualpath_cli.study.tables import table_of
 
 
@@ -15,11 +15,10 @@ def scores_of(results: Sequence[Result]) -> dict[str, float]:
     """The scores of the paper's benchmarks by the columns of its tables: `PIQA Acc.`, `C4`."""
     scores = {}
     for result in results:
-        accuracy, bpb = _columns(result.benchmark)
-        if accuracy and result.benchmark.primary != "bpb":
-            scores[accuracy] = result.metrics[result.benchmark.primary].value
-        if bpb and "bpb" in result.metrics:
-            scores[bpb] = result.metrics["bpb"].value
+        columns = _columns(result.benchmark)
+        for column, metric in zip(columns, _accuracy_and_bits(result), strict=True):
+            if column is not None and metric is not None:
+                scores[column] = metric.value
     return scores
 
 
@@ -37,19 +36,14 @@ def score_table(
     if model.get("intervention", "learned") != "learned":
         how.insert(0, model["intervention"])
     title = f"{model['name']}: {', '.join(how)}"
-    table = table_of(title, ("benchmark", "by"), numbers, _caption(paper_row))
+    table = table_of(title, ("benchmark", "by"), numbers, _caption(results, paper_row))
     for result in results:
-        primary = result.benchmark.primary
-        cells = [
-            f"{result.facts['documents']:,}",
-            "" if primary == "bpb" else _text(result.metrics[primary]),
-            _text(result.metrics.get("bpb")),
-        ]
+        cells = [f"{result.facts['documents']:,}", *map(_text, _accuracy_and_bits(result))]
         if paper:
             same = paper if result.whole else {}
             columns = [name or "" for name in _columns(result.benchmark)]
             cells += [f"{same[name]:.4f}" if name in same else "" for name in columns]
-        table.add_row(result.benchmark.name, "" if primary == "bpb" else primary, *cells)
+        table.add_row(result.benchmark.name, result.benchmark.primary, *cells)
     for name, value in means.items():
         cells = ["", f"{value:.4f}", ""] if name.endswith("Acc.") else ["", "", f"{value:.4f}"]
         if paper:
@@ -69,6 +63,13 @@ def _columns(benchmark: Benchmark) -> tuple[str | None, str | None]:
     return f"{name} Acc.", f"{name} BPB"
 
 
+def _accuracy_and_bits(result: Result) -> tuple[Metric | None, Metric | None]:
+    """The primary accuracy, and the bits per byte of continuations or of texts."""
+    metrics, primary = result.metrics, result.benchmark.primary
+    accuracy = metrics[primary] if primary in ACCURACIES else None
+    return accuracy, metrics.get(ROLLING, metrics.get("bpb"))
+
+
 def _text(metric: Metric | None) -> str:
     if metric is None:
         return ""
@@ -76,8 +77,10 @@ def _text(metric: Metric | None) -> str:
     return f"{metric.value:.4f}{error}"
 
 
-def _caption(paper_row: str | None) -> str:
+def _caption(results: Sequence[Result], paper_row: str | None) -> str:
     text = "± is one standard error over documents"
+    if any(ROLLING in result.metrics for result in results):
+        text += f"; {ROLLING}: each window of a text is read after the token before it"
     if paper_row is None:
         return text
     return f"{text}; the paper's row is {paper_row}, of at most 1,024 documents a benchmark"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import mean
 from typing import Any, Literal, get_args
 
 from dualpath_cli.config import BlockKind, ModelConfig
@@ -48,6 +49,12 @@ GPUS = 64
 COMMONSENSE = ("ARC-c", "ARC-e", "HellaSwag", "PIQA", "SIQA", "WinoGrande")
 MATH = ("Algebra", "Counting", "Geometry", "Int. Algebra", "Number Theory", "Pre-algebra",
         "Pre-calculus")  # fmt: skip
+AVERAGES: Mapping[str, tuple[str, ...]] = {
+    "Commonsense Acc.": tuple(f"{task} Acc." for task in COMMONSENSE),
+    "Commonsense BPB": tuple(f"{task} BPB" for task in COMMONSENSE),
+    "Easy math avg BPB": tuple(f"{task} BPB" for task in MATH),
+}
+"""The rows that a printed average is the mean of."""
 
 
 def reading_fields(reading: Reading) -> dict[str, Any]:
@@ -138,6 +145,20 @@ def results(budget_name: str) -> dict[str, dict[str, float]]:
         metric: dict(zip(tables["result_columns"], values, strict=True))
         for metric, values in tables["results"][budget_name].items()
     }
+
+
+def scores(budget_name: str) -> dict[str, dict[str, float]]:
+    """The same with averages as the means of their rows, so that two that print alike differ."""
+    table = results(budget_name)
+    for average, rows in AVERAGES.items():
+        table[average] = {label: mean(table[row][label] for row in rows) for label in table["C4"]}
+    return table
+
+
+def bold(budget_name: str) -> dict[str, set[str]]:
+    """The labels whose value is printed in bold, by metric of the full results."""
+    metrics, rows = results(budget_name), _tables()["bold"][budget_name]
+    return {metric: set(row.split()) for metric, row in zip(metrics, rows, strict=True)}
 
 
 def ablation_sources() -> list[str]:

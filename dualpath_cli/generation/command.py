@@ -61,10 +61,10 @@ def _to_terminal(wanted: Request, decoder: "Decoder") -> None:
                 show(console, piece)
             elif text.end is not None:
                 show_whole(console, text, wanted.prompts[text.prompt - 1].text)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         ended = sum(text.end is not None for text in texts)
         done = "" if alone else f"{ended:,} of {len(texts):,} texts are done, "
-        raise KeyboardInterrupt(f"{done}{summary(took)}") from None
+        raise type(interrupt)(f"{done}{summary(took)}") from None
     finally:
         if alone:
             console.out()

@@ -246,11 +246,8 @@ class Cache:
         start, stop = self.length, self.length + count
         if self.static is not None and stop > self.capacity:
             raise ValueError(f"the cache has room for {self.capacity} positions, not for {stop}")
-        before_BS = self.documents_BS
-        if documents_BT is not None or before_BS is not None:
-            if documents_BT is None:
-                assert before_BS is not None
-                documents_BT = before_BS[:, start - 1 : start].expand(-1, count)
+        if documents_BT is not None:
+            before_BS = self.documents_BS
             if before_BS is None:
                 before_BS = documents_BT.new_zeros(len(documents_BT), start)
             self.documents_BS = torch.cat((before_BS[:, :start], documents_BT), dim=1)

@@ -73,7 +73,7 @@ class DualPathLM(nn.Module):
         that `attention_mask` leaves.
         `auxiliary` gets what feed-forwards add to the training loss; the losses are without it.
 
-        `attention_mask` (B, T) is False at padding, on either side: other tokens do not look at
+        `attention_mask` (B, T) is False at padding, wherever it is: other tokens do not look at
         it, and count their positions without it; what comes out there means nothing. With a `cache`
         the tokens follow those of the passes before, which they need not repeat. `last_logits` is
         how many of the last positions logits are wanted of, where there are no targets.
@@ -175,7 +175,7 @@ class DualPathLM(nn.Module):
             return positions if starts_BT is None else positions.of_documents(starts_BT)
         cache = Cache(self.config) if cache is None else cache
         places_T = torch.arange(cache.length, cache.length + count, device=tokens.device)
-        documents_BT = documents_of(starts_BT, attention_mask, cache.documents_BS)
+        documents_BT = documents_of(tokens, starts_BT, attention_mask, cache.documents_BS)
         documents_BS = cache.extend(count, documents_BT)
         if documents_BS is not None:
             places_BT = places_in_documents(documents_BS)[:, places_T]

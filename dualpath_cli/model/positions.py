@@ -67,6 +67,7 @@ def in_document(documents_BT: torch.Tensor) -> Callable[..., torch.Tensor]:
 
 
 def documents_of(
+    tokens: torch.Tensor,
     starts_BT: torch.Tensor | None,
     attention_mask: torch.Tensor | None,
     before_BS: torch.Tensor | None,
@@ -74,14 +75,13 @@ def documents_of(
     """Numbers the documents of positions: (B, T), from 0 on, and -1 for padding.
 
     A document begins where `starts_BT` is True, padding is where `attention_mask` (B, T) is False;
-    `before_BS` are the numbers of those before. None means one document for all, unpadded.
+    `before_BS` are the numbers of those before, which end in padding where a pass did. None means
+    one document for all, unpadded.
     """
-    if starts_BT is None and attention_mask is None:
+    if starts_BT is None and attention_mask is None and before_BS is None:
         return None
-    if starts_BT is None:
-        assert attention_mask is not None
-        documents_BT = torch.zeros_like(attention_mask, dtype=torch.long)
-    else:
+    documents_BT = torch.zeros_like(tokens)
+    if starts_BT is not None:
         if attention_mask is not None:  # padding is often end-of-text, too
             starts_BT = starts_BT & attention_mask.bool()
         documents_BT = starts_BT.cumsum(1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.text_file import read_text
 
 WAY_OUT = "mend it, or move it away: the run goes on without"
 """What to do about a table that is damaged."""
@@ -36,15 +37,18 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     line.
 
     Raises:
-        UserError: for what is no CSV of UTF-8 text, and for a row that is not as long as the first.
+        UserError: for what is no file of UTF-8 text or no CSV, for a header that is cut, as no kill
+            leaves it, and for a row that is not as long as the first.
     """
     if not path.exists():
         return []
+    text = read_text(path, WAY_OUT)
+    whole = text[: text.rfind("\n") + 1]
+    if text and not whole:
+        raise UserError(f"{path} has no whole line, not even a header; {WAY_OUT}")
     try:
-        text = path.read_bytes().decode()
-        whole = text[: text.rfind("\n") + 1]
         rows = list(csv.reader(io.StringIO(whole, newline=""), strict=True))
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise UserError(f"{path} cannot be read ({error}); {WAY_OUT}") from None
     names = rows[0] if rows else []
     for number, row in enumerate(rows, 1):

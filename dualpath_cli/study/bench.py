@@ -135,7 +135,7 @@ def run(study: Study[Any], session: Session) -> StudyModule:
 
     Raises:
         UserError: if a source holds no text, and what the study raises.
-        KeyboardInterrupt: after Ctrl-C, with what is kept.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, with what is kept.
     """
     module = session.module
     assert isinstance(module, StudyModule)
@@ -145,7 +145,8 @@ def run(study: Study[Any], session: Session) -> StudyModule:
             session.trainer.validate(module, verbose=False)
         except SystemExit as end:
             # Lightning leaves by sys.exit(1) after Ctrl-C.
-            if not session.trainer.interrupted:
+            if not isinstance(end.__context__, KeyboardInterrupt):
                 raise
-            raise KeyboardInterrupt(f"{module.kept}; the same command continues") from end
+            kept = f"{module.kept}; the same command continues"
+            raise type(end.__context__)(kept) from end
     return module

@@ -46,7 +46,7 @@ def run(options: Namespace) -> str:
         Stopped: where it was not wanted after all, or after a signal.
     """
     wanted, console = request.read(options), plain_console()
-    with alone_in(wanted.out, console.print, "sweep.lock", "wait for its end"):
+    with alone_in(wanted.out, console.print, request.LOCK, "wait for its end"):
         return _run(wanted, console)
 
 
@@ -176,7 +176,7 @@ def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) ->
         ],
         "notes": list(notes),
     }  # fmt: skip
-    write_text(wanted.out / "sweep.yaml", yaml.safe_dump(content, sort_keys=False))
+    write_text(wanted.out / request.SWEEP, yaml.safe_dump(content, sort_keys=False))
 
 
 def _show_plan(

@@ -15,9 +15,10 @@ from dualpath_cli import recipes
 from dualpath_cli.config import RANGES
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.flops.widths import Match
+from dualpath_cli.output.atomic import PARTIAL
 from dualpath_cli.ranges import check_path
 from dualpath_cli.recipes import Recipe
-from dualpath_cli.run_folder import without_numbers
+from dualpath_cli.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
 from dualpath_cli.settings import SECTIONS
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.sweep.cells import CONTROLS, FAMILIES, Wanted
@@ -37,6 +38,10 @@ DECIDED = {
 """Keys that --set cannot vary: the sweep decides them, or widths are solved for them."""
 DATA = ("data.path", "data.val", "data.val_tokens", "data.val_seed")
 """What all runs are trained on and measured by."""
+
+SWEEP, LOCK = "sweep.yaml", "sweep.lock"
+"""In OUT: what was asked for, and who is at work."""
+_ANOTHER = "give a new or an empty folder"
 
 Varied = dict[str, list[Any]]
 """The values of each key that --set varies."""
@@ -112,7 +117,34 @@ def _folder(text: str) -> Path:
     there = next((place for place in (path, *path.parents) if os.path.exists(place)), None)
     if there is not None and not there.is_dir():
         raise UserError(f"--out {text}: '{there}' is a file; give the name of a folder")
+    _check_own(path)
     return path
+
+
+def _check_own(out: Path) -> None:
+    """Checks that a folder is a sweep's, empty or new, and no part of a run.
+
+    A sweep writes sweep.yaml before all else but its lock.
+
+    Raises:
+        UserError: where it is not.
+    """
+    here = out.resolve()
+    for folder in (here, *here.parents):
+        begun = (folder / RECIPE).is_file() and (folder / VERSIONS).is_file()
+        if begun or complete_checkpoints(folder):
+            raise UserError(f"--out {out}: '{folder}' is the folder of a run; {_ANOTHER}")
+    held = {path.name for path in here.iterdir()} if here.is_dir() else set()
+    others = held - {LOCK, f"{SWEEP}{PARTIAL}"}
+    if others and not _is_sweep(here):
+        raise UserError(f"--out {out} holds '{min(others)}', but no {SWEEP} of a sweep; {_ANOTHER}")
+
+
+def _is_sweep(folder: Path) -> bool:
+    """Whether its sweep.yaml is ours: other tools have a file of that name, too."""
+    path = folder / SWEEP
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return any(line.startswith("cells:") for line in text.splitlines())
 
 
 def _list(

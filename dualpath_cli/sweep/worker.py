@@ -1,8 +1,6 @@
 """A run of a sweep as a process of its own: its command, its share of the machine. Torch-free."""
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,11 +8,9 @@ from itertools import takewhile
 from pathlib import Path
 
 from dualpath_cli.command.checks import visible_gpus
+from dualpath_cli.ending import of_children
 from dualpath_cli.errors import UserError
 from dualpath_cli.sweep.runs import Run
-
-_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of Linux's prctl."""
 
 
 def command_of(recipe: Path) -> list[str]:
@@ -83,16 +79,11 @@ def start(run: Run, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
     stops by itself, with a checkpoint, where the sweep is killed.
     """
     run.log.parent.mkdir(parents=True, exist_ok=True)
-    with run.log.open("ab") as log:
+    with run.log.open("ab") as log, of_children():
         return subprocess.Popen(
             command_of(run.path), env=environment(run, slot, jobs), stdin=subprocess.DEVNULL,
             stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            preexec_fn=_end_with_parent,
         )  # fmt: skip
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def last_words(run: Run) -> str:

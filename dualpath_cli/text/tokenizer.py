@@ -15,6 +15,7 @@ from dualpath_cli.output.atomic import write_text
 from dualpath_cli.text import byte_level
 from dualpath_cli.text.byte_level import Definition
 from dualpath_cli.text.deadline import FIRST_ANSWER_SECONDS, within
+from dualpath_cli.text_file import read_json, read_text
 
 if TYPE_CHECKING:
     import tiktoken
@@ -86,17 +87,17 @@ class Tokenizer:
         path = Path(spec)
         if path.is_dir():
             if (path / TOKENIZER).exists():
-                return cls(_read_json(path / TOKENIZER), str(spec))
+                return cls(read_json(path / TOKENIZER), str(spec))
             if (path / "vocab.json").exists() and (path / "merges.txt").exists():
-                merges = (path / "merges.txt").read_text(encoding="utf-8")
-                vocab = _read_json(path / "vocab.json")
+                merges = read_text(path / "merges.txt")
+                vocab = read_json(path / "vocab.json")
                 return cls(byte_level.definition_from_gpt2_files(vocab, merges), str(spec))
             raise UserError(
                 f"tokenizer '{spec}': the folder holds neither tokenizer.json "
                 "nor vocab.json with merges.txt"
             )
-        if path.is_file():
-            return cls(_read_json(path), str(spec))
+        if path.exists():
+            return cls(read_json(path), str(spec))
         if str(spec) == "gpt2":
             return cls(_download_gpt2(), "gpt2")
         raise UserError(
@@ -159,16 +160,6 @@ class Tokenizer:
             mergeable_ranks={v: i for i, v in enumerate(self._values) if i not in self._special},
             special_tokens={self._values[self.eot_id].decode(): self.eot_id},
         )
-
-
-def _read_json(path: Path) -> Definition:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise UserError(f"tokenizer '{path}': cannot be read as JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"tokenizer '{path}': not a JSON object")
-    return content
 
 
 def _download_gpt2() -> Definition:

@@ -1,65 +1,202 @@
-"""Ends a run whose other ranks have died, with a word on which and why.
+"""How the ranks of a run come together, and how the others end with a word where one dies.
 
 Ranks on one machine are children of the first one, unless SLURM or torchrun started them. Lightning
 looks after its children every five seconds and then kills the first rank too, without a word and
-maybe in the middle of one: this takes its place. Where something else starts the ranks, it looks
-after them.
+maybe in the middle of one; PyTorch has ranks wait for each other where no signal reaches them. This
+takes the place of both. Where something else starts the ranks, it looks after them.
 """
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
-from pathlib import Path
-from subprocess import Popen
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
 
-from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
-from lightning.pytorch import Callback, LightningModule, Trainer
+import torch.distributed as dist
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.strategies.launchers.subprocess_script import _set_num_threads_if_needed
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
-from dualpath_cli.run_folder import newest_step
+from dualpath_cli.ending import of_children
+from dualpath_cli.errors import RunFailed, UserError
 
 PATIENCE = 10.0
 """Seconds that the first rank has to end by itself, after another one ended with an error that it
 will have met, too."""
+WAIT = 2.0
+"""Seconds from a rank's death to its exit code."""
+SILENCE = 30.0
+"""Seconds that ranks are waited for without a word."""
+POLL = 0.1
+"""Seconds between two looks at who has come, or gone."""
+NAMED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+"""What tells a node its place among others, where neither SLURM nor torchrun does."""
 
 
-class RankWatch(Callback):
-    """Watches the child processes of the first rank, from the moment that it trains."""
+class Ranks(_SubprocessScriptLauncher):
+    """Lightning's launcher, for the ranks that it starts and for those that others do."""
 
-    def __init__(self, run_folder: Path) -> None:
-        self.run_folder = run_folder
-        self._watches = False
+    def __init__(
+        self, strategy: ParallelStrategy, command: str, timeout: timedelta,
+        continues: Callable[[], str],
+    ) -> None:  # fmt: skip
+        """Ranks wait `timeout` for each other to come; `continues` ends what is said of a death."""
+        assert strategy.cluster_environment is not None
+        nodes = strategy.num_nodes  # type: ignore[attr-defined]
+        processes = strategy.num_processes  # type: ignore[attr-defined]
+        super().__init__(strategy.cluster_environment, processes, nodes)
+        self._command, self._timeout, self._continues = command, timeout, continues
+        self._before = self.cluster_environment.node_rank() * processes
+        self._store: dist.TCPStore | None = None
+        self._come = 0
+        self._told = False
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begins to watch, where there are children."""
-        launcher = trainer.strategy.launcher
-        if self._watches or not isinstance(launcher, _SubprocessScriptLauncher):
-            return
-        for thread in threading.enumerate():
-            if isinstance(thread, _ChildProcessObserver):
-                thread._child_processes = []  # it ends when it looks next
-        self._watches = True
-        threading.Thread(target=self._watch, args=(launcher.procs,), daemon=True).start()
+    def launch(
+        self, function: Callable[..., Any], *args: Any, trainer: Trainer | None = None, **named: Any
+    ) -> Any:
+        """Starts the other ranks of this machine if nobody else does, waits for all, and calls.
 
-    def _watch(self, processes: list[Popen[bytes]]) -> None:
-        while processes:
-            for rank, process in enumerate(processes, 1):
-                if code := process.poll():
-                    self._end(rank, code, processes)
+        Raises:
+            RunFailed: if they do not come.
+        """
+        self.cluster_environment.validate_settings(self.num_processes, self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            with of_children():
+                self._call_children_scripts()
+            threading.Thread(target=self._watch, daemon=True).start()
+        _set_num_threads_if_needed(self.num_processes)
+        if self.num_processes * self.num_nodes > 1 and not dist.is_initialized():
+            self._meet()
+        return function(*args, **named)
+
+    def kill(self, signum: int) -> None:
+        """Sends the children a signal; of their end there is nothing to say then."""
+        self._told = True
+        super().kill(signum)
+
+    def death(self) -> str | None:
+        """Which child has just ended with an error, and how, if one has; for the caller to say."""
+        self._told = True
+        end = time.monotonic() + WAIT
+        while self.procs and time.monotonic() < end:
+            if dead := self._dead():
+                return dead[1]
+            time.sleep(POLL)
+        return None
+
+    def _dead(self) -> tuple[int, str] | None:
+        """Exit code and fate of a child that has ended with an error."""
+        for rank, process in enumerate(self.procs, self._before + 1):
+            if code := process.poll():
+                name = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+                return code, f"rank {rank} ended by {name}{hint}"
+        return None
+
+    def _watch(self) -> None:
+        while not self._told:
+            if dead := self._dead():
+                if dead[0] > 0:
+                    time.sleep(PATIENCE)
+                self._end(dead[1])
             time.sleep(0.5)
 
-    def _end(self, rank: int, code: int, processes: list[Popen[bytes]]) -> None:
-        if code > 0:
-            time.sleep(PATIENCE)
-        name = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        print(
-            f"dualpath fit: failed: rank {rank} ended by {name}{hint}; the same command continues "
-            f"from {newest_step(self.run_folder)}",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
-        for process in processes:
-            process.kill()
-        os._exit(1)  # the main thread may wait for the dead rank for ever
+    def _end(self, fate: str) -> None:
+        """Ends all: the main thread may wait for the dead rank for ever."""
+        if self._told:  # by the main thread, in the meantime
+            return
+        with suppress(OSError):  # nobody reads it
+            print(
+                f"dualpath {self._command}: failed: {fate}{self._continues()}",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+        self.kill(signal.SIGKILL)
+        os._exit(1)
+
+    def _meet(self) -> None:
+        """Waits for all ranks where signals reach this one; PyTorch would wait in C++."""
+        local = self.cluster_environment.local_rank()
+        begin, silent = time.monotonic(), not local
+        while missing := self._missing(self._before + local):
+            place = f"{self.cluster_environment.main_address}:{self.cluster_environment.main_port}"
+            waited, limit = time.monotonic() - begin, self._timeout.total_seconds()
+            if waited > limit:
+                raise RunFailed(
+                    f"{missing} did not come to {place} within {limit / 60:g} minutes "
+                    f"(run.rank_timeout){self._continues()}"
+                )
+            if silent and waited > SILENCE:
+                silent = False
+                print(
+                    f"dualpath {self._command}: waiting at {place} for {missing}",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+            time.sleep(POLL)
+
+    def _missing(self, rank: int) -> str:
+        """Who has not come yet, or nothing; tells the others that this one has."""
+        ranks, environment = self.num_processes * self.num_nodes, self.cluster_environment
+        if self._store is None:
+            # Of torchrun, which answers there itself, all ranks are clients.
+            serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+            host, port = environment.main_address, environment.main_port
+            if not serves and not _answers(host, port):
+                return f"rank 0 of {ranks}"
+            self._store = dist.TCPStore(
+                host, port, None, serves, self._timeout, wait_for_workers=False, multi_tenant=True
+            )
+            self._store.set(f"dualpath/{rank}", "")
+        if rank:  # thousands may ask
+            return "" if self._store.check(["dualpath/all"]) else f"all of {ranks} ranks"
+        while self._come < ranks and self._store.check([f"dualpath/{self._come}"]):
+            self._come += 1
+        if self._come < ranks:
+            return f"rank {self._come} of {ranks}"
+        self._store.set("dualpath/all", "")
+        return ""
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether somebody listens there; PyTorch's client would write of each try that failed."""
+    with suppress(OSError):
+        socket.create_connection((host, port), timeout=1.0).close()
+        return True
+    return False
+
+
+def launch_by(
+    trainer: Trainer, command: str, timeout: timedelta, continues: Callable[[], str]
+) -> None:
+    """Puts Ranks in the place of the launcher of a trainer whose ranks are processes.
+
+    Raises:
+        UserError: if it has several nodes, and nothing says which this one is.
+    """
+    strategy = trainer.strategy
+    if not isinstance(strategy, ParallelStrategy) or strategy.cluster_environment is None:
+        return
+    lacking = [name for name in NAMED if name not in os.environ]
+    alone = isinstance(strategy.cluster_environment, LightningEnvironment)
+    if trainer.num_nodes > 1 and alone and lacking:
+        raise UserError(
+            f"trainer.num_nodes={trainer.num_nodes}, but nothing tells this node where the others "
+            "are; start ranks by srun or torchrun, or set MASTER_ADDR=HOST MASTER_PORT=29500 "
+            f"NODE_RANK=N on each node ({', '.join(lacking)} lacking here)"
+        )
+    if type(strategy.launcher) in (_SubprocessScriptLauncher, type(None)):
+        strategy._launcher = Ranks(strategy, command, timeout, continues)
+
+
+def lost_contact(error: BaseException) -> bool:
+    """Whether an error says that another rank could not be reached any more."""
+    words = ("Connection closed by peer", "Timed out", "Connection reset", "gloo/transport")
+    # gloo says it in words alone.
+    in_words = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return in_words or isinstance(error, dist.DistError)

@@ -3,6 +3,7 @@
 Half a last row, which a kill while a table grows leaves, is dropped and the run goes on.
 """
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,20 @@ def folder(path: Path) -> None:
     """Puts a folder in the place, which cannot be read by anybody, not even root."""
     path.unlink()
     path.mkdir()
+
+
+def pipe(path: Path) -> None:
+    """Puts a pipe in the place, into which nobody writes."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/null")
+
+
+NO_FILE = "it is a pipe or a device, no file"
 
 
 def holding(content: bytes) -> Damage:
@@ -70,11 +85,13 @@ def test_the_run_is_fine_before_it_is_damaged(home: Path) -> None:
         (Path.unlink, "recipe.yaml"),
         (holding(b""), "recipe.yaml must be a mapping of sections, not None"),
         (cut, "cannot be read"),
-        (holding(b"\xff\x00\x80"), "recipe.yaml cannot be read: 'utf-8' codec"),
-        (holding(b"- 1"), "recipe.yaml must be a mapping of sections"),
+        (holding(b"\xff\x00\x80"), "recipe.yaml cannot be read ('utf-8' codec"),
+        (holding(b"- 1"), "recipe.yaml must be a mapping of sections, not a list\n"),
+        (holding(b"root:x:0:0:/root"), "recipe.yaml must be a mapping of sections, not a text\n"),
         (holding(b"model: 3"), "recipe.yaml: 'model' in the recipe must be a mapping, not 3"),
         (holding(b"data:"), "recipe.yaml: 'data' in the recipe must be a mapping, not null"),
         (folder, "recipe.yaml"),
+        (pipe, "recipe.yaml"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -96,11 +113,13 @@ def test_a_damaged_recipe_is_named(
         (Path.unlink, "cannot be read (No such file or directory); put it back, or give this run"),
         (holding(b""), "cannot be read (no JSON: Expecting value"),
         (cut, "cannot be read (no JSON: "),
-        (holding(b"\xff\x00"), "cannot be read (no JSON: "),
+        (holding(b"\xff\x00"), "cannot be read ('utf-8' codec"),
         (holding(b"[" * 100_000), "cannot be read (no JSON: "),
-        (holding(b"[]"), "holds no JSON object"),
+        (holding(b"[]"), "cannot be read (no JSON object)"),
         (holding(b"{}"), "was trained on data of the fingerprint None, these are"),
         (folder, "cannot be read (Is a directory)"),
+        (pipe, NO_FILE),
+        (device, NO_FILE),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -116,7 +135,7 @@ def test_a_run_whose_versions_are_damaged_is_not_continued(
 TABLES = ["metrics.csv", "validation.csv", "routing.csv"]
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [*TABLES, "bad_steps.csv"])
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -134,7 +153,7 @@ def test_a_damaged_table_is_named_with_the_row(
 ) -> None:
     others = {
         "metrics.csv": "tokens,seconds", "validation.csv": "set",
-        "routing.csv": "layer,gate_deep,gate_wide,expected_loops",
+        "routing.csv": "layer,gate_deep,gate_wide,expected_loops", "bad_steps.csv": "kind",
     }[name]  # fmt: skip
     cells = ",".join("1" for _ in others.split(","))
     header, *rows = text.format(others).splitlines(keepends=True)
@@ -148,7 +167,14 @@ def test_a_damaged_table_is_named_with_the_row(
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [(holding(b"\xff\xfe\n\x00"), "cannot be read ('utf-8' codec"), (folder, "Is a directory")],
+    [
+        (holding(b"\xff\xfe\n\x00"), "cannot be read ('utf-8' codec"),
+        (holding(b"[[[["), "has no whole line, not even a header; mend it, or move it away"),
+        (holding(b"step,tok"), "has no whole line"),
+        (folder, "Is a directory"),
+        (pipe, NO_FILE),
+        (device, NO_FILE),
+    ],
 )
 def test_a_table_that_is_none_is_named(
     name: str, damage: Damage, words: str, home: Path, capsys: pytest.CaptureFixture[str]
@@ -159,8 +185,17 @@ def test_a_table_that_is_none_is_named(
     assert words in said
 
 
+@pytest.mark.parametrize("line", [FIT, *OTHERS[:1]])
+def test_files_of_a_run_may_be_links(line: str, home: Path) -> None:
+    for name in ("recipe.yaml", "tokenizer.json", "versions.json", *TABLES):
+        path = home / RUN / name
+        path.rename(home / name)
+        path.symlink_to(home / name)
+    assert main(line.split()) == 0
+
+
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("damage", [Path.unlink, holding(b""), holding(b"step,tok")])
+@pytest.mark.parametrize("damage", [Path.unlink, holding(b"")])
 def test_a_table_without_rows_is_begun_again(name: str, damage: Damage, home: Path) -> None:
     damage(home / RUN / name)
     assert main(FIT.split()) == 0
@@ -178,6 +213,33 @@ def test_a_run_killed_within_a_row_goes_on_without_that_row(name: str, trained: 
         assert len(read_csv(run / name)) == text.count("\n") - 2
     assert main(["fit", "--config", str(run.parents[2] / "recipe.yaml")]) == 0
     assert tables(run) == whole
+
+
+@pytest.mark.parametrize(
+    ("keep", "lacking"),
+    [
+        (lambda rows: [], 2),
+        (lambda rows: rows[:1] + rows[2:], 1),
+        (lambda rows: rows[2:], 2),
+        (lambda rows: rows, 0),
+    ],
+)
+def test_a_table_that_lacks_rows_of_before_the_checkpoint_is_named(
+    keep: Callable[[list[str]], list[str]], lacking: int, trained: Fit,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    run = trained()
+    back_to_step(run, 2)
+    table = run / "metrics.csv"
+    header, *lines = table.read_text().splitlines(keepends=True)
+    table.write_text("".join([header, *keep(lines)]))
+    (run / "routing.csv").unlink()  # has no rows yet at step 2
+    capsys.readouterr()
+    assert main(["fit", "--config", str(run.parents[2] / "recipe.yaml")]) == 0
+    said = f"{table} lacks {lacking} of the 2 rows that it had at step 2; the run goes on"
+    assert [line.startswith(said) for line in capsys.readouterr().err.splitlines()] == (
+        [True] if lacking else []
+    )
 
 
 def test_columns_that_the_run_does_not_write_are_left_out(trained: Fit) -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def test_every_kind_of_benchmark_is_written_with_what_was_asked(evaluate: Evalua
     assert "no hellaswag.jsonl" in found["skipped"]["hellaswag"]
     primaries = {name: task["primary"] for name, task in found["tasks"].items()}
     assert primaries["arc_challenge"] == "acc_uncond"
-    assert (primaries["gsm8k"], primaries["c4"]) == ("acc", "bpb")
+    assert (primaries["gsm8k"], primaries["c4"]) == ("acc", "rolling_bpb")
     documents = {name: task["documents"] for name, task in found["tasks"].items()}
     assert documents == {"c4": 10, "arc_challenge": 10, "piqa": 10, "gsm8k": 4, "lambada": 10,
                          "minerva_math_algebra": 2, "minerva_math_geometry": 1}  # fmt: skip
@@ -114,7 +115,7 @@ def test_every_kind_of_benchmark_is_written_with_what_was_asked(evaluate: Evalua
     for name, task in found["tasks"].items():
         rows = samples(folder, name)
         assert len(rows) == task["documents"]
-        if name != "c4" and "bpb" in task["metrics"]:
+        if "bpb" in task["metrics"]:
             expected = sum(row["bpb"] for row in rows) / len(rows)
             assert task["metrics"]["bpb"]["value"] == pytest.approx(expected)
     with (folder / "results.csv").open(newline="") as file:
@@ -189,10 +190,26 @@ def test_what_is_finished_is_not_computed_again_unless_something_decisive_change
     (tasks / "piqa.jsonl").write_text("\n".join(rows[:-1]) + "\n")
     evaluate(*words, "--batch_size", "2")
     assert counted[4:] == ["piqa"]
-    path = folder / "samples" / "lambada.jsonl"
-    path.write_text(path.read_text()[:-50])  # a file that was cut off
-    evaluate(*words, "--batch_size", "2")
-    assert counted[5:] == ["lambada"]
+
+
+def test_samples_that_were_changed_are_scored_again_and_that_is_said(
+    run: Path, tasks: Path, tmp_path: Path, counted: list[str], output_of: OutputOf
+) -> None:
+    line = ("evaluate", "--ckpt_path", run, "--data", tasks, "--out", tmp_path, "--tasks", "piqa")
+    assert "again" not in output_of(*line)
+    path = tmp_path / NAME / "samples" / "piqa.jsonl"
+    before = path.read_bytes()
+    digit = before.index(b'"loglikelihoods": [-') + len(b'"loglikelihoods": [-')
+    other = b"%d" % (9 - int(before[digit : digit + 1]))
+    for changed in (before[:digit] + other + before[digit + 1 :], before[:-50], None):
+        path.unlink()
+        if changed is not None:
+            path.write_bytes(changed)
+        why = "is not as it was written" if changed else ": No such file or directory"
+        assert f"piqa: {path}{' ' if changed else ''}{why}; scored again" in output_of(*line)
+        assert path.read_bytes() == before
+    assert counted == ["piqa"] * 4
+    assert "piqa: kept from before" in output_of(*line)
 
 
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
@@ -227,9 +244,9 @@ def test_several_runs_are_paired_with_the_first(
     assert f"differences to {NAME}, 3 tests" in said
     rows = json.loads((out / "comparison.json").read_text())
     assert [(row["task"], row["metric"], row["test"]) for row in rows] == [
-        ("c4", "bpb", "t"), ("piqa", "acc_per_char", "McNemar"), ("piqa", "bpb", "t")
+        ("c4", "rolling_bpb", "t"), ("piqa", "acc_per_char", "McNemar"), ("piqa", "bpb", "t")
     ]  # fmt: skip
-    values = [report(out / name)["tasks"]["c4"]["metrics"]["bpb"]["value"]
+    values = [report(out / name)["tasks"]["c4"]["metrics"]["rolling_bpb"]["value"]
               for name in (NAME, "tiny-other-step-00000006")]  # fmt: skip
     assert rows[0]["difference"] == pytest.approx(values[1] - values[0])
     assert all(row["better"] + row["worse"] + row["ties"] in (11, 32) for row in rows)
@@ -283,8 +300,31 @@ def test_texts_of_any_source_are_measured_after_end_of_text(
     (sample,) = samples(folder, "notes")
     assert sample["bytes"] == 9 * 37
     bits = -sample["loglikelihood"] / math.log(2)
-    assert found["tasks"]["notes"]["metrics"]["bpb"]["value"] == pytest.approx(bits / (9 * 37))
+    value = found["tasks"]["notes"]["metrics"]["rolling_bpb"]["value"]
+    assert value == pytest.approx(bits / (9 * 37))
     assert found["model"]["window"] == 32
+
+
+def test_a_text_has_two_numbers_by_two_names_which_are_one_within_a_window(
+    trained: Fit, tmp_path: Path, output_of: OutputOf
+) -> None:
+    """`validate` reads each window after end-of-text, `evaluate` after the token before it."""
+    run = trained(**merge(CHANGES, {"model": {"vocab_size": 260}}))  # no row without a token
+    texts = {"short": "tell the tale of shells", "long": "tell the tale of shells and all " * 9}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    sets = json.dumps({name: str(tmp_path / f"{name}.txt") for name in texts})
+    words = ("--data.val", sets, "--data.val_tokens", "null")
+    validated = output_of("validate", "--ckpt_path", run, *words)
+    assert "for evaluate's rolling_bpb, after the token before" in " ".join(validated.split())
+    sources = [f"{name}={tmp_path / name}.txt" for name in texts]
+    said = output_of("evaluate", "--ckpt_path", run, "--out", tmp_path, "--sources", *sources)
+    assert "rolling_bpb: each window of a text is read after the token" in " ".join(said.split())
+    rolling = {name: task["metrics"]["rolling_bpb"]["value"]
+               for name, task in report(tmp_path / NAME)["tasks"].items()}  # fmt: skip
+    separate = {name: float(re.search(rf"{name} .*│ *([\d.]+) *│", validated)[1]) for name in texts}
+    assert rolling["short"] == pytest.approx(separate["short"], abs=1e-4)
+    assert rolling["long"] != pytest.approx(separate["long"], abs=1e-3)
 
 
 @pytest.mark.parametrize("budget", paper.BUDGETS)

@@ -1,6 +1,7 @@
 """Renderings: those of OLMES's own requests byte for byte, and of each field that decides one."""
 
 import gzip
+import hashlib
 import json
 import math
 import re
@@ -151,12 +152,32 @@ def test_lambada_asks_for_the_last_word_with_its_space() -> None:
     assert (question.contexts, question.continuations) == (("he said  good",), (" night",))
 
 
-def test_gsm8k_takes_the_number_after_the_mark_and_works_without_the_calculator() -> None:
-    row = {"question": "How many?", "answer": "2+3 = <<2+3=5>>5\nSo 5k.\n#### 5,000"}
-    question = formats.gsm8k(row)
-    assert question.answer == "5000"
+@pytest.mark.parametrize(
+    ("answer", "worked", "number"),
+    [
+        ("2+3 = <<2+3=5>>5\nSo 5.\n#### 5,000", " 2 + 3 = 5 So 5. So the answer is 5,000.", "5000"),
+        ("so 4/2=2\n#### 2", " So 4 / 2 = 2. So the answer is 2.", "2"),
+        ("Ten 12-ounce cups\n#### 10", " Ten 12 - ounce cups. So the answer is 10.", "10"),
+        ("-1 is left!\n#### -1", " - 1 is left!. So the answer is - 1.", "1"),
+        ("3 x 2 = 6. ####6", " 3 x 2 = 6. So the answer is 6.", "6"),
+        ("#### 7", " . So the answer is 7.", "7"),
+    ],
+)
+def test_a_worked_example_of_gsm8k_is_what_olmes_makes_of_a_row(
+    answer: str, worked: str, number: str
+) -> None:
+    """What `normalize_answer_str` of its oe_eval/tasks/oe_eval_tasks/gsm8k.py gives, run alone."""
+    question = formats.gsm8k({"question": "How many?", "answer": answer})
     assert question.contexts == ("Question: How many?\nAnswer:",)
-    assert question.continuations == (" 2+3 = 5 So 5k. So the answer is 5000.",)
+    assert (question.continuations, question.answer) == ((worked,), number)
+
+
+def test_all_rows_of_gsm8k_are_rendered_as_olmes_renders_them(shared_data: Path) -> None:
+    """The hash is of what that function of OLMES made of all 1,319."""
+    rows = [json.loads(line) for line in (shared_data / "gsm8k" / "test.jsonl").open()]
+    worked = "\n".join(formats.gsm8k(row).continuations[0][1:] for row in rows)
+    expected = "2d171c484bd30833730feeab5f190d4493b42c0410259de65cc803c3f345b18e"
+    assert hashlib.sha256(worked.encode()).hexdigest() == expected
 
 
 def test_every_answer_of_gsm8k_is_the_number_after_its_mark(shared_data: Path) -> None:

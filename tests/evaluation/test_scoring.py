@@ -83,7 +83,7 @@ def test_an_answer_is_the_last_number_written() -> None:
 @given(st.lists(st.tuples(st.text(min_size=1), NATS), min_size=2, max_size=9))
 def test_texts_are_scored_in_all_their_bytes_together(texts: list[tuple[str, float]]) -> None:
     samples = [score_text(text, log) for text, log in texts]
-    metric = metrics_of(BENCHMARKS["c4"], samples)["bpb"]
+    metric = metrics_of(BENCHMARKS["c4"], samples)["rolling_bpb"]
     nats = math.fsum(log for _, log in texts)
     size = sum(len(text.encode()) for text, _ in texts)
     assert metric.value == pytest.approx(-nats / (math.log(2) * size))
@@ -91,7 +91,7 @@ def test_texts_are_scored_in_all_their_bytes_together(texts: list[tuple[str, flo
 
 def test_the_error_of_texts_of_one_length_is_that_of_a_mean() -> None:
     samples = [score_text("abcd", -n * math.log(2)) for n in (3, 5, 9, 4)]
-    metric = metrics_of(BENCHMARKS["c4"], samples)["bpb"]
+    metric = metrics_of(BENCHMARKS["c4"], samples)["rolling_bpb"]
     bits = [3 / 4, 5 / 4, 9 / 4, 1]
     assert metric.value == pytest.approx(mean(bits))
     assert metric.stderr == pytest.approx(stdev(bits) / 2)

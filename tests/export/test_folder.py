@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,8 +108,9 @@ def write_without_end() -> None:
     hf.contents = wait  # type: ignore[assignment]
 
 
-def test_an_export_holds_its_unfinished_folder_until_it_is_killed(
-    trained: Fit, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_export_holds_its_unfinished_folder_and_removes_it_unless_it_is_killed(
+    number: signal.Signals, trained: Fit, tmp_path: Path
 ) -> None:
     run, out = trained(), tmp_path / "exports" / "hf"
     process = start(words(run, out), tmp_path / "log", write_without_end)
@@ -117,9 +119,10 @@ def test_an_export_holds_its_unfinished_folder_until_it_is_killed(
         time.sleep(0.01)
     export(run, out)
     assert unfinished[0].exists()
-    process.kill()
+    os.kill(process.pid or 0, number)
     process.join()
-    assert unfinished[0].exists()
+    assert unfinished[0].exists() == (number == signal.SIGKILL)
+    assert process.exitcode == (-number if number == signal.SIGKILL else 128 + number)
     export(run, out, "--overwrite")
     assert list(out.parent.iterdir()) == [out]
 

@@ -5,6 +5,7 @@ import csv
 import html
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -120,6 +121,11 @@ def test_padding_and_cache_change_no_text(run: Path, tmp_path: Path) -> None:
         for row, length in enumerate(lengths):
             alone = theirs.generate(tokens[row : row + 1, LENGTH - length :], **settings, **more)
             assert torch.equal(batch[row, LENGTH - length :], alone[0])
+    past = theirs(tokens, attention_mask=mask).past_key_values
+    further = theirs(tokens[:, :2], past_key_values=past).logits  # no mask: of these, none is
+    for row, length in enumerate(lengths):
+        whole = torch.cat((tokens[row, LENGTH - length :], tokens[row, :2]))[None]
+        torch.testing.assert_close(further[row], theirs(whole).logits[0, -2:], atol=1e-6, rtol=0)
 
 
 def test_greedy_text_is_the_models_own(run: Path, tmp_path: Path) -> None:
@@ -365,6 +371,9 @@ def test_mistakes_of_import_are_one_line(
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(b"cut")
     assert f"the weights in '{folder}' cannot be read" in refused("--hf", folder)
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    assert "it is a pipe or a device, no file" in refused("--hf", folder)
 
 
 def test_weights_saved_in_half_precision_come_back(trained: Fit, tmp_path: Path) -> None:

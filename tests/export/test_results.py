@@ -28,8 +28,8 @@ RESULTS: dict[str, Any] = {
             "metrics": {"acc_per_char": {"value": 0.25, "stderr": None}},
         },
         "novels": {
-            "primary": "bpb", "documents": 3, "documents_in_all": 3, "shots": 0,
-            "metrics": {"bpb": {"value": 1.25, "stderr": 0.2}},
+            "primary": "rolling_bpb", "documents": 3, "documents_in_all": 3, "shots": 0,
+            "metrics": {"rolling_bpb": {"value": 1.25, "stderr": 0.2}},
         },
     },
 }  # fmt: skip
@@ -48,7 +48,7 @@ def test_all_scores_are_in_the_card_and_whole_accuracies_for_the_hub(
     card = (tmp_path / "hf" / "README.md").read_text()
     assert "| piqa | acc_per_char | 0.5123 | 0.0100 | 1,838 of 1,838 | 5 |" in card
     assert "| arc_easy | acc_per_char | 0.2500 |  | 100 of 2,376 | 5 |" in card
-    assert "| novels | bpb | 1.2500 | 0.2000 | 3 of 3 | 0 |" in card
+    assert "| novels | rolling_bpb | 1.2500 | 0.2000 | 3 of 3 | 0 |" in card
     assert "K = 2, learned, float32 on cpu, batches of 16" in card
     (entry,) = (tmp_path / "hf" / ".eval_results").iterdir()
     (said,) = yaml.safe_load(entry.read_text())

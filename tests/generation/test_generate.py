@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,45 +150,54 @@ def test_an_override_is_that_of_the_model(words: tuple[object, ...], rows: Rows)
     assert rows(*prompt, *words) != rows(*prompt)
 
 
-def interrupt(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C once so many pieces have come."""
+def interrupt(signum: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal once so many pieces have come."""
     write_on, count = texts.write_on, itertools.count()
 
     def interrupted(*arguments: Any) -> Any:
         for piece in write_on(*arguments):
             if next(count) == after:
-                raise KeyboardInterrupt
+                signal.raise_signal(signum)
             yield piece
 
     monkeypatch.setattr(texts, "write_on", interrupted)
 
 
-def test_ctrl_c_keeps_what_was_streamed(
-    run: Path, rows: Rows, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+ENDS = pytest.mark.parametrize(
+    ("signum", "code", "said"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "stopped by SIGTERM")],
+)
+
+
+@ENDS
+def test_a_signal_keeps_what_was_streamed(
+    signum: int, code: int, said: str, run: Path, rows: Rows, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     words = ["--prompt", "a cell", "--greedy", "--ignore_eot"]
     (row,) = rows(*words)
-    interrupt(10, monkeypatch)
+    interrupt(signum, 10, monkeypatch)
     capsys.readouterr()
-    assert main(["generate", "--ckpt_path", str(run), *words]) == 130
-    streamed, said = capsys.readouterr().out.splitlines()
+    assert main(["generate", "--ckpt_path", str(run), *words]) == code
+    streamed, last = capsys.readouterr().out.splitlines()
     assert f"a cell{row['text']}".startswith(streamed)
     assert len(streamed) > len("a cell")
-    assert said.startswith("dualpath generate: interrupted; 10 new tokens, ")
+    assert last.startswith(f"dualpath generate: {said}; 10 new tokens, ")
 
 
-def test_ctrl_c_keeps_the_texts_that_are_done_beside_the_file(
-    run: Path, rows: Rows, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+@ENDS
+def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
+    signum: int, code: int, said: str, run: Path, rows: Rows, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     words = ["--prompt", "a", "the cell", "--greedy", "--ignore_eot", "--batch_size", "1",
              "--max_new_tokens", "6"]  # fmt: skip
     whole = rows(*words)
-    interrupt(8, monkeypatch)  # in the second batch: longer prompts come first
+    interrupt(signum, 8, monkeypatch)  # in the second batch: longer prompts come first
     out = tmp_path / "o.jsonl"
-    assert main(["generate", "--ckpt_path", str(run), "--out", str(out), *words]) == 130
+    assert main(["generate", "--ckpt_path", str(run), "--out", str(out), *words]) == code
     kept = out.with_name("o.jsonl.interrupted")
-    assert f"1 of 2 texts are in '{kept}'" in capsys.readouterr().out
+    assert f"generate: {said}; 1 of 2 texts are in '{kept}'" in capsys.readouterr().out
     assert not out.exists()
     assert [json.loads(line) for line in kept.open()] == whole[1:]
 

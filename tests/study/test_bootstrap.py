@@ -2,6 +2,8 @@
 
 import hashlib
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
+from benchmarks import coverage
 from dualpath_cli.study.bootstrap import (
     LEAST_CLUSTERS,
     RESAMPLES,
@@ -138,6 +141,16 @@ def test_documents_drawn_whole_cover_where_their_windows_would_not():
             held.append(low < 0.3 < high)
     covers(by_document, 0.95)
     assert np.mean(by_window) < 0.7
+
+
+def test_the_page_says_how_often_the_cost_of_rare_large_effects_is_understated():
+    effects, true, (fewest, *_) = coverage.MEANS["0.2 in 1 of 10"]
+    holds, above, below = coverage.held(coverage.means(fewest, effects, true), coverage.ours)
+    page = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| mean, 0\.2 in one document of ten \|.*", page, re.MULTILINE)
+    assert row.split(" | ")[-1].startswith(f"{holds}, ")
+    assert f"12 to {float(above):.0%}".replace("%", " %") in page
+    assert float(below) < 0.007
 
 
 def correlations(means: np.ndarray) -> np.ndarray:

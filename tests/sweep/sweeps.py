@@ -15,6 +15,7 @@ STEP = 64
 
 FAKE_FIT = """
 import os, pathlib, signal, sys, time, yaml
+from dualpath_cli.ending import end_with_parent
 path = pathlib.Path(sys.argv[1])
 recipe = yaml.safe_load(path.read_text())
 run = recipe["run"]
@@ -32,6 +33,7 @@ def stop(*_):
     sys.exit(143)
 step = start
 signal.signal(signal.SIGTERM, stop)
+end_with_parent()
 if run["recipe"] in os.environ.get("FAKE_FAILING", "").split():
     print("dualpath fit: failed: broken on purpose", file=sys.stderr)
     sys.exit(1)

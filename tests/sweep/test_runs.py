@@ -101,9 +101,9 @@ def test_a_chosen_rate_keeps_its_ratio_to_the_rates_at_both_ends(tmp_path: Path)
 
 def test_a_run_begun_with_other_numbers_is_not_taken_for_this_one(tmp_path: Path) -> None:
     runs = runs_for(asked(tmp_path))
+    other = runs_for(asked(tmp_path, optim={"weight_decay": 0.1}))
     run_folder.start(runs[0].folder, runs[0].settings.as_recipe(), {})
     check_begun(runs)
-    other = runs_for(asked(tmp_path, optim={"weight_decay": 0.1}))
     with pytest.raises(UserError, match=r"weight_decay=0\.3, this one has 0\.1; give this sweep"):
         check_begun(other)
 

@@ -304,6 +304,7 @@ def test_a_run_that_another_process_writes_is_waited_for_and_named(
             begun.set()
             done.wait(3)
 
+    assert cli.main([*words, "--slurm", "--tune", "off", "--seeds", "1"]) == 0
     holder = threading.Thread(target=hold)
     holder.start()
     assert begun.wait(10)
@@ -393,6 +394,50 @@ def test_a_killed_sweep_leaves_no_process_behind_and_goes_on(
         assert time.monotonic() < deadline, "its runs went on without it"
         time.sleep(0.1)
     assert cli.main([*words, "--yes", "--tune", "off", "--seeds", "1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("run", "is the folder of a run"),
+        ("run/checkpoints/step-00000010", "is the folder of a run"),
+        ("run/sweeps/first", "is the folder of a run"),
+        ("link", "is the folder of a run"),
+        ("link/below", "is the folder of a run"),
+        ("notes", "holds 'thesis.txt'"),
+        ("other", "holds 'agent.py'"),
+    ],
+)
+def test_a_folder_of_something_else_is_refused_before_anything_is_measured_or_written(
+    out: str, said: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run/checkpoints/step-00000010").mkdir(parents=True)
+    (tmp_path / "run/recipe.yaml").write_text("model: {}\n")
+    (tmp_path / "run/sweep.yaml").write_text("cells: []\n")  # as an earlier version would have
+    (tmp_path / "link").symlink_to("run")
+    for folder in ("notes", "other"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "notes/thesis.txt").write_text("years of work")
+    (tmp_path / "other/agent.py").write_text("")
+    (tmp_path / "other/sweep.yaml").write_text("program: agent.py\nmethod: grid\n")
+    before = sorted(tmp_path.rglob("*"))
+    assert cli.main([*words, "--yes", "--tune", "off", "--out", str(tmp_path / out)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("left", [[], ["sweep.lock"], ["sweep.lock", "sweep.yaml.partial"]])
+def test_a_sweep_that_was_killed_as_it_began_goes_on_also_beside_the_recipe(
+    left: list[str], words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.yaml").write_text("model: {}\n")  # of the user's own, in no run
+    (tmp_path / "sweep").mkdir()
+    for name in left:
+        (tmp_path / "sweep" / name).write_text("")
+    for _ in range(2):
+        assert cli.main([*words, "--slurm", "--tune", "off"]) == 0
 
 
 def trial(family: str, lr: float, chosen: bool) -> Trial:

@@ -201,8 +201,8 @@ def test_the_only_special_token_ends_a_text_whatever_its_name(definition):
     ("name", "content", "reason"),
     [
         (None, None, "neither tokenizer.json nor"),
-        ("tokenizer.json", "{", "cannot be read as JSON"),
-        ("tokenizer.json", "[]", "not a JSON object"),
+        ("tokenizer.json", "{", "cannot be read .no JSON: "),
+        ("tokenizer.json", "[]", "cannot be read .no JSON object"),
         ("tokenizer.json", "{}", "its model is None"),
     ],
 )

@@ -69,6 +69,11 @@ def manifest(text: str) -> Damage:
     return damage
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 NAME = "embed.weight"
 FOUND_WHEN_LOADED: dict[str, tuple[Damage, str]] = {
     "a flipped byte": (flipped, f"{LAST}' is damaged: it was changed since it was written"),
@@ -96,6 +101,15 @@ PASSED_OVER: dict[str, tuple[Damage, str]] = {
     "empty": (lambda path: path.write_bytes(b"") and None, "it has 0 bytes instead of"),
     "a manifest that is no JSON": (manifest("{"), f"{LAST}.json cannot be read"),
     "a manifest of another kind": (manifest("[]"), f"{LAST}.json cannot be read"),
+    "a pipe": (pipe, "it is a pipe or a device, no file"),
+    "a link to a device": (
+        lambda path: path.unlink() or path.symlink_to("/dev/null"),
+        "it is a pipe or a device, no file",
+    ),
+    "a manifest that is a pipe": (
+        lambda path: pipe(path.parent / "manifests" / f"{path.name}.json"),
+        f"{LAST}.json cannot be read (it is a pipe or a device, no file)",
+    ),
     "a manifest of files elsewhere": (
         manifest(json.dumps({"files": {"../x": {"bytes": 1, "sha256": ""}}})),
         "it names '../x'",

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from lightning.pytorch import Trainer
 
 from dualpath_cli.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training import stopping
 from dualpath_cli.training.module import DualPathModule
 from tests.processes import start
 from tests.tiny_run import SEQ_LEN, Fit, rows, tables, weights
+from tests.training.test_ranks import rank_1_of
 
 STEPS = 8
 RUN = {"max_tokens": STEPS * 4 * SEQ_LEN, "save_every": 4, "validate_every": 2, "log_every": 1,
@@ -195,13 +197,25 @@ def test_two_ranks_stop_at_the_same_step_whichever_gets_the_signal(
     assert len(rows(run / "metrics.csv")) == stopped
 
 
-def die(signum: int) -> Callable[[], None]:
-    return signalled(signum, "training_step", 4, rank="1")
+def die_in_training() -> None:
+    at_step("training_step", 4, partial(send, signal.SIGKILL), rank="1")
+
+
+def die_as_a_checkpoint_is_due() -> None:
+    save = Trainer.save_checkpoint
+
+    def dying(self: Trainer, path: Path) -> None:
+        if os.environ["LOCAL_RANK"] == "1" and self.global_step == 8:
+            send(signal.SIGKILL)
+        save(self, path)
+
+    Trainer.save_checkpoint = dying
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("die", [die_in_training, die_as_a_checkpoint_is_due])
 def test_a_rank_that_dies_ends_the_others_with_a_word(
-    strategy: str, trained: Fit, tmp_path: Path
+    die: Callable[[], None], strategy: str, trained: Fit, tmp_path: Path
 ) -> None:
     trained(run=RUN, data={"max_epochs": 99})  # writes the recipe
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", f"dead-{strategy}"]
@@ -210,7 +224,7 @@ def test_a_rank_that_dies_ends_the_others_with_a_word(
     port = str(find_free_network_port())
     logs = [tmp_path / f"rank-{number}.log" for number in range(2)]
     ranks = [
-        start(words, log, die(signal.SIGKILL), LOCAL_RANK=str(number), MASTER_PORT=port)
+        start(words, log, die, LOCAL_RANK=str(number), MASTER_PORT=port)
         for number, log in enumerate(logs)
     ]
     for process in ranks:
@@ -229,6 +243,7 @@ def test_a_child_that_dies_is_named_by_the_first_rank(trained: Fit, tmp_path: Pa
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "orphan"]
     words += ["--trainer.strategy", "ddp", "--trainer.devices", "2", "--run.micro_batch", "1"]
     words += ["--run.max_tokens", str(10**7), "--data.max_epochs", "1e9"]
+    words += ["--run.save_every", "1", "--run.keep", "1"]  # it dies as one is due, mostly
     run = tmp_path / "runs" / "tiny" / "orphan"
     first = subprocess.Popen(
         [sys.executable, "-m", "dualpath_cli", *words], stderr=subprocess.PIPE, text=True
@@ -236,12 +251,23 @@ def test_a_child_that_dies_is_named_by_the_first_rank(trained: Fit, tmp_path: Pa
     while not (run / "checkpoints" / "last").exists():
         assert first.poll() is None
         time.sleep(0.1)
-    children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
-    ranks = [c for c in children if b"dualpath_cli" in Path(f"/proc/{c}/cmdline").read_bytes()]
-    os.kill(int(ranks[-1]), signal.SIGKILL)
+    os.kill(rank_1_of(first.pid), signal.SIGKILL)
     _, said = first.communicate(timeout=60)
     assert first.returncode == 1, said
-    assert "failed: rank" in said
+    last = "dualpath fit: failed: rank 1 ended by signal SIGKILL (out of memory?); "
+    assert said.splitlines()[-1].startswith(last)
+    assert said.count("failed") == 1
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_validation_of_its_own_with_its_code(
+    signum: int, code: int, whole: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    prepare = signalled(signum, "validation_step", 0)
+    assert run_once(["validate", "--ckpt_path", str(whole)], log, prepare) == code
+    said = "interrupted" if signum == signal.SIGINT else "stopped by SIGTERM"
+    assert log.read_text().endswith(f"dualpath validate: {said}\n")
 
 
 def test_a_run_whose_time_is_over_says_so_and_goes_on(

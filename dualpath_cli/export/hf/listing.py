@@ -9,7 +9,8 @@ from pathlib import Path
 
 from dualpath_cli.checkpoint_files import hash_file
 from dualpath_cli.errors import UserError
-from dualpath_cli.run_folder import RECIPE, TOKENIZER, VERSIONS, read_text
+from dualpath_cli.run_folder import RECIPE, TOKENIZER, VERSIONS
+from dualpath_cli.text_file import read_text
 
 LISTING = "SHA256SUMS"
 CONFIG = "config.json"

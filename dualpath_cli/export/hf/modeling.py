@@ -70,9 +70,9 @@ class DualPathCache(DynamicCache):
 
     @property
     def numbers(self) -> torch.Tensor | None:
-        """The documents' numbers so far, (B, S)."""
+        """The documents' numbers so far, (B, S); None while all are 0."""
         keys: torch.Tensor | None = getattr(self.layers[0], "keys", None) if self.layers else None
-        return None if keys is None else keys[:, 0, :, 0]
+        return None if keys is None or not keys.any() else keys[:, 0, :, 0]
 
 
 @dataclass
@@ -169,6 +169,7 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         if int(transformers.__version__.split(".")[0]) >= 5:
             kept = [IN_VERSION_5.get(name, name) for name in kept]
         self._keep_in_fp32_modules_strict = kept
+        self.dtype_plan = dict.fromkeys(kept, torch.float32)  # what version 5.0 made of it above
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:

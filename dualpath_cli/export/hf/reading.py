@@ -1,7 +1,6 @@
 """`dualpath import`: a folder that `export --format hf` wrote, as a run in one file."""
 
 import dataclasses
-import json
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from dualpath_cli.ranges import check_range
 from dualpath_cli.run_file import MOST_STEPS, SUFFIX
 from dualpath_cli.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
 from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.text_file import read_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -78,9 +78,8 @@ def run(options: Namespace) -> str:
 def is_exported(folder: Path) -> bool:
     """Whether a folder is one that `export --format hf` wrote."""
     try:
-        config = json.loads(run_folder.read_text(folder / CONFIG))
-        return isinstance(config, dict) and config.get("model_type") == "dualpath"
-    except (UserError, ValueError, RecursionError):
+        return read_json(folder / CONFIG).get("model_type") == "dualpath"
+    except UserError:
         return False
 
 
@@ -97,13 +96,13 @@ def read_folder(folder: Path) -> tuple[Run, Settings]:
                 hint = "; copy it from the folder that dualpath export wrote"
             raise UserError(f"--hf '{folder}' holds no {name}{hint}")
     try:
-        config = json.loads(run_folder.read_text(folder / CONFIG))
+        config = read_json(folder / CONFIG)
         step = config["dualpath"]["step"]
         if type(step) is not int:
             raise ValueError(f"its step is {step!r:.40}")
         check_range("its step", step, (0, MOST_STEPS))
         model = {field.name: config[field.name] for field in dataclasses.fields(ModelConfig)}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"'{folder / CONFIG}' is not of a model of dualpath: {of_content(error)}"
         ) from None

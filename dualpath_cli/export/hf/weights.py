@@ -1,6 +1,5 @@
 """The weights of a folder of transformers, by the model's own names."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.export.hf.listing import PREFIX, WEIGHTS
 from dualpath_cli.export.weights import Weights
 from dualpath_cli.ranges import check_name
-from dualpath_cli.run_folder import read_text
+from dualpath_cli.text_file import open_regular, read_json
 
 
 def weights_of(folder: Path, config: ModelConfig) -> Weights:
@@ -22,8 +21,9 @@ def weights_of(folder: Path, config: ModelConfig) -> Weights:
     """
     held: dict[str, torch.Tensor] = {}
     for name in _files(folder):
+        path = folder / name
         try:
-            with safe_open(folder / name, framework="pt") as file:
+            with open_regular(path), safe_open(path, framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118
                     held[key.removeprefix(PREFIX)] = file.get_tensor(key)
         except Exception as error:  # a damaged file raises nearly anything
@@ -44,9 +44,9 @@ def _files(folder: Path) -> list[str]:
     if not index.exists():
         return [WEIGHTS]
     try:
-        names = sorted(set(json.loads(read_text(index))["weight_map"].values()))
+        names = sorted(set(read_json(index)["weight_map"].values()))
         for name in names:
             check_name("a file of weights", name)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"'{index}' cannot be used: {of_content(error)}") from None
     return names

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import mean
 
 from dualpath_cli.flops import paper
-from dualpath_cli.flops.audit.finding import Finding, holds
+from dualpath_cli.flops.audit.finding import Finding, grade
 
 ROUNDING = 1e-3
 """The table prints three decimals, so that a difference may be off by one of the last."""
@@ -56,7 +56,7 @@ def _fewer_loops() -> Finding:
     return Finding(
         "Forcing fewer loops than trained degrades the loss monotonically.",
         f"Each loop less, from K = {_trained()} to {FIRST}, adds: {_listed(fewer)}.",
-        holds(all(step > 0 for values in fewer.values() for step in values)),
+        grade(all(step > 0 for values in fewer.values() for step in values)),
     )
 
 
@@ -71,7 +71,7 @@ def _returns() -> Finding:
         f"Returns of further loops diminish past the trained K = {_trained()}.",
         f"{up_to}: a loop more changes the loss by {_listed(before)}. Past it {returns} of {n} "
         "steps return anything; the others raise the loss.",
-        holds(all(o < m < 0 for values in past.values() for o, m in pairwise(values))),
+        grade(all(o < m < 0 for values in past.values() for o, m in pairwise(values))),
     )
 
 
@@ -96,7 +96,7 @@ def _extra_loops() -> Finding:
         "Extra loops degrade the loss monotonically rather than plateauing.",
         f"{up} of {n} steps from K = {_trained()} to {LAST} raise the loss: {_listed(past)}. "
         f"{tail}",
-        holds(up == n and all(values[-1] > ROUNDING for values in past.values())),
+        grade(up == n and all(values[-1] > ROUNDING for values in past.values())),
     )
 
 
@@ -124,5 +124,5 @@ def _gates() -> Finding:
         f"{min(one_path):.2f} to {max(one_path):.2f}; {min(even):.2f} to {max(even):.2f}; "
         f"{min(shuffled):.2f} to {max(shuffled):.2f}; {min(excess('gates=1,1')):.2f} to "
         f"{max(excess('gates=1,1')):.2f}, {'' if is_worst else 'not '}the worst on each source.",
-        holds(ranges == stated and round(mean(even), 1) == said["even"] and is_worst),
+        grade(ranges == stated and round(mean(even), 1) == said["even"] and is_worst),
     )

@@ -3,24 +3,13 @@
 No verdict is stored: each is computed from paper_tables.json and the accounting.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import mean
 
 from dualpath_cli.flops import count, paper
-from dualpath_cli.flops.audit.finding import Finding, Verdict, holds
+from dualpath_cli.flops.audit.finding import Finding, by_reading, grade
 from dualpath_cli.flops.audit.tables import Row, by_budget
-
-
-def _by_reading(
-    claim: str, judge: Callable[[paper.Reading], tuple[str, bool]], quantity: str = ""
-) -> Finding:
-    """A finding whose text and verdict `judge` gives for each reading."""
-    judged = {reading.replace("_", " "): judge(reading) for reading in paper.READINGS}
-    texts = "; ".join(f"{reading}: {text}" for reading, (text, _) in judged.items())
-    written, trained = judged["as written"][1], judged["as trained"][1]
-    verdict: Verdict = "as written" if written and not trained else holds(written and trained)
-    return Finding(claim, f"{quantity}{texts}.", verdict)
 
 
 def findings(rows: Sequence[Row]) -> list[Finding]:
@@ -56,7 +45,7 @@ def _widths_follow(rows: Sequence[Row]) -> Finding:
         f"{exact} of {len(rows)} configurations are reproduced exactly, with PureWide, which the "
         "text rounds up, rounded up twice (first the effective, then the configured width) and "
         f"{', '.join(clamped)}, of which the text says nothing, raised to the smallest width.",
-        holds(exact == len(rows)),
+        grade(exact == len(rows)),
     )
 
 
@@ -72,7 +61,7 @@ def _params_as_written(rows: Sequence[Row]) -> Finding:
         "Embeddings are tied and effective widths are multiples of 64.",
         f"So counted, {written} of {len(rows)} Params are reproduced; untied, {untied}; untied and "
         f"in multiples of 256, {trained}. The tables come from the last kind of model.",
-        holds(written == len(rows)),
+        grade(written == len(rows)),
     )
 
 
@@ -87,7 +76,7 @@ def _params_fall(rows: Sequence[Row]) -> Finding:
     return Finding(
         "At a fixed budget a larger K and a larger alpha reduce the parameter count.",
         f"In {fewer} of {len(steps)} steps of one of them.",
-        holds(fewer == len(steps)),
+        grade(fewer == len(steps)),
     )
 
 
@@ -105,7 +94,7 @@ def _params_of_controls(rows: Sequence[Row]) -> Finding:
     return Finding(
         "Within a budget PureWide has the most parameters and PureLoop the fewest.",
         f"PureLoop with K = 4 does. {' and '.join(larger)} have more than a75_k4.",
-        holds(all(extremes)),
+        grade(all(extremes)),
     )
 
 
@@ -116,7 +105,7 @@ def _params_range(rows: Sequence[Row]) -> Finding:
     return Finding(
         f"Parameter counts span from roughly {low}M up to {high}M.",
         f"From {least}M to {most}M.",
-        holds((round(least, -1), round(most, -2)) == (low, high)),
+        grade((round(least, -1), round(most, -2)) == (low, high)),
     )
 
 
@@ -126,7 +115,7 @@ def _wide_is_wider(rows: Sequence[Row]) -> Finding:
     return Finding(
         "The wide path's FFN is wider than the deep path's.",
         f"Not in {', '.join(narrower)}." if narrower else "In every dual configuration.",
-        holds(not narrower),
+        grade(not narrower),
     )
 
 
@@ -137,7 +126,7 @@ def _at_or_below(rows: Sequence[Row]) -> Finding:
         above = sum(row.linear_ratio[reading] > 1 for row in others)
         return f"{above} of {len(others)} lie above", not above
 
-    return _by_reading("All but PureWide stay at or below F_M.", judge)
+    return by_reading("All but PureWide stay at or below F_M.", judge)
 
 
 def _matched_within(rows: Sequence[Row]) -> Finding:
@@ -155,7 +144,7 @@ def _matched_within(rows: Sequence[Row]) -> Finding:
         return text, max(spreads.values()) <= within
 
     claim = f"Configurations of a budget agree on linear FLOPs to within {within} %."
-    return _by_reading(claim, judge, "Linear FLOPs over F_M, ")
+    return by_reading(claim, judge, "Linear FLOPs over F_M, ")
 
 
 def _residual(rows: Sequence[Row]) -> Finding:
@@ -165,7 +154,7 @@ def _residual(rows: Sequence[Row]) -> Finding:
         percent, worst = max((100 * abs(row.linear_ratio[reading] - 1), row.name) for row in rows)
         return f"up to {percent:.1f} % ({worst})", percent < below
 
-    return _by_reading(f"The residual mismatch is below {below} % of F_M everywhere.", judge)
+    return by_reading(f"The residual mismatch is below {below} % of F_M everywhere.", judge)
 
 
 def _wide_spends_most(rows: Sequence[Row]) -> Finding:
@@ -180,7 +169,7 @@ def _wide_spends_most(rows: Sequence[Row]) -> Finding:
         return f"{more} of {len(duals)} spend as much or more", not more
 
     claim = "PureWide spends strictly more linear FLOPs than every dual configuration."
-    return _by_reading(claim, judge)
+    return by_reading(claim, judge)
 
 
 def _attention(rows: Sequence[Row]) -> Finding:
@@ -198,7 +187,7 @@ def _attention(rows: Sequence[Row]) -> Finding:
         f"{max(passes) * cost:.1f}M come on top of F_M, and a layer as trained spends "
         f"{' and '.join(totals)} in all. `--match total` solves for equal sums, "
         "within 1 %, instead.",
-        holds(len(set(passes)) == 1),
+        grade(len(set(passes)) == 1),
     )
 
 
@@ -214,7 +203,7 @@ def _model_total(rows: Sequence[Row]) -> Finding:
         f"A model spends {' and '.join(f'{value}G' for value in said.values())} FLOPs per token.",
         f"That is {model.n_layers} F_M, linear FLOPs alone. With attention scores and the head, a "
         f"forward pass as trained takes {' and '.join(spans)}.",
-        holds(all(max(f) <= said[b] for b, f in forward.items())),
+        grade(all(max(f) <= said[b] for b, f in forward.items())),
     )
 
 
@@ -262,7 +251,7 @@ def _hours_range(rows: Sequence[Row]) -> Finding:
     return Finding(
         f"Training took {low} to {high} hours, {average} on average.",
         f"The Time columns run from {min(hours)} to {max(hours)} with a mean of {mean(hours):.2f}.",
-        holds((min(hours), max(hours), round(mean(hours), 1)) == (low, high, average)),
+        grade((min(hours), max(hours), round(mean(hours), 1)) == (low, high, average)),
     )
 
 

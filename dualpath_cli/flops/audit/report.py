@@ -7,18 +7,13 @@ from typing import Any
 
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.audit import ablations, allocation, claims, passages, results, tables
-from dualpath_cli.flops.audit.finding import Finding
+from dualpath_cli.flops.audit.finding import RULE, Finding
 from dualpath_cli.flops.audit.tables import Row
 from dualpath_cli.flops.report import align
 from dualpath_cli.flops.request import DEFAULT_TFLOPS
 
 WIDTH = 100
 """Columns that findings are wrapped to."""
-
-LEGEND = (
-    "Verdicts: holds; as written: holds for the model of the text, not as trained; fails; open: "
-    "the tables cannot decide it; note: no claim of the paper."
-)
 
 
 def numbers() -> list[dict[str, Any]]:
@@ -64,7 +59,7 @@ def as_text() -> str:
         lines += ["", f"{budget}: widths and parameters", "", *align(_parameter_table(members))]
         lines += ["", f"{budget}: FLOPs and hours", "", *align(_flops_table(members))]
     lines += ["", *_disagreements(rows)]
-    lines += ["", *wrap(LEGEND, WIDTH)]
+    lines += ["", *wrap(RULE, WIDTH)]
     for part, found in findings(rows).items():
         lines += ["", TITLES[part], "", *_paragraphs(found)]
     return "\n".join(lines)

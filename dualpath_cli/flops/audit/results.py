@@ -4,12 +4,12 @@ Accuracies are shares of documents answered, so the documents behind them and th
 can be worked out; bits per byte (BPB) can be aggregated in more than one way.
 """
 
-from collections.abc import Mapping
-from math import sqrt
+from collections.abc import Iterable, Mapping
+from math import copysign, hypot, inf, sqrt
 from statistics import mean
 
 from dualpath_cli.flops import paper
-from dualpath_cli.flops.audit.finding import Finding, holds
+from dualpath_cli.flops.audit.finding import CLEAR, Finding, grade
 
 Scores = Mapping[str, float]
 """Configuration label -> score."""
@@ -28,6 +28,7 @@ def findings() -> list[Finding]:
         _documents(),
         *map(_math_peak, paper.BUDGETS),
         _averages(),
+        _bold(),
         *(claim(budget) for budget in paper.BUDGETS for claim in claims),
         _seeds(),
     ]
@@ -48,16 +49,55 @@ def mean_bpb(budget: str) -> dict[str, float]:
     return {label: mean(table[metric][label] for metric in metrics) for label in table["C4"]}
 
 
-def solved_problems(budget: str) -> dict[str, int]:
-    """GSM8K problems solved, out of DOCUMENTS."""
-    accuracy = paper.results(budget)["GSM8k Acc."]
-    return {label: round(value * DOCUMENTS) for label, value in accuracy.items()}
+def cost(budget: str, metric: str) -> Scores:
+    """A metric of every configuration, lower is better: BPB, or accuracy with its sign turned.
+
+    Averages are the means of their rows.
+    """
+    row = paper.scores(budget)[metric]
+    return {label: -value if metric.endswith("Acc.") else value for label, value in row.items()}
 
 
-def standard_error(solved: int) -> float:
-    """Standard error of a count of solved problems out of DOCUMENTS, in problems."""
-    share = solved / DOCUMENTS
-    return sqrt(DOCUMENTS * share * (1 - share))
+def standard_error(budget: str, metric: str, label: str) -> float:
+    """Of an accuracy, over its documents, or over those of the tasks that it is the mean of."""
+    tasks = paper.AVERAGES.get(metric, (metric,))
+    shares = [paper.results(budget)[task][label] for task in tasks]
+    return sqrt(sum(p * (1 - p) for p in shares) / documents(metric)) / len(tasks)
+
+
+def lead(budget: str, metric: str, label: str, rival: str) -> float:
+    """How far one is ahead of another, in standard errors of two independent samples.
+
+    In bits per byte, of which the tables have no error, any lead is infinite, and so is any lag.
+    """
+    scores = cost(budget, metric)
+    ahead = scores[rival] - scores[label]
+    if not metric.endswith("Acc."):
+        return copysign(inf, ahead) if ahead else 0.0
+    return ahead / hypot(*(standard_error(budget, metric, each) for each in (label, rival)))
+
+
+def leads(
+    budget: str, metrics: Iterable[str], label: str, rivals: Iterable[str]
+) -> dict[str, tuple[float, str]]:
+    """By metric, how far a configuration leads the best of its rivals, and which that is."""
+    found = {}
+    for metric in metrics:
+        rival = best({name: cost(budget, metric)[name] for name in rivals if name != label})
+        found[metric] = lead(budget, metric, label, rival), rival
+    return found
+
+
+def in_the_noise(ahead: Mapping[str, tuple[float, str]]) -> str:
+    """A sentence that names the leads in accuracy that decide nothing, where there are such."""
+    near = [f"{m} ({errors:.1f} over {who})" for m, (errors, who) in ahead.items()
+            if 0 <= errors < CLEAR]  # fmt: skip
+    return f" Within {CLEAR} standard errors: {', '.join(near)}." if near else ""
+
+
+def documents(metric: str) -> int:
+    """How many documents an accuracy is a share of."""
+    return QASPER_DOCUMENTS if metric.startswith("QASPER") else DOCUMENTS
 
 
 def duals(scores: Scores) -> dict[str, float]:
@@ -72,11 +112,11 @@ def best(scores: Scores) -> str:
 
 def _documents() -> Finding:
     cells = [
-        (value, QASPER_DOCUMENTS if metric.startswith("QASPER") else DOCUMENTS)
+        (value, documents(metric))
         for budget in paper.BUDGETS
         for metric, row in paper.results(budget).items()
         # a mean of tasks is no share of documents
-        if metric.endswith("Acc.") and not metric.startswith("Commonsense")
+        if metric.endswith("Acc.") and metric not in paper.AVERAGES
         for value in row.values()
     ]
     on_grid = sum(abs(round(value * n) / n - value) <= ROUNDING * 1.001 for value, n in cells)
@@ -91,51 +131,66 @@ def _documents() -> Finding:
 
 
 def _math_peak(budget: str) -> Finding:
-    solved = solved_problems(budget)
-    peak = paper.stated("gsm8k_peak")[budget]
-    at_k4 = {label: n for label, n in duals(solved).items() if label.endswith("k4")}
-    rival = max((label for label in at_k4 if label != peak), key=at_k4.__getitem__)
-    leads = {label: _lead(solved[peak], solved[label]) for label in (rival, "wide")}
+    metric, peak = "GSM8k Acc.", paper.stated("gsm8k_peak")[budget]
+    solved = {name: round(DOCUMENTS * -value) for name, value in cost(budget, metric).items()}
+    at_k4 = leads(budget, [metric], peak, [n for n in duals(solved) if n.endswith("k4")])
+    ahead, rival = at_k4[metric]
     against = ", ".join(
-        f"{label} solves {solved[label]} ({lead:.1f} standard errors fewer)"
-        for label, lead in leads.items()
+        f"{label} solves {solved[label]} ({lead(budget, metric, peak, label):.1f} standard errors "
+        "fewer)"
+        for label in (rival, "wide")
     )
     most = max(solved.values())
     leaders = [label for label, n in solved.items() if n == most]
     beyond = "" if leaders == [peak] else f" Over all K, {' and '.join(leaders)} solve {most}."
-    observed = at_k4[peak] == max(at_k4.values())
-    clear = min(leads.values()) > 2
     return Finding(
         f"{budget}: math peaks at {peak} among K = 4 (GSM8K accuracy).",
         f"{peak} solves {solved[peak]} of {DOCUMENTS}, with a standard error of "
-        f"{100 * standard_error(solved[peak]) / DOCUMENTS:.1f} points; {against}, taken as "
-        f"independent samples.{'' if clear else ' The order is inside the noise.'}{beyond}",
-        "fails" if not observed else "holds" if clear else "open",
+        f"{100 * standard_error(budget, metric, peak):.1f} points; {against}, taken as "
+        f"independent samples.{' The order is inside the noise.' * (ahead < CLEAR)}{beyond}",
+        grade(ahead >= 0, lead=ahead),
     )
-
-
-def _lead(solved: int, other: int) -> float:
-    """How far one count is ahead of another, in standard errors of the difference."""
-    return (solved - other) / sqrt(standard_error(solved) ** 2 + standard_error(other) ** 2)
 
 
 def _averages() -> Finding:
-    worst = 0.0
-    for budget in paper.BUDGETS:
-        table = paper.results(budget)
-        for printed, tasks, kind in (
-            ("Commonsense Acc.", paper.COMMONSENSE, "Acc."),
-            ("Commonsense BPB", paper.COMMONSENSE, "BPB"),
-            ("Easy math avg BPB", paper.MATH, "BPB"),
-        ):
-            for label, value in table[printed].items():
-                ours = mean(table[f"{task} {kind}"][label] for task in tasks)
-                worst = max(worst, abs(ours - value))
+    worst = max(
+        abs(paper.scores(budget)[average][label] - value)
+        for budget in paper.BUDGETS
+        for average in paper.AVERAGES
+        for label, value in paper.results(budget)[average].items()
+    )
     return Finding(
         "The printed averages are the means of their tasks.",
         f"Recomputed from the per-task rows they differ by at most {worst:.5f}.",
-        holds(worst <= 2 * ROUNDING),
+        grade(worst <= 2 * ROUNDING),
     )
+
+
+def _bold() -> Finding:
+    by_rows, as_printed, texts = [], 0, []
+    for budget in paper.BUDGETS:
+        for metric, marked in paper.bold(budget).items():
+            printed, exact = (of(budget)[metric] for of in (paper.results, paper.scores))
+            firsts = [_firsts(metric, row) for row in (printed, exact)]
+            as_printed += marked == firsts[0]
+            by_rows.append(marked == firsts[1])
+            if marked != firsts[0]:
+                values = [f"{label} {printed[label]:.4f}, by its rows {exact[label]:.5f}"
+                          for label in sorted(marked | firsts[0])]  # fmt: skip
+                bold = " and ".join(sorted(marked))
+                texts.append(f" {budget} {metric} has {bold} alone in bold: {'; '.join(values)}.")
+    return Finding(
+        "The best value of each row of the full results is bold.",
+        f"As printed in {as_printed} of {len(by_rows)} rows, by their rows in {sum(by_rows)}."
+        + "".join(texts),
+        grade(*by_rows),
+    )
+
+
+def _firsts(metric: str, row: Scores) -> set[str]:
+    """All labels with the best value: the highest accuracy, or the fewest bits per byte."""
+    value = (max if metric.endswith("Acc.") else min)(row.values())
+    return {label for label in row if row[label] == value}
 
 
 def _beats_controls(budget: str) -> Finding:
@@ -155,7 +210,7 @@ def _beats_controls(budget: str) -> Finding:
         f"{scores[label]:.4f} against {controls[best_control]:.4f} ({best_control}) and "
         f"{scores[loop]:.4f} ({loop}), with {share:.2f} of PureWide's parameters. The three "
         f"aggregates in the text are {'' if same else 'not '}reproduced.",
-        holds(scores[label] < controls[best_control] and share < 1 and same),
+        grade(scores[label] < controls[best_control] and share < 1 and same),
     )
 
 
@@ -176,7 +231,7 @@ def _best_aggregate(budget: str) -> Finding:
     return Finding(
         f"{budget}: {said} has the best aggregate BPB among K = 4.",
         f"{overall} {beat} of {len(nine)} beat PureWide ({wide:.4f}).",
-        holds(at_k4[0] == said),
+        grade(at_k4[0] == said),
     )
 
 

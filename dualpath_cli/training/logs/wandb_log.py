@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.recipes import Recipe
+from dualpath_cli.text_file import read_text
 from dualpath_cli.training.stopping import StopTraining
 
 ID = "wandb_id"
@@ -103,7 +104,7 @@ def _id_in(run_folder: Path) -> str:
     path = run_folder / ID
     if not path.exists():
         write_text(path, secrets.token_hex(8) + "\n")
-    return path.read_text(encoding="utf-8").strip()
+    return read_text(path).strip()
 
 
 def _line(error: Exception) -> str:

@@ -19,8 +19,9 @@ from dualpath_cli import run_folder
 from dualpath_cli.checkpoint_files import Files, manifest_of, write_manifest
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.output.atomic import PARTIAL, naming, remove, sync
-from dualpath_cli.run_folder import CHECKPOINTS, LAST
+from dualpath_cli.run_folder import CHECKPOINTS, LAST, TABLES
 from dualpath_cli.settings import RunSettings
+from dualpath_cli.training.ranks import lost_contact
 from dualpath_cli.training.state.elastic import count_micro_batches_anew
 from dualpath_cli.training.state.finite import check_finite
 from dualpath_cli.training.state.integrity import hashed, verify
@@ -136,6 +137,8 @@ class Checkpoints(Callback):
             trainer.save_checkpoint(partial)
         except (OSError, RuntimeError, CheckpointException) as error:
             remove(partial)
+            if lost_contact(error):
+                raise  # it is not the disk that failed
             reason = " ".join(str(error).split())[:160]
             raise RunFailed(
                 f"checkpoint '{final}' could not be written: {reason}; the same command continues "
@@ -168,7 +171,10 @@ def publish(partial: Path, final: Path, files: Files) -> None:
     replaced = final.with_name(final.name + ".replaced" + PARTIAL)
     if final.exists():  # from a run that is being repeated from an older checkpoint
         final.rename(replaced)
-    write_manifest(final, files, run_folder.facts_now(final.parents[1]))
+    folder = final.parents[1]
+    tables = [folder / name for name in TABLES if (folder / name).is_file()]
+    rows = {path.name: path.read_bytes().count(b"\n") - 1 for path in tables}
+    write_manifest(final, files, {**run_folder.facts_now(folder), "rows": rows})
     partial.rename(final)
     link = final.with_name(LAST + PARTIAL)
     link.unlink(missing_ok=True)

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.text_file import open_regular
 
 REST = "meta.pt"
 """What is neither weights nor optimizer state: progress, schedule, place in the data."""
@@ -71,7 +72,7 @@ class _Reader(FileSystemReader):
         """Returns what the shards hold, and where."""
         path = Path(str(self.path), ".metadata")
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 metadata = _Unpickler(file).load()
             if not isinstance(metadata, dcp_metadata.Metadata):
                 raise pickle.UnpicklingError(f"it holds a {type(metadata).__name__}")

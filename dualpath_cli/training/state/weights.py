@@ -73,9 +73,11 @@ def check_weights(model: torch.nn.Module, weights: Mapping[str, Any], checkpoint
     """Checks that there is a tensor of the right shape for each of the model's.
 
     Raises:
-        UserError: naming the first that is missing, of another shape or of another model.
+        UserError: naming the first that is missing, of another shape or of another model, and one
+            of its own that the model shares with another.
     """
-    for name, parameter in model.state_dict().items():
+    names: dict[int, str] = {}
+    for name, parameter in model.state_dict(keep_vars=True).items():
         if name not in weights:
             raise UserError(f"checkpoint '{checkpoint}' is incomplete: it lacks {name}")
         value = weights[name]
@@ -83,6 +85,12 @@ def check_weights(model: torch.nn.Module, weights: Mapping[str, Any], checkpoint
             found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             wanted = tuple(parameter.shape)
             raise UserError(f"checkpoint '{checkpoint}': {name} is {found}, not {wanted}")
+        shared = names.setdefault(id(parameter), name)
+        if shared != name and not value.is_meta and not torch.equal(value, weights[shared]):
+            raise UserError(
+                f"checkpoint '{checkpoint}' has a {name} of its own, which the model shares with "
+                f"{shared}: it was trained with model.tie_embeddings=False; put that back"
+            )
     for name in weights:
         if name not in model.state_dict():
             raise UserError(f"checkpoint '{checkpoint}' is of another model: it has {name}")

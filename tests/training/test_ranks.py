@@ -1,0 +1,121 @@
+"""Ranks that come together: what is said, and who is left, where one does not come."""
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from lightning.pytorch.strategies.launchers import subprocess_script
+
+from dualpath_cli.training import ranks
+from tests.processes import start
+from tests.tiny_run import Fit, Refused
+
+
+@pytest.fixture
+def words(trained: Fit, tmp_path: Path) -> list[str]:
+    """The command that trains the tiny recipe on two ranks."""
+    trained()  # writes the recipe
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "two"]
+    return [*words, "--trainer.strategy", "ddp", "--trainer.devices", "2", "--run.micro_batch", "1"]
+
+
+def by_command(words: list[str]) -> None:
+    """Has the first rank, a fork, start the second one by the command itself."""
+    command = [sys.executable, "-m", "dualpath_cli", *words]
+    subprocess_script._basic_subprocess_cmd = lambda: command
+
+
+def rank_1_of(first: int) -> int:
+    """The process of the second rank, as soon as it is there."""
+    end = time.monotonic() + 40
+    while time.monotonic() < end:
+        with suppress(OSError):  # another child, which is gone by now
+            for child in Path(f"/proc/{first}/task/{first}/children").read_text().split():
+                if b"LOCAL_RANK=1" in Path(f"/proc/{child}/environ").read_bytes():
+                    return int(child)
+        time.sleep(0.01)
+    raise TimeoutError(f"{first} has started no second rank")
+
+
+def is_gone(pid: int) -> bool:
+    end = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists():
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("whose", "signum", "code", "said"),
+    [
+        (0, signal.SIGTERM, 143, "stopped by SIGTERM"),
+        (0, signal.SIGKILL, -signal.SIGKILL, None),
+        (1, signal.SIGKILL, 1, "failed: rank 1 ended by signal SIGKILL (out of memory?)"),
+    ],
+)
+@pytest.mark.parametrize("delay", [0.0, 1.0])
+def test_a_signal_while_the_second_rank_starts_leaves_none_and_says_one_line(
+    delay: float, whose: int, signum: int, code: int, said: str | None, words: list[str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    log = tmp_path / "log"
+    first = start(words, log, partial(by_command, words))
+    assert first.pid is not None
+    second = rank_1_of(first.pid)
+    time.sleep(delay)
+    os.kill((first.pid, second)[whose], signum)
+    first.join(30)
+    ended = first.exitcode
+    first.kill()
+    assert is_gone(second)
+    assert ended == code, log.read_text()
+    _, _, after = log.read_text().partition(f"folder  {tmp_path}/runs/tiny/two\n")
+    line = f"dualpath fit: {said}; the same command continues from the start\n"
+    assert after == ("" if said is None else line)
+
+
+def in_a_hurry() -> None:
+    ranks.SILENCE = 0.5
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_does_not_come_is_named_while_it_is_waited_for_and_after_the_timeout(
+    rank: int, words: list[str], tmp_path: Path
+) -> None:
+    port = str(find_free_network_port())
+    # As the first of its node, each of them speaks.
+    words += ["--trainer.devices", "1", "--trainer.num_nodes", "2", "--run.rank_timeout", "0.03"]
+    log = tmp_path / "log"
+    process = start(
+        words, log, in_a_hurry, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, NODE_RANK=str(rank),
+        LOCAL_RANK="0",
+    )  # fmt: skip
+    process.join(30)
+    process.kill()
+    said, place = log.read_text(), f"127.0.0.1:{port}"
+    assert process.exitcode == 1, said
+    assert said.splitlines()[-2:] == [
+        f"dualpath fit: waiting at {place} for rank {1 - rank} of 2",
+        f"dualpath fit: failed: rank {1 - rank} of 2 did not come to {place} within 0.03 minutes "
+        "(run.rank_timeout); the same command continues from the start",
+    ]
+    assert "frame #" not in said
+
+
+def test_several_nodes_that_nothing_tells_of_each_other_are_refused(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ranks.NAMED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    said = refused(trainer={"num_nodes": 2, "strategy": "ddp"})
+    assert "trainer.num_nodes=2, but nothing tells this node where the others are" in said
+    assert "(MASTER_ADDR, NODE_RANK lacking here)" in said
