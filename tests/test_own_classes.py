@@ -235,7 +235,9 @@ def test_a_run_keeps_the_source_and_is_continued_with_the_same_alone(
 ) -> None:
     module = write(GATE)
     model = {"gate": f"{module}.Gate"}
+    capsys.readouterr()
     run = fit(model=model)
+    assert capsys.readouterr().out.endswith(f"--ckpt_path {run} --own_classes\n")
     assert (run / "classes" / f"{module}.py").read_text() == GATE
     before = tables(run)
     back_to_step(run, 4)

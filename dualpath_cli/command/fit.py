@@ -10,7 +10,7 @@ from dualpath_cli import run_folder
 from dualpath_cli.command.batch import micro_batches
 from dualpath_cli.command.branch import take_over
 from dualpath_cli.command.checks import epochs
-from dualpath_cli.command.own_classes import hashes, keep_sources
+from dualpath_cli.command.own_classes import hashes, keep_sources, option_of
 from dualpath_cli.command.session import Session
 from dualpath_cli.ending import Terminated
 from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
@@ -108,7 +108,8 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     session.show_validation()
     if trainer.is_global_zero:
         session.say(f"curve: {curve.draw(folder)}")
-    session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt_path {folder}")
+    classes = option_of(session.launch.settings.model)
+    session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt_path {folder}{classes}")
 
 
 def _lost_contact(session: Session, error: Exception) -> RunFailed | None:

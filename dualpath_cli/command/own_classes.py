@@ -12,6 +12,7 @@ from typing import Any
 from dualpath_cli import run_folder
 from dualpath_cli.classes import own_roles, sources
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.consent import OPTION
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.atomic import write_text
 from dualpath_cli.run_folder import CLASSES, Run
@@ -27,6 +28,11 @@ def check_classes(config: ModelConfig) -> None:
         from dualpath_cli.model.trial import try_classes
 
         try_classes(config)
+
+
+def option_of(config: ModelConfig) -> str:
+    """What a command must be given besides to read this model: ` --own_classes`, or nothing."""
+    return f" {OPTION}" if own_roles(config) else ""
 
 
 def check_as_trained(run: Run, config: ModelConfig) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from dualpath_cli.checkpoint_files import describe, files_of
-from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.harness_model import HarnessModel
 from dualpath_cli.evaluation.request import Request, Subject
 from dualpath_cli.generation.loading import autocast_of, device_of, load_model
 from dualpath_cli.generation.tokenizing import load_tokenizer
+from dualpath_cli.text_file import read_json
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 """What configurations of transformers call the longest text."""
@@ -100,14 +100,7 @@ def _window(subject: Subject, most: int) -> int:
 
 def _config(subject: Subject) -> dict[str, Any]:
     """The configuration of a Hugging Face directory."""
-    path = Path(subject.path) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} holds no JSON object")
-    return config
+    return read_json(Path(subject.path) / "config.json")
 
 
 def _packages(hugging_face: bool) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 
 from dualpath_cli import run_file, run_folder
 from dualpath_cli.checkpoint_files import files_of
-from dualpath_cli.command.own_classes import check_as_trained
+from dualpath_cli.command.own_classes import check_as_trained, option_of
 from dualpath_cli.command.records import resolve
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.export.formats import FORMATS, Format
@@ -80,7 +80,7 @@ def run(options: Namespace) -> str:
     weights = Weights(found.checkpoint, settings.model)
     with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
         write(found, settings, weights, out, progress)
-    return _answer(found, weights, out, format_)
+    return _answer(found, settings, weights, out, format_)
 
 
 def _format(given: str | None) -> Format:
@@ -118,10 +118,10 @@ def _check_out(out: Path, format_: Format) -> None:
         raise UserError(f"--out '{out}' is a folder of something else; give another name")
 
 
-def _answer(run: Run, weights: Any, out: Path, format_: Format) -> str:
+def _answer(run: Run, settings: Settings, weights: Any, out: Path, format_: Format) -> str:
     size = sum(path.stat().st_size for path in [out, *out.rglob("*")] if path.is_file())
     name = f"{run.folder.parent.name}/{run.folder.name}, step {run.step:,}"
     return (
         f"{name}: {weights.parameters / 1e6:,.1f}M parameters, {decimal(size)}\n{out}\n"
-        f"next: {format_.next.format(out=out)}"
+        f"next: {format_.next.format(out=out, own_classes=option_of(settings.model))}"
     )

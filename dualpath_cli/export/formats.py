@@ -18,7 +18,7 @@ class Format:
     """Named `module:function`: gets the Run, its Settings, the Weights, the path to write to and
     the Progress, which it advances by the bytes of the weights written."""
     next: str
-    """What to do with it, as a command with {out}."""
+    """What to do with it, as a command with {out} and maybe {own_classes}, the option for them."""
     has_card: bool = False
     """Whether it has a model card, for which the writer takes `results` of an evaluation."""
 
@@ -29,7 +29,7 @@ FORMATS = {
         "their RUN",
         ".safetensors",
         "dualpath_cli.export.consolidated:write",
-        "dualpath validate --ckpt_path {out}",
+        "dualpath validate --ckpt_path {out}{own_classes}",
     ),
     "hf": Format(
         "a folder for transformers: configuration, safetensors, tokenizer, the model's code, a "

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import yaml
 from rich.console import Console
 
+from dualpath_cli.command.own_classes import option_of
+from dualpath_cli.consent import OPTION
 from dualpath_cli.errors import Stopped, UserError
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.output.atomic import write_text
@@ -84,7 +86,7 @@ def _run(wanted: Request, console: Console) -> str:
     check_begun(runs)
     write_recipes(runs)
     check_none(run_all(runs, wanted.jobs, "sweep", console), len(runs))
-    return f"next: dualpath compare {wanted.out}"
+    return f"next: {_comparison(wanted, runs)}"
 
 
 def _branches(wanted: Request, shared: Settings) -> bool:
@@ -239,8 +241,13 @@ def _array(wanted: Request, runs: Sequence[Run], tuned: bool) -> str:
     """Writes the array of what is not finished; returns what to do with it."""
     left = [run for run in runs if not run.is_finished and run.is_ready]
     if not left:
-        return f"all runs are finished; next: dualpath compare {wanted.out}"
+        return f"all runs are finished; next: {_comparison(wanted, runs)}"
     script = write_array(left, wanted.jobs, wanted.out, trials=not tuned)
     last = tuned and all(run.is_ready for run in runs)
-    after = f"dualpath compare {wanted.out}" if last else "this command again"
+    after = _comparison(wanted, runs) if last else "this command again"
     return f"{len(left)} runs: sbatch {script}; when they are finished, {after}"
+
+
+def _comparison(wanted: Request, runs: Sequence[Run]) -> str:
+    own = any(option_of(run.settings.model) for run in runs)
+    return f"dualpath compare {wanted.out}" + (f" {OPTION}" if own else "")

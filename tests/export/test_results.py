@@ -100,7 +100,7 @@ def test_other_results_are_refused(
         changed(*piqa, "metrics", "acc_per_char", "stderr", value="x"),
         changed(*piqa, "primary", value="unknown"),
     ):
-        assert "is no results.json of dualpath evaluate" in refused(content)
+        assert "results.json of dualpath evaluate" in refused(content)
     capsys.readouterr()
     (tmp_path / "results.json").write_text(json.dumps(RESULTS))
     words = ["--ckpt_path", str(run), "--format", "consolidated", "--results", str(tmp_path)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from dualpath_cli import consent, recipes, run_folder
 from dualpath_cli.checkpoint_files import files_of
-from dualpath_cli.command.own_classes import check_as_trained
+from dualpath_cli.command.own_classes import check_as_trained, option_of
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.export.hf.listing import CONFIG, LISTING, changed
@@ -71,7 +71,7 @@ def run(options: Namespace) -> str:
         consolidated.write(found, settings, weights, out, progress)
     name = f"{settings.run.recipe}/{settings.run.name}, step {found.step:,}"
     return f"{name}: {weights.parameters / 1e6:,.1f}M parameters\n{out}\n" + (
-        f"next: dualpath validate --ckpt_path {out}"
+        f"next: dualpath validate --ckpt_path {out}{option_of(settings.model)}"
     )
 
 

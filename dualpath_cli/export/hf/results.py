@@ -1,6 +1,5 @@
 """Scores of `dualpath evaluate` in a model card, and as entries that the hub reads."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import yaml
 
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
+from dualpath_cli.text_file import read_json
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def read_results(path: Path, run: str, step: int) -> Results:
         UserError: where it cannot be read, or is of another model.
     """
     path = path / "results.json" if path.is_dir() else path
+    content = read_json(path, "give a results.json of dualpath evaluate")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
         model = content["model"]
         of = (model["run"], model["step"])
         scores = tuple(_score(task, facts) for task, facts in content["tasks"].items())
@@ -81,7 +81,7 @@ def read_results(path: Path, run: str, step: int) -> Results:
             f"{model['device']}, batches of {model['batch_size']}, windows of {model['window']} "
             f"tokens, dualpath evaluate {model['versions']['dualpath']}"
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"--results '{path}' is no results.json of dualpath evaluate: {of_content(error)}"
         ) from None
