@@ -151,7 +151,31 @@ def test_a_changed_byte_in_any_file_is_refused_by_import(
     assert main(["import", "--hf", str(folder)]) == 0
 
 
-@pytest.mark.parametrize("format_", ["hf", "consolidated"])
+@pytest.fixture(params=["export hf", "export consolidated", "import"])
+def handed_on(
+    request: pytest.FixtureRequest, trained: Fit, tmp_path: Path, refused: Refused
+) -> Refused:
+    """`handed_on(name, text)`: what is said of a run or a folder with such a file in it."""
+
+    def hand_on(name: str, text: str) -> str:
+        out, source = tmp_path / "out.safetensors", trained()
+        given = [*words(source, out)[:-3], request.param.split()[-1], "--out", out]
+        if request.param == "import":
+            source = export(source, tmp_path / "hf")
+            (source / "SHA256SUMS").unlink()
+            given = ["import", "--hf", source, "--out", out]
+        else:
+            for path in (source / "checkpoints" / "manifests").iterdir():  # of an earlier version
+                path.unlink()
+        (source / name).write_text(text, errors="surrogateescape")
+        said = refused(*given)
+        assert str(source / name) in said
+        assert not out.exists()
+        return said
+
+    return hand_on
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -160,29 +184,15 @@ def test_a_changed_byte_in_any_file_is_refused_by_import(
         '{"model": {"type": "BPE", "vocab": null}, "pre_tokenizer": {"type": "ByteLevel"}}',
     ],
 )  # fmt: skip
-def test_a_tokenizer_that_nothing_can_read_is_not_exported(
-    text: str, format_: str, trained: Fit, tmp_path: Path, refused: Refused
-) -> None:
-    run, out = trained(), tmp_path / "out.safetensors"
-    (run / "tokenizer.json").write_text(text)
-    said = refused(*words(run, out)[:-3], format_, "--out", out)
-    assert str(run / "tokenizer.json") in said
+def test_a_tokenizer_that_nothing_can_read_is_not_handed_on(text: str, handed_on: Refused) -> None:
+    said = handed_on("tokenizer.json", text)
     assert "Error" not in said
     assert "NoneType" not in said
-    assert not out.exists()
 
 
-@pytest.mark.parametrize("format_", ["hf", "consolidated"])
 @pytest.mark.parametrize("text", ["<html>", "[[[[", "[]", "\udcff"])
-def test_versions_that_nothing_can_read_are_not_exported(
-    text: str, format_: str, trained: Fit, tmp_path: Path, refused: Refused
-) -> None:
-    run, out = trained(), tmp_path / "out.safetensors"
-    for path in (run / "checkpoints" / "manifests").iterdir():  # as of an earlier version
-        path.unlink()
-    (run / "versions.json").write_text(text, errors="surrogateescape")
-    assert f"{run / 'versions.json'} " in refused(*words(run, out)[:-3], format_, "--out", out)
-    assert not out.exists()
+def test_versions_that_nothing_can_read_are_not_handed_on(text: str, handed_on: Refused) -> None:
+    handed_on("versions.json", text)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\n\x00", b"<html>\n1\n", b'step,set\n"1,a\n'])

@@ -62,6 +62,7 @@ def write(
     Raises:
         UserError: where a weight is of a kind that training does not make, a small file of the run
             cannot be read, or a class of one's own would not work in the folder.
+        RunFailed: where the disk gives back something else than was written.
     """
     described = run_file.describe(run, settings)
     tokenizer = Tokenizer.load(run.folder / TOKENIZER)
@@ -92,7 +93,7 @@ def write(
         texts[LISTING] = listing({**hashes, WEIGHTS: digest.hexdigest()})
         for name, text in texts.items():
             (partial / name).parent.mkdir(exist_ok=True)
-            (partial / name).write_text(text, encoding="utf-8", newline="")
+            (partial / name).write_text(text, encoding="utf-8")
         read_folder(partial)
         if lost := changed(partial, lambda count: None):
             raise RunFailed(f"'{out / lost}' is not read back as it was written; check the disk")
