@@ -36,11 +36,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = transformers.GPT2Config(
         vocab_size=ROWS, n_positions=64, n_embd=16, n_layer=2, n_head=2,
         bos_token_id=len(tokenizer) - 1, eos_token_id=len(tokenizer) - 1,
-        tie_word_embeddings=False, initializer_range=0.3,
+        tie_word_embeddings=False,
     )  # fmt: skip
-    torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(config)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
+        for matrix in (p for p in model.parameters() if p.ndim == 2):  # alike in every version
+            matrix.normal_(std=0.3, generator=generator)
         model.lm_head.weight[len(tokenizer) :] = 50 * model.lm_head.weight[:1].sign()
     model.save_pretrained(folder)
     return folder

@@ -302,7 +302,7 @@ def test_the_papers_numbers_stand_beside_ours_where_it_has_them(
     text = shutil.copy(texts / "val.jsonl", tmp_path)
     words = ["--sources", f"wikitext-103={text}", f"mine={text}", "--compare-paper"]
     assert main(["ablate", "--ckpt_path", str(run), *words]) == 0
-    theirs, ours = re.split(r"\nmine: ", capsys.readouterr().out)
+    theirs, ours = re.split(r"\nmine: nats ", capsys.readouterr().out)
     assert re.search(r"│ K=1 .*│ +4\.846 │ +\+1\.820 │", theirs)
     assert re.search(r"│ shuffled .*│ +3\.720 │ +\+0\.694 │", theirs)
     assert "4.846" not in ours
