@@ -231,6 +231,10 @@ def test_runs_of_other_tokenizers_are_not_side_by_side(trained: Fit, tmp_path: P
     runs = [trained(**OPEN, run={"name": name}) for name in ("one", "two")]
     (runs[1] / "tokenizer.json").unlink()
     tokenizer_with(["h e", "l l", "t h"]).save(runs[1])
+    for manifest in (runs[1] / "checkpoints" / "manifests").iterdir():  # as if trained with it
+        content = json.loads(manifest.read_text())
+        content["run"]["tokenizer"] = Tokenizer.load(runs[1]).fingerprint
+        manifest.write_text(json.dumps(content))
     words = ["--tagger", "none", "--no_costs", "--out", str(tmp_path / "both")]
     assert main(["routing", "--ckpt_path", *map(str, runs), *words]) == 0
     said = capsys.readouterr().out
