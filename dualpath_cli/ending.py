@@ -56,10 +56,12 @@ def end_with_parent() -> None:
         Terminated: where it has ended by now.
     """
     parent = os.environ.pop(_PARENT, None)  # not for those that this process starts
-    if parent is None or sys.platform != "linux":
+    if parent is None or not parent.isdecimal() or sys.platform != "linux":
         return
     import ctypes
 
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
-    if os.getppid() != int(parent):
-        raise Terminated
+    try:
+        os.kill(int(parent), 0)  # sends nothing
+    except ProcessLookupError:
+        raise Terminated from None

@@ -102,12 +102,18 @@ def test_a_class_that_a_run_names_is_imported_with_consent_alone(
         assert "give --own_classes" in line, words
     assert main(["validate", "--ckpt_path", str(run), "--model.gate", "evil.Gate"]) == 0
     assert Path(MARK).exists()
-    assert "give --own_classes" in _without_mark(said, "validate", "--ckpt_path", run)
-
-
-def _without_mark(said: Said, *words: object) -> str:
     Path(MARK).unlink()
-    return said(*words)
+    assert "give --own_classes" in said("validate", "--ckpt_path", run)
+    Path("mine.yaml").write_text("model:\n  gate: evil.Gate\n")
+    assert main(["validate", "--ckpt_path", str(run), "--config", "mine.yaml"]) == 0
+
+
+def test_a_project_is_not_what_is_read_where_its_runs_are_compared(
+    stranger: Callable[[str], Path],
+) -> None:
+    shutil.copytree(stranger("evil"), "tiny/default", symlinks=True)
+    Path("recipe.yaml").unlink()  # by which the folder would be a run itself
+    assert main(["compare", ".", "--own_classes", "--out", "out"]) == 0
 
 
 def test_nothing_is_imported_from_inside_of_what_is_read(
@@ -137,8 +143,9 @@ def test_an_exported_folder_does_not_bring_its_own_classes_to_import(
     _, folder = _other_forms(stranger("evil"))
     shutil.move(folder, "brought")
     Path("evil.py").rename("brought/evil.py")
-    text = Path("brought/config.json").read_text()
-    Path("brought/config.json").write_text(text.replace("evil.Gate", "brought.evil.Gate"))
+    for name in ("config.json", "recipe.yaml", "versions.json"):
+        text = Path("brought", name).read_text()
+        Path("brought", name).write_text(text.replace("evil.Gate", "brought.evil.Gate"))
     FOUND.clear()
     del sys.modules["evil"]
     Path(MARK).unlink()

@@ -80,7 +80,6 @@ def prepare(command: Command, line: CommandLine) -> Launch:
         settings = settings_from(_recipe_to_train(line))
         _print_if_asked(settings, line)
         return _launch_to_train(command, settings, line.runs, line.options["new_data"])
-    consent.agree(line.changed({}).get("model", {}), to_all=line.options["own_classes"])
     run = run_file.find(line.runs[0])
     recipe = _recipe_of(run, line)
     settings_from(recipe)  # before options are read into it
@@ -142,10 +141,12 @@ def _recipe_of(run: run_folder.Run, line: CommandLine) -> recipes.Recipe:
     if left_out and run_folder.is_first_rank():
         print(f"left out, as the run names it: {', '.join(left_out)}", file=sys.stderr)
     recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(_CLASSES)})
+    given: recipes.Recipe = {}
     for name in line.configs:
-        recipe = recipes.merge(recipe, recipes.load(name))
-    recipe = line.changed(recipe)
+        given = recipes.merge(given, recipes.load(name))
+    recipe = line.changed(recipes.merge(recipe, given))
     check_sections(recipe)
+    consent.agree(line.changed(given).get("model", {}), to_all=line.options["own_classes"])
     recipe.setdefault("data", {}).setdefault("val", {})
     return recipe
 

@@ -86,7 +86,8 @@ def find_folders(paths: Sequence[str]) -> list[Path]:
                 f"{'' if hint else 'RECIPE/NAME or runs/RECIPE/NAME'}"
             )
         found += folders
-        note_read(path, {})
+        if path.resolve() not in (Path.cwd(), *Path.cwd().parents):  # a project, not what is read
+            note_read(path, {})
     return list({folder.resolve(): folder for folder in found}.values())
 
 

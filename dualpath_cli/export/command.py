@@ -13,7 +13,7 @@ from dualpath_cli.command.own_classes import check_as_trained, option_of
 from dualpath_cli.command.records import resolve
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.export.formats import FORMATS, Format
-from dualpath_cli.export.hf.listing import foreign
+from dualpath_cli.export.hf.listing import check_ours
 from dualpath_cli.export.hf.reading import is_exported
 from dualpath_cli.export.hf.results import Results, read_results
 from dualpath_cli.generation.values import path_of
@@ -64,11 +64,8 @@ def run(options: Namespace) -> str:
     _check_out(out, format_)
     if out.exists() and not options.overwrite:
         raise UserError(f"'{out}' is there already; give another --out, or --overwrite")
-    if not format_.suffix and (held := foreign(out)):
-        raise UserError(
-            f"'{out}' holds '{held}', which is not as an export wrote it; move it away, or give "
-            "another --out"
-        )
+    if not format_.suffix:
+        check_ours(out, out)
     write = partial(resolve(format_.write), **_results(options.results, found, settings, format_))
     console = plain_console()
     from dualpath_cli.export.weights import Weights

@@ -4,7 +4,7 @@ import fcntl
 import glob
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
@@ -16,11 +16,12 @@ REPLACED = ".replaced"
 
 
 @contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
+def replacing_folder(path: Path, check: Callable[[Path], None]) -> Iterator[Path]:
     """Yields a folder beside `path` to fill, which then takes the place of `path` with all in it.
 
     Where the block raises, `path` stays as it was and the unfinished folder is removed. Those that
     killed processes left beside are removed, too: a living one holds its own by a lock (flock).
+    `check` raises where the folder that is to be replaced must stay: it may have got more since.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear(path)
@@ -32,6 +33,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
                 sync(file)
             if path.exists():
                 path.rename(before)
+                check(before)
             partial.rename(path)
             remove(before)
             _clear(path, REPLACED)

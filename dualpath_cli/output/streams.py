@@ -6,8 +6,13 @@ from typing import TextIO
 
 
 def escape_unprintable() -> None:
-    """Has standard output escape what its encoding lacks, as standard error does by itself."""
-    if sys.stdout.errors == "strict":
+    """Has standard output escape what its encoding lacks, as standard error does by itself.
+
+    Where the shell has closed it, it goes nowhere.
+    """
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as we live
+    if sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 

@@ -30,10 +30,10 @@ def nobody() -> Iterator[None]:
 
 
 @contextmanager
-def latin_1() -> Iterator[io.BytesIO]:
-    """What is written to standard output, with PYTHONIOENCODING=latin-1."""
+def latin_1(errors: str = "strict") -> Iterator[io.BytesIO]:
+    """What is written to standard output, with PYTHONIOENCODING=latin-1:ERRORS."""
     written = io.BytesIO()
-    stream = io.TextIOWrapper(written, encoding="latin-1", write_through=True)
+    stream = io.TextIOWrapper(written, encoding="latin-1", errors=errors, write_through=True)
     with redirect_stdout(stream):
         yield written
 
@@ -76,6 +76,17 @@ def test_training_goes_on_to_its_end_where_its_reader_has_left(fit: Fit) -> None
     assert step_of(newest_checkpoint(run)) == 6
 
 
+def test_a_command_runs_where_the_shell_has_closed_its_standard_output() -> None:
+    with redirect_stdout(None):
+        assert main(["flops", "--budget", "80M"]) == 0
+        assert data_prep(["inspect", "not there"]) == 2
+
+
+def test_a_parent_that_is_none_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALPATH_PARENT", "abc")
+    assert main(["--version"]) == 0
+
+
 @pytest.mark.parametrize("line", STUDIES)
 def test_what_an_encoding_lacks_is_escaped_on_the_screen(
     line: str, trained: Fit, texts: Path, tmp_path: Path
@@ -97,6 +108,7 @@ def test_a_text_is_whole_in_its_file_whatever_the_encoding_of_the_screen(
     out = tmp_path / "o.jsonl"
     words = ["--prompt", TEXT, "--out", str(out), "--max_new_tokens", "1"]
     run = trained()
-    with latin_1():
+    with latin_1("surrogateescape"):  # as in the locale C
+        assert main(["generate", "--ckpt_path", str(run), "--prompt", TEXT]) == 0
         assert main(["generate", "--ckpt_path", str(run), *words]) == 0
     assert json.loads(out.read_text(encoding="utf-8"))["prompt"] == TEXT

@@ -67,18 +67,52 @@ def test_a_folder_with_anything_that_no_export_wrote_is_not_replaced(
     assert contents(out) == before
 
 
-def test_a_folder_without_a_list_is_replaced_where_it_holds_only_names_of_exports(
+def test_a_folder_without_a_list_is_nobodys_to_replace(
     trained: Fit, tmp_path: Path, refused: Refused
 ) -> None:
     run = trained()
     out = export(run, tmp_path / "hf")
-    whole = contents(out)
     (out / "SHA256SUMS").unlink()
-    (out / "README.md").write_text("of an earlier version")
-    assert contents(export(run, out, "--overwrite")) == whole
-    (out / "SHA256SUMS").unlink()
-    (out / "thesis.txt").write_text("mine")
-    assert "holds 'thesis.txt'" in refused(*words(run, out, "--overwrite"))
+    assert "holds 'README.md', which" in refused(*words(run, out, "--overwrite"))
+    assert (out / "README.md").exists()
+
+
+def test_what_comes_into_a_folder_while_its_successor_is_written_stays(
+    trained: Fit, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained()
+    out = export(run, tmp_path / "hf")
+
+    def read_back(folder: Path) -> None:
+        (out / "thesis.txt").write_text("mine")
+
+    monkeypatch.setattr("dualpath_cli.export.hf.folder.read_folder", read_back)
+    assert f"'{out}' holds 'thesis.txt'" in refused(*words(run, out, "--overwrite"))
+    assert (out / "thesis.txt").read_text() == "mine"
+    assert list(tmp_path.glob("hf*")) == [out]
+
+
+def test_a_folder_whose_files_are_of_two_models_is_not_imported(
+    trained: Fit, tmp_path: Path, refused: Refused
+) -> None:
+    folder = export(trained(), tmp_path / "hf")
+    (folder / "SHA256SUMS").unlink()
+    for name, said in (
+        ("config.json", "with model.norm_eps=1e-05, this one has 0.1; put config.json back"),
+        ("tokenizer.json", "tokenizer.json has the fingerprint"),
+    ):
+        before = (folder / name).read_text()
+        content = json.loads(before)
+        if name == "config.json":
+            content["norm_eps"] = 0.1
+        else:
+            ids = content["model"]["vocab"]
+            ids["a"], ids["b"] = ids["b"], ids["a"]
+        (folder / name).write_text(json.dumps(content))
+        assert said in refused("import", "--hf", folder)
+        (folder / name).write_text(before)
+    (folder / "README.md").write_text("a card of one's own")
+    assert main(["import", "--hf", str(folder)]) == 0
 
 
 def test_what_a_killed_export_left_goes_with_the_next_and_what_a_living_one_holds_stays(
@@ -138,10 +172,10 @@ def test_a_changed_byte_in_any_file_is_refused_by_import(
 ) -> None:
     folder = export(trained(), tmp_path / "hf")
     for name, content in contents(folder).items():
-        if name != "SHA256SUMS":
+        if name not in ("SHA256SUMS", "README.md"):
             end = content.rindex(b"0") if b"0" in content else len(content) - 3
             (folder / name).write_bytes(content[:end] + b"1" + content[end + 1 :])
-            assert f"{name} " in refused("import", "--hf", folder)
+            assert name in refused("import", "--hf", folder)
             (folder / name).write_bytes(content)
     (folder / "generation_config.json").unlink()
     assert "generation_config.json is not as it was" in refused("import", "--hf", folder)

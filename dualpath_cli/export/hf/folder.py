@@ -27,12 +27,14 @@ from dualpath_cli.export.consolidated import contents, entries
 from dualpath_cli.export.hf.card import model_card
 from dualpath_cli.export.hf.flatten import flatten
 from dualpath_cli.export.hf.listing import (
+    CARD,
     CONFIG,
     LISTING,
     PREFIX,
     SCORES,
     WEIGHTS,
     changed,
+    check_ours,
     listing,
 )
 from dualpath_cli.export.hf.own_classes import own_files, registration
@@ -73,7 +75,7 @@ def write(
         "configuration_dualpath.py": flatten(CONFIGURATION),
         "modeling_dualpath.py": flatten(MODELING, beside=[CONFIGURATION])
         + registration(settings.model),
-        "README.md": model_card(run, settings, described, weights.parameters, results),
+        CARD: model_card(run, settings, described, weights.parameters, results),
         TOKENIZER: described["tokenizer"],
         RECIPE: described["recipe"],
         VERSIONS: described["versions"],
@@ -83,7 +85,7 @@ def write(
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     header = run_file.header(entries(weights, PREFIX), {"format": "pt"})
     digest = hashlib.sha256(header)
-    with replacing_folder(out) as partial:
+    with replacing_folder(out, lambda before: check_ours(before, out)) as partial:
         with (partial / WEIGHTS).open("wb") as file:
             file.write(header)
             for content in contents(weights):

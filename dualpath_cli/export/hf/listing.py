@@ -4,7 +4,7 @@ By it `import` sees what was changed, and `export --overwrite` what it may repla
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
 from dualpath_cli.checkpoint_files import hash_file
@@ -15,10 +15,11 @@ from dualpath_cli.text_file import read_text
 LISTING = "SHA256SUMS"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+CARD = "README.md"
 SCORES = ".eval_results"
 NAMES = {
     CONFIG, "generation_config.json", "tokenizer_config.json", TOKENIZER, RECIPE, VERSIONS,
-    "configuration_dualpath.py", "modeling_dualpath.py", WEIGHTS, "README.md",
+    "configuration_dualpath.py", "modeling_dualpath.py", WEIGHTS, CARD,
 }  # fmt: skip
 """What is in every exported folder beside the list."""
 PREFIX = "model."
@@ -32,40 +33,40 @@ def listing(hashes: Mapping[str, str]) -> str:
     return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(hashes.items()))
 
 
-def changed(folder: Path, read: Callable[[int], object]) -> str | None:
+def changed(folder: Path, read: Callable[[int], object], free: Container[str] = ()) -> str | None:
     """The first file that is not as the list has it; None as well where there is no list.
 
-    `read` is told how many bytes were just read.
+    Those that are `free` may be. `read` is told how many bytes were just read.
 
     Raises:
         UserError: where the list cannot be read.
     """
     for name, sha256 in (_listed(folder) or {}).items():
         path = folder / name
-        if not path.is_file() or hash_file(path, read) != sha256:
+        if name not in free and not (path.is_file() and hash_file(path, read) == sha256):
             return name
     return None
 
 
-def foreign(folder: Path) -> str | None:
-    """The first entry of a folder that no export has written, or None.
+def check_ours(folder: Path, shown: Path) -> None:
+    """Checks that a folder, if there is one, may be replaced by an export.
 
-    By the list, an export has written the files that are as they were then. Without one, as in
-    folders of earlier versions, those of its names.
+    `shown` is what it is called.
 
     Raises:
-        UserError: where the list cannot be read.
+        UserError: naming the first entry that is not as an export wrote and listed it, and where
+            the list cannot be read.
     """
-    listed = _listed(folder)
+    listed = _listed(folder) or {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if name == SCORES and path.is_dir():
-            continue  # what is in it comes next
-        if not (path.is_file() and (name == LISTING or _is_ours(name))):
-            return name
-        if listed is not None and name != LISTING and listed.get(name) != hash_file(path):
-            return name
-    return None
+        if name == LISTING or (name == SCORES and path.is_dir()):
+            continue  # what is in the latter comes next
+        if not (path.is_file() and name in listed and listed[name] == hash_file(path)):
+            raise UserError(
+                f"'{shown}' holds '{name}', which is not as an export wrote it; move it away, or "
+                "give another --out"
+            )
 
 
 def _is_ours(name: str) -> bool:
@@ -85,6 +86,6 @@ def _listed(folder: Path) -> dict[str, str] | None:
     for number, line in enumerate(read_text(path).splitlines(), 1):
         found = _LINE.fullmatch(line)
         if found is None or not _is_ours(found[2]):
-            raise UserError(f"{path} line {number} is none of dualpath export: '{line:.80}'")
+            raise UserError(f"{path} line {number} is none of dualpath export")
         hashes[found[2]] = found[1]
     return hashes

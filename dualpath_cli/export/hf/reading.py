@@ -5,12 +5,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli import consent, recipes, run_folder
+from dualpath_cli import consent, run_folder
 from dualpath_cli.checkpoint_files import files_of
 from dualpath_cli.command.own_classes import check_as_trained, option_of
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, of_content
-from dualpath_cli.export.hf.listing import CONFIG, LISTING, changed
+from dualpath_cli.export.hf.listing import CARD, CONFIG, LISTING, changed
 from dualpath_cli.generation.values import path_of
 from dualpath_cli.ranges import check_range
 from dualpath_cli.run_file import MOST_STEPS, SUFFIX
@@ -61,7 +61,7 @@ def run(options: Namespace) -> str:
     console = plain_console()
     size = sum(path.stat().st_size for path in files_of(folder))
     with Progress(console, "checking", bytes_of_bytes, size) as progress:
-        if name := changed(folder, progress.advance):
+        if name := changed(folder, progress.advance, free={CARD}):
             raise UserError(
                 f"'{folder}' is damaged: {name} is not as it was exported (sha256); copy it again, "
                 f"or remove {LISTING} if the change was meant"
@@ -84,10 +84,11 @@ def is_exported(folder: Path) -> bool:
 
 
 def read_folder(folder: Path) -> tuple[Run, Settings]:
-    """The run that a folder is of, and its settings: the model's are those of config.json.
+    """The run that a folder is of, and its settings.
 
     Raises:
-        UserError: where the folder is not what export writes.
+        UserError: where the folder is not what export writes, or its configuration, recipe and
+            tokenizer are not of one run.
     """
     for name in (CONFIG, RECIPE, VERSIONS, TOKENIZER):
         if not (folder / name).is_file():
@@ -107,5 +108,8 @@ def read_folder(folder: Path) -> tuple[Run, Settings]:
             f"'{folder / CONFIG}' is not of a model of dualpath: {of_content(error)}"
         ) from None
     consent.note_read(folder, model)
-    settings = settings_from(recipes.merge(run_folder.read_recipe(folder), {"model": model}))
+    way_out = f"put {CONFIG} back, or export the run again"
+    run_folder.check_same_recipe(folder, {"model": model}, ("model",), way_out=way_out)
+    run_folder.check_as_written(folder, folder)
+    settings = settings_from(run_folder.read_recipe(folder))
     return Run(folder, folder, step, home=folder), settings
