@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.errors import UserError, did_you_mean, of_content
+from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.text.byte_stream import CODECS, OnRead
 from dualpath_cli.text.rows import TEXTS, BadRow, is_known, kind_of, read_rows
 
@@ -58,7 +58,7 @@ class Format:
             raise BadRow("half of a surrogate pair, which is not valid Unicode") from None
         except (TypeError, KeyError, IndexError) as error:
             wanted = ", ".join(self.fields)
-            reason = of_content(error)
+            reason = f"{type(error).__name__}: {error}"
             raise BadRow(f"no text in the values of {wanted} ({reason}){self.advice}") from None
         return text
 

@@ -215,7 +215,7 @@ WRONG = {
     "line 1: not UTF-8": ("a.jsonl", b'{"text": "\xff"}\n'),
     "line 3: no field 'text'; did you mean 'texts'": ("a.jsonl", b'{"text":""}\n\n{"texts":""}'),
     "line 1: no field 'text' .fields: id": ("a.jsonl", b'{"id": 1}'),
-    "line 1: no text in the values of text .a value in it is of": ("a.jsonl", b'{"text": null}'),
+    "line 1: no text in the values of text": ("a.jsonl", b'{"text": null}'),
     "line 1: half of a surrogate pair": ("a.jsonl", b'{"text": "\\ud800"}'),
     "cannot be read after line 0: .*[Tt]runcated": ("a.jsonl.gz", gzip.compress(b"{}" * 99)[:-9]),
     "cannot be read after line 0": ("a.jsonl.zst", b"no zstd"),
