@@ -30,6 +30,8 @@ def ended_by_sigterm() -> Iterator[None]:
         return
 
     def end(number: int, frame: FrameType | None) -> None:
+        # Once: a parent of several threads sends it for each of them that ends.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
 
     signal.signal(signal.SIGTERM, end)
