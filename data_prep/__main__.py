@@ -12,7 +12,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command and returns its exit code.
 
     0 done, 2 a user's mistake, 1 the disk's or the network's, 130 interrupted, 143 terminated; one
-    line each. 141 where nobody reads what `inspect` says.
+    line each. 141 where the reader of `inspect` has left.
     """
     words = sys.argv[1:] if arguments is None else arguments
     escape_unprintable()

@@ -1,4 +1,4 @@
-"""A preparation from its words to its last line; what is slow is imported when all is checked."""
+"""A preparation from its words to its last line; slow packages are imported after the checks."""
 
 import argparse
 import os
@@ -94,7 +94,7 @@ def _check_executor(options: argparse.Namespace) -> None:
 
 
 def _executor(options: argparse.Namespace, folder: Path) -> "PieceExecutor":
-    """Returns what makes pieces; `folder` is the one that a cluster's workers must see."""
+    """Returns the executor of pieces; a cluster's workers must see `folder`."""
     if options.executor == "dask":
         from data_prep.executors.cluster import Cluster
 
@@ -105,7 +105,7 @@ def _executor(options: argparse.Namespace, folder: Path) -> "PieceExecutor":
 
 
 def _check_places(settings: Settings, out: Path, downloads: Path) -> None:
-    """Raises UserError where what is written would be read, or replaced with the data folder."""
+    """Raises UserError where an output would be read, or replaced with the data folder."""
     if downloads.resolve().is_relative_to(out.resolve()):
         raise UserError(f"--downloads '{downloads}' lies in --out '{out}', which is replaced")
     for source in settings.sources:
@@ -183,7 +183,7 @@ def _summary(manifest: "Manifest") -> str:
 
 
 def _warn(settings: Settings, manifest: "Manifest") -> None:
-    """Says what is other than was asked for."""
+    """Reports differences from the request."""
     for source in manifest.sources:
         for fault in source.faults:
             print(f"warning: {source.name}: {fault}", file=sys.stderr)

@@ -118,9 +118,8 @@ def parser() -> OneLineParser:
         "--executor",
         choices=["local", "dask"],
         default="local",
-        help="What runs them: this machine, or the workers of a Dask cluster, which need OUT, "
-        "the sources and the downloads on a file system of their own and this machine's. The "
-        "result is the same.",
+        help="This machine, or the workers of a Dask cluster, which need OUT, the sources and the "
+        "downloads on a file system that they share with this machine. The result is the same.",
     )
     how.add_argument(
         "--scheduler", metavar="ADDRESS", help="The cluster's, e.g. tcp://10.0.0.1:8786."

@@ -43,7 +43,7 @@ _PIPELINE = 1
 """Raised when the same request would give other bytes than before."""
 
 _MARGIN = 1.02
-"""How much more is encoded than seems needed, where duplicates and the like left too little."""
+"""The factor of more encoding than seems needed, where duplicates and the like left too little."""
 
 _LEAST_GROWTH, _MOST_GROWTH = 1.25, 2.0
 """By what factor at least, and at most, a source is read further then."""
@@ -51,7 +51,7 @@ _LEAST_GROWTH, _MOST_GROWTH = 1.25, 2.0
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be prepared."""
+    """A preparation to be made."""
 
     settings: Settings
     corpora: Sequence[Corpus]
@@ -84,7 +84,7 @@ def _sha256(content: Any) -> str:
 
 
 def finished(request: Request, overwrite: bool) -> Manifest | None:
-    """Returns the manifest of `request.out` where it already holds what is requested.
+    """Returns the manifest of `request.out` where it already holds the requested data.
 
     Raises UserError where the folder holds something else and may not be replaced.
     """
@@ -139,7 +139,7 @@ def prepare(
     """Writes the data folder and returns its manifest.
 
     Everything is made in `OUT.partial`, where an interrupted preparation is continued; the folder
-    takes its name when it is complete, and what was there before is replaced then. Pieces are made
+    takes its name when it is complete, and replaces a previous folder only then. Pieces are made
     by `executor`, which ends with the last one, or in this process; the bytes are the same. `extra`
     may write further files into the folder; `fetch` is needed where files are elsewhere. Raises
     UserError where a source holds no text, where something cannot be read and `strict` is set, and
@@ -173,7 +173,7 @@ def prepare(
         except UserError:
             work.remove()  # there is nothing to continue
             raise
-        finished(request, overwrite)  # hours have passed: nobody else's folder is replaced
+        finished(request, overwrite)  # hours have passed: no other folder is replaced
         replace(folder, out)
         work.remove()
     return manifest
@@ -185,7 +185,7 @@ def _work_path(out: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Mix:
-    """All documents, what is said of them, and what is taken."""
+    """All documents, their verdicts, and the chosen ones."""
 
     encoded: list[Encoded]
     verdicts: Verdicts
@@ -235,7 +235,7 @@ def _more(wanted: int | None, pool: Pool, encoded: Encoded) -> int | None:
     if wanted is None or encoded.complete or pool.tokens >= wanted:
         return None
     made = sum(piece.counts.tokens for piece in encoded.pieces)
-    # What comes may be unlike what came: neither everything at once, nor a little many times.
+    # Later documents may differ: neither everything at once, nor a little many times.
     factor = wanted / max(pool.tokens, 1) * _MARGIN
     return round(made * min(max(factor, _LEAST_GROWTH), _MOST_GROWTH)) + 1
 
@@ -289,7 +289,7 @@ def _counted(portions: Sequence[Portion], seed: int, progress: Progress) -> Iter
 
 
 def _nothing(settings: Settings, mix: _Mix) -> str:
-    """Returns why there is nothing to write: the source without text, and what it has instead."""
+    """Returns why there is nothing to write: the source without text, and its other contents."""
     for source, corpus, portion in zip(settings.sources, mix.encoded, mix.portions, strict=True):
         if portion.pool.tokens:
             continue

@@ -1,4 +1,4 @@
-"""Settings: what to prepare, from a recipe of its own and the command line."""
+"""Settings of a preparation, from its recipe and the command line."""
 
 import json
 import math
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.recipes import parse, parse_value, recipe_folder
+from dualpath_cli.recipe.recipes import parse, parse_value, recipe_folder
+from dualpath_cli.recipe.validation import build
 from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import NAME, split_name, stem
-from dualpath_cli.validation import build
 
 SAMPLE = "sample"
 NEMOTRON = "nemotron-cc"
@@ -32,7 +32,7 @@ class SourceSettings:
     """One source of a mix."""
 
     name: str
-    """What manifests and tables call it; gsm8k, arc and triviaqa also choose the format."""
+    """The name in manifests and tables; gsm8k, arc and triviaqa also choose the format."""
     path: str
     """A file or folder, `sample`, `nemotron-cc[:SELECTION]` or `hf:DATASET[:CONFIG]`."""
     weight: float | None = None
@@ -68,7 +68,7 @@ class SourceSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a data folder is made of. Fields are the keys of a recipe and, dashed, the options."""
+    """The contents of a data folder. Fields are the keys of a recipe and, dashed, the options."""
 
     sources: tuple[SourceSettings, ...] = ()
     tokenizer: str | None = None
@@ -156,7 +156,7 @@ def read_recipe(recipe: str) -> dict[str, Any]:
 
 
 def settings_from(values: Mapping[str, Any]) -> Settings:
-    """Returns the settings that a recipe's keys stand for; null is left out.
+    """Returns the settings of a recipe's keys; null is left out.
 
     Sources may be written NAME=PATH. Raises UserError for an unknown key, a value of another kind
     and what contradicts itself.
@@ -188,7 +188,7 @@ def _named(source: Any) -> dict[str, Any]:
 def default_name(path: str) -> str:
     """Returns what a source without a name is called: the last part of where it is from.
 
-    What a name may not hold becomes '-'.
+    Characters that a name may not hold become '-'.
     """
     if path.startswith(HUB):
         return _plain(path.removeprefix(HUB).split(":")[0].split("/")[-1])

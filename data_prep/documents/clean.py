@@ -1,4 +1,4 @@
-"""Cleaning: the same text written in different ways becomes the same; what is no text is named."""
+"""Cleaning: the same text written in different ways becomes the same; a fault is named."""
 
 import unicodedata
 

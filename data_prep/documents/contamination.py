@@ -2,7 +2,7 @@
 
 Brown et al., "Language Models are Few-Shot Learners" (2020), appendix C, look for runs of 13 words,
 and of fewer, but at least 8, where a benchmark's texts are short. There one number is chosen for a
-benchmark; here each text shorter than 13 words is one run, of its own length.
+benchmark; here each text shorter than 13 words is one run, of its length.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class Contamination:
     skipped: int
     """Evaluation texts that are too short to be looked for."""
     fingerprint: str
-    """sha256 of what is looked for, whatever the order of the texts."""
+    """sha256 of the searched runs, whatever the order of the texts."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.skipped = 0
@@ -108,9 +108,9 @@ class _Runs:
     """The evaluation texts' runs of one length."""
 
     hashes: Hashes
-    """(runs,), sorted; a run that stands in two places is there twice."""
+    """(runs,), sorted; a run in two places is there twice."""
     places: npt.NDArray[np.uint32]
-    """Where each begins among all words of the evaluation texts, (runs,)."""
+    """The start of each among all words of the evaluation texts, (runs,)."""
 
     @classmethod
     def sort(cls, entries: list[tuple[Hashes, npt.NDArray[np.uint32]]]) -> "_Runs":

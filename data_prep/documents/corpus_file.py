@@ -32,12 +32,12 @@ class FileEnd:
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """What becomes of a file depends on these alone."""
+    """A file of a corpus, with all that its pieces depend on."""
 
     source: str
     field: str
     name: str
-    """What records call it."""
+    """The name in records."""
     number: int
     """Its place in the corpus."""
     path: Path
@@ -45,12 +45,12 @@ class CorpusFile:
     given: str
     """The path as messages have it."""
     folder: Path
-    """Where its pieces are."""
+    """The folder of its pieces."""
     piece_bytes: int
     """Uncompressed size of the rows that make a piece; a longer row goes alone."""
 
     def parts(self, on_read: OnRead) -> Iterator[Batch | FileEnd]:
-        """Yields what makes each piece, in their order, and the end."""
+        """Yields the rows of each piece, in order, and the end."""
         format = format_of(self.source, kind_of(self.path), self.field)
         read = read_rows(self.path, format.fields, IDS, on_read, self.piece_bytes, format.advice)
         count, fault = 0, None

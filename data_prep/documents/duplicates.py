@@ -12,10 +12,10 @@ import numpy.typing as npt
 from data_prep.documents.minhash import BANDS
 from data_prep.documents.piece import Piece
 from data_prep.settings import Duplicates
-from dualpath_cli.output.atomic import remove
+from dualpath_cli.files.atomic import remove
 
 KEPT, EXACT, NEAR = 0, 1, 2
-"""What `Verdicts.kinds` says of a document."""
+"""The values of `Verdicts.kinds`."""
 
 BUCKET_DOCUMENTS = 1 << 21
 """About as many documents are compared at a time: at most 250 MB."""
@@ -42,7 +42,7 @@ class Verdicts:
     ) -> None:
         """Compares all documents; `folder` takes the verdicts.
 
-        `on_compared` hears of documents compared, each `comparisons(duplicates)` times in all.
+        `on_compared` gets documents compared, each `comparisons(duplicates)` times in all.
         """
         self.pieces = pieces
         self.starts = np.cumsum([0, *(piece.documents for piece in pieces)], dtype=np.int64)

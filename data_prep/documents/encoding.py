@@ -20,14 +20,14 @@ from data_prep.download.remote_file import Unavailable
 from data_prep.executors import PieceExecutor
 from data_prep.sources.corpora import Corpus, InputFile
 from dualpath_cli.errors import UserError
-from dualpath_cli.output.atomic import replacing, write_text
+from dualpath_cli.files.atomic import replacing, write_text
 from dualpath_cli.text.byte_stream import OnRead
 
 PIECE_BYTES = 8 << 20
 """Uncompressed size of the rows that make a piece; a longer row goes alone."""
 
 FILES_A_WORKER = 8
-"""Workers read files themselves where each has so many of the largest: then all end together."""
+"""Workers read files themselves where each gets this many of the largest: then all end together."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Job:
 
     corpus: Corpus
     folder: Path
-    """Where its pieces are."""
+    """The folder of its pieces."""
     until: int | None
     """Tokens that are enough; None: all there are."""
 
 
 @dataclass
 class Encoded:
-    """What a corpus gave, from its beginning on."""
+    """The pieces of a corpus, from its beginning on."""
 
     pieces: list[Piece] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Encoded:
 class Encoder:
     """Makes the pieces that are not there yet. A context manager: leaving it ends the work.
 
-    Which pieces there are, and what is in them, depends on the files and settings alone.
+    The pieces and their contents depend on the files and settings alone.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Encoder:
         file = job.corpus.files[end.file]
         if file.has_changed():
             raise UserError(
-                f"{file.name}: changed while it was prepared; begin anew with --overwrite"
+                f"{file.name}: changed while it was prepared; start again with --overwrite"
             )
         if end.fault:
             if self._settings.strict:

@@ -21,7 +21,7 @@ _HALVES = 2
 """Halves of a shingle's 64-bit hash; each gives half the values of every band."""
 
 _SLICE = 1 << 10
-"""Shingles permuted at a time, so that what is between stays in the processor's cache."""
+"""Shingles permuted at a time, so that intermediate values stay in the processor's cache."""
 
 
 def shingles(text: str) -> Hashes:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from data_prep.documents.minhash import BANDS
-from dualpath_cli.output.atomic import replacing
+from dualpath_cli.files.atomic import replacing
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
@@ -24,7 +24,7 @@ class Document:
     number: int
     """Line or record in its file."""
     id: str | None
-    """What the corpus calls it."""
+    """Its name in the corpus."""
     id_hash: int
     """64 bits of the id, or of the text where there is none: decides the split and the order."""
     digest: bytes
@@ -37,7 +37,7 @@ class Document:
 
 @dataclass
 class PieceCounts:
-    """What became of the rows of a piece."""
+    """The outcome of the rows of a piece."""
 
     read: int = 0
     tokens: int = 0
@@ -90,7 +90,7 @@ class Piece:
 
     @cached_property
     def counts(self) -> PieceCounts:
-        """What became of the piece's rows."""
+        """The outcome of the piece's rows."""
         with pa.memory_map(str(self.path)) as source:
             metadata = pa.ipc.open_file(source).schema.metadata
         return PieceCounts(**json.loads(metadata[_COUNTS]))

@@ -1,4 +1,4 @@
-"""How far the reading of corpora is, and how fast documents become tokens."""
+"""Progress in reading corpora, and the speed at which documents become tokens."""
 
 import time
 

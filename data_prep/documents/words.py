@@ -21,7 +21,7 @@ class Words:
     """
 
     hashes: Hashes
-    """64 bits for each word, (words,); the same wherever the word stands."""
+    """64 bits for each word, (words,); independent of its position."""
 
     def __init__(self, text: str) -> None:
         self._text = text.lower()

@@ -20,13 +20,13 @@ from data_prep.documents.corpus_file import Batch, CorpusFile, FileEnd
 from data_prep.documents.minhash import band_keys
 from data_prep.documents.piece import Document, Piece, PieceCounts, Tokens
 from dualpath_cli.errors import UserError
-from dualpath_cli.output.atomic import replacing
+from dualpath_cli.files.atomic import replacing
 from dualpath_cli.text.documents import document_id, format_of
 from dualpath_cli.text.rows import BadRow
 from dualpath_cli.text.tokenizer import Tokenizer
 
 TOKENISED_CHARACTERS = 1 << 20
-"""About so much text is tokenised at a time; a longer document goes alone."""
+"""The text that is tokenised at a time, about; a longer document goes alone."""
 
 REJECTED = ".rejected.zst"
 """Suffix of the file beside a piece that holds its rejected documents as JSON lines."""
@@ -34,7 +34,7 @@ REJECTED = ".rejected.zst"
 
 @dataclass(frozen=True)
 class PieceSettings:
-    """How documents become pieces."""
+    """The settings by which documents become pieces."""
 
     tokenizer: Path
     """A folder with tokenizer.json."""
@@ -156,7 +156,7 @@ def _write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 Made = list[Path | FileEnd]
-"""What was asked for, in order: paths of pieces, and where a file ends."""
+"""The results, in order: paths of pieces, and the ends of files."""
 
 
 def make(orders: Path, batch: Batch) -> Made:
@@ -174,7 +174,7 @@ def make_file(orders: Path, file: CorpusFile, size: int) -> Made:
     worker = _worker(orders)
     if not file.path.exists() or file.path.stat().st_size != size:
         raise UserError(
-            f"{socket.gethostname()} does not see '{file.path}' as it is elsewhere: sources and "
+            f"{socket.gethostname()} does not see '{file.path}' of the same size: sources and "
             "--downloads must lie on a file system that all workers share"
         )
     made: Made = []
@@ -191,7 +191,7 @@ def make_file(orders: Path, file: CorpusFile, size: int) -> Made:
 
 @lru_cache(maxsize=1)
 def _worker(orders: Path) -> Worker:
-    """Returns what makes pieces for one run, whose file has a name of its own."""
+    """Returns the maker of pieces for one run, whose file has a unique name."""
     _check_wanted(orders)
     return Worker(pickle.loads(orders.read_bytes()))
 

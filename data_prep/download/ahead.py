@@ -21,7 +21,7 @@ class Downloads:
     """Fetches files in their order, up to `ahead` beyond the furthest one asked for.
 
     A context manager: fetching begins on entering and ends, between two arrivals of bytes, on
-    leaving; what is incomplete then is continued another time. `on_bytes` is called by one thread
+    leaving; an incomplete one is continued another time. `on_bytes` is called by one thread
     at a time.
     """
 

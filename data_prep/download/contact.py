@@ -13,7 +13,7 @@ class FirstContact:
 
     @property
     def seconds(self) -> float | None:
-        """How long to wait for what a server should send; None, without end, once one answered."""
+        """The time to wait for a server's data; None, without end, once one answered."""
         return None if self.made else FIRST_ANSWER_SECONDS
 
     def check(self, url: str) -> None:

@@ -26,7 +26,7 @@ LONGEST_RETRY_AFTER_SECONDS = 300.0
 TIMEOUT_SECONDS = (20.0, 60.0)
 """To connect, and between two arrivals of bytes."""
 HEADERS = {"Accept-Encoding": "identity"}
-"""Of every request: lengths and hashes are those of the file as it is stored."""
+"""Of every request: lengths and hashes are those of the stored file."""
 
 _QUIET_SECONDS = 5.0
 _READ_BYTES = 1 << 16
@@ -44,7 +44,7 @@ class _Interrupted(Exception):
 
 
 class _WrongContent(Exception):
-    """What the server sent is not the file that was asked for."""
+    """The server sent another file than the requested one."""
 
 
 class Bearer(requests.auth.AuthBase):
@@ -221,7 +221,7 @@ def _retry_after(response: requests.Response) -> float:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the innermost cause; requests wraps it in three layers of its own."""
+    """Returns the innermost cause; requests wraps it three times."""
     while error.__context__ is not None:
         error = error.__context__
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__

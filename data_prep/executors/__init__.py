@@ -1,4 +1,4 @@
-"""Where pieces are made: in this process, in others of this machine, on a cluster."""
+"""Executors make pieces: in this process, in others of this machine, on a cluster."""
 
 from abc import ABC, abstractmethod
 from concurrent.futures import Executor
@@ -10,7 +10,7 @@ class PieceExecutor(Executor, ABC):
     @property
     @abstractmethod
     def workers(self) -> int:
-        """How many functions run at a time, now."""
+        """The number of functions that run at a time, now."""
 
     @abstractmethod
     def failure(self, error: Exception) -> str | None:

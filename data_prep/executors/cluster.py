@@ -20,10 +20,10 @@ from data_prep.executors import PieceExecutor
 from dualpath_cli.errors import UserError, one_line
 
 CONNECT_SECONDS = 10
-"""How long a scheduler is waited for."""
+"""The time to wait for a scheduler."""
 
 _PACKAGES = ("distributed", "numpy", "pyarrow", "tiktoken", "tokenizers", "datasketch")
-"""What else the bytes of pieces, or their way here, depend on."""
+"""Other packages that the bytes of pieces, or their way here, depend on."""
 
 _Software = dict[str, str]
 
@@ -103,7 +103,7 @@ class Cluster(PieceExecutor):
 
 
 def _distributed() -> Any:
-    """Imports Dask's package, whose own words give way to the one line that is said here."""
+    """Imports Dask's package; its messages give way to the one line of this command."""
     try:
         import dask
         import distributed
@@ -140,7 +140,7 @@ def _connected(address: str, ours: _Software) -> Any:
     if theirs != ours["distributed"]:
         raise UserError(_differs("the scheduler", "distributed", theirs, ours))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what differs is said by the checks, in one line
+        warnings.simplefilter("ignore")  # the checks report differences, in one line
         return distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
 
 

@@ -16,7 +16,7 @@ from data_prep.executors import PieceExecutor
 
 
 def on_this_machine(workers: int) -> PieceExecutor:
-    """Returns an executor of so many processes; one is this process itself."""
+    """Returns an executor of a number of processes; one is this process itself."""
     return Pool(workers) if workers > 1 else Here()
 
 
@@ -58,7 +58,7 @@ class Pool(ProcessPoolExecutor, PieceExecutor):
         return None
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        # What is half done when something goes wrong is done again anyway: pieces are whole or
+        # Unfinished work is repeated anyway after a failure: pieces are whole or
         # not there. Waiting for it would hold up Ctrl-C.
         if kind is not None:
             for process in multiprocessing.active_children():

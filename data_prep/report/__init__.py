@@ -1,1 +1,1 @@
-"""What is in a finished data folder: `python -m data_prep inspect`."""
+"""The content of a finished data folder: `python -m data_prep inspect`."""

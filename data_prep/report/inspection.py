@@ -1,4 +1,4 @@
-"""Inspection: reads a data folder once, to verify it and to gather what is in it."""
+"""Inspection: reads a data folder once, to verify it and to describe its content."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 SLICE_BYTES = 1 << 20
 """So much of a file is in memory at a time; a multiple of every token's size."""
 HEAD, TAIL, CUT = 400, 150, " [...] "
-"""Characters that are kept of the two ends of a long text, and what stands between them."""
+"""Characters that are kept of the two ends of a long text, and the mark between them."""
 _BYTES_A_CHARACTER = 4  # at most, and a token is at least one byte
 
 
@@ -37,14 +37,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is found in a data folder."""
+    """The content of a data folder."""
 
     manifest: Manifest
     stream: TokenStream
     samples: list[Sample]
     """Drawn uniformly over documents; none where the tokenizer is not that of the tokens."""
     problems: list[str]
-    """What is not as the manifest says, a line each that names the file."""
+    """Contradictions to the manifest, a line each that names the file."""
 
 
 def inspect(folder: Path, samples: int = 3, seed: int = 0) -> Inspection:
@@ -63,7 +63,7 @@ class _Inspector:
         self._dtype = np.dtype(manifest.dtype)
         self._sizes = sizes(folder) or {}
         self._begins: list[int] = []
-        """Where each chunk begins in the stream, in tokens."""
+        """The start of each chunk in the stream, in tokens."""
         self._damaged: set[str] = set()
 
     def inspect(self) -> Inspection:
@@ -92,7 +92,7 @@ class _Inspector:
         return tokenizer
 
     def _damages(self) -> Iterator[str]:
-        """Yields what is wrong with each file, and fills the stream."""
+        """Yields the faults of each file, and fills the stream."""
         manifest = self._manifest
         index = StoredFile(INDEX, self._sizes.get(INDEX, 0), manifest.index_sha256)
         files = [index, *manifest.beside, *manifest.chunks]

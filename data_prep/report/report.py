@@ -16,7 +16,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.text.storage import is_remote
 
-_LOG_WIDTH = 120  # what is not a terminal gets no folded numbers
+_LOG_WIDTH = 120  # numbers are not folded outside of a terminal
 _BAR = 15
 
 _DESCRIPTION = """\
@@ -128,7 +128,7 @@ def _print_table(
     rows: Sequence[tuple[object, ...]],
     left: tuple[int, ...] = (0,),
 ) -> None:
-    """Prints a table, unless it is empty; all is taken literally and nothing is left out."""
+    """Prints a table, unless it is empty; without markup, and in full."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, name in enumerate(columns):
         justify: JustifyMethod = "left" if number in left else "right"

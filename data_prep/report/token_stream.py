@@ -15,7 +15,7 @@ class TokenStream:
         self.unfinished = 0
         """Tokens after the last end-of-text."""
         self.lengths: Counter[int] = Counter()
-        """How many documents have so many tokens, end-of-text included."""
+        """The number of documents by their tokens, end-of-text included."""
         self.drawn: list[tuple[float, int, int, int]] = []
         """A draw, how many documents and tokens come before that document, and its length."""
         self._eot_id, self._vocab_size, self._samples = eot_id, vocab_size, samples

@@ -1,1 +1,1 @@
-"""Where documents come from: files here, Nemotron-CC, the Hugging Face hub, the sample."""
+"""Sources of documents: files here, Nemotron-CC, the Hugging Face hub, the sample."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from data_prep.download.remote_file import RemoteFile
 from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
 from data_prep.sources import sample
-from dualpath_cli.output.atomic import write_text
+from dualpath_cli.files.atomic import write_text
 from dualpath_cli.text.documents import Source, source_files
 
 
@@ -17,7 +17,7 @@ class InputFile:
     """A file of documents, here or elsewhere."""
 
     name: str
-    """What messages call it."""
+    """The name in messages."""
     size: int | None
     """In bytes; None where it is not known before it is fetched."""
     identity: str
@@ -82,7 +82,7 @@ def _remote(file: RemoteFile) -> InputFile:
 
 
 def _printable(name: str) -> str:
-    """Returns a file's name without what is not UTF-8, so that it can be written down."""
+    """Returns a file's name in valid UTF-8, so that it can be written down."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

@@ -22,19 +22,19 @@ TOKENS_PER_BYTE = FILE_TOKENS / FILE_BYTES
 """Tokens in a compressed byte; other corpora are taken to be like Nemotron-CC."""
 
 DISK_BYTES_PER_TOKEN = 5.0
-"""Twice two bytes, in pieces and in shards, and what is noted of each document."""
+"""Twice two bytes, in pieces and in shards, and the records of each document."""
 
 _SIZES_ASKED = 400
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one preparation takes."""
+    """The needs of one preparation."""
 
     corpora: list[Corpus]
     """With the sizes of the files that will probably be read."""
     files: list[int]
-    """How many those are of each corpus."""
+    """The number of these files of each corpus."""
     download: int
     """Bytes that are not here yet."""
     disk: int

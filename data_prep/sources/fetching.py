@@ -37,7 +37,7 @@ class Fetcher:
         self._stack.close()
 
     def get(self, file: InputFile, on_received: OnRead) -> Path:
-        """Returns where a file lies, once it does; `on_received` hears of bytes downloaded.
+        """Returns a file's path, once it is there; `on_received` is called with bytes downloaded.
 
         Raises Unavailable where the file cannot be had, Unreachable where its server does not
         answer for long.

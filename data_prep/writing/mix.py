@@ -58,7 +58,7 @@ class Pool:
         return self._verdicts.kinds(self._first + piece)
 
     def _held_out(self, piece: int) -> npt.NDArray[np.bool_]:
-        # Not the seed's business: the same documents are held out whatever the order.
+        # Independent of the seed: the same documents are held out in any order.
         ids = scramble(self.pieces[piece].numbers("id_hash"), "validation")
         return ids < np.uint64(int(self._val_fraction * 2**64))
 
@@ -133,7 +133,7 @@ def wanted_tokens(settings: Settings) -> list[int | None]:
 
 
 def portions(settings: Settings, pools: Sequence[Pool]) -> list[Portion]:
-    """Returns what is taken of each pool: weights are kept, so the scarcest source ends the mix."""
+    """Returns the portion of each pool: weights are kept, so the scarcest source ends the mix."""
     shares = settings.shares()
     if shares is None and settings.tokens is None:
         return [_portion(pool, pool.tokens) for pool in pools]

@@ -1,4 +1,4 @@
-"""What goes beside the shards: held-out texts, rejected documents, duplicates."""
+"""Records beside the shards: held-out texts, rejected documents, duplicates."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from data_prep.documents.piece import Piece
 from data_prep.documents.worker import REJECTED
 from data_prep.sources.corpora import Corpus
 from data_prep.writing.mix import Pool
-from dualpath_cli.output.atomic import replacing
+from dualpath_cli.files.atomic import replacing
 from dualpath_cli.text.manifest import INDEX, MANIFEST, StoredFile, sha256_of
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.documents.piece import Tokens
-from dualpath_cli.output.atomic import replacing, write_text
+from dualpath_cli.files.atomic import replacing, write_text
 from dualpath_cli.text.manifest import FORMATS, HEADER, INDEX, StoredFile
 from dualpath_cli.text.storage import sha256_of
 
@@ -27,7 +27,7 @@ _CONFIG: dict[str, Any] = {
     "item_loader": "TokensLoader",
     "types": "json",
 }
-"""What else litdata's index says of chunks that hold one item each."""
+"""The other fields of litdata's index for chunks that hold one item each."""
 
 
 class ShardWriter:

@@ -4,7 +4,7 @@
 2. chunks are uploaded, then all other files, but those that are there already;
 3. index, tokenizer and, last, the manifest.
 
-A killed upload goes on where it was, for a finished object carries its file's sha256.
+A killed upload continues, for a finished object carries its file's sha256.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
 from dualpath_cli.text.tokenizer import TOKENIZER
 
 LAST = (INDEX, TOKENIZER, MANIFEST)
-"""What is uploaded after all else, in this order."""
+"""Files that are uploaded last, in this order."""
 
 
 def finished_remote(url: str) -> Manifest | None:
@@ -34,9 +34,9 @@ def finished_remote(url: str) -> Manifest | None:
 def upload(
     folder: Path, url: str, on_bytes: Callable[[int], None], *, overwrite: bool = False
 ) -> None:
-    """Uploads every file of a finished data folder; what is there already is passed over.
+    """Uploads every file of a finished data folder, except those that are there already.
 
-    `on_bytes` hears of bytes done, sent or passed over, from several threads; negative ones take
+    `on_bytes` gets bytes done, sent or passed over, from several threads; negative ones take
     back those of what is sent again. They add up to the sizes of all files. Raises UserError
     where the folder is not whole, the store cannot be written, or, unless `overwrite`, the prefix
     holds anything else. Files that no manifest there ever named are left alone.
@@ -65,7 +65,7 @@ def upload(
 def _make_room(
     manifest: Manifest, url: str, local: dict[str, int], remote: dict[str, int], overwrite: bool
 ) -> dict[str, int]:
-    """Deletes what is other data's, if that is allowed, and returns what is left there."""
+    """Deletes objects of other data, if that is allowed, and returns the remaining ones."""
     before = _manifest_of(url, overwrite) if MANIFEST in remote else None
     if before == manifest:
         return remote
@@ -73,7 +73,7 @@ def _make_room(
         raise UserError(
             f"'{url}' holds other data ({before.summary}); choose another prefix or add --overwrite"
         )
-    # What a killed upload of these data leaves is all equal to files of ours.
+    # The objects of a killed upload of these data are all equal to files here.
     strangers = sorted(name for name, _ in remote.items() - local.items())
     if MANIFEST not in remote and strangers and not overwrite:
         raise UserError(
@@ -83,7 +83,7 @@ def _make_room(
     stale = {name for name in remote if name.startswith("chunk-") and name.endswith(".bin")}
     stale |= {file.name for file in before.beside} if before else set()
     stale &= remote.keys() - local.keys()
-    # The manifest goes first, and on its own: without it, nobody takes the rest for data.
+    # The manifest goes first, alone: without it the rest is not taken for data.
     if MANIFEST in remote:
         storage.delete([f"{url}/{MANIFEST}"])
     storage.delete(f"{url}/{name}" for name in sorted(stale))

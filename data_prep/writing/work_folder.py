@@ -1,14 +1,15 @@
 """The folder that an unfinished preparation is kept in, so that it can be continued."""
 
-import contextlib
-import fcntl
+import errno
 import json
 import os
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.output.atomic import remove, sync, write_text
+from dualpath_cli.files.atomic import remove, sync, write_text
+from dualpath_cli.files.lock import Held, locked
 
 _REQUEST = "request.json"
 
@@ -20,7 +21,7 @@ class WorkFolder:
     """
 
     def __init__(self, path: Path, content: dict[str, Any], overwrite: bool) -> None:
-        """`content` is what is prepared; nothing that was made for another content is used.
+        """`content` identifies the preparation; files made for another are not used.
 
         Entering raises UserError where another process uses the folder, and where it holds the
         work on another content and may not be overwritten.
@@ -30,16 +31,21 @@ class WorkFolder:
         self._overwrite = overwrite
 
     def __enter__(self) -> "WorkFolder":
-        self._lock = self._lock_folder()
-        try:
+        with ExitStack() as stack:
+            try:
+                _, has_locks = stack.enter_context(locked(self.path, self._opened))
+            except Held:
+                raise UserError(
+                    f"another preparation is writing '{self.path}'; wait for it to end"
+                ) from None
+            if not has_locks:
+                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(self.path))
             self._claim()
-        except BaseException:
-            os.close(self._lock)
-            raise
+            self._lock = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        os.close(self._lock)
+        self._lock.close()
 
     def remove(self) -> None:
         """Deletes the folder, the note of its content last: a part of it is still recognised."""
@@ -48,28 +54,16 @@ class WorkFolder:
                 remove(path)
         remove(self.path)
 
-    def _lock_folder(self) -> int:
-        """Locks the folder, made where it is missing, and returns the lock's descriptor."""
-        while True:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, NotADirectoryError):
-                raise UserError(
-                    f"'{self.path}' cannot be made a folder: a file is in its way; choose another "
-                    "--out or move the file"
-                ) from None
-            lock = os.open(self.path, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The one that was opened may have been removed by the process that held it.
-                if self.path.exists() and os.path.samestat(os.fstat(lock), os.stat(self.path)):
-                    return lock
-            except BlockingIOError:
-                os.close(lock)
-                raise UserError(
-                    f"another preparation is writing '{self.path}'; wait for it to end"
-                ) from None
-            os.close(lock)
+    def _opened(self) -> int:
+        """A descriptor of the folder, which is made where it is missing."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise UserError(
+                f"'{self.path}' cannot be made a folder: a file is in its way; choose another "
+                "--out or move the file"
+            ) from None
+        return os.open(self.path, os.O_RDONLY)
 
     def _claim(self) -> None:
         note = self.path / _REQUEST
@@ -119,11 +113,11 @@ def replace(folder: Path, out: Path) -> None:
 def remove_leftovers(path: Path, out: Path, content: dict[str, Any]) -> None:
     """Deletes what a preparation left that was killed after its folder got its name."""
     note = path / _REQUEST
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         path.rmdir()  # it was killed just before doing so: nothing is in it
     if note.exists() and json.loads(note.read_text()) == content:
         # Under its lock: the preparation may be about to do the same.
-        with contextlib.suppress(UserError), WorkFolder(path, content, overwrite=False) as work:
+        with suppress(UserError), WorkFolder(path, content, overwrite=False) as work:
             remove(_replaced(out))
             work.remove()
 

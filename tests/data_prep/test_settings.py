@@ -8,7 +8,7 @@ import yaml
 
 from data_prep.settings import Settings, SourceSettings, read_recipe, settings_from
 from dualpath_cli.errors import UserError
-from dualpath_cli.recipes import recipe_folder
+from dualpath_cli.recipe.recipes import recipe_folder
 
 
 def test_a_recipe_becomes_settings_and_back():

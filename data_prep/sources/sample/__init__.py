@@ -14,7 +14,7 @@ from typing import Literal
 
 from data_prep.sources.sample import arithmetic, facts, prose
 from data_prep.sources.sample.world import distinct
-from dualpath_cli.output.atomic import write_text
+from dualpath_cli.files.atomic import write_text
 
 Kind = Literal["arithmetic", "facts", "prose"]
 Split = Literal["train", "val"]

@@ -75,11 +75,12 @@ TEN_BYTES = {"Content-Length": "10", "Content-Range": f"bytes {CUT}-{CUT + 9}/{S
         pytest.param(
             [Fault(headers={"Content-Encoding": "gzip"})], [None], id="an encoding that is no news"
         ),
-        pytest.param([Fault(silent=1.0)], [None, None], id="silence"),
+        pytest.param([Fault(silent=4.0)], [None, None], id="silence"),
     ],
 )
 def test_the_file_is_whole_in_the_end(web, tmp_path, monkeypatch, faults, starts):
-    monkeypatch.setattr(transfer, "TIMEOUT_SECONDS", (5, 0.3))
+    if any(fault.silent for fault in faults):  # else a busy machine's own pauses would count
+        monkeypatch.setattr(transfer, "TIMEOUT_SECONDS", (5, 2.0))
     web.faults["/a.zst"] = list(faults)
     assert fetch(web, tmp_path).read_bytes() == CONTENT
     assert [request.start for request in web.asked("/a.zst")] == starts
