@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-from dualpath_cli import consent
 from dualpath_cli.command.records import COMMANDS, Command, resolve
 from dualpath_cli.ending import Terminated, end_with_parent, ended_by_sigterm
 from dualpath_cli.errors import (
@@ -20,6 +19,7 @@ from dualpath_cli.errors import (
     one_line,
 )
 from dualpath_cli.output.streams import escape_unprintable, to_nobody
+from dualpath_cli.own_classes import consent
 
 HELP = f"""usage: dualpath COMMAND ...
 
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _main(words: Sequence[str]) -> int:
     name, rest = (words[0], words[1:]) if words else ("--help", [])
     # Threads that wait must not spin: beside a busy process, spinning ones stop each other. OpenMP
-    # reads this as torch is imported. docs/benchmarks/threads.md has the numbers.
+    # reads this as torch is imported. docs/benchmarks/speed.md has the numbers.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         end_with_parent()
@@ -153,15 +153,16 @@ def _run(command: Command, words: Sequence[str]) -> int:
         if answer:
             print(answer)
         return 0
-    from dualpath_cli.command import launch, lean_imports
+    from dualpath_cli.command import launch
     from dualpath_cli.command.words import read
+    from dualpath_cli.training import internals
 
     line = read(command, words)
     if len(line.runs) < 2:
         checked = launch.prepare(command, line)  # before what runs it is imported
         with _no_collecting():
-            if not lean_imports.names_classes(checked.settings.trainer):
-                lean_imports.import_torchmetrics()
+            if not internals.names_classes(checked.settings.trainer):
+                internals.import_torchmetrics()
             run = resolve(command.run)
         code: int = run(checked)
         return code

@@ -18,11 +18,11 @@ GATE_OUTPUTS: dict[str, int] = {"two_gates": 2, "convex": 1, "softmax": 2, "fixe
 Combination = Literal["router", "final", "mean"]
 COMBINATIONS: tuple[Combination, ...] = ("router", "final", "mean")
 CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-"""A dotted path, such as my.module.Gate, of a class of one's own."""
+"""A dotted path, such as my.module.Gate, of a class from outside."""
 ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases"]
 """What weight decay tells apart."""
 Checkpointing = Literal["none", "selective", "full"]
-"""What blocks compute again in the backward pass: nothing, pointwise operations, everything."""
+"""The operations that blocks compute again in the backward pass: none, pointwise ones, all."""
 RANGES: dict[str, Range] = {
     "vocab_size": (1, 10**8),
     "n_layers": (1, 10**4),
@@ -40,7 +40,7 @@ RANGES: dict[str, Range] = {
     "init_std": (0, 100),
     "document_start": (0, 10**8),
 }
-"""What a field of a model may be: far beyond any model, so that counts of all stay exact."""
+"""The range of a model's fields: far beyond any model, so that all counts stay exact."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,20 @@ class ModelConfig:
         or without a mixture there is no choice."""
         return self.combination not in ("final", "mean") and self.loops > 1
 
+    def step_indices(self, forced: int | None = None) -> list[float]:
+        """What the router is told about each step k: (k - 1) / (K - 1), or k / (K - 1) if it counts
+        from one.
+
+        With `forced` loops below K the index still runs to 1 with the last of them; above, the
+        index is that of K steps and stays 1.
+        """
+        loops = self.loops if forced is None else forced
+        first = 1 if self.step_index == "zero_based" else 0
+        span = max(1, min(loops, self.loops) - 1)
+        return [min(1.0, (k - first) / span) for k in range(1, loops + 1)]
+
     def _problems(self) -> list[str]:
-        """What contradicts itself in the fields, as sentences."""
+        """Contradictions among the fields, as sentences."""
         found = []
         if self.d_model % self.n_heads or self.head_dim % 2:
             found.append(
@@ -155,7 +167,7 @@ def effective_width(d_ffn: int, multiple_of: int) -> int:
 
 
 def _unknown(name: str, value: str, built_in: Iterable[str]) -> list[str]:
-    """What is wrong with the name of a part of the model, which may be a class path."""
+    """The fault of the name of a part of the model, which may be a class path."""
     names = list(built_in)
     if value in names or CLASS_PATH.fullmatch(value):
         return []

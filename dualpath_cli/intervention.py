@@ -5,16 +5,12 @@ Plain data and torch-free: studies choose interventions, the model carries them 
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from dualpath_cli.classes import gives_mass
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.own_classes.classes import gives_mass
 
 LEARNED = "learned"
-Criterion = Literal["mass", "change", "entropy"]
-"""What a token's loop is ended by: the mass that remains for later steps; how far the last step
-moved the state, ``||h_k - h_{k-1}|| / ||h_{k-1}||``; or the entropy, in nats, of what the model
-would say if its last layer ended with h_k, over all rows of its vocabulary."""
 SHUFFLED: Literal["shuffled"] = "shuffled"
 
 
@@ -40,8 +36,6 @@ class Intervention:
     halting: float | None = None
     """Threshold: a token whose remaining mass is at or below it after a step stops there. That step
     takes what is left, and the later steps of other tokens see its state as it was then."""
-    halting_by: Criterion = "mass"
-    """What the threshold is for, where it is not the remaining mass."""
     skip: float | None = None
     """Gate below which a token leaves a path of a dual block out: h_deep or h_wide is then the
     block's input x, as if the path added nothing, and later tokens see x in all of its steps."""
@@ -63,11 +57,8 @@ class Intervention:
                 raise ValueError(
                     f"gates must be (g_d, g_w), each from 0 to 1, or 'shuffled', not {self.gates!r}"
                 )
-        if self.halting_by not in get_args(Criterion):
-            known = ", ".join(get_args(Criterion))
-            raise ValueError(f"halting_by must be one of {known}, not {self.halting_by!r}")
-        if self.halting_by != "mass" and self.halting is None:
-            raise ValueError(f"halting_by='{self.halting_by}' needs halting, its threshold")
+        if self.halting is not None and not _is_fraction(self.halting):
+            raise ValueError(f"halting must be a number from 0 to 1, not {self.halting!r}")
         if self.skip is not None and not _is_fraction(self.skip):
             raise ValueError(f"skip must be a number from 0 to 1, not {self.skip!r}")
         if self.kv_slots is not None and (type(self.kv_slots) is not int or self.kv_slots < 1):
@@ -78,9 +69,6 @@ class Intervention:
             )
         if type(self.seed) is not int or self.seed < 0:
             raise ValueError(f"seed must be a whole number from 0 on, not {self.seed!r}")
-        if self.halting is not None and not self._is_threshold(self.halting):
-            most = "to 1" if self.halting_by == "mass" else "on"
-            raise ValueError(f"halting must be a number from 0 {most}, not {self.halting!r}")
         if self.layers is not None and not _are_layers(self.layers):
             raise ValueError(
                 f"layers must be a tuple of numbers from 0 on in growing order, not {self.layers!r}"
@@ -96,8 +84,8 @@ class Intervention:
     def name(self) -> str:
         """A short name: `learned`, `K=3`, `gates=1,0`, `shuffled`, with a seed `shuffled:7`.
 
-        Also `halting=0.1`, `halting=0.1:change`, `skip=0.2`, `kv_slots=1`; what it is limited to
-        follows: `gates=0,1 layers=0,2 tokens=arithmetic`.
+        Also `halting=0.1`, `skip=0.2`, `kv_slots=1`; what it is limited to follows:
+        `gates=0,1 layers=0,2 tokens=arithmetic`.
         """
         parts = [] if self.loops is None else [f"K={self.loops}"]
         if self.gates == SHUFFLED:
@@ -105,8 +93,7 @@ class Intervention:
         elif self.gates is not None:
             parts.append("gates=" + ",".join(f"{value:g}" for value in self.gates))
         if self.halting is not None:
-            by = "" if self.halting_by == "mass" else f":{self.halting_by}"
-            parts.append(f"halting={self.halting:g}{by}")
+            parts.append(f"halting={self.halting:g}")
         if self.skip is not None:
             parts.append(f"skip={self.skip:g}")
         if self.kv_slots is not None:
@@ -116,6 +103,11 @@ class Intervention:
         if self.tokens is not None:
             parts.append(f"tokens={self.tokens}")
         return " ".join(parts) or LEARNED
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether tokens leave steps or paths out, or keep fewer keys and values."""
+        return any(field is not None for field in (self.halting, self.skip, self.kv_slots))
 
     def within(self, layer: int) -> "Intervention | None":
         """The intervention where it applies to a layer, from 0; else None."""
@@ -135,20 +127,14 @@ class Intervention:
             mixes = config.combination not in ("final", "mean")
             if config.loops == 1 and mixes and (self.loops or 1) > 1:
                 return "the model was trained with one loop, so it has no router to weigh more"
-        by_mass = self.halting is not None and self.halting_by == "mass"
-        if by_mass and not config.routes_steps:
+        if self.halting is not None and not config.routes_steps:
             return "the model has no router, so no mass remains that a threshold could be for"
-        if by_mass and not gives_mass(config):
+        if self.halting is not None and not gives_mass(config):
             return (
                 f"combination {config.combination} has no step_probability, so no mass remains "
                 "that a threshold could be for"
             )
         return None
-
-    def _is_threshold(self, value: object) -> bool:
-        if self.halting_by == "mass":
-            return _is_fraction(value)
-        return isinstance(value, int | float) and math.isfinite(value) and value >= 0
 
 
 def _is_fraction(value: object) -> bool:

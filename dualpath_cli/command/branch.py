@@ -7,16 +7,16 @@ run gives the stable part of the shorter ones, each of which adds a cool-down of
 import shutil
 from pathlib import Path
 
-from dualpath_cli import run_file, run_folder
-from dualpath_cli.checkpoint_files import fault_of
 from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.errors import UserError
-from dualpath_cli.run_folder import TABLES, Run
-from dualpath_cli.schedule import cooldown_start
-from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.recipe.schedule import cooldown_start
+from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.run import run_file, run_folder
+from dualpath_cli.run.checkpoint_files import fault_of
+from dualpath_cli.run.run_folder import TABLES, Run
 
 _LENGTH = {"run": {"max_tokens", "recipe"}}
-"""What a branch has of its own."""
+"""The keys in which a branch differs from its trunk."""
 
 
 def find_trunk(settings: Settings) -> Run:

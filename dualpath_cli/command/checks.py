@@ -6,8 +6,8 @@ from pathlib import Path
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.run_folder import TOKENIZER
-from dualpath_cli.settings import Settings, TrainerSettings
+from dualpath_cli.recipe.settings import Settings, TrainerSettings
+from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.text.documents import FORMATS, Source, source_files
 from dualpath_cli.text.manifest import Manifest, is_data_folder, readable
 from dualpath_cli.text.rows import is_known

@@ -14,7 +14,6 @@ from typing import Any
 
 import yaml
 
-from dualpath_cli import consent, recipes, run_file, run_folder
 from dualpath_cli.command import words
 from dualpath_cli.command.branch import find_trunk
 from dualpath_cli.command.checks import (
@@ -27,23 +26,27 @@ from dualpath_cli.command.checks import (
     verify_data,
 )
 from dualpath_cli.command.new_data import data_since
-from dualpath_cli.command.own_classes import check_as_begun, check_as_trained, check_classes
 from dualpath_cli.command.records import Command, resolve
 from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.command.size_check import check_size
 from dualpath_cli.command.words import CommandLine
 from dualpath_cli.errors import UserError
-from dualpath_cli.settings import Settings, check_sections, settings_from
+from dualpath_cli.output.streams import is_first_rank
+from dualpath_cli.own_classes import consent
+from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, check_classes
+from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.settings import Settings, check_sections, settings_from
+from dualpath_cli.run import run_file, run_folder
 from dualpath_cli.text.manifest import Manifest
 
 _HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
 _CLASSES = ("callbacks", "plugins", "profiler")
-"""What of a trainer's section names classes, whose code would run."""
+"""The keys of a trainer's section that name classes, whose code would run."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a command is started with, checked."""
+    """The checked arguments of a command."""
 
     command: Command
     settings: Settings
@@ -79,7 +82,7 @@ def prepare(command: Command, line: CommandLine) -> Launch:
         consent.agree({}, to_all=True)  # other runs must have the recipe's own classes
         settings = settings_from(_recipe_to_train(line))
         _print_if_asked(settings, line)
-        return _launch_to_train(command, settings, line.runs, line.options["new_data"])
+        return to_train(command, settings, line.runs, line.options["new_data"])
     run = run_file.find(line.runs[0])
     recipe = _recipe_of(run, line)
     settings_from(recipe)  # before options are read into it
@@ -126,24 +129,19 @@ def prepare_several(command: Command, line: CommandLine) -> tuple[list[Launch], 
 
 
 def _recipe_to_train(line: CommandLine) -> recipes.Recipe:
-    recipe: recipes.Recipe = {}
-    if line.configs:
-        recipe = {"run": {"recipe": Path(line.configs[0]).stem}}
-    for name in line.configs:
-        recipe = recipes.merge(recipe, recipes.load(name))
-    return line.changed(recipe)
+    """The recipes of the words, and the keys that they set; a run is named after the first."""
+    named = {"run": {"recipe": Path(line.configs[0]).stem}} if line.configs else {}
+    return line.changed(recipes.merge(named, recipes.load_recipes(line.configs)))
 
 
 def _recipe_of(run: run_folder.Run, line: CommandLine) -> recipes.Recipe:
     """A run's recipe, without what was true only of the machine that trained it."""
     recipe = run_folder.read_recipe(run.folder)
     left_out = [f"trainer.{key}" for key in _CLASSES if recipe.get("trainer", {}).get(key)]
-    if left_out and run_folder.is_first_rank():
+    if left_out and is_first_rank():
         print(f"left out, as the run names it: {', '.join(left_out)}", file=sys.stderr)
     recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(_CLASSES)})
-    given: recipes.Recipe = {}
-    for name in line.configs:
-        given = recipes.merge(given, recipes.load(name))
+    given = recipes.load_recipes(line.configs)
     recipe = line.changed(recipes.merge(recipe, given))
     check_sections(recipe)
     consent.agree(line.changed(given).get("model", {}), to_all=line.options["own_classes"])
@@ -152,7 +150,7 @@ def _recipe_of(run: run_folder.Run, line: CommandLine) -> recipes.Recipe:
 
 
 def _other_sets(line: CommandLine) -> str:
-    """What to do where the run's validation sets are not, as on another machine."""
+    """The way out where the run's validation sets are missing, as on another machine."""
     if "sources" not in line.options:
         return "; --data.val '{NAME: PATH}' takes the place of all the run's sets"
     return "" if line.options["sources"] else "; --sources NAME=PATH takes their place"
@@ -164,10 +162,14 @@ def _print_if_asked(settings: Settings, line: CommandLine) -> None:
         raise SystemExit(0)
 
 
-def _launch_to_train(
-    command: Command, settings: Settings, runs: Sequence[str], new_data: bool
+def to_train(
+    command: Command, settings: Settings, runs: Sequence[str] = (), new_data: bool = False
 ) -> Launch:
-    """Checks data and schedule, and finds what to continue: this run, or another one's weights."""
+    """Checks data and schedule, and finds what to continue: this run, or another one's weights.
+
+    Raises:
+        UserError: for the first mistake found.
+    """
     check_devices(settings.trainer)
     check_classes(settings.model)
     check_size(settings)
@@ -199,8 +201,10 @@ def _launch_to_train(
         checkpoint, trunk = run.checkpoint, run.folder
     since = 0
     if checkpoint is not None:
-        check_as_begun(trunk or folder, checkpoint, settings.model)
-        since = data_since(trunk or folder, checkpoint, manifest, new_data)
+        begun = trunk or folder
+        facts = run_folder.facts_at(begun, checkpoint)
+        check_as_begun(begun, facts, settings.model)
+        since = data_since(begun, checkpoint, manifest, new_data)
     check_epochs(settings, manifest, since)
     verify_data(settings, training=True)
     return Launch(

@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 from dualpath_cli.config import Checkpointing
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.memory import Execution, step_memory
-from dualpath_cli.settings import Settings
+from dualpath_cli.recipe.settings import Settings
 
 USABLE = 0.9
 """Part of a GPU's memory that is planned with. The rest is for the CUDA context, the workspaces of

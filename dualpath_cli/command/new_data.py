@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from dualpath_cli import run_folder
 from dualpath_cli.errors import UserError
+from dualpath_cli.run import run_folder
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
 

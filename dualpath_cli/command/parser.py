@@ -5,9 +5,9 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from dualpath_cli import consent
 from dualpath_cli.command.records import Command, resolve
 from dualpath_cli.errors import UserError
+from dualpath_cli.own_classes import consent
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -27,7 +27,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def parser_of(command: Command) -> OneLineParser:
-    """Returns a parser of the options that are the command's own."""
+    """Returns a parser of a command's options; the keys of a recipe are not among them."""
     parser = OneLineParser(
         prog=f"dualpath {command.name}",
         usage=f"dualpath {command.name} {command.usage}",
@@ -35,6 +35,26 @@ def parser_of(command: Command) -> OneLineParser:
         allow_abbrev=False,  # a mistyped option must not pass for another one
     )
     add_options(command, parser)
+    if command.needs == "nothing":
+        return parser
+    parser.add_argument(
+        "--config", "-c", action="append", default=[], metavar="RECIPE",
+        help="Recipe: a path or the bare name of a packaged one. Repeated, later ones win.",
+    )  # fmt: skip
+    one = (
+        "Another run, or a checkpoint of one, whose weights to start from; or an older checkpoint "
+        "of this run to go back to."
+    )
+    several = (
+        "Run folder or checkpoint to score; its recipe, tokenizer and model are read from there."
+    )
+    parser.add_argument(
+        "--ckpt_path", nargs="+", action="extend", default=[], metavar="RUN",
+        help=one if command.needs == "recipe" else several,
+    )  # fmt: skip
+    parser.add_argument(
+        "--print_config", action="store_true", help="Print the resolved recipe and do nothing else."
+    )
     return parser
 
 

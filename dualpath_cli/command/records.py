@@ -19,11 +19,11 @@ class Command:
     purpose: str
     """A sentence for `dualpath --help`."""
     usage: str
-    """What may follow the name."""
+    """The words that may follow the name."""
     needs: Literal["recipe", "run", "nothing"]
     """A recipe to train; a RUN that was trained, to be built from its recipe; or neither: then all
     its words are options of its own."""
-    run: str = "dualpath_cli.command.lightning_cli:run"
+    run: str = "dualpath_cli.session.lightning_cli:run"
     """What answers: gets the checked Launch and returns the exit code. Of a command that needs
     nothing: gets argparse's namespace and returns the text to print, if there is any."""
     task: str | None = None
@@ -61,7 +61,7 @@ _RECORDS = (
         "Train a model from a recipe; the same command continues an interrupted run.",
         f"--config RECIPE [--ckpt_path RUN] [--new-data] {SECTION_WORDS}",
         needs="recipe",
-        task="dualpath_cli.command.fit:fit",
+        task="dualpath_cli.session.fit:fit",
         add_arguments="dualpath_cli.command.new_data:add_arguments",
     ),
     Command(
@@ -69,7 +69,7 @@ _RECORDS = (
         "Score a trained model on named validation sets.",
         f"--ckpt_path RUN [--data.val.NAME PATH ...] {SECTION_WORDS}",
         needs="run",
-        task="dualpath_cli.command.validate:validate",
+        task="dualpath_cli.session.validate:validate",
         description="Scores a run's model on its validation sets, and on those that "
         "--data.val.NAME adds to them; --data.val '{NAME: PATH}' takes the place of all. Windows "
         "of a text are read after end-of-text; for evaluate's rolling_bpb, which is mostly lower, "
@@ -78,8 +78,8 @@ _RECORDS = (
     ),
     Command(
         "flops",
-        "Solve FLOP-matched widths; count parameters and FLOPs; audit the paper's tables.",
-        "--budget FLOPS | --config RECIPE | --audit [options]",
+        "Solve FLOP-matched widths; count parameters and FLOPs.",
+        "--budget FLOPS | --config RECIPE [options]",
         needs="nothing",
         run="dualpath_cli.flops.command:run",
         description="Solves FFN widths for a FLOP budget, and counts a model's parameters and "
@@ -121,7 +121,7 @@ _RECORDS = (
         "class of token, with halting: each paired with the learned router on identical tokens.",
         add_arguments=f"{_ABLATION}.options:add_arguments",
         read_options=f"{_ABLATION}.options:read_options",
-        combine=f"{_ABLATION}.runs:combine",
+        combine="dualpath_cli.study.runs:ablations",
         reads_models=True,
     ),
     Command(
@@ -138,7 +138,7 @@ _RECORDS = (
         add_arguments=f"{_ROUTING}.options:add_arguments",
         read_options=f"{_ROUTING}.options:read_options",
         check=f"{_ROUTING}.options:check_options",
-        combine=f"{_ROUTING}.runs:combine",
+        combine="dualpath_cli.study.runs:routings",
         for_one_run=("text",),
         reads_models=True,
     ),

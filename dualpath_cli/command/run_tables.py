@@ -4,10 +4,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dualpath_cli.checkpoint_files import rows_of
 from dualpath_cli.errors import UserError
-from dualpath_cli.output.csv_text import WAY_OUT, read_csv
-from dualpath_cli.run_folder import TABLES, is_first_rank, step_of
+from dualpath_cli.files.csv_text import WAY_OUT, read_csv
+from dualpath_cli.output.streams import is_first_rank
+from dualpath_cli.run.checkpoint_files import rows_of
+from dualpath_cli.run.run_folder import TABLES, step_of
 
 NEEDED = {"metrics.csv": ("step", "tokens", "seconds"), "validation.csv": ("step", "set"),
           "routing.csv": ("step", "layer", "gate_deep", "gate_wide", "expected_loops"),

@@ -4,7 +4,7 @@ import os
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.count import parameters
-from dualpath_cli.settings import Settings
+from dualpath_cli.recipe.settings import Settings
 
 BYTES = 4
 """Of a weight: weights are float32 wherever they are kept."""

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dualpath_cli import recipes
-from dualpath_cli.command.parser import OneLineParser, options_of, parser_of, unknown_word
+from dualpath_cli.command.parser import options_of, parser_of, unknown_word
 from dualpath_cli.command.records import Command
 from dualpath_cli.errors import UserError
-from dualpath_cli.recipes import Recipe
-from dualpath_cli.settings import DECIDED_ELSEWHERE, SECTIONS
-from dualpath_cli.validation import describe
+from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.recipe.settings import DECIDED_ELSEWHERE, SECTIONS
+from dualpath_cli.recipe.validation import describe
 
 SEED = "seed_everything"
 """The one key of a recipe that is in no section."""
@@ -57,7 +57,7 @@ def read(command: Command, words: Sequence[str]) -> CommandLine:
         UserError: for the first word that means nothing.
         SystemExit: after --help.
     """
-    parser = _parser(command)
+    parser = parser_of(command)
     if {"-h", "--help"} & set(words):
         _add_sections(parser)
         parser.print_help()
@@ -80,29 +80,6 @@ def read(command: Command, words: Sequence[str]) -> CommandLine:
         raise UserError(unknown_word(unknown[0], options_of(parser) | _keys()))
     line.keys.extend((path, _value(path, text)) for path, text in keys)
     return line
-
-
-def _parser(command: Command) -> OneLineParser:
-    parser = parser_of(command)
-    parser.add_argument(
-        "--config", "-c", action="append", default=[], metavar="RECIPE",
-        help="Recipe: a path or the bare name of a packaged one. Repeated, later ones win.",
-    )  # fmt: skip
-    one = (
-        "Another run, or a checkpoint of one, whose weights to start from; or an older checkpoint "
-        "of this run to go back to."
-    )
-    several = (
-        "Run folder or checkpoint to score; its recipe, tokenizer and model are read from there."
-    )
-    parser.add_argument(
-        "--ckpt_path", nargs="+", action="extend", default=[], metavar="RUN",
-        help=one if command.needs == "recipe" else several,
-    )  # fmt: skip
-    parser.add_argument(
-        "--print_config", action="store_true", help="Print the resolved recipe and do nothing else."
-    )
-    return parser
 
 
 def _split(words: Sequence[str]) -> tuple[list[tuple[list[str], str]], list[str]]:

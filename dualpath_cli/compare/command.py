@@ -1,7 +1,7 @@
 """`dualpath compare`: runs are read and grouped, then shown and written in every form."""
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dualpath_cli.compare import paper
@@ -9,8 +9,8 @@ from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, is_run, read_run
 from dualpath_cli.errors import UserError
-from dualpath_cli.output.atomic import write_text
-from dualpath_cli.output.csv_text import format_csv
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.ranges import check_path
 
 FOLDER = "comparison"
@@ -82,31 +82,35 @@ def answer(
     groups: Sequence[Group], left_out: Sequence[str], out: Path, aggregate_only: bool
 ) -> list[Path]:
     """Prints the tables and writes all files, with a line for each run left out; returns paths."""
-    from dualpath_cli.compare import figures, page, sheet, writing
+    from dualpath_cli.compare import figures, page, tables
     from dualpath_cli.compare.differences import differences_of
     from dualpath_cli.output.console import plain_console
-    from dualpath_cli.study.tables import print_table
+    from dualpath_cli.output.table import latex, markdown, show
 
     console = plain_console()
     for line in left_out:
         console.print(line, highlight=False, soft_wrap=True)
     rows = differences_of(groups, aggregate_only=aggregate_only)
-    made = sum(row.p == row.p for row in rows)
+    made = sum(row.tested for row in rows)
     for group in groups:
-        print_table(console, writing.screen(sheet.sheet_of_group(group, errors=False)))
-        of_group = [row for row in rows if row.group == group.name]
-        short = [row for row in of_group if row.measure == group.measures[0]]
-        for tests_of_one in sheet.sheets_of_tests(short, made):
-            print_table(console, writing.screen(tests_of_one))
-    main = [sheet.sheet_of_group(group) for group in groups]
-    tests = sheet.sheets_of_tests(rows, made)
-    texts = {"table.csv": format_csv(*sheet.records_of_groups(groups))}
-    for name, sheets in (("table", main), ("tests", tests)):
-        texts |= {f"{name}.md": _joined(writing.markdown, sheets)}
-        texts |= {f"{name}.tex": _joined(writing.latex, sheets)}
-    texts["tests.csv"] = format_csv(sheet.records_of_tests(rows)) if rows else ""
-    runs = sheet.records_of_runs(groups)
-    texts["runs.csv"] = format_csv(runs) if runs else ""
+        show(console, tables.group_table(group, errors=False))
+        aggregates = [
+            row for row in rows if (row.group, row.measure) == (group.name, group.measures[0])
+        ]
+        for table in tables.tables_of_tests(aggregates, made):
+            show(console, table)
+    main = [tables.group_table(group) for group in groups]
+    tests = tables.tables_of_tests(rows, made)
+    runs = tables.records_of_runs(groups)
+    texts = {
+        "table.csv": format_csv(*tables.records_of_groups(groups)),
+        "table.md": "\n".join(map(markdown, main)),
+        "table.tex": "\n".join(map(latex, main)),
+        "tests.md": "\n".join(map(markdown, tests)),
+        "tests.tex": "\n".join(map(latex, tests)),
+        "tests.csv": format_csv(tables.records_of_tests(rows)) if rows else "",
+        "runs.csv": format_csv(runs) if runs else "",
+    }
     written = []
     for name, text in texts.items():
         if text:
@@ -118,7 +122,3 @@ def answer(
     facts = [("runs", f"{len(runs):,}"), *(("left out", line) for line in left_out)]
     written.append(page.write(out / "index.html", facts, main, tests))
     return written
-
-
-def _joined(draw: Callable[..., str], sheets: Sequence[object]) -> str:
-    return "\n".join(map(draw, sheets))

@@ -19,12 +19,12 @@ Family = Literal["wide", "expanded", "loop", "dual"]
 FAMILIES: tuple[Family, ...] = ("wide", "expanded", "loop", "dual")
 """In the order of tables. expanded is a wide model with more layers than others of its budget."""
 WIDE = "wide"
-"""What the name of the PureWide ends in, as `f4m_wide`, where several are wide."""
+"""The end of the name of the PureWide, as in `f4m_wide`, where several are wide."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What one row of the table is about."""
+    """The model and settings of one row of the table."""
 
     name: str
     family: Family
@@ -82,9 +82,9 @@ class Group:
     """The measure of the parameter-quality figure."""
     configurations: tuple[Configuration, ...]
     wide: Configuration | None
-    """What parameters and time are relative to."""
+    """The configuration that parameters and time are relative to."""
     baselines: tuple[Configuration, ...] = ()
-    """What the others are tested against, each of them; the first one is that of figures."""
+    """The configurations that the others are tested against; figures take the first."""
     note: str = ""
     """Why there is no baseline, or what the numbers are."""
 

@@ -6,9 +6,9 @@ from math import nan
 from statistics import fmean
 from typing import Any
 
-from dualpath_cli.compare.blocks import Blocks, block_spread, find_blocks
 from dualpath_cli.compare.configurations import Configuration, Group
-from dualpath_cli.study.levels import LEVEL, holm
+from dualpath_cli.statistics.blocks import Blocks, block_spread, find_blocks
+from dualpath_cli.statistics.levels import LEVEL, holm
 
 BLOCKS, PAIR = "randomised blocks", "paired t"
 UNDECIDED = "undecided"
@@ -44,9 +44,14 @@ class Difference:
     """`p` corrected for all tests of all groups."""
 
     @property
+    def tested(self) -> bool:
+        """Whether there were seeds enough for a test."""
+        return self.p == self.p
+
+    @property
     def verdict(self) -> str:
         """In words."""
-        if self.p != self.p:
+        if not self.tested:
             return self.test
         if self.low <= 0 <= self.high:
             return UNDECIDED

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.compare.quality import COUNTS, quality
 from dualpath_cli.output.colors import MUTED, SOURCES
-from dualpath_cli.study.figures import panels, plain, save
+from dualpath_cli.output.figures import panels, plain, save
 
 DASHES = ("-", "--", "-.", ":")
 START = 0.1

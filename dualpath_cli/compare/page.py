@@ -1,12 +1,12 @@
 """One HTML page of a comparison: tables that can be sorted, and the figures; no network."""
 
 import base64
-import html
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
-from dualpath_cli.compare.sheet import Cell, Sheet
-from dualpath_cli.output.atomic import write_text
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.output.table import Table, html
 
 FIGURES = {
     "quality": "Bits per byte against parameters; lower and further left is better.",
@@ -16,21 +16,19 @@ FIGURES = {
 
 
 def write(
-    path: Path,
-    facts: Sequence[tuple[str, str]],
-    main: Sequence[Sheet],
-    tests: Sequence[Sheet],
+    path: Path, facts: Sequence[tuple[str, str]], main: Sequence[Table], tests: Sequence[Table]
 ) -> Path:
     """Writes the page, with the figures that lie beside it; returns its path."""
-    here = Path(__file__).parent
-    terms = "\n".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts)
+    terms = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
+    first, second = ("\n".join(map(html, tables)) for tables in (main, tests))
     figures = "\n".join(
-        _figure(path.with_name(f"{name}.png"), words)
+        _figure(image, words)
         for name, words in FIGURES.items()
-        if path.with_name(f"{name}.png").is_file()
+        if (image := path.with_name(f"{name}.png")).is_file()
     )
     script, style = (
-        (here / name).read_text(encoding="utf-8") for name in ("sorting.js", "style.css")
+        Path(__file__).with_name(name).read_text(encoding="utf-8")
+        for name in ("sorting.js", "style.css")
     )
     write_text(path, f"""<!doctype html>
 <html lang="en">
@@ -44,9 +42,9 @@ def write(
 <dl>
 {terms}
 </dl>
-{_tables(main)}
+{first}
 {figures}
-{_tables(tests)}
+{second}
 </main>
 <script type="module">{script}</script>
 </html>
@@ -54,49 +52,9 @@ def write(
     return path
 
 
-def _tables(sheets: Sequence[Sheet]) -> str:
-    return "\n".join(map(_table, sheets))
-
-
-def _table(sheet: Sheet) -> str:
-    words = len(sheet.names)
-    heads = "".join(
-        f'<th scope="col"{_side(n < words)}><button>{_text(heading)}</button></th>'
-        for n, heading in enumerate(sheet.headings)
-    )
-    rows = "\n".join(
-        f"<tr>{''.join(_cell(cell, n < words) for n, cell in enumerate(row))}</tr>"
-        for row in sheet.rows
-    )
-    return f"""<section>
-<h2>{_text(sheet.title)}</h2>
-<div class="scroll" tabindex="0"><table>
-<thead><tr>{heads}</tr></thead>
-<tbody>
-{rows}
-</tbody>
-</table></div>
-<p>{_text(sheet.caption)}</p>
-</section>"""
-
-
-def _cell(cell: Cell, words: bool) -> str:
-    order = "" if cell.order is None else f' data-order="{cell.order!r}"'
-    text = f"<strong>{_text(cell.text)}</strong>" if cell.best else _text(cell.text)
-    return f"<td{_side(words)}{order}>{text}</td>"
-
-
-def _side(words: bool) -> str:
-    return "" if words else ' class="number"'
-
-
 def _figure(path: Path, words: str) -> str:
     image = base64.b64encode(path.read_bytes()).decode()
     return f"""<figure>
-<img src="data:image/png;base64,{image}" alt="{_text(words)}">
-<figcaption>{_text(words)}</figcaption>
+<img src="data:image/png;base64,{image}" alt="{escape(words)}">
+<figcaption>{escape(words)}</figcaption>
 </figure>"""
-
-
-def _text(text: str) -> str:
-    return html.escape(text)

@@ -2,7 +2,6 @@
 
 from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.flops import paper
-from dualpath_cli.flops.audit.results import aggregate_bpb, mean_bpb
 from dualpath_cli.flops.count import mean_layer_flops, parameters
 
 ALL = "mean of 17"
@@ -22,9 +21,9 @@ def groups() -> list[Group]:
 
 def _group(budget: str) -> Group:
     results = paper.results(budget)
-    measures = {AGGREGATE: aggregate_bpb(budget)}
+    measures = {AGGREGATE: paper.aggregate_bpb(budget)}
     measures |= {name: results[column] for column, name in COLUMNS.items()}
-    measures[ALL] = mean_bpb(budget)
+    measures[ALL] = paper.mean_bpb(budget)
     rows = [
         _configuration(row, {name: values[row.label] for name, values in measures.items()})
         for row in paper.configurations(budget)

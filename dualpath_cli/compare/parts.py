@@ -22,7 +22,7 @@ OF_CELL = {
 """Keys that make a configuration of a sweep, or are tuned for it: no settings that it varies."""
 
 Part = tuple[str, list[Configuration]]
-"""What its title adds to that of the budget, and the configurations."""
+"""The words that its title adds to the budget's, and the configurations."""
 
 
 def by_match(configurations: Sequence[Configuration]) -> list[Part]:
@@ -75,7 +75,7 @@ def by_wide(configurations: Sequence[Configuration]) -> list[Part]:
 
 
 def _settings(configuration: Configuration) -> dict[str, Any]:
-    """What a sweep may have varied of a configuration, by key."""
+    """The settings of a configuration that a sweep may have varied, by key."""
     recipe, precision = json.loads(configuration.runs[0].identity)
     flat = {"trainer.precision": precision}
     for name, section in recipe.items():

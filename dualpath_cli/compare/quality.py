@@ -11,8 +11,8 @@ from matplotlib.ticker import FuncFormatter
 
 from dualpath_cli.compare.configurations import FAMILIES, Configuration, Family, Group
 from dualpath_cli.output.colors import DEEP, MUTED, WIDE
+from dualpath_cli.output.figures import panels, plain
 from dualpath_cli.sizes import format_size
-from dualpath_cli.study.figures import panels, plain
 
 FAMILY_NAMES: dict[Family, str] = {
     "wide": "PureWide", "expanded": "expanded", "loop": "PureLoop", "dual": "dual path",

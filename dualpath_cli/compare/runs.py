@@ -9,10 +9,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from dualpath_cli.consent import note_read
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.output.csv_text import read_csv
-from dualpath_cli.run_folder import (
+from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.files.text_file import read_text
+from dualpath_cli.own_classes.consent import note_read
+from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.run.run_folder import (
     RECIPE,
     TOKENIZER,
     VERSIONS,
@@ -20,8 +22,6 @@ from dualpath_cli.run_folder import (
     facts_now,
     read_recipe,
 )
-from dualpath_cli.settings import Settings, settings_from
-from dualpath_cli.text_file import read_text
 
 AGGREGATE = "aggregate"
 """The mean of a run's validation sets."""
@@ -44,7 +44,7 @@ class TrainedRun:
     folder: Path
     settings: Settings
     identity: str
-    """JSON of what decides its numbers, the source of one's own classes too, but for the seed."""
+    """JSON of what decides its numbers, the source of custom classes too, but for the seed."""
     scores: dict[str, float]
     """Bits per byte after the last step, by validation set, and their mean as `aggregate`."""
     tokens_per_second: float
@@ -196,7 +196,7 @@ def _identity(settings: Settings, facts: dict[str, Any]) -> str:
     part = decisive_part(settings.as_recipe())
     del part["seed_everything"]
     del part["run"]["recipe"]  # a name
-    if sources := facts.get("classes"):  # of a gate or combination of one's own
+    if sources := facts.get("classes"):  # of a custom gate or combination
         part["model"]["classes"] = sources
     return json.dumps([part, settings.trainer.precision], sort_keys=True)
 

@@ -7,12 +7,11 @@ from argparse import Namespace
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation import benchmarks, request
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
-from dualpath_cli.evaluation.data import Asked, NoData, ask, ask_text
+from dualpath_cli.evaluation.data import Asked, NoData, ask, ask_text, write_requests
 from dualpath_cli.evaluation.options import OF_THE_RECIPE
 from dualpath_cli.evaluation.request import Request, Subject
-from dualpath_cli.evaluation.requests_file import write_requests
-from dualpath_cli.output.atomic import write_text
-from dualpath_cli.output.csv_text import format_csv
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files.csv_text import format_csv
 
 
 def run(options: Namespace) -> str:
@@ -29,7 +28,7 @@ def run(options: Namespace) -> str:
     from dualpath_cli.evaluation import comparison, results, runner, subjects, table
     from dualpath_cli.evaluation.means import means_of, paper_scores
     from dualpath_cli.output.console import plain_console
-    from dualpath_cli.study.tables import print_table
+    from dualpath_cli.output.table import show
 
     console = plain_console()
     for name, reason in skipped.items():
@@ -44,12 +43,12 @@ def run(options: Namespace) -> str:
         results.write(folder, facts, found, means, skipped)
         row = _paper_row(wanted, setting.subject)
         theirs = None if row is None else paper_scores(row)
-        print_table(console, table.score_table(facts, found, means, theirs, row))
+        show(console, table.score_table(facts, found, means, theirs, row))
         everything.append(found)
     written = [str(wanted.out / subject.name / "results.json") for subject in wanted.subjects]
     if len(everything) > 1:
         rows = comparison.compare([subject.name for subject in wanted.subjects], everything)
-        print_table(console, comparison.comparison_table(rows))
+        show(console, table.comparison_table(rows))
         records = comparison.records(rows)
         write_text(wanted.out / "comparison.json", json.dumps(records, indent=2) + "\n")
         write_text(wanted.out / "comparison.csv", format_csv(records))
@@ -78,5 +77,5 @@ def _asked(wanted: Request) -> tuple[list[Asked], dict[str, str]]:
 def _paper_row(wanted: Request, subject: Subject) -> str | None:
     if wanted.paper != OF_THE_RECIPE:
         return wanted.paper
-    assert subject.settings is not None
-    return subject.settings.run.recipe
+    assert subject.trained is not None
+    return subject.trained.settings.run.recipe

@@ -5,15 +5,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.results import Result
 from dualpath_cli.evaluation.scoring import ACCURACIES
-from dualpath_cli.study.bootstrap import Floats, interval, resampled_sums
-from dualpath_cli.study.levels import LEVEL, POWER, holm
-from dualpath_cli.study.significance import p_value
-from dualpath_cli.study.tables import interval_text, table_of, without_nan
+from dualpath_cli.files.csv_text import without_nan
+from dualpath_cli.statistics.bootstrap import Floats, interval, resampled_sums
+from dualpath_cli.statistics.levels import holm
+from dualpath_cli.statistics.significance import detectable, mcnemar_p, p_value
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,6 @@ def compare(names: Sequence[str], results: Sequence[Sequence[Result]]) -> list[D
 
 
 def _difference(metric: str, first: str, one: Result, model: str, other: Result) -> dict[str, Any]:
-    from scipy.stats import norm
-
     task, n = one.benchmark.name, len(one.samples)
     pairs = list(zip(one.samples, other.samples, strict=True))
     differences_R = _resampled(task, metric, one, other)
@@ -79,7 +76,6 @@ def _difference(metric: str, first: str, one: Result, model: str, other: Result)
     exact = metric in ACCURACIES
     sign = 1 if exact else -1  # fewer bits are better; an empty text has none
     better, worse = (sum(way * sign * gain > 0 for gain in gains) for way in (1, -1))
-    error = float(differences_R[1:].std(ddof=1)) * np.sqrt(n / (n - 1)) if n > 1 else np.nan
     return {
         "task": task,
         "metric": metric,
@@ -92,7 +88,7 @@ def _difference(metric: str, first: str, one: Result, model: str, other: Result)
         "better": better,
         "worse": worse,
         "ties": n - better - worse,
-        "detectable": float((norm.ppf(1 - LEVEL / 2) + norm.ppf(POWER)) * error),
+        "detectable": detectable(differences_R[1:], n),
         "test": "McNemar" if exact else "t",
         "p": mcnemar_p(better, worse) if exact else p_value(differences_R, 0.0, n),
     }
@@ -117,36 +113,6 @@ def _resampled(task: str, metric: str, one: Result, other: Result) -> Floats:
         return sums_R2[:, 0] / sums_R2[:, 1]
 
 
-def mcnemar_p(better: int, worse: int) -> float:
-    """Two-sided exact p-value that either model is right as often where the other is wrong.
-
-    Documents on which both are right, or both wrong, say nothing; without others it is 1.
-    """
-    from scipy.stats import binomtest
-
-    if better + worse == 0:
-        return 1.0
-    return float(binomtest(better, better + worse).pvalue)
-
-
 def records(rows: Sequence[Difference]) -> list[dict[str, Any]]:
     """Rows as files have them."""
     return [without_nan(asdict(row)) for row in rows]
-
-
-def comparison_table(rows: Sequence[Difference]) -> Table:
-    """A row a model and score, beside the first model."""
-    numbers = ("score", "difference", "95 % interval", "better", "worse", "ties", "detectable", "p",
-               "Holm")  # fmt: skip
-    table = table_of(
-        f"differences to {rows[0].first}, {len(rows)} tests", ("model", "benchmark", "by"), numbers,
-        "detectable: found at 5 % with a probability of 80 %; accuracies by McNemar's exact test",
-    )  # fmt: skip
-    for row in rows:
-        table.add_row(
-            row.model, row.task, row.metric, f"{row.value:.4f}", f"{row.difference:+.4f}",
-            interval_text(row.low, row.high, "+.4f"), f"{row.better:,}", f"{row.worse:,}",
-            f"{row.ties:,}", "" if row.detectable != row.detectable else f"{row.detectable:.4f}",
-            *("" if p != p else f"{p:.3g}" for p in (row.p, row.p_holm)),
-        )  # fmt: skip
-    return table

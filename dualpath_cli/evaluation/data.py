@@ -13,6 +13,7 @@ from typing import Any
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.benchmarks import Benchmark, Hub
 from dualpath_cli.evaluation.formats import ANSWER, BadQuestion, Question, Row, prefix_of
+from dualpath_cli.files.atomic import write_text
 from dualpath_cli.text.documents import Source, parse_source, read_documents
 from dualpath_cli.text.rows import BadRow, read_rows
 
@@ -66,15 +67,38 @@ class Asked:
             digest.update(json.dumps([number, parts]).encode())
         return digest.hexdigest()
 
-    def pairs(self, question: Question) -> list[tuple[str, str]]:
-        """Contexts and continuations of a question's requests, those without the question last."""
-        pairs = [
-            (self.prefix + context, continuation)
-            for context, continuation in zip(question.contexts, question.continuations, strict=True)
-        ]
+    def requests(self, question: Question | str) -> list[tuple[str, ...]]:
+        """The texts of a question's requests, one after the other.
+
+        A text itself; the context that an answer is written after; or the context and continuation
+        of each choice, those without the question last.
+        """
+        if isinstance(question, str):
+            return [(question,)]
+        contexts = [self.prefix + context for context in question.contexts]
+        if self.benchmark.kind == "writing":
+            return [(contexts[0],)]
+        pairs = list(zip(contexts, question.continuations, strict=True))
         if self.benchmark.primary == "acc_uncond":
             pairs += [(ANSWER, continuation) for continuation in question.continuations]
-        return pairs
+        return list(pairs)
+
+
+def write_requests(asked: Asked, out: Path) -> Path:
+    """Writes OUT/requests/TASK.jsonl, a line a request; returns its path.
+
+    A line has the number of the document, `doc`, that of the request, `idx`, and `context` and
+    `continuation`; or the `context` alone that an answer is written after; or a whole `text`.
+    """
+    path = out / "requests" / f"{asked.benchmark.name}.jsonl"
+    names = ("text",) if asked.benchmark.kind == "text" else ("context", "continuation")
+    lines = []
+    for number, question in asked.questions:
+        for place, texts in enumerate(asked.requests(question)):
+            request = {"doc": number, "idx": place, **dict(zip(names, texts, strict=False))}
+            lines.append(json.dumps(request, ensure_ascii=False) + "\n")
+    write_text(path, "".join(lines))
+    return path
 
 
 def ask_text(benchmark: Benchmark, spec: str, limit: int | None) -> Asked:
@@ -100,18 +124,17 @@ def ask(
     path = _find(data, (benchmark.name, *benchmark.files))
     if data and path is None:
         raise NoData(f"no {benchmark.name}.jsonl in {', '.join(map(str, data))}")
+    origin = _hub_name(benchmark.hub) if path is None else str(path)
     if benchmark.kind == "text":
-        texts: Iterator[str] = (
+        texts = (
             _hub_texts(benchmark) if path is None else read_documents(Source(benchmark.name, path))
         )
-        origin = _hub_name(benchmark.hub) if path is None else str(path)
         return _asked(benchmark, list(enumerate(texts)), limit, "", origin, None)
     rows = _hub_rows(benchmark.hub, None) if path is None else _file_rows(path)
     if mixed := _of_other_subjects(rows, benchmark):
         rows = [row for row in rows if row[1].get("subject") == benchmark.subject]
     questions = [(number, _render(benchmark, row, place)) for number, row, place in rows]
     prefix, examples = _prefix(benchmark, data, fewshot)
-    origin = _hub_name(benchmark.hub) if path is None else str(path)
     return _asked(benchmark, questions, limit, prefix, origin, examples, whole=not mixed)
 
 

@@ -4,13 +4,9 @@ from collections.abc import Mapping
 from statistics import mean
 
 from dualpath_cli.flops import paper
-from dualpath_cli.flops.audit.results import aggregate_bpb, mean_bpb
-from dualpath_cli.flops.paper import COMMONSENSE, MATH
 
 AGGREGATE = "aggregate BPB"
 ALL = "mean BPB of 17"
-_LM = ("C4", "WikiText-103")
-_QA = ("LAMBADA", "QASPER")
 
 
 def means_of(scores: Mapping[str, float]) -> dict[str, float]:
@@ -23,8 +19,8 @@ def means_of(scores: Mapping[str, float]) -> dict[str, float]:
     known = dict(scores)
     for name, parts in (
         *paper.AVERAGES.items(),
-        (AGGREGATE, [*_LM, "Commonsense BPB", "Easy math avg BPB"]),
-        (ALL, [*_LM, *(f"{task} BPB" for task in (*COMMONSENSE, *MATH, *_QA))]),
+        (AGGREGATE, paper.AGGREGATE),
+        (ALL, paper.ALL_BENCHMARKS),
     ):
         if all(part in known for part in parts):
             known[name] = mean(known[part] for part in parts)
@@ -36,4 +32,5 @@ def paper_scores(recipe: str) -> dict[str, float]:
     (row,) = (c for c in paper.configurations() if c.recipe == recipe)
     budget, label = row.budget_name, row.label
     printed = {name: values[label] for name, values in paper.results(budget).items()}
-    return printed | {AGGREGATE: aggregate_bpb(budget)[label], ALL: mean_bpb(budget)[label]}
+    aggregate, of_all = paper.aggregate_bpb(budget)[label], paper.mean_bpb(budget)[label]
+    return printed | {AGGREGATE: aggregate, ALL: of_all}

@@ -3,9 +3,8 @@
 from typing import Any
 
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS, PAPER_LIMIT, SUITES
-from dualpath_cli.generation.overrides import OVERRIDES_HELP
-from dualpath_cli.generation.values import DEVICE_HELP, PRECISION_HELP, PRECISIONS
-from dualpath_cli.study.options import add_list_option
+from dualpath_cli.options import overrides
+from dualpath_cli.options.values import add_device, add_list_option, add_precision
 
 WINDOW = 2048
 """Tokens that a model sees at most, which is OLMES's default."""
@@ -54,18 +53,15 @@ def _add_documents(group: Any) -> None:
 
 
 def _add_settings(group: Any) -> None:
-    group.add_argument("--loops", metavar="K", help="Forced loops of every deep path.")
-    add_list_option(group, "--intervention", "KEY=VALUE", OVERRIDES_HELP)
+    overrides.add_arguments(group)
     text = f"Tokens that the model sees at most; by default {WINDOW:,}, or its length if smaller."
     group.add_argument("--window", metavar="T", default=str(WINDOW), help=text)
     text = f"Requests of a batch (default {BATCH_SIZE}); scores move with it."
     group.add_argument("--batch_size", metavar="N", default=str(BATCH_SIZE), help=text)
-    group.add_argument(
-        "--precision", metavar="TYPE", default=PRECISIONS[0], help=PRECISION_HELP
-    )  # fmt: skip
+    add_precision(group)
     text = "Keys and values: exact, those of every step are kept (default), or none."
     group.add_argument("--cache", metavar="POLICY", default=CACHES[0], help=text)
-    group.add_argument("--device", metavar="DEVICE", default="auto", help=DEVICE_HELP)
+    add_device(group)
     text = (
         "Set a row of the paper's tables beside the scores, such as f80m_a50_k4; by default that "
         "of the run's recipe."

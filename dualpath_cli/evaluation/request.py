@@ -5,29 +5,26 @@ from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-from dualpath_cli import run_file, run_folder
-from dualpath_cli.command.own_classes import check_as_trained
-from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS, PAPER_LIMIT, SUITES
 from dualpath_cli.evaluation.options import CACHES, OF_THE_RECIPE
+from dualpath_cli.files.text_file import read_text
 from dualpath_cli.flops.paper import configurations
-from dualpath_cli.generation.overrides import intervention_of
-from dualpath_cli.generation.values import (
+from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.options import overrides
+from dualpath_cli.options.trained import Trained, find
+from dualpath_cli.options.values import (
     PRECISIONS,
     check_choice,
     check_device,
     path_of,
     whole_number,
 )
-from dualpath_cli.intervention import SHUFFLED, Intervention
 from dualpath_cli.ranges import check_name
-from dualpath_cli.run_folder import Run
-from dualpath_cli.settings import Settings, settings_from
 from dualpath_cli.text.documents import split_name, stem
-from dualpath_cli.text_file import read_text
 
 LIBRARIES = ("lm_eval", "transformers", "accelerate")
-"""What the extra `eval` brings; a RUN needs the first alone."""
+"""The packages of the extra `eval`; a RUN needs the first alone."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +35,8 @@ class Subject:
     """Of its folder in `--out`."""
     path: str
     """As it was given."""
-    run: Run | None = None
-    settings: Settings | None = None
+    trained: Trained | None = None
+    """The model of a RUN."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def read(options: Namespace) -> Request:
         data=tuple(_folder("--data", path) for path in options.data),
         fewshot=None if options.fewshot is None else _folder("--fewshot", options.fewshot),
         limit=_limit(options),
-        intervention=intervention_of(options.loops, options.intervention),
+        intervention=overrides.read(options),
         window=whole_number("--window", options.window, 2, 1 << 24),
         batch_size=whole_number("--batch_size", options.batch_size, 1, 1 << 16),
         precision=options.precision,
@@ -117,9 +114,7 @@ def read(options: Namespace) -> Request:
 def _tasks(options: Namespace) -> tuple[list[str], bool]:
     names = [name for words in options.tasks for name in words.split(",")]
     for name in names:
-        if name not in BENCHMARKS:
-            hint = did_you_mean(name, BENCHMARKS) or f"; choose from {', '.join(BENCHMARKS)}"
-            raise UserError(f"--tasks '{name}' is none{hint}")
+        check_choice("--tasks", name, tuple(BENCHMARKS))
     if names and options.suite is not None:
         raise UserError("--tasks and --suite exclude each other")
     if names:
@@ -152,11 +147,9 @@ def _limit(options: Namespace) -> int | None:
 
 
 def _run(path: str) -> Subject:
-    found = run_file.find(path)
-    settings = settings_from(run_folder.read_recipe(found.folder))
-    check_as_trained(found, settings.model)
-    name = f"{settings.run.recipe}-{settings.run.name}-step-{found.step:08d}"
-    return Subject(name, path, found, settings)
+    trained = find(path)
+    run = trained.settings.run
+    return Subject(f"{run.recipe}-{run.name}-step-{trained.run.step:08d}", path, trained)
 
 
 def _directory(path: str, trusted: bool) -> Subject:
@@ -188,14 +181,13 @@ def _check_intervention(request: Request) -> None:
     if change is None:
         return
     for subject in request.subjects:
-        if subject.settings is None:
+        if subject.trained is None:
             raise UserError("--hf goes without --loops and --intervention: its code decides")
-        if problem := change.problem(subject.settings.model):
-            raise UserError(f"{change.name}: {problem} ({subject.path})")
-    if change.halting_by == "entropy":
+        subject.trained.check(change)
+    if change.kv_slots is not None:
         raise UserError(
-            f"{change.name}: logits are made where they are scored, not in every step; "
-            "halt by mass or by change, or score texts with ablate --suite post-hoc"
+            f"{change.name}: a text is read in one pass here, whose tokens see each other in every "
+            "step; score texts with ablate --suite kv-slots"
         )
     if change.gates == SHUFFLED and request.cache != "none":
         writing = [name for name in request.tasks if BENCHMARKS[name].kind == "writing"]
@@ -211,7 +203,7 @@ def _paper(row: str | None, subjects: tuple[Subject, ...]) -> str | None:
         check_choice("--compare_paper", row, tuple(rows))
         return row
     for subject in subjects:
-        if subject.settings is None or subject.settings.run.recipe not in rows:
+        if subject.trained is None or subject.trained.settings.run.recipe not in rows:
             raise UserError(
                 f"--compare_paper: {subject.name} is of none of the paper's recipes; name a row, "
                 f"such as {rows[-1]}"

@@ -17,8 +17,8 @@ from typing import Any
 from dualpath_cli.evaluation.benchmarks import Benchmark
 from dualpath_cli.evaluation.data import Asked
 from dualpath_cli.evaluation.scoring import Metric, Sample, metrics_of
-from dualpath_cli.output.atomic import write_text
-from dualpath_cli.output.csv_text import format_csv
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files.csv_text import format_csv
 
 LAYOUT = 2
 """Of these files, and of how their numbers are computed."""
@@ -105,8 +105,8 @@ def write(
     results: Sequence[Result],
     means: Mapping[str, float],
     skipped: Mapping[str, str],
-) -> list[Path]:
-    """Writes results.json and results.csv of one model; returns their paths."""
+) -> None:
+    """Writes results.json and results.csv of one model."""
     content = {
         "model": dict(model),
         "tasks": {result.benchmark.name: record(result) for result in results},
@@ -123,15 +123,12 @@ def write(
         for result in results
         for name, metric in result.metrics.items()
     ]  # fmt: skip
-    texts = {"results.json": json.dumps(content, indent=2) + "\n",
-             "results.csv": format_csv(rows)}  # fmt: skip
-    for name, text in texts.items():
-        write_text(folder / name, text)
-    return [folder / name for name in texts]
+    write_text(folder / "results.json", json.dumps(content, indent=2) + "\n")
+    write_text(folder / "results.csv", format_csv(rows))
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with None for what is no number."""
+    """The values with None for what is no number, or an infinite one: JSON has neither."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in values.items()

@@ -12,7 +12,7 @@ from rich.console import Console
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.evaluation import results
 from dualpath_cli.evaluation.data import Asked
-from dualpath_cli.evaluation.harness_task import SAMPLE, HarnessTask
+from dualpath_cli.evaluation.harness.task import SAMPLE, HarnessTask
 from dualpath_cli.evaluation.results import Result
 from dualpath_cli.evaluation.scoring import Sample
 from dualpath_cli.evaluation.subjects import Setting

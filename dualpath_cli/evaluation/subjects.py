@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 
-from dualpath_cli.checkpoint_files import describe, files_of
-from dualpath_cli.evaluation.harness_model import HarnessModel
+from dualpath_cli.evaluation.harness.model import HarnessModel
 from dualpath_cli.evaluation.request import Request, Subject
+from dualpath_cli.files.text_file import read_json
 from dualpath_cli.generation.loading import autocast_of, device_of, load_model
-from dualpath_cli.generation.tokenizing import load_tokenizer
-from dualpath_cli.text_file import read_json
+from dualpath_cli.run.checkpoint_files import describe, files_of
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-"""What configurations of transformers call the longest text."""
+"""The names of the longest text in configurations of transformers."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +30,21 @@ class Setting:
     """Tokens that it sees at most."""
 
     def facts(self) -> dict[str, Any]:
-        """What a report says of the model and of how it was run; reads all of its weights."""
-        subject, change = self.subject, self.request.intervention
+        """The report's facts on the model and on how it was run; reads all of its weights."""
+        subject, trained = self.subject, self.subject.trained
+        change = self.request.intervention
         facts: dict[str, Any] = {"name": subject.name, "path": subject.path}
-        if subject.run is None:
+        if trained is None:
             facts |= {"sha256": _digest(Path(subject.path)), "model": _config(subject)}
         else:
-            assert subject.settings is not None
+            recipe, checkpoint = trained.settings, trained.run.checkpoint
             facts |= {
-                "run": f"{subject.settings.run.recipe}/{subject.settings.run.name}",
-                "step": subject.run.step,
-                "checkpoint": str(subject.run.checkpoint),
-                "sha256": _digest(subject.run.checkpoint),
-                "model": asdict(subject.settings.model),
-                "loops": (change and change.loops) or subject.settings.model.loops,
+                "run": f"{recipe.run.recipe}/{recipe.run.name}",
+                "step": trained.run.step,
+                "checkpoint": str(checkpoint),
+                "sha256": _digest(checkpoint),
+                "model": asdict(recipe.model),
+                "loops": (change and change.loops) or recipe.model.loops,
                 "intervention": change.name if change else "learned",
                 "cache": self.request.cache,
             }
@@ -55,7 +55,7 @@ class Setting:
             "batch_size": self.request.batch_size,
             "window": self.window,
             "versions": {
-                name: importlib.metadata.version(name) for name in _packages(subject.run is None)
+                name: importlib.metadata.version(name) for name in _packages(trained is None)
             },
         }
 
@@ -65,25 +65,19 @@ class Setting:
         Raises:
             UserError: where it cannot be read, or does not go with its tokenizer.
         """
-        if self.subject.run is None:
-            from dualpath_cli.evaluation.hugging_face import HuggingFaceModel
+        request, trained = self.request, self.subject.trained
+        if trained is None:
+            from dualpath_cli.evaluation.harness.hugging_face import HuggingFaceModel
 
             return HuggingFaceModel.load(
-                Path(self.subject.path), self.window, self.request.batch_size, str(self.device),
-                self.request.precision, self.request.trust_remote_code,
+                Path(self.subject.path), self.window, request.batch_size, str(self.device),
+                request.precision, request.trust_remote_code,
             )  # fmt: skip
-        assert self.subject.settings is not None
-        run, settings = self.subject.run, self.subject.settings
-        tokenizer = load_tokenizer(run, settings.model)
+        tokenizer = trained.tokenizer()
         return HarnessModel(
-            load_model(run, settings.model, self.device),
-            tokenizer,
-            self.window,
-            self.request.batch_size,
-            self.request.intervention,
-            autocast=autocast_of(self.request.precision),
-            cached=self.request.cache == "exact",
-        )
+            load_model(trained, self.device), tokenizer, self.window, request.batch_size,
+            request.intervention, autocast_of(request.precision), request.cache == "exact",
+        )  # fmt: skip
 
 
 def setting(subject: Subject, request: Request) -> Setting:
@@ -92,8 +86,8 @@ def setting(subject: Subject, request: Request) -> Setting:
 
 
 def _window(subject: Subject, most: int) -> int:
-    if subject.settings is not None:
-        return min(most, subject.settings.model.max_seq_len)
+    if subject.trained is not None:
+        return min(most, subject.trained.settings.model.max_seq_len)
     lengths = (_config(subject).get(name) for name in _LENGTHS)
     return min([most, *(length for length in lengths if isinstance(length, int))])
 

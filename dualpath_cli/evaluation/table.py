@@ -1,14 +1,13 @@
-"""The scores of a model on the screen, the paper's beside them."""
+"""The scores of a model on the screen, the paper's beside them, and those of several models."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
 from dualpath_cli.evaluation.benchmarks import ROLLING, Benchmark
+from dualpath_cli.evaluation.comparison import Difference
 from dualpath_cli.evaluation.results import Result
 from dualpath_cli.evaluation.scoring import ACCURACIES, Metric
-from dualpath_cli.study.tables import table_of
+from dualpath_cli.output.table import Column, Columns, Table, interval, with_error
 
 
 def scores_of(results: Sequence[Result]) -> dict[str, float]:
@@ -30,27 +29,32 @@ def score_table(
     paper_row: str | None,
 ) -> Table:
     """A row a benchmark, then the means; `paper` are the scores of its row, by its columns."""
-    numbers = ["documents", "accuracy", "bits/byte"]
-    numbers += ["paper's accuracy", "bits/byte"] if paper else []
     how = [f"window {model['window']:,}", f"batches of {model['batch_size']}", model["precision"]]
     if model.get("intervention", "learned") != "learned":
         how.insert(0, model["intervention"])
-    title = f"{model['name']}: {', '.join(how)}"
-    table = table_of(title, ("benchmark", "by"), numbers, _caption(results, paper_row))
+    columns = [
+        Column("benchmark"), Column("by", importance=0), Column("documents", ","),
+        Column("accuracy", with_error(".4f"), importance=2),
+        Column("bits/byte", with_error(".4f"), importance=2),
+    ]  # fmt: skip
+    if paper:
+        columns += [Column("paper's accuracy", ".4f"), Column("bits/byte", ".4f")]
+    rows: list[list[Any]] = []
     for result in results:
-        cells = [f"{result.facts['documents']:,}", *map(_text, _accuracy_and_bits(result))]
+        values = [metric and (metric.value, metric.stderr) for metric in _accuracy_and_bits(result)]
+        row = [result.benchmark.name, result.benchmark.primary, result.facts["documents"], *values]
         if paper:
-            same = paper if result.whole else {}
-            columns = [name or "" for name in _columns(result.benchmark)]
-            cells += [f"{same[name]:.4f}" if name in same else "" for name in columns]
-        table.add_row(result.benchmark.name, result.benchmark.primary, *cells)
+            names = _columns(result.benchmark)
+            row += [paper.get(name) if name and result.whole else None for name in names]
+        rows.append(row)
     for name, value in means.items():
-        cells = ["", f"{value:.4f}", ""] if name.endswith("Acc.") else ["", "", f"{value:.4f}"]
-        if paper:
-            theirs = f"{paper[name]:.4f}" if all(result.whole for result in results) else ""
-            cells += [theirs, ""] if name.endswith("Acc.") else ["", theirs]
-        table.add_row(name, "mean", *cells)
-    return table
+        theirs = paper[name] if paper and all(result.whole for result in results) else None
+        if name.endswith("Acc."):
+            rows.append([name, "mean", None, (value, None), None, theirs])
+        else:
+            rows.append([name, "mean", None, None, (value, None), None, theirs])
+    title = f"{model['name']}: {', '.join(how)}"
+    return Table(columns, rows, title, _caption(results, paper_row))
 
 
 def _columns(benchmark: Benchmark) -> tuple[str | None, str | None]:
@@ -70,13 +74,6 @@ def _accuracy_and_bits(result: Result) -> tuple[Metric | None, Metric | None]:
     return accuracy, metrics.get(ROLLING, metrics.get("bpb"))
 
 
-def _text(metric: Metric | None) -> str:
-    if metric is None:
-        return ""
-    error = "" if metric.stderr != metric.stderr else f" ± {metric.stderr:.4f}"
-    return f"{metric.value:.4f}{error}"
-
-
 def _caption(results: Sequence[Result], paper_row: str | None) -> str:
     text = "± is one standard error over documents"
     if any(ROLLING in result.metrics for result in results):
@@ -84,3 +81,25 @@ def _caption(results: Sequence[Result], paper_row: str | None) -> str:
     if paper_row is None:
         return text
     return f"{text}; the paper's row is {paper_row}, of at most 1,024 documents a benchmark"
+
+
+def comparison_table(rows: Sequence[Difference]) -> Table:
+    """A row a model and score, beside the first model."""
+    columns: Columns[Difference] = [
+        (Column("model"), lambda row: row.model),
+        (Column("benchmark", importance=3), lambda row: row.task),
+        (Column("by"), lambda row: row.metric),
+        (Column("score", ".4f"), lambda row: row.value),
+        (Column("difference", "+.4f", importance=3), lambda row: row.difference),
+        (Column("95 % interval", interval("+.4f"), importance=2), lambda row: (row.low, row.high)),
+        (Column("better", ",", importance=0), lambda row: row.better),
+        (Column("worse", ",", importance=0), lambda row: row.worse),
+        (Column("ties", ",", importance=0), lambda row: row.ties),
+        (Column("detectable", ".4f", importance=0), lambda row: row.detectable),
+        (Column("p", ".3g"), lambda row: row.p),
+        (Column("Holm", ".3g", importance=2), lambda row: row.p_holm),
+    ]
+    return Table.of(
+        rows, columns, f"differences to {rows[0].first}, {len(rows)} tests",
+        "detectable: found at 5 % with a probability of 80 %; accuracies by McNemar's exact test",
+    )  # fmt: skip

@@ -7,20 +7,20 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from dualpath_cli import run_file, run_folder
-from dualpath_cli.checkpoint_files import files_of
-from dualpath_cli.command.own_classes import check_as_trained, option_of
 from dualpath_cli.command.records import resolve
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.export.formats import FORMATS, Format
 from dualpath_cli.export.hf.listing import check_ours
 from dualpath_cli.export.hf.reading import is_exported
 from dualpath_cli.export.hf.results import Results, read_results
-from dualpath_cli.generation.values import path_of
+from dualpath_cli.options.values import path_of
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
-from dualpath_cli.run_folder import Run
-from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.own_classes.checks import check_as_trained, option_of
+from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.run import run_file, run_folder
+from dualpath_cli.run.checkpoint_files import files_of
+from dualpath_cli.run.run_folder import Run
 
 
 def add_arguments(parser: Any) -> None:
@@ -92,7 +92,7 @@ def _format(given: str | None) -> Format:
 def _results(
     given: str | None, run: Run, settings: Settings, format_: Format
 ) -> dict[str, Results]:
-    """What `--results` adds to the call of the format's writer."""
+    """The argument that `--results` adds to the call of the format's writer."""
     if given is None:
         return {}
     if not format_.has_card:

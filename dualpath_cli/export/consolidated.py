@@ -1,19 +1,18 @@
-"""The format `consolidated`: a run in one file (run_file.py), written tensor by tensor."""
+"""The format `consolidated`: a run in one file (run/run_file.py), written tensor by tensor."""
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
-from dualpath_cli import run_file
 from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.export.weights import Weights, bytes_of
-from dualpath_cli.output.atomic import replacing
+from dualpath_cli.files.atomic import replacing
 from dualpath_cli.output.progress import Progress
-from dualpath_cli.run_folder import TOKENIZER, Run
-from dualpath_cli.settings import Settings
+from dualpath_cli.recipe.settings import Settings
+from dualpath_cli.run import run_file
+from dualpath_cli.run.run_folder import TOKENIZER, Run
 from dualpath_cli.text.tokenizer import Tokenizer
 
 DTYPES = {
@@ -35,22 +34,17 @@ def write(run: Run, settings: Settings, weights: Weights, out: Path, progress: P
     """
     header = run_file.header(entries(weights), run_file.describe(run, settings))
     Tokenizer.load(run.folder / TOKENIZER)  # says what is wrong with it
-    digest = hashlib.sha256(header)
     with replacing(out) as partial:
         with partial.open("wb") as file:
-            file.write(header)
-            for content in contents(weights):
-                file.write(content)
-                digest.update(content)
-                progress.advance(len(content))
+            sha256 = write_weights(file, header, weights, progress)
             file.seek(header.rindex(run_file.NO_HASH.encode()))
-            file.write(digest.hexdigest().encode())
+            file.write(sha256.encode())
         if run_file.was_changed(partial):
             raise RunFailed(f"'{out}' is not read back as it was written; check the disk")
 
 
 def entries(weights: Weights, prefix: str = "") -> dict[str, dict[str, Any]]:
-    """What the header of a file of safetensors says of each weight, one after the other.
+    """The entries for all weights in the header of a file of safetensors, one after the other.
 
     Raises:
         UserError: where a weight is of a kind that training does not make.
@@ -69,7 +63,13 @@ def entries(weights: Weights, prefix: str = "") -> dict[str, dict[str, Any]]:
     return tensors
 
 
-def contents(weights: Weights) -> Iterator[memoryview]:
-    """The bytes of each weight, in the same order."""
+def write_weights(file: BinaryIO, header: bytes, weights: Weights, progress: Progress) -> str:
+    """Writes a header and each weight that it describes; returns the sha256 of what was written."""
+    digest = hashlib.sha256(header)
+    file.write(header)
     for tensor in weights.read():
-        yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        file.write(content)
+        digest.update(content)
+        progress.advance(len(content))
+    return digest.hexdigest()

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Format:
-    """What the command line says of a format, and what writes it."""
+    """A format: its words on the command line, and the function that writes it."""
 
     purpose: str
     """For --help."""
     suffix: str
-    """What the names of its files end in; a folder has none."""
+    """The end of the names of its files; a folder has none."""
     write: str
     """Named `module:function`: gets the Run, its Settings, the Weights, the path to write to and
     the Progress, which it advances by the bytes of the weights written."""
     next: str
-    """What to do with it, as a command with {out} and maybe {own_classes}, the option for them."""
+    """A command that uses it, with {out} and maybe {own_classes}, the option for them."""
     has_card: bool = False
     """Whether it has a model card, for which the writer takes `results` of an evaluation."""
 

@@ -4,6 +4,8 @@ The same arguments serve argparse (start-up within 0.3 s) and jsonargparse (the 
 they keep to what both parse alike; values are checked in `run`, where both ways end.
 """
 
+import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +17,7 @@ from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.flops import paper, plan_report
 from dualpath_cli.flops.plan import STRATEGIES, plan
 from dualpath_cli.flops.plan_request import PLAN_OPTIONS, cluster_of
-from dualpath_cli.flops.report import Description, as_csv, as_json, as_records, as_yaml
+from dualpath_cli.flops.report import Description, as_json, as_records, as_yaml
 from dualpath_cli.flops.request import HARDWARE_OPTIONS, Options, from_recipes, solved, solved_table
 from dualpath_cli.flops.table import as_text, configurations_text
 from dualpath_cli.flops.widths import Match
@@ -30,7 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 SOLVER_OPTIONS = ("alpha", "loops", "block", "match", "width_multiple", "layers", "dim", "heads",
                   "kv_heads", "vocab")  # fmt: skip
-EVERY_OPTION = ("budget", *SOLVER_OPTIONS, "seq_len", "reading", "config", "table", "audit",
+EVERY_OPTION = ("budget", *SOLVER_OPTIONS, "seq_len", "reading", "config", "table",
                 *HARDWARE_OPTIONS, "plan", *PLAN_OPTIONS, "format")  # fmt: skip
 
 
@@ -54,12 +56,7 @@ def add_arguments(parser: Any) -> None:
         action="store_true",
         help="Print the paper's 13 configurations, solved for --budget.",
     )
-    what.add_argument(
-        "--audit",
-        action="store_true",
-        help="Set every number of the paper's two configuration tables beside ours, with causes, "
-        "and say what its result tables can and cannot carry.",
-    )
+    what.add_argument("--audit", action="store_true", help=argparse.SUPPRESS)  # is refused
     block = parser.add_argument_group("the block that spends the budget")
     block.add_argument(
         "--block", metavar="KIND", help="Kind of block: dual, loop or wide. Default: dual."
@@ -152,6 +149,8 @@ def run(namespace: Any) -> str:
 
     Raises UserError for what the user can mend. Options without effect are named on stderr.
     """
+    if namespace.audit:
+        raise UserError("--audit is now a script of the repository: python docs/paper/audit.py")
     options = {name: getattr(namespace, name, None) for name in EVERY_OPTION}
     given = [name for name, value in options.items() if value not in (None, False, [])]
     for name, allowed in CHOICES.items():
@@ -161,10 +160,6 @@ def run(namespace: Any) -> str:
                 f"not '{options[name]}'{did_you_mean(str(options[name]), allowed)}"
             )
     form = options["format"] or "table"
-    if options["audit"]:
-        others = [name for name in given if name not in ("audit", "format")]
-        _refuse(given, others, "--audit takes the paper's own configurations")
-        return _audit(form)
     if options["plan"]:
         _refuse(given, ("table", "tokens"), "--plan is of one step of one model")
     else:
@@ -175,7 +170,7 @@ def run(namespace: Any) -> str:
     if options["budget"] is None:
         raise UserError(
             "nothing to describe; give --budget (such as --budget 80M --alpha 50 --k 4), "
-            "--config RECIPE or --audit"
+            "or --config RECIPE"
         )
     if options["table"]:
         return _table(options, given, form)
@@ -199,6 +194,11 @@ def _note(text: str) -> None:
     print(f"dualpath flops: note: {text}", file=sys.stderr)
 
 
+def _terminal_width() -> int | None:
+    """Columns of the terminal that the answer goes to; None for a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def _name_idle_options(options: Options, given: Sequence[str]) -> None:
     block = options["block"] or "dual"
     idle = ["alpha"] if block != "dual" else []
@@ -220,7 +220,9 @@ def _rendered(descriptions: list[Description], options: Options, form: str, sing
         return _plan(descriptions[0], options, form)
     if form == "yaml":
         return as_yaml(descriptions[0])
-    return as_text(descriptions) if form == "table" else as_records(descriptions, form, single)
+    if form == "table":
+        return as_text(descriptions, _terminal_width())
+    return as_records(descriptions, form, single)
 
 
 def _table(options: Options, given: Sequence[str], form: str) -> str:
@@ -230,11 +232,11 @@ def _table(options: Options, given: Sequence[str], form: str) -> str:
         raise UserError("--format yaml holds one model; drop --table, or ask for json or csv")
     groups, without_room = solved_table(options, _readings(options, form))
     if not groups:
-        solved(options, paper.READINGS)  # raises with what would do
+        solved(options, paper.READINGS)  # raises, with the budget that has room
     if without_room:
         _note(f"this budget leaves no room for an FFN in {', '.join(without_room)}")
     if form == "table":
-        return configurations_text(groups)
+        return configurations_text(groups, _terminal_width())
     return as_records(list(chain(*groups)), form)
 
 
@@ -246,14 +248,4 @@ def _plan(description: Description, options: Options, form: str) -> str:
     plans = [plan(config, strategy, cluster) for strategy in STRATEGIES]
     if form == "json":
         return as_json(description.record() | {"plan": plan_report.record(cluster, plans)})
-    return plan_report.as_text(description, cluster, plans)
-
-
-def _audit(form: str) -> str:
-    from dualpath_cli.flops.audit import report as audit
-
-    if form == "yaml":
-        raise UserError("--format yaml holds one model; --audit comes as table, json or csv")
-    if form == "table":
-        return audit.as_text()
-    return as_json(audit.as_record()) if form == "json" else as_csv(audit.numbers())
+    return plan_report.as_text(description, cluster, plans, _terminal_width())

@@ -9,16 +9,16 @@ sublayer over a token costs
     attention scores        2 T d                     QK^T and AV, the causal half; not in F_M
 
 and a layer adds the gate (4 d) and, in every deep step but the last, the router (2 (d + 1)). A gate
-or combination of one's own adds what its class declares; its parameters are counted off the class.
+or combination of a user adds what its class declares; its parameters are counted off the class.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from math import prod
 
-from dualpath_cli.classes import declared_flops, own_shapes
 from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
+from dualpath_cli.flops import shapes
+from dualpath_cli.own_classes.classes import declared_flops
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class LayerFlops:
     gate: int
     """The gate's matrix."""
     router: int
-    """The router's matrix in K - 1 steps; the last step takes what remains and needs none. Of
-    another combination what it declares."""
+    """The router's matrix in K - 1 steps; the last step takes what remains and needs none. Another
+    combination costs what it declares."""
     attention_scores: int
     """QK^T and AV of every pass, causal."""
 
@@ -102,23 +102,6 @@ def router_flops(config: ModelConfig) -> int:
     return declared_flops(config, "combination")
 
 
-def gate_shapes(config: ModelConfig) -> list[tuple[int, ...]]:
-    """Shapes of the parameters of a dual block's gate."""
-    if config.gate not in GATE_OUTPUTS:
-        return list(own_shapes(config, "gate").values())
-    outputs = GATE_OUTPUTS[config.gate]
-    return [(outputs, config.d_model), (outputs,)] if outputs else []
-
-
-def router_shapes(config: ModelConfig) -> list[tuple[int, ...]]:
-    """Shapes of the parameters of what weighs the steps of a deep path."""
-    if not config.routes_steps:
-        return []
-    if config.combination not in COMBINATIONS:
-        return list(own_shapes(config, "combination").values())
-    return [(1, config.d_model + 1), (1,)]  # the last column is for the step index
-
-
 def flops_by_layer(config: ModelConfig, seq_len: int | None = None) -> list[LayerFlops]:
     """Forward FLOPs per token of every layer, from the first to the last."""
     by_kind = {kind: layer_flops(config, kind, seq_len) for kind in set(config.block_kinds)}
@@ -164,20 +147,18 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
     duals = kinds.count("dual")
     deep_paths, wide_paths = duals + kinds.count("loop"), duals + kinds.count("wide")
 
-    def sublayer(d_ffn: int) -> int:
-        attention = 2 * d * d + 2 * d * config.n_kv_heads * config.head_dim
-        norms = 2 * d + (0 if config.qk_norm == "none" else 2 * config.head_dim)
-        return attention + norms + 3 * d * config.effective_width(d_ffn)
+    def sublayer(d_ffn: int | None) -> int:
+        return shapes.numbers(shapes.sublayer(config, d_ffn or 0))
 
     return {
         "embedding": config.vocab_size * d,
         "head": 0 if config.tie_embeddings else config.vocab_size * d,
         "final_norm": d,
-        "deep": deep_paths * sublayer(config.d_ffn or 0) if deep_paths else 0,
-        "wide": wide_paths * sublayer(config.d_ffn_wide or 0) if wide_paths else 0,
+        "deep": deep_paths * sublayer(config.d_ffn) if deep_paths else 0,
+        "wide": wide_paths * sublayer(config.d_ffn_wide) if wide_paths else 0,
         "gains": deep_paths * config.loops + wide_paths,
-        "router": deep_paths * sum(map(prod, router_shapes(config))) if deep_paths else 0,
-        "gate": duals * sum(map(prod, gate_shapes(config))) if duals else 0,
+        "router": deep_paths * shapes.numbers(shapes.router(config)) if deep_paths else 0,
+        "gate": duals * shapes.numbers(shapes.gate(config)) if duals else 0,
     }
 
 

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dualpath_cli.config import GATE_OUTPUTS, BlockKind, Checkpointing, ModelConfig
-from dualpath_cli.flops.count import parameters, parameters_by_part, passes
+from dualpath_cli.flops.count import parameters, passes
+from dualpath_cli.flops.shapes import numbers, units
 
 MAX_LOGITS = 2**28
 """Logits that the loss holds at once; `model.loss.MAX_LOGITS`."""
@@ -99,29 +100,23 @@ def state_bytes(config: ModelConfig, execution: Execution) -> int:
     weights = execution.weight_bytes * parameters(config)
     if execution.shards is None:
         return 4 * weights
-    blocks = [execution.weight_bytes * count for count in block_weights(config)]
     # Between the micro-batches of a step each device has whole gradients (`block_backward_sync` in
-    # training/parallel.py). The root unit's weights stay whole for a pass; of blocks one is at work
-    # while the next arrives.
-    whole = weights + (weights - sum(blocks)) + 2 * max(blocks)
+    # training/parallel.py).
+    whole = weights + execution.weight_bytes * gathered_weights(config)
     return 4 * weights // execution.shards + whole
+
+
+def gathered_weights(config: ModelConfig) -> int:
+    """Number of weights that FSDP2 has whole at once.
+
+    The root unit's are whole for a pass; of blocks one is at work while the next one arrives.
+    """
+    return numbers(units(config)[-1]) + 2 * max(block_weights(config))
 
 
 def block_weights(config: ModelConfig) -> list[int]:
     """Number of weights of each block."""
-    return [
-        sum(
-            count
-            for part, count in parameters_by_part(one_block(config, kind)).items()
-            if part not in ("embedding", "head", "final_norm")
-        )
-        for kind in config.block_kinds
-    ]
-
-
-def one_block(config: ModelConfig, kind: BlockKind) -> ModelConfig:
-    """The same model with one block, of this kind."""
-    return replace(config, n_layers=1, block=kind)
+    return [numbers(unit) for unit in units(config)[:-1]]
 
 
 def residual_bytes(config: ModelConfig, execution: Execution) -> int:
@@ -146,7 +141,7 @@ def saved_by_block(config: ModelConfig, kind: BlockKind, execution: Execution) -
     n, h = passes(kind, config.loops), sum(pass_widths(config, kind))
     routed = config.routes_steps and kind != "wide"
     softmax = n * FLOAT32 * heads
-    outputs = GATE_OUTPUTS.get(config.gate, 2)  # of one's own: g_d and g_w
+    outputs = GATE_OUTPUTS.get(config.gate, 2)  # a user's gate: g_d and g_w
     choices = w * ((config.loops - 1) * routed + outputs * (kind == "dual"))
     if execution.checkpointing == "selective":
         products = n * (4 * d + 2 * config.head_dim * kv_heads) + 2 * h

@@ -5,12 +5,12 @@ Only numbers are carried over; they live in paper_tables.json beside this file.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import mean
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from dualpath_cli.config import BlockKind, ModelConfig
 from dualpath_cli.flops.widths import Target
@@ -55,6 +55,13 @@ AVERAGES: Mapping[str, tuple[str, ...]] = {
     "Easy math avg BPB": tuple(f"{task} BPB" for task in MATH),
 }
 """The rows that a printed average is the mean of."""
+AGGREGATE = ("C4", "WikiText-103", "Commonsense BPB", "Easy math avg BPB")
+"""The four bits per byte (BPB) that the text's aggregate is the mean of."""
+ALL_BENCHMARKS = (
+    *("C4", "WikiText-103"),
+    *(f"{task} BPB" for task in (*COMMONSENSE, *MATH, "LAMBADA", "QASPER")),
+)
+"""The 17 BPBs that the parameter-quality figure shows the mean of."""
 
 
 def reading_fields(reading: Reading) -> dict[str, Any]:
@@ -102,7 +109,7 @@ class Configuration:
 
     @property
     def target(self) -> Target:
-        """What the paper solved the widths for."""
+        """The target that the paper solved the widths for."""
         alpha = 50 if self.alpha is None else self.alpha
         return Target(self.budget, self.block, alpha=alpha, loops=self.loops)
 
@@ -118,18 +125,18 @@ class Configuration:
 
 
 @cache
-def _tables() -> dict[str, Any]:
+def tables() -> dict[str, Any]:
+    """All of paper_tables.json."""
     text = Path(__file__).with_name("paper_tables.json").read_text(encoding="utf-8")
-    tables: dict[str, Any] = json.loads(text)
-    return tables
+    return cast("dict[str, Any]", json.loads(text))
 
 
 def configurations(budget_name: str | None = None) -> list[Configuration]:
     """The 13 configurations of a budget, or all 26, in the order of the tables."""
-    tables = _tables()
+    columns = tables()["configuration_columns"]
     return [
-        Configuration(name, **dict(zip(tables["configuration_columns"], row, strict=True)))
-        for name, rows in tables["configurations"].items()
+        Configuration(name, **dict(zip(columns, row, strict=True)))
+        for name, rows in tables()["configurations"].items()
         if budget_name in (None, name)
         for row in rows
     ]
@@ -140,30 +147,26 @@ def results(budget_name: str) -> dict[str, dict[str, float]]:
 
     Accuracies end in ``Acc.``; everything else is bits per byte.
     """
-    tables = _tables()
+    columns = tables()["result_columns"]
     return {
-        metric: dict(zip(tables["result_columns"], values, strict=True))
-        for metric, values in tables["results"][budget_name].items()
+        metric: dict(zip(columns, values, strict=True))
+        for metric, values in tables()["results"][budget_name].items()
     }
 
 
-def scores(budget_name: str) -> dict[str, dict[str, float]]:
-    """The same with averages as the means of their rows, so that two that print alike differ."""
-    table = results(budget_name)
-    for average, rows in AVERAGES.items():
-        table[average] = {label: mean(table[row][label] for row in rows) for label in table["C4"]}
-    return table
+def aggregate_bpb(budget_name: str) -> dict[str, float]:
+    """The mean of four that the text compares, by configuration label."""
+    return mean_of(AGGREGATE, results(budget_name))
 
 
-def bold(budget_name: str) -> dict[str, set[str]]:
-    """The labels whose value is printed in bold, by metric of the full results."""
-    metrics, rows = results(budget_name), _tables()["bold"][budget_name]
-    return {metric: set(row.split()) for metric, row in zip(metrics, rows, strict=True)}
+def mean_bpb(budget_name: str) -> dict[str, float]:
+    """The mean of all 17 benchmarks, as in the parameter-quality figure, by label."""
+    return mean_of(ALL_BENCHMARKS, results(budget_name))
 
 
-def ablation_sources() -> list[str]:
-    """Names of the texts that the table of ablations has losses of."""
-    return list(_tables()["ablation_sources"])
+def mean_of(metrics: Sequence[str], table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The mean of some metrics of a table of results, by configuration label."""
+    return {label: mean(table[metric][label] for metric in metrics) for label in table["C4"]}
 
 
 def inference_ablation(intervention: str, source: str) -> float | None:
@@ -175,7 +178,7 @@ def inference_ablation(intervention: str, source: str) -> float | None:
 
 
 def token_class_excess(override: str, source: str) -> float | None:
-    """What forcing a class of tokens cost the authors beyond random ones, over 15 checkpoints.
+    """The authors' cost of forcing a class of tokens beyond random ones, over 15 checkpoints.
 
     `override` is `arithmetic wide` or `function deep`; nats a token, from their revision.
     """
@@ -183,11 +186,5 @@ def token_class_excess(override: str, source: str) -> float | None:
 
 
 def _by_source(table: str, row: str, source: str) -> float | None:
-    tables = _tables()
-    values = dict(zip(tables["ablation_sources"], tables[table].get(row, []), strict=False))
+    values = dict(zip(tables()["ablation_sources"], tables()[table].get(row, []), strict=False))
     return values.get(source.lower().replace("-", "_"))
-
-
-def stated(name: str) -> Any:
-    """What the text, a caption or a printed sequence states, by its name in paper_tables.json."""
-    return _tables()["stated"][name]

@@ -18,8 +18,8 @@ from fractions import Fraction
 from typing import Literal
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.flops.count import training_flops_per_token
-from dualpath_cli.flops.memory import Execution, step_memory
+from dualpath_cli.flops.count import parameters, training_flops_per_token
+from dualpath_cli.flops.memory import Execution, gathered_weights, step_memory
 from dualpath_cli.flops.shapes import numbers, units
 
 Strategy = Literal["ddp", "fsdp", "hsdp"]
@@ -164,15 +164,11 @@ def _collectives(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> I
 
 def _memory(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Memory:
     shards = shards_of(strategy, cluster)
-    parts = [numbers(unit) for unit in units(config)]
     own = FLOAT32 * sum(numbers(unit, shards) for unit in units(config)) // shards
-    # The root's weights and gradients are there for a whole pass; of blocks one is at work while
-    # the next one comes or the last one goes.
-    at_once = parts[-1] + 2 * max(parts[:-1])
     gathered = unreduced = 0
     if strategy != "ddp":
-        gathered = FLOAT32 * at_once
-        waiting = sum(parts) if cluster.accumulate > 1 else at_once
-        unreduced = waiting * (cluster.reduce_bytes if cluster.accumulate > 1 else FLOAT32)
+        gathered = unreduced = FLOAT32 * gathered_weights(config)
+        if cluster.accumulate > 1:
+            unreduced = cluster.reduce_bytes * parameters(config)
     step = step_memory(config, cluster.micro_batch, Execution())
     return Memory(own, own, MOMENTS * own, unreduced, gathered, step.saved, step.working)

@@ -1,12 +1,12 @@
 """What `dualpath flops --plan` prints of a model on many GPUs: a table, or records."""
 
 from collections.abc import Sequence
-from textwrap import wrap
 from typing import Any
 
 from dualpath_cli.flops.plan import Cluster, Plan
-from dualpath_cli.flops.report import Description, align
-from dualpath_cli.flops.table import WIDTH, title
+from dualpath_cli.flops.report import Description
+from dualpath_cli.flops.table import title, wrapped
+from dualpath_cli.output.table import Column, Table, aligned
 
 MEMORY = {
     "weights": "weights",
@@ -20,8 +20,10 @@ MEMORY = {
 """Parts of `plan.Memory` in words."""
 
 
-def as_text(description: Description, cluster: Cluster, plans: Sequence[Plan]) -> str:
-    """The plans side by side, and what they assume."""
+def as_text(
+    description: Description, cluster: Cluster, plans: Sequence[Plan], width: int | None
+) -> str:
+    """The plans side by side, and what they assume; `width` is the terminal's."""
     nodes = -(-cluster.gpus // cluster.gpus_per_node)
     step = (
         f"{cluster.gpus:,} {'GPU' if cluster.gpus == 1 else 'GPUs'}, "
@@ -30,14 +32,14 @@ def as_text(description: Description, cluster: Cluster, plans: Sequence[Plan]) -
         f"a step: {cluster.gpus:,} x {cluster.micro_batch} sequences of {description.seq_len:,}, "
         f"accumulated {'once' if cluster.accumulate == 1 else f'{cluster.accumulate} times'}"
     )
-    lines = [*title(description), *wrap(step, width=WIDTH), "", *align(_rows(plans))]
-    for paragraph in _assumptions(cluster):
-        lines += ["", *wrap(paragraph, width=WIDTH)]
-    return "\n".join(lines)
+    columns = [Column("each GPU"), *(Column(plan.strategy, "") for plan in plans)]
+    table = aligned(Table(columns, _rows(plans)), width)
+    lines = [*title(description), *wrapped([step], width)[1:], "", *table]
+    return "\n".join([*lines, *wrapped(_assumptions(cluster), width)])
 
 
 def _rows(plans: Sequence[Plan]) -> list[list[str]]:
-    rows = [["each GPU", *[plan.strategy for plan in plans]], ["memory, GB"]]
+    rows = [["memory, GB"]]
     for name, words in MEMORY.items():
         rows.append([f"  {words}", *[_gb(getattr(plan.memory, name)) for plan in plans]])
     rows.append(["  sum", *[_gb(plan.memory.total) for plan in plans]])

@@ -18,6 +18,9 @@ BATCH_TOKENS, MICRO_BATCH = 2_097_152, 2
 NODE_BANDWIDTH, NETWORK_BANDWIDTH = 300.0, 25.0
 """GB/s that each GPU sends: NVLink of an A100 by its data sheet, and 200 Gb/s of network."""
 
+COUNTS, BANDWIDTHS = (1, 10**9), (1e-6, 1e9)
+"""What options may say."""
+
 
 def cluster_of(options: Options, description: Description) -> Cluster:
     """The cluster that is planned for.
@@ -26,7 +29,7 @@ def cluster_of(options: Options, description: Description) -> Cluster:
         UserError: where GPUs do not make up nodes or groups, or a step does not go out evenly.
     """
     gpus = description.hardware.gpus
-    gpus_per_node = _number(options, "gpus_per_node", min(8, gpus))
+    gpus_per_node = checked(options, "gpus_per_node", min(8, gpus), COUNTS)
     run = run_section(options)
     shard_size = _of_recipe(options, "shard_size", run, min(gpus_per_node, gpus))
     if gpus > gpus_per_node and gpus % gpus_per_node:
@@ -50,8 +53,8 @@ def cluster_of(options: Options, description: Description) -> Cluster:
         micro_batch=micro_batch,
         accumulate=sequences // gpus // micro_batch,
         tflops=description.hardware.tflops,
-        node_bandwidth=_bandwidth(options, "node_bandwidth", NODE_BANDWIDTH),
-        network_bandwidth=_bandwidth(options, "network_bandwidth", NETWORK_BANDWIDTH),
+        node_bandwidth=checked(options, "node_bandwidth", NODE_BANDWIDTH, BANDWIDTHS),
+        network_bandwidth=checked(options, "network_bandwidth", NETWORK_BANDWIDTH, BANDWIDTHS),
         reduce_bytes=2 if run.get("reduce_dtype") == "bfloat16" else 4,
     )
 
@@ -72,15 +75,7 @@ def _sequences(options: Options, of_recipe: object, seq_len: int, gpus: int) -> 
     )
 
 
-def _number(options: Options, name: str, default: int) -> int:
-    return checked(options, name, default, (1, 10**9))
-
-
 def _of_recipe(options: Options, name: str, run: dict[str, Any], default: int) -> int:
     """A number of a recipe's `run` section, where no option gives another."""
     given = run.get(name)
-    return _number(options, name, given if isinstance(given, int) else default)
-
-
-def _bandwidth(options: Options, name: str, default: float) -> float:
-    return checked(options, name, default, (1e-6, 1e9))
+    return checked(options, name, given if isinstance(given, int) else default, COUNTS)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import Target, Widths
-from dualpath_cli.output.csv_text import format_csv
 from dualpath_cli.sizes import format_size
 
 NUMERICS = ("norm_eps", "gain_init", "init_std", "residual_dtype", "rope_dtype",
@@ -18,7 +18,7 @@ NUMERICS = ("norm_eps", "gain_init", "init_std", "residual_dtype", "rope_dtype",
 
 @dataclass(frozen=True)
 class Hardware:
-    """What training hours are computed for."""
+    """The hardware that training hours are computed for."""
 
     tokens: int
     gpus: int
@@ -41,7 +41,7 @@ class Description:
     budget: int | None = None
     """F_M to compare with; a recipe has none unless it is given."""
     target: Target | None = None
-    """What the widths were solved for; None for a recipe's model."""
+    """The target that the widths were solved for; None for a recipe's model."""
     widths: Widths | None = None
     """The solved widths, which know what was clamped."""
 
@@ -57,7 +57,7 @@ class Description:
 
     @property
     def budget_ratio(self) -> float | None:
-        """What is spent of the budget: linear FLOPs, with attention scores under match total."""
+        """The spent part of the budget: linear FLOPs, with attention scores under match total."""
         if self.target is not None and self.target.match == "total":
             spent = self.layer["linear_total"] + self.layer["attention_scores"]
             return spent / self.target.matched_budget
@@ -127,17 +127,16 @@ def as_json(value: object) -> str:
 
 def as_csv(records: Sequence[dict[str, Any]]) -> str:
     """A header and one row a record; nested names are joined by a dot, lists by a space."""
-
-    def flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    rows = []
+    for record in records:
         row: dict[str, Any] = {}
         for name, value in record.items():
             if isinstance(value, dict):
-                row |= flat(value, f"{prefix}{name}.")
+                row |= {f"{name}.{part}": number for part, number in value.items()}
             else:
-                row[prefix + name] = " ".join(value) if isinstance(value, list) else value
-        return row
-
-    return format_csv([flat(record) for record in records]).rstrip("\n")
+                row[name] = " ".join(value) if isinstance(value, list) else value
+        rows.append(row)
+    return format_csv(rows).rstrip("\n")
 
 
 def as_yaml(description: Description) -> str:
@@ -171,15 +170,3 @@ def _budget_in_words(description: Description) -> str:
             f"{description.target.matched_budget:,} linear and attention FLOPs per token and layer"
         )
     return f"{format_size(description.budget)} linear FLOPs per token and layer"
-
-
-def align(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
-    """Pads columns to equal widths: the first to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(rows[0]))]
-    return [
-        (indent + "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=False))
-        )).rstrip()
-        for row in rows
-    ]  # fmt: skip

@@ -62,7 +62,7 @@ def solved_table(
 
 
 def target_of(options: Options) -> Target:
-    """What the widths are solved for. Raises UserError for a backbone that cannot be."""
+    """The target of the widths. Raises UserError for an impossible backbone."""
 
     dim = _count(options, "dim", 768)
     heads = _count(options, "heads", max(1, dim // 64))
@@ -100,15 +100,11 @@ def _count(options: Options, name: str, default: int) -> int:
 def checked(options: Options, name: str, default: Number, allowed: Range) -> Number:
     """A number that an option gives, or the default. Raises UserError for one out of range."""
     value: Number = default if options[name] is None else options[name]
-    _check(name, value, allowed)
-    return value
-
-
-def _check(name: str, value: float, allowed: Range) -> None:
     try:
         check_range(f"--{name.replace('_', '-')}", value, allowed)
     except ValueError as error:
         raise UserError(str(error)) from None
+    return value
 
 
 def _nearest_divisor(whole: int, wanted: int) -> int:
@@ -125,8 +121,7 @@ def _fitting_heads(dim: int, wanted: int) -> str:
 def _hardware(options: Options, tokens_of_recipe: Any = None) -> Hardware:
     tokens = options["tokens"]
     gpus = _count(options, "gpus", paper.GPUS)
-    tflops = DEFAULT_TFLOPS if options["tflops"] is None else options["tflops"]
-    _check("tflops", tflops, (1e-6, 1e9))
+    tflops = checked(options, "tflops", DEFAULT_TFLOPS, (1e-6, 1e9))
     if tokens is not None:
         count = parse_size(str(tokens), "--tokens")
     elif tokens_of_recipe is not None:
@@ -198,11 +193,9 @@ def run_section(options: Options) -> dict[str, Any]:
 
 
 def _merged(names: list[str]) -> dict[str, Any]:
-    from dualpath_cli import recipes
+    from dualpath_cli.recipe import recipes
 
-    merged: dict[str, Any] = {}
-    for name in names:
-        merged = recipes.merge(merged, recipes.load(name))
+    merged = recipes.load_recipes(names)
     for section in ("model", "run"):
         if not isinstance(merged.setdefault(section, {}), dict):
             raise UserError(f"recipe '{' + '.join(names)}': '{section}' must be a mapping")
@@ -210,7 +203,7 @@ def _merged(names: list[str]) -> dict[str, Any]:
 
 
 def _model_config(recipe: str, model: dict[str, Any], reading: paper.Reading | None) -> ModelConfig:
-    from dualpath_cli.validation import build
+    from dualpath_cli.recipe.validation import build
 
     if not model:
         raise UserError(f"recipe '{recipe}' has no model section to describe")

@@ -6,8 +6,8 @@ final norm and head. Its shapes come in no particular order.
 
 from math import prod
 
-from dualpath_cli.config import BlockKind, ModelConfig
-from dualpath_cli.flops.count import gate_shapes, router_shapes
+from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
+from dualpath_cli.own_classes.classes import own_shapes
 
 Shape = tuple[int, ...]
 
@@ -23,11 +23,11 @@ def block(config: ModelConfig, kind: BlockKind) -> list[Shape]:
     """Shapes of a block's parameters."""
     shapes: list[Shape] = []
     if kind != "wide":
-        shapes += [*sublayer(config, config.d_ffn or 0), (config.loops,), *router_shapes(config)]
+        shapes += [*sublayer(config, config.d_ffn or 0), (config.loops,), *router(config)]
     if kind != "loop":
         shapes += [*sublayer(config, config.d_ffn_wide or 0), (1,)]
     if kind == "dual":
-        shapes += gate_shapes(config)
+        shapes += gate(config)
     return shapes
 
 
@@ -37,6 +37,23 @@ def sublayer(config: ModelConfig, d_ffn: int) -> list[Shape]:
     heads: list[Shape] = [] if config.qk_norm == "none" else [(config.head_dim,)] * 2
     attention = [(d, d), (kv * config.head_dim, d), (kv * config.head_dim, d), (d, d)]
     return [*attention, *heads, (d,), (d,), (width, d), (width, d), (d, width)]
+
+
+def gate(config: ModelConfig) -> list[Shape]:
+    """Shapes of the parameters of a dual block's gate."""
+    if config.gate not in GATE_OUTPUTS:
+        return list(own_shapes(config, "gate").values())
+    outputs = GATE_OUTPUTS[config.gate]
+    return [(outputs, config.d_model), (outputs,)] if outputs else []
+
+
+def router(config: ModelConfig) -> list[Shape]:
+    """Shapes of the parameters that weigh the steps of a deep path."""
+    if not config.routes_steps:
+        return []
+    if config.combination not in COMBINATIONS:
+        return list(own_shapes(config, "combination").values())
+    return [(1, config.d_model + 1), (1,)]  # the last column is for the step index
 
 
 def numbers(unit: list[Shape], shards: int = 1) -> int:

@@ -1,12 +1,14 @@
 """The plain-text tables of `dualpath flops`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
 from textwrap import wrap
+from typing import Any
 
 from dualpath_cli.flops import count
-from dualpath_cli.flops.report import Description, Hardware, align
+from dualpath_cli.flops.report import Description, Hardware
 from dualpath_cli.flops.widths import TOLERANCE
+from dualpath_cli.output.table import Column, Table, aligned
 from dualpath_cli.sizes import format_size
 
 WIDTH = 100
@@ -19,19 +21,28 @@ ASSUMED = (
 """What goes with training hours that nobody asked for."""
 
 
-def as_text(descriptions: Sequence[Description]) -> str:
-    """One model under one or two readings, side by side, with units and what differs."""
+def as_text(descriptions: Sequence[Description], width: int | None) -> str:
+    """One model under one or two readings, side by side, with units and what differs.
+
+    `width` is the terminal's, None where the output is none.
+    """
     first = descriptions[0]
-    lines = [*title(first), ""]
-    lines += align(_rows(descriptions))
+    columns = [Column(""), *(Column(_heading(d), _number) for d in descriptions)]
     paragraphs = [_training(first.hardware)] if _shows_hours(first) else []
     notes = [*map(_clamp_notes, descriptions), *map(_distance_notes, descriptions)]
     paragraphs += dict.fromkeys(chain(*notes))
     if len(descriptions) == 2:
         paragraphs.append(what_differs(*descriptions))
-    for paragraph in paragraphs:
-        lines += ["", *wrap(paragraph, width=WIDTH)]
-    return "\n".join(lines)
+    lines = zip(*map(_numbers, descriptions), strict=True)
+    rows = [[line[0][0], *(number for _, number in line)] for line in lines]
+    table = aligned(Table(columns, rows), width)
+    return "\n".join([*title(first), "", *table, *wrapped(paragraphs, width)])
+
+
+def wrapped(paragraphs: Iterable[str], width: int | None) -> list[str]:
+    """Lines of at most WIDTH columns, or of the terminal's, and an empty one before a paragraph."""
+    most = min(WIDTH, width or WIDTH)
+    return [line for paragraph in paragraphs for line in ("", *wrap(paragraph, most))]
 
 
 def title(description: Description) -> list[str]:
@@ -59,47 +70,43 @@ def title(description: Description) -> list[str]:
     return [what, backbone]
 
 
-def _rows(descriptions: Sequence[Description]) -> list[list[str]]:
-    first = descriptions[0]
-    kinds = set(first.config.block_kinds)
-    k = first.loops
-    passes = sum(count.passes(kind, k) for kind in first.config.block_kinds)
-    per_layer = f"{passes / first.config.n_layers:g}"
-    rows: list[list[str]] = [["", *[_heading(d) for d in descriptions]]]
-
-    def row(label: str, value: Callable[[Description], object]) -> None:
-        rows.append([label, *[_number(value(d)) for d in descriptions]])
-
-    if kinds != {"wide"}:
-        row("d_ffn, deep path", lambda d: d.width("d_ffn"))
-        row("  effective width", lambda d: d.effective("d_ffn"))
-    if kinds != {"loop"}:
-        row("d_ffn_wide, wide path", lambda d: d.width("d_ffn_wide"))
-        row("  effective width", lambda d: d.effective("d_ffn_wide"))
-    if _in_total(first):
-        row("multiple of widths, ffn_multiple_of", lambda d: d.config.ffn_multiple_of)
-    row("parameters", lambda d: count.parameters(d.config))
-    row("  outside embedding and head", lambda d: count.parameters_non_embedding(d.config))
+def _numbers(description: Description) -> list[tuple[str, Any]]:
+    """What a line of the table is of, and its number; None where the line is a heading."""
+    config, layer = description.config, description.layer
+    kinds, k = set(config.block_kinds), description.loops
+    passes = sum(count.passes(kind, k) for kind in config.block_kinds) / config.n_layers
+    has_deep, has_wide, in_total = kinds != {"wide"}, kinds != {"loop"}, _in_total(description)
+    lines: list[tuple[str, Any]] = []
+    if has_deep:
+        lines.append(("d_ffn, deep path", description.width("d_ffn")))
+        lines.append(("  effective width", description.effective("d_ffn")))
+    if has_wide:
+        lines.append(("d_ffn_wide, wide path", description.width("d_ffn_wide")))
+        lines.append(("  effective width", description.effective("d_ffn_wide")))
+    if in_total:
+        lines.append(("multiple of widths, ffn_multiple_of", config.ffn_multiple_of))
+    lines.append(("parameters", count.parameters(config)))
+    lines.append(("  outside embedding and head", count.parameters_non_embedding(config)))
     mixed = " (mean of layers)" if len(kinds) > 1 else ""
-    rows.append([f"FLOPs per token and layer{mixed}"])
-    if kinds != {"wide"}:
-        row(f"  deep path, {_times(k)}", lambda d: d.layer["deep"])
-    if kinds != {"loop"}:
-        row("  wide path", lambda d: d.layer["wide"])
+    lines.append((f"FLOPs per token and layer{mixed}", None))
+    if has_deep:
+        lines.append((f"  deep path, {_times(k)}", layer["deep"]))
+    if has_wide:
+        lines.append(("  wide path", layer["wide"]))
     if "dual" in kinds:
-        row("  gate", lambda d: d.layer["gate"])
-    row("  linear total", lambda d: d.layer["linear_total"])
-    if kinds != {"wide"}:
-        row("  router", lambda d: d.layer["router"])
-    row(f"  attention scores, {_times(per_layer)}", lambda d: d.layer["attention_scores"])
-    row("  total", lambda d: d.layer["total"])
-    if first.budget_ratio is not None:
-        what = "linear + attention" if _in_total(first) else "linear total"
-        row(f"ratio to the budget, {what}", lambda d: f"{d.budget_ratio:.4f}")
-    row("training FLOPs per token", lambda d: d.training_flops)
-    if _shows_hours(first):
-        row("training hours", lambda d: _hours(d.hours))
-    return rows
+        lines.append(("  gate", layer["gate"]))
+    lines.append(("  linear total", layer["linear_total"]))
+    if has_deep:
+        lines.append(("  router", layer["router"]))
+    lines.append((f"  attention scores, {_times(passes)}", layer["attention_scores"]))
+    lines.append(("  total", layer["total"]))
+    if description.budget_ratio is not None:
+        spent = "linear + attention" if in_total else "linear total"
+        lines.append((f"ratio to the budget, {spent}", f"{description.budget_ratio:.4f}"))
+    lines.append(("training FLOPs per token", description.training_flops))
+    if _shows_hours(description):
+        lines.append(("training hours", _hours(description.hours)))
+    return lines
 
 
 def _in_total(description: Description) -> bool:
@@ -107,18 +114,16 @@ def _in_total(description: Description) -> bool:
     return description.target is not None and description.target.match == "total"
 
 
-def _times(n: int | str) -> str:
-    return f"{n} pass" if str(n) == "1" else f"{n} passes"
+def _times(n: float) -> str:
+    return f"{n:g} pass" if n == 1 else f"{n:g} passes"
 
 
 def _heading(description: Description) -> str:
     return (description.reading or "recipe").replace("_", " ")
 
 
-def _number(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
 def _hours(hours: float) -> str:
@@ -207,22 +212,28 @@ def _more(change: float, form: str, unit: str) -> str:
     return f"{abs(change):{form}}{unit} {'fewer' if change < 0 else 'more'}"
 
 
-def configurations_text(groups: Sequence[Sequence[Description]]) -> str:
-    """Many solved configurations, a row each; every group holds one configuration's readings."""
+def configurations_text(groups: Sequence[Sequence[Description]], width: int | None) -> str:
+    """Many solved configurations, a row each; every group holds one configuration's readings.
+
+    Under match total each reading has widths of its own, and so a table.
+    """
     target = groups[0][0].target
     assert target is not None
-    title = f"budget {format_size(target.budget)} linear FLOPs per token and layer"
+    lines = [f"budget {format_size(target.budget)} linear FLOPs per token and layer"]
     if target.match == "total":
-        title += (
-            f"\nlinear + attention scores matched to {target.matched_budget:,} "
+        lines.append(
+            f"linear + attention scores matched to {target.matched_budget:,} "
             f"(budget + {target.reference_passes} passes)"
         )
-    table = _table_by_reading if target.match == "total" else _table_of_both
-    legend = (
+        for reading in zip(*groups, strict=True):
+            lines += ["", *aligned(_table_in_total(reading), width)]
+    else:
+        lines += ["", *aligned(_table_of_all(groups), width)]
+    lines += [
+        "",
         "total: linear FLOPs, router and attention scores per token and layer, "
-        f"{groups[0][0].seq_len} tokens a sequence"
-    )
-    lines = [title, "", *table(groups), "", legend]
+        f"{groups[0][0].seq_len} tokens a sequence",
+    ]
     if target.match == "total":
         lines.append("multiple: of both widths and of their effective ones, model.ffn_multiple_of")
     if any(d.widths is not None and d.widths.clamped for group in groups for d in group):
@@ -230,42 +241,56 @@ def configurations_text(groups: Sequence[Sequence[Description]]) -> str:
     return "\n".join(lines)
 
 
-def _table_of_both(groups: Sequence[Sequence[Description]]) -> list[str]:
+def _table_of_all(groups: Sequence[Sequence[Description]]) -> Table:
     """Widths of the paper's solver, which both readings share, then what each makes of them."""
-    rows = [["", "", ""], ["configuration", "d_ffn", "d_ffn_wide"]]
+    columns = [Column("\nconfiguration"), *_width_columns("\n")]
     for description in groups[0]:
-        rows[0] += ["", _heading(description), ""]
-        rows[1] += ["params", "linear/budget", "total"]
-    rows += [[_label(g[0]), *_widths(g[0]), *chain(*map(_spending, g))] for g in groups]
-    return align(rows)
+        columns += _spending_columns("\n", "linear/budget", _heading(description))
+    rows = [[_label(g[0]), *_widths(g[0]), *chain(*map(_spending, g))] for g in groups]
+    return Table(columns, rows)
 
 
-def _table_by_reading(groups: Sequence[Sequence[Description]]) -> list[str]:
-    """A table for each reading, as each has widths of its own."""
-    lines: list[str] = []
-    for column in zip(*groups, strict=True):
-        rows = [["d_ffn", "d_ffn_wide", "multiple", "params", "spent/matched", "total"]]
-        rows[0].insert(0, _heading(column[0]))
-        for d in column:
-            multiple = str(d.config.ffn_multiple_of)
-            rows.append([_label(d), *_widths(d), multiple, *_spending(d)])
-        lines += ["", *align(rows)]
-    return lines[1:]
+def _table_in_total(descriptions: Sequence[Description]) -> Table:
+    """All configurations under one reading, each in the multiple that its widths needed."""
+    columns = [Column(_heading(descriptions[0])), *_width_columns(), Column("multiple", "d")]
+    rows = [[_label(d), *_widths(d), d.config.ffn_multiple_of, *_spending(d)] for d in descriptions]
+    return Table([*columns, *_spending_columns("", "spent/matched")], rows)
 
 
-def _spending(description: Description) -> list[str]:
+def _width_columns(above: str = "") -> list[Column]:
+    return [Column(f"{above}{name}", "", importance=4) for name in ("d_ffn", "d_ffn_wide")]
+
+
+def _spending_columns(above: str, ratio: str, reading: str = "") -> list[Column]:
+    """Columns of one reading, whose name stands above the middle one."""
+
+    def label(name: str) -> str:
+        return f"{name} {reading}".strip()
+
+    heading = f"{reading}\n{ratio}" if reading else ratio
     return [
-        f"{count.parameters(description.config) / 1e6:.1f}M",
-        f"{description.budget_ratio:.4f}",
-        f"{description.layer['total'] / 1e6:.1f}M",
+        Column(f"{above}params", _millions, importance=2, label=label("params")),
+        Column(heading, ".4f", importance=3, label=label(ratio)),
+        Column(f"{above}total", _millions, label=label("total")),
     ]
 
 
+def _spending(description: Description) -> tuple[int, float | None, float]:
+    parameters = count.parameters(description.config)
+    return parameters, description.budget_ratio, description.layer["total"]
+
+
+def _millions(value: float) -> str:
+    return f"{value / 1e6:.1f}M"
+
+
 def _widths(description: Description) -> list[str]:
-    """Both configured widths, with a star where one was raised."""
+    """Both configured widths, with a star where one was raised and a dash where there is none."""
     clamped = () if description.widths is None else description.widths.clamped
-    names = ("d_ffn", "d_ffn_wide")
-    return [_width(description.width(n)) + ("*" if n in clamped else "") for n in names]
+    return [
+        f"{description.width(name) or '-'}{'*' if name in clamped else ''}"
+        for name in ("d_ffn", "d_ffn_wide")
+    ]
 
 
 def _label(description: Description) -> str:
@@ -273,7 +298,3 @@ def _label(description: Description) -> str:
     assert target is not None
     share = f" a{target.alpha:g}" if target.block == "dual" else ""
     return target.block + share + (f" K{target.loops}" if target.block != "wide" else "")
-
-
-def _width(width: int | None) -> str:
-    return "-" if width is None else str(width)

@@ -4,9 +4,10 @@
 equal sums of linear FLOPs and attention scores (--match total) need finer ones than the paper's.
 """
 
-from collections.abc import Callable
+from bisect import bisect
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import floor
 from typing import Literal
 
 from dualpath_cli.config import BlockKind, effective_width
@@ -22,7 +23,7 @@ TOLERANCE = Fraction(1, 100)
 
 @dataclass(frozen=True)
 class Target:
-    """What widths are solved for: a budget, the block that spends it, its backbone.
+    """The target of widths: a budget, the block that spends it, its backbone.
 
     The defaults are the paper's backbone (appendix configurations).
     """
@@ -146,7 +147,7 @@ def solve_widths(target: Target) -> Widths:
     which gives the paper's 24576 and 50624. A width whose exact value is positive but below one
     multiple is raised to it, as in the paper's F80M a25 K4.
 
-    Raises UserError where a path has nothing left for its FFN, and names what would do.
+    Raises UserError where a path has nothing left for its FFN, and names changes that help.
     """
     if not target.has_room:
         raise UserError(_no_room(target))
@@ -168,11 +169,11 @@ def solve_within(target: Target) -> tuple[Target, Widths]:
     """The coarsest width multiple that spends the matched budget to within TOLERANCE.
 
     Candidates are ``target.multiple_of`` and its halves, down to an odd number. Returns the target
-    with the multiple found, and the widths in it. Where no candidate will do, as can be for a
+    with the multiple found, and the widths in it. Where no candidate meets it, as can be for a
     ``d_model`` below 150 (one more channel of a pass is then over 1 % of its projections), it is
     the finest.
 
-    Raises UserError where a path has nothing left for its FFN, and names what would do.
+    Raises UserError where a path has nothing left for its FFN, and names changes that help.
     """
     while True:
         widths = solve_widths(target)
@@ -208,25 +209,19 @@ def ways_out(target: Target) -> dict[str, int]:
         if fitting:
             ways["alpha"] = min(fitting, key=lambda a: abs(a - target.alpha))
     if target.block != "wide" and replace(target, loops=1).has_room:
-        ways["loops"] = _last(1, target.loops, lambda k: replace(target, loops=k).has_room)
-    enough = target.budget
-    while not replace(target, budget=enough).has_room:
-        enough *= 2
-    budget = 1 + _last(0, enough, lambda f: not (f and replace(target, budget=f).has_room))
+        fewer = range(1, target.loops)
+        ways["loops"] = bisect(fewer, False, key=lambda k: not replace(target, loops=k).has_room)
+    # Widths are linear in the budget: from those at 1 and 2 follows where the last becomes 0.
+    at_1, at_2 = (replace(target, budget=budget).exact_widths() for budget in (1, 2))
+    paths = zip(at_1, at_2, strict=True)
+    zeros = [1 - w / (v - w) for w, v in paths if w is not None and v is not None]
+    budget = max(1, floor(max(zeros)) + 1)
     ways["budget"] = _ceil(budget, 10 ** max(0, len(str(budget)) - 3))
     return ways
 
 
-def _last(good: int, bad: int, is_good: Callable[[int], bool]) -> int:
-    """The last number that is good, between a good one and a later bad one."""
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if is_good(middle) else (good, middle)
-    return good
-
-
 def _no_room(target: Target) -> str:
-    """One line: which path has no room, and which alpha, K or budget would do."""
+    """One line: which path has no room, and which alpha, K or budget gives it some."""
     given = {
         "wide": "",
         "loop": f" with K={target.loops}",

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualpath_cli.errors import RunFailed
+from dualpath_cli.files.atomic import write_text
 from dualpath_cli.generation import request
 from dualpath_cli.generation.request import Request
-from dualpath_cli.output.atomic import write_text
 
 if TYPE_CHECKING:
-    from dualpath_cli.generation.decoder import Decoder
+    from dualpath_cli.decoding.decoder import Decoder
     from dualpath_cli.generation.texts import Text
 
 
@@ -23,15 +23,12 @@ def run(options: Namespace) -> str:
         UserError: for the first mistake, before torch is imported where it shows by then.
     """
     wanted = request.read(options)
-    from dualpath_cli.generation.decoder import Decoder
+    from dualpath_cli.decoding.decoder import Decoder
+    from dualpath_cli.decoding.speculation import DRAFT
     from dualpath_cli.generation.loading import autocast_of, device_of, load_model, round_weights
-    from dualpath_cli.generation.speculation import DRAFT
 
     device = device_of(wanted.device)
-    model, autocast = (
-        load_model(wanted.run, wanted.settings.model, device),
-        autocast_of(wanted.precision),
-    )
+    model, autocast = load_model(wanted.trained, device), autocast_of(wanted.precision)
     if autocast is not None:
         round_weights(model, autocast)
     decoder = Decoder(

@@ -3,10 +3,9 @@
 import torch
 from torch import nn
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.run_folder import Run
+from dualpath_cli.options.trained import Trained
 from dualpath_cli.training.state.weights import load_weights
 
 
@@ -26,17 +25,17 @@ def autocast_of(precision: str) -> torch.dtype | None:
     return torch.bfloat16 if precision == "bfloat16" else None
 
 
-def load_model(run: Run, config: ModelConfig, device: torch.device) -> DualPathLM:
+def load_model(trained: Trained, device: torch.device) -> DualPathLM:
     """The model of a run's checkpoint, for inference.
 
     Raises:
         UserError: where it cannot be read.
     """
     with torch.device("meta"):
-        model = DualPathLM(config)
+        model = DualPathLM(trained.settings.model)
     model.to_empty(device="cpu")
     model.tie_weights()
-    load_weights(model, run.checkpoint)
+    load_weights(model, trained.run.checkpoint)
     return model.to(device).eval().requires_grad_(False)
 
 

@@ -1,12 +1,10 @@
 """The words of `dualpath generate`; `request` says what they mean."""
 
 from argparse import SUPPRESS
-from typing import Any, get_args
+from typing import Any
 
-from dualpath_cli.generation.overrides import OVERRIDES_HELP
-from dualpath_cli.generation.values import DEVICE_HELP, PRECISION_HELP, PRECISIONS
-from dualpath_cli.intervention import Criterion
-from dualpath_cli.study.options import add_list_option
+from dualpath_cli.options import overrides
+from dualpath_cli.options.values import add_device, add_list_option, add_precision
 
 MAX_NEW_TOKENS = 100
 BATCH_SIZE = 16
@@ -63,13 +61,8 @@ def _add_sampling(group: Any) -> None:
 def _add_savings(group: Any) -> None:
     text = "Keep N keys and values of a deep path's steps: step k writes slot k mod N."
     group.add_argument("--kv-slots", metavar="N", help=text)
-    text = "End a token's loop when this is left of its step weights, or of what --exit-on names."
+    text = "End a token's loop once at most this is left of its step weights."
     group.add_argument("--exit-below", metavar="X", help=text)
-    text = (
-        f"{', '.join(get_args(Criterion))}: the weight of the steps to come (default), how far a "
-        "step moved the state, or the entropy of what it would say."
-    )
-    group.add_argument("--exit-on", metavar="WHAT", help=text)
     text = "Leave a path of a dual block out for tokens whose gate is below this."
     group.add_argument("--skip-below", metavar="X", help=text)
     text = (
@@ -77,18 +70,15 @@ def _add_savings(group: Any) -> None:
         "are distributed as without. One text at a time."
     )
     group.add_argument("--speculate", metavar="N", help=text)
-    for name in ("kv_slots", "exit_below", "exit_on", "skip_below"):
+    for name in ("kv_slots", "exit_below", "skip_below"):
         group.add_argument(f"--{name}", help=SUPPRESS)  # as all other options are spelt
 
 
 def _add_settings(group: Any) -> None:
-    group.add_argument("--loops", metavar="K", help="Forced loops of every deep path.")
-    add_list_option(group, "--intervention", "KEY=VALUE", OVERRIDES_HELP)
+    overrides.add_arguments(group)
     text = f"Texts that are written together (default {BATCH_SIZE})."
     group.add_argument("--batch_size", metavar="N", help=text)
-    group.add_argument(
-        "--precision", metavar="TYPE", default=PRECISIONS[0], help=PRECISION_HELP
-    )  # fmt: skip
+    add_precision(group)
     text = "Compile the model, a minute or so, for many texts: small batches are then faster."
     group.add_argument("--compile", action="store_true", help=text)
-    group.add_argument("--device", metavar="DEVICE", default="auto", help=DEVICE_HELP)
+    add_device(group)

@@ -1,4 +1,4 @@
-"""Prompts: words of the command line, rows of a file, a whole text, or none; torch-free."""
+"""Prompts: words, rows of a file, a whole text, or none, and the ids they become; torch-free."""
 
 import json
 import sys
@@ -10,6 +10,7 @@ from typing import Any
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.text.documents import format_of
 from dualpath_cli.text.rows import BadRow, kind_of, read_rows
+from dualpath_cli.text.tokenizer import Tokenizer
 
 STDIN = "-"
 KEYS = ("prompt", "question", "text")
@@ -99,3 +100,34 @@ def _of_row(row: dict[str, Any] | BadRow, kind: str, place: str, taken: Sequence
     except UnicodeEncodeError:
         raise BadRow("half of a surrogate pair, which is not valid Unicode") from None
     return Prompt(format_of("", kind, key).render(row), place, extra)
+
+
+def ids_of(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, window: int, most_new: int, truncate: bool
+) -> list[list[int]]:
+    """The ids of each prompt after end-of-text, which stands before every text in training.
+
+    With `truncate` a long prompt loses its beginning, so that `most_new` ids fit behind it.
+
+    Raises:
+        UserError: for a prompt that leaves no room in the window.
+    """
+    if truncate and most_new >= window:
+        raise UserError(
+            f"--truncate: --max_new_tokens {most_new:,} leave nothing of the model's window of "
+            f"{window:,} tokens to prompts"
+        )
+    found = []
+    for prompt, text_ids in zip(
+        prompts, tokenizer.encode_batch([prompt.text for prompt in prompts]), strict=True
+    ):
+        ids = text_ids.tolist()
+        if truncate:
+            ids = ids[max(0, len(ids) - (window - most_new)) :]
+        if 1 + len(ids) > window:
+            raise UserError(
+                f"{prompt.place} has {len(ids):,} tokens, the model's window has room for "
+                f"{window - 1:,}; shorten it, or give --truncate"
+            )
+        found.append([tokenizer.eot_id, *ids])
+    return found

@@ -3,27 +3,25 @@
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from dualpath_cli import run_file, run_folder
-from dualpath_cli.command.own_classes import check_as_trained
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.errors import UserError, is_mistake
 from dualpath_cli.generation.options import BATCH_SIZE
-from dualpath_cli.generation.overrides import intervention_of
-from dualpath_cli.generation.prompts import Prompt, read_prompts
-from dualpath_cli.generation.sampling import Sampling
-from dualpath_cli.generation.tokenizing import ids_of, load_tokenizer
-from dualpath_cli.generation.values import (
+from dualpath_cli.generation.prompts import Prompt, ids_of, read_prompts
+from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.options import overrides
+from dualpath_cli.options.trained import Trained, find
+from dualpath_cli.options.values import (
     PRECISIONS,
     check_choice,
     check_device,
     number,
     path_of,
+    seed_number,
     whole_number,
 )
-from dualpath_cli.intervention import SHUFFLED, Criterion, Intervention
-from dualpath_cli.run_folder import Run
-from dualpath_cli.settings import Settings, settings_from
 from dualpath_cli.text.tokenizer import Tokenizer
 
 WRITTEN = ("prompt", "number", "sample", "text", "new_tokens", "end")
@@ -35,8 +33,7 @@ _MOST = 1 << 24
 class Request:
     """What is written, how, and by what."""
 
-    run: Run
-    settings: Settings
+    trained: Trained
     tokenizer: Tokenizer
     prompts: tuple[Prompt, ...]
     ids: tuple[list[int], ...]
@@ -72,35 +69,32 @@ def read(options: Namespace) -> Request:
         raise UserError("--stop '' would end every text at once; give a text")
     max_new_tokens = whole_number("--max_new_tokens", options.max_new_tokens, 1, _MOST)
     sampling, out = _sampling(options), _out(options.out)
-    change = intervention_of(options.loops, options.intervention, _savings(options))
-    run = run_file.find(options.ckpt_path)
-    settings = settings_from(run_folder.read_recipe(run.folder))
-    check_as_trained(run, settings.model)
-    if change is not None and (problem := change.problem(settings.model)):
-        raise UserError(f"{change.name}: {problem} ({options.ckpt_path})")
-    loops = (change and change.loops) or settings.model.loops
+    change = overrides.read(options)
+    trained = find(options.ckpt_path)
+    trained.check(change)
+    model = trained.settings.model
+    loops = (change and change.loops) or model.loops
     if change is not None and change.kv_slots is not None and change.kv_slots >= loops:
         raise UserError(
             f"--kv-slots {change.kv_slots} leaves nothing out of a loop of {loops} steps"
         )
     if change is not None and change.gates == SHUFFLED and options.compile:
         raise UserError("--compile goes with a cache, which shuffled gates have none of")
-    speculate = _speculate(options.speculate, change, settings)
+    speculate = _speculate(options.speculate, change, model)
     taken = () if out is None else WRITTEN
     prompts = read_prompts(options.prompt, options.file, taken)
-    tokenizer, window = load_tokenizer(run, settings.model), settings.model.max_seq_len
+    tokenizer = trained.tokenizer()
     return Request(
-        run=run,
-        settings=settings,
+        trained=trained,
         tokenizer=tokenizer,
         prompts=tuple(prompts),
-        ids=tuple(ids_of(prompts, tokenizer, window, max_new_tokens, options.truncate)),
+        ids=tuple(ids_of(prompts, tokenizer, model.max_seq_len, max_new_tokens, options.truncate)),
         num_samples=_num_samples(options.num_samples, options.greedy),
         max_new_tokens=max_new_tokens,
         stops=tuple(options.stop),
         ignore_eot=options.ignore_eot,
         sampling=sampling,
-        seed=_seed(options.seed),
+        seed=seed_number("--seed", options.seed),
         intervention=change,
         speculate=speculate,
         compiled=options.compile,
@@ -130,27 +124,7 @@ def _sampling(options: Namespace) -> Sampling:
     return Sampling(greedy=options.greedy, **given)
 
 
-def _savings(options: Namespace) -> dict[str, Any]:
-    """The fields of an Intervention that options of their own give."""
-    fields: dict[str, Any] = {}
-    if options.kv_slots is not None:
-        fields["kv_slots"] = whole_number("--kv-slots", options.kv_slots, 1, 1000)
-    if options.skip_below is not None:
-        fields["skip"] = number("--skip-below", options.skip_below, "from 0 to 1", 0, 1)
-    if options.exit_on is not None:
-        check_choice("--exit-on", options.exit_on, get_args(Criterion))
-        if options.exit_below is None:
-            raise UserError(f"--exit-on {options.exit_on} needs --exit-below X, its threshold")
-        fields["halting_by"] = options.exit_on
-    if options.exit_below is not None:
-        most, wanted = (
-            (1.0, "from 0 to 1") if options.exit_on in (None, "mass") else (1e9, "at least 0")
-        )
-        fields["halting"] = number("--exit-below", options.exit_below, wanted, 0, most)
-    return fields
-
-
-def _speculate(text: str | None, change: Intervention | None, settings: Settings) -> int:
+def _speculate(text: str | None, change: Intervention | None, model: ModelConfig) -> int:
     """The longest draft. Raises UserError where drafts cannot be verified, or have no use."""
     if text is None:
         return 0
@@ -161,7 +135,6 @@ def _speculate(text: str | None, change: Intervention | None, settings: Settings
         )
     if change is not None and change.gates == SHUFFLED:
         raise UserError("--speculate goes with a cache, which shuffled gates have none of")
-    model = settings.model
     deep = [n for n, kind in enumerate(model.block_kinds) if kind != "wide"]
     forced = [change and change.within(layer) for layer in deep]
     if all(((own and own.loops) or model.loops) == 1 for own in forced):
@@ -183,12 +156,6 @@ def _batch_size(text: str | None, speculate: int) -> int:
     if speculate and text is not None and size > 1:
         raise UserError(f"--batch_size {text}: --speculate writes one text at a time")
     return 1 if speculate else size
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 1 << 62:
-        raise UserError(f"--seed must be a whole number from 0 on, not '{text:.60}'")
-    return int(text)
 
 
 def _out(text: str | None) -> Path | None:

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dualpath_cli.generation.decoder import Decoder
+from dualpath_cli.decoding.decoder import Decoder
+from dualpath_cli.decoding.sampler import Sampler
+from dualpath_cli.decoding.speculation import Drafts, write_on_drafts
+from dualpath_cli.decoding.writing import End, Limits, batches, write_on
 from dualpath_cli.generation.request import Request
-from dualpath_cli.generation.sampler import Sampler
-from dualpath_cli.generation.speculation import Drafts, write_on_drafts
-from dualpath_cli.generation.writing import End, Limits, batches, write_on
 from dualpath_cli.seeds import seed_from
 
 
 @dataclass
 class Text:
-    """What is written after a prompt."""
+    """A text after a prompt."""
 
     prompt: int
     """Number of its prompt, from 1."""
@@ -36,7 +36,7 @@ class Took:
     first_seconds: list[float] = field(default_factory=list)
     """From the beginning of each batch to its first token: the time of its prompts."""
     later_seconds: float = 0.0
-    """What all tokens after the first of each text took."""
+    """The seconds of all tokens after the first of each text."""
     tokens: int = 0
     later_tokens: int = 0
     """Those after the first of each text."""
@@ -63,7 +63,7 @@ def write(
     Raises:
         RunFailed: where the model gives no numbers.
     """
-    config, tokenizer = wanted.settings.model, wanted.tokenizer
+    config, tokenizer = wanted.trained.settings.model, wanted.tokenizer
     sampler = Sampler(wanted.sampling, tokenizer.vocab_size)
     token_values = tokenizer.token_values()
     limits = Limits(

@@ -1,8 +1,8 @@
-"""What the model is: equations only. Nothing here knows how it is run."""
+"""The model: equations only. Nothing here knows how it is run."""
 
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.model.feed_forward import AuxiliaryLoss
 from dualpath_cli.model.language_model import DualPathLM
+from dualpath_cli.model.layer_pass import AuxiliaryLoss
 from dualpath_cli.model.routing import LayerTrace, RoutingTrace
 
 __all__ = ["AuxiliaryLoss", "DualPathLM", "Intervention", "LayerTrace", "RoutingTrace"]

@@ -1,6 +1,6 @@
-"""Causal attention, over a whole sequence or, with a cache, over the tokens that follow one.
+"""Causal attention, over a whole sequence or over the tokens that follow one.
 
-Shapes: B batch, T positions, S positions with those cached before, H heads, N head size.
+Shapes: B batch, T positions, S positions with those seen before, H heads, N head size.
 """
 
 import torch
@@ -9,11 +9,10 @@ from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.model.blockwise_attention import blockwise_attention
-from dualpath_cli.model.cache import KeysAndValues
-from dualpath_cli.model.positions import Mask, Positions
+from dualpath_cli.kernels.blockwise_attention import blockwise_attention
+from dualpath_cli.model.layer_pass import SublayerPass
+from dualpath_cli.model.positions import Mask, Positions, Rope, rotate
 from dualpath_cli.model.precision import RMSNorm
-from dualpath_cli.model.rope import Rope, rotate
 
 _flex_attention = torch.compile(flex_attention)  # uncompiled it would hold all scores
 
@@ -37,25 +36,18 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(config.head_dim, eps=config.norm_eps)
             self.k_norm = RMSNorm(config.head_dim, eps=config.norm_eps)
 
-    def forward(
-        self, x_BTD: torch.Tensor, positions: Positions, cache: KeysAndValues | None = None
-    ) -> torch.Tensor:
-        """Maps (B, T, D) to (B, T, D).
-
-        With a `cache` the T tokens follow those in it, and are added to it.
-        """
-        rope, mask = positions
+    def forward(self, x_BTD: torch.Tensor, here: SublayerPass) -> torch.Tensor:
+        """Maps (B, T, D) to (B, T, D)."""
+        rope, mask = here.positions
         q_BTHN = self.q_proj(x_BTD).view(*x_BTD.shape[:2], -1, self.config.head_dim)
         q_BTHN = self._placed(q_BTHN, rope, "q_norm")
-        k_BTHN, v_BTHN = self.keys_and_values(x_BTD, positions)
-        if cache is not None:
-            k_BTHN, v_BTHN = cache.append(k_BTHN.to(v_BTHN.dtype), v_BTHN)
-        return self.o_proj(attend(q_BTHN, k_BTHN, v_BTHN, mask).flatten(2))
+        k_BSHN, v_BSHN = here.seen(*self.keys_and_values(x_BTD, here.positions))
+        return self.o_proj(attend(q_BTHN, k_BSHN, v_BSHN, mask).flatten(2))
 
     def keys_and_values(
         self, x_BTD: torch.Tensor, positions: Positions
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What later tokens see of these, (B, T, H, N) each."""
+        """Keys and values of these tokens, for later ones to see, (B, T, H, N) each."""
         heads = (*x_BTD.shape[:2], -1, self.config.head_dim)
         k_BTHN, v_BTHN = self.k_proj(x_BTD).view(heads), self.v_proj(x_BTD).view(heads)
         return self._placed(k_BTHN, positions.rope, "k_norm"), v_BTHN

@@ -2,7 +2,7 @@
 
 A combination maps the states h_1 .. h_K, as many as were run, and their step indices to a weight
 for each state, all of which sum to 1. It works in the type of its weights, also under autocast.
-One of the user's own is a class with the same `forward`; where a step's weight follows from its own
+One from outside is a class with the same `forward`; where a step's weight follows from its own
 state and what earlier ones left, it may have `step_probability`, too: then tokens can halt by mass.
 
 Shapes: B batch, T positions, D model width, K loops.
@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dualpath_cli.classes import own_class
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.own_classes.classes import own_class
 
 
 class StepRouter(nn.Module):
-    """``pi_k q_k`` with ``q_k = sigmoid(w . [h_k, step index] + b)``, the paper's router."""
+    """Eq. 3: ``pi_k q_k`` with ``q_k = sigmoid(w . [h_k, step index] + b)``, the paper's router."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -49,25 +49,8 @@ class StepRouter(nn.Module):
 
 
 def learned_combination(config: ModelConfig) -> nn.Module:
-    """The router, or the class of one's own that a configuration names in its place."""
+    """The router, or the class from outside that a configuration names in its place."""
     if config.combination == "router":
         return StepRouter(config)
     module: nn.Module = own_class(config, "combination")(config)
     return module
-
-
-def settled(
-    weights: Sequence[torch.Tensor], active: Sequence[torch.Tensor], loops: int
-) -> list[torch.Tensor]:
-    """Weights of the steps that were run, (B, T, 1) each, where tokens stop and keep their state.
-
-    What the last of all `loops` steps would weigh comes in, and who took those that were run. What
-    a token did not take is added to its last step, or to the first where it took none.
-    """
-    found = [torch.zeros_like(weights[0])] * (loops - len(weights)) + list(weights)
-    for step in range(len(found) - 1, 0, -1):
-        whole_BT1 = found[step]
-        taken_BT1 = active[step] if step < len(active) else torch.zeros_like(active[0])
-        found[step] = torch.where(taken_BT1, whole_BT1, 0)
-        found[step - 1] = found[step - 1] + torch.where(taken_BT1, 0, whole_BT1)
-    return found[: len(active)]

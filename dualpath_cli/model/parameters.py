@@ -1,33 +1,19 @@
 """Every parameter of the model by its name: the group it decays with, and what it starts from.
 
 One table for initialisation, the optimizer and counts. A parameter that is new to the model has to
-be entered here before any of them takes it. Those of a class of one's own are what the class says
+be entered here before any of them takes it. Those of a class from outside are what the class says
 in `parameter_kinds`, the same table by the class's own names, or else follow from their shapes.
 """
 
-import math
 import re
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple
 
 import torch
 
-from dualpath_cli.classes import Role, own_class, own_roles
-from dualpath_cli.config import ModelConfig, ParameterGroup
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.own_classes.classes import Role, own_class, own_roles
+from dualpath_cli.own_classes.kinds import ParameterKind, own_kind, start_value
 from dualpath_cli.seeds import seed_from
-
-Start = Literal["normal", "normal_by_depth", "gain_init", "one", "zero"]
-
-
-class ParameterKind(NamedTuple):
-    """What is the same for all parameters of a kind."""
-
-    group: ParameterGroup
-    """Group of the optimizer."""
-    start: Start
-    """`normal` has std `init_std` (0.02), `normal_by_depth` `init_std` / sqrt(2 n_layers);
-    `gain_init` is that of gains before the softplus (-7: s is 9.1e-4)."""
-
 
 KINDS = {
     "embed.weight": ParameterKind("embeddings", "normal"),  # also as a tied head
@@ -53,13 +39,13 @@ PLACES: dict[Role, re.Pattern[str]] = {
     "gate": re.compile(r"blocks\.\d+\.gate\.(.+)"),
     "combination": re.compile(r"blocks\.\d+\.deep\.router\.(.+)"),
 }
-"""Names of parameters that may be those of a class of one's own; the group is the class's name."""
+"""Names of parameters that may be those of a class from outside; the group is the class's name."""
 
 
 def kind_of(name: str, config: ModelConfig | None = None, dimensions: int = 2) -> ParameterKind:
     """Returns the kind of a parameter of so many dimensions.
 
-    Of which model it is matters where that has classes of one's own; None: it has none.
+    Of which model it is matters where that has classes from outside; None: it has none.
 
     Raises:
         ValueError: for a name that is not in the table.
@@ -74,37 +60,16 @@ def kind_of(name: str, config: ModelConfig | None = None, dimensions: int = 2) -
     raise ValueError(f"parameter '{name}' is of no known kind: enter it in model/parameters.py")
 
 
-def own_kind(name: str, cls: type, dimensions: int) -> ParameterKind:
-    """The kind of a parameter of a class of one's own, by the name that the class gives it.
-
-    What `parameter_kinds` of the class says. Else a weight of a norm is one, other matrices are
-    drawn, and vectors are zero and decay as biases do.
-    """
-    for pattern, kind in getattr(cls, "parameter_kinds", {}).items():
-        if fnmatchcase(name, pattern):
-            return ParameterKind(*kind)
-    if name.endswith("norm.weight"):
-        return ParameterKind("norms", "one")
-    if dimensions > 1:
-        return ParameterKind("matrices", "normal")
-    return ParameterKind("biases", "zero")
-
-
 def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> torch.Tensor:
     """Returns the whole initial value of a parameter, float32 on the CPU.
 
-    What is drawn comes from a generator of its own, seeded by seed and name: the same whatever the
+    Each value is drawn from another generator, seeded by seed and name: the same whatever the
     device, the number of ranks, the block kinds and the order of construction, so that two
     architectures compared under one seed share all that they have in common.
 
     Raises:
         ValueError: for a name that is not in the table.
     """
-    constants = {"gain_init": config.gain_init, "one": 1.0, "zero": 0.0}
     start = kind_of(name, config, len(shape)).start
-    value = torch.empty(shape, dtype=torch.float32, device="cpu")
-    if start in constants:
-        return value.fill_(constants[start])
-    depth = 2 * config.n_layers if start == "normal_by_depth" else 1
     generator = torch.Generator().manual_seed(seed_from(seed, name) >> 1)
-    return value.normal_(std=config.init_std / math.sqrt(depth), generator=generator)
+    return start_value(start, shape, config, generator)

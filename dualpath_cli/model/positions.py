@@ -1,6 +1,8 @@
 """What attention knows about positions: their rotation, and which of them a token may look at.
 
-Shapes: B batch, T positions, S positions with those in a cache before.
+Rotary position embedding is half-split: channel i turns together with channel i + N/2.
+
+Shapes: B batch, T positions, S positions with those seen before, H heads, N head size.
 """
 
 from collections.abc import Callable
@@ -9,7 +11,15 @@ from typing import NamedTuple
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
-from dualpath_cli.model.rope import Rope
+from dualpath_cli.config import ModelConfig
+
+
+class Rope(NamedTuple):
+    """Cosine and sine of every position's angles, each (T, 1, N/2) or (B, T, 1, N/2)."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
 
 Mask = torch.Tensor | BlockMask
 """Where a query may look: blocks for FlexAttention, or (B, 1, T, S) of bool."""
@@ -22,25 +32,21 @@ class Positions(NamedTuple):
     mask: Mask | None = None
     """None means: every token looks at itself and all before it."""
 
-    def rows(self, rows_R: torch.Tensor) -> "Positions":
-        """Those of some sequences of the batch."""
-        rope, mask = self
-        if rope.cos.dim() == 4:
-            rope = Rope(*(table[rows_R] for table in rope))
-        if mask is not None and mask.shape[0] > 1:
-            mask = mask[rows_R]
-        return Positions(rope, mask)
 
-    def of_documents(self, starts_BT: torch.Tensor) -> "Positions":
-        """Those of documents packed into sequences, each of which is as if it were alone.
+def whole_sequences(config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor) -> Positions:
+    """Those of tokens (B, T) from the first on, on the device of `like`.
 
-        Where `starts_BT` is True a document begins: it counts its positions from there, and its
-        tokens look at none before.
-        """
-        place_BT = torch.arange(starts_BT.shape[1], device=starts_BT.device).expand_as(starts_BT)
-        begin_BT = torch.where(starts_BT, place_BT, 0).cummax(1).values
-        rope = Rope(*(table[place_BT - begin_BT] for table in self.rope))
-        return Positions(rope, document_mask(starts_BT.cumsum(1)))
+    Where the configuration has a `document_start`, documents packed into a sequence are each as if
+    it were alone: its positions count from its start, and its tokens look at none before.
+    """
+    rope = rope_tables(config, tokens.shape[1], like)
+    if config.document_start is None:
+        return Positions(rope)
+    starts_BT = tokens == config.document_start
+    place_BT = torch.arange(starts_BT.shape[1], device=starts_BT.device).expand_as(starts_BT)
+    begin_BT = torch.where(starts_BT, place_BT, 0).cummax(1).values
+    in_documents = Rope(*(table[place_BT - begin_BT] for table in rope))
+    return Positions(in_documents, document_mask(starts_BT.cumsum(1)))
 
 
 def document_mask(documents_BT: torch.Tensor) -> Mask:
@@ -66,49 +72,30 @@ def in_document(documents_BT: torch.Tensor) -> Callable[..., torch.Tensor]:
     return seen
 
 
-def documents_of(
-    tokens: torch.Tensor,
-    starts_BT: torch.Tensor | None,
-    attention_mask: torch.Tensor | None,
-    before_BS: torch.Tensor | None,
-) -> torch.Tensor | None:
-    """Numbers the documents of positions: (B, T), from 0 on, and -1 for padding.
+def rope_tables(config: ModelConfig, n_positions: int, like: torch.Tensor) -> Rope:
+    """Returns the tables for `n_positions` positions from 0 on, on the device of `like`."""
+    return rope_at(config, torch.arange(n_positions, device=like.device), like)
 
-    A document begins where `starts_BT` is True, padding is where `attention_mask` (B, T) is False;
-    `before_BS` are the numbers of those before, which end in padding where a pass did. None means
-    one document for all, unpadded.
+
+def rope_at(config: ModelConfig, places: torch.Tensor, like: torch.Tensor) -> Rope:
+    """Returns the tables for positions (T,) or (B, T), on the device of `like`.
+
+    Angles are computed in float64 and the tables hold float32, or float64 beside a float64 model.
+    They are made anew in each forward pass (64 numbers a position): a buffer would have to survive
+    meta-device construction, sharding and checkpoints for nothing.
     """
-    if starts_BT is None and attention_mask is None and before_BS is None:
-        return None
-    documents_BT = torch.zeros_like(tokens)
-    if starts_BT is not None:
-        if attention_mask is not None:  # padding is often end-of-text, too
-            starts_BT = starts_BT & attention_mask.bool()
-        documents_BT = starts_BT.cumsum(1)
-        if before_BS is not None:
-            documents_BT = documents_BT + before_BS.amax(1, keepdim=True).clamp(min=0)
-    if attention_mask is not None:
-        documents_BT = documents_BT.masked_fill(~attention_mask.bool(), -1)
-    return documents_BT
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device=like.device)
+    frequencies = config.rope_base ** (-exponents / config.head_dim)
+    if config.rope_dtype == "bfloat16":
+        frequencies = frequencies.to(torch.bfloat16).double()
+    angles = (places[..., None] * frequencies)[..., None, :]
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return Rope(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
-def places_in_documents(documents_BS: torch.Tensor) -> torch.Tensor:
-    """How many of its document's tokens come before each position, (B, S).
-
-    Documents are numbered as `documents_of` does.
-    """
-    before_BS = documents_BS.cummax(1).values.roll(1, dims=1)
-    before_BS[:, 0] = -1
-    seen_BS = (documents_BS >= 0).cumsum(1)
-    first_BS = torch.where(documents_BS > before_BS, seen_BS, 0).cummax(1).values
-    return seen_BS - first_BS
-
-
-def mask_in_cache(documents_BS: torch.Tensor | None, places_T: torch.Tensor, S: int) -> Mask:
-    """What the tokens at `places_T` see of S positions: themselves, and those of their document
-    before; padding sees padding."""
-    seen_TS = torch.arange(S, device=places_T.device) <= places_T[:, None]
-    if documents_BS is None:
-        return seen_TS[None, None]
-    same_BTS = documents_BS[:, places_T, None] == documents_BS[:, None]
-    return (seen_TS & same_BTS)[:, None]
+def rotate(x_BTHN: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """Turns each head's channel pairs by their position's angles; float32 or float64 comes out."""
+    first, second = x_BTHN.chunk(2, dim=-1)
+    return torch.cat(
+        (first * rope.cos - second * rope.sin, second * rope.cos + first * rope.sin), dim=-1
+    )

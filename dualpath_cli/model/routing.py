@@ -1,4 +1,4 @@
-"""RoutingTrace: what `DualPathLM.forward` writes down about its routing when asked.
+"""RoutingTrace: what a forward pass writes down about its routing when asked.
 
 Shapes: B batch, T positions, D model width, K loops.
 """
@@ -112,19 +112,16 @@ class LayerTrace:
         if self.keeps_states:
             self.deep_states = states
 
-    def record_wide(self, x_BTD: torch.Tensor, awake_BT1: torch.Tensor | None) -> None:
-        """Writes down which tokens of x (B, T, D) took the wide path; None: all."""
-        if awake_BT1 is None:
-            awake_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
-        self.wide_taken = awake_BT1.squeeze(-1)
-
     def record_updates(
         self, x_BTD: torch.Tensor, deep_BTD: torch.Tensor | None, wide_BTD: torch.Tensor | None
     ) -> None:
         """Writes down what the states h_deep and h_wide, each (B, T, D), add to the input x.
 
-        A path that the block does not have is None. In float32 at least, also under autocast.
+        A path that the block does not have is None. In float32 at least, also under autocast. All
+        tokens took the wide path unless `wide_taken` says otherwise already.
         """
+        if wide_BTD is not None and self.wide_taken is None:
+            self.wide_taken = torch.ones_like(x_BTD[..., 0], dtype=torch.bool)
         if self.keeps_states:
             self.x, self.wide_state = x_BTD, wide_BTD
         precise = torch.promote_types(x_BTD.dtype, torch.float32)

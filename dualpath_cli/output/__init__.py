@@ -1,1 +1,1 @@
-"""What is written and shown: whole files, CSV, progress, colours."""
+"""The terminal and figures: console, tables, progress, colours."""

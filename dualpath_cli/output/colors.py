@@ -14,7 +14,7 @@ EVEN = "#F6F5F2"
 """Between the two, where both paths have equal shares."""
 INK, MUTED = "#1F2A44", "#56607A"
 SOURCES = (INK, DEEP, WIDE, "#8E6F96", "#5F8A5A", "#B08D2F", "#A04A5A", "#2F7F86", "#8C7B6B")
-"""Of lines, one a source or run."""
+"""The colours of lines, one a source or run."""
 
 
 @cache

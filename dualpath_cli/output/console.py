@@ -1,4 +1,4 @@
-"""The console that everything is printed on: texts are shown as they are.
+"""The console that everything is printed on: texts are shown without markup.
 
 A name such as `[red]` or `:smile:` is a name, not a style and not a picture.
 """

@@ -1,4 +1,4 @@
-"""How far long work is, and the time left: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of long work and the time left: a bar on a terminal, an occasional line elsewhere."""
 
 import time
 from collections.abc import Callable
@@ -78,7 +78,7 @@ class Progress:
         self._bar.start()
 
     def stop(self, last_line: bool = False) -> None:
-        """Leaves the bar as it is now; `last_line` prints a line where there is no terminal."""
+        """Leaves the bar in its state; `last_line` prints a line where there is no terminal."""
         self._show(time.monotonic(), line=last_line and not self._console.is_terminal)
         self._bar.stop()
 
@@ -89,7 +89,7 @@ class Progress:
         self._bar.update(self._task, total=total, completed=done)
 
     def advance(self, amount: int = 1, title: str | None = None, status: str | None = None) -> None:
-        """Counts what is done; title and status, a few words beside the amounts, stay till told."""
+        """Adds finished work; title and status, words beside the amounts, stay until changed."""
         self._done += amount
         self._title = self._title if title is None else title
         self._status = self._status if status is None else status

@@ -1,4 +1,4 @@
-"""What standard output can take: every character, and a reader that leaves."""
+"""Standard output that takes every character, a reader that leaves, one process of many."""
 
 import os
 import sys
@@ -14,6 +14,11 @@ def escape_unprintable() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as we live
     if sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the first of all, by torchrun, SLURM or Lightning."""
+    return all(os.environ.get(n, "0") == "0" for n in ("RANK", "SLURM_PROCID", "LOCAL_RANK"))
 
 
 def to_nobody(stream: TextIO) -> None:

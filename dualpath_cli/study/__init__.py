@@ -1,1 +1,1 @@
-"""What is learned from a trained model."""
+"""Studies of a trained model."""

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 
 from torch.utils.data import DataLoader
 
-from dualpath_cli.command.session import Session
 from dualpath_cli.output.progress import Progress, counted
+from dualpath_cli.session.session import Session
 from dualpath_cli.study.facts import decisive_facts, source_facts, study_facts
 from dualpath_cli.study.passes import FILLER, Pass
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ PassT = TypeVar("PassT", bound=Pass)
 
 
 class Study(ABC, Generic[PassT]):
-    """What makes a study: its passes over a source, and what it does with what they gave."""
+    """A study: its passes over a source, and its use of their results."""
 
     semantics: int
     """Raised when the same model and texts would give other numbers than before."""

@@ -1,4 +1,4 @@
-"""What decides the numbers of a study: the checkpoint, the texts, how they were computed."""
+"""The facts that decide a study's numbers: checkpoint, texts, ways of computing."""
 
 import dataclasses
 import hashlib
@@ -12,11 +12,18 @@ import torch
 from lightning.pytorch import Trainer
 
 from dualpath_cli.command.launch import Launch
-from dualpath_cli.study.bootstrap import clusters_of
+from dualpath_cli.intervention import Intervention
+from dualpath_cli.statistics.bootstrap import clusters_of
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
 from dualpath_cli.text.storage import exists, local_copy
 from dualpath_cli.training.data.windows import Windows
+
+LAST_LAYER = (
+    "The final RMSNorm takes the scale out of the last layer's output: only g_d : g_w counts "
+    "there, so that what depends on the size of its gates cannot be set beside other layers."
+)
+"""The caption of tables with the gates of the last layer."""
 
 
 def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
@@ -49,6 +56,14 @@ def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
         "strategy": type(trainer.strategy).__name__,
         "matmul": torch.get_float32_matmul_precision(),
     }
+
+
+def override_facts(change: Intervention) -> dict[str, Any]:
+    """Returns what of an intervention decides numbers.
+
+    The criterion that once was a choice stays in it: passes of earlier versions are found by that.
+    """
+    return {**dataclasses.asdict(change), "halting_by": "mass"}
 
 
 def source_facts(name: str, location: str, windows: Windows, tokenizer: str) -> dict[str, Any]:

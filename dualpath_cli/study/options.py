@@ -3,10 +3,11 @@
 from argparse import ArgumentParser
 from pathlib import Path
 
-from dualpath_cli import run_folder
 from dualpath_cli.errors import UserError
+from dualpath_cli.options.values import add_list_option
 from dualpath_cli.ranges import check_path
-from dualpath_cli.recipes import Recipe
+from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.run import run_folder
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.text.documents import parse_source, split_name
 from dualpath_cli.text.manifest import is_data_folder
@@ -14,11 +15,6 @@ from dualpath_cli.text.storage import is_remote
 
 TAGGER = "en_core_web_sm"
 """The spaCy pipeline by default."""
-
-
-def add_list_option(parser: ArgumentParser, name: str, metavar: str, text: str) -> None:
-    """Adds an option of one word or more, which may be repeated."""
-    parser.add_argument(name, nargs="+", action="extend", default=[], metavar=metavar, help=text)
 
 
 def add_text_arguments(parser: ArgumentParser) -> None:

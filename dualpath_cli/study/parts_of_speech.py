@@ -62,7 +62,7 @@ class Tagger:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What decides the tags, for a report."""
+        """The facts that decide the tags, for a report."""
         import spacy
 
         meta = self.nlp.meta

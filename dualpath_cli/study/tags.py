@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.study.classes import TokenClass
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Tokens
@@ -28,9 +27,9 @@ def tag(ids: Sequence[Tokens], tokenizer: Tokenizer, tagger: Tagger) -> Tags:
     ]
 
 
-def members_of(tags: Tags, chosen: TokenClass) -> Masks:
-    """Returns which tokens are of a class."""
-    return [np.isin(window, chosen.upos) for window in tags]
+def members_of(tags: Tags, upos: Sequence[str]) -> Masks:
+    """Returns which tokens have one of some parts of speech."""
+    return [np.isin(window, upos) for window in tags]
 
 
 def count(masks: Iterable[npt.NDArray[np.bool_]]) -> int:

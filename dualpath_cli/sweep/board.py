@@ -1,16 +1,14 @@
 """What a sweep shows while it runs: a live table on a terminal, lines elsewhere."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
-from dualpath_cli.errors import UserError
-from dualpath_cli.output.csv_text import read_csv
 from dualpath_cli.output.progress import LINE_EVERY, duration
-from dualpath_cli.study.tables import table_of
+from dualpath_cli.output.table import Column, Table, drawn
 from dualpath_cli.sweep.runs import Run
 
 
@@ -39,13 +37,14 @@ class Board:
     def show(self, running: Sequence[Run], finished: int, failed: int) -> None:
         """Shows how far the runs at work are."""
         if self._console.is_terminal:
-            self._live.update(self._table(running, finished, failed), refresh=True)
+            table = self._table(running, finished, failed)
+            self._live.update(drawn(table, self._console.width), refresh=True)
         elif time.monotonic() - self._shown >= LINE_EVERY:
             self._shown = time.monotonic()
             states = ", ".join(
-                f"{run.name} {state['step']} of {run.steps}"
+                f"{run.name} {rows[-1]['step']} of {run.steps}"
                 for run in running
-                if (state := progress_of(run))
+                if (rows := run.metrics)
             )
             if not states and finished + failed < self._total:
                 states = "starting" if running else "waiting"
@@ -54,29 +53,21 @@ class Board:
 
     def _table(self, running: Sequence[Run], finished: int, failed: int) -> Table:
         waiting = self._total - finished - failed - len(running)
-        table = table_of(
-            f"{self._title}: {finished} of {self._total} done, {waiting} waiting"
-            + (f", {failed} failed" if failed else ""),
-            ["run"], ["step", "of", "loss", "bits/byte", "tokens/s", "left"],
-        )  # fmt: skip
+        columns = [
+            Column("run"), Column("step", ",", importance=3), Column("of", ",", importance=2),
+            Column("loss", ".3f", importance=2), Column("bits/byte", ".3f"),
+            Column("tokens/s", ",.0f"), Column("left", "", importance=2),
+        ]  # fmt: skip
+        rows: list[tuple[Any, ...]] = []
         for run in running:
-            state = progress_of(run)
-            if not state:
-                table.add_row(run.name, "starting", f"{run.steps:,}")
+            logged = run.metrics
+            if not logged:
+                rows.append((run.name, "starting", run.steps))
                 continue
+            state = logged[-1]
             step, speed = int(state["step"]), float(state["tokens_per_second"])
             left = (run.steps - step) * run.settings.run.batch_tokens / speed
-            table.add_row(
-                run.name, f"{step:,}", f"{run.steps:,}", f"{float(state['loss']):.3f}",
-                f"{float(state['bits_per_byte']):.3f}", f"{speed:,.0f}", duration(left),
-            )  # fmt: skip
-        return table
-
-
-def progress_of(run: Run) -> Mapping[str, str]:
-    """The last row that a run has logged; nothing before the first one."""
-    try:
-        rows = read_csv(run.folder / "metrics.csv")
-    except UserError:  # half written at this moment
-        return {}
-    return rows[-1] if rows else {}
+            loss, bits = float(state["loss"]), float(state["bits_per_byte"])
+            rows.append((run.name, step, run.steps, loss, bits, speed, duration(left)))
+        title = f"{self._title}: {finished} of {self._total} done, {waiting} waiting"
+        return Table(columns, rows, title + (f", {failed} failed" if failed else ""))

@@ -46,7 +46,7 @@ class Cell:
     budget: int
     """F_M, FLOPs per token and layer, of the backbone's number of layers."""
     matches: tuple[Match, ...]
-    """What meets the budget in it: linear FLOPs, or total ones; both where the widths are equal."""
+    """The FLOPs that meet the budget: linear or total ones; both where the widths are equal."""
     alpha: float | None
     """Percent of the FLOPs on the deep path; None for a single path."""
     model: dict[str, Any]
@@ -61,7 +61,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What cells are asked for."""
+    """The request for cells."""
 
     budgets: Sequence[int]
     alphas: Sequence[float]

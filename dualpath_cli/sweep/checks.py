@@ -1,21 +1,18 @@
 """What a sweep checks before it writes anything."""
 
 import json
-import tempfile
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-
-import yaml
+from dataclasses import replace
 
 from dualpath_cli.command import launch
 from dualpath_cli.command.batch import micro_batches
-from dualpath_cli.command.own_classes import check_as_begun
 from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.errors import UserError
-from dualpath_cli.recipes import merge
-from dualpath_cli.run_folder import RECIPE, check_same_recipe, decisive_part
-from dualpath_cli.schedule import cooldown_start
-from dualpath_cli.settings import Settings, TrainerSettings
+from dualpath_cli.own_classes.checks import check_as_begun
+from dualpath_cli.own_classes.classes import own_roles
+from dualpath_cli.recipe.schedule import cooldown_start
+from dualpath_cli.recipe.settings import Settings, TrainerSettings
+from dualpath_cli.run.run_folder import RECIPE, check_same_recipe, decisive_part, facts_now
 from dualpath_cli.sweep.runs import Run
 
 WAY_OUT = "give this sweep another --out"
@@ -28,13 +25,14 @@ def check_begun(runs: Iterable[Run]) -> None:
 
     Raises:
         UserError: where a run was begun with a recipe of other numbers, or with another source of
-            a class of one's own.
+            a custom class.
     """
     for run in runs:
         if (run.folder / RECIPE).is_file():
             way_out = f"{WAY_OUT}, or the words that it was begun with"
             check_same_recipe(run.folder, run.settings.as_recipe(), way_out=way_out)
-            check_as_begun(run.folder, None, run.settings.model, WAY_OUT)
+            if own_roles(run.settings.model):
+                check_as_begun(run.folder, facts_now(run.folder), run.settings.model, WAY_OUT)
 
 
 def check_different(runs: Sequence[Run]) -> None:
@@ -55,7 +53,7 @@ def check_different(runs: Sequence[Run]) -> None:
 
 
 def _identity(run: Run) -> str:
-    """What decides the numbers of a run; its tokens by the whole steps that they make."""
+    """The settings that decide a run's numbers; its tokens by the whole steps that they make."""
     trainer, part = run.settings.trainer, decisive_part(run.settings.as_recipe())
     part["run"] |= {"recipe": "", "max_tokens": run.steps * run.settings.run.batch_tokens}
     more = [trainer.precision, trainer.callbacks, trainer.plugins]
@@ -82,12 +80,10 @@ def check_settings(runs: Sequence[Run]) -> None:
 
 def _check_as_fit(run: Run) -> None:
     """Has `fit` check a run; one whose trunk is not there yet as if it began at the start."""
-    alone = {} if run.is_ready else {"run": {"branch_from": None}}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "recipe.yaml"
-        text = yaml.safe_dump(merge(run.recipe, alone), sort_keys=False)
-        path.write_text(text, encoding="utf-8")
-        launch.read(COMMANDS["fit"], ["--config", str(path)])
+    settings = run.settings
+    if not run.is_ready:
+        settings = replace(settings, run=replace(settings.run, branch_from=None))
+    launch.to_train(COMMANDS["fit"], settings)
 
 
 def _check_batch(settings: Settings) -> None:

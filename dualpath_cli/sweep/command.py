@@ -3,25 +3,26 @@
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import yaml
 from rich.console import Console
 
-from dualpath_cli.command.own_classes import option_of
-from dualpath_cli.consent import OPTION
 from dualpath_cli.errors import Stopped, UserError
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files.csv_text import format_csv
+from dualpath_cli.files.lock import alone_in
 from dualpath_cli.flops.widths import TOLERANCE
-from dualpath_cli.output.atomic import write_text
 from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.csv_text import format_csv
-from dualpath_cli.recipes import Recipe, merge
-from dualpath_cli.run_lock import alone_in
-from dualpath_cli.settings import Settings, settings_from
-from dualpath_cli.study.tables import print_table
+from dualpath_cli.output.table import show
+from dualpath_cli.own_classes.checks import option_of
+from dualpath_cli.own_classes.consent import OPTION
+from dualpath_cli.recipe.recipes import Recipe, merge
+from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.sweep import plan, request, tuning
-from dualpath_cli.sweep.cells import Cell, solve
+from dualpath_cli.sweep.cells import FAMILIES, Cell, solve
 from dualpath_cli.sweep.checks import check_begun, check_different, check_settings
+from dualpath_cli.sweep.plan import Cost
 from dualpath_cli.sweep.request import Request
 from dualpath_cli.sweep.runner import check_none, run_all
 from dualpath_cli.sweep.runs import (
@@ -34,7 +35,6 @@ from dualpath_cli.sweep.runs import (
     write_recipes,
 )
 from dualpath_cli.sweep.slurm import write_array
-from dualpath_cli.sweep.speed import speeds
 from dualpath_cli.sweep.tuning import Rates, Trial, family_of
 from dualpath_cli.sweep.worker import check_sharing, side_by_side
 
@@ -72,9 +72,13 @@ def _run(wanted: Request, console: Console) -> str:
     write_recipes(runs if chosen is not None else trials)
     for note in [*notes, *tuning.notes(kept, found)]:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
-    _show_plan(wanted, runs, trials if chosen is None else [], console)
+    tuned = chosen is not None
+    rows = _costs(wanted, runs, trials)
+    _show_plan(wanted, runs, rows, console)
+    if not tuned:
+        _show_trials(wanted, trials, console)
     if wanted.slurm:
-        return _array(wanted, trials if chosen is None else runs, tuned=chosen is not None)
+        return _array(wanted, runs if tuned else trials, tuned)
     _ask(wanted, console)
     while chosen is None:
         failed = run_all(trials, wanted.jobs, "learning rates", console)
@@ -85,6 +89,8 @@ def _run(wanted: Request, console: Console) -> str:
     runs = _runs(wanted, shared, found, chosen)
     check_begun(runs)
     write_recipes(runs)
+    if not tuned and wanted.tflops is None:  # their trials tell how long they take
+        _show_plan(wanted, runs, _costs(wanted, runs, trials), console)
     check_none(run_all(runs, wanted.jobs, "sweep", console), len(runs))
     return f"next: {_comparison(wanted, runs)}"
 
@@ -181,20 +187,25 @@ def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) ->
     write_text(wanted.out / request.SWEEP, yaml.safe_dump(content, sort_keys=False))
 
 
-def _show_plan(
-    wanted: Request, runs: Sequence[Run], trials: Sequence[Run], console: Console
-) -> None:
-    """Prints what is going to run, and writes plan.csv."""
-    families = {run.configuration.cell.family for run in runs}
+def _speeds(wanted: Request, runs: Sequence[Run]) -> Mapping[str, float]:
+    """FLOP/s of training by family: as given, or as far as runs have begun."""
     if wanted.tflops is not None:
-        speed = dict.fromkeys(families, wanted.tflops * 1e12)
-    elif wanted.slurm:  # runs elsewhere
-        speed = {}
-    else:
-        speed = speeds(runs, wanted.out, wanted.jobs, console)
-    rows, jobs = plan.costs(runs, speed), side_by_side(runs[0], wanted.jobs)
+        return dict.fromkeys(FAMILIES, wanted.tflops * 1e12)
+    return plan.measured(runs)
+
+
+def _costs(wanted: Request, runs: Sequence[Run], trials: Sequence[Run]) -> list[Cost]:
+    """What the runs cost; writes plan.csv."""
+    rows = plan.costs(runs, _speeds(wanted, [*trials, *runs]))
     write_text(wanted.out / "plan.csv", format_csv(plan.records(rows)))
-    print_table(console, plan.plan_table(rows, jobs))
+    return rows
+
+
+def _show_plan(
+    wanted: Request, runs: Sequence[Run], rows: Sequence[Cost], console: Console
+) -> None:
+    """Prints what is going to run."""
+    show(console, plan.plan_table(rows, side_by_side(runs[0], wanted.jobs)))
     for row in rows:
         if row.gate_excess > TOLERANCE:
             console.print(
@@ -202,19 +213,25 @@ def _show_plan(
                 "more than the recipe's, which widths are solved for; a sweep of its own would "
                 "leave it room", highlight=False, soft_wrap=True,
             )  # fmt: skip
-    trials = [trial for trial in trials if not trial.is_finished]
-    if trials:
-        tried = sorted({trial.settings.optim.lr for trial in trials})
-        rates = f"{tried[0]:g} to {tried[-1]:g}" if len(tried) > 1 else f"{tried[0]:g}"
-        hours = sum(row.hours or 0 for row in plan.costs(trials, speed)) / jobs
-        text = (
-            f"before them at least {_counted(len(trials), 'trial')} of "
-            f"{_counted(len(tried), 'learning rate')}, {rates}, of "
-            f"{trials[0].settings.run.max_tokens:,} tokens each"
-        )
-        text += f": {plan.duration(3600 * hours)}" if speed else ""
-        text += "; the first value of each --set is tuned for all" if wanted.varied else ""
-        console.print(text, highlight=False, soft_wrap=True)
+
+
+def _show_trials(wanted: Request, trials: Sequence[Run], console: Console) -> None:
+    """Prints which trials come before the runs."""
+    left = [trial for trial in trials if not trial.is_finished]
+    if not left:
+        return
+    tried = sorted({trial.settings.optim.lr for trial in left})
+    rates = f"{tried[0]:g} to {tried[-1]:g}" if len(tried) > 1 else f"{tried[0]:g}"
+    text = (
+        f"before them at least {_counted(len(left), 'trial')} of "
+        f"{_counted(len(tried), 'learning rate')}, {rates}, of "
+        f"{left[0].settings.run.max_tokens:,} tokens each"
+    )
+    hours = [row.hours for row in plan.costs(left, _speeds(wanted, trials)) if row.hours]
+    if len(hours) == len(left):
+        text += f": {plan.duration(3600 * sum(hours) / side_by_side(left[0], wanted.jobs))}"
+    text += "; the first value of each --set is tuned for all" if wanted.varied else ""
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _counted(number: int, noun: str) -> str:

@@ -62,7 +62,8 @@ def add_arguments(parser: Any) -> None:
     )
     how.add_argument("--slurm", action="store_true", help=text)
     text = (
-        "TFLOP/s that a run sustains here, for the hours of the plan; measured if it is not given."
+        "TFLOP/s that a run sustains, for the hours of the plan; by default they follow from the "
+        "first run of each family, once it has begun."
     )
     how.add_argument("--tflops", metavar="X", help=text)
     how.add_argument("--yes", action="store_true", help="Start without asking.")

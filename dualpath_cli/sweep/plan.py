@@ -1,18 +1,20 @@
-"""What a sweep costs: parameters, FLOPs, tokens and hours of each configuration. Torch-free."""
+"""What a sweep costs: parameters, FLOPs, tokens and hours of each configuration. Torch-free.
+
+Hours follow from the speed that is given, or from that of the first run of each family.
+"""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-
-from rich.table import Table
+from statistics import median
 
 from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.output.progress import duration
-from dualpath_cli.schedule import cooldown_start
-from dualpath_cli.settings import Settings
+from dualpath_cli.output.table import Column, Columns, Table
+from dualpath_cli.recipe.schedule import cooldown_start
+from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.sizes import format_size
-from dualpath_cli.study.tables import table_of
 from dualpath_cli.sweep.runs import Run
 
 Wide = tuple[int, Match]
@@ -48,6 +50,17 @@ class Cost:
     """Runs of it that are not finished."""
     hours: float | None
     """Of one run."""
+
+
+def measured(runs: Iterable[Run]) -> dict[str, float]:
+    """FLOP/s of training by family, of the first run of each that has logged a step here."""
+    known: dict[str, float] = {}
+    for run in runs:
+        speeds = [float(row.get("tokens_per_second") or 0) for row in run.metrics]
+        speed = median(speeds[len(speeds) // 2 :] or [0.0])  # the first steps compile
+        if speed > 0:
+            known.setdefault(run.configuration.cell.family, speed * training_flops(run.settings))
+    return known
 
 
 def costs(runs: Sequence[Run], speeds: Mapping[str, float]) -> list[Cost]:
@@ -109,21 +122,29 @@ def plan_table(rows: Sequence[Cost], jobs: int) -> Table:
     # Of what is finished no speed need be known.
     due = [row for row in rows if row.left]
     known = [row.hours * row.left for row in due if row.hours is not None]
-    if len(known) == len(due):
-        caption += f"; in all {duration(3600 * sum(known) / jobs)}" if left else ""
-        caption += f", {jobs} side by side" if left and jobs > 1 else ""
-    several = len({row.budget for row in rows}) > 1
-    columns = ["parameters", "of wide", "linear M", "total M", "of due", "tokens", "runs", "each"]
+    if left and len(known) == len(due):
+        caption += f"; in all {duration(3600 * sum(known) / jobs)}"
+        caption += f", {jobs} side by side" if jobs > 1 else ""
+    elif left:
+        caption += "; hours are not known before a run of each family has begun, or by --tflops"
+    columns: Columns[Cost] = [
+        (Column("configuration"), lambda row: row.configuration),
+        (Column("parameters", "{:.2f}M".format, importance=2), lambda row: row.parameters / 1e6),
+        (Column("of wide", ".2f"), lambda row: row.relative),
+        (Column("linear M", ".3f"), lambda row: row.linear_flops / 1e6),
+        (Column("total M", ".3f", importance=0), lambda row: row.total_flops / 1e6),
+        (Column("of due", ".4f", importance=0), lambda row: row.spent),
+        (Column("tokens", "{:.1f}M".format, importance=2), lambda row: row.tokens / 1e6),
+        (Column("runs", "d", importance=3), lambda row: row.seeds),
+        (Column("each", _hours, importance=3), lambda row: row.hours),
+    ]
+    if len({row.budget for row in rows}) > 1:
+        columns.insert(1, (Column("budget", importance=2), lambda row: format_size(row.budget)))
     title = f"{len(rows)} configurations, {runs} runs"
-    table = table_of(
-        title + (f", {left} of them left" if left < runs else ""),
-        ["configuration", *["budget"] * several], columns, caption,
-    )  # fmt: skip
-    for row in rows:
-        table.add_row(
-            row.configuration, *[format_size(row.budget)] * several, f"{row.parameters / 1e6:.2f}M",
-            "" if row.relative is None else f"{row.relative:.2f}", f"{row.linear_flops / 1e6:.3f}",
-            f"{row.total_flops / 1e6:.3f}", f"{row.spent:.4f}", f"{row.tokens / 1e6:.1f}M",
-            str(row.seeds), "" if row.hours is None else duration(3600 * row.hours),
-        )  # fmt: skip
-    return table
+    return Table.of(
+        rows, columns, title + (f", {left} of them left" if left < runs else ""), caption
+    )
+
+
+def _hours(hours: float) -> str:
+    return duration(3600 * hours)

@@ -11,15 +11,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dualpath_cli import recipes
 from dualpath_cli.config import RANGES
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.files.atomic import PARTIAL
 from dualpath_cli.flops.widths import Match
-from dualpath_cli.output.atomic import PARTIAL
 from dualpath_cli.ranges import check_path
-from dualpath_cli.recipes import Recipe
-from dualpath_cli.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
-from dualpath_cli.settings import SECTIONS
+from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.recipe.settings import SECTIONS
+from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.sweep.cells import CONTROLS, FAMILIES, Wanted
 
@@ -37,7 +37,7 @@ DECIDED = {
 }  # fmt: skip
 """Keys that --set cannot vary: the sweep decides them, or widths are solved for them."""
 DATA = ("data.path", "data.val", "data.val_tokens", "data.val_seed")
-"""What all runs are trained on and measured by."""
+"""The keys of the data that all runs are trained on and measured by."""
 
 SWEEP, LOCK = "sweep.yaml", "sweep.lock"
 """In OUT: what was asked for, and who is at work."""
@@ -77,9 +77,7 @@ def read(options: Namespace) -> Request:
     for name in ("config", "budget", "out"):
         if not getattr(options, name):
             raise UserError(f"--{name} is missing; see dualpath sweep --help")
-    recipe: Recipe = {}
-    for name in options.config:
-        recipe = recipes.merge(recipe, recipes.load(name))
+    recipe = recipes.load_recipes(options.config)
     out = _folder(options.out)
     wanted = Wanted(
         budgets=_list("--budget", options.budget, lambda text: parse_size(text, "--budget")),

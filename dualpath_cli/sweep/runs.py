@@ -7,7 +7,6 @@ OUT/
     runs/            their run folders: a50_k4/seed_0
     logs/            what each of them printed
     tune/            recipes/, runs/ and logs/ of the trials of learning rates, and chosen.csv
-    speed.csv        tokens/s that were measured for the plan
 """
 
 import json
@@ -21,21 +20,22 @@ from typing import Any
 
 import yaml
 
-from dualpath_cli import recipes, run_folder
 from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.errors import UserError
-from dualpath_cli.output.atomic import write_text
-from dualpath_cli.output.csv_text import read_csv
-from dualpath_cli.recipes import Recipe
-from dualpath_cli.run_lock import holder_of
-from dualpath_cli.schedule import cooldown_start
-from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.files.lock import FIT, holder_of
+from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.recipe.schedule import cooldown_start
+from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.run import run_folder
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.sweep.cells import Cell
 from dualpath_cli.sweep.request import Varied
 
 ROUTER_KEYS = ("model.combination", "model.step_index", "run.train_loops")
-"""What says nothing about blocks without a loop; `model.gate` nothing about all but dual ones."""
+"""Keys without effect on blocks without a loop; `model.gate` has one on dual blocks alone."""
 LENGTH, RATE = "run.max_tokens", "optim.lr"
 
 
@@ -144,6 +144,15 @@ class Run:
         return self.settings.run.max_tokens // self.settings.run.batch_tokens
 
     @property
+    def metrics(self) -> list[dict[str, str]]:
+        """The rows that it has logged; none before the first one, or where they are damaged."""
+        try:
+            check_tables(self.folder, ["metrics.csv"])
+        except UserError:  # half written at this moment
+            return []
+        return read_csv(self.folder / "metrics.csv")
+
+    @property
     def is_finished(self) -> bool:
         """Whether its last step is saved, and validated where there is something to validate on.
 
@@ -179,7 +188,7 @@ class Run:
     @property
     def writer(self) -> str | None:
         """The process, of this machine or another one, that is writing it; None if none is."""
-        return holder_of(self.folder)
+        return holder_of(self.folder / FIT)
 
 
 def runs_of(

@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from dualpath_cli import recipes, run_folder
 from dualpath_cli.errors import RunFailed, UserError
-from dualpath_cli.output.atomic import write_text
-from dualpath_cli.output.csv_text import format_csv, read_csv
-from dualpath_cli.recipes import Recipe
-from dualpath_cli.run_folder import RECIPE, WENT_WRONG
-from dualpath_cli.settings import Settings
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files.csv_text import format_csv, read_csv
+from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.recipe.settings import Settings
+from dualpath_cli.run import run_folder
+from dualpath_cli.run.run_folder import RECIPE, WENT_WRONG
 from dualpath_cli.sweep.request import MOST_SEEDS, RATES_EACH, Request
 from dualpath_cli.sweep.runs import LENGTH, RATE, Configuration, Run, runs_of
 
@@ -59,7 +60,7 @@ def family_of(configuration: Configuration) -> Family:
 
 
 def representatives(found: Sequence[Configuration]) -> dict[Family, Configuration]:
-    """What is trained in the trials of each family: the most loops, then alpha nearest to 50 %.
+    """The model of the trials of each family: the most loops, then alpha nearest to 50 %.
 
     Of configurations that differ in settings alone, the first one.
     """

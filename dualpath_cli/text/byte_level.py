@@ -93,7 +93,7 @@ def end_of_text(definition: Definition, origin: str) -> int:
 
 
 def token_values(definition: Definition) -> list[bytes]:
-    """Returns the bytes that each id stands for; ids that stand for nothing are empty."""
+    """Returns the bytes of each id; unused ids have none."""
     byte = byte_of_character()
     added = {t["id"]: t["content"] for t in definition["added_tokens"]}
     vocab: dict[str, int] = definition["model"]["vocab"]

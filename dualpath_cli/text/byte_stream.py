@@ -18,9 +18,9 @@ BUFFER_BYTES = 1 << 20
 
 
 def open_bytes(path: Path, on_read: OnRead) -> io.BufferedReader:
-    """Opens a file for reading once; what its name says is compressed is decompressed.
+    """Opens a file for reading once; one with the name of a compressed file is decompressed.
 
-    Raises OSError at a fault, after all that stands before it.
+    Raises OSError at a fault, after all bytes before it.
     """
     kind = _Decompressed if path.suffix in CODECS else _CountedFile
     return io.BufferedReader(kind(path, on_read), BUFFER_BYTES)
@@ -47,7 +47,7 @@ class _CountedFile(io.RawIOBase):
 
 
 class _Decompressed(io.RawIOBase):
-    """What a compressed file holds; all that stands before a fault comes before its OSError."""
+    """The content of a compressed file; all bytes before a fault come before its OSError."""
 
     def __init__(self, path: Path, on_read: OnRead) -> None:
         self._path = path

@@ -6,7 +6,7 @@ from threading import Thread
 from typing import TypeVar
 
 FIRST_ANSWER_SECONDS = 15.0
-"""How long to wait for a server that has not answered yet."""
+"""The time to wait for a server that has not answered yet."""
 
 Result = TypeVar("Result")
 
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 def within(seconds: float | None, work: Callable[[], Result]) -> Result:
     """Returns what `work` returns, and raises what it raises.
 
-    Raises TimeoutError where that takes longer than so many seconds, of which None are without
+    Raises TimeoutError where that takes longer than `seconds`, of which None are without
     end; the work is then left to a thread that does not hold up the end of the process.
     """
     future: Future[Result] = Future()

@@ -17,7 +17,7 @@ FORMATS = (
     "or a quoted glob such as 'docs/**/*.rst' of any UTF-8 texts"
 )
 NAME = re.compile(r"[\w.-]+")
-"""What a source may be called."""
+"""The form of a source's name."""
 
 IDS = ("id", "warc_record_id", "uuid")
 """Fields that name a document, the first that is there."""
@@ -30,7 +30,7 @@ class Source:
     """Where documents come from."""
 
     name: str
-    """What tables and manifests call it; gsm8k, arc and triviaqa also choose the format."""
+    """The name in tables and manifests; gsm8k, arc and triviaqa also choose the format."""
     path: Path
     """A file; or a folder or glob, whose files are taken in the order of their paths."""
 
@@ -43,7 +43,7 @@ class Format:
     """The fields that it needs."""
     _render: Callable[[dict[str, Any]], str]
     advice: str = ""
-    """What messages about rows in another format end in."""
+    """The end of messages about rows in another format."""
 
     def render(self, row: dict[str, Any]) -> str:
         """Returns a row's text. Raises BadRow where a field is missing or holds no valid text."""
@@ -107,7 +107,7 @@ def source_files(source: Source) -> list[Path]:
     """Returns a source's files: the file itself, those below a folder, or those of a glob.
 
     Of a folder they are the ones whose format is known by their names; where .jsonl or .parquet
-    files are among them, Markdown is taken for what describes these and left out. Raises UserError
+    files are among them, Markdown describes these and is left out. Raises UserError
     where there is no file, or the format of the only one is not known.
     """
     path = source.path
@@ -134,7 +134,7 @@ def source_files(source: Source) -> list[Path]:
 def read_documents(source: Source, on_read: OnRead = lambda count: None) -> Iterator[str]:
     """Yields the texts of a source one after the other: a text file is one, else a row is one.
 
-    About a megabyte is held at a time. `on_read` hears of the bytes read from the disk, before
+    About a megabyte is held at a time. `on_read` is called with bytes read from the disk, before
     they are decompressed; they add up to the sizes of `source_files`. Raises UserError, naming
     file and line, where a row cannot be read, lacks a field or holds no valid Unicode.
     """

@@ -11,17 +11,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.output.atomic import write_text
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.recipe.validation import build
 from dualpath_cli.text.storage import exists, is_remote, local_copy, sha256_of, sizes
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
-from dualpath_cli.validation import build
 
 MANIFEST = "manifest.json"
 INDEX = "index.json"
 HEADER = 12
 """Bytes in front of a chunk's tokens: litdata's count of items, 1, and the bounds of that one."""
 FORMATS = {"uint16": "no_header_numpy:5", "uint32": "no_header_numpy:6"}
-"""What litdata's index calls a bare array of a type."""
+"""The name of a bare array of a type in litdata's index."""
 AGAIN = "copy the folder here again, or prepare it again with `python -m data_prep ... --overwrite`"
 """The way out where a data folder is damaged."""
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -53,7 +53,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class SourceCount:
-    """What became of the documents of one source.
+    """Counts of the documents of one source.
 
     `read` is the sum of `documents`, `validation`, `exact_duplicates`, `near_duplicates`, `unused`
     and all of `rejected`: no document goes unnoticed.
@@ -118,9 +118,9 @@ class Manifest:
     beside: list[StoredFile]
     """Files that are not trained on: held-out texts, rejected documents, duplicates."""
     request: str
-    """Digest of what was asked for: an equal request need not be prepared again."""
+    """Digest of the request: an equal one need not be prepared again."""
     settings: dict[str, Any]
-    """What was asked for, as a recipe of `python -m data_prep`."""
+    """The request, as a recipe of `python -m data_prep`."""
 
     def __post_init__(self) -> None:
         names = [chunk.name for chunk in self.chunks]
@@ -242,7 +242,7 @@ class Manifest:
             raise UserError(f"{path}: not the tokenizer of these tokens; {AGAIN}")
 
     def verify(self, folder: str | Path) -> None:
-        """Raises UserError where any file differs from what was prepared; reads every byte."""
+        """Raises UserError where any file differs from the prepared one; reads every byte."""
         self.check_sizes(folder)
         listing = sizes(folder) or {}
         for file in [*self.chunks, *self.beside]:

@@ -17,13 +17,13 @@ TEXTS = (".txt", ".md")
 """Files that are one text."""
 
 KINDS = (".txt", ".jsonl", ".parquet")
-"""What a file may hold: one text, a JSON object a line, records."""
+"""Kinds of files: one text, a JSON object a line, records."""
 
 _BATCH_ROWS = 256
 """Most records that Arrow decodes at a time; fewer where they are long."""
 
 _NO_VALUE = (ValueError, OverflowError, LookupError, pa.ArrowException)
-"""What Arrow raises for a value that Python cannot hold."""
+"""Errors of Arrow for a value that Python cannot hold."""
 
 
 class BadRow(ValueError):
@@ -51,7 +51,7 @@ class Rows:
     """Columns of records whose values, where Python cannot hold them, are None."""
 
     def parsed(self) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
-        """Yields (number, object or what is wrong with it) for each row but blank lines."""
+        """Yields (number, object or its fault) for each row but blank lines."""
         if isinstance(self.content, pa.RecordBatch):
             try:
                 records = self.content.to_pylist()
@@ -75,7 +75,7 @@ class Rows:
         return self.path + unit[self.kind]
 
     def raw(self, number: int) -> str:
-        """Returns a row as it stands in the file; bytes that are not UTF-8 as backslash escapes.
+        """Returns a row as in the file; bytes that are not UTF-8 as backslash escapes.
 
         A record is returned as JSON.
         """
@@ -93,7 +93,7 @@ def is_known(path: Path) -> bool:
 
 
 def kind_of(path: Path) -> str:
-    """Returns which of `KINDS` a file is by its name; what is not known is a text."""
+    """Returns which of `KINDS` a file is by its name; an unknown one is a text."""
     if path.suffix == ".parquet":
         return ".parquet"
     return ".jsonl" if _inner_suffix(path) == ".jsonl" else ".txt"
@@ -176,7 +176,7 @@ def _parquet(
             given += batch.num_rows
 
     try:
-        # Unless told otherwise Arrow holds a whole row group as it is on the disk.
+        # By default Arrow holds a whole row group as stored on the disk.
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER_BYTES) as file:
             names = file.schema_arrow.names
             if missing := [field for field in fields if field not in names]:
@@ -188,7 +188,7 @@ def _parquet(
             on_disk, total, read, reported = path.stat().st_size, file.metadata.num_rows, 0, 0
             batch_rows = _batch_rows(file.metadata, size)
             for batch in file.iter_batches(batch_size=batch_rows, columns=[*fields, *extra]):
-                # Arrow does not say where it reads: the share of rows stands for that of bytes.
+                # Arrow does not report its position: the share of rows approximates that of bytes.
                 read += batch.num_rows
                 on_read(on_disk * read // total - reported)
                 reported = on_disk * read // total
@@ -222,7 +222,7 @@ def _halved(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
         return
     middle = batch.num_rows // 2
     for half in (batch.slice(0, middle), batch.slice(middle)):
-        # A copy: a slice goes to another process together with what it is a slice of.
+        # A copy: a slice would go to another process together with its whole array.
         yield from _halved(half.take(pa.array(range(half.num_rows))), size)
 
 

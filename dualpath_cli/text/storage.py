@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.output.atomic import replacing
+from dualpath_cli.files.atomic import replacing
 
 SCHEME = "s3://"
 _SHA256 = "sha256"
@@ -108,7 +108,7 @@ def download(url: str, path: Path, sha256: str) -> None:
 def upload(path: Path, url: str, sha256: str, on_bytes: Callable[[int], None]) -> None:
     """Copies a file to an object, with its sha256 in the object's metadata.
 
-    `on_bytes` hears of bytes sent, from several threads; of negative ones before some are sent
+    `on_bytes` is called with bytes sent, from several threads; negative ones before some are sent
     again. Raises UserError where the store cannot be written.
     """
     bucket, key = _split(url)

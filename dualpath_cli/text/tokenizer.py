@@ -11,11 +11,11 @@ import numpy.typing as npt
 import tokenizers
 
 from dualpath_cli.errors import UserError, did_you_mean, of_content
-from dualpath_cli.output.atomic import write_text
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files.text_file import read_json, read_text
 from dualpath_cli.text import byte_level
 from dualpath_cli.text.byte_level import Definition
 from dualpath_cli.text.deadline import FIRST_ANSWER_SECONDS, within
-from dualpath_cli.text_file import read_json, read_text
 
 if TYPE_CHECKING:
     import tiktoken
@@ -127,11 +127,11 @@ class Tokenizer:
         return b"".join(self._values[id] for id in ids).decode("utf-8", errors="replace")
 
     def token_values(self) -> list[bytes]:
-        """Returns the bytes that each id stands for; a special token's are those of its name."""
+        """Returns the bytes of each id; a special token's are those of its name."""
         return list(self._values)
 
     def token_bytes(self) -> list[int]:
-        """Returns how many bytes of text each id stands for; 0 for special tokens."""
+        """Returns the number of bytes of text of each id; 0 for special tokens."""
         return [0 if id in self._special else len(v) for id, v in enumerate(self._values)]
 
     def save(self, folder: Path) -> None:

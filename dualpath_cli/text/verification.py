@@ -19,7 +19,7 @@ import numpy as np
 from filelock import FileLock
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.output.atomic import write_text
+from dualpath_cli.files.atomic import write_text
 from dualpath_cli.text.manifest import AGAIN, HEADER, Manifest, StoredFile, readable
 from dualpath_cli.text.storage import cache
 
@@ -87,7 +87,7 @@ class Chunks:
         self._known = {}
 
     def recall(self) -> None:
-        """Reads again what is remembered; what cannot be read is verified again."""
+        """Reads the memory again; chunks whose entry cannot be read are verified again."""
         try:
             noted = json.loads(self._memory.read_bytes())["chunks"]
             self._known = {

@@ -8,6 +8,7 @@ input alone.
 """
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -19,12 +20,9 @@ from torch.utils.checkpoint import (
 )
 
 from dualpath_cli.config import Checkpointing
-from dualpath_cli.intervention import Intervention
-from dualpath_cli.model import AuxiliaryLoss, LayerTrace
+from dualpath_cli.model import AuxiliaryLoss
 from dualpath_cli.model.block import DualPathBlock
-from dualpath_cli.model.cache import LayerCache
-from dualpath_cli.model.halting import Lens
-from dualpath_cli.model.positions import Positions
+from dualpath_cli.model.layer_pass import LayerPass
 
 KEPT_OPERATIONS = frozenset(
     {
@@ -82,35 +80,23 @@ class FullBlock(DualPathBlock):
     choice: ClassVar[dict[str, Any]] = {}
     """What tells torch's `checkpoint` to keep more."""
 
-    def forward(
-        self,
-        x_BTD: torch.Tensor,
-        positions: Positions,
-        trace: LayerTrace | None = None,
-        intervention: Intervention | None = None,
-        token_mask: torch.Tensor | None = None,
-        order_B2T: torch.Tensor | None = None,
-        auxiliary: AuxiliaryLoss | None = None,
-        cache: LayerCache | None = None,
-        lens: Lens | None = None,
-    ) -> torch.Tensor:
-        """As DualPathBlock's. Nothing is computed again with a trace or a cache, which would be
-        filled twice, or without gradients.
+    def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
+        """As DualPathBlock's. Nothing is computed again that would be written down twice, or
+        without gradients.
         """
-        forward = partial(super().forward, positions=positions, intervention=intervention,
-                          token_mask=token_mask, order_B2T=order_B2T, lens=lens)  # fmt: skip
-        if trace is not None or cache is not None or not torch.is_grad_enabled():
-            return forward(x_BTD, trace=trace, auxiliary=auxiliary, cache=cache)
+        if layer.writes or not torch.is_grad_enabled():
+            return super().forward(x_BTD, layer)
+        forward = super().forward
 
         def with_own_losses(x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float]:
             # What is computed again must not add to the caller's sum again.
             own = AuxiliaryLoss()
-            return forward(x_BTD, auxiliary=own), own.total
+            return forward(x_BTD, replace(layer, auxiliary=own)), own.total
 
         y_BTD, losses = checkpoint(with_own_losses, x_BTD, use_reentrant=False,
                                    preserve_rng_state=False, **self.choice)  # fmt: skip
-        if auxiliary is not None:
-            auxiliary.total = auxiliary.total + losses
+        if layer.auxiliary is not None:
+            layer.auxiliary.total = layer.auxiliary.total + losses
         return y_BTD
 
 

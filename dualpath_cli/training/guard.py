@@ -26,7 +26,7 @@ class BadStep:
     tokens: list[tuple[torch.Tensor, torch.Tensor]]
     """Input and target ids of each micro-batch, (B, T) each."""
     losses: list[torch.Tensor]
-    """What was minimised for each micro-batch, () each."""
+    """The loss that was minimised for each micro-batch, () each."""
 
 
 class StepGuard:

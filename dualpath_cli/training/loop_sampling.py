@@ -29,12 +29,11 @@ class LoopSampling:
         return self.choices[seed_from("train_loops", self.seed, step) % len(self.choices)]
 
     def intervention(self, step: int, config: ModelConfig) -> Intervention | None:
-        """What forces K' of a step on a model; None where it is the model's own K."""
+        """The intervention that forces K' of a step; None where it is the model's own K."""
         loops = self.at(step)
         return None if loops == config.loops else Intervention(loops=loops)
 
     def allow_graphs(self) -> None:
         """Lets torch.compile keep a graph for each K', and not fall back to eager execution."""
-        limit = torch._dynamo.config.recompile_limit
-        wanted = max(limit, GRAPHS_EACH * len(self.choices))
-        torch._dynamo.config.recompile_limit = wanted
+        config = torch.compiler.config
+        config.recompile_limit = max(config.recompile_limit, GRAPHS_EACH * len(self.choices))

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.settings import OptimSettings
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.guard import BadStep, StepGuard
 from dualpath_cli.training.loop_sampling import LoopSampling

@@ -8,8 +8,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model.parameters import kind_of
-from dualpath_cli.schedule import learning_rate, weight_decay
-from dualpath_cli.settings import OptimSettings, ParameterGroup
+from dualpath_cli.recipe.schedule import learning_rate, weight_decay
+from dualpath_cli.recipe.settings import OptimSettings, ParameterGroup
 
 
 def build_optimizer(
@@ -21,7 +21,7 @@ def build_optimizer(
     """Returns AdamW with its parameters in groups; those in `settings.decay` decay, others don't.
 
     An untied head is a matrix; a tied one is the embedding. `total_steps` are the run's. `config`
-    is that of the model, which may have classes of one's own; None: it has none.
+    is that of a model with classes from outside the project; None means that it has none.
 
     Raises:
         ValueError: for a parameter that `model.parameters` does not know.

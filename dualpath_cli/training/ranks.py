@@ -19,13 +19,12 @@ from typing import Any
 
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import LightningEnvironment
-from lightning.fabric.strategies.launchers.subprocess_script import _set_num_threads_if_needed
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from dualpath_cli.ending import of_children
 from dualpath_cli.errors import RunFailed, UserError
+from dualpath_cli.training import internals
 
 PATIENCE = 10.0
 """Seconds that the first rank has to end by itself, after another one ended with an error that it
@@ -37,10 +36,10 @@ SILENCE = 30.0
 POLL = 0.1
 """Seconds between two looks at who has come, or gone."""
 NAMED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
-"""What tells a node its place among others, where neither SLURM nor torchrun does."""
+"""Variables that tell a node its place among others, where neither SLURM nor torchrun does."""
 
 
-class Ranks(_SubprocessScriptLauncher):
+class Ranks(internals.launcher_class()):  # type: ignore[misc]
     """Lightning's launcher, for the ranks that it starts and for those that others do."""
 
     def __init__(
@@ -69,9 +68,9 @@ class Ranks(_SubprocessScriptLauncher):
         self.cluster_environment.validate_settings(self.num_processes, self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             with of_children():
-                self._call_children_scripts()
+                internals.start_other_ranks(self)
             threading.Thread(target=self._watch, daemon=True).start()
-        _set_num_threads_if_needed(self.num_processes)
+        internals.share_cores(self.num_processes)
         if self.num_processes * self.num_nodes > 1 and not dist.is_initialized():
             self._meet()
         return function(*args, **named)
@@ -190,8 +189,8 @@ def launch_by(
             "are; start ranks by srun or torchrun, or set MASTER_ADDR=HOST MASTER_PORT=29500 "
             f"NODE_RANK=N on each node ({', '.join(lacking)} lacking here)"
         )
-    if type(strategy.launcher) in (_SubprocessScriptLauncher, type(None)):
-        strategy._launcher = Ranks(strategy, command, timeout, continues)
+    if type(strategy.launcher) in (internals.launcher_class(), type(None)):
+        internals.set_launcher(strategy, Ranks(strategy, command, timeout, continues))
 
 
 def lost_contact(error: BaseException) -> bool:

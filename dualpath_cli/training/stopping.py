@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch import LightningModule, Trainer
 
+from dualpath_cli.training import internals
+from dualpath_cli.training.each_step import EachStep
+from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.state.checkpoint import Checkpoints
 
 SIGNALS = [
@@ -40,7 +42,7 @@ class StopTraining(BaseException):
         self.signum = signum
 
 
-class Stopping(Callback):
+class Stopping(EachStep):
     """Notes signals, agrees on them over the ranks, saves, and leaves by StopTraining.
 
     The last callback: all rows of a step are written before it stops there.
@@ -62,14 +64,10 @@ class Stopping(Callback):
         self._before: dict[int, Any] = {}
         self._group: Any = None
         self._pending: tuple[Any, torch.Tensor] | None = None
-        self._step = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Takes the place of Lightning's handlers, from the moment it would set them."""
-        # Instance attributes of the one trainer. The second would otherwise wait for the device
-        # after every micro-batch.
-        trainer._signal_connector.register_signal_handlers = self._listen  # type: ignore[method-assign]
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        internals.replace_signal_handlers(trainer, self._listen)
         self._launcher = trainer.strategy.launcher
         if trainer.world_size > 1:
             # On the CPU, beside the training's own group: nothing waits for a GPU.
@@ -83,17 +81,12 @@ class Stopping(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins at the step that the run is continued from."""
-        self._step = trainer.global_step
+        super().on_train_start(trainer, pl_module)
         if self.seconds is not None:
             self._deadline = time.monotonic() + self.seconds
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Stops after an optimizer step."""
-        if trainer.global_step == self._step:
-            return  # still accumulating
-        self._step = trainer.global_step
+    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
+        """Stops after it, where ranks have agreed to."""
         self._stop_if_agreed(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *ignored: Any, **named: Any) -> None:
@@ -107,7 +100,7 @@ class Stopping(Callback):
     def _note(self, signum: int, frame: Any) -> None:
         now = time.monotonic()
         if self.signum and now - self._noted > SECOND:
-            if isinstance(self._launcher, _SubprocessScriptLauncher):
+            if self._launcher is not None:
                 self._launcher.kill(signal.SIGKILL)
             os._exit(128 + signum)  # a checkpoint has its name only when it is whole
         if not self.signum:

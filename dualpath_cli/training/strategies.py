@@ -23,7 +23,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.settings import RunSettings
+from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.training import internals
 from dualpath_cli.training.state.shards import load_training_state
 from dualpath_cli.training.state.training_state import shard_whole_state
 
@@ -74,17 +75,14 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def setup_environment(self) -> None:
         """Sets Lightning's two sizes before it makes the process group, then makes our mesh."""
         devices = self.num_nodes * self.num_processes
-        self._data_parallel_size, self._tensor_parallel_size = devices, 1
+        internals.set_parallel_sizes(self, data=devices, tensor=1)
         super().setup_environment()
         if self.shards < devices:
-            assert self.lightning_module is not None
             # Neighbours share a group: ranks count through the devices of a node first, as
             # Lightning, torchrun and SLURM's block distribution deal them out.
-            self._device_mesh = self.lightning_module._device_mesh = init_device_mesh(
-                self.root_device.type,
-                (devices // self.shards, self.shards),
-                mesh_dim_names=("replicate", "shard"),
-            )
+            sizes, names = (devices // self.shards, self.shards), ("replicate", "shard")
+            mesh = init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
+            internals.replace_mesh(self, mesh)
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
@@ -150,5 +148,5 @@ def build_strategy(name: str, settings: RunSettings) -> Strategy | str:
 
 
 def reduce_dtype(settings: RunSettings) -> torch.dtype | None:
-    """What `run.reduce_dtype` means to FSDP2; None leaves gradients in their own type."""
+    """The type of `run.reduce_dtype` for FSDP2; None leaves gradients in their own type."""
     return torch.bfloat16 if settings.reduce_dtype == "bfloat16" else None

@@ -10,10 +10,11 @@ import yaml
 from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.export.hf.results import Results
-from dualpath_cli.output.csv_text import read_csv
-from dualpath_cli.run_folder import Run
-from dualpath_cli.schedule import weight_decay
-from dualpath_cli.settings import Settings
+from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.output.table import Column, Table, markdown
+from dualpath_cli.recipe.schedule import weight_decay
+from dualpath_cli.recipe.settings import Settings
+from dualpath_cli.run.run_folder import Run
 
 PAPER = "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs"
 
@@ -139,9 +140,9 @@ def _validation_rows(run: Run) -> list[tuple[str, ...]]:
     ]
 
 
-def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = ("", "")) -> str:
-    lines = [head, ["---"] * len(head), *(map(as_text, row) for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _table(rows: Iterable[Sequence[str]], headings: Sequence[str] = ("", "")) -> str:
+    table = Table([Column(heading) for heading in headings], list(rows))
+    return markdown(table, escape=as_text).rstrip("\n")
 
 
 _MARKS = re.compile(r"[^\w\s,;/()=%+'.-]|\.(?=[A-Za-z])|(?<![^\W_])_|_(?![^\W_])")

@@ -49,6 +49,6 @@ class DualPathConfig(PretrainedConfig):
 
     @property
     def model(self) -> ModelConfig:
-        """What the model is built from."""
+        """The configuration that the model is built from."""
         names = [field.name for field in dataclasses.fields(ModelConfig)]
         return ModelConfig(**{name: getattr(self, name) for name in names})

@@ -15,7 +15,7 @@ LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
 
 
 class _Module(NamedTuple):
-    """What of a module's source goes where."""
+    """The parts of a module's source."""
 
     name: str
     docstring: str

@@ -1,7 +1,7 @@
 """Writes the format `hf`: a folder that `AutoModelForCausalLM.from_pretrained` loads.
 
     config.json, generation_config.json             the model's settings
-    configuration_dualpath.py, modeling_dualpath.py its code; own_*.py: classes of one's own
+    configuration_dualpath.py, modeling_dualpath.py its code; own_*.py: the model's custom classes
     model.safetensors                               its weights
     tokenizer.json, tokenizer_config.json           its tokenizer
     README.md                                       the model card
@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-from dualpath_cli import run_file
 from dualpath_cli.errors import RunFailed
-from dualpath_cli.export.consolidated import contents, entries
+from dualpath_cli.export.consolidated import entries, write_weights
 from dualpath_cli.export.hf.card import model_card
 from dualpath_cli.export.hf.flatten import flatten
 from dualpath_cli.export.hf.listing import (
@@ -41,10 +40,11 @@ from dualpath_cli.export.hf.own_classes import own_files, registration
 from dualpath_cli.export.hf.reading import read_folder
 from dualpath_cli.export.hf.results import Results
 from dualpath_cli.export.weights import Weights
-from dualpath_cli.output.folders import replacing_folder
+from dualpath_cli.files.folders import replacing_folder
 from dualpath_cli.output.progress import Progress
-from dualpath_cli.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
-from dualpath_cli.settings import Settings
+from dualpath_cli.recipe.settings import Settings
+from dualpath_cli.run import run_file
+from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
 from dualpath_cli.text.tokenizer import Tokenizer
 
 CONFIGURATION = "dualpath_cli.export.hf.configuration"
@@ -63,7 +63,7 @@ def write(
 
     Raises:
         UserError: where a weight is of a kind that training does not make, a small file of the run
-            cannot be read, or a class of one's own would not work in the folder.
+            cannot be read, or a custom class would not work in the folder.
         RunFailed: where the disk gives back something else than was written.
     """
     described = run_file.describe(run, settings)
@@ -84,15 +84,10 @@ def write(
         texts |= {f"{SCORES}/{name}": text for name, text in results.entries().items()}
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     header = run_file.header(entries(weights, PREFIX), {"format": "pt"})
-    digest = hashlib.sha256(header)
     with replacing_folder(out, lambda before: check_ours(before, out)) as partial:
         with (partial / WEIGHTS).open("wb") as file:
-            file.write(header)
-            for content in contents(weights):
-                file.write(content)
-                digest.update(content)
-                progress.advance(len(content))
-        texts[LISTING] = listing({**hashes, WEIGHTS: digest.hexdigest()})
+            hashes[WEIGHTS] = write_weights(file, header, weights, progress)
+        texts[LISTING] = listing(hashes)
         for name, text in texts.items():
             (partial / name).parent.mkdir(exist_ok=True)
             (partial / name).write_text(text, encoding="utf-8")

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
-from dualpath_cli.checkpoint_files import hash_file
 from dualpath_cli.errors import UserError
-from dualpath_cli.run_folder import RECIPE, TOKENIZER, VERSIONS
-from dualpath_cli.text_file import read_text
+from dualpath_cli.files.text_file import read_text
+from dualpath_cli.run.checkpoint_files import hash_file
+from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS
 
 LISTING = "SHA256SUMS"
 CONFIG = "config.json"
@@ -21,9 +21,9 @@ NAMES = {
     CONFIG, "generation_config.json", "tokenizer_config.json", TOKENIZER, RECIPE, VERSIONS,
     "configuration_dualpath.py", "modeling_dualpath.py", WEIGHTS, CARD,
 }  # fmt: skip
-"""What is in every exported folder beside the list."""
+"""The files of every exported folder beside the list."""
 PREFIX = "model."
-"""What names of weights begin with, after the attribute of DualPathForCausalLM."""
+"""The prefix of the names of weights, after the attribute of DualPathForCausalLM."""
 _MORE_NAMES = re.compile(rf"own_\w+\.py|{re.escape(SCORES)}/\w+\.yaml")
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 

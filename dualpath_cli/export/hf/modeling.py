@@ -20,9 +20,10 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.decoding.cache import Cache, LayerCache
+from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.export.hf.configuration import DualPathConfig
 from dualpath_cli.intervention import SHUFFLED, Intervention
-from dualpath_cli.model.cache import Cache, LayerCache
 from dualpath_cli.model.language_model import DualPathLM
 from dualpath_cli.model.parameters import initial_value
 from dualpath_cli.model.routing import RoutingTrace
@@ -253,7 +254,8 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
             padded = not attention_mask.all()
             attention_mask = attention_mask[:, -input_ids.shape[1] :].bool() if padded else None
         with self._autocast(input_ids.device):
-            logits = self.model(
+            logits = forward(
+                self.model,
                 input_ids,
                 attention_mask=attention_mask,
                 cache=None if past is None else _Past(past, self.config.model, input_ids),
@@ -283,7 +285,7 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
     def lens(self, states: torch.Tensor) -> torch.Tensor:
         """What states (B, T, D) of the stream or of a loop would have said: logits (B, T, V)."""
         with self._autocast(states.device):
-            logits: torch.Tensor = self.model.lens(states)
+            logits: torch.Tensor = self.model.head(self.model.norm(states))
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[None]:

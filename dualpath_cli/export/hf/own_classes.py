@@ -1,4 +1,4 @@
-"""Classes of one's own in a folder for transformers: their source goes beside the model's code.
+"""Classes from outside in a folder for transformers: their source goes beside the model's code.
 
 A folder loads where nothing of dualpath is installed, so a class may import PyTorch, what comes
 with Python, and `dualpath_cli.config`, which the folder has as `configuration_dualpath`.
@@ -7,9 +7,9 @@ with Python, and `dualpath_cli.config`, which the folder has as `configuration_d
 import ast
 import sys
 
-from dualpath_cli.classes import Source, own_class, own_roles, sources
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
+from dualpath_cli.own_classes.classes import Source, own_class, own_roles, sources
 
 CONFIG = "dualpath_cli.config"
 ALLOWED = {"torch", *sys.stdlib_module_names}
@@ -33,7 +33,7 @@ def registration(config: ModelConfig) -> str:
         name = f"Own{role.capitalize()}"
         place = _name(sources(config)[path])
         lines += [f"from .{place} import {cls.__name__} as {name}", f'FOUND["{path}"] = {name}']
-    return "".join(f"{line}\n" for line in ["\n", "# ---- classes of one's own", *lines] if lines)
+    return "".join(f"{line}\n" for line in ["\n", "# ---- custom classes", *lines] if lines)
 
 
 def _name(source: Source) -> str:

@@ -5,18 +5,19 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli import consent, run_folder
-from dualpath_cli.checkpoint_files import files_of
-from dualpath_cli.command.own_classes import check_as_trained, option_of
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.export.hf.listing import CARD, CONFIG, LISTING, changed
-from dualpath_cli.generation.values import path_of
+from dualpath_cli.files.text_file import read_json
+from dualpath_cli.options.values import path_of
+from dualpath_cli.own_classes import consent
+from dualpath_cli.own_classes.checks import check_as_trained, option_of
 from dualpath_cli.ranges import check_range
-from dualpath_cli.run_file import MOST_STEPS, SUFFIX
-from dualpath_cli.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
-from dualpath_cli.settings import Settings, settings_from
-from dualpath_cli.text_file import read_json
+from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.run import run_folder
+from dualpath_cli.run.checkpoint_files import files_of
+from dualpath_cli.run.run_file import MOST_STEPS, SUFFIX
+from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
 
 
 def add_arguments(parser: Any) -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
-from dualpath_cli.text_file import read_json
+from dualpath_cli.files.text_file import read_json
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Results:
-    """What a results.json says."""
+    """The content of a results.json."""
 
     scores: tuple[Score, ...]
     how: str

@@ -2,15 +2,13 @@
 
 from pathlib import Path
 
-import torch
-from safetensors import safe_open
-
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.export.hf.listing import PREFIX, WEIGHTS
 from dualpath_cli.export.weights import Weights
+from dualpath_cli.files.text_file import read_json
 from dualpath_cli.ranges import check_name
-from dualpath_cli.text_file import open_regular, read_json
+from dualpath_cli.training.state.weights import read_safetensors
 
 
 def weights_of(folder: Path, config: ModelConfig) -> Weights:
@@ -19,18 +17,8 @@ def weights_of(folder: Path, config: ModelConfig) -> Weights:
     Raises:
         UserError: where they cannot be read, or are not of this model.
     """
-    held: dict[str, torch.Tensor] = {}
-    for name in _files(folder):
-        path = folder / name
-        try:
-            with open_regular(path), safe_open(path, framework="pt") as file:
-                for key in file.keys():  # noqa: SIM118
-                    held[key.removeprefix(PREFIX)] = file.get_tensor(key)
-        except Exception as error:  # a damaged file raises nearly anything
-            reason = " ".join(str(error).split())[:120]
-            raise UserError(f"the weights in '{folder}' cannot be read: {reason}") from None
-    if config.tie_embeddings and "embed.weight" in held:  # it is in the file once
-        held.setdefault("head.weight", held["embed.weight"])
+    files = [folder / name for name in _files(folder)]
+    held = read_safetensors(files, config, f"the weights in '{folder}'", PREFIX)
     return Weights(folder, config, held)
 
 

@@ -1,1 +1,1 @@
-"""What interventions on a trained model cost."""
+"""The cost of interventions on a trained model."""

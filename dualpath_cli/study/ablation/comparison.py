@@ -10,14 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dualpath_cli.intervention import Intervention
+from dualpath_cli.statistics.bootstrap import Floats, clusters_of, interval, resampled_sums
 from dualpath_cli.study.ablation.scoring import Scores
 from dualpath_cli.study.ablation.suites import Row
-from dualpath_cli.study.bootstrap import Floats, clusters_of, interval, resampled_sums
-from dualpath_cli.study.classes import AUTHORS, TokenClass
+from dualpath_cli.study.classes import ARITHMETIC, FUNCTION, ForcedClass
 from dualpath_cli.study.controls import Match
 from dualpath_cli.training.data.windows import Windows
 
 Numbers = npt.NDArray[np.integer]
+AUTHORS = (ARITHMETIC.to("wide"), FUNCTION.to("deep"))
+"""The classes of the authors' revision, each forced to the path that it is said not to lean to."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Excess:
-    """What overriding a class of tokens costs beyond overriding as many random others.
+    """The cost of overriding a class of tokens beyond that of as many random others.
 
     Spread over all tokens of the source it is what the source's loss shows, and is small where the
     class is rare; over the tokens that are forced it can be compared between sources.
     """
 
-    token_class: TokenClass
+    token_class: ForcedClass
     source: str
     tokens: int
     """Tokens of the class."""
@@ -111,7 +113,7 @@ def compare(
 
 def excess(
     source: str,
-    token_class: TokenClass,
+    token_class: ForcedClass,
     chosen_W: Numbers,
     learned_W: Floats,
     class_W: Floats,

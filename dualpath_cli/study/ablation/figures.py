@@ -15,15 +15,12 @@ from matplotlib.figure import Figure
 
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.output.colors import MUTED, SOURCES
+from dualpath_cli.output.figures import panels, plain, save
 from dualpath_cli.study.ablation.comparison import Result
 from dualpath_cli.study.ablation.suites import BASELINE, SHORTER
 from dualpath_cli.study.ablation.table import by_layer, meaning_of
-from dualpath_cli.study.figures import panels, plain, save
 
 TITLE = "loss less that of the learned router (nats per token)"
-
-RULES = {"mass": "remaining mass", "change": "change of the state", "entropy": "entropy"}
-"""What ends a token's loop, by `Intervention.halting_by`."""
 
 
 def draw(folder: Path, results: Sequence[Result], loops: int) -> list[Path]:
@@ -107,9 +104,8 @@ def _passes(results: Sequence[Result]) -> Figure | None:
 
 
 def _rule(row: Result) -> str:
-    """What ends a token's loop, or leaves a path out."""
-    change = row.intervention
-    return "gates" if change.halting is None else RULES[change.halting_by]
+    """The savings that end a token's loop or leave a path out."""
+    return "gates" if row.intervention.halting is None else "remaining mass"
 
 
 def _layers(results: Sequence[Result]) -> Figure | None:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli import run_folder
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.recipes import Recipe
+from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.run import run_folder
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.study.ablation.suites import SUITES, Selection
-from dualpath_cli.study.classes import AUTHORS, PATHS, RANDOM, TOKEN_CLASSES, UPOS, TokenClass
+from dualpath_cli.study.classes import PATHS, RANDOM, UPOS, ForcedClass, measured
 from dualpath_cli.study.options import (
     TAGGER,
     add_list_option,
@@ -27,7 +27,7 @@ CONTROLS = 5
 
 @dataclass(frozen=True)
 class AblateOptions:
-    """What is scored beside the learned router, how it is shown, and where the tables go."""
+    """The interventions to score, how they are shown, and where the tables go."""
 
     out: Path
     selection: Selection
@@ -49,7 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         f"mean counts (default {CONTROLS})."
     )
     parser.add_argument("--seeds", metavar="N", help=text)
-    classes = " ".join(f"{c.name}={','.join(c.upos)}" for c in AUTHORS)
+    classes = " ".join(f"{c.name}={','.join(c.upos)}" for c in measured() if c.forced)
     text = (
         "Classes of tokens by universal part of speech, as NAME=UPOS,UPOS. Each is forced wide and "
         f"deep, or one of the two: NAME=UPOS,UPOS:wide, :deep. By default {classes}."
@@ -119,16 +119,25 @@ def _seeds(text: str | None, default: int) -> int:
     return count
 
 
-def _classes(specs: list[str]) -> tuple[TokenClass, ...]:
+def default_classes() -> tuple[ForcedClass, ...]:
+    """Returns the classes that are forced unless others are given, each to both paths.
+
+    A class that suffers from one path alone leans to the other; one that suffers from both is
+    merely sensitive.
+    """
+    return tuple(chosen.to(path) for chosen in measured() if chosen.forced for path in PATHS)
+
+
+def _classes(specs: list[str]) -> tuple[ForcedClass, ...]:
     classes = [forced for spec in specs for forced in _class(spec)]
     upos: dict[str, tuple[str, ...]] = {}
     for forced in classes:
         if upos.setdefault(forced.name, forced.upos) != forced.upos or classes.count(forced) > 1:
             raise UserError(f"--classes has two classes named '{forced.name}'")
-    return tuple(classes) or TOKEN_CLASSES
+    return tuple(classes) or default_classes()
 
 
-def _class(spec: str) -> list[TokenClass]:
+def _class(spec: str) -> list[ForcedClass]:
     """The class that a word describes, forced to the path it names or to each of them."""
     match = re.fullmatch(r"([\w-]+)=([\w,]+)(?::(\w+))?", spec)
     if not match:
@@ -144,4 +153,4 @@ def _class(spec: str) -> list[TokenClass]:
             )
     if path is not None and path not in PATHS:
         raise UserError(f"--classes '{spec}': the path is wide or deep, not '{path}'")
-    return [TokenClass(name, tags, chosen) for chosen in ([path] if path else PATHS)]
+    return [ForcedClass(name, tags, chosen) for chosen in ([path] if path else PATHS)]

@@ -13,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.statistics.bootstrap import Floats
 from dualpath_cli.study.ablation.suites import Row
-from dualpath_cli.study.bootstrap import Floats
-from dualpath_cli.study.facts import array_digest
+from dualpath_cli.study.controls import Match
+from dualpath_cli.study.facts import array_digest, override_facts
 from dualpath_cli.study.passes import FILLER, Arrays, Pass
 from dualpath_cli.study.tags import Masks
 from dualpath_cli.training.module import DualPathModule
@@ -44,6 +46,8 @@ class Scoring(Pass):
     row: Row
     masks: Masks | None = None
     """For each window, which of its input tokens the intervention is about; None: all."""
+    match: Match | None = None
+    """How like a class the tokens are, where they are drawn at random."""
 
     @property
     def title(self) -> str:
@@ -52,7 +56,7 @@ class Scoring(Pass):
     @property
     def decisive(self) -> Mapping[str, Any]:
         return {
-            "intervention": dataclasses.asdict(self.row.intervention),
+            "intervention": override_facts(self.row.intervention),
             "masks": None if self.masks is None else array_digest(self.masks),
         }
 
@@ -65,8 +69,8 @@ class Scoring(Pass):
         assert self._module.model is not None
         scored = targets != IGNORE
         trace = RoutingTrace()
-        nll = self._module.model(
-            tokens, targets, trace=trace, intervention=self.row.intervention,
+        nll = forward(
+            self._module.model, tokens, targets, trace=trace, intervention=self.row.intervention,
             token_mask=scored if self.masks is None else self._mask(self.masks, tokens, places),
         )  # fmt: skip
         self._columns.append(

@@ -12,18 +12,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dualpath_cli.command.session import Session
-from dualpath_cli.study import bench, bootstrap
+from dualpath_cli.output.table import show
+from dualpath_cli.session.session import Session
+from dualpath_cli.statistics import bootstrap
+from dualpath_cli.statistics.bootstrap import clusters_of
+from dualpath_cli.study import bench
 from dualpath_cli.study.ablation import figures as ablation_figures
 from dualpath_cli.study.ablation.comparison import Excess, Result, compare, excess
 from dualpath_cli.study.ablation.options import AblateOptions
 from dualpath_cli.study.ablation.scoring import Scores, Scoring
 from dualpath_cli.study.ablation.suites import BASELINE, SHORTER, Row, applicable
 from dualpath_cli.study.ablation.table import excess_table, layer_table, source_table, write
-from dualpath_cli.study.bootstrap import clusters_of
 from dualpath_cli.study.controls import Match, random_others
 from dualpath_cli.study.parts_of_speech import Tagger
-from dualpath_cli.study.tables import print_table
 from dualpath_cli.study.tags import Masks, members_of, tag
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows
@@ -83,8 +84,6 @@ class Ablation(bench.Study[Scoring]):
         self._loops, self._last_is_dual = model.loops, model.block_kinds[-1] == "dual"
         self._console = session.console
         self._options, self._rows, self._tagger = options, rows, tagger
-        self._matches: dict[tuple[str, str, int], Match] = {}
-        """How like a class its random tokens are, by source, class and seed."""
 
     def passes(self, source: str, windows: Windows, tokenizer: Tokenizer) -> list[Scoring]:
         """Returns a pass a row; tags the source where a row needs it."""
@@ -94,18 +93,18 @@ class Ablation(bench.Study[Scoring]):
             inputs = [window[:-1] for window in windows.windows[: windows.n_filled]]
             tags = tag(inputs, tokenizer, self._tagger)
             # Both paths are forced on the same tokens, random ones as well.
-            masks: dict[tuple[str, int | None], Masks] = {}
+            masks: dict[tuple[str, int | None], tuple[Masks, Match | None]] = {}
             for pass_ in passes:
                 forced, seed = pass_.row.token_class, pass_.row.random_seed
                 if forced is None:
                     continue
                 key = (forced.name, seed)
                 if key not in masks:
-                    masks[key] = members_of(tags, forced)
+                    members = members_of(tags, forced.upos)
+                    masks[key] = members, None
                     if seed is not None:
-                        drawn = random_others(tags, masks[key], seed, forced.name)
-                        masks[key], self._matches[source, forced.name, seed] = drawn
-                pass_.masks = masks[key]
+                        masks[key] = random_others(tags, members, seed, forced.name)
+                pass_.masks, pass_.match = masks[key]
         return passes
 
     def finish(self, source: str, passes: Sequence[Scoring]) -> None:
@@ -126,28 +125,26 @@ class Ablation(bench.Study[Scoring]):
                 table = excess_table(title, self.excesses[source], paper)
             else:
                 continue
-            print_table(self._console, table)
+            show(self._console, table)
 
     def _excesses(
         self, source: str, passes: Sequence[Scoring], scores: Sequence[Scores]
     ) -> list[Excess]:
         excesses = []
         for pass_, scored in zip(passes, scores, strict=True):
-            forced, seed = pass_.row.token_class, pass_.row.random_seed
-            if forced is None or seed is not None:
+            forced = pass_.row.token_class
+            if forced is None or pass_.row.random_seed is not None:
                 continue
-            seeds = [row.random_seed for row in self._rows if row.token_class == forced]
-            matches = [self._matches[source, forced.name, s] for s in seeds if s is not None]
             random = [
-                drawn.nats
-                for row, drawn in zip(self._rows, scores, strict=True)
-                if row.token_class == forced and row.random_seed is not None
+                (other.match, drawn.nats)
+                for other, drawn in zip(passes, scores, strict=True)
+                if other.row.token_class == forced and other.match is not None
             ]
-            chosen = np.array([mask.sum() for mask in pass_.masks or []])
             excesses.append(
                 excess(
-                    source, forced, chosen, scores[0].nats, scored.nats, random, pass_.windows,
-                    Match.mean(matches),
+                    source, forced, np.array([mask.sum() for mask in pass_.masks or []]),
+                    scores[0].nats, scored.nats, [nats for _, nats in random], pass_.windows,
+                    Match.mean([match for match, _ in random]),
                 )
             )  # fmt: skip
         return excesses

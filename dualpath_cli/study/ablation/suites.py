@@ -6,14 +6,10 @@ from itertools import chain
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.intervention import SHUFFLED, Intervention
-from dualpath_cli.study.classes import RANDOM, TokenClass
+from dualpath_cli.study.classes import RANDOM, ForcedClass
 
 THRESHOLDS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
 """Remaining mass at which a token halts."""
-CHANGES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
-"""Relative change of the state at which a token halts."""
-ENTROPIES = (6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
-"""Entropy in nats of what the model would say at which a token halts."""
 SKIPS = (0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 """Gates below which a token leaves a path out."""
 GATES = {
@@ -24,7 +20,7 @@ GATES = {
 }
 """Constant (g_d, g_w), and what the paper calls them (table `ablations`)."""
 
-SHORTER = ("halting", "post-hoc", "skip")
+SHORTER = ("halting", "skip")
 """Suites whose rows leave steps or paths out."""
 BASELINE = "baseline"
 """The suite of the learned router, with which every row is compared."""
@@ -36,7 +32,7 @@ class Row:
 
     suite: str
     intervention: Intervention
-    token_class: TokenClass | None = None
+    token_class: ForcedClass | None = None
     """The class that is overridden, or that random tokens stand against."""
     random_seed: int | None = None
     """Seed of the random tokens; None where it is the class itself."""
@@ -44,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Selection:
-    """What is scored beside the learned router."""
+    """The interventions that are scored beside the learned router."""
 
     suites: tuple[str, ...]
     """Keys of `SUITES`."""
@@ -54,7 +50,7 @@ class Selection:
     """Seeds of the shuffled gates, from 0 on, a row each."""
     controls: int
     """Seeds of the random tokens that a class stands against; their mean counts."""
-    classes: tuple[TokenClass, ...]
+    classes: tuple[ForcedClass, ...]
 
     def rows(self, config: ModelConfig) -> list[Row]:
         """Returns the rows of all suites asked for, the learned router first."""
@@ -110,13 +106,6 @@ def halting_rows(selection: Selection, config: ModelConfig) -> list[Row]:
     return [Row("halting", Intervention(halting=threshold)) for threshold in THRESHOLDS]
 
 
-def post_hoc_rows(selection: Selection, config: ModelConfig) -> list[Row]:
-    """Returns a row for each threshold of each criterion that was not trained."""
-    changes = [Intervention(halting=threshold, halting_by="change") for threshold in CHANGES]
-    entropies = [Intervention(halting=threshold, halting_by="entropy") for threshold in ENTROPIES]
-    return [Row("post-hoc", change) for change in changes + entropies]
-
-
 def skip_rows(selection: Selection, config: ModelConfig) -> list[Row]:
     """Returns a row for each gate."""
     return [Row("skip", Intervention(skip=gate)) for gate in SKIPS]
@@ -144,7 +133,6 @@ SUITES: Mapping[str, Suite] = {
     ),
     "layers": Suite("each row of `paper` in one layer at a time", layer_rows),
     "halting": Suite("thresholds of remaining mass at which a token stops looping", halting_rows),
-    "post-hoc": Suite("thresholds of the state's change, and of entropy, likewise", post_hoc_rows),
     "skip": Suite("gates below which a token leaves its loops or the wide path out", skip_rows),
     "kv-slots": Suite("fewer keys and values for the steps of a loop, token by token", slot_rows),
 }

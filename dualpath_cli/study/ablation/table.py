@@ -6,51 +6,63 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
+from dualpath_cli.files.atomic import write_texts
+from dualpath_cli.files.csv_text import format_csv, without_nan
 from dualpath_cli.flops.paper import inference_ablation, token_class_excess
 from dualpath_cli.intervention import LEARNED, Intervention
-from dualpath_cli.output.atomic import write_text
-from dualpath_cli.output.csv_text import format_csv
+from dualpath_cli.output.table import Column, Columns, Table, interval, latex, markdown
 from dualpath_cli.study.ablation.comparison import Excess, Result
 from dualpath_cli.study.ablation.suites import BASELINE, GATES, SHORTER
-from dualpath_cli.study.tables import LAST_LAYER, interval_text, table_of, without_nan
+from dualpath_cli.study.facts import LAST_LAYER
 
-EXCESS_COLUMNS = (
-    "tokens", "share", "class", "random", "excess", "95 % interval", "per forced", "95 % interval",
-)  # fmt: skip
+REPORT = "ablations.json"
 
 
 def source_table(title: str, results: Sequence[Result], loops: int, paper: bool) -> Table:
     """A table of one source's rows; `loops` is the trained K, whose row says so."""
-    shorter = results[-1].suite in SHORTER
-    columns = ["loss", "difference", "95 % interval"]
-    columns += ["loops", "run", "passes"] if shorter else []
-    columns += ["paper's loss", "difference"] if paper else []
-    table = table_of(title, "intervention", columns)
-    for row in results:
-        cells = [f"{row.loss:.4f}", f"{row.difference:+.4f}"]
-        cells.append(interval_text(row.low, row.high, "+.4f"))
-        if shorter:
-            cells += [f"{row.expected_loops:.2f}", f"{row.loops_run:.2f}", f"{row.passes:.2f}"]
-        if paper:
-            cells += _paper_cells(row)
-        table.add_row(label(row.intervention, loops), *cells)
-    return table
+    columns: Columns[Result] = [
+        (Column("intervention"), lambda row: label(row.intervention, loops)),
+        (Column("loss", ".4f", importance=2), lambda row: row.loss),
+        (Column("difference", "+.4f", importance=3), lambda row: row.difference),
+        (Column("95 % interval", interval("+.4f"), importance=2), lambda row: (row.low, row.high)),
+    ]
+    if results[-1].suite in SHORTER:
+        columns += [
+            (Column("loops", ".2f"), lambda row: row.expected_loops),
+            (Column("run", ".2f"), lambda row: row.loops_run),
+            (Column("passes", ".2f", importance=2), lambda row: row.passes),
+        ]
+    if paper:
+        columns += [
+            (Column("paper's loss", ".3f"), lambda row: _paper(row)[0]),
+            (Column("difference", "+.3f"), lambda row: _paper(row)[1]),
+        ]
+    return Table.of(results, columns, title)
 
 
 def excess_table(title: str, rows: Sequence[Excess], paper: bool) -> Table:
     """A table of one source's classes of tokens beside random ones."""
-    table = table_of(
-        title, "forced", [*EXCESS_COLUMNS, *(["paper's excess"] if paper else [])], _matched(rows)
-    )
-    for row in rows:
-        cells = _excess_cells(row)
-        if paper:
-            theirs = token_class_excess(row.name, row.source) if row.as_paper else None
-            cells.append("" if theirs is None else f"{theirs:+.2f}")
-        table.add_row(row.name, *cells)
-    return table
+    columns = [_FORCED, *_EXCESS]
+    if paper:
+        columns.append((
+            Column("paper's excess", "+.2f"),
+            lambda row: token_class_excess(row.name, row.source) if row.as_paper else None,
+        ))  # fmt: skip
+    return Table.of(rows, columns, title, _matched(rows))
+
+
+_FORCED: tuple[Column, Callable[[Excess], Any]] = (Column("forced"), lambda row: row.name)
+_EXCESS: Columns[Excess] = [
+    (Column("tokens", ","), lambda row: row.tokens),
+    (Column("share", "{:.1f} %".format), lambda row: 100 * row.share),
+    (Column("class", "+.4f"), lambda row: row.difference),
+    (Column("random", "+.4f"), lambda row: row.random_difference),
+    (Column("excess", "+.4f", importance=3), lambda row: row.excess),
+    (Column("95 % interval", interval("+.4f"), importance=3), lambda row: (row.low, row.high)),
+    (Column("per forced", "+.3f", importance=2), lambda row: row.per_forced),
+    (Column("95 % interval", interval("+.3f"), importance=2),
+     lambda row: (row.per_forced_low, row.per_forced_high)),
+]  # fmt: skip
 
 
 def layer_table(title: str, results: Sequence[Result], last_is_dual: bool) -> Table:
@@ -59,12 +71,12 @@ def layer_table(title: str, results: Sequence[Result], last_is_dual: bool) -> Ta
     `last_is_dual` tells whether the model's last layer has gates, of which only the ratio counts.
     """
     overrides, layers, differences = by_layer(results)
-    note = LAST_LAYER if last_is_dual else None
-    table = table_of(title, "in one layer", [str(layer) for layer in layers], note)
-    for override in overrides:
-        cells = (differences.get((override, layer)) for layer in layers)
-        table.add_row(override.name, *("" if cell is None else f"{cell:+.4f}" for cell in cells))
-    return table
+    rows = [
+        [override.name, *(differences.get((override, layer)) for layer in layers)]
+        for override in overrides
+    ]
+    columns = [Column("in one layer"), *(Column(str(layer), "+.4f") for layer in layers)]
+    return Table(columns, rows, title, LAST_LAYER if last_is_dual else "")
 
 
 def by_layer(
@@ -96,24 +108,11 @@ def meaning_of(intervention: Intervention) -> str | None:
     return GATES.get(gates)
 
 
-def _paper_cells(row: Result) -> list[str]:
+def _paper(row: Result) -> tuple[float | None, float | None]:
+    """The paper's loss and its difference to that of the learned router, if it has them."""
     loss = inference_ablation(row.intervention.name, row.source)
     learned = inference_ablation(LEARNED, row.source)
-    if loss is None or learned is None:
-        return ["", ""]
-    return [f"{loss:.3f}", f"{loss - learned:+.3f}"]
-
-
-def _excess_cells(row: Excess) -> list[str]:
-    differences = (row.difference, row.random_difference, row.excess)
-    return [
-        f"{row.tokens:,}",
-        f"{100 * row.share:.1f} %",
-        *(f"{value:+.4f}" for value in differences),
-        interval_text(row.low, row.high, "+.4f"),
-        "" if row.per_forced != row.per_forced else f"{row.per_forced:+.3f}",
-        interval_text(row.per_forced_low, row.per_forced_high, "+.3f"),
-    ]
+    return (None, None) if loss is None or learned is None else (loss, loss - learned)
 
 
 def _matched(rows: Sequence[Excess]) -> str:
@@ -135,21 +134,18 @@ def write(
     A number that there is none of is null in JSON and empty in CSV.
     """
     rows, excess_rows = [_record(row) for row in results], [_excess_record(e) for e in excesses]
-    loops = int(report["model"]["loops"])
+    tables = _tables(results, excesses, int(report["model"]["loops"]))
     texts = {
-        "ablations.json": json.dumps({**report, "rows": rows, "excess": excess_rows}, indent=2)
-        + "\n",
+        REPORT: json.dumps({**report, "rows": rows, "excess": excess_rows}, indent=2) + "\n",
         "ablations.csv": format_csv(rows),
-        "ablations.md": _tables(results, excesses, loops, _markdown),
-        "ablations.tex": _tables(results, excesses, loops, _latex),
+        "ablations.md": "\n".join(map(markdown, tables)),
+        "ablations.tex": "\n".join(map(latex, tables)),
     }
     if excesses:
         texts["token_classes.csv"] = format_csv(excess_rows)
     else:  # of an earlier study, with other suites
         (folder / "token_classes.csv").unlink(missing_ok=True)
-    for name, text in texts.items():
-        write_text(folder / name, text)
-    return [folder / name for name in texts]
+    return write_texts(folder, texts)
 
 
 def _record(row: Result) -> dict[str, Any]:
@@ -164,59 +160,26 @@ def _excess_record(row: Excess) -> dict[str, Any]:
     return without_nan({**names, "path": chosen["path"], **numbers, **matched})
 
 
-Cells = list[list[str]]
-
-
-def _tables(
-    results: Sequence[Result],
-    excesses: Sequence[Excess],
-    loops: int,
-    draw: Callable[[str, Cells], str],
-) -> str:
+def _tables(results: Sequence[Result], excesses: Sequence[Excess], loops: int) -> list[Table]:
     """Every suite as a table: a row an intervention, a column a source, as in the paper."""
     sources = list(dict.fromkeys(row.source for row in results))
+    columns = [Column("intervention"), *(Column(source, _cell) for source in sources)]
     tables = []
     for suite in dict.fromkeys(row.suite for row in results if row.suite != BASELINE):
-        cells: Cells = [["intervention", *sources]]
-        rows = {(r.intervention, r.source): r for r in results if r.suite in (suite, BASELINE)}
-        for intervention in dict.fromkeys(intervention for intervention, _ in rows):
-            by_source = [rows.get((intervention, source)) for source in sources]
-            texts = (_cell(row) if row else "" for row in by_source)
-            cells.append([label(intervention, loops), *texts])
+        found = {(r.intervention, r.source): r for r in results if r.suite in (suite, BASELINE)}
+        rows = [
+            [label(intervention, loops), *(found.get((intervention, source)) for source in sources)]
+            for intervention in dict.fromkeys(intervention for intervention, _ in found)
+        ]
         title = f"{suite}: nats per token (difference to the learned router)"
-        tables.append(draw(title, cells))
+        tables.append(Table(columns, rows, title))
     if excesses:
-        cells = [["forced", "source", *EXCESS_COLUMNS]]
-        cells += [[row.name, row.source, *_excess_cells(row)] for row in excesses]
         title = "excess of a class over as many random tokens, nats over all tokens and per forced"
-        tables.append(draw(title, cells))
-    return "\n".join(tables)
+        source: Columns[Excess] = [(Column("source"), lambda row: row.source)]
+        tables.append(Table.of(excesses, [_FORCED, *source, *_EXCESS], title))
+    return tables
 
 
 def _cell(row: Result) -> str:
     shorter = f", {row.passes:.2f} passes" if row.suite in SHORTER else ""
     return f"{row.loss:.4f} ({row.difference:+.4f}{shorter})"
-
-
-def _markdown(title: str, cells: Cells) -> str:
-    head, *rest = (f"| {' | '.join(row)} |" for row in cells)
-    rule = f"| --- |{' ---: |' * (len(cells[0]) - 1)}"
-    return "\n".join([f"**{title}**", "", head, rule, *rest, ""])
-
-
-def _latex(title: str, cells: Cells) -> str:
-    """A booktabs table; what LaTeX would read as a command is escaped."""
-    head, *rest = (" & ".join(map(_escaped, row)) + r" \\" for row in cells)
-    return "\n".join(
-        [
-            f"% {title}",
-            rf"\begin{{tabular}}{{l{'r' * (len(cells[0]) - 1)}}}",
-            r"\toprule", head, r"\midrule", *rest, r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )  # fmt: skip
-
-
-def _escaped(text: str) -> str:
-    return "".join(f"\\{c}" if c in "&%$#_{}" else c for c in text)

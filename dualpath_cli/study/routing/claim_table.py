@@ -1,13 +1,12 @@
-"""The claims as a table, and as rows of files."""
+"""The claims as tables, of one run and of several, and as rows of files."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
-
+from dualpath_cli.files.csv_text import without_nan
+from dualpath_cli.output.table import Column, Table, interval
 from dualpath_cli.study.routing.claims import Claim, number_of_tests, together
-from dualpath_cli.study.tables import interval_text, table_of, without_nan
 
 VERDICTS = (
     "holds: beyond the bound, and beyond the same number of the untrained model; as untrained: "
@@ -21,28 +20,32 @@ def as_row(claim: Claim) -> dict[str, Any]:
     return without_nan(asdict(claim) | {"verdict": claim.verdict})
 
 
-def claim_table(statements: Sequence[Claim]) -> Table:
-    """The claims as a table: a row each, what its sources say one after the other in it."""
-    tests = f"{number_of_tests(statements)} tests, corrected for their number (Holm)"
-    table = table_of("the paper's claims", (), (), f"{tests}; {VERDICTS}")
-    table.add_column("claim")
-    for name in ("value", "95 % interval", "untrained", "test"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("source by source")
-    for rows in by_claim(statements).values():
-        claim = rows[0]
-        one = len(rows) == 1
-        table.add_row(
+def claim_table(statements: Sequence[Claim], bands: str = "") -> Table:
+    """The claims as a table: a row each, what its sources say one after the other in it.
+
+    `bands` says which layers are meant, for the caption.
+    """
+    columns = [
+        Column("claim", prose=True), Column("value", "", importance=2),
+        Column("95 % interval", interval("+.3f"), importance=2), Column("untrained", ""),
+        Column("test", ""), Column("verdict", importance=3),
+        Column("source by source", importance=0, prose=True),
+    ]  # fmt: skip
+    rows = []
+    for of_one in by_claim(statements).values():
+        claim = of_one[0]
+        one = len(of_one) == 1
+        rows.append((
             f"{claim.claim}: {claim.number}",
-            _span([row.value for row in rows]),
-            interval_text(claim.low, claim.high, "+.3f") if one else "",
-            _span([row.untrained for row in rows]),
+            _span([row.value for row in of_one]),
+            (claim.low, claim.high) if one else None,
+            _span([row.untrained for row in of_one]),
             f"{'>' if claim.above else '<'} {claim.bound:g}",
-            together([row.verdict for row in rows]),
-            claim.source if one else _by_verdict(rows),
-        )
-    return table
+            together([row.verdict for row in of_one]),
+            claim.source if one else _by_verdict(of_one),
+        ))  # fmt: skip
+    tests = f"{number_of_tests(statements)} tests, corrected for their number (Holm)"
+    return Table(columns, rows, "the paper's claims", f"{bands}{tests}; {VERDICTS}")
 
 
 def by_claim(statements: Sequence[Claim]) -> dict[tuple[str, str], list[Claim]]:
@@ -51,6 +54,34 @@ def by_claim(statements: Sequence[Claim]) -> dict[tuple[str, str], list[Claim]]:
     for claim in statements:
         groups.setdefault((claim.claim, claim.number), []).append(claim)
     return groups
+
+
+Verdicts = dict[tuple[str, str, str], dict[str, str]]
+"""By claim, source and test: a cell for each run, value and verdict."""
+
+
+def verdicts(rows: Sequence[dict[str, Any]]) -> Verdicts:
+    """Sets the runs' claims side by side, those of all sources one after the other."""
+    found: Verdicts = {}
+    for row in rows:
+        test = f"{'>' if row['above'] else '<'} {row['bound']:g}"
+        value = "" if row["value"] is None else f"{row['value']:+.3f} "
+        key = (f"{row['claim']}: {row['number']}", row["source"], test)
+        found.setdefault(key, {})[row["run"]] = f"{value}{row['verdict']}"
+    claims = list(dict.fromkeys(claim for claim, _, _ in found))
+    return {key: found[key] for key in sorted(found, key=lambda key: claims.index(key[0]))}
+
+
+def runs_table(found: Verdicts, runs: Sequence[str]) -> Table:
+    """The claims run by run: a row a claim and source, a column a run."""
+    columns = [Column("claim", prose=True), *(Column(name) for name in ("source", "test", *runs))]
+    rows = []
+    before = ""
+    for (claim, source, test), cells in found.items():
+        name = "" if claim == before else claim
+        rows.append((name, source, test, *(cells.get(run) for run in runs)))
+        before = claim
+    return Table(columns, rows, "the paper's claims, run by run", VERDICTS)
 
 
 def _span(values: Sequence[float]) -> str:

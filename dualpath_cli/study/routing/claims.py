@@ -14,18 +14,36 @@ from typing import Literal
 import numpy as np
 from scipy.stats import rankdata
 
-from dualpath_cli.study.bootstrap import Floats, correlation_interval, interval
-from dualpath_cli.study.classes import LEANINGS
-from dualpath_cli.study.levels import LEVEL, holm
+from dualpath_cli.statistics.bootstrap import Floats, correlation_interval, interval
+from dualpath_cli.statistics.levels import LEVEL, holm
+from dualpath_cli.statistics.significance import p_value, permutation_p
+from dualpath_cli.study.classes import ARITHMETIC, CLOSED, FUNCTION, STRUCTURE, TokenClass
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import CORNER
-from dualpath_cli.study.significance import p_value, permutation_p
 
 REASONING = "gsm8k"
 """The source that the paper calls a reasoning task; what it is compared with asks for knowledge."""
 LEAST_LAYERS = 8
 """Profiles over fewer layers are not correlated: two orders of four layers are the same, or each
 other's reverse, by chance in one case of twelve."""
+
+
+@dataclass(frozen=True)
+class Leaning:
+    """Tokens that are said to lean to one path."""
+
+    token_class: TokenClass
+    deep: bool
+    """Whether they are said to lean to the deep path, or else to the wide one."""
+    claim: str
+
+
+LEANINGS = (
+    Leaning(ARITHMETIC, True, "arithmetic (NUM, SYM) leans deep"),
+    Leaning(STRUCTURE, True, "SPACE, PUNCT, SYM lean deep"),
+    Leaning(FUNCTION, False, "ADJ, ADV, PART, PRON, VERB lean wide"),
+    Leaning(CLOSED, False, "function words (closed classes) lean wide"),
+)
 
 Verdict = Literal["holds", "fails", "as untrained", "open", "mixed"]
 
@@ -191,11 +209,10 @@ def _single(summary: Summary) -> Iterator[Statistic]:
         yield Statistic(text, number, cosine[:, middle].mean(1), 0.5, above=False)
     yield from _polarisation(summary)
     for leaning in LEANINGS:
-        values = summary.class_differences[leaning.name]
+        values = summary.class_differences[leaning.token_class]
         if np.isfinite(values[0]).all():
             number = "its deep share - that of other tokens"
-            deep = leaning.path == "deep"
-            yield Statistic(leaning.claim, number, values.mean(1), above=deep)
+            yield Statistic(leaning.claim, number, values.mean(1), above=leaning.deep)
 
 
 def _polarisation(summary: Summary) -> Iterator[Statistic]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli import run_folder
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.recipes import Recipe
-from dualpath_cli.settings import Settings
+from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.recipe.settings import Settings
+from dualpath_cli.run import run_folder
 from dualpath_cli.study.options import (
     TAGGER,
     add_list_option,

@@ -17,7 +17,7 @@ import torch
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from dualpath_cli.model import RoutingTrace
-from dualpath_cli.study.bootstrap import RESAMPLES, clusters_of, resample_weights
+from dualpath_cli.statistics.bootstrap import RESAMPLES, clusters_of, resample_weights
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.facts import array_digest
 from dualpath_cli.study.passes import FILLER, Arrays, Pass

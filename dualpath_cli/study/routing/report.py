@@ -4,32 +4,27 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from dualpath_cli.command.launch import Launch
-from dualpath_cli.output.atomic import write_text
-from dualpath_cli.output.csv_text import format_csv
-from dualpath_cli.study import bootstrap
-from dualpath_cli.study.bootstrap import LEAST_CLUSTERS, clusters_text
-from dualpath_cli.study.figures import save
-from dualpath_cli.study.routing import page_details
+from dualpath_cli.files.atomic import write_texts
+from dualpath_cli.files.csv_text import format_csv
+from dualpath_cli.output.figures import save
+from dualpath_cli.output.table import Column, Table, interval, show
+from dualpath_cli.statistics import bootstrap
+from dualpath_cli.statistics.bootstrap import LEAST_CLUSTERS, clusters_text
+from dualpath_cli.study import classes
+from dualpath_cli.study.facts import LAST_LAYER
 from dualpath_cli.study.routing.claim_table import as_row, claim_table
 from dualpath_cli.study.routing.claims import Claim, claims, number_of_tests
 from dualpath_cli.study.routing.figures import layers as layer_figures
 from dualpath_cli.study.routing.figures import speech as speech_figures
 from dualpath_cli.study.routing.figures import tokens as token_figures
-from dualpath_cli.study.routing.page import page
+from dualpath_cli.study.routing.page import details, page
 from dualpath_cli.study.routing.readouts import DEFINITION
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import Sums
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
-from dualpath_cli.study.tables import (
-    LAST_LAYER,
-    interval_text,
-    print_table,
-    table_of,
-)
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
 SUMMARY, CLAIMS, PAGE = "summary.json", "claims.csv", "index.html"
@@ -73,7 +68,7 @@ def write(
         "tests": number_of_tests(statements),
         "claims": [as_row(claim) for claim in statements],
     }
-    show(summaries, sources, average, statements, console)
+    _show(summaries, sources, average, statements, console)
     if len(sources) > 1 and not any(source["anchored"] for source in sources.values()):
         console.print(f"no sequence has the anchor '{options.anchor}': nothing is aligned")
     drawn = [
@@ -86,6 +81,7 @@ def write(
         {
             "depth": layer_figures.depth(summaries, Summary.average(list(untrained.values()))),
             "polarisation": layer_figures.polarisation(summaries),
+            "classes": layer_figures.classes(summaries, classes.OTHERS),
             "gate_density": layer_figures.bands(sums, average),
             "gate_density_layers": layer_figures.grid(sums, layers),
             "tokens": token_figures.coloured_text(drawn),
@@ -99,13 +95,14 @@ def write(
         f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {facts['checkpoint']['step']:,}"
     )
     names = (f"K = {model.loops}, as trained", f"K = {options.beside_loops}, forced")
-    read = page_details.models(out, list(sources), *names)
+    read = details.models(out, list(sources), *names)
     tokenizer = Tokenizer.load(launch.run_folder / TOKENIZER)
-    page.write(
-        out / PAGE, title, page_facts(facts, sources), layers, read, tokenizer.token_values()
-    )
-    write_text(out / CLAIMS, format_csv(content["claims"]) if statements else "")
-    write_text(out / SUMMARY, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    page.write(out / PAGE, title, page_facts(content), layers, read, tokenizer.token_values())
+    texts = {
+        CLAIMS: format_csv(content["claims"]) if statements else "",
+        SUMMARY: json.dumps(content, indent=2, allow_nan=False) + "\n",
+    }
+    write_texts(out, texts)
     drawn_names = dict.fromkeys(path.stem for path in figures)
     for name, place in {
         "tokens": out / TOKENS,
@@ -116,7 +113,7 @@ def write(
         console.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
 
 
-def show(
+def _show(
     summaries: Mapping[str, Summary],
     sources: Mapping[str, dict[str, Any]],
     average: Summary,
@@ -124,30 +121,31 @@ def show(
     console: Console,
 ) -> None:
     """Prints a row a layer and source, and a row a claim."""
-    numbers = ("layer", "deep share", "95 % interval", "g_d", "g_w", "cosine", "|g_d - g_w|",
-               "loops")  # fmt: skip
-    note = f"{DEFINITION}. {LAST_LAYER}" if average.is_last(-1) else DEFINITION
-    table = table_of("routing by layer", "source", numbers, note)
-    columns = ("gate_deep", "gate_wide", "cosine", "gate_difference", "expected_loops")
+    columns = [
+        Column("source"), Column("layer", "d", importance=3),
+        Column("deep share", ".3f", importance=3), Column("95 % interval", interval(".3f")),
+        Column("g_d", ".3f"), Column("g_w", ".3f"), Column("cosine", ".3f", importance=2),
+        Column("|g_d - g_w|", ".3f"), Column("loops", ".3f", importance=2),
+    ]  # fmt: skip
+    names = ("gate_deep", "gate_wide", "cosine", "gate_difference", "expected_loops")
+    rows: list[Sequence[Any]] = []
     for source, summary in summaries.items():
         shares = summary.means["deep_share"]
         low, high = summary.interval(shares)
         facts = sources[source]
         clusters = clusters_text(**facts["clusters"])
-        names = [source, f"  {facts['tokens']:,} tokens, {clusters}"]
+        lines = [source, f"  {facts['tokens']:,} tokens, {clusters}"]
         for place, layer in enumerate(summary.layers):
-            table.add_row(
-                names[place] if place < len(names) else "", str(layer),
-                "" if np.isnan(shares[0, place]) else f"{shares[0, place]:.3f}",
-                interval_text(low[place], high[place], ".3f"),
-                *(f"{summary.means[name][0, place]:.3f}" for name in columns),
-                end_section=place == len(summary.layers) - 1,
-            )  # fmt: skip
-    print_table(console, table)
+            means = (summary.means[name][0, place] for name in names)
+            line = lines[place] if place < len(lines) else ""
+            rows.append([line, layer, shares[0, place], (low[place], high[place]), *means])
+        rows.append(())
+    note = f"{DEFINITION}. {LAST_LAYER}" if average.is_last(-1) else DEFINITION
+    show(console, Table(columns, rows, "routing by layer", note))
     bands = ", ".join(f"{name} {_range(band)}" for name, band in average.layers_of_bands.items())
-    table = claim_table(statements)
-    table.caption = f"bands of layers: {bands}; {table.caption}"
-    print_table(console, table)
+    show(console, claim_table(statements, f"bands of layers: {bands}; "))
+    if classes.OTHERS:
+        show(console, _classes(summaries))
     for source, facts in sources.items():
         if facts["clusters"]["count"] < LEAST_CLUSTERS:
             counted = clusters_text(**facts["clusters"])
@@ -155,19 +153,33 @@ def show(
             console.print(f"{source} has {counted}: {text}", highlight=False, soft_wrap=True)
 
 
+def _classes(summaries: Mapping[str, Summary]) -> Table:
+    """The classes that no claim is about: a row a class and source."""
+    columns = [
+        Column("class"), Column("source", importance=2), Column("difference", "+.3f", importance=3),
+        Column("95 % interval", interval("+.3f")),
+    ]  # fmt: skip
+    rows: list[Sequence[Any]] = []
+    for chosen in classes.OTHERS:
+        for source, summary in summaries.items():
+            values = summary.class_differences[chosen].mean(1)
+            low, high = map(float, summary.interval(values))
+            rows.append([chosen.name, source, float(values[0]), (low, high)])
+    note = "difference: mean deep share of the class minus that of other tokens; not tested"
+    return Table(columns, rows, "further classes of tokens", note)
+
+
 def _range(layers: Sequence[int]) -> str:
     return f"{layers[0]}" if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
 
 
-def page_facts(
-    facts: Mapping[str, Any], sources: Mapping[str, dict[str, Any]]
-) -> list[tuple[str, str]]:
-    """Returns what a page says of its numbers, term by term."""
-    model, tagger = facts["model"], facts["tagger"]
+def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns what a page says of its numbers, term by term; `report` is that of summary.json."""
+    model, tagger, checkpoint = (report[name] for name in ("model", "tagger", "checkpoint"))
     return [
-        ("checkpoint", f"{facts['checkpoint']['path']}, sha256 {facts['checkpoint']['sha256']}"),
+        ("checkpoint", f"{checkpoint['path']}, sha256 {checkpoint['sha256']}"),
         ("model", f"{model['n_layers']} layers, width {model['d_model']}, K = {model['loops']}"),
-        ("computed with", f"torch {facts['torch']}, {facts['device']}, {facts['precision']}"),
+        ("computed with", f"torch {report['torch']}, {report['device']}, {report['precision']}"),
         (
             "parts of speech",
             "not tagged" if tagger is None else ", ".join(f"{k} {v}" for k, v in tagger.items()),
@@ -178,6 +190,21 @@ def page_facts(
                 f"{source['path']}, sha256 {source['sha256']}, {source['tokens']:,} tokens in "
                 f"{source['sequences']:,} sequences",
             )
-            for name, source in sources.items()
+            for name, source in report["sources"].items()
+        ),
+        *(
+            (f"class {chosen.name}", f"{', '.join(chosen.upos)}: {_differences(chosen, report)}")
+            for chosen in classes.OTHERS
         ),
     ]
+
+
+def _differences(chosen: classes.TokenClass, report: Mapping[str, Any]) -> str:
+    """How much deeper a class is than other tokens, source by source."""
+    means = {
+        name: source["classes"][chosen.name]["difference"]["mean"]
+        for name, source in report["sources"].items()
+        if chosen.name in source["classes"]
+    }
+    texts = ", ".join(f"{mean:+.3f} in {name}" for name, mean in means.items())
+    return f"deep share minus that of other tokens: {texts or 'too few tokens'}"

@@ -4,7 +4,7 @@
 2. one pass over each source writes down a row for every token, and sums (`reader.py`, `tokens.py`,
    `sums.py`); a source that an earlier call finished is not read again (`bench.py`);
 3. further passes read the sequences that are on the page alone: what the model would have said
-   after each loop, and what forcing loops or gates would cost (`page_passes.py`);
+   after each loop, and what forcing loops or gates would cost (`page/passes.py`);
 4. a last pass over each source reads the model as it was before training, sums alone: what the
    claims of the paper have to be beyond (`claims.py`);
 5. from rows and sums come the summary, the claims, figures and the page.
@@ -15,17 +15,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dualpath_cli.command.session import Session
 from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import Intervention
+from dualpath_cli.session.session import Session
 from dualpath_cli.study import bench
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.parts_of_speech import Tagger
-from dualpath_cli.study.routing import page_details, report
+from dualpath_cli.study.routing import report
 from dualpath_cli.study.routing.anchors import anchor_positions
 from dualpath_cli.study.routing.options import RoutingOptions
+from dualpath_cli.study.routing.page import details
 from dualpath_cli.study.routing.page.encoding import likely_tokens
-from dualpath_cli.study.routing.page_passes import Forced, Lens, PagePass, first_tokens, forced
+from dualpath_cli.study.routing.page.passes import Forced, Lens, PagePass, first_tokens, forced
 from dualpath_cli.study.routing.reader import TABLE, Reading
 from dualpath_cli.study.routing.tokens import TOKENS, merge
 from dualpath_cli.study.tags import tag
@@ -57,7 +58,7 @@ def run(session: Session) -> None:
         "layers": json.dumps([n for n, kind in enumerate(kinds) if kind == "dual"]),
     }
     for source, passes in study.page_passes.items():
-        page_details.write(options.out, source, study.shown[source], passes)
+        details.write(options.out, source, study.shown[source], passes)
     readings = {source: study.readings[source] for source in module.sources}
     tables = [trained.path.with_suffix(TABLE) for trained, _ in readings.values()]
     merge(tables, options.out / TOKENS, table_facts)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.study.bootstrap import Floats, interval
-from dualpath_cli.study.classes import LEANINGS, UPOS
+from dualpath_cli.statistics.bootstrap import Floats, interval
+from dualpath_cli.study.classes import UPOS, TokenClass, measured
 from dualpath_cli.study.routing.sums import AFTER, BEFORE, SHARE_BINS, Sums, columns
 
 LEAST_TOKENS = 10
@@ -33,7 +33,7 @@ class Summary:
     """Of each column: (R, L)."""
     tag_means: Floats
     """Deep share by part of speech, (R, P, L); nan where a source has too few tokens."""
-    class_differences: Mapping[str, Floats]
+    class_differences: Mapping[TokenClass, Floats]
     """Deep share of a class of tokens less that of all other tokens, (R, L)."""
     aligned: Floats
     """Deep share by offset from the anchor, (R, O, L); nan where too few sequences reach."""
@@ -49,7 +49,7 @@ class Summary:
             means_RLC = sums["sums"] / sums["tokens"][:, None, None]
             tag_means = sums["tag_sums"] / sums["tag_tokens"][..., None]
             aligned = sums["aligned_sums"] / sums["aligned_tokens"][..., None]
-            classes = {leaning.name: _difference(sums, leaning.upos) for leaning in LEANINGS}
+            classes = {chosen: _difference(sums, chosen.upos) for chosen in measured()}
         tag_means[:, sums["tag_tokens"][0] < LEAST_TOKENS] = np.nan
         aligned[:, sums["aligned_tokens"][0] < LEAST_ALIGNED] = np.nan
         names = columns(loops)
@@ -72,8 +72,8 @@ class Summary:
             },
             _mean_where_any([one.tag_means for one in several]),
             {
-                name: _mean_where_any([one.class_differences[name] for one in several])
-                for name in first.class_differences
+                chosen: _mean_where_any([one.class_differences[chosen] for one in several])
+                for chosen in first.class_differences
             },
             _mean_where_any([one.aligned for one in several]),
             min(one.clusters for one in several),
@@ -150,8 +150,11 @@ class Summary:
                 for place in self.known_tags
             },
             "classes": {
-                name: {"difference": self.estimate(values.mean(1)), "layers": self.estimate(values)}
-                for name, values in self.class_differences.items()
+                chosen.name: {
+                    "difference": self.estimate(values.mean(1)),
+                    "layers": self.estimate(values),
+                }
+                for chosen, values in self.class_differences.items()
                 if np.isfinite(values[0]).all()
             },
         }

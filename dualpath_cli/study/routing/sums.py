@@ -1,7 +1,7 @@
 """RoutingSums: everything that is summed over a source's tokens, in memory that stays fixed.
 
-Each sum is kept 1 + 1,000 times, first as it is, then resampled (`study/bootstrap.py`); whatever is
-computed from sums is computed from all of them.
+Each sum is kept 1 + 1,000 times, first as it is, then resampled (`statistics/bootstrap.py`);
+whatever is computed from sums is computed from all of them.
 
 Shapes: B sequences, T positions, L layers with gates, C columns, R 1 + resamples, P parts of
 speech, O offsets from an anchor.
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torchmetrics import Metric
 
-from dualpath_cli.study.bootstrap import RESAMPLES
+from dualpath_cli.statistics.bootstrap import RESAMPLES
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.routing.readouts import READOUTS
 

@@ -6,18 +6,18 @@ import numpy as np
 import torch
 from matplotlib.colors import to_hex
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import RoutingTrace
+from dualpath_cli.output import table
 from dualpath_cli.output.colors import INK, share_colormap
 from dualpath_cli.output.console import plain_console
-from dualpath_cli.run_folder import TOKENIZER
+from dualpath_cli.output.table import Column, Table
+from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.study.routing.readouts import DEFINITION, READOUTS, dual_layers
 from dualpath_cli.study.routing.tokens import token_texts
-from dualpath_cli.study.tables import print_table, table_of
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.state.weights import load_weights
@@ -33,7 +33,7 @@ def run(launch: Launch) -> int:
     """
     config, options = launch.settings.model, launch.options
     if options.text is None:
-        from dualpath_cli.command import lightning_cli
+        from dualpath_cli.session import lightning_cli
 
         return lightning_cli.run(launch)
     assert launch.checkpoint is not None
@@ -72,34 +72,32 @@ def show(console: Console, tokens: Sequence[bytes], trace: RoutingTrace, layer: 
     console.print(coloured)
     # Of a character that a later token completes, the bytes are shown.
     names = [_visible(text or repr(value)[2:-1]) for text, value in zip(texts, tokens, strict=True)]
-    print_table(console, _tokens(names, shares, layers))
-    print_table(console, _layers(values, layers))
+    table.show(console, _tokens(names, shares, layers), box=False)
+    table.show(console, _layers(values, layers))
 
 
 def _tokens(names: list[str], shares: np.ndarray, layers: list[int]) -> Table:
     """A row a token: deep share of each layer and their mean."""
-    numbers = ["mean", *map(str, layers)]
-    table = table_of("deep share by token and layer", "token", numbers)
-    table.box = None
-    for name, by_layer in zip(names, shares, strict=True):
-        cells = [Text(f" {share:.2f} ", _style(share)) for share in (by_layer.mean(), *by_layer)]
-        table.add_row(Text(name), *cells)
-    return table
+    headings = ("token", "mean", *map(str, layers))
+    shown = [Column(heading, " {:.2f} ".format, style=_style) for heading in headings[1:]]
+    rows = [
+        [name, by_layer.mean(), *by_layer] for name, by_layer in zip(names, shares, strict=True)
+    ]
+    return Table([Column(headings[0]), *shown], rows, "deep share by token and layer")
 
 
 def _layers(values: np.ndarray, layers: list[int]) -> Table:
     """A row a layer: every read-out, averaged over the tokens."""
-    names = ("layer", "deep share", "g_d", "g_w", "‖Δ_d‖", "‖Δ_w‖", "cosine", "loops", "steps")
-    table = table_of("means over tokens", (), names, DEFINITION)
-    order = ("deep_share", "gate_deep", "gate_wide", "update_deep", "update_wide", "cosine",
-             "expected_loops")  # fmt: skip
-    for place, layer in enumerate(layers):
-        means = values[:, place].mean(0)
+    names = {"deep_share": "deep share", "gate_deep": "g_d", "gate_wide": "g_w",
+             "update_deep": "‖Δ_d‖", "update_wide": "‖Δ_w‖", "cosine": "cosine",
+             "expected_loops": "loops"}  # fmt: skip
+    columns = [Column("layer", "d"), *(Column(heading, ".3f") for heading in names.values()),
+               Column("steps", "", importance=0)]  # fmt: skip
+    rows = []
+    for layer, means in zip(layers, values.mean(0), strict=True):
         steps = " ".join(f"{weight:.2f}" for weight in means[len(READOUTS) :])
-        table.add_row(
-            str(layer), *(f"{means[READOUTS.index(name)]:.3f}" for name in order), steps
-        )  # fmt: skip
-    return table
+        rows.append([layer, *(means[READOUTS.index(name)] for name in names), steps])
+    return Table(columns, rows, "means over tokens", DEFINITION)
 
 
 def _visible(text: str) -> str:

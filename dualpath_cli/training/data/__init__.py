@@ -1,1 +1,1 @@
-"""What is trained on: blocks of tokens in their order, and windows of texts."""
+"""The data of training: blocks of tokens in their order, and windows of texts."""

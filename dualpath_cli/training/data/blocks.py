@@ -1,21 +1,38 @@
-"""Blocks of tokens of a data folder, on a disk or on S3, read by litdata one by one."""
+"""Blocks of tokens of a data folder, on a disk or on S3, read by litdata one by one.
 
+Chunks from S3 are kept on this disk: fetched as they are read, the next one ahead. They lie in the
+cache (`storage.cache`) by their folder's location and its content: data that was replaced is never
+mixed with what was there before. All processes of a machine share them.
+"""
+
+import hashlib
+import os
+import shutil
+import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
+import litdata
 import numpy as np
 import numpy.typing as npt
-from litdata import StreamingDataset
-from litdata.utilities.env import _DistributedEnv
+from filelock import FileLock
 from torch.utils.data import Dataset
 
+from dualpath_cli.errors import UserError
+from dualpath_cli.files.atomic import PARTIAL, replacing
 from dualpath_cli.text import storage
-from dualpath_cli.text.manifest import Manifest
-from dualpath_cli.training.data.chunk_cache import ChunkCache
+from dualpath_cli.text.manifest import AGAIN, HEADER, INDEX, MANIFEST, Manifest, readable
+from dualpath_cli.text.verification import Chunks
 from dualpath_cli.training.data.order import SampleOrder
-from dualpath_cli.training.data.tokens_loader import TokensLoader
 
 Block = npt.NDArray[np.integer]
 """Token ids, (size,)."""
+
+FREE = 0.1
+"""Part of the disk that is left free: where less is, chunks that were read are deleted."""
+ATTEMPTS = 10
+"""How often a chunk is fetched that other processes delete, for want of room, before it is open."""
 
 
 class Blocks(Dataset[Block]):
@@ -34,9 +51,10 @@ class Blocks(Dataset[Block]):
         self.cache = ChunkCache(folder, manifest) if storage.is_remote(folder) else None
         place = Path(folder) if self.cache is None else self.cache.folder
         loader = TokensLoader(size, place, manifest, verify, self.cache)
-        self._stream = StreamingDataset(str(place), item_loader=loader, shuffle=False)
+        self._stream = litdata.StreamingDataset(str(place), item_loader=loader, shuffle=False)
         # litdata would count this rank's share; here every rank has the whole.
-        self._stream.distributed_env = _DistributedEnv(world_size=1, global_rank=0, num_nodes=1)
+        ranks = self._stream.distributed_env
+        ranks.world_size, ranks.global_rank, ranks.num_nodes = 1, 0, 1
 
     def __len__(self) -> int:
         return sum(self.chunk_blocks)
@@ -62,3 +80,100 @@ class OrderedBlocks(Dataset[Block]):
             names = self.blocks.names
             self.blocks.cache.move_on(names[chunk], names[self.order.next_chunk(position)])
         return self.blocks[block]
+
+
+class ChunkCache:
+    """The folder on this disk that stands for one on S3."""
+
+    def __init__(self, url: str, manifest: Manifest) -> None:
+        """Makes the folder with its index, and deletes the chunks of data that were replaced."""
+        self.url = url.rstrip("/")
+        self._sha256 = {chunk.name: chunk.sha256 for chunk in manifest.chunks}
+        self._read: list[str] = []  # by this process, the latest last
+        place = storage.cache() / "chunks" / hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        # The index as well, for equal tokens may lie in files of other names.
+        content = f"{manifest.fingerprint}\n{manifest.index_sha256}"
+        self.folder = place / hashlib.sha256(content.encode()).hexdigest()[:16]
+        for name in (MANIFEST, INDEX):
+            if not (self.folder / name).exists():
+                with replacing(self.folder / name, shared=True) as partial:
+                    shutil.copyfile(storage.local_copy(f"{self.url}/{name}"), partial)
+        for other in place.iterdir():
+            if other != self.folder:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def fetch(self, name: str) -> None:
+        """Has a chunk on this disk, of the manifest's sha256; who wants the same one waits for it.
+
+        Raises UserError where S3 does not give it, or gives something else.
+        """
+        path = self.folder / name
+        if path.exists():
+            return
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                for stale in self.folder.glob(f"{name}.*{PARTIAL}"):  # of a process that was killed
+                    stale.unlink(missing_ok=True)
+                storage.download(f"{self.url}/{name}", path, self._sha256[name])
+
+    def move_on(self, name: str, then: str) -> None:
+        """Is told that a process reads `name` now, and `then` after it, which is fetched meanwhile.
+
+        Where the disk gets full, what it read before the last one is deleted. Other ranks are not
+        so far behind; one that is fetches it again.
+        """
+        self._read = [*self._read[-2:], name]
+        if len(self._read) > 2 and self._read[0] not in (name, then, self._read[1]):
+            usage = shutil.disk_usage(self.folder)
+            if usage.free < FREE * usage.total:
+                (self.folder / self._read[0]).unlink(missing_ok=True)
+        threading.Thread(target=self._fetch_ahead, args=(then,), daemon=True).start()
+
+    def _fetch_ahead(self, name: str) -> None:
+        with suppress(Exception):  # which is met again, and told, when the chunk is read
+            self.fetch(name)
+
+
+class TokensLoader(litdata.TokensLoader):
+    """Reads each block from the file, and verifies a chunk when it is opened first or has changed.
+
+    litdata maps chunks into memory: a process that reads such a map beyond the end of a file that
+    was cut meanwhile is killed, without a word. It looks the loader up by the name of this class.
+    """
+
+    def __init__(
+        self, block_size: int, folder: Path, manifest: Manifest, verify: bool,
+        cache: ChunkCache | None,
+    ) -> None:  # fmt: skip
+        """`folder` is where chunks are on this disk; those in a `cache` are fetched as needed."""
+        super().__init__(block_size)
+        self._token = np.dtype(manifest.dtype)
+        self._bytes = block_size * self._token.itemsize
+        self._cache = cache
+        self._way_out = f"delete '{folder}', and it is fetched again" if cache else AGAIN
+        self._verified = Chunks(folder, manifest, self._way_out) if verify else None
+
+    def pre_load_chunk(self, chunk_index: int, chunk_filepath: str) -> None:
+        """Maps nothing."""
+
+    def load_item_from_chunk(
+        self, index: int, chunk_index: int, chunk_filepath: str, begin: int, filesize_bytes: int
+    ) -> Block:
+        """Reads one block. Raises UserError where the chunk is not what was prepared."""
+        name = os.path.basename(chunk_filepath)
+        with readable(chunk_filepath), self._open(chunk_filepath, name) as file:
+            if self._verified:
+                self._verified.check(name, file)
+            content = os.pread(file.fileno(), self._bytes, HEADER + (index - begin) * self._bytes)
+        if len(content) < self._bytes:
+            raise UserError(f"{chunk_filepath}: was cut while it was read; {self._way_out}")
+        return np.frombuffer(content, self._token)
+
+    def _open(self, path: str, name: str) -> BinaryIO:
+        """Opens a chunk; one from S3 is fetched, again where another process deletes it first."""
+        if self._cache is not None:
+            for _ in range(ATTEMPTS):
+                self._cache.fetch(name)
+                with suppress(FileNotFoundError):
+                    return open(path, "rb", buffering=0)
+        return open(path, "rb", buffering=0)

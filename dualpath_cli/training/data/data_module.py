@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.settings import DataSettings
+from dualpath_cli.recipe.settings import DataSettings
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.manifest import MANIFEST
 from dualpath_cli.text.storage import exists, local_copy

@@ -24,7 +24,7 @@ NAME = "by chunk, 1"
 
 
 class SampleOrder:
-    """What lies at each position of the row."""
+    """The block at each position of the row."""
 
     def __init__(self, chunk_blocks: Sequence[int], seed: int) -> None:
         """`chunk_blocks` are the numbers of blocks in each chunk, one block at least in all."""
@@ -83,7 +83,7 @@ class MicroBatches(Sampler[list[int]]):
     start: int
     stop: int
     sequences: int
-    """Of an optimizer step, on all ranks."""
+    """Sequences of an optimizer step, on all ranks."""
     micro_batch: int
     ranks: int
     rank: int

@@ -95,7 +95,7 @@ def _drawn_documents(
 
 
 def _tenth(max_tokens: int) -> int:
-    """What one document counts for at most."""
+    """The most tokens of one document that are counted."""
     return -(-max_tokens // LEAST_DOCUMENTS)
 
 

@@ -1,1 +1,1 @@
-"""What a run writes down and shows while it trains."""
+"""Tables, figures and messages of a run while it trains."""

@@ -7,15 +7,15 @@ batches).
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 from dualpath_cli.errors import NumbersFailed
-from dualpath_cli.output.atomic import replacing
-from dualpath_cli.run_folder import newest_step
+from dualpath_cli.files.atomic import replacing
+from dualpath_cli.run.run_folder import newest_step
+from dualpath_cli.training.each_step import EachStep
 from dualpath_cli.training.guard import BadStep, Kind
 from dualpath_cli.training.logs.metrics_log import CsvTable
 from dualpath_cli.training.module import DualPathModule
@@ -30,7 +30,7 @@ CAUSES: dict[Kind, str] = {
 }
 
 
-class BadSteps(Callback):
+class BadSteps(EachStep):
     """Records what the module's guard left out; `limit` steps in a row end the run."""
 
     def __init__(self, run_folder: Path, limit: int, say: Callable[[str], None]) -> None:
@@ -38,11 +38,10 @@ class BadSteps(Callback):
         self.limit = limit
         self.say = say
         self.table = CsvTable(run_folder / "bad_steps.csv", ["step", "kind", "loss", "grad_norm"])
-        self.step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forgets what came after the step that the run is continued from."""
-        self.step = trainer.global_step
+        super().on_train_start(trainer, pl_module)
         if trainer.is_global_zero:
             if self.table.path.exists():
                 self.table.open(self.step)
@@ -51,22 +50,16 @@ class BadSteps(Callback):
                     path.unlink()
         trainer.strategy.barrier("forgot later bad steps")
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
         """Records the step that was just left out, if one was.
 
         Raises:
             NumbersFailed: after too many in a row, on all ranks.
         """
-        if trainer.global_step == self.step:
-            return  # still accumulating
-        self.step = trainer.global_step
-        assert isinstance(pl_module, DualPathModule)
-        if pl_module.bad_step is not None:
-            kind = self._record(trainer, pl_module, pl_module.bad_step)
-            if pl_module.guard.in_a_row >= self.limit:
-                why = self._why(pl_module.guard.in_a_row, kind)
+        if module.bad_step is not None:
+            kind = self._record(trainer, module, module.bad_step)
+            if module.guard.in_a_row >= self.limit:
+                why = self._why(module.guard.in_a_row, kind)
                 # The first rank tells it.
                 raise NumbersFailed(why if trainer.is_global_zero else "")
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualpath_cli.output.atomic import replacing
+from dualpath_cli.files.atomic import replacing
+from dualpath_cli.files.csv_text import read_csv
 from dualpath_cli.output.colors import DEEP, MUTED, SOURCES, WIDE
-from dualpath_cli.output.csv_text import read_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,11 +21,9 @@ Row = dict[str, str]
 
 def draw(run: Path) -> Path:
     """Draws bits per byte, gates and expected loops over training tokens; returns the file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
     from matplotlib.ticker import EngFormatter
+
+    from dualpath_cli.output.figures import panels, plain
 
     metrics, validation, routing = (
         read_csv(run / f"{name}.csv") for name in ("metrics", "validation", "routing")
@@ -35,14 +33,11 @@ def draw(run: Path) -> Path:
     shown = ["bits per byte"]
     shown += ["gate"] if any(row["gate_deep"] for row in routing) else []
     shown += ["expected loops"] if any(row["expected_loops"] for row in routing) else []
-    figure, axes = plt.subplots(
-        1, len(shown), figsize=(4.2 * len(shown), 3.4), squeeze=False, layout="constrained"
-    )
+    figure, axes = panels(4.2 * len(shown), 3.4, columns=len(shown))
     for ax, title in zip(axes[0], shown, strict=True):
         ax.set(title=title, xlabel="training tokens")
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(alpha=0.25, linewidth=0.6)
+        plain(ax)
         if title == "bits per byte":
             _line(
                 ax, metrics, "bits_per_byte", per_step, "training", color=MUTED, lw=0.9, alpha=0.7
@@ -63,7 +58,6 @@ def draw(run: Path) -> Path:
     target = run / "curve.png"
     with replacing(target) as partial:
         figure.savefig(partial, format="png", dpi=150)
-    plt.close(figure)
     return target
 
 

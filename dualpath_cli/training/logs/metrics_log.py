@@ -1,4 +1,4 @@
-"""What a run writes down as it trains: metrics.csv, routing.csv, validation.csv, and loggers.
+"""The tables metrics.csv and validation.csv of a run, and the rows that loggers get.
 
 Every `log_every` optimizer steps one row: loss and bits per byte over the tokens since the last
 row, learning rate, gradient norm (before clipping), steps left out since the last row (`guard`),
@@ -12,13 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files.csv_text import format_csv, read_csv
 from dualpath_cli.flops.count import sampled_training_flops_per_token
-from dualpath_cli.output.atomic import write_text
-from dualpath_cli.output.csv_text import format_csv, read_csv
-from dualpath_cli.schedule import learning_rate
-from dualpath_cli.settings import RunSettings
+from dualpath_cli.recipe.schedule import learning_rate
+from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.training import internals
+from dualpath_cli.training.each_step import EachStep
 from dualpath_cli.training.logs.peaks import peak_tflops
 from dualpath_cli.training.module import DualPathModule
 
@@ -53,7 +55,7 @@ def has_validation(table: Path, step: int) -> bool:
     return any(int(row["step"]) == step for row in read_csv(table))
 
 
-class MetricsLog(Callback):
+class MetricsLog(EachStep):
     """Measures training and hands each row to metrics.csv, all loggers and `show`."""
 
     def __init__(
@@ -69,7 +71,6 @@ class MetricsLog(Callback):
         self.validation = CsvTable(
             run_folder / VALIDATION, ["step", "tokens", "set", "loss", "bits_per_byte"]
         )
-        self.step = 0
         self.logged_step = 0
         self.seconds = 0.0
         self.since: float | None = None
@@ -77,7 +78,8 @@ class MetricsLog(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the tables, cut to the step that the run is continued from."""
-        self.step = self.logged_step = trainer.global_step
+        super().on_train_start(trainer, pl_module)
+        self.logged_step = self.step
         if trainer.is_global_zero:
             rows = read_csv(self.metrics.path)
             before = [float(r["seconds"]) for r in rows if int(r["step"]) <= self.step]
@@ -104,25 +106,12 @@ class MetricsLog(Callback):
         """Makes up for a validation that was cut short; Lightning takes it for done."""
         if self.validation_due:
             self.validation_due = False
-            # As Lightning's training loop validates.
-            loop, logger = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
-            first = logger._first_loop_iter
-            trainer.validating = True
-            loop.restarting = False
-            loop.run()
-            trainer.training = True
-            logger._first_loop_iter = first
+            internals.validate_between_batches(trainer)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Logs when an optimizer step that is due has just been made."""
-        if trainer.global_step == self.step:
-            return  # still accumulating
-        self.step = trainer.global_step
+    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
+        """Logs a step that is due."""
         if self.step % self.settings.log_every == 0 or self.step == trainer.max_steps:
-            assert isinstance(pl_module, DualPathModule)
-            self._log(trainer, pl_module)
+            self._log(trainer, module)
 
     def _log(self, trainer: Trainer, module: DualPathModule) -> None:
         # Reduced over ranks; reading the numbers waits for the device, before the clock stops.

@@ -1,4 +1,4 @@
-"""What a GPU could do at most: the dense bfloat16 peak that MFU is measured against.
+"""The dense bfloat16 peaks of GPUs, which MFU is measured against.
 
 Datasheets print the peak for matrices of which half the entries are zero beside the one for any
 matrix, or alone with a footnote; it is twice the dense one and of no use here. Numbers are those of

@@ -6,17 +6,19 @@ https://pytorch.org/memory_viz. Recording slows these steps down; all others run
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch.profiler import ProfilerActivity, profile
+
+from dualpath_cli.training.each_step import EachStep
+from dualpath_cli.training.module import DualPathModule
 
 FIRST, LAST = 10, 12
 """Steps recorded, counted from where the run was started or continued: all is compiled by then."""
 
 
-class Profile(Callback):
+class Profile(EachStep):
     """Records steps FIRST to LAST on each rank to `RUN/profile`."""
 
     def __init__(self, run_folder: Path, say: Callable[[str], None]) -> None:
@@ -28,17 +30,16 @@ class Profile(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Counts from here."""
-        self.start = trainer.global_step
+        super().on_train_start(trainer, pl_module)
+        self.start = self.step
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
         """Begins after the step before the first one, ends with the last one."""
-        made = trainer.global_step - self.start
+        made = self.step - self.start
         if self.profiler is None and made == FIRST - 1:
-            self._begin(pl_module.device)
+            self._begin(module.device)
         elif self.profiler is not None and made == LAST:
-            self._end(trainer, pl_module.device)
+            self._end(trainer, module.device)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes what a shorter run has left to record."""

@@ -1,36 +1,32 @@
-"""What a person sees of a run: a progress bar on a terminal, a line now and then elsewhere."""
+"""The progress of a run: a bar on a terminal, a line now and then elsewhere."""
 
-from typing import Any
-
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
 
 from dualpath_cli.output.progress import Progress, counted
+from dualpath_cli.training.each_step import EachStep
 from dualpath_cli.training.logs.metrics_log import Row
+from dualpath_cli.training.module import DualPathModule
 
 
-class ProgressDisplay(Callback):
+class ProgressDisplay(EachStep):
     """Shows steps, loss, tokens/s and the time left; `show` takes each logged row."""
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(console, "training", counted("steps"))
-        self.step = 0
         self.status = ""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins at the step that the run is continued from."""
-        self.step = trainer.global_step
+        super().on_train_start(trainer, pl_module)
         if trainer.is_global_zero:
             self.progress.begin(int(trainer.max_steps), done=self.step)
             self.progress.start()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Counts the step that was made, if one was."""
-        if trainer.global_step > self.step and trainer.is_global_zero:
-            self.progress.advance(trainer.global_step - self.step)
-            self.step = trainer.global_step
+    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
+        """Counts it."""
+        if trainer.is_global_zero:
+            self.progress.advance()
 
     def show(self, row: Row) -> None:
         """Takes a row of metrics, to be shown beside the steps."""

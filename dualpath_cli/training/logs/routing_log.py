@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.block import DualPathBlock
+from dualpath_cli.training.each_step import EachStep
 from dualpath_cli.training.logs.metrics_log import CsvTable, Row
 from dualpath_cli.training.module import DualPathModule
 
 
-class RoutingLog(Callback):
+class RoutingLog(EachStep):
     """Writes a row per layer; gains are after the softplus (s in Eq. 1)."""
 
     def __init__(self, run_folder: Path, every: int, loops: int) -> None:
@@ -29,12 +30,11 @@ class RoutingLog(Callback):
             ["step", "layer", "gate_deep", "gate_wide", "expected_loops", *self.gain_columns,
              "gain_wide"],
         )  # fmt: skip
-        self.step = 0
         self._first: torch.Tensor | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the table, cut to the step that the run is continued from."""
-        self.step = trainer.global_step
+        super().on_train_start(trainer, pl_module)
         if trainer.is_global_zero:
             self.table.open(self.step)
 
@@ -45,21 +45,15 @@ class RoutingLog(Callback):
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._first = batch[0][:1]
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Reads out when an optimizer step that is due has just been made."""
-        if trainer.global_step == self.step:
-            return
-        self.step = trainer.global_step
+    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
+        """Reads out a step that is due."""
         if self.step % self.every:
             return
-        assert isinstance(pl_module, DualPathModule)
-        assert pl_module.model is not None
+        assert module.model is not None
         assert self._first is not None
         # All ranks: under fsdp a forward pass is a collective.
         with trainer.precision_plugin.forward_context():
-            rows = self.read_out(pl_module.model, self._first)
+            rows = self.read_out(module.model, self._first)
         for logger in trainer.loggers:
             for row in rows:
                 layer = f"{row['layer']:02d}"

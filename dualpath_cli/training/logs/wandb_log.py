@@ -16,9 +16,9 @@ import wandb
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from dualpath_cli.output.atomic import write_text
-from dualpath_cli.recipes import Recipe
-from dualpath_cli.text_file import read_text
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files.text_file import read_text
+from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.training.stopping import StopTraining
 
 ID = "wandb_id"

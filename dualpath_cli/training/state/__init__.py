@@ -1,1 +1,1 @@
-"""What a run is continued from: checkpoints, of one file or of shards."""
+"""Checkpoints, of one file or of shards: written, checked, and loaded to continue a run."""

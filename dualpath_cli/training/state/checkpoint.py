@@ -1,29 +1,33 @@
 """Checkpoints that are never half-written: beside their final name first, then renamed.
 
 A checkpoint is a file, or a folder of shards under `fsdp` and `hsdp`. Both get their name in one
-step, after everything is on the disk and hashed (`checkpoint_files.py`); `last` then moves to the
-newest one.
+step, after everything is on the disk and hashed (`run/checkpoint_files.py`); `last` then moves to
+the newest one.
 """
 
+import math
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor
 
-from dualpath_cli import run_folder
-from dualpath_cli.checkpoint_files import Files, manifest_of, write_manifest
-from dualpath_cli.errors import RunFailed
-from dualpath_cli.output.atomic import PARTIAL, naming, remove, sync
-from dualpath_cli.run_folder import CHECKPOINTS, LAST, TABLES
-from dualpath_cli.settings import RunSettings
+from dualpath_cli.errors import NumbersFailed, RunFailed
+from dualpath_cli.files.atomic import PARTIAL, naming, remove, sync
+from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.run import run_folder
+from dualpath_cli.run.checkpoint_files import Files, manifest_of, write_manifest
+from dualpath_cli.run.run_folder import CHECKPOINTS, LAST, TABLES
+from dualpath_cli.training import internals
+from dualpath_cli.training.each_step import EachStep
+from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.ranks import lost_contact
-from dualpath_cli.training.state.elastic import count_micro_batches_anew
-from dualpath_cli.training.state.finite import check_finite
 from dualpath_cli.training.state.integrity import hashed, verify
 from dualpath_cli.training.state.training_state import whole_state
 from dualpath_cli.training.state.weights import read_file
@@ -61,7 +65,7 @@ class DirectCheckpointIO(TorchCheckpointIO):
         return whole_state(Path(path)) if Path(path).is_dir() else read_file(Path(path))
 
 
-class Checkpoints(Callback):
+class Checkpoints(EachStep):
     """Saves every `run.save_every` steps and after the last one; keeps the newest `run.keep`.
 
     It comes after all callbacks that write rows: where there is a checkpoint, there are the rows of
@@ -72,7 +76,7 @@ class Checkpoints(Callback):
         self.folder = run_folder / CHECKPOINTS
         self.settings = settings
         self.saved_step = -1
-        self._loops: dict[str, Any] = {}
+        self._progress: dict[str, Any] = {}
         """Lightning's progress as it was before the validation that is going on."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -84,7 +88,7 @@ class Checkpoints(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Has Lightning count the micro-batches of this start."""
-        count_micro_batches_anew(trainer, checkpoint)
+        internals.count_micro_batches_anew(checkpoint, trainer.accumulate_grad_batches)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Clears what an interrupted save left behind."""
@@ -96,32 +100,29 @@ class Checkpoints(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Does not save again the step that the run was continued from."""
-        self.saved_step = trainer.global_step
+        super().on_train_start(trainer, pl_module)
+        self.saved_step = self.step
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Saves when an optimizer step that is due has just been made."""
-        if (
-            trainer.global_step % self.settings.save_every == 0
-            and trainer.global_step != self.saved_step
-        ):
+    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
+        """Saves a step that is due."""
+        if self.step % self.settings.save_every == 0:
             self.save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keeps where training stands: a checkpoint within a validation is of its beginning."""
         if trainer.state.fn == TrainerFn.FITTING:
-            self._loops = trainer._checkpoint_connector._get_loops_state_dict()
+            self._progress = trainer.fit_loop.state_dict()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validation is over."""
-        self._loops = {}
+        self._progress = {}
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Puts the progress of before the validation into a checkpoint that is saved in it."""
-        checkpoint["loops"] = self._loops or checkpoint["loops"]
+        if self._progress:
+            checkpoint["loops"]["fit_loop"] = self._progress
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves the last step."""
@@ -129,8 +130,19 @@ class Checkpoints(Callback):
             self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
-        """Writes ``checkpoints/step-N`` whole, moves `last` to it and drops the oldest ones."""
-        check_finite(trainer, self.folder.parent)
+        """Writes ``checkpoints/step-N`` whole, moves `last` to it and drops the oldest ones.
+
+        Raises:
+            NumbersFailed: on all ranks, where weights are no finite numbers.
+            RunFailed: where the checkpoint cannot be written.
+        """
+        if not finite_weights(trainer.lightning_module):
+            message = (
+                f"after step {trainer.global_step} weights are no finite numbers, and not saved; "
+                "lower optim.lr (under another --run.name); the same command continues from "
+                f"{run_folder.newest_step(self.folder.parent)}"
+            )
+            raise NumbersFailed(message if trainer.is_global_zero else "")  # the first rank tells
         final = self.folder / f"step-{trainer.global_step:08d}"
         partial = final.with_name(final.name + PARTIAL)
         try:
@@ -162,6 +174,22 @@ class Checkpoints(Callback):
             # Renamed first: a removal cut short must not leave half a checkpoint under its name.
             remove(old.rename(old.with_name(old.name + PARTIAL)))
             remove(manifest_of(old))
+
+
+def finite_weights(model: nn.Module) -> bool:
+    """Whether all parameters are finite numbers; all ranks, which must ask together, agree.
+
+    One pass over the weights without a copy of any, and one wait for the device: 2 % of the time of
+    an optimizer step on a CPU with 9M parameters and 1,024 tokens, once a checkpoint.
+    """
+    parameters = [parameter.detach() for parameter in model.parameters()]
+    local = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
+    # A rank may hold nothing of a small parameter, and the largest of nothing is no number.
+    largest = nn.utils.get_total_norm([part for part in local if part.numel()], math.inf)
+    finite = largest.isfinite().to(local[0].device, torch.int32)
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)
+    return bool(finite.item())
 
 
 def publish(partial: Path, final: Path, files: Files) -> None:

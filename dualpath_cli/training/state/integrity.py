@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from dualpath_cli import run_file, run_folder
-from dualpath_cli.checkpoint_files import Files, damaged, describe, fault_of, files_of
 from dualpath_cli.errors import UserError
+from dualpath_cli.run import run_file, run_folder
+from dualpath_cli.run.checkpoint_files import Files, damaged, describe, fault_of, files_of
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ def _rank_and_ranks() -> tuple[int, int]:
 
 
 def from_all_ranks(value: T) -> list[T]:
-    """What each rank has, in their order, on all of them."""
+    """The values of all ranks in the order of the ranks, on each of them."""
     _, ranks = _rank_and_ranks()
     if ranks == 1:
         return [value]

@@ -27,14 +27,14 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.files.text_file import open_regular
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.text_file import open_regular
 
 REST = "meta.pt"
-"""What is neither weights nor optimizer state: progress, schedule, place in the data."""
+"""The file of everything but weights and optimizer state: progress, schedule, the guard."""
 
 _WEIGHTS = "state_dict.model."
-"""What the names of weights begin with in shards."""
+"""The prefix of the names of weights in shards."""
 
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("builtins", "set"): set,

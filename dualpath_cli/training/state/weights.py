@@ -1,6 +1,6 @@
 """The weights of a checkpoint, whatever wrote it, into a model, however it is sharded."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
+from dualpath_cli.files.text_file import open_regular
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.run_file import is_run_file
+from dualpath_cli.run.run_file import is_run_file
 from dualpath_cli.training.state import shards
 from dualpath_cli.training.state.integrity import verify
 
@@ -40,17 +41,31 @@ def map_weights(checkpoint: Path, config: ModelConfig) -> dict[str, Any]:
         UserError: where the file cannot be read, or holds something else.
     """
     if is_run_file(checkpoint):
-        try:
-            with safe_open(checkpoint, framework="pt") as file:
-                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except Exception as error:  # a damaged file raises nearly anything
-            reason = " ".join(str(error).split())[:120]
-            raise UserError(f"'{checkpoint}' cannot be read: {reason}") from None
-        if config.tie_embeddings and "embed.weight" in weights:  # it is in the file once
-            weights.setdefault("head.weight", weights["embed.weight"])
-        return weights
+        return read_safetensors([checkpoint], config, f"'{checkpoint}'")
     saved = read_file(checkpoint)["state_dict"]
     return {k.removeprefix("model."): v for k, v in saved.items() if k.startswith("model.")}
+
+
+def read_safetensors(
+    files: Iterable[Path], config: ModelConfig, shown: str, prefix: str = ""
+) -> dict[str, torch.Tensor]:
+    """The weights in files of safetensors, by their names without a prefix.
+
+    Raises:
+        UserError: where they, `shown` as what, cannot be read.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    for path in files:
+        try:
+            with open_regular(path), safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    weights[name.removeprefix(prefix)] = file.get_tensor(name)
+        except Exception as error:  # a damaged file raises nearly anything
+            reason = " ".join(str(error).split())[:120]
+            raise UserError(f"{shown} cannot be read: {reason}") from None
+    if config.tie_embeddings and "embed.weight" in weights:  # it is in the files once
+        weights.setdefault("head.weight", weights["embed.weight"])
+    return weights
 
 
 def read_file(checkpoint: Path) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Figures over layers: deep share and cosine, polarisation, densities of the gates.
+"""Figures over layers: deep share and cosine, polarisation, classes, densities of the gates.
 
 Shapes: L layers with gates, S sources.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from dualpath_cli.output.colors import DEEP, INK, MUTED, SOURCES, WIDE
-from dualpath_cli.study.bootstrap import Floats
-from dualpath_cli.study.figures import panels, plain
+from dualpath_cli.output.figures import panels, plain
+from dualpath_cli.statistics.bootstrap import Floats
+from dualpath_cli.study.classes import TokenClass
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import CONTRIBUTION_BINS, CONTRIBUTION_END, CORNER, Sums
 
@@ -36,7 +37,7 @@ def depth(lines: Mapping[str, Summary], untrained: Summary) -> Figure:
         (axes[0, 1], "cosine", "cosine of the paths' updates", 0),
     ):
         for color, (label, line) in zip(cycle(LINES), lines.items(), strict=False):
-            _line(ax, line, name, color, label)
+            _line(ax, line, line.means[name], color, label)
         if len(lines) > 1 and len({line.layers for line in lines.values()}) == 1:
             mean = Summary.average(list(lines.values()))
             ax.plot(mean.layers, mean.means[name][0], color=INK, linewidth=2.2, label="mean")
@@ -54,9 +55,9 @@ def polarisation(lines: Mapping[str, Summary]) -> Figure:
     figure, axes = panels(7.2, 3.0, 1, 2)
     gap, corner = axes[0]
     for color, (label, line) in zip(cycle(LINES), lines.items(), strict=False):
-        _line(gap, line, "gate_difference", color, label)
+        _line(gap, line, line.means["gate_difference"], color, label)
         for name, style in (("only_deep", "-"), ("only_wide", "--")):
-            _line(corner, line, name, color, None, style)
+            _line(corner, line, line.means[name], color, None, style)
     corner.plot([], [], "-", color=MUTED, label="the deep one is open")
     corner.plot([], [], "--", color=MUTED, label="the wide one is open")
     layers = max((line.layers for line in lines.values()), key=len)
@@ -68,6 +69,21 @@ def polarisation(lines: Mapping[str, Summary]) -> Figure:
     for ax in (gap, corner):
         ax.set_ylim(bottom=0)
         ax.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def classes(lines: Mapping[str, Summary], chosen: Sequence[TokenClass]) -> Figure | None:
+    """Deep share of classes minus that of other tokens, by layer: a panel a class, a line each."""
+    if not chosen:
+        return None
+    figure, axes = panels(0.8 + 3.2 * len(chosen), 3.0, 1, len(chosen), sharey=True)
+    for ax, token_class in zip(axes[0], chosen, strict=True):
+        for color, (label, line) in zip(cycle(LINES), lines.items(), strict=False):
+            _line(ax, line, line.class_differences[token_class], color, label)
+        _layer_axis(ax, line.layers, f"{token_class.name} ({', '.join(token_class.upos)})")
+        ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=":")
+    axes[0, 0].set_ylabel("deep share minus that of other tokens", fontsize=8)
+    axes[0, 0].legend(frameon=False, fontsize=8)
     return figure
 
 
@@ -126,11 +142,11 @@ def grid(sums: Mapping[str, Sums], layers: tuple[int, ...]) -> Figure:
 
 
 def _line(
-    ax: Axes, line: Summary, name: str, color: str, label: str | None, style: str = "-"
+    ax: Axes, line: Summary, values: Floats, color: str, label: str | None, style: str = "-"
 ) -> None:
-    low, high = line.interval(line.means[name])
+    low, high = line.interval(values)
     ax.fill_between(line.layers, low, high, color=color, alpha=0.18, linewidth=0)
-    ax.plot(line.layers, line.means[name][0], style, color=color, marker="o", markersize=3,
+    ax.plot(line.layers, values[0], style, color=color, marker="o", markersize=3,
             linewidth=1.2, label=label)  # fmt: skip
 
 

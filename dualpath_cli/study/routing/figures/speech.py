@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dualpath_cli.output.colors import DEEP, MUTED, WIDE
+from dualpath_cli.output.figures import heat_map, layer_ticks, panels, plain
 from dualpath_cli.study.classes import UPOS
-from dualpath_cli.study.figures import heat_map, layer_ticks, panels, plain
 from dualpath_cli.study.routing.summary import LEAST_TOKENS, Summary, tag_box
 from dualpath_cli.study.routing.sums import SHARE_BINS, Sums
 

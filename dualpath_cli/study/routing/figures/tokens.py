@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from dualpath_cli.output.colors import INK, MUTED, share_colormap
-from dualpath_cli.study.figures import heat_map, layer_ticks, panels
+from dualpath_cli.output.figures import heat_map, layer_ticks, panels
 from dualpath_cli.study.routing.page.examples import Example, share_reach
 from dualpath_cli.study.routing.summary import Summary
 

@@ -64,7 +64,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Model:
-    """What one model made of the sequences of a page."""
+    """One model's read-outs of the sequences of a page."""
 
     name: str
     loops: int

@@ -1,0 +1,151 @@
+"""The tables of a comparison, as they are shown and as the records of its CSV files."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from math import nan
+from typing import Any
+
+from dualpath_cli.compare.configurations import Configuration, Group
+from dualpath_cli.compare.differences import Difference
+from dualpath_cli.files.csv_text import without_nan
+from dualpath_cli.output.table import Column, Columns, Table, interval, with_error
+
+TESTS = (
+    "interval and p: each by itself; Holm: p corrected for the number of tests; detectable: the "
+    "smallest true difference found at 5 % with a probability of 80 %, before that correction; "
+    "undecided: the interval holds 0"
+)
+
+
+def group_table(group: Group, errors: bool = True) -> Table:
+    """A row a configuration; without `errors` the standard error of the aggregate alone."""
+    wide = group.wide
+    lengths = len({c.tokens for c in group.configurations}) > 1
+    routed = any(c.expected_loops is not None for c in group.configurations)
+
+    def score(n: int, measure: str) -> tuple[Column, Callable[[Configuration], Any]]:
+        with_errors = errors or n == 0
+        return (
+            Column(measure, with_error(".4f"), importance=1 if n else 3, marks_lowest=True),
+            lambda c: (c.mean(measure), c.standard_error(measure) if with_errors else None),
+        )
+
+    columns: Columns[Configuration] = [
+        (Column("configuration"), lambda c: c.name),
+        (Column("family", importance=0), lambda c: c.family),
+        (Column("α %", ".0f"), lambda c: c.alpha),
+        (Column("K", "d"), lambda c: c.loops),
+    ]
+    if routed:
+        columns.append((Column("loops", ".2f"), lambda c: c.expected_loops))
+    columns += [
+        (Column("params", count, importance=2), lambda c: c.parameters),
+        (Column("params/wide", ".2f"), lambda c: wide and c.parameters / wide.parameters),
+        (Column("linear", count), lambda c: c.flops_linear),
+        (Column("total", count, importance=0), lambda c: c.flops_total),
+    ]
+    if lengths:
+        columns += [
+            (Column("tokens", count, importance=2), lambda c: c.tokens),
+            (Column("hours", ".3g", importance=2), lambda c: c.hours),
+        ]
+    columns += [
+        (Column("seeds", "d", importance=2), lambda c: len(c.seeds)),
+        *(score(n, measure) for n, measure in enumerate(group.measures)),
+        (Column("µs/token", _micro, importance=0), lambda c: 1e6 * c.seconds_per_token),
+        (Column("time/wide", ".2f"),
+         lambda c: wide and c.seconds_per_token / wide.seconds_per_token),
+    ]  # fmt: skip
+    caption = (
+        "bits per byte, the lowest of each column marked; ± one standard error over seeds, not "
+        "that of a difference; linear, total: FLOPs per token and layer; time as measured"
+    )
+    if routed:
+        caption += "; loops: that the router expects to make, as last logged in training"
+    if lengths:
+        caption += "; hours: of one run, its tokens at its measured speed"
+    if group.note:
+        caption += f"; {group.note}"
+    return Table.of(group.configurations, columns, group.name, caption)
+
+
+def tables_of_tests(rows: Sequence[Difference], total: int) -> list[Table]:
+    """A table for each group and baseline; `total` tests were made in all."""
+    parts: dict[tuple[str, str], list[Difference]] = {}
+    for row in rows:
+        parts.setdefault((row.group, row.baseline), []).append(row)
+    tests = f"{total:,} {'test' if total == 1 else 'tests'} in all"
+    return [
+        Table.of(
+            part,
+            [
+                (Column("configuration"), lambda d: d.configuration),
+                (Column("on", importance=0), lambda d: d.measure),
+                (Column("verdict", importance=3), lambda d: d.verdict),
+                (Column("test", importance=0), lambda d: d.test if d.tested else ""),
+                (Column("seeds", "d"), lambda d: d.seeds),
+                (Column("difference", "+.4f", importance=3), lambda d: d.difference),
+                (
+                    Column("95 % interval", interval("+.4f"), importance=2),
+                    lambda d: (d.low, d.high),
+                ),
+                (Column("p", ".2g"), lambda d: d.p),
+                (Column("Holm", ".2g", importance=2), lambda d: d.p_holm),
+                (Column("df", ".0f", importance=0), lambda d: d.df if d.tested else nan),
+                (Column("detectable", ".4f"), lambda d: d.detectable),
+            ],
+            f"{group}: bits per byte less those of {baseline}, {tests}",
+            TESTS,
+        )
+        for (group, baseline), part in parts.items()
+    ]
+
+
+def _micro(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def count(value: float) -> str:
+    """Such as 719.0M, 1.361B, 602.1K."""
+    for unit, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if value >= unit:
+            return f"{value / unit:#.4g}{suffix}"
+    return f"{value:.4g}"
+
+
+def records_of_groups(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of table.csv and their columns: a group has measures of its own."""
+    records = []
+    for group in groups:
+        for c in group.configurations:
+            wide = group.wide
+            record: dict[str, Any] = {
+                "group": group.name, "configuration": c.name, "family": c.family,
+                "alpha": c.alpha, "loops": c.loops, "expected_loops": c.expected_loops,
+                "layers": c.layers,
+                "parameters": c.parameters,
+                "parameters_to_wide": wide and c.parameters / wide.parameters,
+                "linear_flops": c.flops_linear, "total_flops": c.flops_total,
+                "training_tokens": c.tokens, "seeds": len(c.seeds),
+                "microseconds_per_token": 1e6 * c.seconds_per_token,
+                "time_to_wide": wide and c.seconds_per_token / wide.seconds_per_token,
+            }  # fmt: skip
+            for measure in group.measures:
+                record[measure] = c.mean(measure)
+                record[f"{measure}_standard_error"] = c.standard_error(measure)
+            records.append(record)
+    return records, list(dict.fromkeys(column for record in records for column in record))
+
+
+def records_of_tests(rows: Sequence[Difference]) -> list[dict[str, Any]]:
+    """Rows of tests.csv."""
+    return [without_nan({**asdict(row), "verdict": row.verdict}) for row in rows]
+
+
+def records_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Rows of runs.csv: every run with its scores, from which all else can be computed again."""
+    return [
+        {"group": group.name, "configuration": c.name, "seed": run.seed, "run": str(run.folder),
+         "tokens_per_second": run.tokens_per_second, **run.scores}
+        for group in groups for c in group.configurations for run in c.runs
+    ]  # fmt: skip

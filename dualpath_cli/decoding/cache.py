@@ -1,0 +1,283 @@
+"""Keys and values of earlier tokens, so that the passes of later ones need not repeat them.
+
+Exact: the steps of a deep path share weights, not states, so each has other keys and values,
+and a dual layer keeps K + 1 of both. `Intervention.kv_slots` keeps fewer.
+
+Shapes: B batch, T positions of a pass, S positions with those of the passes before, C positions
+that there is room for, R some rows of the batch, H heads, N head size, K loops.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.intervention import LEARNED, Intervention
+from dualpath_cli.model.layer_pass import SublayerPass
+
+UNWRITTEN = -2
+"""Number of the document of positions that are still to come."""
+
+
+class KeysAndValues(Protocol):
+    """A cache, as an attention knows it."""
+
+    def append(
+        self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds the keys and values of T tokens and returns those of all S so far, (B, S, H, N)."""
+
+
+@dataclass
+class Span:
+    """The T positions of a pass, from `start` on."""
+
+    start: int = 0
+    places: torch.Tensor | None = None
+    """Their numbers where shapes are static; None where they grow."""
+
+
+@dataclass
+class KeyValueCache:
+    """Keys and values of all tokens that one attention has seen, rotated and normalised.
+
+    Written in place, so for inference alone. What a pass writes takes the place of what was there:
+    of the steps that share a slot the last one stays. Positions of a head lie side by side in
+    memory: the attention of one token then reads twice as fast on a CPU.
+    """
+
+    span: Span
+    capacity: int = 0
+    """Positions to make room for at once; more are found as they come."""
+    keys: torch.Tensor | None = None
+    """(B, H, C, N), one head for each of `ModelConfig.n_kv_heads`."""
+    values: torch.Tensor | None = None
+    """(B, H, C, N)."""
+
+    def append(
+        self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the keys and values of a pass and returns those of all S so far, (B, S, H, N).
+
+        With static shapes those of all C: who looks at them knows by a mask which are written.
+        """
+        k_BHTN, v_BHTN = k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2)
+        # Where shapes are static `start` is not looked at: it would be part of what is compiled.
+        places, start = self.span.places, 0 if self.span.places is not None else self.span.start
+        stop = start + k_BTHN.shape[1]
+        if self.keys is None or self.values is None or len(self.keys) != len(k_BHTN):
+            self._make_room(k_BHTN, v_BHTN, max(stop, self.capacity))
+        assert self.keys is not None
+        assert self.values is not None
+        if places is not None:
+            self.keys.index_copy_(2, places, k_BHTN)
+            self.values.index_copy_(2, places, v_BHTN)
+            return self.keys.transpose(1, 2), self.values.transpose(1, 2)
+        self.keys[:, :, start:stop], self.values[:, :, start:stop] = k_BHTN, v_BHTN
+        return self.keys[:, :, :stop].transpose(1, 2), self.values[:, :, :stop].transpose(1, 2)
+
+    def _make_room(self, k_BHTN: torch.Tensor, v_BHTN: torch.Tensor, room: int) -> None:
+        B, H, _, N = k_BHTN.shape
+        self.keys, self.values = (x.new_zeros(B, H, room, N) for x in (k_BHTN, v_BHTN))
+        if self.span.places is not None:  # of an address that does not change, as CUDA graphs want
+            torch._dynamo.mark_static_address(self.keys)
+            torch._dynamo.mark_static_address(self.values)
+
+    def reserve(self, count: int) -> None:
+        """Makes room for twice `count` positions where there is none for so many."""
+        if self.keys is not None and self.values is not None and self.keys.shape[2] < count:
+            more = (0, 0, 0, 2 * count - self.keys.shape[2])
+            self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Goes on with these sequences of the batch, in this order."""
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys[rows], self.values[rows]
+
+
+@dataclass
+class RowsOfCache:
+    """Some sequences of a batch, whose next token alone is computed."""
+
+    cache: KeyValueCache
+    rows: torch.Tensor
+
+    def append(
+        self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the keys and values of one token each, and returns those of all S of the rows.
+
+        With static shapes those of all C.
+        """
+        self.write(k_R1HN, v_R1HN)
+        keys, values, span = self.cache.keys, self.cache.values, self.cache.span
+        assert keys is not None
+        assert values is not None
+        stop = span.start + 1 if span.places is None else keys.shape[2]
+        kept = (x[:, :, :stop].index_select(0, self.rows).transpose(1, 2) for x in (keys, values))
+        k_RSHN, v_RSHN = kept
+        return k_RSHN, v_RSHN
+
+    def write(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> None:
+        """Writes them, for tokens to come."""
+        keys, values, span = self.cache.keys, self.cache.values, self.cache.span
+        assert keys is not None
+        assert values is not None
+        place = span.start if span.places is None else span.places
+        keys[self.rows, :, place], values[self.rows, :, place] = k_R1HN[:, 0], v_R1HN[:, 0]
+
+
+@dataclass
+class CachedSublayerPass(SublayerPass):
+    """The arguments of a sublayer that keeps keys and values."""
+
+    cache: KeysAndValues | None = None
+
+    def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of all tokens so far; those given are added to the cache."""
+        if self.cache is None:
+            return k_BTHN, v_BTHN
+        return self.cache.append(k_BTHN.to(v_BTHN.dtype), v_BTHN)
+
+
+@dataclass
+class LayerCache:
+    """The caches of a layer: one of its wide path, and the slots of the steps of its deep path."""
+
+    wide: KeysAndValues
+    deep: list[KeysAndValues] = field(default_factory=list)
+
+    def step(self, number: int) -> KeysAndValues:
+        """The cache of a step, from 0."""
+        return self.deep[number % len(self.deep)]
+
+    @property
+    def rows_can_part(self) -> bool:
+        """Whether some rows of the batch can go on without the others, see `RowsOfCache`."""
+        return isinstance(self.wide, KeyValueCache) and self.wide.span.start > 0
+
+
+class Cache:
+    """Pass an empty one to `decoding_pass.forward` with a text's first tokens, then with more."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        capacity: int = 0,
+        static: torch.device | None = None,
+        draft: Intervention | None = None,
+    ) -> None:
+        """`capacity` are positions to make room for at once.
+
+        With `static` shapes, on that device, there is no more room, and each pass works on all of
+        it: what is compiled, or recorded as a CUDA graph, then serves every pass of as many tokens.
+        `draft` is an intervention that passes may be under as well, with fewer loops, whose
+        positions are forgotten (`rewind`) before others follow.
+        """
+        self.config, self.draft = config, draft
+        self.capacity, self.static = capacity, static
+        self.span = Span()
+        self.layers: list[LayerCache] = []
+        self.length = 0
+        """S, the positions seen so far, padding included."""
+        self.intervention: Intervention | None = None
+        """The one that all passes are under."""
+        self.documents_BS: torch.Tensor | None = None
+        """Number of each one's document as `positions.documents_of` counts them, (B, S), or (B, C)
+        with static shapes; None while all are of one, and none is padding."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory that keys and values take, room for more included."""
+        kept = [x for one in self._kept() for x in (one.keys, one.values) if x is not None]
+        return sum(x.numel() * x.element_size() for x in kept)
+
+    def begin(self, intervention: Intervention | None) -> None:
+        """Begins a pass.
+
+        Raises:
+            ValueError: where the passes before had another intervention: other loops would ask for
+                steps that are not there.
+        """
+        allowed = [self.intervention] if self.draft is None else [self.intervention, self.draft]
+        if not self.length and not (self.layers and intervention == self.intervention):
+            self.intervention = intervention
+            self.open()
+        elif intervention not in allowed:
+            before, now = (change.name if change else LEARNED for change in
+                           (self.intervention, intervention))  # fmt: skip
+            raise ValueError(f"{now}: the cache was begun with {before}; begin another one")
+
+    def open(self) -> None:
+        """Makes the slots of every layer."""
+        self.layers = []
+        for number, kind in enumerate(self.config.block_kinds):
+            change = self.intervention and self.intervention.within(number)
+            slots = (change and change.loops) or self.config.loops
+            slots = 0 if kind == "wide" else slots
+            if change is not None and change.kv_slots is not None:
+                slots = min(slots, change.kv_slots)
+            wide, *deep = (KeyValueCache(self.span, self.capacity) for _ in range(1 + slots))
+            self.layers.append(LayerCache(wide, list(deep)))
+
+    def repeat(self, batch: int) -> None:
+        """Gives what one sequence left to each of a batch of sequences that begin with it."""
+        self.select([0] * batch)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Goes on with these sequences of the batch, in this order."""
+        first = next((kept.keys for kept in self._kept() if kept.keys is not None), None)
+        chosen = torch.tensor(rows, device=None if first is None else first.device)
+        for kept in self._kept():
+            kept.select(chosen)
+        if self.documents_BS is not None:
+            self.documents_BS = self.documents_BS[chosen]
+
+    def rewind(self, length: int) -> None:
+        """Forgets all positions but the first `length`; padding among those forgotten stays none.
+
+        What slots held that steps share is lost for the tokens that are forgotten alone.
+        """
+        assert length <= self.length
+        if length == 0:
+            self.documents_BS = None
+        if self.documents_BS is not None:
+            if self.static is not None:
+                self.documents_BS[:, length:] = UNWRITTEN
+            else:
+                self.documents_BS = self.documents_BS[:, :length]
+        self.length = length
+
+    def extend(self, count: int, documents_BT: torch.Tensor | None) -> torch.Tensor | None:
+        """Enters `count` positions and returns the numbers of all S, or C.
+
+        Raises:
+            ValueError: where static shapes leave no room for them.
+        """
+        start, stop = self.length, self.length + count
+        if self.static is not None and stop > self.capacity:
+            raise ValueError(f"the cache has room for {self.capacity} positions, not for {stop}")
+        if documents_BT is not None:
+            before_BS = self.documents_BS
+            if before_BS is None:
+                before_BS = documents_BT.new_zeros(len(documents_BT), start)
+            self.documents_BS = torch.cat((before_BS[:, :start], documents_BT), dim=1)
+            if self.static is not None:
+                rest = (0, self.capacity - stop)
+                self.documents_BS = F.pad(self.documents_BS, rest, value=UNWRITTEN)
+        self.span.start, self.length = start, stop
+        if self.static is not None:
+            self.span.places = torch.arange(start, stop, device=self.static)
+        else:
+            for kept in self._kept():
+                kept.reserve(stop)
+        return self.documents_BS
+
+    def _kept(self) -> Iterator[KeyValueCache]:
+        for layer in self.layers:
+            for kept in (layer.wide, *layer.deep):
+                assert isinstance(kept, KeyValueCache)
+                yield kept

@@ -1,0 +1,177 @@
+"""Tokens that leave a path or its loop one by one: by their gates, by the mass the router leaves.
+
+Shapes: B batch, T positions, R some rows of the batch, D model width, K loops.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dualpath_cli.decoding.cache import (
+    CachedSublayerPass,
+    KeysAndValues,
+    KeyValueCache,
+    LayerCache,
+    RowsOfCache,
+)
+from dualpath_cli.decoding.positions import rows_of
+from dualpath_cli.model.deep_path import DeepPath, Step, loop_steps, mixture
+from dualpath_cli.model.layer_pass import LayerPass
+from dualpath_cli.model.positions import Positions
+from dualpath_cli.model.sublayer import Sublayer
+
+
+class EarlyExit:
+    """The loop of a deep path that tokens leave; each step is computed for all of them.
+
+    A token that has stopped keeps its state, which the others go on seeing, and gives what remained
+    of its step weights to its last step. With a cache all steps are run, also where every token has
+    stopped: a later one may go on further, and asks for their keys and values.
+    """
+
+    def __init__(self, path: DeepPath, layer: LayerPass, cache: LayerCache | None) -> None:
+        self.path, self.layer, self.cache = path, layer, cache
+        self.steps = loop_steps(path.config, layer.loops)
+        self.threshold = None if layer.intervention is None else layer.intervention.halting
+        """A token stops once at most this mass remains; None: never."""
+
+    def run(self, x_BTD: torch.Tensor, awake_BT1: torch.Tensor | None) -> torch.Tensor:
+        """h_deep, (B, T, D); where `awake_BT1` is False, no step is taken and x comes out."""
+        everyone_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
+        active_BT1 = everyone_BT1 if awake_BT1 is None else awake_BT1
+        if awake_BT1 is not None:
+            self.leave(x_BTD, ~awake_BT1, self.steps[0])
+        h_BTD, remaining_BT1 = x_BTD, torch.ones_like(x_BTD[..., :1])  # h_0 and pi_1
+        states, taken, weights = [], [], []
+        for step, following in zip(self.steps, [*self.steps[1:], None], strict=True):
+            h_BTD = self.next_state(h_BTD, step, active_BT1)
+            states.append(h_BTD)
+            taken.append(active_BT1)
+            weights.append(remaining_BT1)
+            if following is None:
+                break
+            if self.threshold is not None:
+                q_BT1 = self.step_probability(h_BTD, step)
+                left_BT1 = remaining_BT1 * (1 - q_BT1)
+                goes_on_BT1 = active_BT1 & (left_BT1 > self.threshold)
+                self.leave(h_BTD, active_BT1 & ~goes_on_BT1, following)
+                active_BT1 = goes_on_BT1
+                weights[-1] = torch.where(active_BT1, remaining_BT1 * q_BT1, remaining_BT1)
+                remaining_BT1 = torch.where(active_BT1, left_BT1, 0)
+            if self.may_end and not self.counted(active_BT1).any():
+                weights[-1] = weights[-1] + remaining_BT1  # of tokens that do not count
+                break
+        if self.threshold is None:
+            weights = self.weights_of_awake(states, taken[0])
+        if self.layer.trace is not None:
+            self.layer.trace.record_steps(states, weights, len(self.steps), taken)
+        return mixture(weights, states)
+
+    @property
+    def may_end(self) -> bool:
+        """Whether no further step is run once no token takes it."""
+        return self.cache is None
+
+    def next_state(self, h_BTD: torch.Tensor, step: Step, active_BT1: torch.Tensor) -> torch.Tensor:
+        """Of h_{k-1} (B, T, D) the step's h_k where `active_BT1` is True; h_{k-1} elsewhere."""
+        return torch.where(active_BT1, self.path.next_state(h_BTD, step, self.layer), h_BTD)
+
+    def leave(self, h_BTD: torch.Tensor, who_BT1: torch.Tensor, following: Step) -> None:
+        """Takes note of the tokens that stop with the state h, before a step."""
+
+    def counted(self, active_BT1: torch.Tensor) -> torch.Tensor:
+        """Those of the tokens for which the loop goes on, (B, T, 1)."""
+        mask_BT = self.layer.token_mask
+        return active_BT1 if mask_BT is None else active_BT1 & mask_BT[..., None]
+
+    def step_probability(self, h_BTD: torch.Tensor, step: Step) -> torch.Tensor:
+        """The part q_k of the remaining mass that a step's state gets, (B, T, 1)."""
+        router: Any = self.path.router
+        with torch.autocast(h_BTD.device.type, enabled=False):
+            precise_BTD = h_BTD.to(self.path.gains.dtype)
+            q_BT1: torch.Tensor = router.step_probability(precise_BTD, step.step_index)
+        return q_BT1
+
+    def weights_of_awake(
+        self, states: Sequence[torch.Tensor], awake_BT1: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """The weight of each state, (B, T, 1), where a token takes all steps or none of them.
+
+        One that takes none has the same state in all of them, and the first one weighs 1.
+        """
+        weights = self.path.step_weights(states, self.steps[: len(states)])
+        zero_BT1 = torch.zeros_like(weights[0])
+        first, *others = [zero_BT1] * (len(states) - len(weights)) + weights
+        return [
+            torch.where(awake_BT1, first, 1),
+            *(torch.where(awake_BT1, weight, 0) for weight in others),
+        ]
+
+
+class EarlyExitOfRows(EarlyExit):
+    """The same loop for the next token of each sequence, computed for those that go on.
+
+    The keys and values of one that has stopped, computed once, serve all later steps.
+    """
+
+    may_end = True
+
+    def next_state(self, h_BTD: torch.Tensor, step: Step, active_BT1: torch.Tensor) -> torch.Tensor:
+        """Of h_{k-1} (B, 1, D) the step's h_k where `active_BT1` is True; h_{k-1} elsewhere."""
+        here = self.layer.step(step.number)
+        assert isinstance(here, CachedSublayerPass)
+        gain = self.path.gain(step)
+        return only_some(self.path.sublayer, h_BTD, active_BT1[:, 0, 0], gain, here)
+
+    def leave(self, h_BTD: torch.Tensor, who_BT1: torch.Tensor, following: Step) -> None:
+        """Keeps what later tokens see of those that stop, from a step on."""
+        assert self.cache is not None
+        later = (self.cache.step(step.number) for step in self.steps[following.number :])
+        keep(self.path.sublayer, h_BTD, who_BT1[:, 0, 0], self.layer.positions, later)
+
+    def counted(self, active_BT1: torch.Tensor) -> torch.Tensor:
+        """All of them: what others do not take costs nothing."""
+        return active_BT1
+
+
+def only_some(
+    sublayer: Sublayer,
+    x_B1D: torch.Tensor,
+    chosen_B: torch.Tensor,
+    gain: torch.Tensor,
+    here: CachedSublayerPass,
+) -> torch.Tensor:
+    """Maps the next tokens of a batch, (B, 1, D), where `chosen_B` is True.
+
+    The others, of which nothing is computed or kept, come out as they are.
+    """
+    (rows_R,) = chosen_B.nonzero(as_tuple=True)
+    if len(rows_R) == 0:
+        return x_B1D
+    if len(rows_R) < len(x_B1D):
+        assert isinstance(here.cache, KeyValueCache)
+        part = RowsOfCache(here.cache, rows_R)
+        here = replace(here, positions=rows_of(here.positions, rows_R), cache=part)
+        return x_B1D.index_copy(0, rows_R, sublayer(x_B1D[rows_R], gain, here))
+    y_B1D: torch.Tensor = sublayer(x_B1D, gain, here)
+    return y_B1D
+
+
+def keep(
+    sublayer: Sublayer,
+    x_B1D: torch.Tensor,
+    chosen_B: torch.Tensor,
+    positions: Positions,
+    caches: Iterable[KeysAndValues],
+) -> None:
+    """Writes what later tokens see of those chosen into all of `caches`, and no more."""
+    (rows_R,) = chosen_B.nonzero(as_tuple=True)
+    if len(rows_R) == 0:
+        return
+    x_R1D = sublayer.attn_norm(x_B1D[rows_R])
+    k_R1HN, v_R1HN = sublayer.attn.keys_and_values(x_R1D, rows_of(positions, rows_R))
+    for cache in caches:
+        assert isinstance(cache, KeyValueCache)
+        RowsOfCache(cache, rows_R).write(k_R1HN.to(v_R1HN.dtype), v_R1HN)

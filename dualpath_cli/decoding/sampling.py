@@ -1,0 +1,21 @@
+"""Sampling: what is done to a model's probabilities before an id is drawn; torch-free."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Names, meaning and order as in transformers; the default draws from the model's own."""
+
+    repetition_penalty: float = 1.0
+    """The divisor of the logits of ids that the text has already; negative ones are multiplied."""
+    temperature: float = 1.0
+    """The divisor of the logits."""
+    top_k: int | None = None
+    """Only so many of the likeliest ids, and those as likely as the last of them."""
+    top_p: float = 1.0
+    """Only the likeliest ids, until together they have this probability."""
+    min_p: float | None = None
+    """Only ids that are at least so likely, as a fraction of the likeliest."""
+    greedy: bool = False
+    """Only the likeliest id, after the penalty."""

@@ -1,0 +1,125 @@
+"""Writing: a batch of texts, an id of each at a time, until each has ended.
+
+Shapes: B prompts, T new positions, V rows of the vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from dualpath_cli.decoding.sampler import Sampler
+from dualpath_cli.decoding.stream import TextStream
+
+NextLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Maps new ids (B, T), and which of them are not padding (B, T), to logits of what comes after the
+last, (B, V). What went before, it remembers."""
+
+End = Literal["eot", "stop", "length", "window"]
+"""Why a text ended: the model wrote end-of-text, or a stop; it has as many ids as were asked for;
+or it fills the model's window."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a text ends at."""
+
+    max_new_tokens: int
+    window: int
+    """Positions that a model reads at most, the prompt's included."""
+    eot_id: int | None
+    """End-of-text; None where it is an id like any other."""
+    stops: tuple[str, ...] = ()
+    """Texts that end a text, and are no part of it."""
+
+    def positions(self, lengths: Sequence[int]) -> int:
+        """Positions that a batch of prompts of these lengths takes at most, the padding's too."""
+        # The last id of a text is not read again, so that it needs no place.
+        steps = max(min(self.max_new_tokens, self.window - length + 1) for length in lengths)
+        return max(lengths) + steps - 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The addition of a new id to a text."""
+
+    row: int
+    """Place of the prompt in its batch."""
+    id: int
+    text: str
+    """What is certain by now; a later id may be needed to complete a character."""
+    end: End | None = None
+    """Why it is the last one, if it is."""
+
+
+def write_on(
+    next_logits: NextLogits,
+    prompts: Sequence[Sequence[int]],
+    sampler: Sampler,
+    generators: Sequence[torch.Generator],
+    token_values: Sequence[bytes],
+    limits: Limits,
+    select: Callable[[Sequence[int]], object] | None = None,
+) -> Iterator[Piece]:
+    """Yields a piece for each new id of each text; each prompt has an id, and fits the window.
+
+    `generators` are one a prompt. Texts that have ended stay in the batch until half of it has;
+    `select` is then called with the places of those that go on. Without it they stay to the end.
+    """
+    texts = [list(ids) for ids in prompts]
+    streams = [TextStream(token_values, limits.stops) for _ in prompts]
+    read = list(range(len(prompts)))
+    going = set(read)
+    ids_BT, mask_BT = filled_up_on_the_left(prompts)
+    while going:
+        places = [place for place, row in enumerate(read) if row in going]
+        rows = [read[place] for place in places]
+        logits_BV = next_logits(ids_BT, mask_BT)[places]
+        probs_BV = sampler.probabilities(logits_BV, [texts[row] for row in rows])
+        drawn = sampler.draw(probs_BV, [generators[row] for row in rows])
+        ids_BT = torch.zeros(len(read), 1, dtype=torch.long)  # any id where a text has ended
+        ids_BT[places] = drawn[:, None]
+        for row, id in zip(rows, drawn.tolist(), strict=True):
+            texts[row].append(id)
+            new, length = len(texts[row]) - len(prompts[row]), len(texts[row]) - 1
+            piece, end = step(streams[row], id, new, length, limits)
+            if end is not None:
+                going.remove(row)
+            yield Piece(row, id, piece, end)
+        if select is not None and 0 < 2 * len(going) <= len(read):
+            places = [place for place, row in enumerate(read) if row in going]
+            select(places)
+            read, ids_BT = [read[place] for place in places], ids_BT[places]
+        mask_BT = torch.ones_like(ids_BT, dtype=torch.bool)
+
+
+def step(
+    stream: TextStream, id: int, new: int, read: int, limits: Limits
+) -> tuple[str, End | None]:
+    """What an id adds to a text that has `new` ids now, and why that ends, if it does."""
+    if id == limits.eot_id:
+        return stream.finish(), "eot"
+    text = stream.push(id)
+    if stream.stopped:
+        return text, "stop"
+    if new == limits.max_new_tokens:
+        return text + stream.finish(), "length"
+    if read == limits.window:
+        return text + stream.finish(), "window"
+    return text, None
+
+
+def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Numbers of prompts, the longest first: what a batch takes is known at once."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+def filled_up_on_the_left(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts as a tensor (B, T), and where they are not filled up."""
+    longest = max(map(len, prompts))
+    rows = [[*[0] * (longest - len(ids)), *ids] for ids in prompts]  # any id: none looks there
+    lengths_B1 = torch.tensor([[len(ids)] for ids in prompts])
+    return torch.tensor(rows), torch.arange(longest) >= longest - lengths_B1

@@ -1,0 +1,178 @@
+"""A model of ours as lm-evaluation-harness sees one: likelihoods of texts, and texts it writes.
+
+Shapes: B requests of a batch, T positions, D model width, V ids of the tokenizer, N positions that
+are scored.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from torch import nn
+
+from dualpath_cli.decoding.cache import Cache
+from dualpath_cli.decoding.decoder import Decoder
+from dualpath_cli.decoding.decoding_pass import forward
+from dualpath_cli.decoding.sampler import Sampler
+from dualpath_cli.decoding.sampling import Sampling
+from dualpath_cli.decoding.writing import Limits, NextLogits, batches, write_on
+from dualpath_cli.evaluation.harness.likelihoods import Answer, InParts, Part
+from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.text.tokenizer import Tokenizer
+
+LOGITS_AT_ONCE = 1 << 26
+"""Logits held at once; 256 MiB of them in float32."""
+LEAST_SHARED = 16
+"""Ids that a batch must have in common for them to be read once."""
+
+
+class HarnessModel(InParts):
+    """A DualPathLM under an intervention, in batches of a pinned size.
+
+    The head is cut to the ids that the tokenizer has: padded rows of the vocabulary get no
+    probability.
+    """
+
+    def __init__(
+        self,
+        model: DualPathLM,
+        tokenizer: Tokenizer,
+        window: int,
+        batch_size: int,
+        intervention: Intervention | None = None,
+        autocast: torch.dtype | None = None,
+        cached: bool = True,
+    ) -> None:
+        """Takes the model over, for scoring alone. `window` is the most ids that it sees at once.
+
+        `autocast` is the type of matrix products, None that of the weights. If `cached`, keys and
+        values are kept: of what a batch begins with, and in writing of all that went before.
+        """
+        super().__init__()
+        self._head_VD = model.head.weight.detach()[: tokenizer.vocab_size].float()
+        model.head = nn.Identity()  # type: ignore[assignment] # logits are made where they count
+        self._model = model.eval().requires_grad_(False)
+        self._tokenizer = tokenizer
+        self.window = window
+        self._batch_size = batch_size
+        self._intervention = intervention
+        self._autocast = autocast
+        shuffled = intervention is not None and intervention.gates == SHUFFLED
+        self._cached = cached and not shuffled  # which takes gates from tokens to come
+
+    @property
+    def eot_token_id(self) -> int:
+        """End-of-text, which stands before a text."""
+        return self._tokenizer.eot_id
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._head_VD.device
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **options: Any
+    ) -> list[int]:
+        """The ids of a text, without end-of-text."""
+        return self._tokenizer.encode(string)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        """What the model writes after each context, greedily, up to a stop."""
+        self.progress.begin(len(requests))
+        texts = [""] * len(requests)
+        prompts = [self.tok_encode(request.args[0]) for request in requests]
+        for rows in batches([len(prompt) for prompt in prompts], self._batch_size):
+            options = requests[rows[0]].args[1]
+            most = options["max_gen_toks"]
+            decoder = Decoder(self._model, self._intervention, self._autocast, self._cached)
+            decoder.begin(self.window)
+            pieces = write_on(
+                self._next_logits_of(decoder),
+                [prompts[row][-(self.window - most) :] for row in rows],
+                Sampler(Sampling(greedy=True), self._tokenizer.vocab_size),
+                [torch.Generator()] * len(rows),
+                self._tokenizer.token_values(),
+                Limits(most, self.window, self.eot_token_id, tuple(options["until"])),
+                decoder.select,
+            )
+            for piece in pieces:
+                texts[rows[piece.row]] += piece.text
+            self.progress.advance(len(rows))
+        return texts
+
+    def score(self, parts: Sequence[Part]) -> list[Answer]:
+        """Scores parts in batches of like lengths, the longest first."""
+        answers: list[Answer] = [(0.0, True)] * len(parts)
+        for rows in batches([len(ids) for ids, _ in parts], self._batch_size):
+            read, spans = zip(*(parts[row] for row in rows), strict=True)
+            x_BTD = self._states([ids[:-1] for ids in read])
+            x_ND = torch.cat(
+                [x_BTD[place, len(ids) - 1 - span : len(ids) - 1]
+                 for place, (ids, span) in enumerate(zip(read, spans, strict=True))]
+            )  # fmt: skip
+            targets = [id for ids, span in zip(read, spans, strict=True) for id in ids[-span:]]
+            logs_N, hits_N = self._logs_and_hits(x_ND, torch.tensor(targets, device=self.device))
+            scored = zip(rows, logs_N.split(spans), hits_N.split(spans), strict=True)
+            for row, logs, hits in scored:
+                answers[row] = float(logs.sum()), bool(hits.all())
+            self.progress.advance(len(rows))
+        return answers
+
+    def _states(self, sequences: Sequence[list[int]]) -> torch.Tensor:
+        """The normalised stream of sequences, filled up on the right, (B, T, D).
+
+        What all of them begin with, few-shot examples above all, is read once.
+        """
+        longest = max(map(len, sequences))
+        rows = [[*ids, *[self.eot_token_id] * (longest - len(ids))] for ids in sequences]
+        lengths_B1 = torch.tensor([[len(ids)] for ids in sequences])
+        ids_BT, mask_BT = torch.tensor(rows), torch.arange(longest) < lengths_B1
+        shared = shared_beginning(sequences) if self._cached and len(sequences) > 1 else 0
+        if shared < LEAST_SHARED:
+            return self._forward(ids_BT, mask_BT)
+        cache = Cache(self._model.config, capacity=longest)
+        x_1TD = self._forward(ids_BT[:1, :shared], mask_BT[:1, :shared], cache=cache)
+        cache.repeat(len(sequences))
+        x_BTD = self._forward(ids_BT[:, shared:], mask_BT[:, shared:], cache=cache)
+        return torch.cat((x_1TD.expand(len(sequences), -1, -1), x_BTD), dim=1)
+
+    @torch.inference_mode()
+    def _forward(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, **options: Any) -> torch.Tensor:
+        """The normalised stream (B, T, D) of ids, of which `mask_BT` are no filler."""
+        if self._intervention is not None:
+            options |= {"intervention": self._intervention, "token_mask": mask_BT.to(self.device)}
+        with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
+            return forward(self._model, ids_BT.to(self.device), **options)
+
+    def _next_logits_of(self, decoder: Decoder) -> NextLogits:
+        """The model's head gives states, of which logits are made."""
+        return lambda ids_BT, mask_BT: self._logits(decoder.next_logits(ids_BT, mask_BT))
+
+    def _logits(self, x_ND: torch.Tensor) -> torch.Tensor:
+        return x_ND.float() @ self._head_VD.T
+
+    @torch.inference_mode()
+    def _logs_and_hits(
+        self, x_ND: torch.Tensor, targets_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-likelihood of each target in float64, and whether it is the likeliest id, (N,)."""
+        parts = -(-len(targets_N) * len(self._head_VD) // LOGITS_AT_ONCE)
+        logs, hits = [], []
+        for x, targets in zip(
+            x_ND.tensor_split(max(parts, 1)), targets_N.tensor_split(max(parts, 1)), strict=True
+        ):
+            logits_NV = self._logits(x)
+            chosen_N = logits_NV.gather(-1, targets[:, None])[:, 0]
+            logs.append((chosen_N - logits_NV.logsumexp(-1)).double())
+            hits.append(logits_NV.argmax(-1) == targets)
+        return torch.cat(logs).cpu(), torch.cat(hits).cpu()
+
+
+def shared_beginning(sequences: Sequence[list[int]]) -> int:
+    """How many ids all sequences begin with, one less than the shortest has at most."""
+    least, most = min(sequences), max(sequences)  # all others lie between them
+    pairs = zip(least, most, strict=False)
+    same = next((place for place, (one, other) in enumerate(pairs) if one != other), len(least))
+    return min(same, *(len(ids) - 1 for ids in sequences))

@@ -1,0 +1,1 @@
+"""Kernels: operations that PyTorch has none fast enough for, each one call with its derivative."""

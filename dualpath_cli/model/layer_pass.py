@@ -1,0 +1,178 @@
+"""All that is no equation in a pass: read-outs, overrides, and where decoding steps in.
+
+Training constructs plain passes, writes nothing into them, and each of their methods is then one
+call of the equations. `decoding` derives its own, which keep keys and values and leave steps out.
+
+Shapes: B batch, T positions, D model width, H heads, N head size, L layers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.model.gates import Gates
+from dualpath_cli.model.positions import Positions, whole_sequences
+from dualpath_cli.model.routing import LayerTrace
+from dualpath_cli.seeds import seed_from
+
+
+@dataclass
+class AuxiliaryLoss:
+    """Pass an empty one to ``DualPathLM.forward``: feed-forwards add their own losses to it.
+
+    Each application adds its term, so K loops add K of them. An object and not a list, because
+    FSDP2 copies the lists among a module's arguments.
+    """
+
+    total: torch.Tensor | float = 0.0
+    """Sum of all terms, a 0-d tensor in nats per token; 0.0 where no feed-forward has one."""
+
+
+@dataclass
+class SublayerPass:
+    """The arguments of one application of a sublayer beside its input and its gain."""
+
+    positions: Positions
+    auxiliary: AuxiliaryLoss | None = None
+    """Gets what the feed-forward adds to the training loss."""
+
+    def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values that the tokens look at, given their own: these alone."""
+        return k_BTHN, v_BTHN
+
+
+@dataclass
+class LayerPass:
+    """The arguments of one layer beside its input."""
+
+    positions: Positions
+    auxiliary: AuxiliaryLoss | None = None
+    trace: LayerTrace | None = None
+    """Gets what the layer did."""
+    intervention: Intervention | None = None
+    """The one that applies to this layer."""
+    token_mask: torch.Tensor | None = None
+    """Which tokens the intervention is about, (B, T)."""
+    order: torch.Tensor | None = None
+    """This layer's of `shuffled_positions`, (B, 2, T)."""
+
+    @property
+    def loops(self) -> int | None:
+        """The forced number of loops; None: as many as were trained."""
+        return None if self.intervention is None else self.intervention.loops
+
+    @property
+    def writes(self) -> bool:
+        """Whether the layer writes anything down, which must not be computed twice."""
+        return self.trace is not None
+
+    def wide(self) -> SublayerPass:
+        """Arguments for the sublayer of the wide path."""
+        return SublayerPass(self.positions, self.auxiliary)
+
+    def step(self, number: int) -> SublayerPass:
+        """Arguments for the sublayer of the deep path in a step, from 0."""
+        return SublayerPass(self.positions, self.auxiliary)
+
+    def gates(self, learned: Gates) -> Gates:
+        """g_d and g_w, (B, T, 1) each: as learned, or as overridden."""
+        g_d, g_w = learned
+        if self.intervention is not None and self.intervention.gates is not None:
+            constants = self.intervention.gates
+            g_d, g_w = overridden(learned, constants, self.token_mask, self.order)
+        if self.trace is not None:
+            self.trace.gate_deep, self.trace.gate_wide = g_d.squeeze(-1), g_w.squeeze(-1)
+        return g_d, g_w
+
+    def run_deep(
+        self, path: nn.Module, x_BTD: torch.Tensor, g_d: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """h_deep, (B, T, D); `g_d` (B, T, 1) is None in a block without gates."""
+        h_BTD: torch.Tensor = path(x_BTD, self)
+        return h_BTD
+
+    def run_wide(
+        self, path: nn.Module, x_BTD: torch.Tensor, g_w: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """h_wide, (B, T, D); `g_w` (B, T, 1) is None in a block without gates."""
+        h_BTD: torch.Tensor = path(x_BTD, self)
+        return h_BTD
+
+    def record_steps(
+        self, states: list[torch.Tensor], weights: list[torch.Tensor], loops: int
+    ) -> None:
+        """Writes the steps of the deep path down, see `LayerTrace.record_steps`."""
+        if self.trace is not None:
+            self.trace.record_steps(states, weights, loops)
+
+    def record_updates(
+        self, x_BTD: torch.Tensor, deep_BTD: torch.Tensor | None, wide_BTD: torch.Tensor | None
+    ) -> None:
+        """Writes down what the paths added to x, see `LayerTrace.record_updates`."""
+        if self.trace is not None:
+            self.trace.record_updates(x_BTD, deep_BTD, wide_BTD)
+
+
+class ModelPass:
+    """Gives a pass through the model its positions, and each layer its `LayerPass`: plain ones."""
+
+    leaves_out = False
+    """Whether it carries out what an intervention leaves out: `halting`, `skip`, `kv_slots`."""
+
+    def positions(self, config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor) -> Positions:
+        """Those of whole sequences, none of which is padded; on the device of `like`."""
+        return whole_sequences(config, tokens, like)
+
+    def layer(self, number: int, plain: LayerPass) -> LayerPass:
+        """The pass of a layer, from 0."""
+        return plain
+
+
+PLAIN = ModelPass()
+
+
+def overridden(
+    learned: Gates,
+    constants: tuple[float, float] | str,
+    token_mask: torch.Tensor | None,
+    order_B2T: torch.Tensor | None,
+) -> Gates:
+    """The gates in place of the learned ones: `Intervention.gates`, where `token_mask` is True.
+
+    `order_B2T` belongs to shuffled gates: the positions that g_d and g_w are taken from, which
+    are those of the tokens themselves where `token_mask` is False.
+    """
+    g_d, g_w = learned
+    if constants == SHUFFLED:
+        assert order_B2T is not None
+        return g_d.gather(1, order_B2T[:, 0, :, None]), g_w.gather(1, order_B2T[:, 1, :, None])
+    assert not isinstance(constants, str)
+    if token_mask is None:
+        return torch.full_like(g_d, constants[0]), torch.full_like(g_w, constants[1])
+    mask_BT1 = token_mask[..., None]
+    return torch.where(mask_BT1, constants[0], g_d), torch.where(mask_BT1, constants[1], g_w)
+
+
+def shuffled_positions(
+    tokens: torch.Tensor, token_mask: torch.Tensor | None, n_layers: int, seed: int
+) -> torch.Tensor:
+    """Where each position gets its g_d and its g_w from: (L, B, 2, T) int64, a permutation of T.
+
+    `tokens` is (B, T). Positions where `token_mask` (B, T) is False are padding: they keep their
+    own gates, and no token gets theirs. The permutations of a sequence depend on the seed and on
+    its own tokens only: not on its batch, its padding or the device.
+    """
+    batch, length = tokens.shape
+    tokens_BT = tokens.long().cpu()
+    mask_BT = torch.ones_like(tokens_BT) if token_mask is None else token_mask.cpu()
+    order_LB2T = torch.arange(length).repeat(n_layers, batch, 2, 1)
+    for row in range(batch):
+        (real,) = mask_BT[row].nonzero(as_tuple=True)
+        content = tokens_BT[row, real].numpy().tobytes()
+        generator = torch.Generator().manual_seed(seed_from(seed, content) >> 1)
+        keys = torch.rand(n_layers, 2, len(real), generator=generator, dtype=torch.float64)
+        order_LB2T[:, row][..., real] = real[keys.argsort(-1)]
+    return order_LB2T.to(tokens.device)

@@ -1,0 +1,77 @@
+"""Figures as files: drawn without a display, written whole, the same bytes for the same numbers."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+from dualpath_cli.files.atomic import replacing
+from dualpath_cli.output.colors import share_colormap
+
+
+def panels(
+    width: float,
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    square: bool = False,
+    **options: Any,
+) -> tuple[Figure, Any]:
+    """Returns a figure of a size in inches and its axes, an array (rows, columns).
+
+    `square` axes have a fixed aspect, and are drawn close together.
+    """
+    layout: Literal["compressed", "constrained"] = "compressed" if square else "constrained"
+    figure = Figure(figsize=(width, height), layout=layout)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def plain(ax: Axes) -> None:
+    """Keeps the left and lower sides of the frame, and puts a light grid behind the lines."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, linewidth=0.6)
+
+
+def heat_map(
+    ax: Axes, values: npt.ArrayLike, middle: float, reach: float, **options: Any
+) -> AxesImage:
+    """Draws values (rows, columns) in the colours of shares, as far as `reach` from `middle`."""
+    return ax.imshow(values, cmap=share_colormap(), vmin=middle - reach, vmax=middle + reach,
+                     aspect="auto", interpolation="nearest", **options)  # fmt: skip
+
+
+def layer_ticks(axis: Axis, layers: Sequence[int], **options: Any) -> None:
+    """Labels places along an axis with the numbers of their layers, every third where many are."""
+    step = 1 if len(layers) <= 8 else 3
+    labels = [str(layer) for layer in layers[::step]]
+    axis.set_ticks(range(0, len(layers), step), labels, **options)
+
+
+def save(folder: Path, figures: Mapping[str, Figure | None]) -> list[Path]:
+    """Writes figures as PNG and PDF, and removes those that are None, which an earlier call left.
+
+    Returns the paths of the written files.
+    """
+    written = []
+    for name, figure in figures.items():
+        for suffix in ("png", "pdf"):
+            path = folder / f"{name}.{suffix}"
+            if figure is None:
+                path.unlink(missing_ok=True)
+                continue
+            # Without the time, equal numbers give equal files.
+            undated = {"CreationDate": None} if suffix == "pdf" else {}
+            with replacing(path) as partial, warnings.catch_warnings():
+                # Characters that the font lacks become boxes.
+                warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+                figure.savefig(partial, format=suffix, dpi=160, metadata=undated)
+            figure.set_layout_engine("none")  # it is laid out: the second file needs no other
+            written.append(path)
+    return written

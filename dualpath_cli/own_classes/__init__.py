@@ -1,0 +1,1 @@
+"""Gates and combinations from outside the project: found, allowed, tried, written down."""

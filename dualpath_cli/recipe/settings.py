@@ -1,0 +1,354 @@
+"""The sections of a recipe, a checked dataclass each. Torch-free, so that mistakes show at once."""
+
+import json
+import re
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from dualpath_cli.config import ModelConfig, ParameterGroup
+from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.ranges import Range, check_name, check_path, check_ranges, shown
+from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.recipe.validation import build
+from dualpath_cli.sizes import LARGEST, Size
+
+_COUNT: Range = (1, 10**12)
+_SIZE: Range = (1, LARGEST)
+_EVERY: Range = (0, 10**12)
+_SEED: Range = (0, 2**32 - 1)
+_RATE: Range = (0, 1e9)
+
+
+@dataclass(frozen=True)
+class OptimSettings:
+    """AdamW and its learning rate over the run. The defaults are the paper's (appendix A)."""
+
+    lr: float = 5e-4
+    """Peak learning rate."""
+    lr_start: float = 5e-6
+    """Learning rate of the first warm-up step."""
+    lr_end: float = 5e-5
+    """Learning rate that is reached with the last token."""
+    warmup_steps: int = 184
+    """Optimizer steps from lr_start to lr."""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """The learning rate after the warm-up: half a cosine down to lr_end; or wsd, constant, then
+    linear down to lr_end over the last steps (`cooldown`)."""
+    cooldown: float = 0.2
+    """The last part of all steps, in which schedule wsd goes down."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the two moments."""
+    eps: float = 1e-8
+    """Epsilon in AdamW's denominator."""
+    weight_decay: float = 0.3
+    """Decoupled weight decay of the groups in `decay`."""
+    decay_sum: float | None = None
+    """Sum of learning rate times weight decay over all steps, which then replaces
+    weight_decay: runs of any length and peak rate shrink their weights alike. The paper's is 1.51;
+    null keeps weight_decay."""
+    decay: list[ParameterGroup] = field(
+        default_factory=lambda: ["matrices", "norms", "gains", "biases"]
+    )
+    """Groups that decay: matrices, embeddings (with the head when tied), norms, gains, biases."""
+    clip: float = 1.0
+    """Global L2 norm that gradients are clipped to; 0 switches clipping off."""
+    skip_sigma: float | None = None
+    """Leaves out steps whose gradient norm is this many standard deviations above its mean (of the
+    logarithm, over the last 100 steps); null leaves none out. 6 is a good value."""
+
+    def __post_init__(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be from 0 to below 1, not {list(self.betas)}")
+        ranges: dict[str, Range] = dict.fromkeys(("lr", "lr_start", "lr_end", "eps"), _RATE)
+        ranges |= {"warmup_steps": _EVERY, "weight_decay": _RATE, "clip": (0, 1e12)}
+        ranges |= {"skip_sigma": (0.1, 1000), "cooldown": (0, 1), "decay_sum": (0, 1e6)}
+        check_ranges(self, ranges)
+        if self.lr == 0:
+            raise ValueError("lr must be above 0, not 0")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Length and portions of a run, and its output."""
+
+    recipe: str = "custom"
+    """Name of the recipe, and of the folder for its runs; --config sets it."""
+    name: str = "default"
+    """Name of the run folder, below the recipe's."""
+    dir: str = "runs"
+    """Folder that holds all runs."""
+    budget: Size | None = None
+    """Nominal FLOPs per token and layer that the model was solved for; fit prints the ratio."""
+    max_tokens: Size = Size(38_503_710_720)
+    """Training budget in tokens, rounded down to whole optimizer steps."""
+    branch_from: str | None = None
+    """Run folder of a run of another length that this one takes over, at its last checkpoint before
+    either's cool-down; both have optim.schedule wsd and differ in run.max_tokens alone."""
+    batch_tokens: Size = Size(2_097_152)
+    """Tokens of one optimizer step, over all devices and accumulation."""
+    micro_batch: int | Literal["auto"] = 2
+    """Sequences in one forward pass of one device; auto is as many as are predicted to fit into its
+    memory."""
+    train_loops: list[int] | None = None
+    """Numbers of loops, one of which is drawn for each optimizer step; each has a separate
+    compiled graph. null trains with model.loops, which also validates."""
+    compile: bool = True
+    """Whether each block is compiled; without a C++ compiler the run continues, with a line."""
+    activation_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
+    """The part of each block that is computed again in the backward pass: none is nothing,
+    selective all but matrix products and attention, full everything. auto is selective where blocks
+    are compiled (no slower on a CPU; not timed on a GPU), else none."""
+    log_every: int = 10
+    """Optimizer steps between two rows of metrics."""
+    gates_every: int = 100
+    """Optimizer steps between two read-outs of gates, gains and expected loops per layer."""
+    validate_every: int = 1000
+    """Optimizer steps between two validations; 0 validates only at the end."""
+    save_every: int = 1000
+    """Optimizer steps between two checkpoints; one is always written at the end."""
+    keep: int = 3
+    """The number of newest checkpoints that are kept; 0 keeps all."""
+    keep_every: int = 0
+    """Checkpoints whose step is a multiple of this are kept as well; 0 keeps no more."""
+    tensorboard: bool = True
+    """Whether to log to TensorBoard too, where it is installed."""
+    wandb: str | None = None
+    """Weights & Biases project to log to as well."""
+    shard_size: int | None = None
+    """Under hsdp, devices that share one set of weights; null is those of a node."""
+    reduce_dtype: Literal["bfloat16"] | None = None
+    """Type in which gradients travel between devices: null is the weights' own, float32 unless
+    trainer.precision says otherwise; bfloat16 halves the bytes. Under fsdp and hsdp gradients are
+    added up over micro-batches in it as well."""
+    rank_timeout: float = 30.0
+    """Minutes that ranks wait for one another at most; then the run ends."""
+    peak_tflops: float | None = None
+    """The device's dense peak in TFLOP/s that MFU is measured against; known GPUs need none."""
+    max_bad_steps: int = 10
+    """The number of steps left out in a row that ends the run: because loss or gradient was not
+    finite, or by optim.skip_sigma."""
+    profile: bool = False
+    """Whether to record a trace of optimizer steps 10 to 12, on CUDA also a memory snapshot."""
+
+    def __post_init__(self) -> None:
+        way_out = "; --run.{0} NAME gives another"
+        for name in ("recipe", "name"):
+            check_name(name, getattr(self, name), way_out.format(name))
+        check_path("dir", self.dir)
+        if self.branch_from is not None:
+            check_path("branch_from", self.branch_from)
+        if self.wandb is not None:
+            check_name("wandb", self.wandb)
+        ranges: dict[str, Range] = dict.fromkeys(
+            ("log_every", "save_every", "max_bad_steps"), _COUNT
+        )
+        ranges |= dict.fromkeys(("gates_every", "validate_every", "keep", "keep_every"), _EVERY)
+        ranges |= dict.fromkeys(("budget", "max_tokens", "batch_tokens"), _SIZE)
+        ranges |= {"peak_tflops": (1e-6, 1e9), "rank_timeout": (0.01, 1e6)}
+        if self.shard_size is not None:
+            ranges["shard_size"] = (2, 10**5)
+        if self.micro_batch != "auto":
+            ranges["micro_batch"] = (1, 10**6)
+        check_ranges(self, ranges)
+        if self.train_loops is not None and not _are_loops(self.train_loops):
+            raise ValueError(
+                f"train_loops must be one to {MOST_TRAIN_LOOPS} different numbers from 1 on, not "
+                f"{shown(str(self.train_loops))}"
+            )
+        if self.save_every % self.log_every:
+            # Or the first row after a continuation would lack the tokens before it.
+            raise ValueError(
+                f"save_every={self.save_every} must be a multiple of log_every={self.log_every}"
+            )
+
+
+MOST_TRAIN_LOOPS = 8
+"""Numbers of loops to draw from at most: each is a graph that is compiled, as long as a run's."""
+
+
+def _are_loops(values: list[int]) -> bool:
+    return 0 < len(values) == len(set(values)) <= MOST_TRAIN_LOOPS and min(values) >= 1
+
+
+MOST_WORKERS = 64
+"""Loader processes per device at most: each takes some 300 MB, and one feeds most GPUs."""
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Where tokens come from."""
+
+    path: str = "data/nemotron-cc"
+    """Prepared data folder to train on (make prepare-data, python -m data_prep); a path or s3://."""
+    val: dict[str, str] = field(default_factory=dict)
+    """Validation sets by name: prepared data folders or text, JSONL, Parquet files; also s3://."""
+    val_tokens: Size | None = None
+    """The most tokens of each validation set, drawn at random from all of its documents."""
+    val_seed: int = 0
+    """Seed of that draw."""
+    max_epochs: float | None = 1.0
+    """How often the token budget may pass over the training data; null sets no limit."""
+    workers: int = 1
+    """Loader processes per device; local disks want 0 or 1, S3 1 or 2."""
+    verify: Literal["never", "first", "always"] = "first"
+    """When chunks are compared with the manifest's sha256: `first` is at the first use on this
+    machine and after a change, `always` at every start."""
+
+    def __post_init__(self) -> None:
+        check_path("path", self.path, remote=True)
+        for name, path in self.val.items():
+            check_name("the name of a validation set in val", name)
+            check_path(f"val.{name}", path, remote=True)
+        ranges: dict[str, Range] = {
+            "val_seed": _SEED,
+            "workers": (0, MOST_WORKERS),
+            "val_tokens": _SIZE,
+        }
+        check_ranges(self, ranges | {"max_epochs": (1e-9, 1e9)})
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """The arguments of lightning.Trainer that are a recipe's to choose; the rest follow from it."""
+
+    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto"
+    """The kind of device: auto is a CUDA GPU where there is one, else the CPU."""
+    devices: int | list[int] | str = "auto"
+    """The devices of a node, as a number or a list; auto and -1 are all."""
+    num_nodes: int = 1
+    """The number of nodes."""
+    strategy: Literal["auto", "single", "ddp", "fsdp", "hsdp"] | dict[str, Any] = "auto"
+    """How devices share the work: auto is single on one device and ddp on several; fsdp is FSDP2
+    over all devices, hsdp FSDP2 within a node (or run.shard_size devices) and replicas of it
+    across. A class of Lightning's own is given as class_path and init_args."""
+    precision: Literal[
+        "32-true", "bf16-mixed", "bf16-true", "64-true", "transformer-engine", "bf16", 32, 64
+    ] = "32-true"  # fmt: skip
+    """Of the arithmetic. fp16 is not offered: its gradients would be clipped still scaled."""
+    callbacks: list[dict[str, Any]] | dict[str, Any] | None = None
+    """More Lightning callbacks, each by class_path and init_args."""
+    plugins: list[dict[str, Any]] | dict[str, Any] | str | None = None
+    """Lightning plugins, each by class_path and init_args."""
+    profiler: dict[str, Any] | str | None = None
+    """Lightning's profiler: simple, advanced, or a class_path with init_args."""
+    max_time: dict[str, float] | str | None = None
+    """When to stop at the latest, as days:hours:minutes:seconds; the run can be continued."""
+    deterministic: bool | Literal["warn"] | None = None
+    """Whether PyTorch must use deterministic algorithms."""
+    benchmark: bool | None = None
+    """Whether cuDNN tries its kernels out."""
+    detect_anomaly: bool = False
+    """Whether autograd looks for the operation that made a nan; slow."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"num_nodes": (1, 10**5)})
+        _check_devices(self.devices)
+        if self.strategy == "single" and self.num_nodes > 1:
+            raise ValueError(f"strategy 'single' cannot use num_nodes={self.num_nodes}; choose "
+                             "ddp, fsdp or hsdp")  # fmt: skip
+        if self.strategy == "single" and str(self.devices) not in ("auto", "1", "-1"):
+            raise ValueError(f"strategy 'single' cannot use devices={self.devices}; choose ddp, "
+                             "fsdp or hsdp")  # fmt: skip
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether weights are divided among devices, and checkpoints folders of their shards."""
+        return self.strategy in ("fsdp", "hsdp")
+
+
+def _check_devices(devices: int | list[int] | str) -> None:
+    """Raises ValueError for what names no devices; -1 is all of them, as `auto`."""
+    if isinstance(devices, str):
+        fine = bool(re.fullmatch(r"auto|-1|\d{1,3}( *, *\d{1,3})* *,?", devices))
+    elif isinstance(devices, int):
+        fine = devices == -1 or 1 <= devices < 1000
+    else:
+        fine = 0 < len(devices) == len({number for number in devices if 0 <= number < 1000})
+    if not fine:
+        raise ValueError(
+            "devices must be auto, -1, a number from 1 to 999 or a list of different devices, "
+            f"not {shown(str(devices))}"
+        )
+
+
+DECIDED_ELSEWHERE = {
+    "max_steps": "run.max_tokens",
+    "max_epochs": "run.max_tokens and data.max_epochs",
+    "limit_train_batches": "run.max_tokens",
+    "overfit_batches": "run.max_tokens",
+    "fast_dev_run": "run.max_tokens",
+    "accumulate_grad_batches": "run.batch_tokens and run.micro_batch",
+    "gradient_clip_val": "optim.clip",
+    "gradient_clip_algorithm": "optim.clip",
+    "val_check_interval": "run.validate_every",
+    "check_val_every_n_epoch": "run.validate_every",
+    "num_sanity_val_steps": "run.validate_every",
+    "limit_val_batches": "data.val_tokens",
+    "log_every_n_steps": "run.log_every",
+    "logger": "run.tensorboard or run.wandb",
+    "default_root_dir": "run.dir",
+    "enable_checkpointing": "run.save_every",
+}
+"""Arguments of lightning.Trainer that other sections of a recipe decide."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A whole recipe, checked. Its fields are the recipe's sections."""
+
+    model: ModelConfig
+    optim: OptimSettings
+    run: RunSettings
+    data: DataSettings
+    trainer: TrainerSettings
+    seed_everything: int = 0
+    """Seed of the weights and of the data order."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"seed_everything": _SEED})
+
+    def as_recipe(self) -> Recipe:
+        """All fields as plain values, defaults filled in: what a run folder keeps."""
+        recipe: Recipe = json.loads(json.dumps(asdict(self)))
+        return recipe
+
+
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "optim": OptimSettings,
+    "run": RunSettings,
+    "data": DataSettings,
+    "trainer": TrainerSettings,
+}
+
+
+def settings_from(recipe: Recipe) -> Settings:
+    """Returns the checked settings of a resolved recipe.
+
+    Raises:
+        UserError: for an unknown section or key, and for a value of the wrong type, out of range
+            or in contradiction to another one.
+    """
+    check_sections(recipe)
+    for name in recipe.get("trainer", {}):
+        if name in DECIDED_ELSEWHERE:
+            raise UserError(f"trainer.{name} is not used; set {DECIDED_ELSEWHERE[name]} instead")
+    empty: Recipe = {name: {} for name in SECTIONS}
+    return build(Settings, empty | recipe)
+
+
+def check_sections(recipe: Recipe) -> None:
+    """Checks that a recipe has known sections, each a mapping; not their content.
+
+    Raises:
+        UserError: for the first that is not so.
+    """
+    known = [section.name for section in fields(Settings)]
+    for name, section in recipe.items():
+        if name not in known:
+            hint = did_you_mean(str(name), known) or f"; sections are {', '.join(known)}"
+            raise UserError(f"unknown key '{name}' in the recipe{hint}")
+        if name in SECTIONS and not isinstance(section, dict):
+            raise UserError(
+                f"'{name}' in the recipe must be a mapping, not {json.dumps(section):.40}"
+            )

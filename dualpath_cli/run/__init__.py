@@ -1,0 +1,1 @@
+"""The run folder: its files, its lock, its checkpoints, and the run as one file."""

@@ -1,0 +1,356 @@
+"""The run folder: its files, and how a RUN given by the user is found. Torch-free.
+
+runs/<recipe>/<name>/
+    recipe.yaml      the resolved recipe
+    versions.json    packages, git commit, model, fingerprints of tokenizer and data, which each
+                     checkpoint has in its manifest, too; versions-00002000.json and
+                     recipe-00002000.yaml for the part from step 2000
+    tokenizer.json   the tokenizer of the training data
+    classes/         source of the model's custom classes, if any
+    metrics.csv      a row per logged step; routing.csv and validation.csv beside it
+    bad_steps.csv    a row per step that was left out, if any was; bad_steps/ holds their tokens
+    went_wrong.txt   where the numbers ended it: the words that fit said
+    wandb_id         the id of its W&B run, if it has one
+    fit.lock         while a fit runs (files/lock.py)
+    checkpoints/     step-00001000, ...; `last` points to the newest complete one
+"""
+
+import importlib.metadata
+import json
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files.text_file import read_json
+from dualpath_cli.output.streams import is_first_rank
+from dualpath_cli.own_classes import consent
+from dualpath_cli.recipe.recipes import Recipe, merge, read
+from dualpath_cli.recipe.settings import SECTIONS, check_sections
+from dualpath_cli.run.checkpoint_files import facts_of, fault_of
+
+RECIPE = "recipe.yaml"
+VERSIONS = "versions.json"
+TOKENIZER = "tokenizer.json"
+CHECKPOINTS = "checkpoints"
+TABLES = ("metrics.csv", "validation.csv", "routing.csv", "bad_steps.csv")
+LAST = "last"
+WENT_WRONG = "went_wrong.txt"
+_STEP = re.compile(r"step-[0-9]{1,18}")
+
+PUT_BACK = "put it back, or give this run a name (--run.name NAME)"
+
+# A continued run may change these: none of them decides the numbers.
+_NUMBERS = ("model", "optim", "run", "data", "seed_everything")
+_FREE_KEYS = {
+    "run": {"dir", "name", "branch_from", "compile", "activation_checkpointing", "micro_batch",
+            "log_every", "gates_every", "validate_every", "save_every", "keep", "keep_every",
+            "tensorboard", "wandb", "peak_tflops", "profile", "rank_timeout", "max_bad_steps",
+            "shard_size"},
+    "data": {"path", "val", "val_tokens", "val_seed", "workers", "max_epochs", "verify"},
+}  # fmt: skip
+
+
+_TRAINER_KEYS = ("precision", "callbacks", "plugins")
+"""Keys of the trainer's section that decide numbers, or may."""
+
+
+def without_numbers() -> set[str]:
+    """Keys of a recipe that do not affect training, given its data: `run.log_every`."""
+    keys = {f"{section}.{key}" for section, names in _FREE_KEYS.items() for key in names}
+    trainer = {field.name for field in fields(SECTIONS["trainer"])}
+    return keys | {f"trainer.{key}" for key in trainer.difference(_TRAINER_KEYS)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A RUN as the user gave it: its folder, and the checkpoint that is meant."""
+
+    folder: Path
+    """Holds recipe, versions and tokenizer."""
+    checkpoint: Path
+    """A file, or a folder of shards."""
+    step: int
+    """Optimizer step at which the checkpoint was written."""
+    home: Path
+    """The default folder of commands' output about it."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What `start` wrote down for the part of the run that wrote the checkpoint."""
+        return facts_at(self.folder, self.checkpoint)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step in a checkpoint's name, or of the target of a link such as `last`."""
+    path = checkpoint if _STEP.fullmatch(checkpoint.name) else checkpoint.resolve()
+    return int(path.name.removeprefix("step-"))
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint of a run folder, or None; says which damaged ones it passed over.
+
+    Without `last`, in a copy that left symbolic links out, it is the one of the highest step. Sizes
+    reveal damage here; hashes are compared as a checkpoint is loaded.
+
+    Raises:
+        UserError: where there are checkpoints, and all of them are damaged.
+    """
+    last = folder / CHECKPOINTS / LAST
+    candidates = sorted(complete_checkpoints(folder), key=step_of, reverse=True)
+    if last.exists() and last.resolve() in candidates:
+        candidates.remove(last.resolve())
+        candidates.insert(0, last.resolve())
+    faults: list[str] = []
+    for checkpoint in candidates:
+        fault = fault_of(checkpoint)
+        if fault is None:
+            if faults and is_first_rank():
+                print("\n".join(f"passed over {line}" for line in faults), file=sys.stderr)
+            return checkpoint
+        faults.append(f"{checkpoint}: {fault}")
+    if faults:
+        raise UserError(
+            f"'{folder}' has no whole checkpoint: {faults[0]}; put one back, or remove the folder "
+            "and train the run again"
+        )
+    return None
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run folder that have their names, in no order."""
+    found = [p for p in (folder / CHECKPOINTS).glob("step-*") if _STEP.fullmatch(p.name)]
+    return [real if _STEP.fullmatch((real := p.resolve()).name) else p for p in found]
+
+
+def newest_step(folder: Path) -> str:
+    """The checkpoint that a run would be continued from, in words."""
+    newest = newest_checkpoint(folder)
+    return "the start" if newest is None else f"step {step_of(newest)}"
+
+
+def find_run(path: str) -> Run:
+    """Understands a run folder, or a checkpoint inside one.
+
+    Raises:
+        UserError: if there is no run of dualpath at `path`.
+    """
+    given = Path(path)
+    if not given.exists():
+        siblings = [p.name for p in given.parent.iterdir()] if given.parent.is_dir() else []
+        hint = did_you_mean(given.name, siblings) or "; runs are kept as runs/<recipe>/<name>"
+        raise UserError(f"no run or checkpoint at '{path}'{hint}")
+    if (given / RECIPE).is_file():
+        checkpoint = newest_checkpoint(given)
+        if checkpoint is None:
+            raise UserError(f"run '{path}' has no complete checkpoint yet; let fit write one first")
+        return Run(given, checkpoint, step_of(checkpoint), home=given)
+    folder = given.resolve().parent.parent
+    if _STEP.fullmatch(given.resolve().name) and (folder / RECIPE).is_file():
+        return Run(folder, given.resolve(), step_of(given), home=folder)
+    raise UserError(
+        f"'{path}' is neither a run folder (it would hold {RECIPE}), nor a checkpoint inside one "
+        f"({CHECKPOINTS}/step-...), nor a file of dualpath export (.safetensors)"
+    )
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The resolved recipe that a run was started with."""
+    path = folder / RECIPE
+    if not path.is_file():
+        raise UserError(
+            f"run folder '{folder}' has no {RECIPE}, which says what was trained; {PUT_BACK}"
+        )
+    recipe = read(path)
+    try:
+        check_sections(recipe)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    consent.note_read(folder, recipe.get("model", {}))
+    return recipe
+
+
+def decisive_part(recipe: Recipe) -> Recipe:
+    """The keys of a resolved recipe that decide numbers: no places, ways of running, or trainer."""
+    return {
+        section: {k: v for k, v in recipe[section].items() if k not in _FREE_KEYS.get(section, ())}
+        if isinstance(recipe[section], dict) else recipe[section]
+        for section in _NUMBERS
+    }  # fmt: skip
+
+
+def check_same_recipe(
+    folder: Path,
+    recipe: Recipe,
+    sections: Sequence[str] = _NUMBERS,
+    free: Mapping[str, Set[str]] = {},
+    way_out: str = "give this one a name (--run.name NAME)",
+) -> None:
+    """Refuses to continue a run under a recipe that would have given other numbers.
+
+    `free` are keys by section that may differ as well.
+
+    Raises:
+        UserError: naming the first difference.
+    """
+    if different := _first_difference(read_recipe(folder), recipe, sections, free):
+        name, old, new = different
+        raise UserError(f"{folder} holds a run with {name}={old}, this one has {new}; {way_out}")
+
+
+def check_as_written(folder: Path, checkpoint: Path) -> None:
+    """Refuses a run folder whose recipe or tokenizer is not that of a checkpoint of it.
+
+    Of the recipe the model counts, which the checkpoint's facts hold as they do the tokenizer's
+    fingerprint; those of an earlier version hold neither.
+
+    Raises:
+        UserError: naming the first difference, and where a file of the run cannot be read.
+    """
+    from dualpath_cli.text.tokenizer import Tokenizer
+
+    recipe, facts = read_recipe(folder), facts_of(checkpoint) or {}
+    if not facts and (folder / VERSIONS).exists():
+        facts = facts_at(folder, checkpoint)
+    trained = {key: facts[key] for key in ("model",) if key in facts}
+    if different := _first_difference(trained, recipe, trained):
+        name, old, new = different
+        raise UserError(
+            f"{folder / RECIPE} has {name}={new}, but {checkpoint} was trained with "
+            f"{old}; put that back"
+        )
+    path, fingerprint = folder / TOKENIZER, facts.get("tokenizer")
+    if fingerprint is not None:
+        found = Tokenizer(read_json(path, PUT_BACK), str(path)).fingerprint
+        if found != fingerprint:
+            raise UserError(
+                f"{path} has the fingerprint {found:.12}, but {checkpoint} was trained with "
+                f"that of {fingerprint!s:.12}; put the run's own back"
+            )
+
+
+def _first_difference(
+    before: Recipe, now: Recipe, sections: Iterable[str], free: Mapping[str, Set[str]] = {}
+) -> tuple[str, Any, Any] | None:
+    """The first key whose value is another, and its two values; None where there is none.
+
+    A setting that one recipe does not have, because it is newer than that, had its default.
+    """
+    before, now = merge(_defaults(), before), merge(_defaults(), now)
+    for section in sections:
+        old, new = before.get(section), now.get(section)
+        if not isinstance(old, dict) or not isinstance(new, dict):
+            old, new = {"": old}, {"": new}
+        may_differ = _FREE_KEYS.get(section, set()) | free.get(section, set())
+        for key in sorted((old.keys() | new.keys()) - may_differ):
+            if old.get(key) != new.get(key):
+                return f"{section}.{key}".rstrip("."), old.get(key), new.get(key)
+    return None
+
+
+def _defaults() -> Recipe:
+    """The default settings, as a resolved recipe writes them."""
+
+    def default(field: Any) -> Any:
+        return field.default if field.default_factory is MISSING else field.default_factory()
+
+    values = {
+        name: {field.name: default(field) for field in fields(section)}
+        for name, section in SECTIONS.items()
+    }
+    defaults: Recipe = json.loads(json.dumps(values))
+    return defaults
+
+
+def facts_at(folder: Path, checkpoint: Path) -> dict[str, Any]:
+    """The facts by `start` for the part of a run that wrote one of its checkpoints.
+
+    Raises:
+        UserError: where that cannot be read.
+    """
+    facts = facts_of(checkpoint)
+    return read_json(folder / VERSIONS, PUT_BACK) if facts is None else facts
+
+
+def facts_now(folder: Path) -> dict[str, Any]:
+    """The last facts by `start`; empty where it has written none."""
+    parts = [*_parts(folder, VERSIONS), *folder.glob(VERSIONS)]
+    newest = max(parts, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return {} if newest is None else read_json(newest, PUT_BACK)
+
+
+def check_same_facts(folder: Path, checkpoint: Path, facts: dict[str, Any]) -> None:
+    """Refuses to continue a run from a checkpoint with facts that would have given other numbers.
+
+    Raises:
+        UserError: naming the first fact that differs.
+    """
+    before = facts_at(folder, checkpoint)
+    for name, now in facts.items():
+        if before.get(name) != now:
+            raise UserError(
+                f"{folder} was begun with {name} {before.get(name)}, now it is {now}; go back to "
+                "what it was or give this run a name (--run.name NAME)"
+            )
+
+
+def _parts(folder: Path, name: str) -> list[Path]:
+    """The files of that name of all continued parts of a run."""
+    path = folder / name
+    return [p for p in folder.glob(f"{path.stem}-*{path.suffix}") if p.stem[-8:].isdecimal()]
+
+
+def _part_of(path: Path) -> int:
+    """The step that the part of a run, whose file this is, was continued from."""
+    return int(path.stem.rpartition("-")[2])
+
+
+def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None = None) -> None:
+    """Writes the resolved recipe and the versions into a run folder.
+
+    A run continued from `step` keeps its first files, and gets further ones for the rest.
+    Those of later parts, of a run that is taken back, go.
+    """
+    for name in (RECIPE, VERSIONS):
+        for path in _parts(folder, name):
+            if _part_of(path) >= (step or 0):
+                path.unlink()
+    suffix = "" if step is None else f"-{step:08d}"
+    recipe_text = yaml.safe_dump(recipe, sort_keys=False)
+    versions_text = json.dumps({**versions(), **facts}, indent=2) + "\n"
+    write_text((folder / RECIPE).with_stem(f"recipe{suffix}"), recipe_text)
+    write_text((folder / VERSIONS).with_stem(f"versions{suffix}"), versions_text)
+
+
+def versions() -> dict[str, Any]:
+    """Packages, Python and git commit."""
+    packages = ("dualpath", "torch", "lightning", "litdata", "torchmetrics", "jsonargparse")
+    return {
+        "packages": {name: importlib.metadata.version(name) for name in packages},
+        "python": platform.python_version(),
+        "git_commit": _git_commit(),
+    }
+
+
+def _git_commit() -> str | None:
+    """The checkout's commit, with `+changes` where files differ from it; None outside of one."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

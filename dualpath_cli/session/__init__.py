@@ -1,0 +1,1 @@
+"""Commands that run with Lightning: its CLI and Trainer, `fit` and `validate`."""

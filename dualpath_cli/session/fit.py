@@ -1,0 +1,211 @@
+"""`dualpath fit`: trains to the token budget, from the newest checkpoint where there is one."""
+
+import signal
+from contextlib import nullcontext, suppress
+from typing import Any
+
+from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
+
+from dualpath_cli.command.batch import micro_batches
+from dualpath_cli.command.branch import take_over
+from dualpath_cli.command.checks import epochs
+from dualpath_cli.ending import Terminated
+from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files.lock import FIT, alone_in
+from dualpath_cli.flops import count
+from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
+from dualpath_cli.run import run_folder
+from dualpath_cli.run.run_folder import TOKENIZER, WENT_WRONG
+from dualpath_cli.session.session import Session
+from dualpath_cli.text.storage import local_copy
+from dualpath_cli.training.data import order
+from dualpath_cli.training.data.loading_faults import loading_fault
+from dualpath_cli.training.logs import curve
+from dualpath_cli.training.logs.metrics_log import VALIDATION, MetricsLog, has_validation
+from dualpath_cli.training.logs.peaks import peak_tflops
+from dualpath_cli.training.ranks import Ranks, lost_contact
+from dualpath_cli.training.stopping import TIME_OVER, StopTraining
+
+
+def fit(session: Session) -> None:
+    """Trains; on the way the run folder fills, at the end its curve is drawn.
+
+    Raises:
+        UserError: if the batch is not a whole number of micro-batches on these devices, a run
+            would be continued in another precision or order of the data, another process writes
+            it, or data are lost meanwhile.
+        RunFailed: if the numbers go wrong, or a loader process is lost.
+    """
+    folder, checkpoint = session.launch.run_folder, session.launch.checkpoint
+    steps, accumulate = _plan(session)
+    session.say(_summary(session, steps, accumulate))
+    step = None if checkpoint is None else run_folder.step_of(checkpoint)
+    if step is not None and step >= steps:
+        _finish(session, step)
+        return
+    way_out = "wait for its end, or give this run a name (--run.name NAME)"
+    lock = alone_in(folder, session.say, FIT, way_out)
+    with lock if session.trainer.is_global_zero else nullcontext():
+        _train(session, steps, accumulate, step)
+
+
+def _train(session: Session, steps: int, accumulate: int, step: int | None) -> None:
+    """Trains from step `step`, if there is one to continue, in a folder that is ours."""
+    launch, trainer = session.launch, session.trainer
+    assert launch.manifest is not None
+    folder, checkpoint = launch.run_folder, launch.checkpoint
+    gone = checkpoint is not None and not checkpoint.exists()
+    if gone or (checkpoint is None and run_folder.newest_checkpoint(folder) is not None):
+        raise UserError(f"{folder} was written by another fit just now; give the command again")
+    trainer.accumulate_grad_batches = accumulate
+    # Lightning counts micro-batches here. Without an interval only the last step validates.
+    trainer.val_check_interval = (launch.settings.run.validate_every or steps) * accumulate
+    trainer.check_val_every_n_epoch = None
+    same = {"precision": str(trainer.precision), "data_order": order.NAME}
+    if checkpoint is not None:
+        run_folder.check_same_facts(launch.trunk or folder, checkpoint, same)
+    facts: dict[str, Any] = {
+        "model": launch.settings.as_recipe()["model"],
+        "tokenizer": launch.manifest.tokenizer,
+        "data_fingerprint": launch.manifest.fingerprint,
+        "data_since": launch.data_since,
+        "taken_back": launch.taken_back,
+        "branched_from": None if launch.trunk is None else f"{launch.trunk} at step {step}",
+        "devices": trainer.world_size,
+        "micro_batch": session.datamodule.micro_batch,
+        **same,
+    }
+    if own := hashes(launch.settings.model):
+        facts["classes"] = own
+    if trainer.is_global_zero:
+        (folder / WENT_WRONG).unlink(missing_ok=True)
+        if launch.trunk is not None:
+            take_over(launch.trunk, folder)
+        _write_down(session, facts, None if launch.trunk else step)
+    try:
+        trainer.fit(
+            session.module,
+            datamodule=session.datamodule,
+            ckpt_path=None if checkpoint is None else str(checkpoint),
+        )
+    except StopTraining as stop:
+        raise _stopped(session, stop.signum) from None
+    except NumbersFailed as failure:
+        if trainer.is_global_zero:
+            with suppress(OSError):  # why the run ended matters more
+                write_text(folder / WENT_WRONG, f"{failure}\n")
+        raise
+    except SystemExit as end:
+        # Lightning leaves by sys.exit(1) after a signal that came before training started.
+        if not isinstance(end.__context__, KeyboardInterrupt):
+            raise
+        by_signal = isinstance(end.__context__, Terminated)
+        raise _stopped(session, signal.SIGTERM if by_signal else signal.SIGINT) from None
+    except Exception as error:
+        if fault := loading_fault(error) or _lost_contact(session, error):
+            raise fault from error
+        raise
+    session.show_validation()
+    if trainer.is_global_zero:
+        session.say(f"curve: {curve.draw(folder)}")
+    classes = option_of(session.launch.settings.model)
+    session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt_path {folder}{classes}")
+
+
+def _lost_contact(session: Session, error: Exception) -> RunFailed | None:
+    """The failure to be told where ranks lost each other; None for any other error."""
+    trainer = session.trainer
+    if trainer.world_size == 1 or not lost_contact(error):
+        return None
+    launcher = trainer.strategy.launcher
+    death = launcher.death() if isinstance(launcher, Ranks) else None
+    reason = " ".join(str(error).split())[:160]
+    said = death or f"rank {trainer.global_rank} lost contact with the others: {reason}"
+    at = run_folder.newest_step(session.launch.run_folder)
+    return RunFailed(f"{said}; the same command continues from {at}")
+
+
+def _finish(session: Session, step: int) -> None:
+    """Makes up for the last validation of a run that has made all of its steps."""
+    launch, trainer = session.launch, session.trainer
+    lacks = not has_validation(launch.run_folder / VALIDATION, step)
+    if not launch.settings.data.val or not trainer.strategy.broadcast(lacks):
+        session.say(f"{launch.run_folder} is finished: nothing to do")
+        return
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, MetricsLog):
+            callback.step = step
+    trainer.validate(
+        session.module, datamodule=session.datamodule, ckpt_path=str(launch.checkpoint),
+        verbose=False,
+    )  # fmt: skip
+    session.show_validation()
+
+
+def _stopped(session: Session, signum: int) -> Stopped:
+    """The end of the command after a signal, with the step that the run continues from."""
+    at = run_folder.newest_step(session.launch.run_folder)
+    endings: dict[int, tuple[str, int]] = {
+        signal.SIGINT: ("interrupted", 130),
+        TIME_OVER: ("trainer.max_time is over", 0),
+    }
+    name, code = endings.get(signum, (f"stopped by {signal.Signals(signum).name}", 143))
+    environment = getattr(session.trainer.strategy, "cluster_environment", None)
+    if (isinstance(environment, LightningEnvironment) and session.trainer.local_rank) or (
+        isinstance(environment, SLURMEnvironment) and session.trainer.global_rank
+    ):
+        code = 0  # who started the ranks would kill the first one, at its last words, for another
+    return Stopped(f"{name}; the same command continues from {at}", code, session.console.quiet)
+
+
+def _plan(session: Session) -> tuple[int, int]:
+    """Returns optimizer steps and accumulated micro-batches a step."""
+    model, run = session.launch.settings.model, session.launch.settings.run
+    ranks, micro_batch = session.trainer.world_size, session.datamodule.micro_batch
+    accumulate = micro_batches(run.batch_tokens, model.max_seq_len, ranks, micro_batch)
+    return run.max_tokens // run.batch_tokens, accumulate
+
+
+def _summary(session: Session, steps: int, accumulate: int) -> str:
+    launch, settings = session.launch, session.launch.settings
+    model, run = settings.model, settings.run
+    assert launch.manifest is not None
+    linear = count.mean_layer_flops(model)["linear_total"]
+    total = count.mean_layer_flops(model)["total"]
+    lines = [
+        f"model   {count.parameters(model) / 1e6:,.1f}M parameters, "
+        f"{linear / 1e6:.2f}M linear and {total / 1e6:.2f}M total FLOPs per token and layer"
+    ]
+    if run.budget:
+        lines.append(
+            f"        linear FLOPs are {linear / run.budget:.4f} of the budget of "
+            f"{run.budget / 1e6:g}M"
+        )
+    lines += [
+        f"data    {settings.data.path}: {launch.manifest.tokens / 1e6:,.1f}M tokens, "
+        f"{epochs(settings, launch.manifest, launch.data_since):.2f} epochs"
+        + (f" from step {launch.data_since:,} on" if launch.data_since else ""),
+        f"run     {steps:,} steps of {run.batch_tokens:,} tokens: "
+        f"{session.trainer.world_size} x {session.datamodule.micro_batch} sequences of "
+        f"{model.max_seq_len}, accumulated {accumulate} times",
+        f"folder  {launch.run_folder}",
+    ]
+    device = session.trainer.strategy.root_device
+    if device.type == "cuda" and run.peak_tflops is None and peak_tflops(device) is None:
+        lines.append(
+            "mfu     not written: this GPU's peak is not known; --run.peak_tflops N gives it"
+        )
+    if launch.checkpoint is not None:
+        whose = "" if launch.trunk is None else f" of {launch.trunk}"
+        lines.append(f"        continued from step {run_folder.step_of(launch.checkpoint)}{whose}")
+    return "\n".join(lines)
+
+
+def _write_down(session: Session, facts: dict[str, Any], step: int | None) -> None:
+    """Puts recipe, versions and tokenizer into the run folder."""
+    folder, settings = session.launch.run_folder, session.launch.settings
+    tokenizer = local_copy(f"{settings.data.path}/{TOKENIZER}")
+    run_folder.start(folder, settings.as_recipe(), facts, step)
+    keep_sources(folder, settings.model)
+    write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))

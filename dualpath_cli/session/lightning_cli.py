@@ -1,0 +1,201 @@
+"""The LightningCLI subclass behind every command that builds a model."""
+
+import json
+import logging
+import threading
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, NoReturn
+
+from jsonargparse import Namespace
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from dualpath_cli.command import launch as launches
+from dualpath_cli.command.launch import Launch
+from dualpath_cli.command.micro_batch import UNTRAINED, fitting_size
+from dualpath_cli.command.parser import add_options, answer
+from dualpath_cli.command.records import COMMANDS, resolve
+from dualpath_cli.errors import UserError
+from dualpath_cli.output.console import plain_console
+from dualpath_cli.run.run_folder import TOKENIZER
+from dualpath_cli.session.session import Session
+from dualpath_cli.session.trainer import build_trainer
+from dualpath_cli.text.storage import local_copy
+from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training.activation_checkpointing import chosen
+from dualpath_cli.training.data.data_module import DualPathDataModule
+from dualpath_cli.training.loop_sampling import LoopSampling
+from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.parallel import can_compile
+from dualpath_cli.training.strategies import reduce_dtype
+
+
+class Parser(LightningArgumentParser):
+    """LightningCLI's parser with errors of one line."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raises what jsonargparse found, which can only be about classes of the trainer."""
+        raise UserError(" ".join(message.split())) from ex
+
+
+class DualPathCLI(LightningCLI):
+    """Runs one command: its words are checked first, and become a launch.
+
+    Lightning's parser then reads the `trainer` section alone, whose classes (callbacks, plugins,
+    a strategy) it builds.
+    """
+
+    def __init__(self, arguments: Sequence[str], launch: Launch | None = None) -> None:
+        """`launch` is what the arguments were checked to be, where that is done already."""
+        name, words = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+        self._wanted = name
+        self.launch = launch
+        if name in COMMANDS and COMMANDS[name].needs != "nothing":
+            self.launch = launch or launches.read(COMMANDS[name], words)
+            trainer = json.dumps({"trainer": asdict(self.launch.settings.trainer)})
+            seed = self.launch.settings.seed_everything
+            arguments = [name, "--config", trainer, "--seed_everything", str(seed)]
+        super().__init__(
+            DualPathModule,
+            DualPathDataModule,
+            save_config_callback=None,  # the run folder holds the recipe, also on a restart
+            parser_class=Parser,
+            parser_kwargs={"prog": "dualpath"},
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=list(arguments),
+            run=False,  # Lightning's subcommands are methods of a trainer, ours are records
+        )
+
+    def setup_parser(self, *args: Any, **kwargs: Any) -> None:
+        """Makes a parser of our commands, with the arguments of the wanted one alone."""
+        self.parser = self.init_parser(prog="dualpath")
+        subcommands = self.parser.add_subcommands()
+        for name, command in COMMANDS.items():
+            own: Any = Parser(description=command.description or command.purpose)
+            if name == self._wanted and command.needs != "nothing":
+                own = self.init_parser(description=command.description or command.purpose)
+                self.add_default_arguments_to_parser(own)
+                own.add_lightning_class_args(Trainer, "trainer")  # the rest is checked by now
+            elif name == self._wanted:
+                add_options(command, own)
+            subcommands.add_subcommand(name, own, help=command.purpose)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses our words, those of the process itself are done with, for the wanted command.
+
+        Lightning would take hyperparameters from the file that a command's own --ckpt_path names.
+        """
+        self._parsed = parser.parse_args(args)
+        self.config = self._parsed[self._wanted]
+        if self.launch is None:
+            self.config = Namespace(seed_everything=False)
+
+    def instantiate_classes(self) -> None:
+        """Builds trainer, module and data module from the launch's settings."""
+        if self.launch is not None:
+            try:
+                section = self.parser.instantiate_classes(self._parsed)[self._wanted].trainer
+            except Exception as error:  # a class that the recipe names may raise anything
+                reason = f"{type(error).__name__}: {error}"
+                raise UserError(f"trainer: a class cannot be built ({reason})") from error
+            self.session = build_session(self.launch, dict(section))
+
+    def after_instantiate_classes(self) -> None:
+        """Runs the command."""
+        command = COMMANDS[self._wanted]
+        if command.needs == "nothing":
+            print(answer(command, self._parsed[self._wanted]))
+        elif command.task is not None:
+            resolve(command.task)(self.session)
+
+
+def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
+    """Builds what a launch needs; `trainer_section` holds the trainer's classes as objects."""
+    settings, seed = launch.settings, launch.settings.seed_everything
+    fitting = launch.command.needs == "recipe"
+    console = plain_console(goes_on=fitting)
+    try:
+        trainer = build_trainer(launch, trainer_section, console)
+    except (TypeError, ValueError, ImportError, RuntimeError) as error:
+        # The section's settings do not fit each other, or this machine.
+        raise UserError(f"trainer: {error}; change the recipe's trainer section") from error
+    console.quiet = not trainer.is_global_zero
+    compiled = settings.run.compile and fitting and can_compile(trainer.strategy.root_device)
+    checkpointing = chosen(settings.run.activation_checkpointing, compiled)
+    micro_batch = settings.run.micro_batch
+    if micro_batch == "auto" and fitting:
+        micro_batch = fitting_size(settings, trainer, compiled, checkpointing, console.print)
+    elif micro_batch == "auto":
+        micro_batch = UNTRAINED
+        settings = replace(settings, run=replace(settings.run, micro_batch=UNTRAINED))
+        launch = replace(launch, settings=settings)
+    source = settings.data.path if fitting else launch.run_folder
+    tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
+    if tokenizer.vocab_size > settings.model.vocab_size:
+        raise UserError(
+            f"{source}/{TOKENIZER} has {tokenizer.vocab_size} entries, more than the model's "
+            f"vocab_size={settings.model.vocab_size}: it is not the run's; copy the run again"
+        )
+    token_bytes = tokenizer.token_bytes()
+    weights, loops = launch.weights if fitting else launch.checkpoint, settings.run.train_loops
+    drawn = weights is None and launch.checkpoint is None  # else they are loaded
+    module: DualPathModule = resolve(launch.command.module)(
+        settings.model,
+        settings.optim,
+        [*token_bytes, *[0] * (settings.model.vocab_size - len(token_bytes))],
+        list(settings.data.val),
+        seed=seed if drawn else None,
+        compile_blocks=compiled,
+        checkpointing=checkpointing,
+        reduce_dtype=reduce_dtype(settings.run),
+        weights=weights,
+        loop_sampling=LoopSampling(tuple(loops), seed) if loops and fitting else None,
+    )
+    datamodule = DualPathDataModule(
+        settings.data,
+        tokenizer,
+        seq_len=settings.model.max_seq_len,
+        micro_batch=micro_batch,
+        seed=seed,
+        data_since=launch.data_since,
+    )
+    return Session(launch, trainer, module, datamodule, console)
+
+
+def run(launch: Launch) -> int:
+    """Runs a checked launch through LightningCLI; returns the exit code."""
+    _quiet()
+    DualPathCLI([launch.command.name], launch)
+    return 0
+
+
+def _of_thread(arguments: threading.ExceptHookArgs) -> None:
+    """Shows what ends a thread, but for the disk's failures.
+
+    TensorBoard's thread hands them to the next write of the main one, which says them in one line.
+    """
+    if not isinstance(arguments.exc_value, OSError):
+        threading.__excepthook__(arguments)
+
+
+def _quiet() -> None:
+    """Silences what Lightning tells every user in every run."""
+    threading.excepthook = _of_thread
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers.*",
+        ".*srun. command is available.*",
+        ".*tensorboardX.*",
+        ".*`broadcast_buffers` is deprecated.*",  # ours are equal on all ranks
+        ".*JsonargparseDeprecationWarning.*",
+        ".*instantiate_classes.*",
+        ".*sync_dist=True.*",  # our metrics reduce over ranks themselves
+        ".*isinstance.treespec, LeafSpec.*",
+        ".*your dataloader is not resumable.*",  # it begins at the step that the trainer is at
+        ".*across ranks is zero.*",  # an ablation all of whose passes are there already
+    ):
+        warnings.filterwarnings("ignore", message=message)

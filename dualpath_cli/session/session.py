@@ -1,0 +1,42 @@
+"""Session: what a command works with once Lightning is up."""
+
+from dataclasses import dataclass
+
+from lightning.pytorch import Trainer
+from rich.console import Console
+
+from dualpath_cli.command.launch import Launch
+from dualpath_cli.output.table import Column, Table, show
+from dualpath_cli.training.data.data_module import DualPathDataModule
+from dualpath_cli.training.module import DualPathModule
+
+
+@dataclass(frozen=True)
+class Session:
+    """A checked launch, and what was built for it."""
+
+    launch: Launch
+    trainer: Trainer
+    module: DualPathModule
+    datamodule: DualPathDataModule
+    console: Console
+    """Quiet on all ranks but the first."""
+
+    def say(self, text: str) -> None:
+        """Prints text as it is."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def show_validation(self) -> None:
+        """Prints the losses of the last validation, if there was one."""
+        if not self.module.val_results:
+            return
+        headings = ("validation set", "loss (nats/token)", "bits per byte")
+        rows = [
+            (name, f"{result['loss']:.4f}", f"{result['bits_per_byte']:.4f}")
+            for name, result in self.module.val_results.items()
+        ]
+        caption = (
+            "windows of a text are read after end-of-text; for evaluate's rolling_bpb, after the "
+            "token before"
+        )
+        show(self.console, Table([Column(heading) for heading in headings], rows, caption=caption))

@@ -1,0 +1,145 @@
+"""Lightning's Trainer for a launch: strategy, callbacks and loggers put together."""
+
+import importlib.util
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from rich.console import Console
+
+from dualpath_cli.command.launch import Launch
+from dualpath_cli.errors import UserError
+from dualpath_cli.run.run_folder import newest_step, step_of
+from dualpath_cli.training.logs.bad_steps import BadSteps
+from dualpath_cli.training.logs.metrics_log import MetricsLog
+from dualpath_cli.training.logs.profile import Profile
+from dualpath_cli.training.logs.progress import ProgressDisplay
+from dualpath_cli.training.logs.routing_log import RoutingLog
+from dualpath_cli.training.ranks import launch_by
+from dualpath_cli.training.state.checkpoint import Checkpoints, DirectCheckpointIO
+from dualpath_cli.training.stopping import Stopping
+from dualpath_cli.training.strategies import STRATEGIES, FullyShardedStrategy, build_strategy
+
+
+def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> Trainer:
+    """Returns the trainer of a recipe's parsed `trainer` section, completed with what is ours."""
+    model, run, folder = launch.settings.model, launch.settings.run, launch.run_folder
+    fitting = launch.command.needs == "recipe"
+    name = section["strategy"]
+    devices = 1 if name == "single" else section["devices"]
+    accelerator = section["accelerator"]
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "auto" and section["num_nodes"] * _devices_of_a_node(devices, accelerator) > 1:
+        name = "ddp"
+    if fitting and name == "ddp" and 1 in (run.train_loops or []) and model.routes_steps:
+        raise UserError(
+            "run.train_loops with 1 leaves the router without a gradient in some steps, which ddp "
+            "does not allow; choose --trainer.strategy fsdp, or leave 1 out"
+        )
+    plugins = _as_list(section["plugins"])
+    seconds = _seconds(section.pop("max_time"))
+    if not launch.settings.trainer.is_sharded:  # else the strategy writes its shards itself
+        plugins.append(DirectCheckpointIO())
+    callbacks = _as_list(section["callbacks"])
+    timeout = timedelta(minutes=run.rank_timeout)
+    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    if fitting:
+        progress = ProgressDisplay(console)
+        callbacks += [
+            progress,
+            MetricsLog(folder, run, show=progress.show),
+            BadSteps(folder, run.max_bad_steps, say),  # a step that ends the run is not saved
+        ]
+        if run.profile:
+            callbacks.append(Profile(folder, say))
+        if run.gates_every:
+            callbacks.append(RoutingLog(folder, run.gates_every, model.loops))
+        checkpoints = Checkpoints(folder, run)
+        # After all that write rows.
+        callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds)]
+    ours = {
+        "strategy": build_strategy(name, run) if isinstance(name, str) else name,
+        "devices": devices,
+        "plugins": plugins,
+        "callbacks": callbacks,
+        "logger": _loggers(launch, say) if fitting else False,
+        # Ours run in float64 sums, which Apple's MPS lacks: `auto` is a CUDA GPU or the CPU.
+        "accelerator": accelerator,
+        # FSDP2 must not gather its weights for the first time under inference mode.
+        "inference_mode": False,
+        "max_epochs": -1,  # the token budget ends the run
+        "max_steps": run.max_tokens // run.batch_tokens if fitting else -1,
+        "num_sanity_val_steps": -1,  # a fresh run begins with a validation, as its step 0
+        "use_distributed_sampler": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    try:
+        trainer = Trainer(**{**section, **ours})
+    except MisconfigurationException as error:  # what the recipe asks for is not on this machine
+        raise UserError(f"trainer: {' '.join(str(error).split())}") from error
+    if isinstance(trainer.strategy, FullyShardedStrategy):
+        trainer.strategy.check_shards()
+    launch_by(
+        trainer, launch.command.name, timeout,
+        lambda: f"; the same command continues from {newest_step(folder)}" if fitting else "",
+    )  # fmt: skip
+    if fitting and run.reduce_dtype and trainer.world_size > 1 and name not in STRATEGIES:
+        raise UserError(
+            f"run.reduce_dtype={run.reduce_dtype} would be left out by a strategy given as a "
+            f"class; choose trainer.strategy {', '.join(STRATEGIES[:-1])} or {STRATEGIES[-1]}"
+        )
+    return trainer
+
+
+def _loggers(launch: Launch, say: Callable[[str], None]) -> list[Logger]:
+    """TensorBoard where it is installed, W&B where a project is named; CSV files are our own."""
+    run, folder = launch.settings.run, launch.run_folder
+    loggers: list[Logger] = []
+    if run.tensorboard and importlib.util.find_spec("tensorboard"):
+        # Hides rows that an interrupted start logged after the step that this one continues from.
+        new = 0 if launch.checkpoint is None else step_of(launch.checkpoint) + 1
+        loggers.append(TensorBoardLogger(folder, name="", version="tensorboard", purge_step=new))
+    if run.wandb:
+        if not importlib.util.find_spec("wandb"):
+            raise UserError("run.wandb needs the package wandb: pip install 'dualpath[wandb]'")
+        from dualpath_cli.training.logs.wandb_log import WandbLog
+
+        title, recipe = f"{run.recipe}/{run.name}", launch.settings.as_recipe()
+        loggers.append(WandbLog(folder, run.wandb, title, recipe, say))
+    return loggers
+
+
+def _devices_of_a_node(devices: int | list[int] | str, accelerator: str) -> int:
+    """How many devices `trainer.devices` means."""
+    if str(devices) in ("auto", "-1"):
+        return torch.cuda.device_count() if accelerator in ("cuda", "gpu") else 1
+    if isinstance(devices, str) and not devices.isdecimal():
+        devices = [int(number) for number in devices.split(",") if number.strip()]
+    return len(devices) if isinstance(devices, list) else int(devices)
+
+
+def _seconds(max_time: Any) -> float | None:
+    """Returns `trainer.max_time` in seconds; Lightning's own timer would validate once more."""
+    if max_time is None:
+        return None
+    try:
+        return Timer(max_time).time_remaining()
+    except (MisconfigurationException, TypeError, ValueError) as error:
+        raise UserError(
+            f"trainer.max_time must be days:hours:minutes:seconds as 00:11:30:00 is, not {max_time}"
+        ) from error
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list) else [value]

@@ -1,0 +1,1 @@
+"""Intervals, tests and levels, as every command that compares uses them."""

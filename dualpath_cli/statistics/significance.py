@@ -1,0 +1,100 @@
+"""Tests: of a number against a bound, of accuracies, of correlations, over runs."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from dualpath_cli.statistics.bootstrap import LEAST_CLUSTERS, LEAST_KNOWN, Floats
+from dualpath_cli.statistics.levels import LEVEL, POWER
+
+PERMUTATIONS = 9999
+"""Of a permutation test; where there are fewer in all, all of them."""
+
+
+def p_value(values_R: Floats, bound: float, clusters: int) -> float:
+    """Returns the two-sided p-value of a number against a bound by Student's t.
+
+    `values_R` holds the number and 1,000 resampled ones, (R,), whose spread is its standard error;
+    `clusters` of text were resampled. nan where too little is known for an interval.
+    """
+    from scipy.stats import t
+
+    resampled = values_R[1:][np.isfinite(values_R[1:])]
+    known = len(resampled) >= LEAST_KNOWN * (len(values_R) - 1) and np.isfinite(values_R[0])
+    if clusters < LEAST_CLUSTERS or not known:
+        return float("nan")
+    error = standard_error(resampled, clusters)
+    away = abs(float(values_R[0]) - bound)
+    if error == 0:
+        return 1.0 if away == 0 else 0.0
+    return float(2 * t.sf(away / error, clusters - 1))
+
+
+def standard_error(resampled_R: Floats, clusters: int) -> float:
+    """Returns the standard error that resampled numbers, (R,), give; nan for fewer than 2 clusters.
+
+    Resamples of n clusters vary too little by the square root of n / (n - 1).
+    """
+    if clusters < 2:
+        return float("nan")
+    return float(resampled_R.std(ddof=1)) * np.sqrt(clusters / (clusters - 1))
+
+
+def detectable(resampled_R: Floats, clusters: int) -> float:
+    """Returns the smallest true difference that a test at 5 % finds with a probability of 80 %."""
+    from scipy.stats import norm
+
+    return float(
+        (norm.ppf(1 - LEVEL / 2) + norm.ppf(POWER)) * standard_error(resampled_R, clusters)
+    )
+
+
+def permutation_p(one: Sequence[float], other: Sequence[float]) -> float:
+    """Returns the two-sided p-value of a correlation: how often a random pairing has a larger one.
+
+    nan for fewer than three pairs, and where all of one side are equal.
+    """
+    from scipy.stats import permutation_test
+
+    if len(one) < 3 or len(set(one)) == 1 or len(set(other)) == 1:
+        return float("nan")
+    found = permutation_test(
+        (np.array(one, float),), partial(_correlation, np.array(other, float)), vectorized=True,
+        permutation_type="pairings", n_resamples=PERMUTATIONS,
+        random_state=np.random.default_rng(0),
+    )  # fmt: skip
+    return float(found.pvalue)
+
+
+def _correlation(other: Floats, one: Floats, axis: int) -> Floats:
+    """Pearson's, rounded: pairings that agree as well must not differ in their last digit."""
+    one, other = one - one.mean(axis, keepdims=True), other - other.mean()
+    scale = np.sqrt((one**2).sum(axis) * (other**2).sum())
+    rounded: Floats = np.round((one * other).sum(axis) / scale, 10)
+    return rounded
+
+
+def mcnemar_p(better: int, worse: int) -> float:
+    """Returns the exact two-sided p-value that two models are right as often (McNemar's test).
+
+    `better` and `worse` count the documents on which one of them alone is right. The others say
+    nothing; without any of these it is 1.
+    """
+    from scipy.stats import binomtest
+
+    if better + worse == 0:
+        return 1.0
+    return float(binomtest(better, better + worse).pvalue)
+
+
+def signed_rank_p(differences_N: Sequence[float]) -> float:
+    """Returns the two-sided p-value of Wilcoxon's signed-rank test, (N,); nan where all are zero.
+
+    Each difference is of one run. Fewer than six runs cannot give p < 0.05.
+    """
+    from scipy.stats import wilcoxon
+
+    if not any(differences_N):
+        return float("nan")
+    return float(wilcoxon(differences_N).pvalue)

@@ -1,0 +1,222 @@
+"""Several runs together: what a row or a class of tokens costs in all of them, and their claims."""
+
+import json
+from collections.abc import Sequence
+from itertools import chain, combinations
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich.console import Console
+
+from dualpath_cli.errors import UserError
+from dualpath_cli.files.atomic import write_texts
+from dualpath_cli.files.csv_text import format_csv, without_nan
+from dualpath_cli.output.figures import save
+from dualpath_cli.output.table import Column, Table, show
+from dualpath_cli.statistics.levels import holm
+from dualpath_cli.statistics.significance import signed_rank_p
+from dualpath_cli.study.ablation.table import REPORT
+from dualpath_cli.study.passes import read_arrays
+from dualpath_cli.study.routing.claim_table import as_row, claim_table, runs_table, verdicts
+from dualpath_cli.study.routing.claims import Claim, decided, same_profile
+from dualpath_cli.study.routing.figures import layers as layer_figures
+from dualpath_cli.study.routing.page import beside, index
+from dualpath_cli.study.routing.report import CLAIMS, PAGE, SUMMARY
+from dualpath_cli.study.routing.study import PASSES
+from dualpath_cli.study.routing.summary import Summary
+
+SOURCE_FACTS = ("sha256", "tokens", "sequences", "clusters", "anchored", "loss", "bits_per_byte")
+"""The numbers of each source in the routing summary of several runs."""
+
+Record = dict[str, Any]
+
+
+def _reports(folders: Sequence[Path], name: str) -> list[Record]:
+    return [json.loads((folder / name).read_text()) for folder in folders]
+
+
+# Ablations
+
+
+def ablations(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
+    """Reads the tables of each run's folder, writes what they say together; returns the paths.
+
+    runs.csv has the mean difference and its standard deviation over the runs for each row that all
+    have; runs_token_classes.csv the mean excess of each class over random tokens, in how many runs
+    it is above zero, and the p-value of Wilcoxon's signed-rank test on the runs' excesses, as it is
+    and corrected for their number (Holm). Raises UserError where a run's loss is no number.
+    """
+    reports = _reports(folders, REPORT)
+    for folder, report in zip(folders, reports, strict=True):
+        if any(row["loss"] is None for row in report["rows"]):
+            raise UserError(f"the losses in '{folder}' are no numbers: leave that run out")
+    rows = differences_over_runs([report["rows"] for report in reports])
+    if not rows:
+        raise UserError(
+            "the runs have no row in common: give --sources and --suite for all of them"
+        )
+    classes = excess_over_runs([report["excess"] for report in reports])
+    if classes:
+        _show(classes, len(folders), console)
+    content = {
+        "runs": [report["checkpoint"] for report in reports],
+        "rows": rows,
+        "token_classes": classes,
+    }
+    texts = {"runs.json": json.dumps(content, indent=2) + "\n", "runs.csv": format_csv(rows)}
+    if classes:
+        texts["runs_token_classes.csv"] = format_csv(classes)
+    return write_texts(out, texts)
+
+
+def differences_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
+    """Returns a row for each row that all runs have: mean and standard deviation over them."""
+    keys = ("suite", "intervention", "source")
+    return [
+        {
+            **dict(zip(keys, names, strict=True)),
+            "runs": len(rows),
+            "loss": mean(row["loss"] for row in rows),
+            "difference": mean(row["difference"] for row in rows),
+            "difference_sd": stdev(row["difference"] for row in rows),
+        }
+        for names, rows in _in_all(runs, keys).items()
+    ]
+
+
+def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
+    """Returns a row for each class and source that all runs have, from their `excess` rows."""
+    groups = _in_all(runs, ("token_class", "path", "source"))
+    records = [
+        {
+            "forced": f"{token_class} {path}",
+            "source": source,
+            "runs": len(values),
+            "mean": mean(values),
+            "least": min(values),
+            "most": max(values),
+            "per_forced": mean(row["per_forced"] for row in rows),
+            "above": sum(value > 0 for value in values),
+            "p": signed_rank_p(values),
+        }
+        for (token_class, path, source), rows in groups.items()
+        if None not in (values := [row["excess"] for row in rows])  # a class without tokens
+    ]
+    corrected = holm([record["p"] for record in records])
+    return [
+        without_nan(record | {"p_holm": p}) for record, p in zip(records, corrected, strict=True)
+    ]
+
+
+def _show(rows: Sequence[Record], runs: int, console: Console) -> None:
+    columns = [
+        Column("forced"), Column("source", importance=2), Column("mean", "+.4f", importance=2),
+        Column("least", "+.4f"), Column("most", "+.4f"), Column("per forced", "+.3f"),
+        Column("above 0", "", importance=2), Column("Wilcoxon p", ".3g"), Column("Holm", ".3g"),
+    ]  # fmt: skip
+    cells = [
+        (row["forced"], row["source"], row["mean"], row["least"], row["most"], row["per_forced"],
+         f"{row['above']} of {row['runs']}", row["p"], row["p_holm"])
+        for row in rows
+    ]  # fmt: skip
+    title = f"excess over random tokens, {runs} runs, {len(rows)} tests"
+    show(console, Table(columns, cells, title))
+    if runs < 6:
+        console.print("with fewer than six runs the test cannot give p < 0.05", highlight=False)
+
+
+def _in_all(
+    runs: Sequence[Sequence[Record]], keys: Sequence[str]
+) -> dict[tuple[str, ...], list[Record]]:
+    """Groups the rows of runs by the values of some keys; leaves out what a run lacks."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for row in chain.from_iterable(runs):
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return {values: rows for values, rows in groups.items() if len(rows) == len(runs)}
+
+
+# Routing
+
+
+def routings(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
+    """Reads what was written of each run and sets the runs side by side; returns the paths.
+
+    A run's line in the figures is the mean over its sources. The claims of all runs go to
+    claims.csv, and to a page that leads to each run's page. Raises UserError where the runs were
+    read on different sources.
+    """
+    reports = _reports(folders, SUMMARY)
+    sources = [
+        {name: source["sha256"] for name, source in report["sources"].items()} for report in reports
+    ]
+    if any(texts != sources[0] for texts in sources):
+        raise UserError("the runs name different validation sets: give --sources for all of them")
+    names = [Path(report["checkpoint"]["path"]).parents[1].name for report in reports]
+    if len(set(names)) < len(names):
+        names = [folder.name for folder in folders]
+    runs = dict(zip(names, reports, strict=True))
+    lines, untrained = (
+        {
+            name: _average(folder, report, key)
+            for (name, report), folder in zip(runs.items(), folders, strict=True)
+        }
+        for key in ("key", "untrained_key")
+    )
+    rows = [{"run": name, **row} for name, report in runs.items() for row in report["claims"]]
+    by_claim = verdicts(rows)
+    profiles = _profiles(lines, untrained)
+    rows += [{"run": claim.source, **as_row(claim)} for claim in profiles]
+    if profiles:
+        show(console, claim_table(profiles))
+    show(console, runs_table(by_claim, names))
+    nulls = [line for line in untrained.values() if line.layers == lines[names[0]].layers]
+    written = save(out, {"depth": layer_figures.depth(lines, Summary.average(nulls)),
+                         "polarisation": layer_figures.polarisation(lines)})  # fmt: skip
+    content = {
+        "runs": {
+            name: {
+                "checkpoint": report["checkpoint"],
+                "sources": {
+                    source: {key: facts[key] for key in SOURCE_FACTS}
+                    for source, facts in report["sources"].items()
+                },
+                **lines[name].report(),
+            }
+            for name, report in runs.items()
+        }
+    }
+    both = beside.write(folders, reports, names, out, console)
+    pages = {name: f"{folder.name}/{PAGE}" for name, folder in zip(names, folders, strict=True)}
+    texts = {
+        SUMMARY: json.dumps(content, indent=2, allow_nan=False) + "\n",
+        CLAIMS: format_csv(rows) if rows else "",
+        PAGE: index.page(out, pages, by_claim, both, files=(CLAIMS, SUMMARY)),
+    }
+    return [*written, *both, *write_texts(out, texts)]
+
+
+def _profiles(lines: dict[str, Summary], untrained: dict[str, Summary]) -> list[Claim]:
+    """Whether runs of the same layers share a profile, for each pair of them."""
+    return decided(
+        [
+            claim
+            for one, other in combinations(lines, 2)
+            if lines[one].layers == lines[other].layers
+            for claim in same_profile(
+                f"{one}, {other}",
+                (lines[one], lines[other]),
+                (untrained[one], untrained[other]),
+            )
+        ]
+    )
+
+
+def _average(folder: Path, report: Record, key: str) -> Summary:
+    """The mean over a run's sources: of its checkpoint's passes, or of the untrained model's."""
+    layers, model = report["layers"], report["model"]
+    passes = [read_arrays(folder / PASSES / f"{source[key]}.npz")
+              for source in report["sources"].values()]  # fmt: skip
+    return Summary.average(
+        [Summary.from_sums(sums, layers, model["loops"], model["n_layers"]) for sums in passes]
+    )

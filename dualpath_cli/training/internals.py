@@ -1,0 +1,140 @@
+"""All that this project touches of Lightning's own affairs, and what each of these touches gains.
+
+No other file uses a private name of Lightning, or changes what it imports. A release that moves one
+of them fails the test of that function in tests/training/test_internals.py. The functions import
+Lightning themselves, because `import_torchmetrics` has to run before Lightning is there.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dualpath_cli.recipe.settings import TrainerSettings
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
+    from torch.distributed.device_mesh import DeviceMesh
+
+UNUSED = ("matplotlib", "scipy", "torchvision", "transformers")
+"""Packages that torchmetrics imports for metrics of images, sounds and texts."""
+
+
+def names_classes(trainer: TrainerSettings) -> bool:
+    """Whether a recipe's trainer section names classes, whose code may need all of torchmetrics."""
+    sections = (trainer.callbacks, trainer.plugins, trainer.profiler, trainer.strategy)
+    return any(isinstance(section, dict | list) for section in sections)
+
+
+def import_torchmetrics() -> None:
+    """Imports torchmetrics as if the UNUSED packages were missing; everything else finds them.
+
+    Gains a fifth of the CPU time of a start (docs/benchmarks/startup.md).
+    """
+    from lightning_utilities.core import imports
+
+    requirement, is_there = imports.RequirementCache, imports.package_available
+    is_met = requirement.__bool__
+
+    def met(self: imports.RequirementCache) -> bool:
+        if str(self.requirement).startswith(UNUSED):
+            self.available = False
+            self.message = f"{self.requirement} is left out of this start (import_torchmetrics)"
+        return is_met(self)
+
+    def there(package_name: str) -> bool:
+        return package_name not in UNUSED and is_there(package_name)
+
+    requirement.__bool__, imports.package_available = met, there  # type: ignore[method-assign,assignment]
+    try:
+        import torchmetrics  # noqa: F401
+    finally:
+        requirement.__bool__, imports.package_available = is_met, is_there  # type: ignore[method-assign]
+
+
+def replace_signal_handlers(trainer: "Trainer", listen: Callable[[], None]) -> None:
+    """Has a trainer call `listen` where it would set its own handlers of signals.
+
+    Gains an end without a hang: Lightning's handler broadcasts at a moment when other ranks are in
+    another collective. And speed: without its handlers there is nothing to broadcast after every
+    micro-batch, for which the device would be waited for.
+    """
+    trainer._signal_connector.register_signal_handlers = listen  # type: ignore[method-assign]
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+def validate_between_batches(trainer: "Trainer") -> None:
+    """Runs a validation where training is about to take a batch, as the training loop does.
+
+    Gains the validation that an interrupted run did not finish: Lightning takes it for done.
+    """
+    loop, connector = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
+    first = connector._first_loop_iter
+    trainer.validating = True
+    loop.restarting = False
+    loop.run()
+    trainer.training = True
+    connector._first_loop_iter = first
+
+
+def count_micro_batches_anew(checkpoint: dict[str, Any], accumulate: int) -> None:
+    """Changes the progress in a loaded checkpoint to `accumulate` micro-batches a step.
+
+    Gains runs that continue on other ranks or with another micro-batch: Lightning counts
+    micro-batches where everything else counts optimizer steps. Checkpoints are written between two
+    steps, and training is one long epoch.
+    """
+    micro_batches = checkpoint["global_step"] * accumulate
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    for counts in (progress["total"], progress["current"]):
+        # A checkpoint within `on_train_batch_end` is of a micro-batch that is not completed.
+        open_ones = counts["ready"] - counts["completed"]
+        counts |= dict.fromkeys(("ready", "started", "processed"), micro_batches)
+        counts["completed"] = micro_batches - open_ones
+
+
+def launcher_class() -> Any:
+    """The class of the launcher that starts a machine's other ranks as processes.
+
+    Gains Ctrl-C before training: Lightning ends the children of a launcher of this class alone.
+    """
+    from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+
+    return _SubprocessScriptLauncher
+
+
+def set_launcher(strategy: "ParallelStrategy", launcher: Any) -> None:
+    """Gives a strategy the launcher that starts its ranks and waits for them."""
+    strategy._launcher = launcher
+
+
+def start_other_ranks(launcher: Any) -> None:
+    """Starts this machine's other ranks, and only that.
+
+    The launcher's own `launch` would also watch them, and kill the first rank without a word.
+    """
+    launcher._call_children_scripts()
+
+
+def share_cores(processes: int) -> None:
+    """Gives each of so many processes its share of the cores, as the launcher's `launch` does."""
+    from lightning.fabric.strategies.launchers.subprocess_script import _set_num_threads_if_needed
+
+    _set_num_threads_if_needed(processes)
+
+
+def set_parallel_sizes(strategy: "ModelParallelStrategy", data: int, tensor: int) -> None:
+    """Sets the two sizes of a mesh before it is made.
+
+    Gains data parallelism over all devices, whose number is known only once the trainer has counted
+    them; left alone, the sizes mean tensor parallelism within a node.
+    """
+    strategy._data_parallel_size, strategy._tensor_parallel_size = data, tensor
+
+
+def replace_mesh(strategy: "ModelParallelStrategy", mesh: "DeviceMesh") -> None:
+    """Gives a strategy and its module another mesh than the one that was made.
+
+    Gains `hsdp`: Lightning makes no mesh of replicas and shards.
+    """
+    assert strategy.lightning_module is not None
+    strategy._device_mesh = strategy.lightning_module._device_mesh = mesh
