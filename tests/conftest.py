@@ -8,18 +8,16 @@ from typing import Any
 
 import hypothesis
 import pytest
-import torch
 from filelock import FileLock
-from lightning.pytorch.strategies.launchers import subprocess_script
 
 from dualpath_cli.cli import main
+from dualpath_cli.training.internals import import_torchmetrics
 from tests.s3 import s3_bucket, s3_server
 
 pytest_plugins = ["tests.tiny_run", "tests.faulty_data", "tests.browser"]
 
 # Tiny models gain nothing from threads and lose 40 times on a busy machine.
-torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+os.environ["OMP_NUM_THREADS"] = "1"  # also of the processes that tests start
 os.fsync = lambda descriptor: None  # the files of a test need not outlive the machine
 # A job in the background is deaf to Ctrl-C, and so would be what its tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -31,7 +29,18 @@ def _refuse_to_start_ranks() -> None:
     raise AssertionError("a test that trains on several ranks starts them by tests/processes.py")
 
 
-subprocess_script._basic_subprocess_cmd = _refuse_to_start_ranks
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Imports Lightning as `dualpath` does, where tests run: not in xdist's controller."""
+    if getattr(session.config.option, "numprocesses", None):
+        return
+    import_torchmetrics()
+    import torch
+    from lightning.pytorch.strategies.launchers import subprocess_script
+
+    torch.set_num_threads(1)
+    subprocess_script._basic_subprocess_cmd = _refuse_to_start_ranks
+
+
 # On a busy machine the time of an example says nothing.
 hypothesis.settings.register_profile("everyday", deadline=None)
 hypothesis.settings.load_profile("everyday")
@@ -85,6 +94,8 @@ def output_of(capsys: pytest.CaptureFixture[str]) -> OutputOf:
 @pytest.fixture(scope="module", autouse=True)
 def _no_graphs_of_other_files() -> None:
     """torch keeps so many graphs of a function and no more, whoever compiled it."""
+    import torch
+
     torch.compiler.reset()
 
 

@@ -12,8 +12,8 @@ import torch
 
 from dualpath_cli.config import BlockKind, ModelConfig
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.seeds import seed_from
-from dualpath_cli.settings import OptimSettings
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")

@@ -17,7 +17,7 @@ from dualpath_cli.cli import main
 from dualpath_cli.training.logs import curve
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["dualpath_cli.command.lightning_cli", "data_prep.prepare", "pytest"])
+SERVER.set_forkserver_preload(["dualpath_cli.session.lightning_cli", "data_prep.prepare", "pytest"])
 
 
 def _run(

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from dualpath_cli.classes import FOUND
 from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.export.hf.own_classes import own_files
 from dualpath_cli.flops import count
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.own_classes.classes import FOUND
 from tests.conftest import OutputOf
 from tests.tiny_run import Fit, tables, weights
 
@@ -52,8 +52,7 @@ def test_a_model_is_trained_with_it_and_both_classes_learn(
     assert said["params"] == sum(value.numel() for value in learned.values())
     assert said["flops_per_token_per_layer"]["gate"] == 4 * 16
     assert said["flops_per_token_per_layer"]["router"] == 2 * 16 * 2
-    by_change = ["--exit-on", "change", "--exit-below", 0.5]
-    for words in (["--loops", 3], by_change, ["--skip-below", 0.4]):
+    for words in (["--loops", 3], ["--skip-below", 0.4]):
         assert output_of("generate", "--own_classes", "--ckpt_path", run, "--prompt", "a", *words)
     by_mass = ["--prompt", "hello", "--exit-below", "0.5"]
     assert main(["generate", "--own_classes", "--ckpt_path", str(run), *by_mass]) == 2

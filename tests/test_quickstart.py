@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 import quickstart
-from dualpath_cli import recipes
 from dualpath_cli.cli import main
+from dualpath_cli.recipe import recipes
 
 
 def test_the_recipe_names_the_command_that_solves_its_widths(

@@ -3,46 +3,91 @@
 import gzip
 import json
 import os
+import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli import cli
+from dualpath_cli.files.csv_text import read_csv
 from tests.small_tokenizer import tokenizer_with
 
 ROOT = Path(__file__).parents[1]
+STUDY = ROOT / "docs" / "study"
 
 
-def write(*arguments: str, copy: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    script = (copy or ROOT / "docs") / "study" / "write.py"
-    return subprocess.run(
-        [sys.executable, str(script), *arguments], cwd=ROOT, capture_output=True, text=True
-    )
+def run_script(monkeypatch: pytest.MonkeyPatch, command: str, folder: Path = STUDY) -> int:
+    """Runs a script of the study as `python SCRIPT WORDS` would, in this process."""
+    script, *words = shlex.split(command)
+    monkeypatch.syspath_prepend(str(folder))
+    for path in STUDY.glob("*.py"):  # those of another folder may have been imported before
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
+    monkeypatch.setattr(sys, "argv", [script, *words])
+    try:
+        runpy.run_path(str(folder / script), run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return int(end.code or 0)
+    return 0
 
 
-def test_every_table_of_the_study_is_what_its_command_prints() -> None:
-    checked = write("--check")
-    assert checked.returncode == 0, checked.stderr
+def test_every_table_of_the_study_is_what_its_command_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_script(monkeypatch, "write.py --check") == 0, capsys.readouterr().err
     page = (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
     assert page.count("\n<!-- tables.py ") >= 2, "tables name their commands"
 
 
-def test_a_table_that_says_something_else_is_found(tmp_path: Path) -> None:
-    (tmp_path / "study").mkdir()
-    for name in ("write.py", "rates.py", "kept.py"):
-        source = ROOT / "docs" / "study" / name
-        (tmp_path / "study" / name).write_text(source.read_text(encoding="utf-8"))
-    (tmp_path / "study" / "tune").symlink_to(ROOT / "docs" / "study" / "tune")
+def test_a_table_that_says_something_else_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "study"
+    folder.mkdir()
+    for name in ("write.py", "rates.py", "kept.py", "restore.py"):
+        (folder / name).write_text((STUDY / name).read_text(encoding="utf-8"))
+    (folder / "tune").symlink_to(STUDY / "tune")
     page = tmp_path / "study.md"
     page.write_text("<!-- rates.py loops -->\n\n| expected loops |\n\nwords\n")
-    checked = write("--check", copy=tmp_path)
-    assert checked.returncode == 1
-    assert "| PureLoop, K = 4 | 1.95 |" in checked.stderr
-    assert write(copy=tmp_path).returncode == 0
+    assert run_script(monkeypatch, "write.py --check", folder) == 1
+    assert "| PureLoop, K = 4 | 1.95 |" in capsys.readouterr().err
+    assert run_script(monkeypatch, "write.py", folder) == 0
     assert page.read_text(encoding="utf-8").endswith(" |\n\nwords\n")
-    assert write("--check", copy=tmp_path).returncode == 0
+    assert run_script(monkeypatch, "write.py --check", folder) == 0
+
+
+def test_a_kept_sweep_is_restored_and_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    assert run_script(monkeypatch, "restore.py narrow_k1 runs/study/narrow_k1") == 0
+    run = tmp_path / "runs" / "study" / "narrow_k1" / "runs" / "a50_k1" / "seed_2"
+    assert sorted(path.name for path in run.iterdir()) == [
+        "metrics.csv", "recipe.yaml", "routing.csv", "validation.csv", "versions.json",
+    ]  # fmt: skip
+    words = shlex.split(
+        "--config docs/study/base.yaml --config docs/study/narrow.yaml --budget 150K --tflops 0.06 "
+        "--yes --alphas 50 --loops 1 --controls none --tune dual=6.1e-3 --out runs/study/narrow_k1"
+    )
+    assert cli.main(["sweep", *words, "--seeds", "3"]) == 0
+    assert "3 of 3 are finished already" in capsys.readouterr().out
+    assert cli.main(["sweep", *words, "--seeds", "4", "--slurm"]) == 0
+    assert "4 runs, 1 of them left" in capsys.readouterr().out
+
+
+def test_what_is_kept_of_restored_runs_is_what_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_script(monkeypatch, f"restore.py narrow_rate8 {tmp_path}/sweep") == 0
+    assert run_script(monkeypatch, f"keep.py {tmp_path}/sweep {tmp_path}/kept") == 0
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "kept").iterdir()}
+    assert kept == {path.name: path.read_bytes() for path in (STUDY / "narrow_rate8").iterdir()}
 
 
 @pytest.mark.parametrize(
@@ -56,15 +101,13 @@ def test_a_table_that_says_something_else_is_found(tmp_path: Path) -> None:
         ("ablations.py narrow-a50_k4 --rows K=99", "no override 'K=99'; did you mean 'K=9'?"),
     ],
 )
-def test_a_wrong_word_is_one_line(command: str, hint: str) -> None:
-    script, *words = command.split()
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / "docs" / "study" / script), *words],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert ended.returncode == 2
-    assert ended.stderr.count("\n") == 1
-    assert hint in ended.stderr
+def test_a_wrong_word_is_one_line(
+    command: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_script(monkeypatch, command) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert hint in error
 
 
 @pytest.mark.parametrize(
@@ -75,22 +118,20 @@ def test_a_wrong_word_is_one_line(command: str, hint: str) -> None:
         ("narrow_total --against wide,loop_k4 --primary",
          "after correction: 5, by the pairs' own differences 1\n", "1 of the 7 at equal total"),
         ("paper_rate --against wide --seeds 0",
-         "6 dual models less wide, in the mean: −0.0224\n", "from 0.0224 to 0.0052"),
+         "6 dual models minus wide, in the mean: −0.0224\n", "from 0.0224 to 0.0052"),
         ("tuned --against wide",
-         "6 dual models less wide, in the mean: −0.0052\n", "from 0.0224 to 0.0052"),
+         "6 dual models minus wide, in the mean: −0.0052\n", "from 0.0224 to 0.0052"),
         ("narrow --against wide,loop_k4 --primary --sets novels peps rust_rfcs gsm8k",
          "uncorrected: 0.0123; p < 0.05 after correction: 9, by the pairs' own differences 0\n",
          "three seeds find 0.0123 on the four sets"),
     ],
 )  # fmt: skip
 def test_what_the_study_says_of_all_tests_of_a_table_is_printed_below_it(
-    words: str, printed: str, said: str
-) -> None:
-    table = subprocess.run(
-        [sys.executable, str(ROOT / "docs" / "study" / "tables.py"), *words.split()],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert printed in table.stdout.partition("\n\n")[2]
+    words: str, printed: str, said: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert run_script(monkeypatch, f"tables.py {words}") == 0
+    assert printed in capsys.readouterr().out.partition("\n\n")[2]
     assert said in " ".join((ROOT / "docs" / "study.md").read_text(encoding="utf-8").split())
 
 

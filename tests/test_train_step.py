@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from benchmarks.baselines import LitGPT, Shape, TransformersLlama, llama_width
-from benchmarks.train_step import MODELS, cpu_seconds, our_config, training_step
+from benchmarks.baselines import Shape, TransformersLlama, llama_width
+from benchmarks.train_step import MODELS, our_config, training_step
+from benchmarks.turns import in_turns, timed
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import training_flops_per_token
 
@@ -28,16 +29,12 @@ def test_more_layers_than_the_flops_pay_for_are_refused() -> None:
         llama_width(SHAPE, 20, 1e6)
 
 
-@pytest.mark.parametrize(
-    ("package", "llama"), [("transformers", TransformersLlama), ("litgpt", LitGPT)]
-)
-def test_llamas_have_the_width_and_make_steps(package: str, llama: type) -> None:
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install {package}")
-    model = llama(SHAPE, 2, 3e6)
+def test_a_llama_has_its_width_and_makes_steps() -> None:
+    model = TransformersLlama(SHAPE, 2, 3e6)
     width = llama_width(SHAPE, 2, 3e6)
     assert any(width in parameter.shape for parameter in model.parameters())
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    seconds = cpu_seconds({package: training_step(model, SHAPE, 2)}, rounds=2)
-    assert len(seconds[package]) == 2
+    step = timed(training_step(model, SHAPE, 2))
+    assert len(in_turns({"Llama": step}, rounds=2, warm_up=0)["Llama"]) == 2
     after = list(model.parameters())
     assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import dualpath_cli
-from dualpath_cli import recipes
+from dualpath_cli.recipe import recipes
 
 CHECKOUT = Path(__file__).parents[1]
 
@@ -67,7 +67,7 @@ def test_a_command_finds_what_it_needs(words: str, shown: str, installed: Path) 
 
 
 def test_all_recipes_are_packaged(installed: Path) -> None:
-    listed = "from dualpath_cli import recipes; print(*recipes.names())"
+    listed = "from dualpath_cli.recipe import recipes; print(*recipes.names())"
     assert python(installed, "-c", listed).split() == recipes.names()
     for name in recipes.names():
         packaged = installed / "dualpath_cli" / "_recipes" / f"{name}.yaml"

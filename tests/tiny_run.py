@@ -7,17 +7,19 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 import yaml
 
 from dualpath_cli.cli import main
-from dualpath_cli.recipes import Recipe, merge
-from dualpath_cli.run_folder import newest_checkpoint
+from dualpath_cli.recipe.recipes import Recipe, merge
+from dualpath_cli.run.run_folder import newest_checkpoint
 from tests.conftest import Share
 from tests.small_tokenizer import tokenizer_with
+
+if TYPE_CHECKING:
+    import torch
 
 SEQ_LEN = 16
 
@@ -160,7 +162,9 @@ def tables(run: Path) -> dict[str, list[dict[str, str]]]:
     return {name: rows(run / name) for name in ("metrics.csv", "validation.csv", "routing.csv")}
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
+def weights(run: Path) -> dict[str, "torch.Tensor"]:
+    import torch
+
     return torch.load(newest_checkpoint(run), weights_only=True)["state_dict"]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from dualpath_cli.command import checks
 from dualpath_cli.errors import UserError
-from dualpath_cli.settings import TrainerSettings
+from dualpath_cli.recipe.settings import TrainerSettings
 
 
 @pytest.mark.parametrize(

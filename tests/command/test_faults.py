@@ -3,14 +3,11 @@
 docs/reliability.md lists the faults. Those here were found by hand and by `tests/fuzz`.
 """
 
-import dataclasses
-import math
 import os
 import shlex
 import subprocess
 import sys
 import time
-import typing
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,7 @@ import pytest
 from dualpath_cli.cli import main
 from dualpath_cli.command import size_check
 from dualpath_cli.errors import LONGEST, UserError, one_line
-from dualpath_cli.settings import SECTIONS, settings_from
-from dualpath_cli.sizes import Size
+from dualpath_cli.recipe.settings import settings_from
 from tests.command.test_cli import TINY, write_home
 from tests.fuzz.recipes import BOMB, MERGES
 
@@ -29,8 +25,6 @@ LONG = "x" * 300
 RECIPES = {
     # values that are nothing
     "trainer:": "'trainer' in the recipe must be a mapping, not null",
-    "optim: {lr: }": "optim.lr must be a number, not 'null'",
-    "run: {log_every: }": "run.log_every must be a whole number, not 'null'",
     "data: {val: {a: }}": "data.val.a must be text, not 'null'",
     "": "recipe case.yaml must be a mapping of sections, not None",
     "a: b: c": "recipe case.yaml line 1 cannot be read: mapping values are not allowed here",
@@ -54,15 +48,6 @@ RECIPES = {
     'run: {dir: "\\ud800"}': "a text is no valid Unicode; give names and paths in UTF-8",
     # numbers that no run can have
     "seed_everything: -1": "seed_everything must be at least 0, not -1",
-    "model: {n_layers: 1000000000}": "n_layers must be from 1 to 10,000, not 1000000000",
-    "model: {n_layers: " + "9" * 99 + "}": "must be from 1 to 10,000, not 99999999999999999999...",
-    "model: {norm_eps: -1}": "model: norm_eps must be at least 1e-30, not -1",
-    "model: {rope_base: 0}": "model: rope_base must be at least 1, not 0",
-    "model: {rope_base: .nan}": "model.rope_base must be a finite number, not 'nan'",
-    "model: {d_ffn: 0}": "model: d_ffn must be at least 1, not 0",
-    "optim: {lr: .inf}": "optim.lr must be a finite number, not 'inf'",
-    "run: {max_tokens: 1e30}": "run: max_tokens must be from 1 to 1,000,000,000,000,000,000, not",
-    "data: {workers: -1}": "data: workers must be at least 0, not -1",
     # models that no machine here can hold
     "model: {vocab_size: 100000000, d_model: 768000}": "parameters, 652,150 GB, and this machine",
     # devices
@@ -71,7 +56,6 @@ RECIPES = {
     "trainer: {devices: [1, 1]}": "a list of different devices, not '[1, 1]'",
     "trainer: {devices: many}": "devices must be auto, -1, a number from 1 to 999 or a list",
     "trainer: {devices: 1000000}": "devices must be auto, -1, a number from 1 to 999 or a list",
-    "trainer: {num_nodes: 0}": "num_nodes must be at least 1, not 0",
     # names and places
     "run: {name: ../../x}": "run: name must be a plain name, without '/', '\\', '$' and control "
     "characters, not '../../x'; --run.name NAME gives another",
@@ -155,27 +139,6 @@ def test_a_fault_is_one_line_in_two_seconds(
     assert sorted(home.rglob("*")) == before
 
 
-NUMBERS = [
-    (section, field.name, kind)
-    for section, settings in SECTIONS.items()
-    for field in dataclasses.fields(settings)
-    for kind in (int, float, Size)
-    if kind in (hint := typing.get_type_hints(settings)[field.name], *typing.get_args(hint))
-]
-
-
-@pytest.mark.parametrize(("section", "name", "kind"), NUMBERS)
-def test_every_number_of_a_recipe_has_a_sign_and_an_end(
-    section: str, name: str, kind: type
-) -> None:
-    below = -(10**30)
-    values: list[Any] = [below, 10**30, float(below), math.nan, math.inf, -math.inf]
-    for value in values:
-        recipe: dict[str, Any] = {**TINY, section: {**TINY[section], name: value}}
-        with pytest.raises(UserError, match=name):
-            settings_from(recipe)
-
-
 def test_a_model_that_just_fits_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_from(TINY)
     needed = 4 * size_check.parameters(settings.model)
@@ -203,13 +166,13 @@ def run(words: str, **streams: Any) -> subprocess.CompletedProcess[bytes]:
 def test_a_reader_that_leaves_early_ends_the_command_quietly() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    done = run("flops --audit", stdout=writing)
+    done = run("flops --budget 80M --table", stdout=writing)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("words", ["flops --audit", "--help"])
+@pytest.mark.parametrize("words", ["flops --budget 80M --table", "--help"])
 def test_an_answer_that_cannot_be_written_is_one_line_and_exit_code_1(words: str) -> None:
     with open("/dev/full", "w") as full:
         done = run(words, stdout=full)

@@ -11,7 +11,7 @@ import yaml
 from dualpath_cli.command import micro_batch
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.memory import Execution, step_memory
-from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.training.data import data_module
 from dualpath_cli.training.data.data_module import DualPathDataModule
 from tests.conftest import OutputOf
@@ -94,7 +94,7 @@ def test_commands_that_do_not_train_need_no_room_for_training(
     trained: Fit, output_of: OutputOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = trained()
-    monkeypatch.setattr("dualpath_cli.command.lightning_cli.fitting_size", None)
+    monkeypatch.setattr("dualpath_cli.session.lightning_cli.fitting_size", None)
     said = output_of("validate", "--ckpt_path", run, "--run.micro_batch", "auto")
     assert "held_out" in said
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.flops.widths import Target, solve_widths
-from dualpath_cli.output.csv_text import format_csv
-from dualpath_cli.recipes import merge
-from dualpath_cli.settings import settings_from
+from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.recipe.settings import settings_from
 
 BUDGET = 600_000
 BATCH, STEPS, LOG_EVERY = 4096, 40, 10

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,6 @@ from tests.compare.run_folders import model_of, write_run, write_sweep
 CELLS = ("wide", "loop_k2", "loop_k4", "a50_k2")
 WRITTEN = {
     "table.csv", "table.md", "table.tex", "tests.csv", "tests.md", "tests.tex", "runs.csv",
-    "quality.png", "quality.pdf", "tokens.png", "tokens.pdf", "hours.png", "hours.pdf",
     "index.html",
 }  # fmt: skip
 
@@ -26,12 +26,18 @@ def undrawn(monkeypatch):
     monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda folder, groups: [])
 
 
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> Path:
+    """A sweep, only to be read."""
+    return write_sweep(tmp_path_factory.mktemp("made") / "sweep", CELLS)
+
+
 def table(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys):
+def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
     sweep = write_sweep(tmp_path / "sweep", CELLS, effects={"loop_k4": 0.1, "a50_k2": -0.1})
     write_run(sweep / "runs/a50_k4/seed_0", model_of("dual", 4), {"novels": 2, "peps": 2},
               cell="a50_k4", steps=10)  # fmt: skip
@@ -59,26 +65,24 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys):
         assert float(row["difference"]) == pytest.approx(mean[row["configuration"]] - mean["wide"])
 
 
-def test_means_alone_are_tested_and_counted(tmp_path, capsys, undrawn):
-    sweep = write_sweep(tmp_path / "sweep", CELLS)
-    assert main(["compare", str(sweep), "--aggregate-only"]) == 0
+def test_means_alone_are_tested_and_counted(swept, tmp_path, capsys, undrawn):
+    assert main(["compare", str(swept), "--aggregate-only", "--out", str(tmp_path)]) == 0
     assert "less those of wide, 3 tests in all" in capsys.readouterr().out
-    rows = table(sweep / "comparison/tests.csv")
+    rows = table(tmp_path / "tests.csv")
     assert [row["measure"] for row in rows] == ["aggregate"] * 3
 
 
-def test_runs_alone_need_a_folder_and_are_compared_as_a_sweep_is(tmp_path, capsys, undrawn):
-    sweep = write_sweep(tmp_path / "sweep", CELLS[:2])
-    folders = [str(path.parent) for path in sweep.rglob("recipe.yaml")]
+def test_runs_alone_need_a_folder_and_are_compared_as_a_sweep_is(swept, tmp_path, capsys, undrawn):
+    folders = [str(path.parent) for path in swept.rglob("recipe.yaml")]
     assert main(["compare", *folders]) == 2
     assert capsys.readouterr().err == (
         "dualpath compare: error: compare needs --out DIR, a folder for tables and figures\n"
     )
-    assert main(["compare", *folders, "--out", str(tmp_path / "out")]) == 0
-    assert main(["compare", str(sweep)]) == 0
+    for name, runs in {"one": folders, "other": [str(swept)]}.items():
+        assert main(["compare", *runs, "--out", str(tmp_path / name)]) == 0
     for name in ("table.csv", "tests.csv", "table.tex"):
-        theirs = (sweep / "comparison" / name).read_text()
-        assert (tmp_path / "out" / name).read_text() == theirs
+        one, other = ((tmp_path / out / name).read_text() for out in ("one", "other"))
+        assert one == other
 
 
 def test_one_seed_has_scores_and_no_test(tmp_path, capsys, undrawn):
@@ -90,24 +94,15 @@ def test_one_seed_has_scores_and_no_test(tmp_path, capsys, undrawn):
     assert "±" not in out.replace("± one standard error", "")
 
 
-def test_another_baseline_is_named(tmp_path, capsys, undrawn):
-    sweep = write_sweep(tmp_path / "sweep", CELLS)
-    assert main(["compare", str(sweep), "--baseline", "loop_k2"]) == 0
-    assert "less those of loop_k2" in capsys.readouterr().out
-    rows = table(sweep / "comparison/tests.csv")
-    assert {row["configuration"] for row in rows} == {"wide", "loop_k4", "a50_k2"}
-    assert main(["compare", str(sweep), "--baseline", "lop_k2"]) == 2
-    assert "'lop_k2' for --baseline; did you mean 'loop_k2'?" in capsys.readouterr().err
-
-
-def test_baselines_are_given_by_commas_or_by_repetition(tmp_path, undrawn):
-    sweep = write_sweep(tmp_path / "sweep", CELLS)
-    for n, words in enumerate([["wide,loop_k2"], ["wide", "loop_k2"]]):
+def test_baselines_are_given_by_commas_or_by_repetition(swept, tmp_path, capsys, undrawn):
+    for n, words in enumerate([["wide,loop_k2"], ["wide", "loop_k2"], ["loop_k2"]]):
         given = [word for name in words for word in ("--baseline", name)]
-        assert main(["compare", str(sweep), *given, "--out", str(tmp_path / str(n))]) == 0
-    tests = [(tmp_path / str(n) / "tests.csv").read_text() for n in range(2)]
-    assert tests[0] == tests[1]
-    assert {row["baseline"] for row in table(tmp_path / "0" / "tests.csv")} == {"wide", "loop_k2"}
+        assert main(["compare", str(swept), *given, "--out", str(tmp_path / str(n))]) == 0
+        assert "less those of loop_k2" in capsys.readouterr().out
+    both, repeated, one = (table(tmp_path / str(n) / "tests.csv") for n in range(3))
+    assert both == repeated
+    assert {row["baseline"] for row in both} == {"wide", "loop_k2"}
+    assert {row["configuration"] for row in one} == {"wide", "loop_k4", "a50_k2"}
 
 
 def test_the_papers_table_is_the_papers(tmp_path, capsys, undrawn):
@@ -131,13 +126,28 @@ def test_the_papers_table_is_the_papers(tmp_path, capsys, undrawn):
     assert "single runs, no error known" in " ".join(capsys.readouterr().out.split())
 
 
-def test_tables_of_an_earlier_comparison_go(tmp_path, undrawn):
-    sweep = write_sweep(tmp_path / "sweep", CELLS[:2])
-    out = ["--out", str(tmp_path / "out")]
-    assert main(["compare", str(sweep), *out]) == 0
-    assert main(["compare", "--paper", *out]) == 0
-    names = {path.name for path in (tmp_path / "out").iterdir()}
+def test_tables_of_an_earlier_comparison_go(swept, tmp_path, undrawn):
+    assert main(["compare", str(swept), "--out", str(tmp_path)]) == 0
+    assert main(["compare", "--paper", "--out", str(tmp_path)]) == 0
+    names = {path.name for path in tmp_path.iterdir()}
     assert names == {"table.csv", "table.md", "table.tex", "index.html"}
+
+
+@pytest.fixture(scope="module")
+def mistaken(tmp_path_factory) -> Path:
+    """A folder of runs that cannot be compared."""
+    folder = tmp_path_factory.mktemp("mistaken")
+    write_sweep(folder / "sweep", ["wide"], [0])
+    (folder / "empty").mkdir()
+    (folder / "file").touch()
+    for name, changes in {
+        "started/runs/wide/seed_0": {"steps": 10}, "other": {"fingerprint": "beef"},
+        "texts": {"nats_per_bit": 2.1}, "bare": {"seed": 2, "tokenizer": None},
+        "another": {"tokenizer": "{ }"},
+    }.items():  # fmt: skip
+        scores = {"novels": 2.0, "peps": 2.0}
+        write_run(folder / name, model_of("wide"), scores, **({"seed": 1} | changes))
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -156,6 +166,7 @@ def test_tables_of_an_earlier_comparison_go(tmp_path, undrawn):
         (["nothing"], "no run at 'nothing'; a run folder holds recipe.yaml"),
         (["swept"], "no run at 'swept'; did you mean 'sweep'?"),
         (["empty"], "no run at 'empty'; a run folder holds recipe.yaml"),
+        (["sweep", "--baseline", "wid"], "'wid' for --baseline; did you mean 'wide'?"),
         (["sweep", "--out", "file"], "--out 'file': 'file' is a file; give a folder"),
         (["sweep", "--out", ""], "--out must be a path"),
         (["sweep", "--alpha", "50"], "unknown option '--alpha'"),
@@ -165,52 +176,37 @@ def test_tables_of_an_earlier_comparison_go(tmp_path, undrawn):
         (["bare", "sweep", "another", "--out", "x"], "sweep/runs/wide/seed_0 and another cannot"),
     ],
 )
-def test_a_mistake_is_one_line_before_anything_slow(tmp_path, words, said):
-    write_sweep(tmp_path / "sweep", ["wide"], [0])
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").touch()
-    scores = {"novels": 2.0, "peps": 2.0}
-    write_run(tmp_path / "started/runs/wide/seed_0", model_of("wide"), scores, steps=10)
-    write_run(tmp_path / "other", model_of("wide"), scores, seed=1, fingerprint="beef")
-    write_run(tmp_path / "texts", model_of("wide"), scores, seed=1, nats_per_bit=2.1)
-    write_run(tmp_path / "bare", model_of("wide"), scores, seed=2, tokenizer=None)
-    write_run(tmp_path / "another", model_of("wide"), scores, seed=1, tokenizer="{ }")
-    answer = in_a_process(tmp_path, words)
-    assert answer["code"] == 2
-    assert said in answer["err"]
-    assert answer["err"].count("\n") == 1
-    assert not answer["imported"]
+def test_a_mistake_is_one_line(mistaken, words, said, monkeypatch, capsys):
+    monkeypatch.chdir(mistaken)
+    assert main(["compare", *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
 
 
 SCRIPT = """
 import json, os, sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stdout
 from io import StringIO
-sys.path[:0] = [sys.argv[1]]
 from dualpath_cli.cli import main
 
-slow = ("torch", "lightning", "matplotlib", "rich", "scipy")
-answers = []
-for words in json.loads(sys.argv[2]):
-    with redirect_stderr(StringIO()) as err, redirect_stdout(StringIO()) as out:
+for words in json.loads(sys.argv[1]):
+    with redirect_stdout(StringIO()):
         code = main(["compare", *words])
-    answers.append({"code": code, "err": err.getvalue(), "out": out.getvalue(),
-                    "imported": [name for name in slow if name in sys.modules]})
-print(json.dumps(answers))
+    slow = ("torch", "lightning", "matplotlib", "rich", "scipy")
+    print(json.dumps([code, [name for name in slow if name in sys.modules]]))
 """
 
 
-def in_a_process(folder: Path, *lines: list[str]) -> dict:
-    root = Path(__file__).parents[2]
+def test_a_mistake_shows_before_anything_slow_and_nothing_needs_torch(swept, mistaken, tmp_path):
+    mistakes = [["bare", "sweep", "another", "--out", "x"], ["sweep", "--baseline", "wid"]]
+    comparison = [str(swept), "--paper", "--out", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(root), json.dumps(lines)],
-        cwd=folder, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", SCRIPT, json.dumps([*mistakes, comparison])], cwd=mistaken,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, stdout=subprocess.PIPE,
+        text=True, check=True,
     )  # fmt: skip
-    return json.loads(done.stdout)[-1]
-
-
-def test_it_works_without_torch(tmp_path):
-    write_sweep(tmp_path / "sweep", CELLS[:2])
-    answer = in_a_process(tmp_path, ["sweep", "--paper"])
-    assert answer["code"] == 0
-    assert not {"torch", "lightning"} & set(answer["imported"])
+    *refused, (code, imported) = map(json.loads, done.stdout.splitlines())
+    assert refused == [[2, []]] * 2
+    assert code == 0
+    assert not {"torch", "lightning"} & set(imported)

@@ -8,7 +8,7 @@ import pytest
 from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
-from dualpath_cli.compare.sheet import sheet_of_group
+from dualpath_cli.compare.tables import group_table
 from dualpath_cli.errors import UserError
 from tests.compare.run_folders import BATCH, CELLS, STEPS, model_of, write_run, write_sweep
 
@@ -23,6 +23,10 @@ def all_of(folder: Path) -> list[TrainedRun]:
 
 def by_name(group: Group) -> dict[str, Configuration]:
     return {c.name: c for c in group.configurations}
+
+
+def headings_of(group: Group) -> list[str]:
+    return [column.heading for column in group_table(group).columns]
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +108,8 @@ def test_runs_of_any_length_are_one_group_with_tokens_and_hours(tmp_path):
     }  # fmt: skip
     for c in group.configurations:
         assert c.hours == pytest.approx(c.tokens / c.runs[0].tokens_per_second / 3600)
-    sheet = sheet_of_group(group)
-    assert "hours" in sheet.headings
-    assert {len(row) for row in sheet.rows} == {len(sheet.headings)}
-    (alone, _) = groups_of(runs)
-    assert "hours" not in sheet_of_group(alone).headings
+    assert "hours" in headings_of(group)
+    assert "hours" not in headings_of(groups_of(runs)[0])
 
 
 def test_loops_that_the_router_makes_are_those_last_logged_of_looped_layers(tmp_path):
@@ -121,11 +122,10 @@ def test_loops_that_the_router_makes_are_those_last_logged_of_looped_layers(tmp_
     assert {c.name: c.expected_loops for c in group.configurations} == {
         "wide": None, "loop_k4": 2.0,
     }  # fmt: skip
-    sheet = sheet_of_group(group)
-    place = sheet.headings.index("loops")
-    assert [row[place].text for row in sheet.rows] == ["", "2.00"]
+    place = headings_of(group).index("loops")
+    assert [row[place].text for row in group_table(group).cells()] == ["", "2.00"]
     (alone,) = groups_of([run for run in runs if run.settings.run.recipe == "wide"])
-    assert "loops" not in sheet_of_group(alone).headings
+    assert "loops" not in headings_of(alone)
 
 
 def test_a_budget_that_was_divided_among_layers_is_the_same(tmp_path):

@@ -4,11 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from dualpath_cli.compare.differences import BLOCKS, PAIR, Difference, differences_of
-from dualpath_cli.study.levels import holm
+from dualpath_cli.statistics.levels import holm
 from tests.compare.groups import configuration, group, wide
+from tests.lazy import Lazy
+
+stats = Lazy("scipy.stats")
 
 
 def seeds(*values: float) -> dict[int, float]:

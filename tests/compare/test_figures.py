@@ -13,7 +13,13 @@ from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.quality import COLORS, COUNTS, MARKERS, quality
 from dualpath_cli.compare.runs import find_folders, read_run
 from tests.compare.groups import configuration, group, wide
-from tests.compare.run_folders import BATCH, LOG_EVERY, model_of, write_run, write_sweep
+from tests.compare.run_folders import BATCH, model_of, write_run, write_sweep
+
+
+@pytest.fixture
+def unsaved(monkeypatch):
+    """Figures are made, and not saved."""
+    monkeypatch.setattr("dualpath_cli.compare.figures.save", lambda folder, figures: [])
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +94,18 @@ def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
     assert (ours - theirs)[..., LOSS] == pytest.approx(np.array(gaps)[:, None].repeat(4, 1))
 
 
-def test_runs_that_logged_at_other_steps_share_some(tmp_path):
+@pytest.mark.parametrize(("kept", "steps"), [((1, 3), (20, 40)), ((0, 2), (10, 30)), ((), ())])
+def test_runs_that_logged_at_other_steps_share_some_or_have_no_line(tmp_path, kept, steps, unsaved):
     scores = {"novels": 2.0, "peps": 2.0}
     folders = [write_run(tmp_path / f"{n}", model_of("wide"), scores, seed=n) for n in range(2)]
-    lines = (folders[1] / "metrics.csv").read_text().splitlines(keepends=True)
-    (folders[1] / "metrics.csv").write_text("".join(lines[:1] + lines[2::2]))
+    head, *rows = (folders[1] / "metrics.csv").read_text().splitlines(keepends=True)
+    left = [rows[n] for n in kept] or [rows[0].replace("10,40960", "15,61440")]
+    (folders[1] / "metrics.csv").write_text("".join([head, *left]))
     (made,) = groups_of([read_run(folder) for folder in folders])
     (points,) = shared_points(made.configurations)
-    assert points[0, :, TOKENS].tolist() == [2 * LOG_EVERY * BATCH, 4 * LOG_EVERY * BATCH]
+    assert points.shape == (2, len(steps), 3)
+    assert points[0, :, TOKENS].tolist() == [step * BATCH for step in steps]
+    draw(tmp_path / "out", [made])
 
 
 @pytest.mark.parametrize(("value", "text"), [(719e6, "719M"), (1.4e9, "1.4B"), (0, "0")])

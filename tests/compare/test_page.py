@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli.compare.page import write
-from dualpath_cli.compare.sheet import Cell, Sheet
+from dualpath_cli.output.table import Column, Table
 
 NAMES = ("a_k10", "a_k2", "<b>&amp;</b>", "none")
 NUMBERS = (-1.5, 2.0, -20.0, math.nan)
@@ -16,24 +16,19 @@ PIXEL = bytes.fromhex(
 )
 
 
-def sheet() -> Sheet:
-    rows = tuple(
-        (
-            Cell(name),
-            Cell("") if number != number else Cell(f"{number:+.1f} ±", number, number < -9),
-        )
-        for name, number in zip(NAMES, NUMBERS, strict=True)
-    )
-    return Sheet("budget <i>1M</i>", "a caption", ("name",), ("score",), rows)
+def table() -> Table:
+    rows = list(zip(NAMES, NUMBERS, strict=True))
+    columns = [Column("name"), Column("score", "{:+.1f} ±".format, marks_lowest=True)]
+    return Table(columns, rows, "budget <i>1M</i>", "a caption")
 
 
-@pytest.fixture(params=["light", "dark"])
-def tab(request, chromium, tmp_path: Path):
+@pytest.fixture
+def tab(chromium, tmp_path: Path):
     """The page, which asks for nothing and meets no error."""
     met: list[str] = []
     (tmp_path / "quality.png").write_bytes(PIXEL)
-    path = write(tmp_path / "index.html", [("runs", "<4>")], [sheet()], [])
-    context = chromium.new_context(color_scheme=request.param, offline=True)
+    path = write(tmp_path / "index.html", [("runs", "<4>")], [table()], [])
+    context = chromium.new_context(offline=True)
     opened = context.new_page()
     opened.on("console", lambda message: met.append(message.text))
     opened.on("pageerror", lambda error: met.append(str(error)))

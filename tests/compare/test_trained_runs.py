@@ -7,8 +7,8 @@ import pytest
 
 from dualpath_cli.cli import main
 from dualpath_cli.flops.count import parameters
-from dualpath_cli.run_folder import read_recipe
-from dualpath_cli.settings import settings_from
+from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.run.run_folder import read_recipe
 
 
 def test_runs_of_fit_are_compared(trained, tmp_path: Path, monkeypatch):

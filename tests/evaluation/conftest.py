@@ -1,18 +1,24 @@
 """A small model with a tokenizer smaller than its vocabulary, and benchmarks in a few lines."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from dualpath_cli.cli import main
+from tests.conftest import Share
+from tests.tiny_run import Fit
 
 pytest.importorskip("lm_eval", reason="needs the extra `eval`")
 
 QUESTIONS = ("which cell tells the tale", "who hit the shell", "what does hell sell", "is it well")
 WORDS = ("the hell", "a shell", "hello", "all the cells", "tell", "well", "no", "yes")
 
-Tasks = Callable[..., Path]
+NAME = "tiny-default-step-00000006"
+CHANGES: dict[str, Any] = {
+    "model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}
+}  # fmt: skip
 
 
 def questions(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -33,10 +39,8 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-@pytest.fixture
-def tasks(tmp_path: Path) -> Path:
-    """A folder with a benchmark of each kind."""
-    folder = tmp_path / "tasks"
+def write_tasks(folder: Path) -> Path:
+    """Fills a folder with a benchmark of each kind."""
     folder.mkdir()
     prefix = "Question: tell?\nAnswer: tell\n\n"
     write_rows(folder / "arc_challenge.jsonl", questions(12))
@@ -58,3 +62,26 @@ def tasks(tmp_path: Path) -> Path:
     write_rows(folder / "math500_test.jsonl", problems)
     (folder / "math.fewshot.txt").write_text("Problem:\n1\n\nSolution: 1\n\n")
     return folder
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    """A folder with a benchmark of each kind."""
+    return write_tasks(tmp_path / "tasks")
+
+
+@pytest.fixture
+def run(trained: Fit) -> Path:
+    """A run of the tiny recipe whose model takes 64 tokens."""
+    return trained(**CHANGES)
+
+
+@pytest.fixture
+def scored(share: Share, run: Path) -> Path:
+    """What `evaluate` writes on the run and the folder of `tasks`, of one call for all tests."""
+
+    def evaluate(folder: Path) -> None:
+        words = ["--data", str(write_tasks(folder / "tasks")), "--out", str(folder / "scores")]
+        assert main(["evaluate", "--ckpt_path", str(run), *words]) == 0
+
+    return share("evaluated", evaluate) / "scores"

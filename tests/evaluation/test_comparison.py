@@ -1,20 +1,17 @@
-"""Two models on the same documents: McNemar by enumeration, intervals, what can be detected."""
+"""Two models on the same documents: pairs, intervals, what can be detected."""
 
 import dataclasses
 import math
-from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
-from dualpath_cli.evaluation.comparison import compare, mcnemar_p
+from dualpath_cli.evaluation.comparison import compare
 from dualpath_cli.evaluation.results import Result
 from dualpath_cli.evaluation.scoring import Sample, metrics_of
-from dualpath_cli.study.levels import holm
+from dualpath_cli.statistics.levels import holm
 
 
 def result(task: str, samples: list[Sample]) -> Result:
@@ -35,27 +32,14 @@ def texts(nats: list[float], sizes: list[int]) -> Result:
                          for doc, (n, size) in pairs])  # fmt: skip
 
 
-@given(st.integers(0, 6), st.integers(0, 6))
-def test_mcnemar_is_the_share_of_all_signs_that_are_as_uneven(better: int, worse: int) -> None:
-    n = better + worse
-    as_uneven = [
-        abs(2 * sum(signs) - n) >= abs(better - worse) for signs in product((0, 1), repeat=n)
-    ]
-    assert mcnemar_p(better, worse) == pytest.approx(sum(as_uneven) / 2**n)
-
-
 def test_documents_are_paired_and_ties_counted() -> None:
     one = choices([1, 0, 1, 0, 1, 1] * 3, [1.0] * 18)
     other = choices([1, 1, 1, 0, 0, 1] * 2 + [1, 1, 1, 1, 1, 1], [1.0, 0.5, 2.0] * 6)
     accuracy, bpb = compare(["a", "b"], [[one], [other]])
-    assert (accuracy.metric, accuracy.better, accuracy.worse, accuracy.ties) == (
-        "acc_per_char",
-        4,
-        2,
-        12,
-    )
+    assert accuracy.metric == "acc_per_char"
+    assert (accuracy.better, accuracy.worse, accuracy.ties) == (4, 2, 12)
     assert accuracy.difference == pytest.approx(2 / 18)
-    assert accuracy.p == pytest.approx(mcnemar_p(4, 2))
+    assert accuracy.p == pytest.approx(0.6875)
     assert (bpb.metric, bpb.better, bpb.worse, bpb.ties) == ("bpb", 6, 6, 6)
     assert (bpb.test, accuracy.test) == ("t", "McNemar")
     assert [accuracy.p_holm, bpb.p_holm] == holm([accuracy.p, bpb.p])
@@ -80,6 +64,7 @@ def test_the_interval_and_what_is_detectable_are_those_of_the_mean_of_difference
     assert row.detectable == pytest.approx(2.80 * error, rel=0.1)
 
 
+@pytest.mark.slow
 def test_what_is_detectable_is_detected_four_times_in_five() -> None:
     found, draw = 0, np.random.default_rng(1)
     for _ in range(100):

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,28 +18,17 @@ from dualpath_cli.evaluation import runner
 from dualpath_cli.evaluation.means import AGGREGATE, ALL, means_of, paper_scores
 from dualpath_cli.flops import paper
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.recipes import merge
-from dualpath_cli.run_folder import TOKENIZER
-from dualpath_cli.settings import settings_from
+from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.state.weights import load_weights
-from tests.command.test_cli import SLOW, run_without_slow_imports
 from tests.conftest import OutputOf, Share
+from tests.evaluation.conftest import CHANGES, NAME
 from tests.export.test_shards import trained as sharded
 from tests.tiny_run import Fit
 
-NAME = "tiny-default-step-00000006"
-CHANGES: dict[str, Any] = {
-    "model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}
-}  # fmt: skip
-
 Evaluate = Callable[..., Path]
-
-
-@pytest.fixture
-def run(trained: Fit) -> Path:
-    """A run of the tiny recipe whose model takes 64 tokens."""
-    return trained(**CHANGES)
 
 
 @pytest.fixture
@@ -62,10 +52,10 @@ def samples(folder: Path, task: str) -> list[dict[str, Any]]:
 
 
 def test_scores_are_those_made_by_hand_from_logits_in_float64(
-    run: Path, tasks: Path, evaluate: Evaluate
+    run: Path, tasks: Path, scored: Path
 ) -> None:
     """ARC-challenge, a request at a time: no batch, no padding, no library."""
-    folder = evaluate("--tasks", "arc_challenge")
+    folder = scored / NAME
     recipe = yaml.safe_load((run / "recipe.yaml").read_text())
     model = DualPathLM(settings_from(recipe).model)
     load_weights(model, (run / "checkpoints" / "last").resolve())
@@ -99,8 +89,8 @@ def test_scores_are_those_made_by_hand_from_logits_in_float64(
     assert 0 < sum(right) < 12
 
 
-def test_every_kind_of_benchmark_is_written_with_what_was_asked(evaluate: Evaluate) -> None:
-    folder = evaluate("--limit", "10")
+def test_every_kind_of_benchmark_is_written_with_what_was_asked(scored: Path) -> None:
+    folder = scored / NAME
     found = report(folder)
     assert list(found["tasks"]) == ["c4", "arc_challenge", "piqa", "gsm8k", "minerva_math_algebra",
                                     "minerva_math_geometry", "lambada"]  # fmt: skip
@@ -109,9 +99,8 @@ def test_every_kind_of_benchmark_is_written_with_what_was_asked(evaluate: Evalua
     assert primaries["arc_challenge"] == "acc_uncond"
     assert (primaries["gsm8k"], primaries["c4"]) == ("acc", "rolling_bpb")
     documents = {name: task["documents"] for name, task in found["tasks"].items()}
-    assert documents == {"c4": 10, "arc_challenge": 10, "piqa": 10, "gsm8k": 4, "lambada": 10,
+    assert documents == {"c4": 32, "arc_challenge": 12, "piqa": 11, "gsm8k": 4, "lambada": 32,
                          "minerva_math_algebra": 2, "minerva_math_geometry": 1}  # fmt: skip
-    assert found["tasks"]["c4"]["documents_in_all"] == 32
     for name, task in found["tasks"].items():
         rows = samples(folder, name)
         assert len(rows) == task["documents"]
@@ -124,27 +113,34 @@ def test_every_kind_of_benchmark_is_written_with_what_was_asked(evaluate: Evalua
     assert [row["metric"] for row in table if row["task"] == "lambada"] == ["acc", "bpb"]
 
 
-def test_the_model_and_how_it_was_run_stand_in_the_results(evaluate: Evaluate, run: Path) -> None:
-    words = ("--tasks", "piqa", "--loops", "1", "--intervention", "gates=1,0", "layers=1")
-    model = report(evaluate(*words, "--cache", "none", "--batch_size", "3"))["model"]
+def test_an_override_changes_the_scores_and_stands_in_the_results(
+    evaluate: Evaluate, scored: Path
+) -> None:
+    words = ("--tasks", "piqa", "--limit", "9", "--loops", "1")
+    words += ("--intervention", "gates=1,0", "layers=1")
+    folder = evaluate(*words, "--cache", "none", "--batch_size", "3")
+    found = report(folder)
+    model = found["model"]
     assert model["intervention"] == "K=1 gates=1,0 layers=1"
     assert (model["loops"], model["cache"], model["batch_size"]) == (1, "none", 3)
     assert (model["device"], model["precision"], model["window"]) == ("cpu", "float32", 64)
     assert (model["run"], model["step"]) == ("tiny/default", 6)
     assert set(model["versions"]) == {"dualpath", "torch", "lm_eval"}
+    documents = found["tasks"]["piqa"]
+    assert (documents["documents"], documents["documents_in_all"]) == (9, 11)
+    plain = {sample["doc"]: sample for sample in samples(scored / NAME, "piqa")}
+    for sample in samples(folder, "piqa"):
+        assert sample["loglikelihoods"] != plain[sample["doc"]]["loglikelihoods"]
 
 
-def test_an_intervention_changes_the_scores_and_an_export_does_not(
-    evaluate: Evaluate, run: Path, tasks: Path, tmp_path: Path, output_of: OutputOf
+def test_an_export_scores_as_its_checkpoint(
+    run: Path, tasks: Path, scored: Path, tmp_path: Path, output_of: OutputOf
 ) -> None:
-    plain = samples(evaluate("--tasks", "piqa"), "piqa")
-    forced = samples(evaluate("--tasks", "piqa", "--loops", "1"), "piqa")
-    assert plain != forced
     file = tmp_path / "model.safetensors"
     output_of("export", "--ckpt_path", run, "--format", "consolidated", "--out", file)
     words = ("--data", tasks, "--out", tmp_path / "more", "--tasks", "piqa")
     output_of("evaluate", "--ckpt_path", file, *words)
-    assert samples(tmp_path / "more" / NAME, "piqa") == plain
+    assert samples(tmp_path / "more" / NAME, "piqa") == samples(scored / NAME, "piqa")
 
 
 @pytest.mark.slow
@@ -174,42 +170,49 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.fixture
+def again(
+    scored: Path, run: Path, tasks: Path, tmp_path: Path, output_of: OutputOf
+) -> Callable[..., str]:
+    """`again(*words)`: what `evaluate` says where the scores of `piqa` are there already."""
+    out = tmp_path / "scores"
+    for kind in ("tasks/piqa.json", "samples/piqa.jsonl"):
+        (out / NAME / kind).parent.mkdir(parents=True)
+        shutil.copy(scored / NAME / kind, out / NAME / kind)
+    line = ("evaluate", "--ckpt_path", run, "--data", tasks, "--out", out, "--tasks", "piqa")
+    return lambda *words: output_of(*line, *words)
+
+
 def test_what_is_finished_is_not_computed_again_unless_something_decisive_changes(
-    evaluate: Evaluate, tasks: Path, counted: list[str]
+    again: Callable[..., str], tasks: Path, counted: list[str]
 ) -> None:
-    words = ("--tasks", "piqa", "lambada")
-    folder = evaluate(*words)
-    before = (folder / "results.json").read_bytes()
-    assert counted == ["piqa", "lambada"]
-    evaluate(*words)
-    assert (folder / "results.json").read_bytes() == before
-    assert counted == ["piqa", "lambada"]
-    evaluate(*words, "--batch_size", "2")
-    assert counted[2:] == ["piqa", "lambada"]
+    assert "piqa: kept from before" in again()
+    assert counted == []
+    again("--batch_size", "2")
+    assert counted == ["piqa"]
+    again("--batch_size", "2")
     rows = (tasks / "piqa.jsonl").read_text().splitlines()
     (tasks / "piqa.jsonl").write_text("\n".join(rows[:-1]) + "\n")
-    evaluate(*words, "--batch_size", "2")
-    assert counted[4:] == ["piqa"]
+    assert counted == ["piqa"]
+    again("--batch_size", "2")
+    assert counted == ["piqa"] * 2
 
 
 def test_samples_that_were_changed_are_scored_again_and_that_is_said(
-    run: Path, tasks: Path, tmp_path: Path, counted: list[str], output_of: OutputOf
+    again: Callable[..., str], tmp_path: Path, counted: list[str]
 ) -> None:
-    line = ("evaluate", "--ckpt_path", run, "--data", tasks, "--out", tmp_path, "--tasks", "piqa")
-    assert "again" not in output_of(*line)
-    path = tmp_path / NAME / "samples" / "piqa.jsonl"
+    path = tmp_path / "scores" / NAME / "samples" / "piqa.jsonl"
     before = path.read_bytes()
     digit = before.index(b'"loglikelihoods": [-') + len(b'"loglikelihoods": [-')
     other = b"%d" % (9 - int(before[digit : digit + 1]))
-    for changed in (before[:digit] + other + before[digit + 1 :], before[:-50], None):
+    for changed in (before[:digit] + other + before[digit + 1 :], None):
         path.unlink()
         if changed is not None:
             path.write_bytes(changed)
         why = "is not as it was written" if changed else ": No such file or directory"
-        assert f"piqa: {path}{' ' if changed else ''}{why}; scored again" in output_of(*line)
+        assert f"piqa: {path}{' ' if changed else ''}{why}; scored again" in again()
         assert path.read_bytes() == before
-    assert counted == ["piqa"] * 4
-    assert "piqa: kept from before" in output_of(*line)
+    assert counted == ["piqa"] * 2
 
 
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
@@ -235,10 +238,11 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
 
 
 def test_several_runs_are_paired_with_the_first(
-    run: Path, trained: Fit, tasks: Path, tmp_path: Path, output_of: OutputOf
+    run: Path, trained: Fit, tasks: Path, scored: Path, tmp_path: Path, output_of: OutputOf
 ) -> None:
     other = trained(**merge(CHANGES, {"run": {"name": "other"}, "seed_everything": 2}))
     out = tmp_path / "both"
+    shutil.copytree(scored, out)
     words = ("--tasks", "piqa", "c4", "--data", tasks, "--out", out)
     said = output_of("evaluate", "--ckpt_path", run, other, *words)
     assert f"differences to {NAME}, 3 tests" in said
@@ -276,15 +280,11 @@ def test_requests_are_written_without_a_model(
     )
     rows = [json.loads(line) for line in (tasks / "arc_challenge.jsonl").open()]
     prefix = (tasks / "arc_challenge.fewshot.txt").read_text()
-    expected = []
-    for number in sorted({request["doc"] for request in choices}):
-        row = rows[number]
-        contexts = [prefix + row["query"]] * 3 + ["Answer:"] * 3
-        pairs = zip(contexts, [f" {choice}" for choice in row["choices"]] * 2, strict=True)
-        expected += [{"doc": number, "idx": place, "context": context, "continuation": rest}
-                     for place, (context, rest) in enumerate(pairs)]  # fmt: skip
-    assert choices == expected
-    assert len(choices) == 12
+    assert [request["idx"] for request in choices] == [*range(6), *range(6)]
+    for request in choices:
+        row, place = rows[request["doc"]], request["idx"]
+        assert request["context"] == (prefix + row["query"] if place < 3 else "Answer:")
+        assert request["continuation"] == f" {row['choices'][place % 3]}"
     assert problems[0].keys() == {"doc", "idx", "context"}
     assert problems[0]["context"].startswith("Question: 1?\nAnswer: 1\n\nQuestion: ")
     assert texts[0].keys() == {"doc", "idx", "text"}
@@ -360,38 +360,27 @@ def test_a_mean_needs_all_of_its_benchmarks() -> None:
     ("words", "message"),
     [
         ("--out o", "needs either --ckpt_path RUN or --hf DIR"),
-        ("--ckpt_path RUN --hf RUN --out o", "needs either --ckpt_path RUN or --hf DIR"),
         ("--ckpt_path RUN --requests --out o", "or --requests alone"),
         ("--ckpt_path RUN", "needs --out DIR"),
         ("--ckpt_path nowhere --out o", "no run or checkpoint at 'nowhere'"),
         ("--ckpt_path RUN RUN --out o", f"two RUNs are called {NAME}"),
         ("--ckpt_path RUN --out o --tasks arc_esy", "did you mean 'arc_easy'?"),
         ("--ckpt_path RUN --out o --tasks piqa --suite qa", "exclude each other"),
-        ("--ckpt_path RUN --out o --suite papers", "did you mean 'paper'?"),
         ("--ckpt_path RUN --out o --tasks hellaswag --data TASKS", "no hellaswag.jsonl in"),
         ("--ckpt_path RUN --out o --suite qa --data RUN", "nothing to evaluate on: lambada: no"),
         ("--ckpt_path RUN --out o --data nowhere", "--data 'nowhere' does not exist"),
-        ("--ckpt_path RUN --out RUN/recipe.yaml", "is a file; give a folder"),
+        ("--ckpt_path RUN --out RUN/recipe.yaml", "recipe.yaml' is a file; give a folder"),
         ("--ckpt_path RUN --out o --sources piqa=x.txt", "a benchmark of another kind"),
         ("--ckpt_path RUN --out o --sources nowhere.txt", "'nowhere.txt' does not exist"),
-        ("--ckpt_path RUN --out o --loops 0", "--loops must be a whole number above 0"),
-        ("--ckpt_path RUN --out o --intervention gate=1,0", "did you mean 'gates'?"),
-        ("--ckpt_path RUN --out o --intervention gates=1", "such as gates=1,0"),
-        ("--ckpt_path RUN --out o --intervention gates=1,3", "each from 0 to 1"),
-        ("--ckpt_path RUN --out o --intervention halting=x:change", "or halting=0.1:change"),
-        ("--ckpt_path RUN --out o --intervention halting=2:entropy", "not in every step"),
-        ("--ckpt_path RUN --out o --intervention skip=2", "skip must be a number from 0 to 1"),
-        ("--ckpt_path RUN --out o --intervention kv_slots=1", "keys are gates, halting, skip"),
+        ("--ckpt_path RUN --out o --intervention kv_slots=1", "score texts with ablate"),
         ("--ckpt_path RUN --out o --intervention layers=9 gates=1,0", "has no layer 9"),
         ("--ckpt_path RUN --out o --tasks gsm8k --intervention gates=shuffled --data TASKS",
          "gsm8k goes with --cache none"),
-        ("--ckpt_path RUN --out o --batch_size 0", "--batch_size must be"),
         ("--ckpt_path RUN --out o --window 1", "--window must be from 2"),
-        ("--ckpt_path RUN --out o --precision fp16", "--precision 'fp16' is none"),
-        ("--ckpt_path RUN --out o --device gpu", "--device 'gpu' is none"),
         ("--ckpt_path RUN --out o --compare_paper", "is of none of the paper's recipes"),
         ("--ckpt_path RUN --out o --compare_paper f80m_a50", "did you mean 'f80m_a50_k"),
         ("--hf RUN --out o", "holds no config.json"),
+        ("--ckpt_path RUN --out o --tasks piqa --data TASKS --device cuda:99", "give cpu or auto"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(
@@ -408,32 +397,12 @@ def test_a_mistake_is_one_line(
     assert not (tmp_path / "o").exists()
 
 
-def test_help_and_mistakes_need_nothing_slow(run: Path, tasks: Path, tmp_path: Path) -> None:
-    lines = [
-        "evaluate --help",
-        "evaluate --ckpt_path nowhere --out o",
-        f"evaluate --ckpt_path {run} --out o --data {tasks} --tasks hellaswag",
-        f"evaluate --ckpt_path {run} --out o --data {tasks} --loops 0",
-    ]
-    slow = (*SLOW, "transformers", "datasets")
-    answers = run_without_slow_imports(lines, tmp_path, slow)
-    assert [answer["code"] for answer in answers] == [0, 2, 2, 2]
-
-
 def test_without_the_library_the_extra_is_named(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["evaluate", "--ckpt_path", str(run), "--out", str(tmp_path / "o")]) == 2
     assert "evaluate needs lm_eval: pip install 'dualpath[eval]'" in capsys.readouterr().err
-
-
-def test_a_device_that_is_not_there_is_refused(
-    run: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--data", str(tasks), "--out", str(tmp_path / "o"), "--device", "cuda:99"]
-    assert main(["evaluate", "--ckpt_path", str(run), *words, "--tasks", "piqa"]) == 2
-    assert "give cpu or auto" in capsys.readouterr().err
 
 
 def test_a_model_that_gives_no_numbers_fails_and_is_not_kept(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.evaluation import formats
@@ -18,7 +18,7 @@ from dualpath_cli.evaluation.data import ask
 from dualpath_cli.evaluation.formats import BadQuestion, Question, last_number, prefix_of
 
 pytest.importorskip("lm_eval", reason="needs the extra `eval`")
-from dualpath_cli.evaluation.harness_task import HarnessTask
+from dualpath_cli.evaluation.harness.task import HarnessTask
 
 
 def requests_of(task: str, folder: Path) -> dict[int, list[tuple[str, str]]]:
@@ -70,21 +70,43 @@ def test_rows_of_the_dataset_give_olmes_queries_and_choices(shared_data: Path) -
         assert question.gold == row["doc"]["gold"]
 
 
-@pytest.mark.parametrize(("key", "gold"), [("B", 1), ("2", 1), ("E", 4), ("1", 0)])
-def test_an_answer_key_of_arc_is_a_letter_or_a_number(key: str, gold: int) -> None:
-    choices = {"text": ["a", "b", "c", "d", "e"], "label": ["1", "2", "3", "4", "5"]}
-    question = formats.arc({"question": "Why?", "choices": choices, "answerKey": key})
-    assert question.contexts == ("Question: Why?\nAnswer:",) * 5
-    assert question.example == f"Question: Why?\nAnswer: {'abcde'[gold]}"
+LETTERS = {"text": ["a", "b", "c", "d", "e"], "label": ["1", "2", "3", "4", "5"]}
+TEA = {"activity_label": "Making tea", "ctx_a": "A cup [title] stands. [step] Water boils.",
+       "ctx_b": "a MAN", "endings": ["pours.", "leaves."], "label": "1"}  # fmt: skip
+FEELS = {"context": "Ann won.", "question": "How?", "answerA": "glad", "answerB": "sad",
+         "answerC": "calm", "label": "3"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("render", "row", "context", "continuations", "gold"),
+    [
+        *((formats.arc, {"question": "Why?", "choices": LETTERS, "answerKey": key},
+           "Question: Why?\nAnswer:", [" a", " b", " c", " d", " e"], gold)
+          for key, gold in (("B", 1), ("2", 1), ("E", 4), ("1", 0))),
+        (formats.hellaswag, TEA, "Making tea: A cup. stands. Water boils. A man",
+         [" pours.", " leaves."], 1),
+        (formats.hellaswag, {**TEA, "ctx_b": ""}, "Making tea: A cup. stands. Water boils.",
+         [" pours.", " leaves."], 1),
+        (formats.siqa, FEELS, "Question: Ann won. How?\nAnswer:", [" glad", " sad", " calm"], 2),
+        (formats.math, {"problem": "$1+1$?", "solution": "It is $\\boxed{2}$."},
+         "Problem:\n$1+1$?\n\nSolution:", [" It is $\\boxed{2}$."], 0),
+        (formats.qasper, {"evidence": ["One.", "Two."], "question": "Is it?", "answer": "No"},
+         "One. Two.\nQuestion: Is it?\nAnswer:", [" Yes", " No"], 1),
+        (formats.lambada, {"text": "he said  good night"}, "he said  good", [" night"], 0),
+    ],
+)  # fmt: skip
+def test_a_row_becomes_its_context_choices_and_answer(
+    render: formats.Render, row: dict[str, Any], context: str, continuations: list[str], gold: int
+) -> None:
+    question = render(row)
+    assert question == Question((context,) * len(continuations), tuple(continuations), gold)
+    assert question.example == context + continuations[gold]
 
 
 @pytest.mark.parametrize(
     ("text", "cleaned"),
     [
-        (
-            "[header] How to fold [title] Lay it out. [step] Press.",
-            " How to fold. Lay it out. Press.",
-        ),
+        ("[header] How to fold [title] Lay it out. [step]", " How to fold. Lay it out. "),
         ("Lay it out. [title] Press it", "Lay it out. Press it"),  # no second full stop
         ("one [substeps] two [substeps] three", "one two three"),
         ("  outer spaces go  ", "outer spaces go"),
@@ -97,32 +119,10 @@ def test_marks_of_wikihow_leave_hellaswag_as_in_olmes(text: str, cleaned: str) -
     assert formats.hellaswag(row).continuations == (f" {cleaned}",)
 
 
-def test_the_context_of_hellaswag_is_its_label_and_two_parts_the_second_capitalised() -> None:
-    row = {
-        "activity_label": "Making tea",
-        "ctx_a": "A cup [title] stands. [step] Water boils.",
-        "ctx_b": "a MAN",
-        "endings": ["pours.", "leaves."],
-        "label": "1",
-    }
-    question = formats.hellaswag(row)
-    assert question.contexts[0] == "Making tea: A cup. stands. Water boils. A man"
-    assert question.example == "Making tea: A cup. stands. Water boils. A man leaves."
-    assert formats.hellaswag({**row, "ctx_b": ""}).contexts[0].endswith("Water boils.")
-
-
-def test_social_iqa_counts_its_answers_from_one() -> None:
-    answers = {"answerA": "glad", "answerB": "sad", "answerC": "calm"}
-    row = {"context": "Ann won.", "question": "How does Ann feel?", **answers, "label": "3"}
-    question = formats.siqa(row)
-    assert question.contexts[0] == "Question: Ann won. How does Ann feel?\nAnswer:"
-    assert question.continuations == (" glad", " sad", " calm")
-    assert question.gold == 2
-
-
 SENTENCES = st.text(st.characters(codec="utf-8", exclude_characters="_"), max_size=20)
 
 
+@settings(max_examples=25)
 @given(before=SENTENCES, after=SENTENCES, options=st.tuples(SENTENCES, SENTENCES))
 def test_winogrande_puts_options_into_contexts_and_scores_one_continuation(
     before: str, after: str, options: tuple[str, str]
@@ -132,24 +132,6 @@ def test_winogrande_puts_options_into_contexts_and_scores_one_continuation(
     assert question.contexts == (before + options[0], before + options[1])
     assert set(question.continuations) == {" " + after.strip()}
     assert question.example == f"{before}{options[1]} {after.strip()}"
-
-
-def test_math_asks_for_the_worked_solution() -> None:
-    question = formats.math({"problem": "What is $1+1$?", "solution": "It is $\\boxed{2}$."})
-    assert question.example == "Problem:\nWhat is $1+1$?\n\nSolution: It is $\\boxed{2}$."
-    assert question.continuations == (" It is $\\boxed{2}$.",)
-
-
-def test_qasper_puts_the_evidence_before_the_question() -> None:
-    row = {"evidence": ["One.", "Two."], "question": "Is it?", "answer": "No"}
-    question = formats.qasper(row)
-    assert question.contexts == ("One. Two.\nQuestion: Is it?\nAnswer:",) * 2
-    assert (question.continuations, question.gold) == ((" Yes", " No"), 1)
-
-
-def test_lambada_asks_for_the_last_word_with_its_space() -> None:
-    question = formats.lambada({"text": "he said  good night"})
-    assert (question.contexts, question.continuations) == (("he said  good",), (" night",))
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,17 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 
-from dualpath_cli.evaluation.harness_model import parts_of
+from dualpath_cli.evaluation.harness.likelihoods import parts_of
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.conftest import OutputOf
-from tests.evaluation.test_evaluate import CHANGES
+from tests.evaluation.conftest import NAME
 from tests.small_tokenizer import tokenizer_with
-from tests.tiny_run import Fit
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-ROWS = 300
-"""Of the vocabulary; the tokenizer has 260 ids."""
+ROWS, IDS = 300, 260
+"""Of the vocabulary, and of the tokenizer."""
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +49,22 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(directory: Path) -> Any:
-    from dualpath_cli.evaluation.hugging_face import HuggingFaceModel
+    from dualpath_cli.evaluation.harness.hugging_face import HuggingFaceModel
 
     return HuggingFaceModel.load(directory, 64, 3, "cpu", "float32", True)
 
 
-def log_probabilities(directory: Path, ids: list[int], count: int) -> torch.Tensor:
+def log_probabilities(directory: Path, ids: list[int]) -> torch.Tensor:
+    """In float64, without the padded rows."""
     model = transformers.GPT2LMHeadModel.from_pretrained(directory).double()
     with torch.no_grad():
-        return model(torch.tensor([ids])).logits[0, :, :count].log_softmax(-1)
+        return model(torch.tensor([ids])).logits[0, :, :IDS].log_softmax(-1)
+
+
+def by_hand(directory: Path, read: list[int], scored: int) -> float:
+    """The log-likelihood of the last ids of those that are read."""
+    logs = log_probabilities(directory, read[:-1])[-scored:]
+    return float(logs.gather(-1, torch.tensor(read[-scored:])[:, None]).sum())
 
 
 def test_likelihoods_are_those_of_its_logits_without_padded_rows(
@@ -69,8 +75,7 @@ def test_likelihoods_are_those_of_its_logits_without_padded_rows(
     answers = loaded.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
     for (context, continuation), (loglikelihood, _) in zip(pairs, answers, strict=True):
         ids, rest = tokenizer.encode(context + continuation), tokenizer.encode(continuation)
-        logs = log_probabilities(directory, ids[:-1], tokenizer.vocab_size)[-len(rest) :]
-        expected = sum(float(logs[place, id]) for place, id in enumerate(rest))
+        expected = by_hand(directory, ids, len(rest))
         assert loglikelihood == pytest.approx(expected, abs=1e-4)
         assert loglikelihood > -50
 
@@ -84,10 +89,7 @@ def test_long_continuations_that_end_alike_are_scored_in_parts_of_their_own(
     for (_, context, rest), (whole, _) in zip(
         requests, loaded._loglikelihood_tokens(requests), strict=True
     ):
-        expected = 0.0
-        for read, scored in parts_of(context, rest, 64):
-            logs = log_probabilities(directory, read[:-1], 260)[-scored:]
-            expected += float(logs.gather(-1, torch.tensor(read[-scored:])[:, None]).sum())
+        expected = sum(by_hand(directory, *part) for part in parts_of(context, rest, 64))
         assert whole == pytest.approx(expected, abs=1e-3)
 
 
@@ -99,8 +101,7 @@ def test_padded_rows_are_never_written(directory: Path, loaded: Any) -> None:
     for prompt, text in zip(prompts, loaded.generate_until(requests), strict=True):
         ids = tokenizer.encode(prompt)
         for _ in range(5):
-            logs = log_probabilities(directory, ids, tokenizer.vocab_size)
-            ids.append(int(logs[-1].argmax()))
+            ids.append(int(log_probabilities(directory, ids)[-1].argmax()))
         assert text == tokenizer.decode(ids[len(tokenizer.encode(prompt)) :])
 
 
@@ -120,27 +121,24 @@ def test_the_command_scores_it_by_the_same_benchmarks(
     text = json.loads((tasks / "c4.jsonl").open().readline())["text"]
     parts = list(parts_of([tokenizer.eot_id], tokenizer.encode(text), 64))
     assert len(parts) == 2
-    expected = 0.0
-    for read, scored in parts:
-        logs = log_probabilities(directory, read[:-1], tokenizer.vocab_size)[-scored:]
-        expected += float(logs.gather(-1, torch.tensor(read[-scored:])[:, None]).sum())
+    expected = sum(by_hand(directory, *part) for part in parts)
     assert sample["loglikelihood"] == pytest.approx(expected, abs=1e-3)
     bits = -expected / math.log(2)
     assert sample["rolling_bpb"] == pytest.approx(bits / len(text.encode()), abs=1e-4)
 
 
 def test_an_exported_directory_scores_as_its_checkpoint(
-    trained: Fit, tasks: Path, tmp_path: Path, output_of: OutputOf, remote_code: None
+    run: Path, tasks: Path, scored: Path, tmp_path: Path, output_of: OutputOf, remote_code: None
 ) -> None:
-    run, folder = trained(**CHANGES), tmp_path / "exported"
+    folder = tmp_path / "exported"
     output_of("export", "--ckpt_path", run, "--format", "hf", "--out", folder)
     words = ("--data", tasks, "--out", tmp_path / "o", "--tasks", "arc_challenge", "gsm8k", "c4")
-    output_of("evaluate", "--ckpt_path", run, *words)
     output_of("evaluate", "--trust_remote_code", "--hf", folder, *words)
-    names = ("tiny-default-step-00000006", "exported")
     for task, key in (("arc_challenge", "loglikelihoods"), ("arc_challenge", "unconditional"),
                       ("c4", "loglikelihood"), ("gsm8k", "written")):  # fmt: skip
-        files = [tmp_path / "o" / name / "samples" / f"{task}.jsonl" for name in names]
+        files = [
+            out / "samples" / f"{task}.jsonl" for out in (scored / NAME, tmp_path / "o/exported")
+        ]
         ours, theirs = ([json.loads(line)[key] for line in file.open()] for file in files)
         for one, other in zip(ours, theirs, strict=True):
             assert other == (one if key == "written" else pytest.approx(one, abs=1e-4))

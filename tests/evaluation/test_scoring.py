@@ -4,7 +4,7 @@ import math
 from statistics import mean, stdev
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
@@ -31,6 +31,7 @@ def answered(draw: st.DrawFn) -> tuple[Question, list[float], list[float]]:
     return Question(("?",) * len(choices), continuations, gold), draw(drawn), draw(drawn)
 
 
+@settings(max_examples=40)
 @given(answered())
 def test_the_choice_is_the_largest_by_each_normalisation(given_: tuple) -> None:
     question, logs, unconditional = given_
@@ -44,6 +45,7 @@ def test_the_choice_is_the_largest_by_each_normalisation(given_: tuple) -> None:
         assert sample[name] == int(values.index(max(values)) == question.gold)
 
 
+@settings(max_examples=40)
 @given(answered())
 def test_bits_per_byte_are_those_of_the_right_choice_with_its_space(given_: tuple) -> None:
     question, logs, _ = given_
@@ -80,6 +82,7 @@ def test_an_answer_is_the_last_number_written() -> None:
     assert score_written(question, " eighteen")["acc"] == 0
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.text(min_size=1), NATS), min_size=2, max_size=9))
 def test_texts_are_scored_in_all_their_bytes_together(texts: list[tuple[str, float]]) -> None:
     samples = [score_text(text, log) for text, log in texts]

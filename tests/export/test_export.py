@@ -9,11 +9,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from dualpath_cli import run_file, run_folder
-from dualpath_cli.checkpoint_files import describe, files_of, write_manifest
 from dualpath_cli.cli import main
 from dualpath_cli.export import weights as export_weights
-from dualpath_cli.output import atomic
+from dualpath_cli.files import atomic
+from dualpath_cli.run import run_file, run_folder
+from dualpath_cli.run.checkpoint_files import describe, files_of, write_manifest
 from tests.conftest import OutputOf
 from tests.tiny_run import Fit, back_to_step, rows, weights
 from tests.training.test_checkpoint_faults import flipped, sharded
@@ -224,7 +224,7 @@ def test_a_damaged_file_is_refused(trained: Fit, capsys: Errors) -> None:
         ('{"a": null}', "a value in it is of another kind than it must be"),
         ('{"__metadata__": null}', "a value in it is of another kind than it must be"),
         ("[]", "a value in it is of another kind than it must be"),
-        ('{"__metadata__": {"run": 3}}', "what it says of the run is no text"),
+        ('{"__metadata__": {"run": 3}}', "its facts on the run are no text"),
         ("[[[[", "it is no JSON: Expecting value: line 1 column 5"),
         ("[" * 100_000, "it is nested too deeply"),
         ("\udcff", "it is no UTF-8 at byte 0"),

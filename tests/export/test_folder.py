@@ -139,7 +139,7 @@ def write_without_end() -> None:
     def wait(*_: object) -> None:
         time.sleep(60)
 
-    hf.contents = wait  # type: ignore[assignment]
+    hf.write_weights = wait  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -241,7 +241,7 @@ def test_a_validation_that_is_no_table_is_named(
 @pytest.mark.parametrize(
     ("format_", "place"),
     [("hf", "dualpath_cli.export.hf.folder.changed"),
-     ("consolidated", "dualpath_cli.run_file.was_changed")],
+     ("consolidated", "dualpath_cli.run.run_file.was_changed")],
 )  # fmt: skip
 def test_what_the_disk_gives_back_otherwise_gets_no_name(
     format_: str,

@@ -2,14 +2,15 @@
 
 import contextlib
 import csv
+import hashlib
 import html
 import io
 import json
 import os
 import re
-import subprocess
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,15 @@ import pytest
 import torch
 import yaml
 
-from dualpath_cli import run_file, run_folder
 from dualpath_cli.cli import main
 from dualpath_cli.export.hf.flatten import flatten
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.settings import settings_from
+from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.run import run_file, run_folder
 from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.state.weights import load_weights
-from tests.conftest import OutputOf
+from tests.conftest import OutputOf, Share
 from tests.tiny_run import Fit
 
 transformers = pytest.importorskip("transformers")
@@ -46,10 +47,31 @@ MODELS: dict[str, dict[str, Any]] = {
 pytestmark = pytest.mark.usefixtures("remote_code")
 
 
-@pytest.fixture(params=MODELS, ids=MODELS)
-def run(request: pytest.FixtureRequest, trained: Fit) -> Path:
+EVERYDAY = ("K=2", "kinds, documents")
+"""Those of MODELS that are tested each time, also where all of them have equal logits."""
+Pair = tuple[Path, Path]
+"""A run, and the folder that it was exported to."""
+
+
+@pytest.fixture
+def exported(trained: Fit, share: Share) -> Callable[..., Pair]:
+    """Trains and exports each recipe once for all tests, which read the folder alone."""
+
+    def pair(**changes: Any) -> Pair:
+        run = trained(**changes)
+        digest = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:16]
+        return run, share(f"hf-{digest}", lambda folder: export(run, folder / "hf")) / "hf"
+
+    return pair
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.slow)
+            for name in MODELS]
+)  # fmt: skip
+def pair(request: pytest.FixtureRequest, exported: Callable[..., Pair]) -> Pair:
     """A run whose gains are open from the start, so that all paths show in six steps."""
-    return trained(model=MODELS[request.param])
+    return exported(model=MODELS[request.param])
 
 
 def export(run: Path, out: Path, *words: str) -> Path:
@@ -85,9 +107,9 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-def test_logits_are_the_checkpoints(run: Path, tmp_path: Path) -> None:
-    ours = model_of(run)
-    theirs = load(export(run, tmp_path / "hf"))
+@pytest.mark.parametrize("pair", MODELS, indirect=True)
+def test_logits_are_the_checkpoints(pair: Pair) -> None:
+    ours, theirs = model_of(pair[0]), load(pair[1])
     assert type(theirs).__module__.startswith("transformers_modules.")
     tokens = some_tokens(ours)
     wanted = ours(tokens)
@@ -102,9 +124,8 @@ def test_logits_are_the_checkpoints(run: Path, tmp_path: Path) -> None:
             )
 
 
-def test_padding_and_cache_change_no_text(run: Path, tmp_path: Path) -> None:
-    ours = model_of(run)
-    theirs = load(export(run, tmp_path / "hf"))
+def test_padding_and_cache_change_no_text(pair: Pair) -> None:
+    ours, theirs = model_of(pair[0]), load(pair[1])
     tokens = some_tokens(ours, batch=3)
     lengths = (4, LENGTH, 7)
     mask = torch.zeros_like(tokens)
@@ -128,9 +149,8 @@ def test_padding_and_cache_change_no_text(run: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(further[row], theirs(whole).logits[0, -2:], atol=1e-6, rtol=0)
 
 
-def test_greedy_text_is_the_models_own(run: Path, tmp_path: Path) -> None:
-    ours = model_of(run)
-    theirs = load(export(run, tmp_path / "hf"))
+def test_greedy_text_is_the_models_own(pair: Pair) -> None:
+    ours, theirs = model_of(pair[0]), load(pair[1])
     real = theirs.config.dualpath["tokenizer_size"]
     tokens = wanted = some_tokens(ours, batch=1, length=5)
     for _ in range(6):
@@ -142,10 +162,9 @@ def test_greedy_text_is_the_models_own(run: Path, tmp_path: Path) -> None:
     assert torch.equal(made, wanted)
 
 
-def test_states_losses_and_hooks(trained: Fit, tmp_path: Path) -> None:
-    run = trained()
-    ours = model_of(run)
-    theirs = load(export(run, tmp_path / "hf"))
+def test_states_losses_and_hooks(exported: Callable[..., Pair]) -> None:
+    run, folder = exported()
+    ours, theirs = model_of(run), load(folder)
     tokens = some_tokens(ours)
     seen: list[torch.Tensor] = []
     theirs.model.blocks[1].deep.sublayer.register_forward_hook(lambda *all: seen.append(all[-1]))
@@ -166,8 +185,8 @@ def test_states_losses_and_hooks(trained: Fit, tmp_path: Path) -> None:
     assert theirs(tokens, return_dict=False)[0].shape == outputs.logits.shape
 
 
-def test_what_it_cannot_do_is_said(trained: Fit, tmp_path: Path) -> None:
-    theirs = load(export(trained(), tmp_path / "hf"))
+def test_what_it_cannot_do_is_said(exported: Callable[..., Pair]) -> None:
+    theirs = load(exported()[1])
     tokens = some_tokens(theirs.model)
     for name in ("position_ids", "inputs_embeds", "output_routings", "output_attentions"):
         with pytest.raises(ValueError, match=f"{name} cannot be given"):
@@ -187,9 +206,9 @@ def test_what_it_cannot_do_is_said(trained: Fit, tmp_path: Path) -> None:
         theirs(tokens, past_key_values=foreign)
 
 
-def test_half_precision_keeps_the_stream(trained: Fit, tmp_path: Path) -> None:
-    run = trained()
-    theirs = load(export(run, tmp_path / "hf"), dtype=torch.bfloat16)
+def test_half_precision_keeps_the_stream(exported: Callable[..., Pair]) -> None:
+    run, folder = exported()
+    theirs = load(folder, dtype=torch.bfloat16)
     types: dict[torch.dtype, set[str]] = {torch.float32: set(), torch.bfloat16: set()}
     for name, parameter in theirs.named_parameters():
         types[parameter.dtype].add(".".join(name.removesuffix(".weight").split(".")[-2:]))
@@ -210,9 +229,9 @@ def test_half_precision_keeps_the_stream(trained: Fit, tmp_path: Path) -> None:
     torch.testing.assert_close(outputs.logits, wanted, atol=1e-3, rtol=0)
 
 
-def test_the_callers_autocast_is_left_alone(trained: Fit, tmp_path: Path) -> None:
-    run = trained()
-    ours, theirs = model_of(run), load(export(run, tmp_path / "hf"))
+def test_the_callers_autocast_is_left_alone(exported: Callable[..., Pair]) -> None:
+    run, folder = exported()
+    ours, theirs = model_of(run), load(folder)
     tokens = some_tokens(ours)
     exact = theirs(tokens).logits
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -221,8 +240,8 @@ def test_the_callers_autocast_is_left_alone(trained: Fit, tmp_path: Path) -> Non
     assert not torch.equal(rounded, exact)
 
 
-def test_gradients_are_the_checkpoints(run: Path, tmp_path: Path) -> None:
-    ours, theirs = model_of(run), load(export(run, tmp_path / "hf")).train()
+def test_gradients_are_the_checkpoints(pair: Pair) -> None:
+    ours, theirs = model_of(pair[0]), load(pair[1]).train()
     tokens = some_tokens(ours)
     with torch.enable_grad():
         outputs = theirs(tokens, labels=tokens)
@@ -237,8 +256,8 @@ def test_gradients_are_the_checkpoints(run: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(yours.grad, mine.grad, rtol=1e-4, atol=1e-7, msg=name)
 
 
-def test_tied_weights_stay_tied(trained: Fit, tmp_path: Path) -> None:
-    theirs = load(export(trained(model=MODELS["K=4, tied"]), tmp_path / "hf"))
+def test_tied_weights_stay_tied(exported: Callable[..., Pair]) -> None:
+    theirs = load(exported(model=MODELS["K=4, tied"])[1])
     assert theirs.model.head.weight is theirs.model.embed.weight
     assert theirs.get_output_embeddings().weight.data_ptr() == (
         theirs.get_input_embeddings().weight.data_ptr()
@@ -268,8 +287,8 @@ def test_it_is_built_without_weights_and_split_over_devices(trained: Fit, tmp_pa
         torch.testing.assert_close(split(tokens).logits, wanted, atol=1e-6, rtol=0)
 
 
-def test_rows_without_a_token_are_never_drawn(trained: Fit, tmp_path: Path) -> None:
-    theirs = load(export(trained(), tmp_path / "hf"))
+def test_rows_without_a_token_are_never_drawn(exported: Callable[..., Pair]) -> None:
+    theirs = load(exported()[1])
     real = theirs.config.dualpath["tokenizer_size"]
     assert real < theirs.config.vocab_size - 1
     head = theirs.model.head.weight
@@ -282,9 +301,8 @@ def test_rows_without_a_token_are_never_drawn(trained: Fit, tmp_path: Path) -> N
     assert made.max() < real
 
 
-def test_the_tokenizer_gives_the_same_ids(trained: Fit, tmp_path: Path) -> None:
-    run = trained()
-    folder = export(run, tmp_path / "hf")
+def test_the_tokenizer_gives_the_same_ids(exported: Callable[..., Pair]) -> None:
+    run, folder = exported()
     theirs = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     from dualpath_cli.text.tokenizer import Tokenizer
 
@@ -296,37 +314,32 @@ def test_the_tokenizer_gives_the_same_ids(trained: Fit, tmp_path: Path) -> None:
     assert theirs.padding_side == "left"
 
 
-def test_nothing_of_the_project_is_needed(trained: Fit, tmp_path: Path) -> None:
-    """A Python that cannot import it loads the folder and gives the same logits."""
-    run = trained()
+def test_nothing_of_the_project_is_needed(
+    exported: Callable[..., Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it cannot be imported the folder loads and gives the same logits."""
+    run, folder = exported()
     ours = model_of(run)
     tokens = some_tokens(ours)
-    torch.save({"tokens": tokens, "logits": ours(tokens)}, tmp_path / "wanted.pt")
-    script = f"""
-import sys
-sys.modules["dualpath_cli"] = None
-import torch
-from transformers import AutoModelForCausalLM
-wanted = torch.load({str(tmp_path / "wanted.pt")!r})
-folder = {str(export(run, tmp_path / "hf"))!r}
-model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-print((model(wanted["tokens"]).logits - wanted["logits"]).abs().max().item())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) <= 1e-6
+    wanted = ours(tokens)
+    for name in [name for name in sys.modules if name.split(".")[0] == "dualpath_cli"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError):
+        import dualpath_cli.config  # noqa: F401
+    # Under another name its code is run anew.
+    alone = load(shutil.copytree(folder, tmp_path / "without_the_project"))
+    torch.testing.assert_close(alone(tokens).logits, wanted, atol=1e-6, rtol=0)
 
 
-def test_the_way_back_gives_the_same_file(run: Path, tmp_path: Path) -> None:
+def test_the_way_back_gives_the_same_file(pair: Pair, tmp_path: Path) -> None:
     """Also after transformers has saved the folder anew."""
+    run, folder = pair[0], export(pair[0], tmp_path / "exported")
     direct = tmp_path / "direct.safetensors"
     words = ["--ckpt_path", str(run), "--format", "consolidated", "--out", str(direct)]
     assert main(["export", *words]) == 0
-    folder = export(run, tmp_path / "hf")
-    assert main(["import", "--hf", str(folder)]) == 0
-    assert (tmp_path / "hf.safetensors").read_bytes() == direct.read_bytes()
+    back = tmp_path / "hf.safetensors"
+    assert main(["import", "--hf", str(folder), "--out", str(back)]) == 0
+    assert back.read_bytes() == direct.read_bytes()
     again = tmp_path / "again"
     load(folder).save_pretrained(again)
     for name in ("recipe.yaml", "versions.json", "tokenizer.json"):
@@ -376,8 +389,10 @@ def test_mistakes_of_import_are_one_line(
     assert "it is a pipe or a device, no file" in refused("--hf", folder)
 
 
-def test_weights_saved_in_half_precision_come_back(trained: Fit, tmp_path: Path) -> None:
-    folder = export(trained(), tmp_path / "hf")
+def test_weights_saved_in_half_precision_come_back(
+    exported: Callable[..., Pair], tmp_path: Path
+) -> None:
+    _, folder = exported()
     for dtype in (torch.bfloat16, torch.float16):
         again = tmp_path / str(dtype)
         load(folder, dtype=dtype).save_pretrained(again)
@@ -415,12 +430,12 @@ def test_a_folder_is_whole_or_not_there(
     run, out = trained(), tmp_path / "exports" / "hf"
     words = ["export", "--ckpt_path", str(run), "--format", "hf", "--out", str(out)]
 
-    def interrupted(*ignored: object) -> Iterator[memoryview]:
-        yield memoryview(b"half")
+    def interrupted(file: Any, *ignored: object) -> None:
+        file.write(b"half")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("dualpath_cli.export.hf.folder.contents", interrupted)
+        patch.setattr("dualpath_cli.export.hf.folder.write_weights", interrupted)
         assert main(words) == 130
     assert list(out.parent.iterdir()) == []
     assert main(words) == 0
@@ -429,7 +444,7 @@ def test_a_folder_is_whole_or_not_there(
     assert "is there already; give another --out, or --overwrite" in capsys.readouterr().err
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     with monkeypatch.context() as patch:
-        patch.setattr("dualpath_cli.export.hf.folder.contents", interrupted)
+        patch.setattr("dualpath_cli.export.hf.folder.write_weights", interrupted)
         assert main([*words, "--overwrite"]) == 130
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     (out / "recipe.yaml").unlink()

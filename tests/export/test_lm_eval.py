@@ -34,6 +34,7 @@ TASK = {
 }
 
 
+@pytest.mark.slow
 def test_its_likelihoods_are_the_checkpoints(trained: Fit, tmp_path: Path) -> None:
     run = trained()
     folder = export(run, tmp_path / "hf")

@@ -14,14 +14,14 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.run_folder import find_run, read_recipe
+from dualpath_cli.run.run_folder import find_run, read_recipe
 from dualpath_cli.training.module import DualPathModule
 from tests.conftest import Share
 from tests.processes import run_on_ranks
 from tests.tiny_run import rows, tiny_recipe
 
 rare = pytest.mark.slow
-RUNS = [(2, False), (4, True), *(pytest.param(*run, marks=rare) for run in ((2, True), (4, False)))]
+RUNS = [(2, True), *(pytest.param(*run, marks=rare) for run in ((2, False), (4, True), (4, False)))]
 VOCABULARY = 275
 """Neither two nor four ranks divide it."""
 
@@ -86,6 +86,7 @@ def losses(ranks: int, run: Path, folder: Path) -> str:
     return log.read_text()
 
 
+@rare
 def test_one_and_two_ranks_score_the_file_alone_as_they_score_the_shards(
     share: Share, texts: Path, tmp_path: Path
 ) -> None:
@@ -97,7 +98,8 @@ def test_one_and_two_ranks_score_the_file_alone_as_they_score_the_shards(
     assert json.loads(wanted[0])["held_out"]["loss"] > 0
 
 
-@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=rare)])
+@rare
+@pytest.mark.parametrize("tied", [True, False])
 def test_every_strategy_starts_from_the_file(
     tied: bool, share: Share, texts: Path, tmp_path: Path
 ) -> None:

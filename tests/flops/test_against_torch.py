@@ -1,5 +1,6 @@
 """The accounting against the built model: PyTorch's FLOP counter, and its parameters."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, ModelConfig
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
+from dualpath_cli.flops.shapes import units
 from dualpath_cli.model.language_model import DualPathLM
 from tests.flops.test_count_and_widths import small
 
@@ -25,11 +27,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {"tie_embeddings": True, "loops": 2},
     "as_written": {**paper.AS_WRITTEN, "loops": 3},
     "no_qk_norm": {"qk_norm": "none", "loops": 2},
-    "convex": {"gate": "convex"},
-    "softmax": {"gate": "softmax"},
-    "fixed": {"gate": "fixed"},
-    "final": {"combination": "final"},
-    "mean": {"combination": "mean"},
+    **{gate: {"gate": gate} for gate in GATE_OUTPUTS},
+    **{combination: {"combination": combination} for combination in COMBINATIONS},
 }
 each_variant = pytest.mark.parametrize(
     "config", [small(**changes) for changes in VARIANTS.values()], ids=VARIANTS
@@ -52,38 +51,31 @@ def counted(config: ModelConfig) -> tuple[int, int]:
 
 
 @each_variant
-def test_linear_flops_are_pytorchs(config: ModelConfig) -> None:
-    products, _ = counted(config)
+def test_flops_are_those_that_pytorch_counts(config: ModelConfig) -> None:
+    """But for two: the step index, and the half of the attention scores that is masked.
+
+    The model adds the router's step index as one scalar multiply-add for all tokens, not as a
+    column of its matrix, so the counter sees 2 d of each routed step's 2 (d + 1). And it takes
+    every query with every key, of which a causal pass needs half.
+    """
+    products, attention = counted(config)
     layers = flops.flops_by_layer(config)
+    d, tokens = config.d_model, BATCH * config.max_seq_len
     linear = sum(layer.linear_total for layer in layers)
-    # The model adds the router's step index as one scalar multiply-add for all tokens, not as a
-    # column of its matrix, so the counter sees 2 d of each routed step's 2 (d + 1).
-    d = config.d_model
     router = sum(layer.router for layer in layers) * d // (d + 1)
-    tokens = BATCH * config.max_seq_len
     assert products == tokens * (linear + router + flops.head_flops(config))
-
-
-@each_variant
-def test_attention_scores_are_half_of_pytorchs_count(config: ModelConfig) -> None:
-    """The counter takes every query with every key; a causal pass needs half of them."""
-    _, attention = counted(config)
-    scores = sum(layer.attention_scores for layer in flops.flops_by_layer(config))
-    assert attention == 2 * scores * BATCH * config.max_seq_len
+    assert attention == 2 * tokens * sum(layer.attention_scores for layer in layers)
 
 
 @each_variant
 def test_parameters_are_those_of_the_built_model(config: ModelConfig) -> None:
-    model = DualPathLM(config)
+    with torch.device("meta"):
+        model = DualPathLM(config)
     assert flops.parameters(config) == sum(p.numel() for p in model.parameters())
     matrices = {id(model.embed.weight), id(model.head.weight)}
     rest = [p for p in model.parameters() if id(p) not in matrices]
     assert flops.parameters_non_embedding(config) == sum(p.numel() for p in rest)
-
-
-@pytest.mark.parametrize("row", paper.configurations(), ids=lambda row: row.recipe)
-def test_parameters_of_the_papers_models(row: paper.Configuration) -> None:
-    config = row.model_config("as_trained")
-    with torch.device("meta"):
-        model = DualPathLM(config)
-    assert flops.parameters(config) == sum(p.numel() for p in model.parameters())
+    root = {name: p for name, p in model.named_parameters() if not name.startswith("blocks.")}
+    modules = [*(dict(block.named_parameters()) for block in model.blocks), root]
+    for unit, named in zip(units(config), modules, strict=True):
+        assert Counter(unit) == Counter(tuple(p.shape) for p in named.values())

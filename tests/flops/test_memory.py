@@ -59,7 +59,7 @@ def test_a_block_saves_what_is_predicted(
     assert_saved(config, execution)
 
 
-@pytest.mark.parametrize("policy", ["none", "selective"])
+@pytest.mark.parametrize("policy", ["none", pytest.param("selective", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
     [
@@ -78,9 +78,12 @@ def test_grouped_keys_and_values_are_kept_once() -> None:
 
 
 @each_policy
-@each_shape
-def test_a_step_takes_what_is_predicted_at_its_peak(config: ModelConfig, policy: Any) -> None:
-    execution = Execution(policy, compiled=False)
+@pytest.mark.parametrize(
+    "name",
+    ["wide", *(pytest.param(n, marks=pytest.mark.slow) for n in SHAPES if n != "wide")],
+)
+def test_a_step_takes_what_is_predicted_at_its_peak(name: str, policy: Any) -> None:
+    config, execution = SHAPES[name], Execution(policy, compiled=False)
     predicted = step_memory(config, 8, execution)
     measured = peak(config, execution, 8)
     assert measured == pytest.approx(predicted.saved + predicted.working, rel=0.12)

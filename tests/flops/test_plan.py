@@ -1,50 +1,21 @@
-"""The plan of many GPUs: shapes are the model's, rings send what they are said to send.
+"""The plan of many GPUs: rings send what they are said to send.
 
 That it is what ranks really hold and send, tests/training/test_strategies.py asserts.
 """
 
 import itertools
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Collective, plan
-from dualpath_cli.flops.shapes import numbers, units
-from dualpath_cli.model import DualPathLM
+from dualpath_cli.flops.shapes import numbers
 from tests.conftest import OutputOf
-from tests.flops.test_count_and_widths import small
-
-SHAPES = [
-    small(n_layers=3, block=["dual", "loop", "wide"], loops=2),
-    small(tie_embeddings=True, qk_norm="none"),
-    small(gate="convex", loops=1),
-    small(gate="fixed", combination="mean"),
-    small(n_heads=4, n_kv_heads=2, gate="softmax"),
-]
-
-
-@pytest.mark.parametrize("config", SHAPES, ids=range(len(SHAPES)))
-def test_shapes_by_unit_are_those_of_the_model(config: ModelConfig) -> None:
-    with torch.device("meta"):
-        model = DualPathLM(config)
-    root = {name: p for name, p in model.named_parameters() if not name.startswith("blocks.")}
-    modules = [*(dict(block.named_parameters()) for block in model.blocks), root]
-    for unit, named in zip(units(config), modules, strict=True):
-        assert Counter(unit) == Counter(tuple(p.shape) for p in named.values())
-
-
-def test_all_26_have_their_parameters() -> None:
-    for row in configurations():
-        config = row.model_config("as_trained")
-        assert sum(map(numbers, units(config))) == parameters(config)
 
 
 def test_rows_are_filled_up_to_what_shards_divide() -> None:

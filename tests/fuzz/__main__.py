@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from dualpath_cli.output.atomic import write_text
+from dualpath_cli.files.atomic import write_text
 from tests.fuzz.home import write_home
 from tests.fuzz.judge import Ending, run_case
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.settings import SECTIONS
+from dualpath_cli.recipe.settings import SECTIONS
 from tests.fuzz import nasty, recipes
 from tests.fuzz.home import RUN, recipe_of_home
 
@@ -33,7 +33,6 @@ LINES = [
     ["flops", "--budget", "1.28G", "--block", "loop", "--layers", "8", "--dim", "512",
      "--heads", "8", "--kv-heads", "4", "--vocab", "1000", "--seq-len", "512",
      "--width-multiple", "32", "--reading", "as_trained", "--format", "yaml"],
-    ["flops", "--audit", "--format", "json"],
     ["sweep", "--config", "tiny.yaml", "--budget", "100K", "--alphas", "50", "--loops", "2,3",
      "--controls", "wide,loop,min-deep", "--match", "linear,total", "--set", "model.gate=fixed",
      "--seeds", "2", "--tune", "1e-3,2e-3", "--tune-tokens", "256", "--jobs", "2",

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from dualpath_cli import cli, run_folder
+from dualpath_cli import cli
+from dualpath_cli.command import parser
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.command.records import resolve
 from dualpath_cli.compare import command as compare
 from dualpath_cli.compare.differences import differences_of
-from dualpath_cli.compare.sheet import sheet_of_group, sheets_of_tests
-from dualpath_cli.compare.writing import latex, markdown
+from dualpath_cli.compare.tables import group_table, tables_of_tests
 from dualpath_cli.errors import LONGEST, UserError
-from dualpath_cli.output.atomic import write_text
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.output.table import latex, markdown
+from dualpath_cli.run import run_folder
 from dualpath_cli.sweep import command as sweep
 from dualpath_cli.sweep import request
 from dualpath_cli.text.storage import local_copy
@@ -75,6 +77,7 @@ def _run(words: list[str]) -> tuple[Any, str, str]:
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()) as err,
         mock.patch.object(cli, "resolve", _resolve),
+        mock.patch.object(parser, "resolve", _resolve),
     ):
         try:
             with _time_limit():
@@ -131,9 +134,8 @@ def _compare(options: Any) -> str:
 
     def answer(groups: Any, left_out: Any, out: Path, aggregate_only: bool) -> list[Path]:
         rows = differences_of(groups, aggregate_only=aggregate_only)
-        sheets = [sheet_of_group(group) for group in groups]
-        sheets += sheets_of_tests(rows, len(rows))
-        assert all(latex(sheet) and markdown(sheet) for sheet in sheets)
+        tables = [*map(group_table, groups), *tables_of_tests(rows, len(rows))]
+        assert all(latex(table) and markdown(table) for table in tables)
         return [out]
 
     with mock.patch.object(compare, "answer", answer):
@@ -141,7 +143,7 @@ def _compare(options: Any) -> str:
 
 
 def _plan(options: Any) -> str:
-    """Plans a sweep in the case's own folder; trains nothing, and measures no speed."""
+    """Plans a sweep in the case's own folder; trains nothing."""
     out = Path(os.path.abspath(request.read(options).out))
     if not out.is_relative_to(Path.cwd()):
         return ""
@@ -149,7 +151,7 @@ def _plan(options: Any) -> str:
     def train(*given: Any) -> None:
         raise UserError("nothing is trained here")
 
-    with mock.patch.multiple(sweep, speeds=lambda *given: {}, run_all=train):
+    with mock.patch.object(sweep, "run_all", train):
         return sweep.run(options)
 
 

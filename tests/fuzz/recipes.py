@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from dualpath_cli.recipes import Recipe
-from dualpath_cli.settings import SECTIONS
+from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.recipe.settings import SECTIONS
 from tests.fuzz import nasty
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

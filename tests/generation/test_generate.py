@@ -13,8 +13,7 @@ import torch
 
 from dualpath_cli.cli import main
 from dualpath_cli.generation import texts
-from dualpath_cli.recipes import merge
-from tests.command.test_cli import SLOW, run_without_slow_imports
+from dualpath_cli.recipe.recipes import merge
 from tests.conftest import OutputOf
 from tests.study.conftest import OPEN, model_of
 from tests.tiny_run import Fit
@@ -138,16 +137,12 @@ def test_a_long_prompt_loses_its_beginning_where_that_is_asked_for(
     assert row["text"] == rows("--prompt", cut, *words[2:])[0]["text"]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("--loops", 1), ("--intervention", "gates=0,1"), ("--exit-below", 0.9),
-     ("--exit-below", 0.9, "--exit-on", "change"), ("--kv_slots", 1), ("--skip-below", 0.6),
-     ("--precision", "bfloat16"), ("--intervention", "gates=shuffled")],
-    ids=str,
-)  # fmt: skip
-def test_an_override_is_that_of_the_model(words: tuple[object, ...], rows: Rows) -> None:
+def test_overrides_and_precision_are_those_of_the_model(rows: Rows) -> None:
+    """One word of each; that all words are overrides is tested in tests/options."""
     prompt = ("--prompt", "the shell", "hell", "--max_new_tokens", 24, "--ignore_eot")
-    assert rows(*prompt, *words) != rows(*prompt)
+    plain = rows(*prompt)
+    for words in (("--skip_below", 0.6), ("--intervention", "K=1"), ("--precision", "bfloat16")):
+        assert rows(*prompt, *words) != plain
 
 
 def interrupt(signum: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,41 +158,33 @@ def interrupt(signum: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "write_on", interrupted)
 
 
-ENDS = pytest.mark.parametrize(
-    ("signum", "code", "said"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "stopped by SIGTERM")],
-)
-
-
-@ENDS
 def test_a_signal_keeps_what_was_streamed(
-    signum: int, code: int, said: str, run: Path, rows: Rows, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    words = ["--prompt", "a cell", "--greedy", "--ignore_eot"]
+    run: Path, rows: Rows, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--prompt", "a cell", "--greedy", "--ignore_eot", "--max_new_tokens", "30"]
     (row,) = rows(*words)
-    interrupt(signum, 10, monkeypatch)
+    interrupt(signal.SIGINT, 10, monkeypatch)
     capsys.readouterr()
-    assert main(["generate", "--ckpt_path", str(run), *words]) == code
+    assert main(["generate", "--ckpt_path", str(run), *words]) == 130
     streamed, last = capsys.readouterr().out.splitlines()
     assert f"a cell{row['text']}".startswith(streamed)
     assert len(streamed) > len("a cell")
-    assert last.startswith(f"dualpath generate: {said}; 10 new tokens, ")
+    assert last.startswith("dualpath generate: interrupted; 10 new tokens, ")
 
 
-@ENDS
 def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
-    signum: int, code: int, said: str, run: Path, rows: Rows, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    run: Path, rows: Rows, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     words = ["--prompt", "a", "the cell", "--greedy", "--ignore_eot", "--batch_size", "1",
              "--max_new_tokens", "6"]  # fmt: skip
     whole = rows(*words)
-    interrupt(signum, 8, monkeypatch)  # in the second batch: longer prompts come first
+    interrupt(signal.SIGTERM, 8, monkeypatch)  # in the second batch: longer prompts come first
     out = tmp_path / "o.jsonl"
-    assert main(["generate", "--ckpt_path", str(run), "--out", str(out), *words]) == code
+    assert main(["generate", "--ckpt_path", str(run), "--out", str(out), *words]) == 143
     kept = out.with_name("o.jsonl.interrupted")
-    assert f"generate: {said}; 1 of 2 texts are in '{kept}'" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"generate: stopped by SIGTERM; 1 of 2 texts are in '{kept}'" in said
     assert not out.exists()
     assert [json.loads(line) for line in kept.open()] == whole[1:]
 
@@ -207,7 +194,6 @@ def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
     [
         ("", "needs --ckpt_path RUN"),
         ("--ckpt_path nowhere", "no run or checkpoint at 'nowhere'"),
-        ("--ckpt_path RUN --promt a", "did you mean '--prompt'?"),
         ("--ckpt_path RUN --prompt a --file b", "exclude each other"),
         ("--ckpt_path RUN --file nowhere.jsonl", "--file 'nowhere.jsonl' is no file"),
         ("--ckpt_path RUN --file RUN", "is a folder; give a file"),
@@ -218,19 +204,10 @@ def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
         ("--ckpt_path RUN --min_p 2", "--min_p must be from 0 to 1"),
         ("--ckpt_path RUN --max_new_tokens 0", "--max_new_tokens must be a whole number above 0"),
         ("--ckpt_path RUN --max_new_tokens 64 --truncate", "leave nothing of the model's window"),
-        ("--ckpt_path RUN --seed -1", "--seed"),
         ("--ckpt_path RUN --stop=", "--stop ''"),
-        ("--ckpt_path RUN --loops 0", "--loops must be a whole number above 0"),
         ("--ckpt_path RUN --kv-slots 0", "--kv-slots must be a whole number above 0"),
         ("--ckpt_path RUN --exit-below 2", "--exit-below must be from 0 to 1, not '2'"),
-        ("--ckpt_path RUN --exit-on change", "needs --exit-below X"),
-        ("--ckpt_path RUN --exit-below 2 --exit-on chang", "did you mean 'change'?"),
-        ("--ckpt_path RUN --skip-below x", "--skip-below must be from 0 to 1, not 'x'"),
-        ("--ckpt_path RUN --skip-below 0.1 --intervention skip=0.2", "skip is given already"),
-        ("--ckpt_path RUN --intervention halting=0.1:chang", "or halting=0.1:change"),
         ("--ckpt_path RUN --intervention layers=9 gates=1,0", "has no layer 9"),
-        ("--ckpt_path RUN --device gpu", "--device 'gpu' is none"),
-        ("--ckpt_path RUN --precision fp16", "--precision 'fp16' is none"),
         ("--ckpt_path RUN --out o.json", "must end in .jsonl"),
         ("--ckpt_path RUN --out there.jsonl", "is there already"),
         ("--ckpt_path RUN --out there.jsonl/o.jsonl", "cannot be written: "),
@@ -253,15 +230,6 @@ def test_a_mistake_is_one_line_before_torch(
     said = capsys.readouterr()
     assert message in said.err
     assert (said.err.count("\n"), said.out) == (1, "")
-
-
-def test_help_and_mistakes_need_nothing_slow(run: Path, tmp_path: Path) -> None:
-    lines = ["generate --help", "generate --ckpt_path nowhere",
-             f"generate --ckpt_path {run} --kv-slots 0",
-             f"generate --ckpt_path {run} --prompt '{'tell ' * 70}'"]  # fmt: skip
-    answers = run_without_slow_imports(lines, tmp_path, (*SLOW, "transformers", "datasets"))
-    assert [answer["code"] for answer in answers] == [0, 2, 2, 2]
-    assert "window has room for 63" in answers[-1]["err"]
 
 
 def test_a_device_that_is_not_there_is_refused(

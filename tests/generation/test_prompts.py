@@ -10,10 +10,7 @@ import pytest
 import zstandard
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.generation.prompts import Prompt, read_prompts
-from dualpath_cli.generation.tokenizing import ids_of, load_tokenizer
-from dualpath_cli.run_folder import Run
-from tests.model.small_models import small
+from dualpath_cli.generation.prompts import Prompt, ids_of, read_prompts
 from tests.small_tokenizer import tokenizer_with
 
 ROWS: list[dict[str, Any]] = [
@@ -96,11 +93,3 @@ def test_a_prompt_fills_the_window_or_leaves_room_for_all_new_tokens() -> None:
     assert ids("fgh", truncate=True) == [EOT, *TOKENIZER.encode("fgh")]
     with pytest.raises(UserError, match="leave nothing"):
         ids("abc", truncate=True, most_new=8)
-
-
-def test_a_tokenizer_that_is_larger_than_the_model_is_refused(tmp_path: Path) -> None:
-    TOKENIZER.save(tmp_path)
-    run = Run(tmp_path, tmp_path / "checkpoint", step=1, home=tmp_path)
-    assert load_tokenizer(run, small(vocab_size=257)).eot_id == EOT
-    with pytest.raises(UserError, match="the tokenizer has 257 ids, the model 256"):
-        load_tokenizer(run, small(vocab_size=256))

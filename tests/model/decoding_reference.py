@@ -47,9 +47,7 @@ def logits(
             if kind != "wide":
                 skipped = kind == "dual" and saving.skip is not None and g_d < saving.skip
                 states = below(here, "deep")
-                h, count, kept = _deep(
-                    states, weights, config, x, t, deep[layer], pass_of, saving, skipped
-                )
+                h, count, kept = _deep(states, config, x, t, deep[layer], pass_of, saving, skipped)
                 deep[layer].append(kept)
                 total = total + g_d * h
             if kind != "loop":
@@ -69,7 +67,6 @@ def logits(
 
 def _deep(
     weights: Weights,
-    whole: Weights,
     config: ModelConfig,
     x: Tensor,
     t: int,
@@ -95,34 +92,15 @@ def _deep(
                 else steps[last_in_slot[(k - 1) % slots]]
                 for past, steps in enumerate(before)
             ]
-            previous, h = h, _sublayer(at, config, h, t, s, [*others, kept[-1]])
+            h = _sublayer(at, config, h, t, s, [*others, kept[-1]])
             count += 1
             if k < K and config.combination == "router":
                 remaining = remaining * (1 - reference.halting(weights, config, h, k, K))
-            frozen = _enough(whole, config, saving, previous, h, remaining)
+            frozen = saving.halting is not None and bool(remaining <= saving.halting)
         states.append(h)
     # A frozen state is that of all later steps: how they share what remains does not matter.
     shares = reference.step_weights(weights, config, states)
     return sum((w * state for w, state in zip(shares, states, strict=True)), 0 * x), count, kept
-
-
-def _enough(
-    weights: Weights,
-    config: ModelConfig,
-    saving: Intervention,
-    before: Tensor,
-    h: Tensor,
-    remaining: Tensor | float,
-) -> bool:
-    """Whether a token stops after a step: `Intervention.halting`."""
-    if saving.halting is None:
-        return False
-    if saving.halting_by == "mass":
-        return bool(remaining <= saving.halting)
-    if saving.halting_by == "change":
-        return bool((h - before).norm() / before.norm() <= saving.halting)
-    shares = reference.softmax(_say(weights, config, h))
-    return bool(-(shares * torch.log(shares)).sum() <= saving.halting)
 
 
 def _sublayer(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from tests.model import reference
 from tests.model.reference import Weights, random_tokens
@@ -49,7 +50,7 @@ def with_weights(config: ModelConfig, weights: Weights | None = None) -> DualPat
 def traced(model: DualPathLM, tokens: Tensor, *inputs: Tensor, **options: Any) -> RoutingTrace:
     """The trace of a forward pass."""
     trace = RoutingTrace()
-    model(tokens, *inputs, trace=trace, **options)
+    forward(model, tokens, *inputs, trace=trace, **options)
     return trace
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
 from dualpath_cli.model import DualPathLM
 from tests.model import reference
 from tests.model.reference import difference, random_tokens
@@ -33,11 +34,8 @@ VARIANTS = {
     "loop, one loop": {"block": "loop", "loops": 1},
     "wide": {"block": "wide"},
     "mixed blocks": {"block": ["wide", "dual", "loop"], "n_layers": 3},
-    "convex gate": {"gate": "convex"},
-    "softmax gate": {"gate": "softmax"},
-    "fixed gate": {"gate": "fixed"},
-    "last step only": {"combination": "final", "loops": 3},
-    "mean of the steps": {"combination": "mean", "loops": 3},
+    **{f"gate {gate}": {"gate": gate} for gate in GATE_OUTPUTS},
+    **{f"combination {name}": {"combination": name, "loops": 3} for name in COMBINATIONS},
     "QK-norm before RoPE": {"qk_norm": "before_rope"},
     "no QK-norm": {"qk_norm": "none"},
     "step index from one": {"step_index": "one_based", "loops": 3},
@@ -65,7 +63,7 @@ def small_configs(draw) -> ModelConfig:
     n_layers = draw(st.integers(1, 2))
     n_kv_heads = draw(st.integers(1, 2))
     n_heads = n_kv_heads * draw(st.integers(1, 2))
-    kind = st.sampled_from(["dual", "loop", "wide"])
+    kind = st.sampled_from(get_args(BlockKind))
     return ModelConfig(
         vocab_size=draw(st.integers(2, 9)),
         n_layers=n_layers,
@@ -82,8 +80,8 @@ def small_configs(draw) -> ModelConfig:
         rope_base=draw(st.sampled_from([50.0, 500000.0])),
         qk_norm=draw(st.sampled_from(["after_rope", "before_rope", "none"])),
         norm_eps=draw(st.sampled_from([1e-5, 1e-2])),
-        gate=draw(st.sampled_from(["two_gates", "convex", "softmax", "fixed"])),
-        combination=draw(st.sampled_from(["router", "router", "final", "mean"])),
+        gate=draw(st.sampled_from(list(GATE_OUTPUTS))),
+        combination=draw(st.sampled_from(["router", *COMBINATIONS])),
         step_index=draw(st.sampled_from(["zero_based", "one_based"])),
         rope_dtype=draw(st.sampled_from(["float32", "bfloat16"])),
     )
@@ -156,9 +154,8 @@ WRONG_SETTINGS = {
     "step index from one": {"step_index": "one_based"},
     "epsilon 1e-6": {"norm_eps": 1e-6},
     "RoPE frequencies in bfloat16": {"rope_dtype": "bfloat16"},
-    "softmax gate": {"gate": "softmax"},
-    "last step only": {"combination": "final"},
-    "mean of the steps": {"combination": "mean"},
+    **{f"gate {gate}": {"gate": gate} for gate in GATE_OUTPUTS if gate != TINY.gate},
+    **{f"combination {c}": {"combination": c} for c in COMBINATIONS if c != TINY.combination},
 }
 
 

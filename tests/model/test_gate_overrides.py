@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import GATE_OUTPUTS, ModelConfig
 from dualpath_cli.model import Intervention
-from dualpath_cli.model.gates import shuffled_positions
+from dualpath_cli.model.layer_pass import shuffled_positions
 from dualpath_cli.model.loss import IGNORE
 from tests.model import reference
 from tests.model.reference import Weights, difference, random_tokens
@@ -20,7 +20,7 @@ SHUFFLE = Intervention(gates="shuffled")
 GATES = ("gate_deep", "gate_wide")
 
 
-@pytest.mark.parametrize("kind", ["two_gates", "convex", "softmax", "fixed"])
+@pytest.mark.parametrize("kind", GATE_OUTPUTS)
 @pytest.mark.parametrize("gates", [(1.0, 0.0), (0.0, 1.0), (0.5, 0.5), (1.0, 1.0)])
 def test_constant_gates_replace_those_of_every_dual_block(gates, kind, monkeypatch):
     config = small(gate=kind, block=["loop", "dual"], loops=2)

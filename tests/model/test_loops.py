@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import Intervention
 from dualpath_cli.model.loss import IGNORE
 from tests.model import reference
@@ -98,7 +99,7 @@ def test_halting_follows_the_protocol(changes, threshold, monkeypatch):
     )
     expected = reference.logits(weights, config, TOKENS)
     model = with_weights(config, weights)
-    actual = model(TOKENS, intervention=Intervention(halting=threshold))
+    actual = forward(model, TOKENS, intervention=Intervention(halting=threshold))
     assert difference(actual, expected) <= OUTPUTS
     if threshold >= 0.2:
         assert difference(actual, model(TOKENS)) > SHOWS
@@ -108,9 +109,11 @@ def test_a_threshold_of_one_is_a_single_loop_and_one_of_zero_changes_nothing():
     model = with_weights(SMALL)
     one, zero = (Intervention(halting=threshold) for threshold in (1.0, 0.0))
     single = model(TOKENS, intervention=Intervention(loops=1))
-    assert torch.equal(model(TOKENS, intervention=one), single)
+    assert torch.equal(forward(model, TOKENS, intervention=one), single)
     assert [layer.loops_run for layer in traced(model, TOKENS, intervention=one).layers] == [1, 1]
-    assert torch.equal(model(TOKENS, intervention=zero), model(TOKENS))  # no mass is zero here
+    assert torch.equal(
+        forward(model, TOKENS, intervention=zero), model(TOKENS)
+    )  # no mass is zero here
 
 
 def test_steps_share_all_weight_and_higher_thresholds_run_fewer():
@@ -143,7 +146,7 @@ def test_padding_neither_keeps_a_loop_running_nor_changes_a_loss():
         masked = halting | {"token_mask": targets != IGNORE}
         alone = tokens[:, :7], targets[:, :7]
         torch.testing.assert_close(
-            model(tokens, targets, **masked)[:, :7], model(*alone, **halting)
+            forward(model, tokens, targets, **masked)[:, :7], forward(model, *alone, **halting)
         )
         (padded,) = traced(model, tokens, targets, **masked).layers
         (bare,) = traced(model, *alone, **halting).layers

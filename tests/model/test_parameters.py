@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS
 from dualpath_cli.flops.count import parameters_by_part
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import KINDS, kind_of
-from dualpath_cli.settings import OptimSettings
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.optim import build_optimizer
 from tests.model.reference import random_tokens
 from tests.model.small_models import ALL_KINDS, MEDIUM, SMALL, medium, same_weights, small
@@ -21,8 +22,8 @@ from tests.model.small_models import ALL_KINDS, MEDIUM, SMALL, medium, same_weig
 VARIANTS = [
     small(gate=gate, combination=combination, qk_norm=qk_norm, tie_embeddings=tied, **ALL_KINDS)
     for gate, combination, qk_norm, tied in itertools.product(
-        ["two_gates", "convex", "softmax", "fixed"],
-        ["router", "final", "mean"],
+        GATE_OUTPUTS,
+        COMBINATIONS,
         ["after_rope", "none"],
         [False, True],
     )

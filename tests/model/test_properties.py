@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS
 from dualpath_cli.model import DualPathLM
 from tests.model import reference
 from tests.model.reference import Weights, difference, random_tokens
@@ -117,7 +118,7 @@ def test_two_models_are_equal(one, other):
 
 class TestSteps:
     @pytest.mark.parametrize("step_index", ["zero_based", "one_based"])
-    @pytest.mark.parametrize("combination", ["router", "final", "mean"])
+    @pytest.mark.parametrize("combination", COMBINATIONS)
     def test_step_weights_sum_to_one(self, combination, step_index):
         config = small(combination=combination, step_index=step_index)
         for layer in traced(with_weights(config), TOKENS).layers:
@@ -126,7 +127,7 @@ class TestSteps:
             assert (weights >= 0).all()
             assert (weights.sum(-1) - 1).abs().max() <= EXACT
 
-    @pytest.mark.parametrize("combination", ["router", "final", "mean"])
+    @pytest.mark.parametrize("combination", COMBINATIONS)
     def test_a_silent_sublayer_makes_the_deep_path_the_identity(self, combination):
         """All h^(k) = x, so h_deep = x: the weights that mix them sum to 1, whatever they are."""
         config = small(block="loop", combination=combination)
@@ -172,8 +173,8 @@ class TestSteps:
         names = DualPathLM(small(**changes)).state_dict()
         assert any("router" in name for name in names) is routed
 
-    @pytest.mark.parametrize("gate", ["two_gates", "convex", "softmax", "fixed"])
-    @pytest.mark.parametrize("combination", ["router", "final", "mean"])
+    @pytest.mark.parametrize("gate", GATE_OUTPUTS)
+    @pytest.mark.parametrize("combination", COMBINATIONS)
     @pytest.mark.parametrize("loops", [1, 2])
     def test_every_parameter_is_used(self, loops, combination, gate):
         config = small(loops=loops, combination=combination, gate=gate, **ALL_KINDS)

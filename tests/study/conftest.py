@@ -1,18 +1,29 @@
-"""What tests of studies share: a run, a tagger without spaCy, figures that are not drawn."""
+"""What tests of studies share: runs, studies of them, a tagger without spaCy, undrawn figures."""
 
 import dataclasses
+import hashlib
+import io
 import json
+import shutil
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
+from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.output.figures import save
+from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.state.weights import load_weights
+from tests.conftest import Share
 from tests.small_tokenizer import tokenizer_with
-from tests.tiny_run import Fit
+from tests.tiny_run import Fit, tiny_recipe, train
 
 OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3, "loops": 3}, "optim": {"lr": 0.05}}
 """A model whose gates, paths and loops matter after six steps."""
@@ -22,6 +33,70 @@ OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3, "loops": 3}, "optim": {"lr"
 def run(trained: Fit) -> Path:
     """A copy of such a model's run."""
     return trained(**OPEN)
+
+
+@dataclasses.dataclass(frozen=True)
+class Studied:
+    """What a study of a run wrote and printed; tests read it, and change copies of the run."""
+
+    run: Path
+    """A run of its own, with what was written in it."""
+    shown: str
+
+    @property
+    def folder(self) -> Path:
+        """What was written."""
+        (folder,) = [*self.run.glob("ablations/step-*"), *self.run.glob("routing/step-*")]
+        return folder
+
+    def copied(self, folder: Path) -> Path:
+        """A copy of the run, where what is finished is kept."""
+        return shutil.copytree(self.run, folder / "copy", symlinks=True)
+
+
+Study = Callable[..., Studied]
+
+
+@pytest.fixture(scope="session")
+def opened(share: Share, texts: Path) -> Callable[[dict[str, Any]], Path]:
+    """`opened(model)`: a run of `OPEN`, changed by `model`, that tests only read."""
+
+    def run(model: dict[str, Any]) -> Path:
+        def fill(folder: Path) -> None:
+            changes = merge(OPEN, {"model": model})
+            train(merge(tiny_recipe(texts, folder), changes), folder / "recipe")
+
+        return share(f"study-run-{digest_of(model)}", fill) / "tiny" / "default"
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def studied(share: Share, opened: Callable[[dict[str, Any]], Path]) -> Study:
+    """`studied("routing", *words, model=...)`: made once in a session, with tags by letter.
+
+    The run is one of `OPEN`, changed by `model`.
+    """
+
+    def study(command: str, *words: str, model: dict[str, Any] | None = None) -> Studied:
+        def fill(folder: Path) -> None:
+            shutil.copytree(opened(model or {}), folder / "default", symlinks=True)
+            with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as shown:
+                tag_by_letter(patch)
+                for user in USERS_OF_FIGURES:
+                    patch.setattr(user, save)
+                assert main([command, "--ckpt_path", str(folder / "default"), *words]) == 0
+            (folder / "shown.txt").write_text(shown.getvalue())
+
+        folder = share(f"study-{digest_of([model, command, *words])}", fill)
+        return Studied(folder / "default", (folder / "shown.txt").read_text())
+
+    return study
+
+
+def digest_of(content: object) -> str:
+    """A short name of some content."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def model_of(run: Path) -> tuple[DualPathLM, Tokenizer]:
@@ -57,12 +132,22 @@ class ByLetter:
             yield [tag.get(value[:1], "NOUN") for value in values]
 
 
+def tag_by_letter(patch: pytest.MonkeyPatch) -> None:
+    """Takes `ByLetter` for whatever pipeline is asked for."""
+    for study in ("ablation", "routing"):
+        patch.setattr(f"dualpath_cli.study.{study}.study.Tagger", lambda name: ByLetter())
+    patch.setattr("dualpath_cli.study.routing.options.check_pipeline", lambda name: "")
+
+
 @pytest.fixture
 def by_letter(monkeypatch):
-    """Tags by first letters, whatever pipeline is asked for."""
-    for study in ("ablation", "routing"):
-        monkeypatch.setattr(f"dualpath_cli.study.{study}.study.Tagger", lambda name: ByLetter())
-    monkeypatch.setattr("dualpath_cli.study.routing.options.check_pipeline", lambda name: "")
+    """Tags by first letters."""
+    tag_by_letter(monkeypatch)
+
+
+USERS_OF_FIGURES = [
+    f"dualpath_cli.study.{user}.save" for user in ("ablation.figures", "routing.report", "runs")
+]
 
 
 @pytest.fixture
@@ -71,11 +156,18 @@ def drawn():
 
 
 @pytest.fixture(autouse=True)
-def undrawn(request, monkeypatch):
-    """Elsewhere figures are laid out, but not written, which would take most of the time."""
+def figures(request, monkeypatch) -> dict[str, Figure | None]:
+    """Those of a study by name: laid out, but not written, which would take most of the time."""
+    found: dict[str, Figure | None] = {}
+
+    def keep(folder: Path, figures: dict[str, Figure | None]) -> list[Path]:
+        found.update(figures)
+        return []
+
     if "drawn" not in request.fixturenames:
-        for user in ("ablation.figures", "routing.report"):
-            monkeypatch.setattr(f"dualpath_cli.study.{user}.save", lambda folder, figures: [])
+        for user in USERS_OF_FIGURES[:2]:
+            monkeypatch.setattr(user, keep)
+    return found
 
 
 class Forwards:

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.study.classes import TokenClass
 from dualpath_cli.study.controls import Match, random_others
 from dualpath_cli.study.tags import Masks, members_of
 
-NUMBERS = TokenClass("numbers", ("NUM", "SYM"), "wide")
+NUMBERS = ("NUM", "SYM")
 tags_of_windows = st.lists(
     st.lists(st.sampled_from(["", "NUM", "NOUN", "VERB", "ADJ"]), min_size=1, max_size=20),
     min_size=1,

@@ -68,7 +68,7 @@ SCORED, READ = (f"{words} --data.val.held_out text.txt" for words in (ABLATE, RO
 )
 def test_a_mistake_is_one_line_and_exit_code_2(words, message, run_folder, capsys, monkeypatch):
     monkeypatch.chdir(run_folder)
-    monkeypatch.setattr("dualpath_cli.command.lightning_cli.run", lambda launch: 0)
+    monkeypatch.setattr("dualpath_cli.session.lightning_cli.run", lambda launch: 0)
     command, *rest = words.split(" ")
     assert main([command, *rest]) == 2
     captured = capsys.readouterr()

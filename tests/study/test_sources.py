@@ -12,7 +12,7 @@ from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.module import DualPathModule
 
 
-@pytest.mark.parametrize("kind", ["text", "packed"])
+@pytest.mark.parametrize("kind", ["text", pytest.param("packed", marks=pytest.mark.slow)])
 def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
     kind: str, run: Path, texts: Path, tmp_path: Path, monkeypatch
 ):

@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from dualpath_cli.study.classes import TokenClass
 from dualpath_cli.study.tags import members_of, tag
 from tests.small_tokenizer import tokenizer_with
 
-NUMBERS = TokenClass("numbers", ("NUM", "SYM"), "wide")
+NUMBERS = ("NUM", "SYM")
 
 
 def tags_of(*windows: str) -> list[np.ndarray]:

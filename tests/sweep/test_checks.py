@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from dualpath_cli import cli
-from dualpath_cli.command.own_classes import hashes
-from dualpath_cli.settings import settings_from
+from dualpath_cli.own_classes.checks import hashes
+from dualpath_cli.recipe.settings import settings_from
 from tests.sweep.sweeps import starts, write_recipe
 
 
@@ -33,7 +33,7 @@ def test_a_sweep_that_is_refused_leaves_the_one_before_as_it_was(
 def test_no_seeds_are_added_to_runs_of_another_source(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = "tests.own_classes.MlpGate"
+    own = "tests.custom_classes.MlpGate"
     words = [*words, "--yes", "--tune", "off", "--set", f"model.gate=two_gates,{own}"]
     words += ["--controls", "none"]
     assert cli.main([*words, "--seeds", "1"]) == 0
@@ -51,6 +51,14 @@ def test_no_seeds_are_added_to_runs_of_another_source(
     (run / "versions.json").write_text(json.dumps({"classes": now}))
     assert cli.main(words) == 0
     assert len(starts(out)) == 2 * 2
+
+
+def test_facts_that_nothing_follows_from_refuse_no_sweep(words: list[str], tmp_path: Path) -> None:
+    words = [*words, "--yes", "--tune", "off", "--seeds", "1", "--controls", "none"]
+    assert cli.main(words) == 0
+    for versions in (tmp_path / "sweep").glob("runs/*/*/versions.json"):
+        versions.write_text('{"a":')
+    assert cli.main(words) == 0
 
 
 def refused(

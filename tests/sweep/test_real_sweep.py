@@ -1,39 +1,54 @@
-"""A sweep whose runs are trained by `dualpath fit`."""
+"""A sweep whose runs are trained by `dualpath fit`: in this process, or as users have it."""
 
-import os
-import subprocess
-import sys
+import contextlib
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
-from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli.cli import main
+from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.sweep import runner
+from dualpath_cli.sweep.runs import Run
+from tests.conftest import OutputOf
 from tests.sweep.sweeps import write_recipe
 
-pytestmark = pytest.mark.slow
+
+def train_here(run: Run, slot: int, jobs: int) -> Any:
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    with run.log.open("w") as log, contextlib.redirect_stdout(log):
+        code = main(["fit", "--config", str(run.path)])
+    return SimpleNamespace(poll=lambda: code, returncode=code)
 
 
-def test_a_sweep_measures_trains_and_ends(texts: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["here", pytest.param("processes", marks=pytest.mark.slow)])
+def test_a_sweep_plans_trains_and_ends(
+    where: str, texts: Path, tmp_path: Path, output_of: OutputOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "here":
+        monkeypatch.setattr(runner, "start", train_here)
+        monkeypatch.setattr("dualpath_cli.training.logs.curve.draw", lambda run: run)
     val = {"held_out": str(texts / "val.jsonl")}
     recipe = write_recipe(tmp_path, data={"path": str(texts / "train"), "val": val})
     out = tmp_path / "sweep"
-    words = ["sweep", "--config", str(recipe), "--budget", "100K", "--alphas", "50", "--loops", "2",
-             "--controls", "wide", "--seeds", "1", "--tune", "off", "--jobs", "2", "--yes",
-             "--out", str(out)]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "dualpath_cli", *words], text=True, capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"next: dualpath compare {out}"
+    words = ["sweep", "--config", recipe, "--budget", "100K", "--alphas", "50", "--loops", "2",
+             "--controls", "wide", "--tune", "off", "--yes", "--out", out]  # fmt: skip
+    said = output_of(*words, "--seeds", "1")
+    assert "hours are not known before a run of each family has begun" in " ".join(said.split())
+    assert said.splitlines()[-1] == f"next: dualpath compare {out}"
+    said = output_of(*words, "--seeds", "2", "--slurm")
+    assert re.search(r"in all \d+\.\d min", " ".join(said.split()))
     plan = {row["configuration"]: row for row in read_csv(out / "plan.csv")}
     assert set(plan) == {"wide", "a50_k2"}
-    assert all(float(row["hours"]) > 0 for row in plan.values()), "measured here"
     for name, row in plan.items():
         folder = out / "runs" / name / "seed_0"
         ends = [r for r in read_csv(folder / "validation.csv") if int(r["step"]) == 10]
         assert [r["set"] for r in ends] == ["held_out"]
+        speeds = [float(r["tokens_per_second"]) for r in read_csv(folder / "metrics.csv")]
+        assert min(speeds) <= 640 / 3600 / float(row["hours"]) <= max(speeds)
         model = yaml.safe_load((folder / "recipe.yaml").read_text())["model"]
         assert (model["block"] == "wide") == (name == "wide")
         printed = (out / "logs" / f"{name}-seed_0.log").read_text()

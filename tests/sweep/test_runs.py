@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli import recipes, run_folder
 from dualpath_cli.errors import UserError
-from dualpath_cli.settings import settings_from
+from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.run import run_folder
 from dualpath_cli.sweep import plan, tuning, worker
 from dualpath_cli.sweep.cells import solve
 from dualpath_cli.sweep.checks import check_begun, check_different
@@ -183,7 +184,7 @@ def test_under_wsd_shorter_runs_branch_from_the_longest(tmp_path: Path) -> None:
 
 
 def test_a_gate_of_ones_own_is_solved_for_and_its_excess_named(tmp_path: Path) -> None:
-    own = "tests.own_classes.MlpGate"
+    own = "tests.custom_classes.MlpGate"
     row = costs_of(tmp_path, "--controls", "none", model={"gate": own})["a50_k2"]
     assert row.gate_excess == 0, "widths leave it room"
     assert row.linear_flops == pytest.approx(100_000, rel=0.01)

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli import cli
-from dualpath_cli.output.csv_text import read_csv
-from dualpath_cli.run_lock import alone_in
+from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.files.lock import FIT, alone_in
 from dualpath_cli.sweep import worker
+from dualpath_cli.sweep.request import LOCK
 from dualpath_cli.sweep.tuning import SEED, Trial, grown
-from tests.sweep.sweeps import SWEEP, starts, write_fake_fit, write_recipe
+from tests.sweep.sweeps import SWEEP, starts, write_recipe
 
 
 def test_rates_are_tried_then_all_runs_are_trained_at_the_best(
@@ -137,11 +138,11 @@ def test_branches_wait_for_their_trunk_and_fail_with_it(
 
 
 def test_jobs_run_together_and_share_the_cores(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    processes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SECONDS", "1")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert cli.main([*words, "--yes", "--tune", "off", "--jobs", "3", "--seeds", "1"]) == 0
+    assert cli.main([*processes, "--yes", "--tune", "off", "--jobs", "3", "--seeds", "1"]) == 0
     out = tmp_path / "sweep"
     begun = [float(lines[0].split()[3]) for lines in starts(out).values()]
     ended = [float(path.read_text()) for path in out.glob("**/ends")]
@@ -155,7 +156,6 @@ def test_slots_get_a_gpu_each_and_share_where_there_are_more_runs(
 ) -> None:
     monkeypatch.setattr(worker, "visible_gpus", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setenv("FAKE_SECONDS", "1")
     write_recipe(tmp_path, trainer={"accelerator": "auto"})
     assert cli.main([*words, "--yes", "--tune", "off", "--jobs", "3", "--seeds", "1"]) == 0
     gpus = [lines[0].split()[2] for lines in starts(tmp_path / "sweep").values()]
@@ -287,11 +287,9 @@ def test_recipes_of_runs_are_written_once_their_rates_are_known(
 def test_a_second_sweep_in_the_same_folder_is_refused(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    process = begin(words, tmp_path, seconds=5)
-    assert cli.main([*words, "--yes", "--tune", "off", "--seeds", "1"]) == 2
+    with alone_in(tmp_path / "sweep", print, LOCK, "wait for it"):
+        assert cli.main([*words, "--yes", "--tune", "off", "--seeds", "1"]) == 2
     assert "is being written by process" in capsys.readouterr().err
-    process.communicate(timeout=60)
-    assert process.returncode == 0
 
 
 def test_a_run_that_another_process_writes_is_waited_for_and_named(
@@ -300,9 +298,9 @@ def test_a_run_that_another_process_writes_is_waited_for_and_named(
     run, begun, done = tmp_path / "sweep/runs/wide/seed_0", threading.Event(), threading.Event()
 
     def hold() -> None:
-        with alone_in(run, print):
+        with alone_in(run, print, FIT, "wait for it"):
             begun.set()
-            done.wait(3)
+            done.wait(0.5)
 
     assert cli.main([*words, "--slurm", "--tune", "off", "--seeds", "1"]) == 0
     holder = threading.Thread(target=hold)
@@ -352,7 +350,7 @@ def test_nothing_runs_without_a_yes(
 
 def begin(words: list[str], tmp_path: Path, seconds: float) -> "subprocess.Popen[str]":
     """Starts a sweep as a process of its own, and waits until its runs are at work."""
-    command = [sys.executable, "-c", SWEEP, *write_fake_fit(tmp_path), *words, "--yes"]
+    command = [sys.executable, "-c", SWEEP, *words, "--yes"]
     process = subprocess.Popen(
         [*command, "--tune", "off", "--jobs", "2", "--seeds", "1"], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -366,7 +364,10 @@ def begin(words: list[str], tmp_path: Path, seconds: float) -> "subprocess.Popen
     return process
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_a_signal_stops_all_runs_with_a_checkpoint_and_the_same_words_go_on(
     number: int, code: int, words: list[str], tmp_path: Path
 ) -> None:
@@ -408,7 +409,7 @@ def test_a_killed_sweep_leaves_no_process_behind_and_goes_on(
         ("other", "holds 'agent.py'"),
     ],
 )
-def test_a_folder_of_something_else_is_refused_before_anything_is_measured_or_written(
+def test_a_folder_of_something_else_is_refused_before_anything_is_written(
     out: str, said: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run/checkpoints/step-00000010").mkdir(parents=True)
@@ -514,7 +515,7 @@ def test_a_trial_whose_time_is_up_is_queued_again_and_has_not_failed(
     words: list[str], tmp_path: Path
 ) -> None:
     assert cli.main([*words, "--slurm", "--tune", "1e-3,2e-3"]) == 0
-    warned = "trap 'exit 1' USR1; kill -USR1 $PPID; while :; do sleep 0.1; done"
+    warned = "trap 'exit 1' USR1; sleep 0.5; kill -USR1 $PPID; while :; do sleep 0.1; done"
     done = run_task(tmp_path / "sweep/tune.sbatch", 2, tmp_path / "tools", srun=warned)
     assert done.stdout == "requeued requeue 7_2\n"
     assert done.returncode == 1

@@ -56,34 +56,6 @@ def test_a_flipped_byte_is_found_by_verify(folder, name):
         manifest.verify(folder)
 
 
-def _truncate(folder: Path) -> None:
-    (folder / "chunk-0-0.bin").write_bytes(b"1234567")
-
-
-def _remove(name: str):
-    return lambda folder: (folder / name).unlink()
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (_truncate, r"chunk-0-0\.bin: 7 bytes instead of 8"),
-        (_remove("chunk-0-0.bin"), r"chunk-0-0\.bin: chunk is missing"),
-        (_remove("index.json"), r"index\.json: missing"),
-        (lambda folder: (folder / "index.json").write_text("[]"), r"index\.json: changed"),
-        (_remove("manifest.json"), r"has no manifest\.json"),
-        (lambda folder: (folder / "manifest.json").write_text("{"), "cannot be read"),
-        (lambda folder: (folder / "manifest.json").write_text("{}"), "cannot be read"),
-    ],
-)
-def test_a_damaged_folder_is_named_with_the_way_out(folder, damage, reason):
-    damage(folder)
-    with pytest.raises(UserError, match=reason) as caught:
-        Manifest.read(folder).check_sizes(folder)
-    assert "python -m data_prep" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_an_edited_manifest_is_found(folder):
     content = json.loads((folder / "manifest.json").read_text())
     content["chunks"].pop()

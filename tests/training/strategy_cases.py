@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.meter import Meter
 from dualpath_cli.config import Checkpointing, ModelConfig
-from dualpath_cli.settings import OptimSettings, RunSettings
+from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.strategies import build_strategy, reduce_dtype, sharding_mesh
@@ -30,7 +30,7 @@ MODEL = ModelConfig(
     n_kv_heads=1, max_seq_len=LENGTH, loops=2, d_ffn=24, d_ffn_wide=40, ffn_multiple_of=8,
     gain_init=-1.0,
 )  # fmt: skip
-OWN = {"gate": "tests.own_classes.TwoGates", "combination": "tests.own_classes.Router"}
+OWN = {"gate": "tests.custom_classes.TwoGates", "combination": "tests.custom_classes.Router"}
 OPTIM = OptimSettings(lr=1e-2, lr_start=1e-3, lr_end=1e-3, warmup_steps=4, clip=0.5)
 
 

@@ -96,7 +96,6 @@ def test_under_autocast_they_are_too(policy: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        Intervention(halting=0.5),
         Intervention(loops=2),
         Intervention(gates=(1.0, 0.5)),
     ],

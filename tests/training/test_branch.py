@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli.recipes import merge
+from dualpath_cli.recipe.recipes import merge
 from tests.tiny_run import SEQ_LEN, Fit, Refused, rows, tables
 
 WSD = {"schedule": "wsd", "cooldown": 0.5, "warmup_steps": 2}

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 from dualpath_cli.cli import main
 from dualpath_cli.errors import UserError
-from dualpath_cli.run_folder import newest_checkpoint
+from dualpath_cli.run.run_folder import newest_checkpoint
 from dualpath_cli.training.state.shards import load_shards
 from tests.tiny_run import Fit, rows
 

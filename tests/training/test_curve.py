@@ -1,8 +1,10 @@
 """The curve of a run: which panels it has, and what each of them shows."""
 
-import pytest
-from matplotlib import pyplot
+from typing import Any
 
+import pytest
+
+from dualpath_cli.output import figures
 from dualpath_cli.training.logs import curve
 from tests.tiny_run import Fit
 
@@ -19,12 +21,17 @@ from tests.tiny_run import Fit
 def test_a_panel_shows_what_the_blocks_have(
     block: str, panels: dict[str, int], trained: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    figures = []
-    monkeypatch.setattr(pyplot, "close", figures.append)
+    drawings, panels_of = [], figures.panels
+
+    def panels_kept(*size: Any, **options: Any) -> Any:
+        drawings.append(panels_of(*size, **options))
+        return drawings[-1]
+
+    monkeypatch.setattr(figures, "panels", panels_kept)
     run = trained(model={"block": block})
     drawn = curve.draw(run)
     assert (drawn, drawn.read_bytes()[:4]) == (run / "curve.png", b"\x89PNG")
-    (figure,) = figures
+    ((figure, _),) = drawings
     assert {ax.get_title(): len(ax.lines) for ax in figure.axes} == panels
     names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert names == ["training", "held_out"]

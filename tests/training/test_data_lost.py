@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli.recipes import merge
-from dualpath_cli.run_folder import newest_checkpoint, step_of
+from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training.state import checkpoint
 from tests.faulty_data import CHANGED, flip, one_line
 from tests.tiny_run import SEQ_LEN, Fit, Refused, rows, tiny_recipe, train
@@ -43,7 +43,7 @@ LATER = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", LATER)
 def test_a_chunk_that_is_lost_cut_or_changed_while_training_ends_the_run(
     fault: str, workers: int, refused: Refused, data: Path, tmp_path: Path,

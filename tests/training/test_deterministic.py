@@ -15,7 +15,9 @@ def as_before() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("block", ["dual", "loop", "wide"])
+@pytest.mark.parametrize(
+    "block", ["dual", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("loop", "wide"))]
+)
 def test_deterministic_mode_runs_and_changes_no_number_on_the_cpu(
     block: str, fit: Fit, trained: Fit, as_before: None
 ) -> None:

@@ -3,12 +3,9 @@
 Every epoch is one batch of eight blocks: however ranks share it out, each step sees all of it.
 """
 
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,8 @@ import torch
 import yaml
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.recipes import merge
-from dualpath_cli.run_folder import find_run, read_recipe
+from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.run.run_folder import find_run, read_recipe
 from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.state.weights import load_weights
 from tests.conftest import OutputOf
@@ -90,7 +87,8 @@ def assert_same_losses(run: Path, expected: Path) -> None:
                     )  # fmt: skip
 
 
-@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
 def test_fsdp_gives_one_process_losses_and_is_read_by_one_process(
     tied: bool, runs: Runs, output_of: OutputOf
 ) -> None:
@@ -112,45 +110,12 @@ def test_fsdp_gives_one_process_losses_and_is_read_by_one_process(
         assert float(loss) == pytest.approx(float(last["loss"]), rel=1e-4)
 
 
-def log_reductions(folder: Path) -> None:
-    """Writes a line for each reduction of gradients, to a file a rank."""
-
-    def logged(reduce_scatter: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        with Path(folder, f"reduced-by-{os.environ['LOCAL_RANK']}").open("a") as file:
-            print("reduced", file=file)
-        return reduce_scatter(*arguments, **named)
-
-    for name in ("reduce_scatter_tensor", "reduce_scatter_single"):  # by torch's version
-        if original := getattr(torch.distributed, name, None):
-            setattr(torch.distributed, name, partial(logged, original))
-
-
-def test_fsdp_reduces_gradients_once_a_step(runs: Runs) -> None:
-    # Eight blocks a step on two ranks: four micro-batches of one block each.
-    changes = {"run": {"name": "counted", "micro_batch": 1}, "trainer": {"strategy": "fsdp"}}
-    words = runs.words("counted", **changes)
-    run_on_two_ranks(words, runs.folder, partial(log_reductions, runs.folder))
-    for row, wanted in zip(
-        rows(runs.folder / "runs" / "tiny" / "counted" / "metrics.csv"),
-        rows(runs.single() / "metrics.csv"),
-        strict=True,
-    ):
-        for column in ("loss", "grad_norm"):
-            assert float(row[column]) == pytest.approx(float(wanted[column]), rel=2e-5)
-    units = runs.recipe["model"]["n_layers"] + 1
-    for rank in range(2):
-        lines = Path(runs.folder, f"reduced-by-{rank}").read_text().splitlines()
-        assert len(lines) == 5 * units, "five steps, a reduction for each unit"
-
-
-def test_an_interrupted_fsdp_run_is_continued_on_two_processes(runs: Runs) -> None:
-    back_to_step(runs.two_ranks("fsdp"), 4)
-    assert_same_losses(runs.two_ranks("fsdp"), runs.single())
-
-
 @pytest.mark.parametrize(
     ("ranks", "other", "tied"),
-    [(1, "single", False), (2, "ddp", True), pytest.param(2, "ddp", False, marks=pytest.mark.slow)],
+    [
+        (1, "single", False),
+        *(pytest.param(2, "ddp", tied, marks=pytest.mark.slow) for tied in (True, False)),
+    ],
 )
 def test_a_run_goes_on_by_another_strategy_and_back(
     ranks: int, other: str, tied: bool, runs: Runs
@@ -183,15 +148,9 @@ def test_hsdp_on_four_ranks_is_continued_by_fsdp_and_read_by_one_process(
         assert float(loss) == pytest.approx(float(last["loss"]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_ddp_gives_one_process_losses(runs: Runs) -> None:
     assert_same_losses(runs.two_ranks("ddp"), runs.single())
-
-
-@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("ddp", marks=pytest.mark.slow)])
-def test_blocks_that_compute_again_give_them_too(strategy: str, runs: Runs) -> None:
-    words = runs.words(f"{strategy}-again", trainer={"strategy": strategy})
-    run_on_two_ranks([*words, "--run.activation_checkpointing", "selective"], runs.folder)
-    assert_same_losses(runs.folder / "runs" / "tiny" / f"{strategy}-again", runs.single())
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from dualpath_cli.recipes import Recipe, merge
+from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.training.module import DualPathModule
 from tests.processes import run_on_ranks
 from tests.tiny_run import (
@@ -90,7 +90,7 @@ def one_process(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> tup
     return go_on(recipe, folder, "one", 1, "single"), folder
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_a_run_is_the_same_on_1_4_and_2_ranks_in_turn(
     strategy: str, recipe: Recipe, one_process: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -109,6 +109,7 @@ def test_a_run_is_the_same_on_1_4_and_2_ranks_in_turn(
     assert sequences(tmp_path, 2) == {step: wanted[step] for step in range(7, STEPS + 1)}
 
 
+@pytest.mark.slow
 def test_where_the_first_ranks_stopped_within_a_validation_the_others_make_it(
     recipe: Recipe, one_process: tuple[Path, Path], tmp_path: Path
 ) -> None:

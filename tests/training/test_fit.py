@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ import torch
 import yaml
 
 from data_prep.__main__ import main as data_prep
-from dualpath_cli.checkpoint_files import Files
 from dualpath_cli.cli import main
 from dualpath_cli.command.batch import micro_batches
 from dualpath_cli.errors import UserError
-from dualpath_cli.run_folder import find_run, newest_checkpoint
-from dualpath_cli.settings import RunSettings
+from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.run.checkpoint_files import Files
+from dualpath_cli.run.run_folder import find_run, newest_checkpoint
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.training import parallel
 from dualpath_cli.training.module import DualPathModule
@@ -103,7 +102,7 @@ def test_the_same_recipe_gives_the_same_numbers(fit: Fit, trained: Fit) -> None:
     assert rows(once / "metrics.csv") == rows(again / "metrics.csv")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
     fit: Fit, texts: Path, tmp_path: Path, workers: int
 ) -> None:
@@ -303,35 +302,18 @@ def test_a_validation_folder_of_another_tokenizer_is_refused(
     assert "another tokenizer than the run's" in error
 
 
-def test_ctrl_c_says_where_the_run_continues(trained: Fit, tmp_path: Path) -> None:
-    trained()  # writes the recipe
-    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "stopped"]
-    more = ["--run.max_tokens", str(5000 * 4 * SEQ_LEN), "--data.max_epochs", "9999"]
-    process = start([*words, *more], tmp_path / "log")
-    checkpoints = tmp_path / "runs" / "tiny" / "stopped" / "checkpoints"
-    while not (checkpoints / "last").exists():
-        assert process.is_alive(), "the run ended before it could be interrupted"
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGINT)
-    process.join(timeout=60)
-    assert process.exitcode == 130
-    step = int((checkpoints / "last").resolve().name.removeprefix("step-"))
-    said = (tmp_path / "log").read_text()
-    assert f"interrupted; the same command continues from step {step}" in said
-
-
-def test_a_batch_of_broken_micro_batches_is_refused(refused: Refused) -> None:
-    error = refused(run={"batch_tokens": 5 * SEQ_LEN})
-    assert "run.micro_batch=2 does not divide the 5 sequences" in error
-    assert "--run.micro_batch 1 does" in error
-
-
 @pytest.mark.parametrize(
     ("batch_tokens", "ranks", "micro_batch", "words"),
     [
         (100, 1, 1, r"batch_tokens=100 is no whole number of sequences of 16 tokens; 112 is one"),
         (12 * 16, 5, 1, r"12 sequences .* to 5 devices, but to 4; .* --run.batch_tokens 240$"),
         (2 * 16, 3, 1, r"to 3 devices, but to 2; a new run could take --run.batch_tokens 48$"),
+        (
+            5 * 16,
+            1,
+            2,
+            r"micro_batch=2 does not divide the 5 sequences .* --run.micro_batch 1 does",
+        ),
         (12 * 16, 2, 4, r"micro_batch=4 does not divide the 6 sequences .* --run.micro_batch 3"),
         (12 * 16, 6, 4, r"micro_batch=4 does not divide the 2 sequences .* --run.micro_batch 2"),
     ],

@@ -12,14 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from dualpath_cli.recipes import merge
-from dualpath_cli.run_folder import WENT_WRONG
+from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.run.run_folder import WENT_WRONG
 from dualpath_cli.training import guard
 from dualpath_cli.training.guard import HISTORY, StepGuard
 from dualpath_cli.training.logs import bad_steps
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.state.checkpoint import Checkpoints
-from dualpath_cli.training.state.finite import finite_weights
+from dualpath_cli.training.state.checkpoint import Checkpoints, finite_weights
 from tests.processes import run_on_two_ranks
 from tests.tiny_run import (
     SEQ_LEN,
@@ -154,8 +153,7 @@ def test_the_logarithm_of_a_constant_norm_has_no_spread_and_no_outliers() -> Non
 # A step that is left out
 
 
-@pytest.mark.parametrize("factor", [NAN, INF])
-@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize(("step", "factor"), [(1, NAN), (3, INF)])
 def test_a_step_that_is_left_out_changes_nothing_and_the_run_goes_on(
     step: int, factor: float, fit: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +258,7 @@ def test_a_continued_run_judges_as_an_uninterrupted_one(
     bad = rows(run / "bad_steps.csv")
     assert [(row["step"], row["kind"]) for row in bad] == [("8", "outlier"), ("11", "outlier")]
     whole, last_weights, last = tables(run), weights(run), state(run, 14)
-    for step in (3, 6, 8, 10):
+    for step in (3, 8):
         back_to_step(run, step)
         fit(**changes)
         assert tables(run) == whole
@@ -306,16 +304,15 @@ def test_a_much_too_high_learning_rate_ends_the_run_with_finite_checkpoints(
             assert weight.isfinite().all(), (path, name)
 
 
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_weights_that_are_no_numbers_are_not_saved(
-    value: float, failed: Callable[..., tuple[Path, str]], monkeypatch: pytest.MonkeyPatch
+    failed: Callable[..., tuple[Path, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = Checkpoints.save
 
     def spoil(checkpoints: Checkpoints, trainer: Any) -> None:
         if trainer.global_step == 4:
             with torch.no_grad():
-                list(trainer.lightning_module.parameters())[-1].view(-1)[-1] = value
+                list(trainer.lightning_module.parameters())[-1].view(-1)[-1] = NAN
         save(checkpoints, trainer)
 
     monkeypatch.setattr(Checkpoints, "save", spoil)
@@ -351,7 +348,7 @@ def spoil_all_losses_of_the_second_rank() -> None:
     )
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_ranks_agree_where_one_of_them_has_no_loss(
     strategy: str, trained: Fit, tmp_path: Path
 ) -> None:
@@ -372,6 +369,7 @@ def test_ranks_agree_where_one_of_them_has_no_loss(
     assert len(list((run / "checkpoints").glob("step-*"))) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_too_many_in_a_row_end_both_ranks_with_one_line(
     strategy: str, trained: Fit, tmp_path: Path

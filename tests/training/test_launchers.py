@@ -7,7 +7,7 @@ import pytest
 import yaml
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
-from dualpath_cli.recipes import merge
+from dualpath_cli.recipe.recipes import merge
 from tests.processes import start
 from tests.tiny_run import rows, tiny_recipe, train
 
@@ -33,8 +33,14 @@ def by_torchrun(rank: int, nodes: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize("launcher", [by_slurm, by_torchrun])
+@pytest.mark.parametrize(
+    ("launcher", "nodes"),
+    [
+        (by_slurm, 2),
+        *(pytest.param(*case, marks=pytest.mark.slow)
+          for case in ((by_slurm, 1), (by_torchrun, 1), (by_torchrun, 2))),
+    ],
+)  # fmt: skip
 def test_its_ranks_train_as_one_process_does(
     launcher: Callable[[int, int], dict[str, str]], nodes: int, texts: Path, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_continued_run_is_one_run_of_wandb(fit: Fit, tmp_path: Path) -> None:
     assert (fit(run={"wandb": "project"}) / "wandb_id").read_text().strip() != first
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("offline")
 def test_where_wandb_cannot_be_reached_rows_are_kept_for_later(
     fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.schedule import cooldown_start, learning_rate, weight_decay
-from dualpath_cli.settings import OptimSettings, RunSettings
+from dualpath_cli.recipe.schedule import cooldown_start, learning_rate, weight_decay
+from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from tests.model.small_models import SMALL
 

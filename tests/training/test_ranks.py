@@ -16,6 +16,8 @@ from dualpath_cli.training import ranks
 from tests.processes import start
 from tests.tiny_run import Fit, Refused
 
+rare = pytest.mark.slow
+
 
 @pytest.fixture
 def words(trained: Fit, tmp_path: Path) -> list[str]:
@@ -57,11 +59,11 @@ def is_gone(pid: int) -> bool:
     ("whose", "signum", "code", "said"),
     [
         (0, signal.SIGTERM, 143, "stopped by SIGTERM"),
-        (0, signal.SIGKILL, -signal.SIGKILL, None),
+        pytest.param(0, signal.SIGKILL, -signal.SIGKILL, None, marks=rare),
         (1, signal.SIGKILL, 1, "failed: rank 1 ended by signal SIGKILL (out of memory?)"),
     ],
 )
-@pytest.mark.parametrize("delay", [0.0, 1.0])
+@pytest.mark.parametrize("delay", [0.0, pytest.param(1.0, marks=rare)])
 def test_a_signal_while_the_second_rank_starts_leaves_none_and_says_one_line(
     delay: float, whose: int, signum: int, code: int, said: str | None, words: list[str],
     tmp_path: Path,
@@ -86,7 +88,7 @@ def in_a_hurry() -> None:
     ranks.SILENCE = 0.5
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=rare)])
 def test_a_rank_that_does_not_come_is_named_while_it_is_waited_for_and_after_the_timeout(
     rank: int, words: list[str], tmp_path: Path
 ) -> None:

@@ -15,13 +15,16 @@ import torch
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from lightning.pytorch import Trainer
 
-from dualpath_cli.run_folder import newest_checkpoint, step_of
+from dualpath_cli.cli import main
+from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training import stopping
+from dualpath_cli.training.logs import curve
 from dualpath_cli.training.module import DualPathModule
 from tests.processes import start
 from tests.tiny_run import SEQ_LEN, Fit, rows, tables, weights
 from tests.training.test_ranks import rank_1_of
 
+rare = pytest.mark.slow
 STEPS = 8
 RUN = {"max_tokens": STEPS * 4 * SEQ_LEN, "save_every": 4, "validate_every": 2, "log_every": 1,
        "gates_every": 1}  # fmt: skip
@@ -81,9 +84,11 @@ def run_once(
     return process.exitcode
 
 
-def assert_goes_on(words: list[str], whole: Path, log: Path) -> None:
+def assert_goes_on(words: list[str], whole: Path) -> None:
     """The same command again makes the run what it would have been."""
-    assert run_once(words, log) == 0, log.read_text()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curve, "draw", lambda run: run / "curve.png")
+        assert main(words) == 0
     run = whole.with_name("stopped")
     assert tables(run) == tables(whole)
     torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=0)
@@ -94,8 +99,8 @@ def assert_goes_on(words: list[str], whole: Path, log: Path) -> None:
     [
         (signal.SIGTERM, 143),
         (signal.SIGINT, 130),
-        pytest.param(signal.SIGUSR1, 143, marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, 143, marks=rare),
+        pytest.param(signal.SIGHUP, 143, marks=rare),
     ],
 )
 def test_a_signal_ends_the_run_after_the_step_that_it_came_in(
@@ -109,11 +114,23 @@ def test_a_signal_ends_the_run_after_the_step_that_it_came_in(
     how = "interrupted" if signum == signal.SIGINT else f"stopped by {signal.Signals(signum).name}"
     said = f"dualpath fit: {how}; the same command continues from step 5\n"
     assert log.read_text().endswith(said)
-    assert_goes_on(words, whole, log)
+    assert_goes_on(words, whole)
 
 
-@pytest.mark.parametrize("step", [2, 4, STEPS], ids=["unsaved", "saved", "last"])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("signum", "step"),
+    [
+        (signal.SIGTERM, 2),
+        (signal.SIGKILL, STEPS),
+        *(
+            pytest.param(signum, step, marks=rare)
+            for signum, step in (
+                (signal.SIGTERM, 4), (signal.SIGTERM, STEPS),
+                (signal.SIGKILL, 2), (signal.SIGKILL, 4),
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_a_validation_that_was_cut_short_is_made_anew(
     signum: int, step: int, whole: Path, words: list[str], tmp_path: Path
 ) -> None:
@@ -125,7 +142,7 @@ def test_a_validation_that_was_cut_short_is_made_anew(
         assert code == 143, log.read_text()
         assert step_of(newest_checkpoint(run)) == step
     assert str(step) not in [row["step"] for row in rows(run / "validation.csv")]
-    assert_goes_on(words, whole, log)
+    assert_goes_on(words, whole)
 
 
 def test_a_second_signal_ends_the_process_at_once_and_harms_nothing(
@@ -135,28 +152,29 @@ def test_a_second_signal_ends_the_process_at_once_and_harms_nothing(
     code = run_once(words, log, partial(twice_in_a_step, signal.SIGTERM))
     assert code == 128 + signal.SIGTERM, log.read_text()
     assert step_of(newest_checkpoint(whole.with_name("stopped"))) == 4
-    assert_goes_on(words, whole, log)
+    assert_goes_on(words, whole)
 
 
-@pytest.mark.parametrize("where", ["training_step", "on_validation_epoch_end"])
+@pytest.mark.parametrize(
+    "where", [pytest.param("training_step", marks=rare), "on_validation_epoch_end"]
+)
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
     where: str, whole: Path, words: list[str], tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
     step = 1 if where == "training_step" else 2
     assert run_once(words, log, signalled(signal.SIGKILL, where, step)) == -signal.SIGKILL
-    assert_goes_on(words, whole, log)
+    assert_goes_on(words, whole)
 
 
 @pytest.mark.parametrize(
     ("strategy", "where", "rank"),
     [
-        ("ddp", "training_step", None),
         ("fsdp", "training_step", "1"),
-        ("ddp", "validation_step", "0"),
         *(
-            pytest.param(strategy, where, rank, marks=pytest.mark.slow)
+            pytest.param(strategy, where, rank, marks=rare)
             for strategy, where, rank in (
+                ("ddp", "training_step", None), ("ddp", "validation_step", "0"),
                 ("ddp", "training_step", "0"), ("ddp", "training_step", "1"),
                 ("fsdp", "training_step", "0"), ("fsdp", "training_step", None),
                 ("fsdp", "validation_step", "1"), ("ddp", "validation_step", None),
@@ -212,8 +230,15 @@ def die_as_a_checkpoint_is_due() -> None:
     Trainer.save_checkpoint = dying
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("die", [die_in_training, die_as_a_checkpoint_is_due])
+@pytest.mark.parametrize(
+    ("die", "strategy"),
+    [
+        (die_as_a_checkpoint_is_due, "fsdp"),
+        pytest.param(die_as_a_checkpoint_is_due, "ddp", marks=rare),
+        pytest.param(die_in_training, "fsdp", marks=rare),
+        pytest.param(die_in_training, "ddp", marks=rare),
+    ],
+)
 def test_a_rank_that_dies_ends_the_others_with_a_word(
     die: Callable[[], None], strategy: str, trained: Fit, tmp_path: Path
 ) -> None:
@@ -237,7 +262,7 @@ def test_a_rank_that_dies_ends_the_others_with_a_word(
     assert "Traceback" not in said
 
 
-@pytest.mark.slow
+@rare
 def test_a_child_that_dies_is_named_by_the_first_rank(trained: Fit, tmp_path: Path) -> None:
     trained(run=RUN, data={"max_epochs": 99})  # writes the recipe
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "orphan"]
@@ -259,7 +284,9 @@ def test_a_child_that_dies_is_named_by_the_first_rank(trained: Fit, tmp_path: Pa
     assert said.count("failed") == 1
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=rare)]
+)
 def test_a_signal_ends_a_validation_of_its_own_with_its_code(
     signum: int, code: int, whole: Path, tmp_path: Path
 ) -> None:
@@ -277,7 +304,7 @@ def test_a_run_whose_time_is_over_says_so_and_goes_on(
     assert run_once([*words, "--trainer.max_time", "00:00:00:00"], log) == 0
     said = "dualpath fit: trainer.max_time is over; the same command continues from step 1\n"
     assert log.read_text().endswith(said)
-    assert_goes_on(words, whole, log)
+    assert_goes_on(words, whole)
 
 
 def test_a_time_that_is_none_is_refused(words: list[str], tmp_path: Path) -> None:

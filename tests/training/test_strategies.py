@@ -1,6 +1,7 @@
 """Every strategy gives one process's losses on the same global batches, and sends what it should.
 
-Two and four gloo processes train all cases one after the other; the tests read their results.
+One, two and four gloo processes train the cases of a group one after the other, when a test first
+asks for one of them; the tests read the results.
 """
 
 import json
@@ -15,7 +16,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.plan import Cluster, plan
-from dualpath_cli.settings import RunSettings
+from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.training.strategies import FullyShardedStrategy, build_strategy
 from tests.processes import call_on_ranks
 from tests.tiny_run import Refused
@@ -34,14 +35,18 @@ REFERENCES = [
     Case("mixed", precision="bf16-mixed", steps=SOME),
 ]
 
+SMOKE = [
+    Case("ddp, accumulated, tied", "ddp", accumulate=2, tied=True),
+    Case("fsdp, compiled", "fsdp", compiled=True, accumulate=2, checkpointing="selective"),
+]
+
 TWO = [
     Case("ddp", "ddp"),
-    Case("ddp, accumulated, tied", "ddp", accumulate=2, tied=True),
     Case("ddp, rounded", "ddp", run=ROUNDED, steps=SOME),
+    Case("ddp, compiled", "ddp", compiled=True),
     Case("fsdp, tied, full", "fsdp", accumulate=2, tied=True, checkpointing="full"),
     Case("fsdp, mixed", "fsdp", precision="bf16-mixed", steps=SOME),
     Case("fsdp, accumulated, rounded", "fsdp", run=ROUNDED, accumulate=2, steps=SOME),
-    Case("fsdp, compiled", "fsdp", compiled=True, accumulate=2, checkpointing="selective"),
     Case("fsdp, compiled, own classes", "fsdp", own=True, compiled=True),
 ]
 
@@ -56,31 +61,50 @@ FOUR = [
         checkpointing="selective",
     ),
     Case("hsdp, rounded", "hsdp", run=ROUNDED, steps=SOME),
+    Case("hsdp, compiled", "hsdp", run=PAIRS, compiled=True, accumulate=2),
     Case("fsdp on four, accumulated", "fsdp", accumulate=2, saves=True),
     Case("fsdp after hsdp", "fsdp", after="hsdp"),
     Case("hsdp after fsdp", "hsdp", run=PAIRS, accumulate=2, after="fsdp on four, accumulated"),
 ]
 
-EXACT = [case for case in TWO + FOUR if case.precision == "32-true" and "rounded" not in case.name]
+EXACT = [
+    case
+    for case in SMOKE + TWO + FOUR
+    if case.precision == "32-true" and "rounded" not in case.name
+]
+"""Cases whose losses are those of one process to 1e-5."""
+
+GROUPS = [(1, REFERENCES), (2, SMOKE), (2, TWO), (4, FOUR)]
+rare = pytest.mark.slow
+
+
+def marked(cases: list[Case]) -> list[Any]:
+    """Cases as parameters of a test; those outside of SMOKE are rare."""
+    marks = [() if case in SMOKE else rare for case in cases]
+    return [pytest.param(c, marks=m, id=c.name) for c, m in zip(cases, marks, strict=True)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where each case has a folder of its results."""
-    folder = tmp_path_factory.mktemp("strategies")
-    call_on_ranks(1, partial(train_all, REFERENCES, 1, folder), folder)
-    call_on_ranks(2, partial(train_all, TWO, 2, folder), folder)
-    call_on_ranks(4, partial(train_all, FOUR, 4, folder), folder)
-    return folder
+    return tmp_path_factory.mktemp("strategies")
+
+
+def trained(folder: Path, name: str) -> Path:
+    """The folder of a case, whose group is trained if it was not before."""
+    for ranks, group in GROUPS:
+        if name in [case.name for case in group] and not (folder / group[0].name).exists():
+            call_on_ranks(ranks, partial(train_all, group, ranks, folder), folder)
+    return folder / name
 
 
 def result(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / name / "result.json").read_text())
+    found: dict[str, Any] = json.loads((trained(folder, name) / "result.json").read_text())
     return found
 
 
 def weights(folder: Path, name: str, when: str) -> dict[str, torch.Tensor]:
-    saved: dict[str, dict[str, torch.Tensor]] = torch.load(folder / name / "weights.pt")
+    saved: dict[str, dict[str, torch.Tensor]] = torch.load(trained(folder, name) / "weights.pt")
     return saved[when]
 
 
@@ -107,28 +131,15 @@ def test_the_model_learns(folder: Path) -> None:
     assert losses[-1] < 0.85 * losses[0]
 
 
-@pytest.mark.parametrize("case", EXACT, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", marked(EXACT))
 def test_twenty_steps_are_those_of_one_process(case: Case, folder: Path) -> None:
     assert_same(folder, case)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ranks", "case"),
-    [
-        (2, Case("ddp, compiled", "ddp", compiled=True)),
-        (4, Case("hsdp, compiled", "hsdp", run=PAIRS, compiled=True, accumulate=2)),
-    ],
-    ids=["ddp", "hsdp"],
-)
-def test_compiled_steps_are_too(ranks: int, case: Case, folder: Path) -> None:
-    call_on_ranks(ranks, partial(train_all, [case], ranks, folder), folder)
-    assert_same(folder, case)
-
-
-@pytest.mark.parametrize("name", ["ddp", "fsdp, compiled", "fsdp on four, accumulated", "hsdp"])
-def test_initial_weights_depend_on_the_seed_alone(name: str, folder: Path) -> None:
-    found, wanted = weights(folder, name, "start"), weights(folder, "untied", "start")
+@pytest.mark.parametrize("case", marked([case for case in EXACT if case.after is None]))
+def test_initial_weights_depend_on_the_seed_alone(case: Case, folder: Path) -> None:
+    reference = "tied" if case.tied else "untied"
+    found, wanted = weights(folder, case.name, "start"), weights(folder, reference, "start")
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[key], value) for key, value in wanted.items())
 
@@ -138,6 +149,7 @@ def sent(folder: Path, name: str, kind: str) -> list[list[Any]]:
     return [call[1:4] for call in result(folder, name)["sent"] if call[0] == kind]
 
 
+@rare
 def test_gradients_travel_once_a_step_whatever_is_accumulated(folder: Path) -> None:
     for name in ("hsdp", "hsdp, accumulated, tied"):
         assert sent(folder, name, "reduce-scatter") == [[2, "float32", UNITS]], "a unit a layer"
@@ -147,6 +159,7 @@ def test_gradients_travel_once_a_step_whatever_is_accumulated(folder: Path) -> N
     assert sent(folder, "ddp, accumulated, tied", "all-reduce") == [[2, "float32", 1]]  # a bucket
 
 
+@rare
 def test_weights_travel_twice_a_layer_in_each_micro_batch(folder: Path) -> None:
     """And the root's once."""
     for name, micro_batches in (("hsdp", 1), ("hsdp, accumulated, tied", 2)):
@@ -154,12 +167,13 @@ def test_weights_travel_twice_a_layer_in_each_micro_batch(folder: Path) -> None:
         assert sent(folder, name, "all-gather") == [[2, "float32", calls]]
 
 
-PLANNED = [(2, case) for case in TWO] + [(4, case) for case in FOUR if case.after is None]
+PLANNED = [case for case in SMOKE + TWO + FOUR if case.after is None]
 
 
-@pytest.mark.parametrize(("ranks", "case"), PLANNED, ids=[case.name for _, case in PLANNED])
-def test_the_plan_is_what_is_sent_and_held(ranks: int, case: Case, folder: Path) -> None:
+@pytest.mark.parametrize("case", marked(PLANNED))
+def test_the_plan_is_what_is_sent_and_held(case: Case, folder: Path) -> None:
     """To the byte: no number of ranks divides the vocabulary, and 4 do not divide the norms."""
+    ranks = 4 if case in FOUR else 2
     rounded = case.run.reduce_dtype is not None
     cluster = Cluster(
         gpus=ranks, gpus_per_node=ranks, shard_size=2, accumulate=case.accumulate,
@@ -178,6 +192,7 @@ def test_the_plan_is_what_is_sent_and_held(ranks: int, case: Case, folder: Path)
         assert held["unreduced"] == planned.memory.unreduced
 
 
+@rare
 def test_gradients_travel_in_bfloat16_where_asked(folder: Path) -> None:
     exact = result(folder, "untied")["rows"]
     for name in ("ddp, rounded", "fsdp, accumulated, rounded", "hsdp, rounded"):
@@ -191,6 +206,7 @@ def test_gradients_travel_in_bfloat16_where_asked(folder: Path) -> None:
             assert row == pytest.approx(expected, rel=2e-3)
 
 
+@rare
 def test_mixed_precision_keeps_weights_in_float32(folder: Path) -> None:
     found, wanted = result(folder, "fsdp, mixed"), result(folder, "mixed")
     assert found["dtypes"] == ["torch.float32"]
@@ -202,6 +218,7 @@ def test_mixed_precision_keeps_weights_in_float32(folder: Path) -> None:
         assert row == pytest.approx(expected, rel=0.02)
 
 
+@rare
 def test_hsdp_shards_within_neighbours_and_replicates_across(folder: Path) -> None:
     assert result(folder, "hsdp")["mesh"] == [[0, 1], [2, 3]]
     assert result(folder, "fsdp on four, accumulated")["mesh"] == [0, 1, 2, 3]
@@ -211,8 +228,9 @@ def test_hsdp_shards_within_neighbours_and_replicates_across(folder: Path) -> No
     assert 0.25 * whole < on_four < 0.45 * whole
 
 
+@rare
 def test_replicas_are_saved_once(folder: Path) -> None:
-    checkpoint = folder / "hsdp" / "checkpoint"
+    checkpoint = trained(folder, "hsdp") / "checkpoint"
     metadata = FileSystemReader(checkpoint).read_metadata()
     saved = {(info.relative_path, info.offset): info.length for info in
              metadata.storage_data.values()}  # fmt: skip

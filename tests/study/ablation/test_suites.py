@@ -5,8 +5,10 @@ import dataclasses
 import pytest
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.study.ablation.comparison import AUTHORS
+from dualpath_cli.study.ablation.options import default_classes
 from dualpath_cli.study.ablation.suites import SUITES, Selection, applicable
-from dualpath_cli.study.classes import TOKEN_CLASSES, TokenClass
+from dualpath_cli.study.classes import OTHERS, ForcedClass, TokenClass
 
 TINY = ModelConfig(n_layers=3, loops=2, d_ffn=1600, d_ffn_wide=11392)
 NAMES = [
@@ -21,7 +23,9 @@ NAMES = [
 
 
 def selection(*suites: str, **changes) -> Selection:
-    plain = Selection(suites, tuple(range(1, 11)), shuffles=1, controls=1, classes=TOKEN_CLASSES)
+    plain = Selection(
+        suites, tuple(range(1, 11)), shuffles=1, controls=1, classes=default_classes()
+    )
     return dataclasses.replace(plain, **changes)
 
 
@@ -55,13 +59,22 @@ def test_layers_without_what_is_overridden_are_left_out_quietly():
 
 
 def test_each_class_comes_with_random_tokens_for_each_seed():
-    classes = (TokenClass("verbs", ("VERB",), "deep"),)
+    classes = (ForcedClass("verbs", ("VERB",), "deep"),)
     assert names("token-classes", classes=classes, controls=2) == [
         "learned",
         "gates=1,0 tokens=verbs",
         "gates=1,0 tokens=random-as-verbs",
         "gates=1,0 tokens=random-as-verbs:1",
     ]
+
+
+def test_a_further_class_is_forced_where_its_entry_says_so_and_is_not_the_authors(monkeypatch):
+    known = default_classes()
+    plain, forced = (TokenClass(name, ("NOUN",), name == "forced") for name in ("plain", "forced"))
+    monkeypatch.setattr("dualpath_cli.study.classes.OTHERS", (*OTHERS, plain, forced))
+    assert default_classes() == (*known, forced.to("wide"), forced.to("deep"))
+    assert set(AUTHORS) < set(known)
+    assert {chosen.name for chosen in AUTHORS} == {"arithmetic", "function"}
 
 
 def test_no_two_rows_of_all_suites_have_one_name():
@@ -94,9 +107,18 @@ def test_rows_that_make_no_sense_for_a_model_are_left_out_with_a_reason(changes,
     assert all(reason.startswith("the model ") for reason in skipped.values())
 
 
-def test_a_wide_model_has_no_layer_to_override_and_says_why():
-    config = dataclasses.replace(TINY, block="wide")
-    rows = selection("layers", "halting", loops=(1,)).rows(config)
+@pytest.mark.parametrize(
+    ("changes", "kept", "left_out"),
+    [
+        ({"block": "wide"}, set(), {"K=1 layers=0", "gates=1,0 layers=2", "halting=0.5"}),
+        ({"loops": 1}, {"gates=1,0", "shuffled"}, {"K=2 layers=0", "halting=0.5"}),
+    ],
+)
+def test_what_no_layer_has_is_left_out_with_a_reason(changes, kept, left_out):
+    config = dataclasses.replace(TINY, **changes)
+    rows = selection("layers", "halting", loops=(1, 2)).rows(config)
     chosen, skipped = applicable(rows, config)
-    assert [row.intervention.name for row in chosen] == ["learned"]
-    assert set(skipped) >= {"K=1 layers=0", "gates=1,0 layers=2", "halting=0.5"}
+    found = {row.intervention.name.partition(" ")[0] for row in chosen}
+    assert found >= {"learned"} | kept
+    assert not any(name.startswith(("K=", "halting")) for name in found)
+    assert set(skipped) >= left_out

@@ -22,6 +22,8 @@ from tests.study.routing.pages import (
     tokens_of,
 )
 
+pytestmark = pytest.mark.slow  # the smoke tests are in test_browser.py
+
 COLOURS = """list => {
   const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgb = (...layers) => {
@@ -67,27 +69,6 @@ def test_every_token_stands_literally_and_in_order(visit):
     token(tab, 1).evaluate("e => { e.textContent = 'quick'; }")
     assert token(tab, 1).bounding_box()["width"] < width - 2
     assert "first 120 of 4,096 tokens" in tab.inner_text("[data-source=gsm8k]")
-
-
-def test_a_token_pointed_at_shows_its_exact_numbers(visit):
-    tab = visit()
-    layout = tab.locator("#sources").bounding_box()
-    for number in range(len(NASTY)):
-        token(tab, number).dispatch_event("mouseover", {"clientX": number, "bubbles": True})
-        assert panel(tab) == shown(FIRST, number, None)
-    token(tab, 2).hover()
-    assert place(tab) == "gsm8k · sequence 0 · position 2"
-    assert tab.inner_text("#tag") == (FIRST.upos[2] or "–")
-    token(tab, 11).hover()
-    assert tab.inner_text("#word") == "␣␣two"
-    tab.focus("#layer")
-    for layer in range(3):
-        press(tab, "ArrowRight")
-        assert tab.inner_text("#layer-name") == f"layer {LAYERS[layer]}"
-        assert panel(tab) == shown(FIRST, 11, layer)
-    press(tab, "ArrowRight")
-    assert panel(tab) == shown(FIRST, 11, 2)
-    assert tab.locator("#sources").bounding_box() == layout
 
 
 def test_the_mean_of_a_sequence_is_that_of_its_layer(visit):

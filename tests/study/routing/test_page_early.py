@@ -23,6 +23,8 @@ from tests.study.routing.pages import (
     tokens_of,
 )
 
+pytestmark = pytest.mark.slow  # the smoke tests are in test_browser.py
+
 FORCED = ("K = 1", "K = 2", "deep only", "wide only", "both open")
 TOLD = detailed(FIRST)
 MORE = detailed(example(WORDS, number=3))
@@ -139,31 +141,6 @@ def test_without_costs_or_a_lens_the_page_has_no_place_for_them(visit):
 
 
 # Two models of one text
-
-
-def test_two_models_are_side_by_side_and_point_at_the_same_token(visit):
-    tab = visit(models=TWO, width=1500)
-    assert tab.locator(".source:visible").count() == 2  # of the first source alone
-    assert tab.locator("h2:has-text('gsm8k · k4'), h2:has-text('gsm8k · k2')").count() == 2
-    press(tab, "n")
-    left, right = (tab.locator(f"[data-source=gsm8k][data-model='{m}'] .token") for m in (0, 1))
-    assert left.count() == right.count() == len(WORDS)
-    right.nth(4).hover()
-    assert "shown" in right.nth(4).get_attribute("class")
-    assert "echo" in left.nth(4).get_attribute("class")
-    press(tab, "ArrowRight")
-    for m, one in enumerate((MORE, TWO[1].examples[1])):
-        fields = "l => Object.fromEntries(l.map(e => [e.dataset.field, e.textContent]))"
-        read = tab.eval_on_selector_all(f"#panel [data-field][data-model='{m}']", fields)
-        expected = shown(one, 4, 0)
-        expected.pop("weights")
-        assert read == expected
-        assert table(tab, "#early", m) == said_rows(one, 4, 1)
-        assert table(tab, "#costs", m)[0][1] == signed(one.costs[4, 1, 0])
-    press(tab, "2", "j")
-    assert place(tab).endswith("position 5")
-    assert "echo" in left.nth(5).get_attribute("class")
-    assert "echo" not in left.nth(4).get_attribute("class")
 
 
 # Links

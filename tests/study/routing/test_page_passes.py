@@ -1,39 +1,46 @@
 """What the page has beyond rows: the logit lens by values, costs by direct passes, what is kept."""
 
+import io
 import json
+import shutil
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import RoutingTrace
+from dualpath_cli.study.passes import read_arrays
+from dualpath_cli.study.routing.page import beside
 from dualpath_cli.study.routing.readouts import dual_layers
+from dualpath_cli.study.runs import routings
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import document_windows
 from tests.model import reference
-from tests.small_tokenizer import tokenizer_with
-from tests.study.conftest import OPEN, Forwards, model_of
+from tests.study.conftest import Forwards, Studied, Study, model_of
 from tests.study.routing.pages import data_of
-from tests.study.routing.test_study import routing
-from tests.tiny_run import SEQ_LEN, Fit, weights
+from tests.study.routing.test_study import routing, rows_of
+from tests.tiny_run import SEQ_LEN, weights
 
-MIXED = {**OPEN["model"], "n_layers": 3, "block": ["dual", "loop", "dual"]}
-
-
-@pytest.fixture
-def run(trained: Fit) -> Path:
-    """A run with a loop layer between two dual ones, of three loops."""
-    return trained(model=MIXED, optim=OPEN["optim"])
+MIXED = {"n_layers": 3, "block": ["dual", "loop", "dual"]}
 
 
-def page_of(run: Path, *words: str, source="held_out") -> dict[str, np.ndarray]:
-    folder = routing(run, "--tagger", "none", *words)
-    with np.load(folder / "page" / f"{source}.npz") as arrays:
+@pytest.fixture(scope="session")
+def whole(studied: Study) -> Studied:
+    """A model with a loop layer between two dual ones, of three loops; with two beside them."""
+    words = ["--tagger", "none", "--sequences", "3", "--beside_loops", "2"]
+    return studied("routing", *words, model=MIXED)
+
+
+def page_of(folder: Path) -> dict[str, np.ndarray]:
+    with np.load(folder / "page" / "held_out.npz") as arrays:
         return dict(arrays)
 
 
@@ -57,13 +64,21 @@ def states_of(config: ModelConfig, w: reference.Weights, ids: list[int]) -> list
     return found
 
 
-def test_the_lens_is_that_of_a_slow_model_in_float64(run: Path, texts: Path):
-    page = page_of(run, "--sequences", "2", "--no_costs")
+def test_a_mixed_model_tells_of_its_dual_layers(whole: Studied):
+    rows = rows_of(whole.folder)
+    assert json.loads((whole.folder / "summary.json").read_text())["layers"] == [0, 2]
+    assert rows["deep_share"].shape[1:] == (2,)
+    assert rows["step_weights"].shape[1:] == (2, 3)
+    assert data_of(whole.folder / "index.html")["layers"] == [0, 2]
+
+
+def test_the_lens_is_that_of_a_slow_model_in_float64(whole: Studied, texts: Path):
+    page, run = page_of(whole.folder), whole.run
     config, vocabulary = model_of(run)[0].config, model_of(run)[1].vocab_size
     w = {name.removeprefix("model."): value.double() for name, value in weights(run).items()}
-    assert page["numbers"].tolist() == [0, 1]
+    assert page["numbers"].tolist() == [0, 1, 2]
     row, beyond = 0, False
-    for window, count in zip(windows_of(run, texts, [0, 1]), page["counts"], strict=True):
+    for window, count in zip(windows_of(run, texts, [0, 1]), page["counts"], strict=False):
         assert count == len(window) - 1
         layers = states_of(config, w, window.tolist())
         for position in range(1, len(window)):
@@ -83,13 +98,13 @@ def test_the_lens_is_that_of_a_slow_model_in_float64(run: Path, texts: Path):
                 nats = -logits.log_softmax(0)[window[position + 1]]
                 assert page["nats"][row] == pytest.approx(float(nats), rel=1e-4)
             row += 1
-    assert row == len(page["said"]) > 20
+    assert row == page["counts"][:2].sum() > 20
     assert page["said"].shape[1:] == (2, config.loops + 3, 3)
     assert beyond  # ids that the tokenizer does not have would have been said
 
 
-def test_costs_are_those_of_direct_passes(run: Path, texts: Path):
-    page = page_of(run, "--sequences", "3")
+def test_costs_are_those_of_direct_passes(whole: Studied, texts: Path):
+    page, run = page_of(whole.folder), whole.run
     model, _ = model_of(run)
     changes = [{"loops": 1}, {"loops": 2}, {"gates": (1.0, 0.0)}, {"gates": (0.0, 1.0)},
                {"gates": (1.0, 1.0)}]  # fmt: skip
@@ -113,30 +128,33 @@ def test_costs_are_those_of_direct_passes(run: Path, texts: Path):
     assert np.nanstd(page["costs"], axis=0).min() > 1e-3
 
 
-def test_the_first_tokens_of_a_sequence_give_what_the_whole_one_gives(run: Path, monkeypatch):
-    whole = page_of(run, "--sequences", "3", "--out", str(run / "whole"))
+def test_the_first_tokens_of_a_sequence_give_what_the_whole_one_gives(
+    whole: Studied, tmp_path: Path, monkeypatch
+):
+    expected_page = page_of(whole.folder)
     monkeypatch.setattr("dualpath_cli.study.routing.study.likely_tokens", lambda *_: 4)
-    first = page_of(run, "--sequences", "3", "--out", str(run / "first"))
-    assert first["counts"].tolist() == np.minimum(whole["counts"], 4).tolist() == [4, 4, 1]
+    folder = routing(whole.copied(tmp_path), "--tagger", "none", "--sequences", "3")
+    first, counts = page_of(folder), expected_page["counts"]
+    assert first["counts"].tolist() == np.minimum(counts, 4).tolist() == [4, 4, 1]
     assert (first["next"][:8] >= 0).all()  # what comes after the last one is known
-    starts = [np.cumsum(page["counts"]) - page["counts"] for page in (first, whole)]
+    starts = [np.cumsum(page["counts"]) - page["counts"] for page in (first, expected_page)]
     for name in ("said", "shares", "next", "costs"):
         for count, *at in zip(first["counts"], *starts, strict=True):
             read, expected = (
                 page[name][start : start + count]
-                for page, start in zip((first, whole), at, strict=True)
+                for page, start in zip((first, expected_page), at, strict=True)
             )
             np.testing.assert_allclose(read, expected, atol=1e-4, err_msg=name)
-    head = data_of(run / "first" / "index.html")
+    head = data_of(folder / "index.html")
     assert [example["count"] for example in head["examples"]] == [4, 4, 1]
-    assert [example["length"] for example in head["examples"]] == whole["counts"].tolist()
+    assert [example["length"] for example in head["examples"]] == counts.tolist()
 
 
-def test_other_loops_beside_the_learned_are_read_from_real_passes(run: Path, texts: Path):
-    page = page_of(run, "--sequences", "2", "--beside_loops", "2", "--no_costs")
+def test_other_loops_beside_the_learned_are_read_from_real_passes(whole: Studied, texts: Path):
+    page, run = page_of(whole.folder), whole.run
     model, tokenizer = model_of(run)
     start = 0
-    for window, count in zip(windows_of(run, texts, range(2)), page["counts"], strict=True):
+    for window, count in zip(windows_of(run, texts, range(3)), page["counts"], strict=True):
         trace, rows = RoutingTrace(keeps_states=True), slice(start, start + count)
         with torch.no_grad():
             ids = torch.from_numpy(window[None].astype(np.int64))
@@ -156,24 +174,28 @@ def test_other_loops_beside_the_learned_are_read_from_real_passes(run: Path, tex
         losses = -logits[0].log_softmax(-1)[range(count), window[1:].astype(int)]
         assert page["beside_own_nats"][rows] == pytest.approx(losses.numpy(), abs=1e-4)
         start += count
-    head = data_of(run / "routing" / "step-00000006" / "index.html")
+    head = data_of(whole.folder / "index.html")
     assert [model["loops"] for model in head["models"]] == [3, 2]
     assert [model["name"] for model in head["models"]] == ["K = 3, as trained", "K = 2, forced"]
 
 
-def test_passes_of_the_page_are_kept_and_counted(run: Path, forwards: Forwards, capsys):
-    routing(run, "--tagger", "none", "--no_costs")
-    forwards.names.clear()
-    routing(run, "--tagger", "none")
+def test_passes_of_the_page_are_kept_and_counted(
+    whole: Studied, tmp_path: Path, forwards: Forwards, capsys
+):
+    run, words = whole.copied(tmp_path), ["--tagger", "none", "--sequences", "3"]
+    routing(run, *words, "--beside_loops", "2")
+    assert forwards.names == []
+    forced = (path for path in run.rglob("*.npz") if set(read_arrays(path)) == {"nats", "counts"})
+    for path in forced:
+        path.unlink()
+    routing(run, *words)
     change = ["K=1", "K=2", "gates=1,0", "gates=0,1", "gates=1,1"]
     places = ["", " layers=0", " layers=2"]
     assert forwards.passes == [name + place for place in places for name in change]
     forwards.names.clear()
-    routing(run, "--tagger", "none")
-    assert forwards.names == []
     forwards.allowed = 4
     capsys.readouterr()
-    words = ["--tagger", "none", "--beside_loops", "2", "--out", str(run / "new")]
+    words += ["--beside_loops", "2", "--out", str(run / "new")]
     assert main(["routing", "--ckpt_path", str(run), *words]) == 130
     assert "of 19 passes are kept" in capsys.readouterr().out
 
@@ -181,66 +203,116 @@ def test_passes_of_the_page_are_kept_and_counted(run: Path, forwards: Forwards, 
 # Two runs
 
 
-def test_two_runs_are_on_one_page_with_the_same_texts(trained: Fit, tmp_path: Path, capsys):
-    runs = [trained(model={**OPEN["model"], "loops": k}, optim=OPEN["optim"], run={"name": f"k{k}"})
-            for k in (2, 3)]  # fmt: skip
-    out = tmp_path / "both"
-    words = ["--tagger", "none", "--sequences", "3", "--out", str(out)]
-    assert main(["routing", "--ckpt_path", *map(str, runs), *words]) == 0
-    assert str(out / "beside.html") in capsys.readouterr().out
+@pytest.fixture(scope="session")
+def both(opened, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of two runs of one step, of two loops and of three, and what was printed."""
+    folder = tmp_path_factory.mktemp("both")
+    words = ["--tagger", "none", "--no_costs", "--sequences", "3"]
+    for loops in (2, 3):
+        run = opened({"loops": loops})
+        shutil.copytree(run, folder / "runs" / f"k{loops}", symlinks=True)
+    runs = [str(folder / "runs" / f"k{loops}") for loops in (2, 3)]
+    with redirect_stdout(io.StringIO()) as shown:
+        assert main(["routing", "--ckpt_path", *runs, *words, "--out", str(folder / "out")]) == 0
+    return folder / "out", shown.getvalue()
+
+
+def test_several_runs_stand_side_by_side(both: tuple[Path, str]):
+    out, shown = both
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary["runs"]) == ["k2", "k3"]
+    page = (out / "index.html").read_text()
+    for name, line in summary["runs"].items():
+        folder = f"runs-{name}-step-00000006"
+        single = json.loads((out / folder / "summary.json").read_text())
+        assert line["layers"] == single["average"]["layers"]
+        assert f'href="{folder}/index.html"' in page
+        for claim in single["claims"]:
+            assert f"<td>{claim['value']:+.3f} {claim['verdict']}</td>" in page
+    assert {path.name for path in out.glob("*.png")} == {"depth.png", "polarisation.png"}
+    assert (out / "claims.csv").read_text().count("\nk3,") == len(single["claims"]) > 2
+    assert "run 2 of 2" in shown
+
+
+def test_two_runs_are_on_one_page_with_the_same_texts(both: tuple[Path, str]):
+    out, shown = both
+    assert str(out / "beside.html") in shown
     assert 'href="beside.html"' in (out / "index.html").read_text()
-    both = data_of(out / "beside.html")
-    assert [(model["name"], model["loops"]) for model in both["models"]] == [("k2", 2), ("k3", 3)]
-    for name, read in zip(("k2", "k3"), both["models"], strict=True):
-        own = data_of(out / f"tiny-{name}-step-00000006" / "index.html")
+    page = data_of(out / "beside.html")
+    assert [(model["name"], model["loops"]) for model in page["models"]] == [("k2", 2), ("k3", 3)]
+    for name, read in zip(("k2", "k3"), page["models"], strict=True):
+        own = data_of(out / f"runs-{name}-step-00000006" / "index.html")
         assert own["models"][0]["means"] == read["means"]
         assert own["models"][0]["forced"] == read["forced"]
-        assert own["texts"]["tokens"] == both["texts"]["tokens"]
-    assert both["models"][0]["means"] != both["models"][1]["means"]
+        assert own["texts"]["tokens"] == page["texts"]["tokens"]
+    assert page["models"][0]["means"] != page["models"][1]["means"]
 
 
-def test_two_checkpoints_of_a_run_are_named_by_their_steps(run: Path, tmp_path: Path):
-    checkpoints = [str(run / "checkpoints" / f"step-0000000{step}") for step in (2, 6)]
-    words = ["--tagger", "none", "--no_costs", "--out", str(tmp_path / "both")]
-    assert main(["routing", "--ckpt_path", *checkpoints, *words]) == 0
-    page = tmp_path / "both" / "beside.html"
+def test_two_checkpoints_of_a_run_are_named_by_their_steps(both, tmp_path: Path):
+    """As two folders of one name but for their steps are."""
+    folders = [tmp_path / f"tiny-k2-step-0000000{step}" for step in (2, 6)]
+    reports = []
+    for folder, step in zip(folders, (2, 6), strict=True):
+        shutil.copytree(both[0] / "runs-k2-step-00000006", folder)
+        reports.append(json.loads((folder / "summary.json").read_text()))
+        reports[-1]["checkpoint"]["step"] = step
+    names = [folder.name for folder in folders]
+    (page,) = beside.write(folders, reports, names, tmp_path, Console(file=io.StringIO()))
     assert [model["name"] for model in data_of(page)["models"]] == ["step 2", "step 6"]
-    assert "<h1>tiny-default, step 2 beside step 6</h1>" in page.read_text()
+    assert "<h1>tiny-k2, step 2 beside step 6</h1>" in page.read_text()
+
+
+def other_tokenizer(summary: dict) -> None:
+    summary["sources"]["held_out"]["tokenizer"] = "another"
+
+
+def other_layers(summary: dict) -> None:
+    summary["layers"] = [0]
+
+
+def shorter_windows(summary: dict) -> None:
+    summary["model"]["max_seq_len"] = 8
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"model": {"n_layers": 3}}, "layers 0, 1 of the one have gates, layers 0, 1, 2 of the"),
-        ({"model": {"max_seq_len": 8}}, "their sequences have up to 16 and 8 tokens"),
-        ({"data": {"val_seed": 3, "val_tokens": 60}}, "their sequences differ; give --max_tokens"),
+        (other_tokenizer, "their tokenizers differ"),
+        (other_layers, "layers 0, 1 of the one have gates, layers 0 of the other"),
+        (shorter_windows, "their sequences have up to 16 and 8 tokens"),
     ],
 )
-def test_runs_that_cannot_be_side_by_side_say_why(trained, tmp_path, capsys, change, reason):
-    other = {"data": {}} | OPEN | change | {"model": OPEN["model"] | change.get("model", {})}
-    runs = [trained(**OPEN, run={"name": "one"}), trained(**other, run={"name": "two"})]
-    out = tmp_path / "both"
-    words = ["--tagger", "none", "--no_costs", "--out", str(out)]
-    assert main(["routing", "--ckpt_path", *map(str, runs), *words]) == 0
-    assert f"no page of both runs side by side: {reason}" in capsys.readouterr().out
-    assert not (out / "beside.html").exists()
-    assert (out / "index.html").exists()
+def test_runs_that_cannot_be_side_by_side_say_why(both, tmp_path: Path, change, reason):
+    folders = [both[0] / f"runs-k{loops}-step-00000006" for loops in (2, 3)]
+    reports = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    change(reports[1])
+    console = Console(width=200, file=io.StringIO())
+    assert beside.write(folders, reports, ["k2", "k3"], tmp_path, console) == []
+    assert f"no page of both runs side by side: {reason}" in console.file.getvalue()
 
 
-def test_runs_of_other_tokenizers_are_not_side_by_side(trained: Fit, tmp_path: Path, capsys):
-    runs = [trained(**OPEN, run={"name": name}) for name in ("one", "two")]
-    (runs[1] / "tokenizer.json").unlink()
-    tokenizer_with(["h e", "l l", "t h"]).save(runs[1])
-    for manifest in (runs[1] / "checkpoints" / "manifests").iterdir():  # as if trained with it
-        content = json.loads(manifest.read_text())
-        content["run"]["tokenizer"] = Tokenizer.load(runs[1]).fingerprint
-        manifest.write_text(json.dumps(content))
-    words = ["--tagger", "none", "--no_costs", "--out", str(tmp_path / "both")]
-    assert main(["routing", "--ckpt_path", *map(str, runs), *words]) == 0
-    said = capsys.readouterr().out
-    assert "no page of both runs side by side: their tokenizers differ" in said
-    assert not (tmp_path / "both" / "beside.html").exists()
-    assert json.loads((tmp_path / "both" / "summary.json").read_text())["runs"].keys() == {
-        "one",
-        "two",
-    }
+def test_runs_of_other_sequences_are_not_side_by_side(both, tmp_path: Path):
+    folders = [tmp_path / f"runs-k{loops}-step-00000006" for loops in (2, 3)]
+    for folder in folders:
+        shutil.copytree(both[0] / folder.name, folder)
+    path = folders[1] / "page" / "held_out.npz"
+    arrays = read_arrays(path)
+    np.savez(path, **{**arrays, "numbers": arrays["numbers"][::-1]})
+    console = Console(width=200, file=io.StringIO())
+    written = routings(folders, tmp_path, console)
+    reason = "their sequences differ; give --max_tokens and --data.val_seed for both"
+    assert f"no page of both runs side by side: {reason}" in console.file.getvalue()
+    assert tmp_path / "beside.html" not in written
+    assert (tmp_path / "index.html").exists()
+
+
+def test_several_runs_have_one_set_of_sources(both, tmp_path: Path):
+    folders = [tmp_path / str(loops) for loops in (2, 3)]
+    for folder, loops in zip(folders, (2, 3), strict=True):
+        summary = (both[0] / f"runs-k{loops}-step-00000006" / "summary.json").read_text()
+        folder.mkdir()
+        (folder / "summary.json").write_text(summary)
+    summary = summary.replace('"held_out": {', '"other": {')
+    (folder / "summary.json").write_text(summary)
+    with pytest.raises(UserError, match="name different validation sets: give --sources"):
+        routings(folders, tmp_path, Console(file=io.StringIO()))

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.study.bootstrap import RESAMPLES
-from dualpath_cli.study.classes import LEANINGS, UPOS
+from dualpath_cli.statistics.bootstrap import RESAMPLES
+from dualpath_cli.study.classes import UPOS, measured
 from dualpath_cli.study.routing.summary import Summary, tag_box
 from dualpath_cli.study.routing.sums import AFTER, BEFORE, SHARE_BINS
 from tests.study.routing.test_sums import LAYERS, LOOPS, batch, sums_of
@@ -27,7 +27,7 @@ def summary_of(layers: int = 6, **means: float | list[float]) -> Summary:
     nothing = np.full((RESAMPLED, len(UPOS), layers), np.nan)
     return Summary(
         tuple(range(layers)), columns, nothing,
-        {leaning.name: np.full((RESAMPLED, layers), np.nan) for leaning in LEANINGS},
+        {chosen: np.full((RESAMPLED, layers), np.nan) for chosen in measured()},
         np.full((RESAMPLED, BEFORE + 1 + AFTER, layers), np.nan), clusters=100, n_layers=layers,
     )  # fmt: skip
 
@@ -62,11 +62,11 @@ def test_a_class_is_compared_with_all_other_tagged_tokens():
     summary = from_batch(data)
     tags, text = data["tags"].numpy(), data["text"].numpy()
     share = data["values"][..., 5].numpy()
-    for leaning in LEANINGS:
-        member = np.isin(tags, [UPOS.index(tag) for tag in leaning.upos]) & text
+    for chosen in measured():
+        member = np.isin(tags, [UPOS.index(tag) for tag in chosen.upos]) & text
         others = (tags >= 0) & ~member & text
         expected = share[member].mean(0) - share[others].mean(0)
-        np.testing.assert_allclose(summary.class_differences[leaning.name][0], expected)
+        np.testing.assert_allclose(summary.class_differences[chosen][0], expected)
 
 
 def test_sources_weigh_the_same_however_long_they_are():

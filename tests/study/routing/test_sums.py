@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.study.bootstrap import resample_weights
+from dualpath_cli.statistics.bootstrap import resample_weights
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.routing import sums
 from dualpath_cli.study.routing.readouts import READOUTS

@@ -1,0 +1,124 @@
+"""All options that there are, and all keys of a recipe: what a wrong one is told.
+
+`options.txt` is the list of every option of every command, and of every key of a recipe: a new one
+is a decision. Rewrite it with `python -m tests.command.test_settings`.
+"""
+
+import dataclasses
+import math
+import re
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dualpath_cli.cli import main
+from dualpath_cli.command.parser import options_of, parser_of
+from dualpath_cli.command.records import COMMANDS
+from dualpath_cli.recipe.settings import SECTIONS
+from dualpath_cli.sizes import Size
+from tests.command.test_cli import write_home
+
+OPTIONS = Path(__file__).with_name("options.txt")
+FIELDS = {
+    f"{section}.{field.name}": typing.get_type_hints(settings)[field.name]
+    for section, settings in SECTIONS.items()
+    for field in dataclasses.fields(settings)
+}
+"""The type of each key of a recipe."""
+
+
+def all_options() -> str:
+    own = [
+        f"{name} {option}"
+        for name, command in COMMANDS.items()
+        for option in options_of(parser_of(command)).values()
+    ]
+    return "\n".join(sorted([*own, *(f"recipe --{key}" for key in FIELDS)])) + "\n"
+
+
+def test_a_new_option_is_a_decision() -> None:
+    assert all_options() == OPTIONS.read_text()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself_and_refuses_an_option_that_there_is_not(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--help"]) == 0
+    assert f"usage: dualpath {name} " in capsys.readouterr().out
+    given = {"recipe": ["--config", "x"], "run": ["--ckpt_path", "x"], "nothing": []}
+    assert main([name, *given[COMMANDS[name].needs], "--qqqq"]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        f"dualpath {name}: error: unknown option '--qqqq'; --help lists what there is\n"
+    )
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Refused:
+    """`refused(words, key, value)`: what `fit` says of words and a recipe's key, in one line."""
+    monkeypatch.chdir(write_home(tmp_path))
+
+    def run(words: list[str], key: str | None = None, value: Any = None) -> str:
+        if key is not None:
+            section, _, name = key.partition(".")
+            Path("case.yaml").write_text(yaml.safe_dump({section: {name: value}}))
+            words = [*words, "--config", "case.yaml"]
+        assert main(["fit", "--config", "tiny.yaml", *words]) == 2, (key, words)
+        out, said = capsys.readouterr()
+        assert (out, said.count("\n")) == ("", 1)
+        assert said.startswith("dualpath fit: error: ")
+        return said
+
+    return run
+
+
+def test_a_key_that_there_is_not_is_named_with_the_nearest(refused: Refused) -> None:
+    for key in FIELDS:
+        said = refused([], f"{key}x", 3)
+        assert f"unknown key '{key}x'; did you mean '{key.partition('.')[2]}'?" in said
+        said = refused([f"--{key}x", "3"])
+        assert f"unknown option '--{key}x'; did you mean '--" in said
+
+
+def test_a_value_of_a_type_that_no_key_has_is_named_with_what_it_must_be(refused: Refused) -> None:
+    for key in FIELDS:
+        said = refused([], key, [[["odd"]]])
+        assert f"error: {key}" in said
+        assert " must be " in said
+        assert '"odd"' in said, said
+
+
+def test_a_word_where_a_number_or_a_choice_belongs_is_named(refused: Refused) -> None:
+    for key, kind in FIELDS.items():
+        if str not in (kind, *typing.get_args(kind)) and typing.get_origin(kind) is not dict:
+            said = refused([f"--{key}", "odd"])
+            assert key.partition(".")[2] in said
+            assert " must be " in said
+            assert "'odd'" in said, said
+
+
+def test_every_number_of_a_recipe_has_a_sign_and_an_end(refused: Refused) -> None:
+    ends = [
+        (-(10**30), r"-1(0000|e\+30)"), (10**30, r"1(0000|e\+30)"), (-1e30, r"-1(0000|e\+30)"),
+        (math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"),
+    ]  # fmt: skip
+    for key, kind in FIELDS.items():
+        if {int, float, Size} & {kind, *typing.get_args(kind)}:
+            for value, shown in ends:
+                said = refused([], key, value)
+                assert key.partition(".")[2] in said
+                assert re.search(f"not '?{shown}", said), said
+
+
+if __name__ == "__main__":
+    OPTIONS.write_text(all_options())

@@ -1,0 +1,64 @@
+"""The tables of a comparison: what stands in them, and what in their CSV."""
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+
+from dualpath_cli.compare.differences import differences_of
+from dualpath_cli.compare.tables import count, group_table, records_of_groups, tables_of_tests
+from dualpath_cli.files.csv_text import format_csv
+from dualpath_cli.output.table import Cell, Table
+from tests.compare.groups import configuration, group, wide
+
+TABLE = group(
+    wide({0: 2.0, 1: 2.2}),
+    configuration("a_50%", {0: 1.9, 1: 2.0}, seconds_per_token=1.5e-4),
+    configuration("one|two", {0: 1.97}),
+)
+
+
+def cells_of(table: Table) -> list[dict[str, Cell]]:
+    """Rows by heading."""
+    headings = [column.heading for column in table.columns]
+    return [dict(zip(headings, row, strict=True)) for row in table.cells()]
+
+
+def test_the_main_table_is_relative_to_the_wide_model():
+    rows = cells_of(group_table(TABLE))
+    assert [row["params/wide"].text for row in rows] == ["1.00", "0.50", "0.50"]
+    assert [row["time/wide"].text for row in rows] == ["1.00", "1.50", "1.00"]
+    assert [row["µs/token"].text for row in rows] == ["100", "150", "100"]
+    assert [row["aggregate"].text for row in rows] == ["2.1000 ± 0.1000", "1.9500 ± 0.0500",
+                                                      "1.9700"]  # fmt: skip
+    assert [row["aggregate"].marked for row in rows] == [False, True, False]
+    short = cells_of(group_table(TABLE, errors=False))[0]
+    assert (short["aggregate"].text, short["text"].text) == ("2.1000 ± 0.1000", "2.1000")
+
+
+def test_the_csv_has_full_numbers_and_leaves_empty_what_a_group_has_not():
+    scores = {"aggregate": {0: 1.0}, "C4": {0: 1.5}}
+    single = replace(configuration("f80m_wide", {0: 1.0}), scores=scores)
+    other = group(single, name="paper", measures=("aggregate", "C4"), wide=None)
+    rows = list(csv.DictReader(io.StringIO(format_csv(*records_of_groups([TABLE, other])))))
+    assert [row["text"] for row in rows] == ["2.1", "1.95", "1.97", ""]
+    assert [row["C4"] for row in rows] == ["", "", "", "1.5"]
+    assert float(rows[0]["aggregate_standard_error"]) == pytest.approx(0.1)
+    assert rows[2]["aggregate_standard_error"] == rows[3]["parameters_to_wide"] == ""
+
+
+def test_tests_say_their_number_and_leave_empty_what_was_not_tested():
+    rows = differences_of([TABLE])
+    (table,) = tables_of_tests(rows, 2)
+    assert table.title.endswith("bits per byte less those of wide, 2 tests in all")
+    cells = cells_of(table)[1]
+    assert cells["verdict"].text == "one seed, no test"
+    assert [cells[name].text for name in ("95 % interval", "p", "Holm", "df")] == [""] * 4
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (719_000_000, "719.0M"), (1_361_234_567, "1.361B"), (602_100, "602.1K"), (12, "12"),
+])  # fmt: skip
+def test_counts_have_four_digits(value, text):
+    assert count(value) == text

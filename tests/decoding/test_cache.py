@@ -1,0 +1,251 @@
+"""A model that keeps keys and values computes what it computes without; padding changes nothing."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, ModelConfig
+from dualpath_cli.decoding.cache import Cache, CachedSublayerPass, KeyValueCache, Span
+from dualpath_cli.decoding.decoding_pass import forward
+from dualpath_cli.model import DualPathLM, Intervention, RoutingTrace
+from dualpath_cli.model.attention import Attention
+from dualpath_cli.model.layer_pass import SublayerPass
+from dualpath_cli.model.positions import Positions, rope_at
+from tests.model import reference
+from tests.model.reference import difference, random_tokens
+from tests.model.small_models import ALL_KINDS, EXACT, OUTPUTS, SHOWS, TOKENS, small, with_weights
+
+LENGTHS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
+"""Numbers of tokens that come together; all ones is token by token."""
+CHUNKS = LENGTHS | LENGTHS.map(lambda lengths: [1] * sum(lengths))
+MASKS = st.integers(1, 9).flatmap(
+    lambda length: st.lists(
+        st.lists(st.booleans(), min_size=length, max_size=length).filter(any),
+        min_size=2,
+        max_size=3,
+    )
+)
+"""Where two or three sequences of one length are no padding."""
+MODELS = st.builds(
+    lambda loops, block, **changes: small(**block, loops=loops, **changes),
+    loops=st.integers(1, 4),
+    block=st.sampled_from([{}, ALL_KINDS, {"block": "loop"}]),
+    n_kv_heads=st.sampled_from([1, 2, 4]),
+    qk_norm=st.sampled_from(["after_rope", "before_rope", "none"]),
+    combination=st.sampled_from(COMBINATIONS),
+    gate=st.sampled_from(list(GATE_OUTPUTS)),
+    document_start=st.sampled_from([None, 3]),
+)
+several = settings(max_examples=40, derandomize=True, database=None, deadline=None)
+
+
+def in_chunks(
+    model: DualPathLM,
+    tokens: torch.Tensor,
+    lengths: list[int],
+    attention_mask: torch.Tensor | None = None,
+    static: bool = False,
+    **options: object,
+) -> torch.Tensor:
+    """Logits of all tokens, which come in chunks of these lengths, the last one being the rest.
+
+    A chunk without padding comes without a mask.
+    """
+    device = tokens.device if static else None
+    cache, logits, start = Cache(model.config, tokens.shape[1], device), [], 0
+    for length in [*lengths, tokens.shape[1]]:
+        part = slice(start, min(start + length, tokens.shape[1]))
+        if part.start == part.stop:
+            break
+        mask = None if attention_mask is None else attention_mask[:, part]
+        mask = None if mask is None or mask.all() else mask
+        logits.append(forward(model, tokens[:, part], attention_mask=mask, cache=cache, **options))
+        start = part.stop
+    return torch.cat(logits, dim=1)
+
+
+@several
+@given(config=MODELS, lengths=CHUNKS, seed=st.integers(0, 99))
+def test_any_chunks_give_the_logits_of_the_whole(
+    config: ModelConfig, lengths: list[int], seed: int
+) -> None:
+    model = with_weights(config)
+    tokens = random_tokens(config, batch=2, length=sum(lengths), seed=seed)
+    assert difference(in_chunks(model, tokens, lengths), forward(model, tokens)) <= OUTPUTS
+
+
+@several
+@given(config=MODELS, masks=MASKS, chunks=CHUNKS, static=st.booleans(), seed=st.integers(0, 99))
+@example(small(), [[False, False, True], [True] * 3], [2], False, 0)
+def test_padding_changes_no_other_token(
+    config: ModelConfig, masks: list[list[bool]], chunks: list[int], static: bool, seed: int
+) -> None:
+    """Wherever it is, also where a chunk ends with it and those that follow have none."""
+    model = with_weights(config)
+    mask = torch.tensor(masks)
+    tokens = random_tokens(config, batch=len(mask), length=mask.shape[1], seed=seed)
+    tokens[~mask & (tokens % 2 == 0)] = 3  # padding is often end-of-text, too
+    alone = [forward(model, row[real][None])[0] for row, real in zip(tokens, mask, strict=True)]
+    for padded in (
+        forward(model, tokens, attention_mask=mask),
+        in_chunks(model, tokens, chunks, mask, static),
+    ):
+        for logits, real, wanted in zip(padded, mask, alone, strict=True):
+            assert torch.isfinite(logits).all()
+            assert difference(logits[real], wanted) <= OUTPUTS
+
+
+@pytest.mark.parametrize(
+    "intervention",
+    [Intervention(gates="shuffled"), Intervention(halting=0.2)],
+    ids=lambda i: i.name,
+)
+def test_interventions_leave_padding_out(intervention: Intervention) -> None:
+    model = with_weights(small())
+    padded = torch.cat((TOKENS.flip(1)[:, :3], TOKENS), dim=1)
+    mask = torch.ones_like(padded, dtype=torch.bool)
+    mask[:, :3] = False
+    wanted = forward(model, TOKENS, intervention=intervention)
+    found = forward(model, padded, attention_mask=mask, intervention=intervention)[:, 3:]
+    assert difference(found, wanted) <= OUTPUTS
+
+
+def test_a_cache_goes_with_one_intervention() -> None:
+    model, cache = with_weights(small()), Cache(small())
+    forward(model, TOKENS, cache=cache, intervention=Intervention(loops=2))
+    with pytest.raises(ValueError, match="learned: the cache was begun with K=2"):
+        forward(model, TOKENS[:, :1], cache=cache)
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_the_reference_says_the_same(combination: str) -> None:
+    config = small(**ALL_KINDS, combination=combination)
+    weights = reference.random_weights(config, seed=0)
+    wanted = reference.logits(weights, config, TOKENS)
+    assert difference(in_chunks(with_weights(config, weights), TOKENS, [3, 1]), wanted) <= OUTPUTS
+
+
+@pytest.mark.parametrize(
+    "intervention",
+    [
+        Intervention(loops=1),
+        Intervention(loops=5),
+        Intervention(gates=(0.2, 0.9)),
+        Intervention(gates=(0.0, 1.0), layers=(1,)),
+        Intervention(halting=0.3),
+        Intervention(loops=2, halting=0.1),
+    ],
+    ids=lambda intervention: intervention.name,
+)
+def test_interventions_are_the_same_with_a_cache(intervention: Intervention) -> None:
+    model = with_weights(small())
+    whole = forward(model, TOKENS, intervention=intervention)
+    assert difference(whole, forward(model, TOKENS)) >= SHOWS
+    for lengths in ([3, 1, 2], [1] * TOKENS.shape[1]):
+        cached = in_chunks(model, TOKENS, lengths, intervention=intervention)
+        assert difference(cached, whole) <= OUTPUTS
+
+
+def test_shuffled_gates_need_the_whole_sequence() -> None:
+    model = with_weights(small())
+    with pytest.raises(ValueError, match="shuffled: needs the whole sequence"):
+        forward(
+            model, TOKENS, intervention=Intervention(gates="shuffled"), cache=Cache(model.config)
+        )
+
+
+def test_a_dual_layer_keeps_its_loops_and_one() -> None:
+    model = with_weights(small(**ALL_KINDS, loops=3))
+    cache = Cache(model.config)
+    forward(model, TOKENS, cache=cache)
+    assert cache.length == TOKENS.shape[1]
+    assert [len(layer.deep) for layer in cache.layers] == [3, 3, 0]
+    wide = [layer.wide for layer in cache.layers]
+    assert all(isinstance(one, KeyValueCache) for one in wide)
+    assert [one.keys is not None for one in wide if isinstance(one, KeyValueCache)] == [
+        True, False, True,
+    ]  # fmt: skip
+
+
+def test_a_trace_keeps_the_states_when_asked() -> None:
+    """The mix of the loop's states is what the layer puts out."""
+    model = with_weights(small(**ALL_KINDS))
+    trace = RoutingTrace(keeps_states=True)
+    logits = forward(model, TOKENS, trace=trace)
+    assert trace.output is not None
+    torch.testing.assert_close(model.head(model.norm(trace.output)), logits)
+    inputs = [layer.x for layer in trace.layers[1:]] + [trace.output]
+    for layer, y in zip(trace.layers, inputs, strict=True):
+        h_deep = h_wide = 0
+        if layer.deep_states:
+            assert layer.step_weights is not None
+            h_deep = (torch.stack(layer.deep_states, -1) * layer.step_weights[..., None, :]).sum(-1)
+        if layer.wide_state is not None:
+            h_wide = layer.wide_state
+        if layer.gate_deep is not None and layer.gate_wide is not None:
+            h_deep = layer.gate_deep[..., None] * h_deep
+            h_wide = layer.gate_wide[..., None] * h_wide
+        torch.testing.assert_close(h_deep + h_wide, y)
+    without = RoutingTrace()
+    forward(model, TOKENS, trace=without)
+    assert without.output is None
+    assert without.layers[0].x is None
+    assert without.layers[0].deep_states == []
+
+
+@several
+@given(config=MODELS, length=st.integers(1, 5), seed=st.integers(0, 99))
+def test_a_batch_goes_on_from_one_sequence(config: ModelConfig, length: int, seed: int) -> None:
+    model, cache = with_weights(config), Cache(config)
+    start = random_tokens(config, batch=1, length=length, seed=seed)
+    rests = random_tokens(config, batch=3, length=4, seed=seed + 100)
+    forward(model, start, cache=cache)
+    cache.repeat(3)
+    whole = forward(model, torch.cat((start.expand(3, -1), rests), dim=1))
+    assert difference(forward(model, rests, cache=cache), whole[:, length:]) <= OUTPUTS
+
+
+@several
+@given(
+    config=MODELS, rows=st.lists(st.integers(0, 2), min_size=1, max_size=4), padded=st.booleans()
+)
+def test_some_of_a_batch_go_on(config: ModelConfig, rows: list[int], padded: bool) -> None:
+    model, cache = with_weights(config), Cache(config)
+    tokens = random_tokens(config, batch=3, length=8)
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    mask[1, :2] = not padded
+    whole = forward(model, tokens, attention_mask=mask)
+    forward(model, tokens[:, :5], attention_mask=mask[:, :5], cache=cache)
+    cache.select(rows)
+    found = forward(model, tokens[rows, 5:7], cache=cache)
+    cache.rewind(5)
+    found = torch.cat((found[:, :1], forward(model, tokens[rows, 5:], cache=cache)[:, 1:]), dim=1)
+    assert difference(found, whole[rows, 5:]) <= OUTPUTS
+
+
+@several
+@given(lengths=CHUNKS, n_kv_heads=st.sampled_from([1, 2, 4]), seed=st.integers(0, 99))
+def test_attention_alone_too(lengths: list[int], n_kv_heads: int, seed: int) -> None:
+    config = small(n_kv_heads=n_kv_heads)
+    rng = torch.Generator().manual_seed(seed)
+    attention = Attention(config).double()
+    for parameter in attention.parameters():
+        parameter.data.normal_(generator=rng)
+    x_BTD = torch.randn(2, sum(lengths), config.d_model, generator=rng, dtype=torch.float64)
+
+    def positions(start: int, stop: int) -> Positions:
+        return Positions(rope_at(config, torch.arange(start, stop), like=x_BTD))
+
+    whole = attention(x_BTD, SublayerPass(positions(0, x_BTD.shape[1])))
+    span, outputs = Span(), []
+    cache = KeyValueCache(span)
+    for length in lengths:
+        part = slice(span.start, span.start + length)
+        cache.reserve(part.stop)
+        here = CachedSublayerPass(positions(part.start, part.stop), cache=cache)
+        outputs.append(attention(x_BTD[:, part], here))
+        span.start = part.stop
+    assert difference(torch.cat(outputs, dim=1), whole) <= EXACT
+    assert cache.keys is not None
+    assert cache.keys.shape[:2] == (2, n_kv_heads)

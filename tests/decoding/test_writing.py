@@ -1,0 +1,211 @@
+"""Writing by a small float64 model: what the equations say, whatever the batch, to its end."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualpath_cli.decoding.decoder import Decoder
+from dualpath_cli.decoding.sampler import Sampler
+from dualpath_cli.decoding.sampling import Sampling
+from dualpath_cli.decoding.writing import Limits, Piece, write_on
+from dualpath_cli.generation.loading import round_weights
+from dualpath_cli.intervention import Intervention
+from dualpath_cli.model import DualPathLM
+from tests.model import reference
+from tests.model.reference import random_tokens
+from tests.model.small_models import ALL_KINDS, small, with_weights
+
+CONFIG = small(**ALL_KINDS)
+WEIGHTS = reference.random_weights(CONFIG, seed=0)
+IDS = 15
+"""Of a tokenizer that is smaller than the vocabulary of 17."""
+EOT = 3
+PROMPTS = [[3, 7, 1], [3], [3, 9, 9, 2, 5, 11, 4], [3, 14]]
+VALUES = [bytes([97 + id]) for id in range(IDS)]
+
+
+def pieces_of(
+    prompts: list[list[int]],
+    seeds: list[int],
+    sampling: Sampling | None = None,
+    change: Intervention | None = None,
+    cached: bool = True,
+    **limits: object,
+) -> list[list[Piece]]:
+    """The pieces of each text."""
+    model = with_weights(CONFIG, WEIGHTS)
+    found: list[list[Piece]] = [[] for _ in prompts]
+    decoder = Decoder(model, change, cached=cached)
+    for piece in write_on(
+        decoder.next_logits,
+        prompts,
+        Sampler(sampling or Sampling(), IDS),
+        [torch.Generator().manual_seed(seed) for seed in seeds],
+        VALUES,
+        Limits(**{"max_new_tokens": 8, "window": 16, "eot_id": None, **limits}),
+        decoder.select,
+    ):
+        found[piece.row].append(piece)
+    return found
+
+
+def ids_of(texts: list[list[Piece]]) -> list[list[int]]:
+    return [[piece.id for piece in pieces] for pieces in texts]
+
+
+def test_greedy_writing_is_what_the_equations_say():
+    """An argmax at a time, the whole text read again for each."""
+    written = ids_of(pieces_of(PROMPTS, [0] * 4, Sampling(greedy=True), max_new_tokens=5))
+    for prompt, new in zip(PROMPTS, written, strict=True):
+        ids = list(prompt)
+        for _ in range(5):
+            logits = reference.sequence_logits(WEIGHTS, CONFIG, ids)[-1][:IDS]
+            ids.append(int(logits.argmax()))
+        assert new == ids[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        None,
+        Intervention(loops=1, gates=(1.0, 0.2)),
+        Intervention(halting=0.5),
+        Intervention(halting=0.5, skip=0.5),
+        Intervention(kv_slots=1),
+    ],
+    ids=lambda change: change and change.name,
+)
+@settings(max_examples=10)
+@given(seeds=st.lists(st.integers(0, 2**40), min_size=4, max_size=4), eot=st.booleans())
+def test_a_text_is_the_same_alone_and_in_any_batch(
+    change: Intervention | None, seeds: list[int], eot: bool
+):
+    """In float64, where rounding decides nothing: seeded draws after prompts of mixed lengths."""
+    options = {"change": change, "eot_id": EOT if eot else None}
+    shares_slots = change is not None and change.kv_slots is not None  # of tokens passed before
+    together = pieces_of(PROMPTS, seeds, **options)
+    for n, prompt in enumerate(PROMPTS):
+        alone = pieces_of([prompt], [seeds[n]], cached=n % 2 == 0 or shares_slots, **options)
+        assert ids_of(alone) == [ids_of(together)[n]]
+    backwards = pieces_of(PROMPTS[::-1], seeds[::-1], **options)
+    assert ids_of(backwards)[::-1] == ids_of(together)
+
+
+def test_a_window_ends_a_text_that_fills_it():
+    """16 positions: the last id is not read, so that it may be one more."""
+    texts = pieces_of(PROMPTS, [1, 2, 3, 4], max_new_tokens=14)
+    assert [len(pieces) for pieces in texts] == [14, 14, 10, 14]
+    assert [pieces[-1].end for pieces in texts] == ["length", "length", "window", "length"]
+    assert Limits(14, 16, None).positions([len(prompt) for prompt in PROMPTS]) == 7 + 13
+    full = pieces_of([[3] * 16], [1])
+    assert [[piece.end for piece in pieces] for pieces in full] == [["window"]]
+
+
+# A model that writes what it is told
+
+
+def script(
+    *texts: str, most: int = 99, stops: tuple[str, ...] = (), ignore: bool = False
+) -> tuple[list[tuple[str, str | None]], int]:
+    """What is written, why it ended, and the number of passes."""
+    passes: list[int] = []
+
+    def next_logits(ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        passes.append(ids_BT.shape[1])
+        place = len(passes) - 1
+        chosen = [ord(text[place]) if place < len(text) else 1 for text in texts]
+        return torch.nn.functional.one_hot(torch.tensor(chosen), 128).float()
+
+    pieces = write_on(
+        next_logits,
+        [[5] * (n + 1) for n in range(len(texts))],
+        Sampler(Sampling(greedy=True), 128),
+        [torch.Generator()] * len(texts),
+        [bytes([id]) for id in range(128)],
+        Limits(most, 999, None if ignore else 0, stops),
+    )
+    written, ends = [""] * len(texts), [None] * len(texts)
+    for piece in pieces:
+        assert ends[piece.row] is None  # nothing comes after the last piece
+        written[piece.row] += piece.text
+        ends[piece.row] = piece.end
+    assert passes[0] == len(texts)
+    assert set(passes[1:]) <= {1}
+    return list(zip(written, ends, strict=True)), len(passes)
+
+
+def test_a_stop_ends_a_text_and_is_no_part_of_it():
+    assert script("18 eggs\n\nMore", stops=("Question:", "\n\n")) == ([("18 eggs", "stop")], 9)
+
+
+def test_the_first_of_several_stops_counts():
+    assert script("a Question: b\n\nc", stops=("\n\n", "Question:"))[0] == [("a ", "stop")]
+
+
+def test_end_of_text_ends_it_and_is_not_written():
+    ended = script("ab\0cd", "abcdef", most=5)
+    assert ended == ([("ab", "eot"), ("abcde", "length")], 5)
+    assert script("ab\0cd", most=5, ignore=True)[0] == [("ab\0cd", "length")]
+
+
+def test_what_was_held_back_for_a_stop_is_written_where_it_does_not_come():
+    assert script("eggs\n\0", "eggs\na", most=5, stops=("\n\n",))[0] == [
+        ("eggs\n", "length"), ("eggs\n", "length"),
+    ]  # fmt: skip
+    assert script("egg\n\0", stops=("\n\n",))[0] == [("egg\n", "eot")]
+
+
+def test_half_of_a_batch_is_dropped_when_it_has_ended():
+    """Of four texts with one, two, five and six ids, by which a pass is as wide as is left."""
+    model, widths = with_weights(CONFIG, WEIGHTS), []
+    decoder = Decoder(model)
+
+    def next_logits(ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        widths.append(len(ids_BT))
+        return decoder.next_logits(ids_BT, mask_BT)
+
+    limits = [16 + 1 - new for new in (1, 2, 5, 6)]
+    prompts = [[3] * length for length in limits]  # the window ends them
+    pieces = write_on(
+        next_logits, prompts, Sampler(Sampling(), IDS), [torch.Generator()] * 4, VALUES,
+        Limits(99, 16, None), decoder.select,
+    )  # fmt: skip
+    assert sorted(piece.row for piece in pieces) == [0, *[1] * 2, *[2] * 5, *[3] * 6]
+    assert widths == [4, 4, 2, 2, 2, 1]
+
+
+def test_what_comes_after_a_text_has_ended_does_not_matter():
+    """Its row is read on, and may give no numbers."""
+
+    def next_logits(ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        logits_BV = torch.zeros(len(ids_BT), IDS)
+        logits_BV[0] = -torch.inf if ids_BT.shape[1] == 1 else torch.arange(IDS) * 99.0
+        return logits_BV
+
+    pieces = write_on(
+        next_logits, [[1], [1, 2]], Sampler(Sampling(), IDS), [torch.Generator()] * 2, VALUES,
+        Limits(4, 16, IDS - 1),
+    )  # fmt: skip
+    assert [piece.end for piece in pieces if piece.row == 0] == ["eot"]
+
+
+def test_the_batch_ends_with_its_last_text():
+    texts, passes = script("a.bcdef", "abc.def", stops=(".",))
+    assert (texts, passes) == ([("a", "stop"), ("abc", "stop")], 4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rounded_weights_give_what_autocast_gives(tied: bool) -> None:
+    """Bit for bit, in half the memory; the embedding, the router and the gates stay as they are."""
+    config = small(**ALL_KINDS, tie_embeddings=tied)
+    tokens = random_tokens(config, batch=2, length=6)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        wanted = DualPathLM(config, seed=0)(tokens)
+    model = DualPathLM(config, seed=0)
+    round_weights(model, torch.bfloat16)
+    assert torch.equal(Decoder(model, autocast=torch.bfloat16).logits(tokens), wanted)
+    types = {name: weight.dtype for name, weight in model.named_parameters()}
+    assert types["blocks.0.deep.sublayer.ffn.up_proj.weight"] == torch.bfloat16
+    kept = ("embed.weight", "blocks.0.gate.proj.weight", "blocks.0.deep.router.weight")
+    assert {types[name] for name in kept} == {torch.float32}

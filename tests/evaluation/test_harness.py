@@ -1,0 +1,288 @@
+"""A model as the harness sees it, against the equations in float64, one request at a time."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lm_eval.api.instance import Instance
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from dualpath_cli.decoding.decoding_pass import forward
+from dualpath_cli.evaluation.harness.likelihoods import parts_of
+from dualpath_cli.evaluation.harness.model import HarnessModel, shared_beginning
+from dualpath_cli.intervention import Intervention
+from dualpath_cli.model import DualPathLM
+from tests.model import reference
+from tests.model.small_models import ALL_KINDS, small
+from tests.small_tokenizer import tokenizer_with
+
+TOKENIZER = tokenizer_with(["h e", "l l", "he ll", "Ġ t"])
+IDS = TOKENIZER.vocab_size
+CONFIG = small(vocab_size=272, max_seq_len=64, loops=2, n_layers=1)
+WEIGHTS = reference.random_weights(CONFIG, seed=0)
+FLOAT32 = 2e-5
+"""Nats: what float32 differs from float64 in a continuation of a few tokens."""
+
+
+def harness(batch_size: int = 3, window: int = 64, **options: object) -> HarnessModel:
+    model = reference.load(DualPathLM(CONFIG), WEIGHTS)
+    return HarnessModel(model, TOKENIZER, window, batch_size, **options)
+
+
+def log_probabilities(ids: list[int]) -> torch.Tensor:
+    """(T, V) in float64 from the equations, the padded rows of the vocabulary left out."""
+    logits = torch.stack(reference.sequence_logits(WEIGHTS, CONFIG, ids))[:, :IDS]
+    return logits - logits.exp().sum(-1, keepdim=True).log()
+
+
+def by_hand(context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    logs = log_probabilities([*context, *continuation][:-1])[-len(continuation) :]
+    chosen = [float(logs[place, id]) for place, id in enumerate(continuation)]
+    greedy = all(int(logs[place].argmax()) == id for place, id in enumerate(continuation))
+    return sum(chosen), greedy
+
+
+def asked(kind: str, *arguments: tuple) -> list[Instance]:
+    return [Instance(kind, {}, pair, 0) for pair in arguments]
+
+
+def written(model: HarnessModel, prompts: list[str], most: int = 8, until: tuple = ()) -> list[str]:
+    options = {"until": list(until), "max_gen_toks": most}
+    return model.generate_until(
+        [Instance("generate_until", {}, (prompt, options), 0) for prompt in prompts]
+    )
+
+
+PROMPTS = ["the cell", "a", "hello hell, tell the tale"]
+PAIRS = [
+    ("the cell", " tells"),
+    ("hell", " a shell"),
+    ("Answer:", " hello there"),
+    ("one two three four", " x"),
+    ("trailing spaces  ", "move"),
+    ("a" * 30, " hell" * 3),
+    ("", "nothing before"),
+    ("  ", "nothing but spaces before"),
+]
+
+
+def test_likelihoods_are_those_of_the_equations_in_float64():
+    answers = harness().loglikelihood(asked("loglikelihood", *PAIRS))
+    for (context, continuation), (loglikelihood, greedy) in zip(PAIRS, answers, strict=True):
+        before = TOKENIZER.encode(context.rstrip()) or [TOKENIZER.eot_id]
+        whole = TOKENIZER.encode(context + continuation)
+        rest = whole[len(before) :] if context.strip() else whole
+        expected, written = by_hand(before, rest)
+        assert loglikelihood == pytest.approx(expected, abs=FLOAT32)
+        assert greedy == written
+
+
+def test_what_the_model_would_write_is_told():
+    context = TOKENIZER.encode("the cell")
+    best = int(log_probabilities(context)[-1].argmax())
+    answers = harness()._loglikelihood_tokens(
+        [("", context, [best]), ("", context, [(best + 1) % IDS])]
+    )
+    assert [greedy for _, greedy in answers] == [True, False]
+
+
+def test_padded_rows_of_the_vocabulary_get_no_probability_and_are_never_written():
+    """They would take it all: their logits are made the largest."""
+    model = reference.load(DualPathLM(CONFIG), WEIGHTS)
+    with torch.no_grad():
+        model.head.weight[IDS:] = 100 * model.head.weight[:1].sign()
+    changed = HarnessModel(model, TOKENIZER, 64, 3)
+    requests = asked("loglikelihood", *PAIRS)
+    assert changed.loglikelihood(requests) == harness().loglikelihood(requests)
+    logs, _ = changed._logs_and_hits(torch.ones(IDS, CONFIG.d_model), torch.arange(IDS))
+    assert written(changed, PROMPTS) == written(harness(), PROMPTS)
+    assert math.fsum(logs.exp().tolist()) == pytest.approx(1, abs=1e-5)
+
+
+def test_tied_heads_are_cut_as_well_and_embeddings_stay():
+    model = DualPathLM(dataclasses.replace(CONFIG, tie_embeddings=True))
+    before = model.embed.weight.clone()
+    HarnessModel(model, TOKENIZER, 64, 3).loglikelihood(asked("loglikelihood", *PAIRS))
+    assert torch.equal(model.embed.weight, before)
+
+
+def test_batches_and_parts_of_logits_change_likelihoods_by_rounding_alone(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    requests = asked("loglikelihood", *PAIRS)
+    alone = harness(1).loglikelihood(requests)
+    for batch_size, most in ((2, None), (5, 2 * IDS), (9, None)):
+        if most is not None:
+            monkeypatch.setattr("dualpath_cli.evaluation.harness.model.LOGITS_AT_ONCE", most)
+        found = harness(batch_size).loglikelihood(requests)
+        assert [a for a, _ in found] == pytest.approx([a for a, _ in alone], abs=FLOAT32)
+        assert [greedy for _, greedy in found] == [greedy for _, greedy in alone]
+
+
+@pytest.mark.parametrize(
+    ("window", "context", "continuation", "parts"),
+    [(10, "abcdefghijklmnop", "qrst", [("jklmnop", "qrst")]),
+     (5, "ab", "cdefghij", [("b", "cdefg"), ("efg", "hij")])],
+)  # fmt: skip
+def test_what_is_longer_than_the_window_loses_its_beginning_and_is_scored_in_parts(
+    window: int, context: str, continuation: str, parts: list[tuple[str, str]]
+):
+    """A window and an id are read, of which the last one is no input."""
+    request = ("", TOKENIZER.encode(context), TOKENIZER.encode(continuation))
+    ((found, _),) = harness(window=window)._loglikelihood_tokens([request])
+    expected = sum(by_hand(TOKENIZER.encode(a), TOKENIZER.encode(b))[0] for a, b in parts)
+    assert found == pytest.approx(expected, abs=FLOAT32)
+
+
+def test_the_likelihood_of_a_text_is_that_of_its_windows():
+    text = "the cell tells hell a tale of shells"
+    ids = TOKENIZER.encode(text)
+    (loglikelihood,) = harness(window=8).loglikelihood_rolling(
+        asked("loglikelihood_rolling", (text,))
+    )
+    expected = 0.0
+    *parts, last = [ids[start : start + 8] for start in range(0, len(ids), 8)]
+    for place, part in enumerate(parts):
+        before = ids[8 * place - 1] if place else TOKENIZER.eot_id
+        expected += by_hand([before], part)[0]
+    expected += by_hand(ids[-9 : -len(last)], last)[0]
+    assert loglikelihood == pytest.approx(expected, abs=1e-4)
+    assert (len(parts), len(last)) == (3, 1)
+
+
+def test_several_texts_keep_their_order_and_an_empty_one_costs_nothing():
+    texts = ["hello", "", "the cell tells hell a tale of shells", "a"]
+    requests = [asked("loglikelihood_rolling", (text,)) for text in texts]
+    together = harness(window=8).loglikelihood_rolling([one for (one,) in requests])
+    alone = [harness(window=8).loglikelihood_rolling(request)[0] for request in requests]
+    assert together == pytest.approx(alone, abs=FLOAT32)
+    assert together[1] == 0
+
+
+@given(st.lists(st.integers(0, 99), max_size=40), st.integers(1, 12))
+def test_texts_are_cut_as_the_harness_cuts_them(ids: list[int], window: int):
+    theirs = map(make_disjoint_window, get_rolling_token_windows(ids, 100, window, 1))
+    ours = list(parts_of([100], ids, window))
+    assert [(read[:-scored], read[-scored:]) for read, scored in ours] == list(theirs)
+    assert [id for read, scored in ours for id in read[-scored:]] == ids
+
+
+@pytest.mark.parametrize(
+    "change",
+    [Intervention(loops=1), Intervention(gates=(1.0, 0.0)), Intervention(gates="shuffled"),
+     Intervention(halting=0.9)],
+    ids=lambda change: change.name,
+)  # fmt: skip
+def test_an_intervention_is_that_of_the_model_whatever_the_batch(change: Intervention):
+    model = reference.load(DualPathLM(CONFIG), WEIGHTS)
+    requests = [("", *map(TOKENIZER.encode, pair)) for pair in PAIRS[:4]]
+    answers = harness(intervention=change)._loglikelihood_tokens(requests)
+    plain = harness()._loglikelihood_tokens(requests)
+    for (_, before, after), (actual, _), (learned, _) in zip(requests, answers, plain, strict=True):
+        with torch.no_grad():
+            logits = forward(model, torch.tensor([[*before, *after][:-1]]), intervention=change)[0]
+        logs = logits[-len(after) :, :IDS].double().log_softmax(-1)
+        expected = sum(float(logs[place, id]) for place, id in enumerate(after))
+        assert actual == pytest.approx(expected, abs=FLOAT32)
+        assert abs(actual - learned) > 1e-3
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=4),
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=5),
+)
+def test_the_shared_beginning_is_the_longest_that_leaves_each_something(
+    start: list[int], ends: list[list[int]]
+):
+    sequences = [start + end for end in ends]
+    most = min(map(len, sequences)) - 1
+    same = [n for n in range(most + 1) if len({tuple(ids[:n]) for ids in sequences}) == 1]
+    assert shared_beginning(sequences) == max(same)
+
+
+@pytest.mark.parametrize(
+    ("block", "change", "document_start"),
+    [({}, None, None), ({}, Intervention(gates="shuffled"), TOKENIZER.eot_id),
+     (ALL_KINDS, Intervention(loops=3), None),
+     (ALL_KINDS, Intervention(halting=0.5), TOKENIZER.eot_id)],
+)  # fmt: skip
+def test_what_a_batch_begins_with_is_read_once_and_changes_nothing(
+    block: dict, change: Intervention | None, document_start: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    config = dataclasses.replace(CONFIG, **block, document_start=document_start)
+    weights = reference.random_weights(config, seed=1)
+    start = [*TOKENIZER.encode("tell the tale"), TOKENIZER.eot_id, *TOKENIZER.encode(" of a shell")]
+    requests = [("", start + TOKENIZER.encode(end), TOKENIZER.encode(" hell, no"))
+                for end in (" or two", "s", " and all the cells")]  # fmt: skip
+    answers, read = {}, {}
+    for cached in (True, False):
+        model = reference.load(DualPathLM(config), weights)
+        counts: list[int] = []
+
+        def counted(ids, *inputs, model=model, counts=counts, **options):
+            counts.append(ids.numel())
+            return DualPathLM.forward(model, ids, *inputs, **options)
+
+        monkeypatch.setattr(model, "forward", counted)
+        found = HarnessModel(model, TOKENIZER, 64, 3, change, cached=cached)
+        answers[cached] = [log for log, _ in found._loglikelihood_tokens(requests)]
+        read[cached] = sum(counts)
+    assert answers[True] == pytest.approx(answers[False], abs=FLOAT32)
+    shuffled = change is not None and change.gates == "shuffled"
+    assert read[False] - read[True] == (0 if shuffled else 2 * len(start))
+
+
+def test_bfloat16_rounds_matrix_products_and_not_sums():
+    requests = asked("loglikelihood", *PAIRS)
+    exact = [loglikelihood for loglikelihood, _ in harness().loglikelihood(requests)]
+    model = harness(autocast=torch.bfloat16)
+    rounded = [loglikelihood for loglikelihood, _ in model.loglikelihood(requests)]
+    differences = [abs(a - b) / abs(b) for a, b in zip(rounded, exact, strict=True)]
+    assert 1e-5 < max(differences) < 0.05
+    logs, _ = model._logs_and_hits(torch.ones(1, CONFIG.d_model), torch.tensor([3]))
+    assert logs.dtype == torch.float64
+
+
+# What a model writes
+
+
+def written_by_hand(prompt: str, count: int) -> str:
+    """Greedy writing by the equations in float64, the whole text read again for each token."""
+    ids = TOKENIZER.encode(prompt)
+    new: list[int] = []
+    for _ in range(count):
+        logits = reference.sequence_logits(WEIGHTS, CONFIG, [*ids, *new])[-1][:IDS]
+        new.append(int(logits.argmax()))
+        if new[-1] == TOKENIZER.eot_id:
+            return TOKENIZER.decode(new[:-1])
+    return TOKENIZER.decode(new)
+
+
+def test_a_model_writes_what_the_equations_say():
+    assert written(harness(), PROMPTS[:2], most=4) == [written_by_hand(p, 4) for p in PROMPTS[:2]]
+
+
+@pytest.mark.parametrize("change", [None, Intervention(loops=3, halting=0.5)], ids=str)
+def test_batches_of_any_size_write_the_same_with_and_without_a_cache(change: Intervention | None):
+    alone = [written(harness(1, cached=False, intervention=change), [p])[0] for p in PROMPTS]
+    for batch_size, cached in ((1, True), (2, False), (3, True)):
+        assert written(harness(batch_size, cached=cached, intervention=change), PROMPTS) == alone
+    assert len(set(alone)) > 1
+
+
+def test_a_prompt_leaves_room_in_the_window():
+    """16 ids: at most 6 new ones, so that 10 of the prompt are read."""
+    prompt = "abcdefghijklmnopqrstuvwxyz"
+    assert len(TOKENIZER.encode(prompt)) == 26
+    cut = TOKENIZER.decode(TOKENIZER.encode(prompt)[-10:])
+    assert written(harness(window=16), [prompt], most=6) == written(harness(), [cut], most=6)
+
+
+def test_a_stop_ends_a_text_and_is_no_part_of_it():
+    (whole,) = written(harness(), PROMPTS[:1])
+    stop = whole[len(whole) // 2 :][:2]
+    assert written(harness(), PROMPTS[:1], until=(stop, "never")) == [whole[: whole.find(stop)]]

@@ -1,0 +1,92 @@
+"""Overrides: a word for each, the same in options, files and results."""
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualpath_cli.errors import UserError
+from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.options.overrides import parse, read
+
+PERMILLE = st.integers(0, 1000).map(lambda n: n / 1000)
+FIELDS = {
+    "loops": st.integers(1, 99),
+    "gates": st.one_of(st.tuples(PERMILLE, PERMILLE), st.just(SHUFFLED)),
+    "halting": PERMILLE,
+    "skip": PERMILLE,
+    "kv_slots": st.integers(1, 9),
+}
+
+
+@st.composite
+def interventions(draw: st.DrawFn) -> Intervention:
+    """Any intervention, in any layers, or gates of a class of tokens."""
+    names = draw(st.sets(st.sampled_from(sorted(FIELDS))))
+    chosen = {name: draw(FIELDS[name]) for name in names}
+    if chosen.get("gates") == SHUFFLED:
+        chosen.pop("kv_slots", None)
+        chosen["seed"] = draw(st.integers(0, 99))
+    elif names == {"gates"}:
+        chosen["tokens"] = draw(st.sampled_from([None, "verbs", "random-as-verbs:3"]))
+    if chosen:
+        layers = draw(st.none() | st.sets(st.integers(0, 30), min_size=1))
+        chosen["layers"] = layers and tuple(sorted(layers))
+    return Intervention(**chosen)
+
+
+@given(interventions(), st.randoms())
+def test_the_name_of_an_intervention_gives_it_back_in_any_order(
+    change: Intervention, order: Any
+) -> None:
+    words = change.name.split()
+    order.shuffle(words)
+    for written in ([change.name], words):
+        assert (parse(written) or Intervention()) == change
+
+
+def options(*words: str, **short: str) -> Namespace:
+    return Namespace(intervention=list(words), **short)
+
+
+@pytest.mark.parametrize(
+    ("short", "word"),
+    [({"loops": "3"}, "K=3"), ({"exit_below": "0.1"}, "halting=0.1"),
+     ({"skip_below": "0.2"}, "skip=0.2"), ({"kv_slots": "1"}, "kv_slots=1")],
+)  # fmt: skip
+def test_a_short_form_is_its_word(short: dict[str, str], word: str) -> None:
+    assert read(options(**short)) == read(options(word)) == parse([word])
+    assert read(options("layers=1", **short)) == parse([word, "layers=1"])
+    with pytest.raises(UserError, match="is given already, or by its own option"):
+        read(options(word, **short))
+
+
+def test_shuffled_gates_may_have_their_seed_apart() -> None:
+    assert parse(["gates=shuffled", "seed=7"]) == parse(["shuffled:7"])
+    assert parse([]) is None
+    assert parse(["learned"]) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("gate=1,0", "'gate=1,0': give KEY=VALUE or shuffled; did you mean 'gates'?"),
+        ("loops", "keys are K, gates, halting, skip, kv_slots, layers, seed, tokens"),
+        ("gates=1", "--intervention gates must be such as 1,0 or shuffled, not '1'"),
+        ("gates=1,3", "each from 0 to 1"),
+        ("shuffled:x", "--intervention gates must be a whole number from 0 on, not 'x'"),
+        ("halting=0.1:change", "--intervention halting must be from 0 to 1, not '0.1:change'"),
+        ("layers=1,x", "--intervention layers must be such as 0,2, not '1,x'"),
+        ("layers=2,0 skip=0.1", "in growing order"),
+        ("K=0", "--intervention K must be a whole number above 0"),
+        ("kv_slots=1 shuffled", "kv_slots goes with gates that are not shuffled"),
+        ("shuffled:1 seed=2", "'seed=2': seed is given already"),
+        ("gates=1,0 tokens=verbs", "ablate --suite token-classes"),
+    ],
+)
+def test_a_word_that_means_nothing_is_named_with_its_value(words: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read(options(*words.split()))
+    assert message in str(caught.value)

@@ -1,0 +1,25 @@
+"""`generate` and `evaluate` answer --help and mistakes before torch is imported."""
+
+from pathlib import Path
+
+from tests.command.test_cli import SLOW, run_without_slow_imports
+from tests.tiny_run import Fit
+
+
+def test_help_and_mistakes_need_nothing_slow(trained: Fit, tmp_path: Path) -> None:
+    run = trained()
+    (tmp_path / "tasks").mkdir()
+    lines = {
+        "generate --help": 0,
+        "generate --ckpt_path nowhere": 2,
+        f"generate --ckpt_path {run} --kv-slots 0": 2,
+        f"generate --ckpt_path {run} --intervention layers=9 gates=1,0": 2,
+        f"generate --ckpt_path {run} --prompt '{'tell ' * 70}'": 2,
+        "evaluate --help": 0,
+        "evaluate --ckpt_path nowhere --out o": 2,
+        f"evaluate --ckpt_path {run} --out o --data tasks --tasks hellaswag": 2,
+        f"evaluate --ckpt_path {run} --out o --loops 0": 2,
+    }
+    answers = run_without_slow_imports(list(lines), tmp_path, (*SLOW, "transformers", "datasets"))
+    assert [answer["code"] for answer in answers] == list(lines.values())
+    assert "window has room for 15" in answers[4]["err"]

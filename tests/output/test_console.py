@@ -1,0 +1,54 @@
+"""What is printed: names are shown as they are, on the screen, in tables and beside progress."""
+
+import io
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import dualpath_cli
+from dualpath_cli.output.console import plain_console
+from dualpath_cli.output.progress import Progress, counted
+from dualpath_cli.output.table import Column, Table, show
+from dualpath_cli.session.session import Session
+
+NAMES = ["[red]", "[/x]", "[bold]a[/bold]", ":smile:", "[link=x]"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_shown_as_it_is(name: str) -> None:
+    screen = io.StringIO()
+    console = plain_console(file=screen, width=100, force_terminal=True, color_system=None)
+    result = {name: {"loss": 1.0, "bits_per_byte": 1.0}}
+    module: Any = SimpleNamespace(val_results=result)
+    nothing: Any = None
+    session = Session(nothing, nothing, module, nothing, console)
+    session.say(f"said {name}")
+    session.show_validation()
+    columns = [Column(name), Column(f"number {name}", "d")]
+    show(console, Table(columns, [(f"cell {name}", 1)], f"title {name}", f"caption {name}"))
+    with Progress(console, f"bar {name}", counted("steps"), 1) as progress:
+        progress.advance(1, status=f"status {name}")
+    shown = screen.getvalue()
+    for place in ("said", "title", "number", "caption", "cell", "bar", "status"):
+        assert f"{place} {name}" in shown
+    assert f"│ {name}" in shown
+
+
+def test_a_line_of_progress_shows_a_name_as_it_is() -> None:
+    screen = io.StringIO()
+    progress = Progress(plain_console(file=screen), "[/x] [red]", counted("steps"), 1)
+    progress.stop(last_line=True)
+    assert screen.getvalue().startswith("[/x] [red]: 0 of 1 steps")
+
+
+def test_the_package_makes_no_console_that_reads_markup() -> None:
+    package = Path(dualpath_cli.__file__).parent
+    makers = [
+        path.name
+        for path in package.rglob("*.py")
+        if re.search(r"\bConsole\(", path.read_text(encoding="utf-8"))
+    ]
+    assert makers == ["console.py"]

@@ -1,0 +1,114 @@
+"""What a command does where nobody reads its answer, or where the answer's encoding is a small one.
+
+In this process: standard output is a file of the test's own.
+"""
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from data_prep.__main__ import main as data_prep
+from dualpath_cli.cli import main
+from dualpath_cli.run.run_folder import newest_checkpoint, step_of
+from tests.tiny_run import Fit
+
+TEXT = "−Ω貝"
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """Standard output is a pipe whose reader has left."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe, redirect_stdout(pipe):
+        yield
+
+
+@contextmanager
+def latin_1(errors: str = "strict") -> Iterator[io.BytesIO]:
+    """What is written to standard output, with PYTHONIOENCODING=latin-1:ERRORS."""
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding="latin-1", errors=errors, write_through=True)
+    with redirect_stdout(stream):
+        yield written
+
+
+def words_of(line: str, run: Path, texts: Path, out: Path) -> list[str]:
+    places = {"RUN": str(run), "VAL": str(texts / "val.jsonl"), "OUT": str(out), "TEXT": TEXT}
+    return [places.get(word, word.replace("VAL", places["VAL"])) for word in line.split()]
+
+
+STUDIES = [
+    "compare RUN --out OUT",
+    "routing --ckpt_path RUN --text TEXT",
+    "routing --ckpt_path RUN --out OUT --tagger none",
+    "generate --ckpt_path RUN --prompt TEXT",
+    "evaluate --ckpt_path RUN --sources p=VAL --out OUT",
+]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [*STUDIES, "validate --ckpt_path RUN", "ablate --ckpt_path RUN --suite layers --out OUT"],
+)
+def test_a_reader_that_leaves_ends_a_command_with_141(
+    line: str, trained: Fit, texts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = words_of(line, trained(), texts, tmp_path / "out")
+    with nobody():
+        assert main(words) == 141
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_reader_that_leaves_ends_the_inspection_of_data_with_141(texts: Path) -> None:
+    with nobody():
+        assert data_prep(["inspect", str(texts / "train")]) == 141
+
+
+def test_training_goes_on_to_its_end_where_its_reader_has_left(fit: Fit) -> None:
+    with nobody():
+        run = fit()  # its exit code is 0
+    assert step_of(newest_checkpoint(run)) == 6
+
+
+def test_a_command_runs_where_the_shell_has_closed_its_standard_output() -> None:
+    with redirect_stdout(None):
+        assert main(["flops", "--budget", "80M"]) == 0
+        assert data_prep(["inspect", "not there"]) == 2
+
+
+def test_a_parent_that_is_none_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALPATH_PARENT", "abc")
+    assert main(["--version"]) == 0
+
+
+@pytest.mark.parametrize("line", STUDIES)
+def test_what_an_encoding_lacks_is_escaped_on_the_screen(
+    line: str, trained: Fit, texts: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    words = words_of(line, trained(), texts, out)
+    with latin_1() as written:
+        assert main(words) == 0
+        said = written.getvalue().decode("latin-1")
+    if "TEXT" in line:
+        assert r"\u2212\u03a9\u8c9d" in said
+    if "OUT" in line:
+        assert any(out.iterdir())
+
+
+def test_a_text_is_whole_in_its_file_whatever_the_encoding_of_the_screen(
+    trained: Fit, tmp_path: Path
+) -> None:
+    out = tmp_path / "o.jsonl"
+    words = ["--prompt", TEXT, "--out", str(out), "--max_new_tokens", "1"]
+    run = trained()
+    with latin_1("surrogateescape"):  # as in the locale C
+        assert main(["generate", "--ckpt_path", str(run), "--prompt", TEXT]) == 0
+        assert main(["generate", "--ckpt_path", str(run), *words]) == 0
+    assert json.loads(out.read_text(encoding="utf-8"))["prompt"] == TEXT

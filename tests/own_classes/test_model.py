@@ -1,0 +1,201 @@
+"""A custom gate or combination is used as built-in ones are: copies give their numbers."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualpath_cli.decoding.cache import Cache
+from dualpath_cli.decoding.decoding_pass import forward
+from dualpath_cli.flops import count
+from dualpath_cli.flops.shapes import numbers, units
+from dualpath_cli.flops.widths import Target, solve_within
+from dualpath_cli.intervention import Intervention
+from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.model.parameters import kind_of
+from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.training.optim import build_optimizer
+from tests import golden
+from tests.model.reference import difference, random_tokens
+from tests.model.small_models import ALL_KINDS, EXACT, SMALL, TOKENS, same_weights, small
+
+HERE = "tests.custom_classes"
+COPIES: dict[str, Any] = {"gate": f"{HERE}.TwoGates", "combination": f"{HERE}.Router"}
+MASSLESS = {"combination": f"{HERE}.WithoutMass"}
+
+
+@pytest.mark.parametrize("kind", ["dual", "loop", "wide"])
+def test_copies_of_the_built_in_ones_train_to_the_same_bits(kind):
+    config = golden.config_of(kind)
+    own = dataclasses.replace(config, **COPIES)
+    models = [DualPathLM(config, seed=0), DualPathLM(own, seed=0)]
+    losses = [golden.train(model) for model in models]
+    assert losses[0] == losses[1]
+    assert same_weights(*models)
+    assert models[0].state_dict().keys() == models[1].state_dict().keys()
+
+
+@given(
+    gates=st.sampled_from(["two_gates", COPIES["gate"]]),
+    combination=st.sampled_from([COPIES["combination"], MASSLESS["combination"]]),
+    loops=st.integers(2, 4),
+    step_index=st.sampled_from(["zero_based", "one_based"]),
+    change=st.sampled_from(
+        [
+            {},
+            {"loops": 1},
+            {"loops": 2},
+            {"loops": 5},
+            {"gates": (0.25, 0.75)},
+            {"gates": "shuffled"},
+            {"skip": 0.5},
+            {"kv_slots": 1},
+        ]
+    ),
+)
+@settings(max_examples=40)
+def test_copies_do_what_the_built_in_ones_do_under_any_intervention(
+    gates, combination, loops, step_index, change
+):
+    intervention = Intervention(**change)
+    config = small(loops=loops, step_index=step_index, gain_init=0.0, init_std=0.3)
+    own = dataclasses.replace(config, gate=gates, combination=combination)
+    outputs, traces = [], []
+    for one in (config, own):
+        model, trace = DualPathLM(one, seed=1).double(), RoutingTrace()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if ".gate." in name:
+                    parameter += torch.linspace(-1, 1, parameter.numel()).view_as(parameter)
+            outputs.append(forward(model, TOKENS, trace=trace, intervention=intervention))
+        traces.append(trace)
+    assert difference(*outputs) <= EXACT
+    for one, other in zip(*(trace.layers for trace in traces), strict=True):
+        assert difference(one.step_weights, other.step_weights) <= EXACT
+        assert difference(one.expected_loops, other.expected_loops) <= EXACT
+        assert torch.equal(one.steps_taken, other.steps_taken)
+
+
+@pytest.mark.parametrize("combination", [COPIES["combination"], MASSLESS["combination"]])
+@pytest.mark.parametrize("change", [None, {"skip": 0.5}])
+def test_token_by_token_with_a_cache_gives_the_whole_sequences_logits(combination, change):
+    config = small(combination=combination, gain_init=0.0, init_std=0.3)
+    model = DualPathLM(config, seed=1).double()
+    intervention = None if change is None else Intervention(**change)
+    with torch.no_grad():
+        whole = forward(model, TOKENS, intervention=intervention)
+        cache = Cache(config)
+        parts = [
+            forward(model, TOKENS[:, t : t + 1], cache=cache, intervention=intervention)
+            for t in range(8)
+        ]
+    assert difference(torch.cat(parts, dim=1), whole) <= EXACT
+
+
+def test_halting_by_mass_needs_a_class_that_leaves_some():
+    by_mass = Intervention(halting=0.1)
+    assert by_mass.problem(small(**COPIES)) is None
+    problem = by_mass.problem(small(**MASSLESS))
+    assert problem is not None
+    assert "tests.custom_classes.WithoutMass has no step_probability" in problem
+    assert Intervention(loops=2).problem(small(loops=1, **MASSLESS)) is not None
+
+
+class TestCounts:
+    config = small(gate=f"{HERE}.MlpGate", combination=MASSLESS["combination"], **ALL_KINDS)
+
+    def test_parameters_are_counted_off_the_class(self):
+        config, model = self.config, DualPathLM(self.config)
+        assert count.parameters(config) == sum(p.numel() for p in model.parameters())
+        gate = sum(p.numel() for p in model.blocks[0].gate.parameters())
+        assert count.parameters_by_part(config)["gate"] == gate == 16 + 16 * 5 + 5 + 5 * 2 + 2
+        assert sum(map(numbers, units(config))) == count.parameters(config)
+
+    def test_flops_are_what_the_class_declares(self):
+        dual, built_in = (
+            count.layer_flops(config, "dual") for config in (self.config, small(**ALL_KINDS))
+        )
+        assert dual.gate == 2 * 5 * (16 + 2)
+        assert dual.linear_total - built_in.linear_total == dual.gate - 4 * 16
+        assert dual.router == 2 * 17 * 3
+        assert dual.total == dual.linear_total + dual.router + dual.attention_scores
+        assert count.layer_flops(self.config, "loop").gate == 0
+
+    @given(gate_flops=st.integers(0, 400_000), alpha=st.integers(30, 70))
+    def test_widths_are_solved_for_what_the_gate_leaves(self, gate_flops, alpha):
+        target = Target(8_000_000, alpha=alpha, loops=2, d_model=256, n_heads=4, n_kv_heads=4)
+        own = dataclasses.replace(target, gate_flops=gate_flops)
+        deep, wide = own.exact_widths()
+        projections = 8 * 256**2
+        spent = 2 * (projections + 6 * 256 * deep) + projections + 6 * 256 * wide
+        assert spent == own.budget - gate_flops
+        found, widths = solve_within(own)
+        assert abs(found.spent(widths.d_ffn, widths.d_ffn_wide) / own.budget - 1) <= 0.01
+        same = dataclasses.replace(target, gate_flops=4 * 256)
+        assert same.exact_widths() == target.exact_widths()
+
+
+class TestParameters:
+    def test_they_follow_the_class_and_its_defaults(self):
+        config = small(gate=f"{HERE}.MlpGate", init_std=0.5)
+        model = DualPathLM(config, seed=0)
+        gate = model.blocks[1].gate
+        assert (gate.norm.weight == 1).all()
+        assert 0.3 < gate.hidden.weight.std() < 0.7
+        assert (gate.hidden.bias == 0).all()
+        groups = {
+            name: kind_of(f"blocks.1.gate.{name}", config, parameter.ndim).group
+            for name, parameter in gate.named_parameters()
+        }
+        assert groups == {
+            "norm.weight": "norms", "hidden.weight": "matrices", "hidden.bias": "biases",
+            "out.weight": "matrices", "out.bias": "biases",
+        }  # fmt: skip
+        assert (
+            DualPathLM(small(gate=COPIES["gate"]), seed=0).blocks[0].gate.proj.weight == 0
+        ).all()
+
+    def test_the_optimizer_groups_them_so(self):
+        config = small(gate=f"{HERE}.MlpGate")
+        model = DualPathLM(config)
+        optimizer = build_optimizer(model.named_parameters(), OptimSettings(), 9, config)
+        groups = {
+            group["name"]: {id(p) for p in group["params"]} for group in optimizer.param_groups
+        }
+        assert id(model.blocks[0].gate.norm.weight) in groups["norms"]
+        assert id(model.blocks[0].gate.out.bias) in groups["biases"]
+
+    @pytest.mark.parametrize("gate", [COPIES["gate"], f"{HERE}.MlpGate"])
+    def test_a_model_built_without_memory_starts_alike(self, gate):
+        config = small(**{**COPIES, "gate": gate})
+        with torch.device("meta"):
+            model = DualPathLM(config)
+        model.to_empty(device="cpu")
+        model.init_weights(3)
+        assert same_weights(model, DualPathLM(config, seed=3))
+
+
+def test_under_autocast_classes_work_in_the_type_of_their_weights():
+    """As the built-in ones do, whatever operations a class is made of."""
+    config = small(gain_init=0.0, init_std=0.3, residual_dtype="bfloat16")
+    seen = []
+    for one in (config, dataclasses.replace(config, **COPIES)):
+        model, trace = DualPathLM(one, seed=1), RoutingTrace()
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            logits = model(TOKENS, trace=trace)
+        assert trace.layers[0].gate_deep.dtype == torch.float32
+        assert trace.layers[0].step_weights.dtype == torch.float32
+        seen.append(logits)
+    assert torch.equal(*seen)
+
+
+def test_compiled_they_are_one_graph_and_the_same():
+    config = small(gate=f"{HERE}.MlpGate", gain_init=0.0, init_std=0.3, **MASSLESS)
+    model, compiled = (DualPathLM(config, seed=1) for _ in range(2))
+    for block in compiled.blocks:
+        block.compile(backend="aot_eager", fullgraph=True)
+    tokens = random_tokens(SMALL, 2, 8)
+    assert difference(compiled(tokens), model(tokens)) < 1e-5

@@ -1,0 +1,452 @@
+"""Recipes: each one read as `fit` reads it and set beside the paper; `base:` and merging."""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualpath_cli.command import launch
+from dualpath_cli.command.records import COMMANDS
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError
+from dualpath_cli.flops import count as flops
+from dualpath_cli.flops import paper
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.recipes import Recipe, merge
+from dualpath_cli.recipe.settings import OptimSettings
+
+ROWS = paper.configurations()
+each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.recipe)
+
+INCOMPLETE = {
+    "paper", "as_written", "trained_numerics", "cluster_1", "cluster_8", "cluster_64",
+}  # fmt: skip
+"""The base and the overlays: no model by themselves."""
+
+Fit = Callable[..., launch.Launch]
+
+
+@pytest.fixture(scope="module")
+def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
+    """What `dualpath fit --config A --config B ...` starts with, as if data and GPUs were there."""
+    nowhere = tmp_path_factory.mktemp("nowhere")
+
+    @functools.cache
+    def prepare(*names: str, words: tuple[str, ...] = ()) -> launch.Launch:
+        words += tuple(word for name in names for word in ("--config", name))
+        with contextlib.chdir(nowhere), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launch, "check_training_data", lambda *_: None)
+            patch.setattr(launch, "check_epochs", lambda *_: None)
+            patch.setattr(launch, "check_validation_sets", lambda *_: None)
+            patch.setattr(launch, "check_devices", lambda *_: None)
+            patch.setattr(launch, "verify_data", lambda *_, **__: None)
+            return launch.read(COMMANDS["fit"], words)
+
+    return prepare
+
+
+def parameters_on_meta(config: ModelConfig) -> int:
+    """Number of weights of the model as torch builds it, without memory for them."""
+    with torch.device("meta"):
+        model = DualPathLM(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def leaves(recipe: Recipe, above: str = "") -> dict[str, Any]:
+    """Every value that is no mapping, by its dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in recipe.items():
+        if isinstance(value, dict):
+            found |= leaves(value, f"{above}{key}.")
+        else:
+            found[f"{above}{key}"] = value
+    return found
+
+
+def changed(before: launch.Launch, after: launch.Launch) -> dict[str, Any]:
+    """The settings that differ, by dotted key, with their new values."""
+    old, new = leaves(before.settings.as_recipe()), leaves(after.settings.as_recipe())
+    return {key: new.get(key) for key in old | new if old.get(key) != new.get(key)}
+
+
+# The recipes that are shipped
+
+
+@pytest.mark.parametrize("name", sorted(set(recipes.names()) - {row.recipe for row in ROWS}))
+def test_a_recipe_is_a_model_that_can_be_built(name: str, fit: Fit) -> None:
+    names = ["f80m_a50_k4", name] if name in INCOMPLETE else [name]
+    config = fit(*names).settings.model
+    assert parameters_on_meta(config) == flops.parameters(config)
+
+
+def test_the_base_and_the_overlays_alone_are_told_what_they_lack(fit: Fit) -> None:
+    for name in INCOMPLETE:
+        with pytest.raises(UserError, match="d_ffn"):
+            fit(name)
+
+
+# The paper's 26 configurations
+
+
+def test_the_papers_26_configurations_have_a_recipe_each_and_no_other_does() -> None:
+    shipped = {name for name in recipes.names() if name.startswith(("f80m", "f160m"))}
+    assert shipped == {row.recipe for row in ROWS}
+    assert len(ROWS) == 26
+
+
+@pytest.mark.parametrize("reading", paper.READINGS)
+@each_row
+def test_a_recipe_is_the_model_as_it_is_read(
+    row: paper.Configuration, reading: paper.Reading, fit: Fit
+) -> None:
+    settings = fit(row.recipe, *(["as_written"] if reading == "as_written" else [])).settings
+    # A wide block has no deep path, so that its K means nothing.
+    loops = settings.model.loops if row.block == "wide" else row.loops
+    assert settings.model == dataclasses.replace(row.model_config(reading), loops=loops)
+    assert settings.run.budget == row.budget
+
+
+@each_row
+def test_a_recipe_trains_as_the_paper_does(row: paper.Configuration, fit: Fit) -> None:
+    prepared = fit(row.recipe)
+    run = prepared.settings.run
+    assert prepared.settings.optim == OptimSettings()
+    assert run.max_tokens == paper.TRAINING_TOKENS == 18_360 * run.batch_tokens
+    assert run.batch_tokens == paper.GPUS * 2 * 4 * 4096
+    assert prepared.settings.data.path == "data/nemotron-cc"
+    assert prepared.settings.trainer.precision == "bf16-mixed"
+
+
+def test_the_base_writes_out_the_model_fields_that_the_page_of_the_paper_lists() -> None:
+    """Rows marked with a dagger are of the numerics, which `trained_numerics` sets."""
+    page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text(encoding="utf-8")
+    rows = [row for row in page.splitlines() if row.startswith("|") and "†" not in row]
+    fields = re.findall(r"`model\.(\w+)`: ([^\s|,;]+)", "\n".join(rows))
+    written = recipes.load("paper")["model"]
+    assert {"norm_eps", "init_std", "rope_base", "gain_init"} <= dict(fields).keys()
+    for name, value in fields:
+        shown = value.replace(",", "").replace("\u2212", "-")
+        assert str(written[name]).lower() == shown or written[name] == float(shown)
+
+
+def test_the_papers_optimizer_is_that_of_appendix_a() -> None:
+    assert OptimSettings() == OptimSettings(
+        lr=5e-4,
+        lr_start=5e-6,
+        lr_end=5e-5,
+        warmup_steps=184,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        weight_decay=0.3,
+        decay=["matrices", "norms", "gains", "biases"],
+        clip=1.0,
+    )
+
+
+@each_row
+def test_the_first_line_says_what_the_recipe_is(row: paper.Configuration) -> None:
+    title = recipes.find(row.recipe).read_text().splitlines()[0]
+    kind = {"wide": "PureWide", "loop": "PureLoop", "dual": "dual path"}[row.block]
+    for words in (row.budget_name, kind, f"{row.params_millions}M parameters"):
+        assert words in title
+    assert row.block == "wide" or f"K = {row.loops}" in title
+    assert row.block != "dual" or f"alpha = {row.alpha} %" in title
+
+
+# Overlays
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("f80m_wide", 680.4), ("f80m_a50_k4", 435.1), ("f160m_wide", 1322.1)]
+)
+def test_as_written_has_fewer_parameters(name: str, millions: float, fit: Fit) -> None:
+    model = fit(name, "as_written").settings.model
+    assert round(parameters_on_meta(model) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(
+    ("overlay", "changes"),
+    [
+        (
+            "as_written",
+            {
+                "model.ffn_multiple_of": 64,
+                "model.tie_embeddings": True,
+                "model.qk_norm": "before_rope",
+                "model.step_index": "one_based",
+                "optim.decay": ["matrices", "gains", "biases"],
+            },
+        ),
+        ("trained_numerics", {"model.residual_dtype": "bfloat16", "model.rope_dtype": "bfloat16"}),
+        (
+            "cluster_1",
+            {
+                "run.micro_batch": "auto",
+                "trainer.accelerator": "gpu",
+                "trainer.devices": 1,
+                "trainer.strategy": "single",
+            },
+        ),
+        ("paper", {}),
+    ],
+)
+def test_an_overlay_changes_what_it_names_and_nothing_else(
+    overlay: str, changes: dict[str, Any], fit: Fit
+) -> None:
+    base = fit("f80m_a50_k4")
+    assert changed(base, fit("f80m_a50_k4", overlay)) == changes
+
+
+def test_overlays_of_different_things_can_be_given_in_any_order(fit: Fit) -> None:
+    one = fit("f80m_a50_k4", "as_written", "trained_numerics", "cluster_1")
+    other = fit("f80m_a50_k4", "cluster_1", "trained_numerics", "as_written")
+    assert one == other
+    assert len(changed(fit("f80m_a50_k4"), one)) == 5 + 2 + 4
+
+
+def test_a_run_is_named_after_the_first_recipe(fit: Fit) -> None:
+    assert fit("f80m_a50_k4", "as_written").run_folder == Path("runs/f80m_a50_k4/default")
+
+
+def test_a_word_on_the_command_line_beats_every_recipe(fit: Fit) -> None:
+    settings = fit("f80m_wide", words=("--run.micro_batch", "7", "--optim.lr=5e-3")).settings
+    assert (settings.run.micro_batch, settings.optim.lr) == (7, 5e-3)
+
+
+# Finding a recipe
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["f80m_a50_k4", "quickstart"])
+def test_name_name_with_extension_and_path_mean_the_same_file(name: str, folder: Path) -> None:
+    file = recipes.recipe_folder() / f"{name}.yaml"
+    for spelling in (name, f"{name}.yaml", str(file)):
+        assert recipes.find(spelling).samefile(file)
+
+
+def test_a_file_in_the_current_folder_comes_before_a_packaged_recipe(folder: Path) -> None:
+    write(folder / "quickstart.yaml", "run: {micro_batch: 3}")
+    assert recipes.load("quickstart.yaml") == {"run": {"micro_batch": 3}}
+
+
+@pytest.mark.parametrize("name", ["quickstart.yml", "quickstart.bak", "quickstart.v2"])
+def test_another_extension_is_not_taken_for_the_packaged_recipe(name: str, folder: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'quickstart'"):
+        recipes.find(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("f80m_a50_k5", "did you mean 'f80m_a50_k4'"),
+        ("recipes/quikstart.yaml", "did you mean 'quickstart'"),
+        ("qqqq", "the packaged ones are in"),
+    ],
+)
+def test_a_missing_recipe_is_answered_with_the_nearest(name: str, hint: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=f"no recipe '{name}'.*{hint}"):
+        recipes.load(name)
+
+
+# Bases
+
+
+def test_a_chain_of_bases_ends_with_the_recipe_itself(folder: Path) -> None:
+    write(folder / "low.yaml", "model: {d_model: 1, n_layers: 1, loops: 1}\nrun: {keep: 1}")
+    write(folder / "middle.yaml", "base: low\nmodel: {d_model: 2, n_layers: 2}")
+    top = write(folder / "top.yaml", "base: middle.yaml\nmodel: {d_model: 3}")
+    assert recipes.load(top) == {
+        "model": {"d_model": 3, "n_layers": 2, "loops": 1},
+        "run": {"keep": 1},
+    }
+
+
+def test_of_several_bases_the_later_wins_and_the_recipe_over_both(folder: Path) -> None:
+    write(folder / "one.yaml", "model: {d_model: 1, n_layers: 1, loops: 1}")
+    write(folder / "two.yaml", "model: {d_model: 2, n_layers: 2}")
+    top = write(folder / "top.yaml", "base: [one, two]\nmodel: {d_model: 3}")
+    assert recipes.load(top) == {"model": {"d_model": 3, "n_layers": 2, "loops": 1}}
+
+
+def test_a_base_is_looked_for_beside_its_recipe(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder / "shared" / "base.yaml", "run: {keep: 4}")
+    write(folder / "mine" / "sibling.yaml", "base: ../shared/base.yaml\nrun: {log_every: 2}")
+    top = write(folder / "mine" / "top.yaml", "base: sibling")
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    assert recipes.load(top) == {"run": {"keep": 4, "log_every": 2}}
+
+
+def test_a_packaged_recipe_can_be_a_base_from_anywhere(folder: Path) -> None:
+    top = write(folder / "mine.yaml", "base: f80m_a50_k4\nmodel: {loops: 2}")
+    packaged = recipes.load("f80m_a50_k4")
+    assert recipes.load(top) == merge(packaged, {"model": {"loops": 2}})
+
+
+def test_two_bases_may_share_a_third(folder: Path) -> None:
+    write(folder / "root.yaml", "run: {keep: 1, log_every: 1}")
+    write(folder / "left.yaml", "base: root\nrun: {keep: 2}")
+    write(folder / "right.yaml", "base: root\nrun: {save_every: 3}")
+    top = write(folder / "top.yaml", "base: [right, left]")
+    assert recipes.load(top) == {"run": {"keep": 2, "log_every": 1, "save_every": 3}}
+
+
+@pytest.mark.parametrize("others", [[], ["b"], ["b", "c"]], ids=["itself", "two", "three"])
+def test_a_circle_of_bases_is_refused(others: list[str], folder: Path) -> None:
+    circle = ["a", *others]
+    for name, base in zip(circle, [*others, "a"], strict=True):
+        write(folder / f"{name}.yaml", f"base: {base}")
+    with pytest.raises(UserError, match=r"recipe .*a\.yaml has itself as a base"):
+        recipes.load("a.yaml")
+
+
+def test_a_missing_base_is_answered_with_the_nearest(folder: Path) -> None:
+    top = write(folder / "top.yaml", "base: f80m_a50_k5")
+    with pytest.raises(UserError, match=r"'f80m_a50_k5'.*did you mean 'f80m_a50_k4'"):
+        recipes.load(top)
+
+
+@pytest.mark.parametrize("base", ["3", "{quickstart: 1}", "[[quickstart]]"])
+def test_a_base_that_is_no_name_is_a_users_mistake(base: str, folder: Path) -> None:
+    top = write(folder / "top.yaml", f"base: {base}")
+    with pytest.raises(UserError, match="base"):
+        recipes.load(top)
+
+
+# Merging
+
+leaf = (
+    st.none() | st.booleans() | st.integers() | st.text("abc", max_size=3) | st.lists(st.integers())
+)
+
+
+def sections(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Recipe]:
+    """Mappings where, as in recipes, a key's name decides whether it holds a mapping."""
+    return st.fixed_dictionaries({}, optional={"x": leaf, "y": leaf, "m": inner, "n": inner})
+
+
+trees = sections(sections(st.dictionaries(st.sampled_from("xyz"), leaf)))
+any_json = st.recursive(leaf, lambda inner: st.dictionaries(st.sampled_from("abc"), inner))
+any_tree = st.dictionaries(st.sampled_from("abc"), any_json)
+
+
+@given(trees, trees, trees)
+def test_merging_is_associative(a: Recipe, b: Recipe, c: Recipe) -> None:
+    assert merge(a, merge(b, c)) == merge(merge(a, b), c)
+
+
+@given(trees, trees)
+def test_of_each_value_the_upper_recipe_has_the_say(a: Recipe, b: Recipe) -> None:
+    assert leaves(merge(a, b)) == leaves(a) | leaves(b)
+
+
+@given(any_tree, any_tree)
+def test_where_a_mapping_meets_a_value_the_upper_one_replaces_it(a: Recipe, b: Recipe) -> None:
+    merged = leaves(merge(a, b))
+    assert {key: merged[key] for key in leaves(b)} == leaves(b)
+
+
+@given(any_tree)
+def test_the_empty_recipe_changes_nothing_on_either_side(a: Recipe) -> None:
+    assert merge({}, a) == merge(a, {}) == merge(a, a) == a
+
+
+@given(any_tree, any_tree)
+def test_merging_leaves_both_recipes_as_they_were(a: Recipe, b: Recipe) -> None:
+    before = copy.deepcopy((a, b))
+    merge(a, b)
+    assert (a, b) == before
+
+
+# YAML
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5e-4", 5e-4),
+        ("5.0e-4", 5e-4),
+        ("1E5", 1e5),
+        ("-2e+3", -2e3),
+        ("1_000e3", 1e6),
+        ("0.5", 0.5),
+        ("38_503_710_720", 38_503_710_720),
+        ("'5e-4'", "5e-4"),
+        ("5e", "5e"),
+        ("e5", "e5"),
+        ("f80e6", "f80e6"),
+        ("true", True),
+        ("null", None),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(text: str, value: Any) -> None:
+    (read,) = recipes.parse(f"key: {text}", "mine").values()
+    assert read == value
+    assert type(read) is type(value)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_every_float_that_python_writes_is_read_back(number: float) -> None:
+    assert recipes.parse(f"key: {number!r}", "mine") == {"key": number}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("model:\n  loops: 3\n bad: 4\n", 3),
+        ("model: {loops: 3\nrun: {}\n", 2),
+        ("model:\n\tloops: 3\n", 2),
+        ("run:\n  name: a: b\n", 2),
+        ("run:\n  name: 'open\n\n", 4),
+        ("run: !!python/name:os.system {}\n", 1),
+        ("model: *nothing\n", 1),
+    ],
+)
+def test_bad_yaml_is_one_line_with_file_and_line_number(text: str, line: int, folder: Path) -> None:
+    path = write(folder / "bad.yaml", text)
+    with pytest.raises(UserError, match=rf"bad\.yaml line {line} cannot be read: \w+") as error:
+        recipes.load(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "- model\n- run\n", "5", "quickstart"])
+def test_what_is_no_mapping_is_refused(text: str, folder: Path) -> None:
+    path = write(folder / "flat.yaml", text)
+    with pytest.raises(UserError, match=r"flat\.yaml must be a mapping of sections"):
+        recipes.load(path)
+
+
+def test_a_file_that_is_no_text_is_refused(folder: Path) -> None:
+    (folder / "binary.yaml").write_bytes(b"\xff\xfe\x00model")
+    with pytest.raises(UserError, match=r"binary\.yaml cannot be read"):
+        recipes.load("binary.yaml")
+
+
+def test_a_run_may_be_named_by_a_date(folder: Path, fit: Fit) -> None:
+    """YAML 1.1 reads 2026-03-01 as a date, which neither a run's name nor JSON knows."""
+    dated = write(folder / "dated.yaml", "base: quickstart\nrun: {name: 2026-03-01}")
+    assert fit(dated).run_folder == Path("runs/dated/2026-03-01")

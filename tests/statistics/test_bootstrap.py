@@ -1,0 +1,183 @@
+"""Intervals: what is drawn together, sums against a slow loop, coverage of simulated texts."""
+
+import hashlib
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import coverage
+from dualpath_cli.statistics.bootstrap import (
+    LEAST_CLUSTERS,
+    RESAMPLES,
+    Clusters,
+    clusters_of,
+    correlation_interval,
+    interval,
+    resample_weights,
+    resampled_sums,
+)
+from dualpath_cli.training.data.windows import Windows
+from tests.lazy import Lazy
+
+stats = Lazy("scipy.stats")
+
+
+def windows_of(documents: list[int] | None, count: int) -> Windows:
+    return Windows([np.zeros(2 + n % 3, np.int64) for n in range(count)], documents)
+
+
+# Clusters
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=60))
+def test_documents_are_drawn_whole_where_there_are_ten(documents):
+    windows = windows_of(documents, len(documents))
+    clusters = clusters_of(windows)
+    if len(set(documents)) >= LEAST_CLUSTERS:
+        assert clusters.unit == "documents"
+        # Windows are sorted by length; each one's cluster is still its document.
+        assert clusters.of_window == [documents[number] for number in windows.numbers]
+    else:
+        assert clusters.unit == "windows"
+        assert sorted(clusters.of_window) == list(range(len(documents)))
+
+
+def test_windows_whose_documents_are_unknown_are_drawn_themselves():
+    assert str(clusters_of(windows_of(None, 12))) == "12 windows"
+    assert str(clusters_of(windows_of([0], 1))) == "1 window"
+    assert str(Clusters("documents", range(1200))) == "1,200 documents"
+
+
+# Sums and ends
+
+
+def text(clusters: int, seed: int = 0) -> np.ndarray:
+    """Nats and tokens of clusters, (clusters, 2); the nats are 0.3 a token on average."""
+    draw = np.random.default_rng(seed)
+    tokens = draw.integers(1, 100, clusters)
+    return np.column_stack([tokens * draw.normal(0.3, 0.1, clusters), tokens]).astype(float)
+
+
+@pytest.mark.parametrize("clusters", [1, 2, 13])
+def test_sums_are_those_of_a_loop_over_resamples_and_windows(clusters):
+    """Weights are a cluster's own: of the source's name and its number. Here of three windows."""
+    parts = np.random.default_rng(1).random((3, clusters, 1))
+    whole = text(clusters)
+    values = np.concatenate(whole * parts / parts.sum(0))
+    numbers = [7 * n for n in range(clusters)] * 3
+    source = int.from_bytes(hashlib.blake2b(b"a", digest_size=8).digest(), "big")
+    times = {n: np.random.default_rng((0, source, n)).poisson(1, RESAMPLES) for n in set(numbers)}
+    sums = resampled_sums("a", numbers, values)
+    np.testing.assert_allclose(sums[0], whole.sum(0))
+    for resample in range(RESAMPLES):
+        expected = sum(times[n][resample] * row for n, row in zip(numbers, values, strict=True))
+        np.testing.assert_allclose(sums[1 + resample], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_ends_are_percentiles_further_out_for_fewer_clusters():
+    """The t distribution's, widened by n / (n - 1): for ten clusters 0.9 to 99.1 %."""
+    values = np.arange(1.0 + RESAMPLES)
+    for clusters, share in ((10, 0.00857), (30, 0.01877), (100_000, 0.02500)):
+        low, high = interval(values, clusters)
+        assert low == pytest.approx(1 + share * (RESAMPLES - 1), abs=0.05)
+        assert high == pytest.approx(1 + (1 - share) * (RESAMPLES - 1), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("clusters", "unknown", "known"),
+    [(1, 0, False), (9, 0, False), (10, 0, True), (10, 10, True), (100, 11, False)],
+)
+def test_few_clusters_and_what_many_resamples_do_not_know_have_no_interval(
+    clusters, unknown, known
+):
+    values = np.arange(3.0 * (1 + RESAMPLES)).reshape(-1, 3)
+    values[1 : 1 + unknown] = math.nan
+    ends = interval(values, clusters)
+    assert (np.isfinite(ends) == known).all()
+    assert np.isnan(interval(values * math.nan, 100)).all()
+
+
+# Coverage, by simulation: how often an interval holds what the text was drawn from
+
+
+def covers(held: list[bool], least: float) -> None:
+    """Whether the share is not below `least` by more than three standard deviations of chance."""
+    error = math.sqrt(least * (1 - least) / len(held))
+    assert np.mean(held) > least - 3 * error, np.mean(held)
+
+
+def mean_interval(source: str, clusters: list[int], rows: np.ndarray) -> tuple[float, float]:
+    sums = resampled_sums(source, clusters, rows)
+    with np.errstate(invalid="ignore"):  # a resample may have none of ten clusters
+        low, high = interval(sums[:, 0] / sums[:, 1], len(set(clusters)))
+    return float(low), float(high)
+
+
+@pytest.mark.parametrize("clusters", [10, 60])
+def test_an_interval_holds_the_mean_of_the_text_nineteen_times_in_twenty(clusters):
+    ends = [mean_interval(f"text {n}", list(range(clusters)), text(clusters, n))
+            for n in range(200)]  # fmt: skip
+    covers([low < 0.3 < high for low, high in ends], 0.95)
+    width = np.mean([high - low for low, high in ends]) * math.sqrt(clusters)
+    assert 0.35 < width < 0.65  # 2 x 1.96 x 0.1 x 1.15 for tokens that differ, wider for ten
+
+
+def test_documents_drawn_whole_cover_where_their_windows_would_not():
+    """Ten windows of a document share its mean: as independent they tell too much."""
+    by_document, by_window = [], []
+    for seed in range(200):
+        draw = np.random.default_rng(seed)
+        of_document = draw.normal(0.3, 0.1, 20)[:, None] + draw.normal(0, 0.05, (20, 10))
+        rows = np.column_stack([of_document.ravel(), np.ones(200)])
+        for held, clusters in (
+            (by_document, [n // 10 for n in range(200)]),
+            (by_window, list(range(200))),
+        ):
+            low, high = mean_interval(f"text {seed}", clusters, rows)
+            held.append(low < 0.3 < high)
+    covers(by_document, 0.95)
+    assert np.mean(by_window) < 0.7
+
+
+def test_the_page_says_how_often_the_cost_of_rare_large_effects_is_understated():
+    effects, true, (fewest, *_) = coverage.MEANS["0.2 in 1 of 10"]
+    holds, above, below = coverage.held(coverage.means(fewest, effects, true), coverage.ours)
+    page = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| mean, 0\.2 in one document of ten \|.*", page, re.MULTILINE)
+    assert row.split(" | ")[-1].startswith(f"{holds}, ")
+    assert f"12 to {float(above):.0%}".replace("%", " %") in page
+    assert float(below) < 0.007
+
+
+def correlations(means: np.ndarray) -> np.ndarray:
+    """Rank correlation of the two sources' tags, (R,), from means (2, R, tags)."""
+    ranks = stats.rankdata(means, axis=2)
+    ranks -= ranks.mean(2, keepdims=True)
+    return (ranks[0] * ranks[1]).sum(1) / np.sqrt((ranks**2).sum(2).prod(0))
+
+
+@pytest.mark.parametrize("noise", [0.2, 1.0])
+@pytest.mark.parametrize("agreement", [0.3, 0.9])
+def test_an_interval_of_a_rank_correlation_holds_that_of_the_true_means(noise, agreement):
+    """Two sources' means of 16 tags over 30 documents, with little noise and with as much noise
+    between documents as there is between tags; percentiles alone fail for the latter."""
+    held = []
+    weights = np.stack([resample_weights("a", n) for n in range(60)]).reshape(2, 30, -1)
+    for seed in range(100):
+        draw = np.random.default_rng(seed)
+        common, own = draw.normal(size=16), draw.normal(size=(2, 16))
+        true = agreement * common + math.sqrt(1 - agreement**2) * own
+        tokens = draw.poisson(4, (2, 30, 16)) + 1
+        shares = true[:, None] + draw.normal(0, noise, (2, 30, 16))
+        means = np.stack([w.T @ (t * s) / (w.T @ t)
+                          for w, t, s in zip(weights, tokens, shares, strict=True)])  # fmt: skip
+        (wanted,) = correlations(true[:, None])
+        low, high = correlation_interval(correlations(means), 30)
+        assert -1 <= low <= high <= 1
+        held.append(low <= wanted + 1e-9 and wanted - 1e-9 <= high)
+    covers(held, 0.95)

@@ -1,0 +1,60 @@
+"""The page in Chromium, in short: a token shows its numbers, and two models of one text theirs."""
+
+from tests.study.routing.pages import (
+    FIRST,
+    LAYERS,
+    NASTY,
+    WORDS,
+    panel,
+    place,
+    press,
+    shown,
+    token,
+)
+from tests.study.routing.test_page_early import MORE, TWO, said_rows, signed, table
+
+
+def test_a_token_pointed_at_shows_its_exact_numbers(visit):
+    tab = visit()
+    layout = tab.locator("#sources").bounding_box()
+    for number in range(len(NASTY)):
+        token(tab, number).dispatch_event("mouseover", {"clientX": number, "bubbles": True})
+        assert panel(tab) == shown(FIRST, number, None)
+    token(tab, 2).hover()
+    assert place(tab) == "gsm8k · sequence 0 · position 2"
+    assert tab.inner_text("#tag") == (FIRST.upos[2] or "–")
+    token(tab, 11).hover()
+    assert tab.inner_text("#word") == "␣␣two"
+    tab.focus("#layer")
+    for layer in range(3):
+        press(tab, "ArrowRight")
+        assert tab.inner_text("#layer-name") == f"layer {LAYERS[layer]}"
+        assert panel(tab) == shown(FIRST, 11, layer)
+    press(tab, "ArrowRight")
+    assert panel(tab) == shown(FIRST, 11, 2)
+    assert tab.locator("#sources").bounding_box() == layout
+
+
+def test_two_models_are_side_by_side_and_point_at_the_same_token(visit):
+    tab = visit(models=TWO, width=1500)
+    assert tab.locator(".source:visible").count() == 2  # of the first source alone
+    assert tab.locator("h2:has-text('gsm8k · k4'), h2:has-text('gsm8k · k2')").count() == 2
+    press(tab, "n")
+    left, right = (tab.locator(f"[data-source=gsm8k][data-model='{m}'] .token") for m in (0, 1))
+    assert left.count() == right.count() == len(WORDS)
+    right.nth(4).hover()
+    assert "shown" in right.nth(4).get_attribute("class")
+    assert "echo" in left.nth(4).get_attribute("class")
+    press(tab, "ArrowRight")
+    for m, one in enumerate((MORE, TWO[1].examples[1])):
+        fields = "l => Object.fromEntries(l.map(e => [e.dataset.field, e.textContent]))"
+        read = tab.eval_on_selector_all(f"#panel [data-field][data-model='{m}']", fields)
+        expected = shown(one, 4, 0)
+        expected.pop("weights")
+        assert read == expected
+        assert table(tab, "#early", m) == said_rows(one, 4, 1)
+        assert table(tab, "#costs", m)[0][1] == signed(one.costs[4, 1, 0])
+    press(tab, "2", "j")
+    assert place(tab).endswith("position 5")
+    assert "echo" in left.nth(5).get_attribute("class")
+    assert "echo" not in left.nth(4).get_attribute("class")

@@ -1,0 +1,70 @@
+"""Imports between the rooms of the package run down only, as docs/architecture.md draws them."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "dualpath_cli"
+ROWS = [
+    ["cli"],
+    ["export"],
+    ["evaluation"],
+    ["generation", "compare"],
+    ["study", "sweep"],
+    ["session"],
+    ["command", "statistics"],
+    ["training", "decoding"],
+    ["model", "flops"],
+    ["kernels", "options"],
+    ["run"],
+    ["intervention", "text"],
+    ["own_classes", "recipe"],
+    ["config", "output"],
+    ["files", "errors", "ending", "ranges", "seeds", "sizes"],
+]
+ROW_OF = {room: number for number, row in enumerate(ROWS) for room in row}
+ENTRANCES = {"__init__", "__main__"}
+MOST_FILES = 14
+
+
+def rooms_imported(path: Path) -> set[str]:
+    """The rooms that a file imports anywhere, also within a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            package, *names = node.module.split(".")
+            if package == PACKAGE.name:
+                found |= {names[0]} if names else {alias.name for alias in node.names}
+    return found - {"__version__"}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def test_a_room_imports_only_from_the_rows_below_its_own() -> None:
+    bottom = len(ROWS) - 1
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {other}"
+        for path in PACKAGE.rglob("*.py")
+        if (room := room_of(path)) not in ENTRANCES
+        for other in rooms_imported(path) - {room}
+        if ROW_OF[other] <= ROW_OF[room] and not ROW_OF[other] == ROW_OF[room] == bottom
+    ]
+    assert not wrong
+
+
+def test_the_page_draws_these_rows() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    lines = page.split("```")[1].splitlines()
+    drawn = [set(line.replace(".py", "").replace("/", "").replace(",", "").split())
+             for line in lines]  # fmt: skip
+    places = [[n for n, words in enumerate(drawn) if set(row) <= words] for row in ROWS]
+    assert all(places)
+    assert [found[-1] for found in places] == sorted(found[-1] for found in places)
+
+
+def test_no_folder_has_too_many_files() -> None:
+    folders = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir())]
+    counts = {folder: len(list(folder.glob("*.py"))) for folder in folders}
+    assert max(counts.values()) <= MOST_FILES
