@@ -7,24 +7,28 @@ python docs/study/ablations.py narrow-a50_k4 --classes                 # nats pe
 import argparse
 from statistics import fmean
 
-from kept import STUDY, check_known, print_row, run_script, signed
+from kept import print_row, signed
+from restore import STUDY, check_known, run_script
 
-from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli.files.csv_text import read_csv
 
 Row = dict[str, str]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Prints a table of docs/study.md.")
-    parser.add_argument("model", help="Its files in docs/study/ablations begin so.")
+    parser.add_argument("model", help="SWEEP-CONFIGURATION, as in ablations.csv.")
     chosen = parser.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--rows", nargs="+", help="Overrides: K=1, shuffled.")
     chosen.add_argument("--classes", action="store_true", help="Classes of tokens instead.")
     given = parser.parse_args()
-    kept = (STUDY / "ablations").glob(f"*-seed_[0-9]{'-classes' if given.classes else ''}.csv")
-    models = {path: path.stem.partition("-seed_")[0] for path in sorted(kept)}
-    check_known("model", [given.model], models.values())
-    seeds = [read_csv(path) for path, model in models.items() if model == given.model]
+    kept = read_csv(STUDY / ("ablation_classes.csv" if given.classes else "ablations.csv"))
+    models: dict[str, dict[str, list[Row]]] = {}
+    for row in kept:
+        model = models.setdefault(f"{row['sweep']}-{row['run']}", {})
+        model.setdefault(row["seed"], []).append(row)
+    check_known("model", [given.model], models)
+    seeds = list(models[given.model].values())
     known = list(dict.fromkeys(name_of(row) for row in seeds[0]))
     names = known if given.classes else given.rows
     check_known("override", names, known)

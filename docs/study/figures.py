@@ -1,21 +1,21 @@
 """Draws the figures of docs/study.md beside this file: python docs/study/figures.py"""
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 
-from kept import STUDY, read_group
+from kept import read_group
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from restore import STUDY
 
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import Difference
 from dualpath_cli.compare.quality import COLORS, quality
 from dualpath_cli.compare.runs import AGGREGATE
-from dualpath_cli.output.atomic import replacing
+from dualpath_cli.files.atomic import replacing
+from dualpath_cli.files.csv_text import read_csv
 from dualpath_cli.output.colors import MUTED, SOURCES
-from dualpath_cli.output.csv_text import read_csv
-from dualpath_cli.study.figures import panels, plain
+from dualpath_cli.output.figures import panels, plain
 
 CONTROLS = ["wide", "loop_k4"]
 MATCHED = {"width 32, linear FLOPs": "narrow", "width 64, linear FLOPs": "paper_rate"}
@@ -69,7 +69,7 @@ def differences(tested: dict[str, tuple[Group, list[Difference]]], names: Sequen
     for (title, (group, rows)), line in zip(tested.items(), axes, strict=True):
         for name, ax in zip(names, line, strict=True):
             interval_plot(ax, group, rows, name)
-            ax.set_title(f"{title}, less {name}", fontsize=9)
+            ax.set_title(f"{title}, minus {name}", fontsize=9)
     for ax in axes[-1]:
         ax.set_xlabel("bits per byte, mean of six sets")
     return figure
@@ -96,8 +96,7 @@ def forced_loops() -> Figure:
     """What forced numbers of loops cost: mean over seeds, band from the least to the most."""
     figure, axes = panels(4.4 * len(FORCED), 3.6, 1, len(FORCED), sharey=True)
     for (title, model), ax in zip(FORCED.items(), axes[0], strict=True):
-        paths = sorted((STUDY / "ablations").glob(f"{model}-seed_[0-9].csv"))
-        curves = [loop_costs(path) for path in paths]
+        curves = loop_costs(model)
         for color, source in zip(SOURCES, curves[0], strict=False):
             loops = sorted(curves[0][source])
             values = [[curve[source][k] for curve in curves] for k in loops]
@@ -108,19 +107,20 @@ def forced_loops() -> Figure:
         ax.set_title(f"{title}, {len(curves)} seeds", fontsize=9)
         ax.set_xlabel("loops, forced")
         plain(ax)
-    axes[0][0].set_ylabel("nats a token, less those of K = 4")
+    axes[0][0].set_ylabel("nats a token, minus those of K = 4")
     axes[0][0].legend(frameon=False, fontsize=8)
     return figure
 
 
-def loop_costs(path: Path) -> dict[str, dict[int, float]]:
-    """Nats per token less those with K as in `model.loops`, by source and number of loops."""
-    costs: dict[str, dict[int, float]] = {}
-    for row in read_csv(path):
-        if row["intervention"].startswith("K="):
+def loop_costs(model: str) -> list[dict[str, dict[int, float]]]:
+    """Nats per token minus those with `model.loops`, by seed, source and number of loops."""
+    costs: dict[str, dict[str, dict[int, float]]] = {}
+    for row in read_csv(STUDY / "ablations.csv"):
+        if f"{row['sweep']}-{row['run']}" == model and row["intervention"].startswith("K="):
             loops = int(row["intervention"].removeprefix("K="))
-            costs.setdefault(row["source"], {})[loops] = float(row["difference"])
-    return costs
+            of_seed = costs.setdefault(row["seed"], {}).setdefault(row["source"], {})
+            of_seed[loops] = float(row["difference"])
+    return list(costs.values())
 
 
 if __name__ == "__main__":

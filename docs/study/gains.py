@@ -1,8 +1,6 @@
 """Prints the table of docs/study.md about gains: python docs/study/gains.py"""
 
-from statistics import fmean
-
-from kept import STUDY, mean_of_last_rows, print_row, read_group, signed, with_interval
+from kept import mean_of_last_rows, print_row, read_group, signed, with_interval
 
 from dualpath_cli.compare.runs import AGGREGATE
 
@@ -27,8 +25,7 @@ def main() -> None:
         sizes, cells = [], []
         for family in ("wide", "a50_k4"):
             c = configurations[f"{family}-{settings}"]
-            folders = [STUDY / "gains" / "runs" / c.name / f"seed_{seed}" for seed in c.seeds]
-            size = fmean(mean_of_last_rows(f / "routing.csv", "gain_") for f in folders)
+            size = mean_of_last_rows("gains", c.name, c.seeds, "gain_")
             sizes.append(f"{size:.3f}" if size < 0.01 else f"{size:.2f}")
             cells.append(f"{c.mean(AGGREGATE):.4f} ± {c.standard_error(AGGREGATE):.4f}")
             row = found.get((c.name, f"{family}-{FIRST}"))

@@ -1,20 +1,20 @@
 """The runs that are kept here, as `dualpath compare` reads them, and how the page prints them."""
 
-import sys
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+
+from restore import STUDY, check_kept, check_known, restore
 
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import Difference, differences_of
 from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import AGGREGATE, TrainedRun, find_folders, read_run
-from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.output.csv_text import read_csv
-from dualpath_cli.study.levels import holm
-
-STUDY = Path(__file__).parent
+from dualpath_cli.errors import UserError
+from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.statistics.levels import holm
 
 
 def read_group(
@@ -33,8 +33,13 @@ def read_group(
     `shown` are the configurations whose differences are returned, p corrected for their tests; the
     error comes from all. `sets` and `seeds` are those that count, if not all do.
     """
-    paths = [str(STUDY / name) for name in folders]
-    runs = [run for run in map(read_run, find_folders(paths)) if isinstance(run, TrainedRun)]
+    check_kept(folders)
+    with tempfile.TemporaryDirectory() as temporary:
+        paths = [Path(temporary) / name for name in folders]
+        for path in paths:
+            restore(path.name, path)
+        found = [read_run(folder) for folder in find_folders(list(map(str, paths)))]
+    runs = [run for run in found if isinstance(run, TrainedRun)]
     if sets:
         check_known("validation set", sets, list(runs[0].scores)[1:])
         scores = [{name: run.scores[name] for name in sets} for run in runs]
@@ -59,35 +64,23 @@ def read_group(
     return group, rows
 
 
-def check_known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raises a UserError that says which name is not known, and what is."""
-    known = list(dict.fromkeys(known))
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) or f"; choose from {', '.join(known)}"
-            raise UserError(f"no {what} '{name}'{hint}")
-
-
-def run_script(main: Callable[[], None]) -> None:
-    """Ends with one line and exit code 2 where a word is wrong."""
-    try:
-        main()
-    except UserError as error:
-        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-        sys.exit(2)
-
-
-def mean_of_last_rows(routing: Path, column: str) -> float:
-    """Of the columns of a routing.csv that begin so: the mean of the last step that was logged."""
-    rows = read_csv(routing)
-    last = max(int(row["step"]) for row in rows)
+def mean_of_last_rows(sweep: str, run: str, seeds: Sequence[int], column: str) -> float:
+    """Of the columns of routing.csv that begin so: the mean of the last step that was logged."""
+    rows = [row for row in read_csv(STUDY / sweep / "routing.csv") if row["run"] == run]
     return fmean(
-        float(value)
-        for row in rows
-        if int(row["step"]) == last
-        for name, value in row.items()
-        if name.startswith(column) and value
+        fmean(
+            float(value)
+            for row in rows
+            if row["seed"] == str(seed) and row["step"] == last_step(rows, seed)
+            for name, value in row.items()
+            if name.startswith(column) and value
+        )
+        for seed in seeds
     )
+
+
+def last_step(rows: Sequence[dict[str, str]], seed: int) -> str:
+    return max((row["step"] for row in rows if row["seed"] == str(seed)), key=int)
 
 
 def print_row(*cells: str) -> None:

@@ -6,9 +6,10 @@ most, and on how many sources a claim holds, fails, is open, or is as in the unt
 
 from collections import Counter
 
-from kept import STUDY, print_row, signed
+from kept import print_row, signed
+from restore import STUDY
 
-from dualpath_cli.output.csv_text import read_csv
+from dualpath_cli.files.csv_text import read_csv
 
 SAID = {"holds": "holds", "fails": "fails", "open": "open", "as untrained": "untrained"}
 

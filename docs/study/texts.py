@@ -6,17 +6,19 @@ chunks in their order, and how much of each a run of width 32 reads.
 """
 
 import argparse
+import tempfile
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from kept import STUDY, print_row, run_script
+from kept import print_row
+from restore import restore, run_script
 
 from data_prep.documents.clean import clean
 from data_prep.documents.contamination import LONGEST
 from data_prep.documents.words import Hashes, Words, runs
-from dualpath_cli.run_folder import read_recipe
-from dualpath_cli.settings import Settings, settings_from
+from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.run.run_folder import read_recipe
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.manifest import HEADER, Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -28,7 +30,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Prints what the study's runs read.")
     parser.add_argument("folder", type=Path, help="Of the prepared training text.")
     folder = parser.parse_args().folder
-    settings = settings_from(read_recipe(STUDY / "narrow" / "runs" / "wide" / "seed_0"))
+    with tempfile.TemporaryDirectory() as temporary:
+        restore("narrow", Path(temporary))
+        settings = settings_from(read_recipe(Path(temporary) / "runs" / "wide" / "seed_0"))
     manifest, tokenizer = Manifest.read(folder), Tokenizer.load(folder / "tokenizer.json")
     print_validation(settings, tokenizer, training_runs(folder, manifest, tokenizer))
     print()

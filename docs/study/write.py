@@ -6,11 +6,16 @@ python docs/study/write.py --check      # says which table is not what its comma
 A table has its command in a comment above it: <!-- tables.py narrow --against wide -->
 """
 
+import io
 import re
 import shlex
-import subprocess
 import sys
+from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
+from unittest.mock import patch
+
+from restore import run_script
 
 PAGE = Path(__file__).parent.with_suffix(".md")
 TABLE = re.compile(r"<!-- (\w+\.py .*?|\w+\.py) -->\n\n((?:\|.*\n)*)")
@@ -29,14 +34,10 @@ def main() -> None:
 def table_of(command: str) -> str:
     """The first table that a script beside this file prints."""
     script, *arguments = shlex.split(command)
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name(script)), *arguments],
-        capture_output=True, text=True, encoding="utf-8",
-    )  # fmt: skip
-    if done.returncode != 0:
-        sys.exit(f"{command}: {done.stderr.strip().splitlines()[-1]}")
-    return "".join(f"{line}\n" for line in done.stdout.partition("\n\n")[0].splitlines())
+    with redirect_stdout(io.StringIO()) as printed, patch.object(sys, "argv", [script, *arguments]):
+        import_module(script.removesuffix(".py")).main()
+    return "".join(f"{line}\n" for line in printed.getvalue().partition("\n\n")[0].splitlines())
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)
