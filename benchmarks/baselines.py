@@ -64,36 +64,3 @@ class TransformersLlama(nn.Module):
     def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Mean loss in nats a token."""
         return self.model(input_ids=tokens_BT, labels=targets_BT, shift_labels=targets_BT).loss
-
-
-class LitGPT(nn.Module):
-    """That of Lightning's `litgpt`, with its own loss."""
-
-    def __init__(self, shape: Shape, n_layers: int, flops: float) -> None:
-        from litgpt.config import Config
-        from litgpt.model import GPT
-
-        super().__init__()
-        self.model = GPT(
-            Config(
-                block_size=shape.seq_len,
-                vocab_size=shape.vocab_size,
-                padded_vocab_size=shape.vocab_size,
-                n_layer=n_layers,
-                n_head=shape.n_heads,
-                n_embd=shape.d_model,
-                n_query_groups=shape.n_heads,
-                intermediate_size=llama_width(shape, n_layers, flops),
-                rotary_percentage=1.0,
-                parallel_residual=False,
-                bias=False,
-                norm_class_name="RMSNorm",
-                mlp_class_name="LLaMAMLP",
-            )
-        )
-
-    def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Mean loss in nats a token."""
-        from litgpt.utils import chunked_cross_entropy
-
-        return chunked_cross_entropy(self.model(tokens_BT), targets_BT, chunk_size=0)

@@ -10,8 +10,8 @@ that of their own differences (Student's paired t).
 import numpy as np
 from scipy.stats import t
 
-from benchmarks.tables import show
-from dualpath_cli.compare.blocks import block_spread, noncentrality
+from benchmarks.results import show
+from dualpath_cli.statistics.blocks import block_spread, noncentrality
 
 DRAWS = 20_000
 SHAPES = ((4, 2), (8, 2), (4, 3), (8, 3), (12, 3), (8, 5))

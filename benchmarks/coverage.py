@@ -2,10 +2,11 @@
 
 python -m benchmarks.coverage
 
-Beside the intervals of `study/bootstrap.py`, of the same resamples: the plain percentiles; those
-that are corrected for bias (BC), and for skewness too (BCa); those reversed about the estimate, the
-basic bootstrap; and of means the studentised ones (bootstrap-t). A cluster is a document, or a
-window. The last columns are the shares of texts whose number lies above ours, and below.
+Beside the intervals of `statistics/bootstrap.py`, of the same resamples: the plain percentiles;
+those that are corrected for bias (BC), and for skewness too (BCa); those reversed about the
+estimate, the basic bootstrap; and of means the studentised ones (bootstrap-t). A cluster is a
+document, or a window. The last columns are the shares of texts whose number lies above ours, and
+below.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import norm, rankdata
 
-from benchmarks.tables import show
-from dualpath_cli.study.bootstrap import (
+from benchmarks.results import show
+from dualpath_cli.statistics.bootstrap import (
     Floats,
     correlation_interval,
     interval,

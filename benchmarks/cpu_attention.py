@@ -7,16 +7,15 @@ are faster.
 """
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.results import spread, write
-from benchmarks.tables import show
-from dualpath_cli.model.blockwise_attention import blockwise_attention
+from benchmarks.results import show, spread, write
+from benchmarks.turns import in_turns, timed
+from dualpath_cli.kernels.blockwise_attention import blockwise_attention
 
 SHAPES = [
     (512, 16, 12, 64),
@@ -59,14 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.manual_seed(0)
     rows, timings = [], {}
     for shape in SHAPES:
-        both = passes(shape)
-        seconds: dict[str, list[float]] = {name: [] for name in both}
-        for number in range(-1, options.rounds):  # the first one allocates
-            for name, run in both.items():
-                start = time.process_time()
-                run()
-                if number >= 0:
-                    seconds[name].append(time.process_time() - start)
+        both = {name: timed(run) for name, run in passes(shape).items()}
+        seconds = in_turns(both, options.rounds)
         name = " x ".join(map(str, shape))
         timings[name] = seconds
         ratios = [b / a for a, b in zip(seconds["blocks"], seconds["kernel"], strict=True)]

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tables import median_and_rounds, show
+from benchmarks.results import show, spread
 from data_prep.executors.local import on_this_machine
 from data_prep.prepare import Request, prepare
 from data_prep.settings import Settings, SourceSettings
@@ -235,11 +235,11 @@ def show_speeds(seconds: Seconds, small: int, large: int) -> None:
     rows = []
     for (what, processes), own in sorted(rates.items(), key=lambda setting: setting[0][1]):
         bases = rates["tiktoken", processes]
-        ratios = median_and_rounds([rate / base for rate, base in zip(own, bases, strict=True)])
+        ratio = spread([rate / base for rate, base in zip(own, bases, strict=True)])
         both = zip(seconds[what, processes], own, strict=True)
         once = median(first - small / (rate * 1e6) for (first, _), rate in both)
-        rows.append([what, str(processes), f"{median(own):.2f}", *ratios, f"{once:.1f}"])
-    show(["path", "processes", "M tokens/s", "of tiktoken", "each round", "once, s"], rows)
+        rows.append([what, str(processes), f"{median(own):.2f}", ratio, f"{once:.1f}"])
+    show(["path", "processes", "M tokens/s", "of tiktoken", "once, s"], rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

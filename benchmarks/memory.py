@@ -20,15 +20,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.results import spread, write
-from benchmarks.tables import show
+from benchmarks.results import show, spread, write
 from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.flops.memory import Execution, block_weights, saved_by_block, step_memory
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.block import DualPathBlock
-from dualpath_cli.model.positions import Positions
-from dualpath_cli.model.rope import rope_tables
-from dualpath_cli.settings import OptimSettings
+from dualpath_cli.model.layer_pass import LayerPass
+from dualpath_cli.model.positions import Positions, rope_tables
+from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.activation_checkpointing import checkpoint_block
 from dualpath_cli.training.optim import build_optimizer
 from dualpath_cli.training.parallel import build_model
@@ -108,7 +107,7 @@ def saved(
             torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
             autocast(execution, device),
         ):
-            return block(x_BTD, positions)
+            return block(x_BTD, LayerPass(positions))
 
     forward().sum().backward()  # compiles
     casts.clear()

@@ -1,15 +1,17 @@
-"""Results of benchmarks as JSON, with the machine and the versions that they are true of."""
+"""Results of benchmarks: a table on the screen, and JSON with the machine and its versions."""
 
 import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-PACKAGES = ("torch", "lightning", "litdata", "torchmetrics", "transformers", "litgpt")
+from dualpath_cli.output.table import Column, Table, aligned
+
+PACKAGES = ("torch", "lightning", "litdata", "torchmetrics", "transformers")
 
 
 def machine() -> dict[str, Any]:
@@ -42,6 +44,12 @@ def write(path: str | None, result: Mapping[str, Any]) -> None:
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     if path is not None:
         Path(path).write_text(json.dumps({"machine": facts, **result}, indent=1) + "\n")
+
+
+def show(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table of cells that are text already."""
+    headings = [Column(columns[0]), *(Column(heading, "") for heading in columns[1:])]
+    print("\n".join(aligned(Table(headings, list(rows)))))
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

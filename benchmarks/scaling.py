@@ -29,7 +29,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Plan, Strategy, plan
-from dualpath_cli.settings import OptimSettings, RunSettings
+from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.strategies import build_strategy, reduce_dtype
 
@@ -48,7 +48,7 @@ MESHES: list[tuple[int, Strategy]] = [(2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "
 ACCUMULATE, STEP = 2, 2
 
 PLANNED = "f160m_a25_k4"
-GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+GPUS = (8, 16, 64, 256, 512, 1024, 4096)
 SEQUENCES = 512
 """Of the paper's step."""
 

@@ -1,34 +1,143 @@
-"""What the benchmarks of studies share: their text, and timing them beside what they consist of."""
+"""What studies cost beside the passes that they consist of, each from the recipe to its files.
+
+python -m benchmarks.studies ablate --run RUN --source NAME=PATH
+python -m benchmarks.studies routing --run RUN --source NAME=PATH --tagger PIPELINE
+python -m benchmarks.studies page --run RUN --source NAME=PATH --tokens 10K --sequences 12
+
+By turns, in one process: `ablate` and the bare model on the same batches under the same
+interventions, with texts tokenised and weights loaded before the clock starts; `routing`, two
+`validate`s (it reads the untrained model as well) and tagging alone; `routing` with a page of one
+sequence, of all, and with what forcing each token costs.
+"""
 
 import argparse
 import contextlib
 import io
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
 
-from benchmarks.tables import median_and_rounds, show
-from dualpath_cli.command.launch import Launch
+from benchmarks.results import show, spread
+from dualpath_cli.command import launch
+from dualpath_cli.command.records import COMMANDS
+from dualpath_cli.decoding.decoding_pass import forward
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.session import lightning_cli
+from dualpath_cli.study.ablation.suites import applicable
+from dualpath_cli.study.parts_of_speech import Tagger
+from dualpath_cli.study.tags import tag
 from dualpath_cli.text.documents import parse_source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.data.windows import Tokens, document_windows
+from dualpath_cli.training.data.windows import Tokens, Windows, collate, document_windows
+from dualpath_cli.training.state.weights import load_weights
+
+Works = Mapping[str, Callable[[], object]]
+"""What is timed in a round, by name; the last is set beside the sum of those before it."""
 
 
-def argument_parser(description: str) -> argparse.ArgumentParser:
-    """Returns a parser of a study's run and text, and of how often it is timed."""
-    parser = argparse.ArgumentParser(description=description)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--run", required=True, help="Run folder.")
     parser.add_argument("--source", required=True, help="Text to read, NAME=PATH.")
     parser.add_argument("--tokens", default="100K", help="Of the text.")
     parser.add_argument("--rounds", type=int, default=3)
-    return parser
+    parser.add_argument("--tagger", default="none", help="spaCy pipeline, by name or path.")
+    parser.add_argument("--sequences", default="12", help="On the page.")
+    options = parser.parse_args(arguments)
+    rounds: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(1 + options.rounds):  # the first one warms up
+            works = STUDIES[options.study](options, str(Path(folder, str(number))))
+            rounds.append({name: seconds(work) for name, work in works.items()})
+    times = {name: [timed[name] for timed in rounds[1:]] for name in rounds[0]}
+    *others, study = times.values()
+    ratios = [whole / sum(parts) for whole, *parts in zip(study, *others, strict=True)]
+    rows = [[name, f"{median(spent):.1f}", ""] for name, spent in times.items()]
+    rows[-1][2] = spread(ratios)
+    show(["", "seconds", "ratio"], rows)
+    print(f"{options.tokens} tokens, {torch.get_num_threads()} threads, torch {torch.__version__}")
 
 
-def cut(prepared: Launch, source: str) -> tuple[list[Tokens], Tokenizer]:
+def ablate(options: argparse.Namespace, out: str) -> Works:
+    prepared = launch.read(COMMANDS["ablate"], [*words(options), "--out", out])
+    passes = forward_passes(prepared, options.source)
+    return {
+        f"{len(passes)} forward passes": lambda: [run() for run in passes],
+        "dualpath ablate": partial(lightning_cli.run, prepared),
+    }
+
+
+def forward_passes(prepared: launch.Launch, source: str) -> list[Callable[[], object]]:
+    """The forward passes over a source, one an intervention."""
+    assert prepared.checkpoint is not None
+    settings = prepared.settings
+    model = DualPathLM(settings.model)
+    load_weights(model, prepared.checkpoint)
+    windows = Windows(cut(prepared, source)[0]).windows
+    size = settings.run.micro_batch
+    batches = [collate(windows[n : n + size]) for n in range(0, len(windows), size)]
+    chosen, _ = applicable(prepared.options.selection.rows(settings.model), settings.model)
+
+    @torch.no_grad()
+    def scored(row) -> None:
+        for tokens, targets in batches:
+            forward(
+                model, tokens, targets, intervention=row.intervention, token_mask=targets != IGNORE
+            )
+
+    return [partial(scored, row) for row in chosen]
+
+
+def routing(options: argparse.Namespace, out: str) -> Works:
+    name, _, path = options.source.partition("=")
+    plain = ["--data.val", f'{{"{name}": "{path}"}}', "--data.val_tokens", options.tokens]
+    validate = launch.read(COMMANDS["validate"], ["--ckpt_path", options.run, *plain])
+    tagger = ["--tagger", options.tagger, "--out", out]
+    read = launch.read(COMMANDS["routing"], [*words(options), *tagger])
+    sequences, tokenizer = cut(read, options.source)
+    return {
+        "dualpath validate, twice": lambda: [lightning_cli.run(validate) for _ in range(2)],
+        # Loading the pipeline counts.
+        "tagging": lambda: tag(sequences, tokenizer, Tagger(options.tagger)),
+        "dualpath routing": partial(lightning_cli.run, read),
+    }
+
+
+def page(options: argparse.Namespace, out: str) -> Works:
+    pages = {
+        "a page of 1 sequence": ["--sequences", "1", "--no_costs"],
+        "of all sequences": ["--sequences", options.sequences, "--no_costs"],
+        "and what forcing costs": ["--sequences", options.sequences],
+    }
+    plain = [*words(options), "--tagger", "none"]
+    return {
+        name: partial(
+            lightning_cli.run,
+            launch.read(COMMANDS["routing"], [*plain, *more, "--out", f"{out}-{number}"]),
+        )
+        for number, (name, more) in enumerate(pages.items())
+    }
+
+
+STUDIES: dict[str, Callable[[argparse.Namespace, str], Works]] = {
+    "ablate": ablate, "routing": routing, "page": page,
+}  # fmt: skip
+
+
+def words(options: argparse.Namespace) -> list[str]:
+    """What both studies are asked for."""
+    run = ["--ckpt_path", options.run, "--sources", options.source]
+    return [*run, "--max_tokens", options.tokens]
+
+
+def cut(prepared: launch.Launch, source: str) -> tuple[list[Tokens], Tokenizer]:
     """Returns the sequences that a study reads, and what cut them."""
     tokenizer = Tokenizer.load(prepared.run_folder / "tokenizer.json")
     length, data = prepared.settings.model.max_seq_len, prepared.settings.data
@@ -37,36 +146,13 @@ def cut(prepared: Launch, source: str) -> tuple[list[Tokens], Tokenizer]:
     return windows, tokenizer
 
 
-def compare(
-    options: argparse.Namespace,
-    prepare: Callable[[str], Mapping[str, Callable[[], object]]],
-    warm_up: int = 0,
-) -> None:
-    """Times a study by turns with what it consists of, and prints the ratio to their sum.
-
-    Args:
-        options: of an `argument_parser`.
-        prepare: returns the works of a round by name, the study last; it gets a new folder for the
-            study's files. Its own time does not count.
-        warm_up: first rounds that do not count.
-    """
-    rounds: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(warm_up + options.rounds):
-            works = prepare(str(Path(folder, str(number))))
-            rounds.append({name: seconds(work) for name, work in works.items()})
-    times = {name: [timed[name] for timed in rounds[warm_up:]] for name in rounds[0]}
-    *others, study = times.values()
-    ratios = [whole / sum(parts) for whole, *parts in zip(study, *others, strict=True)]
-    rows = [[name, f"{median(spent):.1f}", "", ""] for name, spent in times.items()]
-    rows[-1][2:] = median_and_rounds(ratios)
-    show(["", "seconds", "ratio, median", "each round"], rows)
-    print(f"{options.tokens} tokens, {torch.get_num_threads()} threads, torch {torch.__version__}")
-
-
 def seconds(work: Callable[[], object]) -> float:
     """How long a work takes; what it prints is thrown away."""
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         work()
     return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,6 @@ its CPU time. A ratio is this model's tokens/s over Llama's in the same round.
 """
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median, quantiles
@@ -18,10 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.baselines import LitGPT, Shape, TransformersLlama
-from benchmarks.gpu.kernel_classes import kernels_of, record
-from benchmarks.results import write
-from benchmarks.tables import show
+from benchmarks.baselines import Shape, TransformersLlama
+from benchmarks.results import show, write
+from benchmarks.turns import in_turns, timed
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import passes, training_flops_per_token
 from dualpath_cli.flops.widths import Target, solve_widths
@@ -83,30 +81,6 @@ def training_step(model: nn.Module, shape: Shape, batch: int, documents: int = 0
     return step
 
 
-def cpu_seconds(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every step by round, each round in another order; two before them warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(-2, rounds):
-        names = list(steps)
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            start = time.process_time()
-            steps[name]()
-            if number >= 0:
-                seconds[name].append(time.process_time() - start)
-    return seconds
-
-
-def show_profile(name: str, step: Step) -> None:
-    """Prints the operations that a step spends most of its time in, without what they call."""
-    kernels = kernels_of(record(step, torch.device("cpu")), torch.device("cpu"))
-    total = sum(kernel.seconds for kernel in kernels)
-    rows = [
-        [k.name[:60], f"{k.seconds * 1e3:.0f}", f"{k.seconds / total:.1%}", str(k.launches)]
-        for k in kernels[:15]
-    ]
-    show([name, "ms", "share", "calls"], rows)
-
-
 def our_models(name: str, config: ModelConfig, given: argparse.Namespace) -> dict[str, nn.Module]:
     """The model as `fit` compiles it, and the variants of it that were asked for, by name."""
     models = {name: build_model(config, seed=0, compile_blocks=True, checkpointing="selective")}
@@ -130,8 +104,6 @@ def llamas(shape: Shape, config: ModelConfig, given: argparse.Namespace) -> dict
         layers *= given.n_layers
         sized = f"{layers} layers, {flops / 1e6:.1f}M"
         models[f"transformers, {sized}"] = TransformersLlama(shape, layers, flops)
-        if given.litgpt:
-            models[f"litgpt, {sized}"] = LitGPT(shape, layers, flops)
     return models
 
 
@@ -169,8 +141,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="TOKENS",
         help="Adds our models with attention within documents of that length.",
     )
-    parser.add_argument("--litgpt", action="store_true", help="Adds the Llama of litgpt.")
-    parser.add_argument("--profile", action="store_true", help="Adds where each step's time goes.")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", help="JSON file for all timings.")
@@ -179,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.manual_seed(0)
     torch._dynamo.config.recompile_limit = 64  # all models share their code
     steps, beside = steps_to_compare(given)
-    seconds = cpu_seconds(steps, given.rounds)
+    seconds = in_turns({name: timed(step) for name, step in steps.items()}, given.rounds, warm_up=2)
     rows = []
     for own, other in beside:
         ratios = [b / a for a, b in zip(seconds[own], seconds[other], strict=True)]
@@ -187,9 +157,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         milliseconds = [f"{median(seconds[name]) * 1000:.0f}" for name in (own, other)]
         rows.append([own, other, *milliseconds, f"{median(ratios):.3f}", f"{low:.3f} {high:.3f}"])
     show(["model", "beside Llama of", "ms", "its ms", "ratio", "quartiles"], rows)
-    if given.profile:
-        for name, step in steps.items():
-            show_profile(name, step)
     options = {name: value for name, value in vars(given).items() if name != "out"}
     write(given.out, {"options": options, "cpu_seconds": seconds})
 

@@ -2,7 +2,6 @@
 
 python -m benchmarks.generate speed                       # beside a Llama of equal FLOPs
 python -m benchmarks.generate savings --ckpt_path RUN --source gsm8k=test.jsonl
-python -m benchmarks.generate layout                      # of caches, in memory
 
 All variants take turns in one process. On a CPU seconds are those of the process, so that other
 work on the machine counts less.
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks.generate import layout, savings, speed
+from benchmarks.generate import savings, speed
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -22,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", help="JSON file for all timings.")
     kinds = parser.add_subparsers(required=True)
-    for part in (speed, savings, layout):
+    for part in (speed, savings):
         own = kinds.add_parser(part.__name__.rpartition(".")[2], help=part.__doc__)
         part.add_arguments(own)
         own.set_defaults(run=part.run)

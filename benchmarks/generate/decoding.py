@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.baselines import Shape, llama_config
-from benchmarks.generate.turns import Timed, clock
+from benchmarks.turns import Timed, clock
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.decoding.decoder import ROOM, Decoder
 from dualpath_cli.flops.count import passes
-from dualpath_cli.generation.decoder import ROOM, Decoder
 from dualpath_cli.generation.loading import round_weights
 from dualpath_cli.model import DualPathLM
 

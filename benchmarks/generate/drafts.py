@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.generate.turns import Timed, clock, in_turns
-from benchmarks.results import spread
-from benchmarks.tables import show
-from dualpath_cli.generation.decoder import Decoder
-from dualpath_cli.generation.sampler import Sampler
-from dualpath_cli.generation.sampling import Sampling
-from dualpath_cli.generation.speculation import DRAFT, Drafts, write_on_drafts
-from dualpath_cli.generation.writing import Limits, write_on
+from benchmarks.results import show, spread
+from benchmarks.turns import Timed, clock, in_turns
+from dualpath_cli.decoding.decoder import Decoder
+from dualpath_cli.decoding.sampler import Sampler
+from dualpath_cli.decoding.sampling import Sampling
+from dualpath_cli.decoding.speculation import DRAFT, Drafts, write_on_drafts
+from dualpath_cli.decoding.writing import Limits, write_on
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.text.tokenizer import Tokenizer
 

@@ -10,16 +10,14 @@ import numpy as np
 import torch
 
 from benchmarks.generate import drafts
-from benchmarks.generate.turns import clock, in_turns
-from benchmarks.results import spread, write
-from benchmarks.tables import show
-from dualpath_cli.generation.decoder import Decoder
+from benchmarks.results import show, spread, write
+from benchmarks.turns import clock, in_turns
+from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.generation.loading import load_model
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.run_file import find
-from dualpath_cli.run_folder import TOKENIZER, read_recipe
-from dualpath_cli.settings import settings_from
+from dualpath_cli.options.trained import find
+from dualpath_cli.statistics.bootstrap import interval, resampled_sums
 from dualpath_cli.text.documents import Source, read_documents, split_name
 from dualpath_cli.text.tokenizer import Tokenizer
 
@@ -44,8 +42,6 @@ def savings_of(loops: int) -> dict[str, Intervention | None]:
         *(Intervention(kv_slots=slots) for slots in range(1, loops)),
         *(Intervention(loops=fewer) for fewer in range(1, loops)),
         *(Intervention(halting=threshold) for threshold in (0.8, 0.6, 0.4, 0.2, 0.1)),
-        *(Intervention(halting=value, halting_by="change") for value in (0.5, 0.3, 0.2, 0.1)),
-        *(Intervention(halting=value, halting_by="entropy") for value in (6.0, 4.0, 2.0)),
         *(Intervention(skip=gate) for gate in (0.5, 0.4, 0.3, 0.2)),
     ]
     return {"plain": None, **{change.name: change for change in changes}}
@@ -83,13 +79,12 @@ class Forced:
 
 def run(given: argparse.Namespace) -> None:
     """Prints and writes what each saving buys in time and costs in nats; then drafts."""
-    found = find(given.ckpt_path)
-    settings = settings_from(read_recipe(found.folder))
-    tokenizer = Tokenizer.load(found.folder / TOKENIZER)
+    trained = find(given.ckpt_path)
+    tokenizer = trained.tokenizer()
     windows_WT = _windows(given, tokenizer)
 
     def loaded() -> DualPathLM:
-        return load_model(found, settings.model, torch.device(given.device))
+        return load_model(trained, torch.device(given.device))
 
     variants = _variants(given, loaded, windows_WT)
     seconds = in_turns(variants, given.rounds)
@@ -126,7 +121,10 @@ def _variants(
 def _row(record: dict[str, Any], plain: dict[str, Any], tokens: int) -> list[str]:
     ratios = [a / b for a, b in zip(plain["seconds"], record["seconds"], strict=True)]
     cost_W = np.array(record["nats"]) - np.array(plain["nats"])
-    low, high = interval(cost_W)
+    sums = resampled_sums(
+        "windows", range(len(cost_W)), np.stack([cost_W, np.ones_like(cost_W)], 1)
+    )
+    low, high = interval(sums[:, 0] / sums[:, 1], len(cost_W))
     return [
         record["name"],
         f"{tokens / median(record['seconds']):,.0f}",
@@ -149,11 +147,3 @@ def _windows(given: argparse.Namespace, tokenizer: Tokenizer) -> torch.Tensor:
     if not chosen:
         raise SystemExit(f"no document of {given.source} has {given.length} tokens")
     return torch.tensor(chosen)
-
-
-def interval(values_W: np.ndarray) -> tuple[float, float]:
-    """95 % interval of the mean over windows, by 2,000 resamples of these."""
-    rng = np.random.default_rng(0)
-    means = rng.choice(values_W, (2000, len(values_W))).mean(1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return float(low), float(high)

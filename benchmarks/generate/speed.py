@@ -9,13 +9,12 @@ import torch
 
 from benchmarks.baselines import Shape
 from benchmarks.generate.decoding import Work, decoder_of, least_bytes, llama, ours
-from benchmarks.generate.turns import bandwidth, in_turns
-from benchmarks.results import spread, write
-from benchmarks.tables import show
+from benchmarks.results import show, spread, write
+from benchmarks.turns import bandwidth, in_turns
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import training_flops_per_token
 from dualpath_cli.generation.loading import autocast_of
-from dualpath_cli.generation.values import PRECISIONS
+from dualpath_cli.options.values import PRECISIONS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,8 +4,8 @@ python -m benchmarks.gpu PART [PART...] --out FOLDER
 python -m benchmarks.gpu all --rehearse --out FOLDER       # every part, tiny, on a CPU
 python -m benchmarks.gpu tables --out FOLDER               # results into docs/benchmarks/gpu.md
 
-Parts, the most important first: correct, ceilings, step, attention, models, memory, decode,
-switches, profile. Needs torch alone, decode transformers as well. Results are written after each
+Parts, the most important first: correct, ceilings, step, memory, attention, decode. Needs torch
+alone, decode transformers as well. Results are written after each
 cell; a later call with the same folder goes on with those that are missing.
 """
 
@@ -20,23 +20,21 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import attention, ceilings, correct, decode, memory, step, switches, traced
-from benchmarks.gpu.parts import Bench, Cell, Part
+from benchmarks.gpu import attention, ceilings, correct, decode, memory, step
+from benchmarks.gpu.parts import Bench, Cell
 from benchmarks.gpu.results import ROOT, Results, Row, describe_machine, rows_of
 from benchmarks.gpu.sizes import REHEARSAL, Sizes
-from benchmarks.gpu.tables import fill, markdown
+from benchmarks.gpu.tables import fill, table_of
 from benchmarks.gpu.training import settings_for_comparisons
 from dualpath_cli.errors import UserError, did_you_mean, one_line
+from dualpath_cli.output.table import markdown
 
 PAGE = ROOT / "docs/benchmarks/gpu.md"
 
 
-def all_parts(out: Path) -> list[Part]:
-    """The programme, most important first; what is not JSON goes to a folder, too."""
-    return [
-        correct.PART, ceilings.PART, step.STEP, attention.PART, step.MODELS, memory.PART,
-        decode.PART, switches.PART, traced.part(out),
-    ]  # fmt: skip
+PARTS = {
+    module.PART.name: module.PART for module in (correct, ceilings, step, memory, attention, decode)
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,16 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the parts that were asked for; 1 if a cell has failed or gave something wrong."""
-    parts = {part.name: part for part in all_parts(options.out)}
     sizes = REHEARSAL if options.rehearse else Sizes()
     if options.parts == ["tables"]:
-        fill(options.page, options.out, list(parts.values()), Bench(torch.device("cpu"), sizes))
+        fill(options.page, options.out, list(PARTS.values()), Bench(torch.device("cpu"), sizes))
         return 0
-    names = list(parts) if options.parts == ["all"] else options.parts
+    names = list(PARTS) if options.parts == ["all"] else options.parts
     for name in names:
-        if name not in parts:
-            raise UserError(f"no part '{name}'{did_you_mean(name, parts)}; parts are "
-                            f"{', '.join(parts)}, or all, or tables")  # fmt: skip
+        if name not in PARTS:
+            raise UserError(f"no part '{name}'{did_you_mean(name, PARTS)}; parts are "
+                            f"{', '.join(PARTS)}, or all, or tables")  # fmt: skip
     cuda = torch.cuda.is_available()
     if not cuda and not options.rehearse:
         raise UserError("torch sees no CUDA GPU; --rehearse runs everything tiny on the CPU")
@@ -80,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     good = True
     for name in names:
         results = Results(options.out, name, machine)
-        for cell in parts[name].cells(bench):
+        for cell in PARTS[name].cells(bench):
             if results.has(cell.name) or not fnmatch.fnmatch(cell.name, options.cells):
                 continue
             if not clock.allows_one_more():
@@ -91,8 +88,8 @@ def run(options: argparse.Namespace) -> int:
             results.add(cell.name, rows)
             release(bench)
         if results.cells:
-            table = markdown(parts[name], bench, rows_of(results.cells))
-            print(f"\n{name}: {results.path}\n\n{table}", flush=True)
+            table = table_of(PARTS[name], bench, rows_of(results.cells))
+            print(f"\n{name}: {results.path}\n\n{markdown(table)}", flush=True)
     return 0 if good else 1
 
 

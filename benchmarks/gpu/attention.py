@@ -1,4 +1,4 @@
-"""Part `attention`: causal attention of bf16 heads, forward and backward, by every kernel there is.
+"""Part `attention`: causal attention of bf16 heads, forward and backward, by torch's kernels.
 
 Queries, keys and values lie in memory as the model has them: (B, T, H, N), the heads of a token
 side by side. Shapes: B batch, T positions, H heads, N head size.
@@ -7,34 +7,30 @@ side by side. Shapes: B batch, T positions, H heads, N head size.
 import math
 from collections.abc import Callable
 from functools import cache, partial
-from importlib import import_module
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
-from torch.nn.attention import sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from benchmarks.gpu.clock import kernel_seconds
 from benchmarks.gpu.parts import Bench, Cell, Part, number
 from benchmarks.gpu.results import Row
 from benchmarks.gpu.sizes import MAIN
-from benchmarks.gpu.training import DOCUMENT_TOKENS, SDPA
-from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import one_line
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Maps queries, keys and values, (B, T, H, N) each, to (B, T, H, N)."""
 
-PACKAGES = {
-    "FlashAttention-2": "flash_attn",
-    "FlashAttention-3": "flash_attn_interface",
-    "FlashAttention-4": "flash_attn.cute",
+SDPA = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-"""Packages of their own, which have `flash_attn_func(q, k, v, causal=...)` on (B, T, H, N)."""
-CAUSAL = (*SDPA, "FlexAttention", *PACKAGES)
+"""The fused kernels of torch's scaled_dot_product_attention."""
+DOCUMENT_TOKENS = 512
 DOCUMENTS = "FlexAttention, documents"
 """Attention that does not leave the document; of some DOCUMENT_TOKENS tokens each."""
 SETS = 2
@@ -54,30 +50,11 @@ class Absent(Exception):
     """A kernel that this machine does not have, or that does not take these inputs."""
 
 
-def shape_of(config: ModelConfig, micro_batch: int, seq_len: int) -> Shape:
-    """The shape of each attention of a model."""
-    return Shape(micro_batch, seq_len, config.n_heads, config.head_dim)
-
-
 def implementation(name: str, shape: Shape, device: torch.device) -> Attention:
-    """Returns a kernel by name.
-
-    Raises:
-        Absent: if its package is not there.
-    """
+    """Returns a kernel by name."""
     if name in SDPA:
         return partial(by_sdpa, name)
-    if name in PACKAGES:
-        module = PACKAGES[name]
-        try:
-            there = find_spec(module) is not None
-        except ModuleNotFoundError:  # of the package that it is in
-            there = False
-        if not there:
-            raise Absent(f"package {module} is not installed")
-        return partial(by_package, import_module(module).flash_attn_func)
-    mask = document_mask(shape, device) if name == DOCUMENTS else causal_mask(shape, device)
-    return partial(by_flex, mask)
+    return partial(by_flex, block_mask(shape, device, documents=name == DOCUMENTS))
 
 
 def by_sdpa(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -87,17 +64,6 @@ def by_sdpa(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tor
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
         )
     return y_BHTN.transpose(1, 2)
-
-
-def by_package(
-    function: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-) -> torch.Tensor:
-    """A package's function; some versions return the log-sum-exp as well."""
-    out = function(q, k, v, causal=True)
-    return out[0] if isinstance(out, tuple) else out
 
 
 def by_flex(mask: BlockMask, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -114,33 +80,27 @@ def compiled_flex() -> Callable[..., torch.Tensor]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def causal_mask(shape: Shape, device: torch.device) -> BlockMask:
-    """Each position sees itself and those before it."""
+def block_mask(shape: Shape, device: torch.device, documents: bool) -> BlockMask:
+    """Each position sees itself and those before it, or those of its own document alone."""
+    ids_BT = document_numbers(shape.batch if documents else 1, shape.length).to(device)
+    if not documents:
+        ids_BT = torch.zeros_like(ids_BT)
     return create_block_mask(
-        lambda b, h, q, kv: q >= kv, None, None, shape.length, shape.length, device=device
-    )
-
-
-def document_mask(shape: Shape, device: torch.device) -> BlockMask:
-    """Each position sees those of its own document, up to itself; lengths are random."""
-    generator = torch.Generator().manual_seed(0)
-    starts = torch.rand(shape.batch, shape.length, generator=generator) < 1 / DOCUMENT_TOKENS
-    documents_BT = starts.cumsum(1).to(device)
-    return create_block_mask(
-        lambda b, h, q, kv: (q >= kv) & (documents_BT[b, q] == documents_BT[b, kv]),
-        shape.batch, None, shape.length, shape.length, device=device,
+        lambda b, h, q, kv: (q >= kv) & (ids_BT[b, q] == ids_BT[b, kv]),
+        len(ids_BT), None, shape.length, shape.length, device=device,
     )  # fmt: skip
+
+
+def document_numbers(batch: int, length: int) -> torch.Tensor:
+    """(B, T): the document of each position, of DOCUMENT_TOKENS tokens on average."""
+    generator = torch.Generator().manual_seed(0)
+    return (torch.rand(batch, length, generator=generator) < 1 / DOCUMENT_TOKENS).cumsum(1)
 
 
 def inputs(shape: Shape, device: torch.device) -> list[torch.Tensor]:
     """Random queries, keys, values and gradient of the result, bf16, (B, T, H, N) each."""
-    drawn = [torch.randn(shape_4d(shape), device=device).bfloat16() for _ in range(4)]
+    drawn = [torch.randn(shape, device=device).bfloat16() for _ in range(4)]
     return [x.requires_grad_() for x in drawn[:3]] + drawn[3:]
-
-
-def shape_4d(shape: Shape) -> tuple[int, int, int, int]:
-    """(B, T, H, N)."""
-    return shape.batch, shape.length, shape.heads, shape.head_size
 
 
 def seconds(bench: Bench, name: str, shape: Shape) -> tuple[float, float]:
@@ -201,8 +161,7 @@ def plain(
     T = q.shape[1]
     seen = torch.ones(T, T, dtype=torch.bool, device=q.device).tril()
     if documents:
-        starts = torch.rand(1, T, generator=torch.Generator().manual_seed(0)) < 1 / DOCUMENT_TOKENS
-        ids = starts.cumsum(1)[0].to(q.device)
+        ids = document_numbers(1, T)[0].to(q.device)
         seen &= ids[:, None] == ids[None, :]
 
     def head(q_TN: torch.Tensor, k_TN: torch.Tensor, v_TN: torch.Tensor) -> torch.Tensor:
@@ -224,7 +183,8 @@ def flops(shape: Shape) -> int:
 
 def row(bench: Bench, name: str) -> Row:
     """Measures a kernel, time and error."""
-    shape = shape_of(bench.sizes.model(MAIN), bench.sizes.micro_batch, bench.sizes.seq_len)
+    config = bench.sizes.model(MAIN)
+    shape = Shape(bench.sizes.micro_batch, bench.sizes.seq_len, config.n_heads, config.head_dim)
     try:
         forward, backward = seconds(bench, name, shape)
         error, gradient_error = errors(bench, name, shape)
@@ -246,7 +206,7 @@ def cells(bench: Bench) -> list[Cell]:
     """A cell for each kernel."""
     return [
         Cell(name, (name,), lambda name=name: {name: row(bench, name)})
-        for name in (*CAUSAL, DOCUMENTS)
+        for name in (*SDPA, "FlexAttention", DOCUMENTS)
     ]
 
 
@@ -254,12 +214,12 @@ PART = Part(
     "attention",
     "kernel",
     (
-        number("forward, ms", "forward_seconds", "{:.3f}", 1e3),
-        number("backward, ms", "backward_seconds", "{:.3f}", 1e3),
-        number("forward, TFLOP/s", "forward_flops", "{:,.0f}", 1e-12),
-        number("backward, TFLOP/s", "backward_flops", "{:,.0f}", 1e-12),
-        number("error of the result", "error", "{:.1e}"),
-        number("of its gradients", "gradient_error", "{:.1e}"),
+        number("forward, ms", "forward_seconds", ".3f", 1e3),
+        number("backward, ms", "backward_seconds", ".3f", 1e3),
+        number("forward, TFLOP/s", "forward_flops", ",.0f", 1e-12),
+        number("backward, TFLOP/s", "backward_flops", ",.0f", 1e-12),
+        number("error of the result", "error", ".1e"),
+        number("of its gradients", "gradient_error", ".1e"),
     ),
     cells,
 )

@@ -39,8 +39,8 @@ PART = Part(
     "ceilings",
     "",
     (
-        number("bf16 products, TFLOP/s", "matmul_flops", "{:,.0f}", 1e-12),
-        number("copies, TB/s read and written", "copy_bytes", "{:.2f}", 1e-12),
+        number("bf16 products, TFLOP/s", "matmul_flops", ",.0f", 1e-12),
+        number("copies, TB/s read and written", "copy_bytes", ".2f", 1e-12),
     ),
     lambda bench: [Cell("ceilings", ("measured",), lambda: {"measured": bench.ceilings})],
 )

@@ -49,18 +49,3 @@ def kernel_seconds(calls: Sequence[Call], device: torch.device, repeats: int) ->
     turn = cycle(calls)
     times = seconds_of(lambda: next(turn)(), device, repeats, warm_up=2 * len(calls), kernels=True)
     return median(times)
-
-
-def by_turns(
-    calls: dict[str, Call], device: torch.device, rounds: int, repeats: int
-) -> dict[str, list[float]]:
-    """Returns each call's median seconds in every round, in which each has its turn.
-
-    What the machine does besides changes from round to round: ratios are to be taken within one.
-    The calls are warm already.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            seconds[name].append(median(seconds_of(call, device, repeats, warm_up=1)))
-    return seconds

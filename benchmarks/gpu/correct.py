@@ -6,16 +6,14 @@ the model itself on the CPU for more. TF32 is off.
 """
 
 import dataclasses
-import json
 from functools import partial
 from typing import Any, NamedTuple, get_args
 from unittest.mock import patch
 
 import torch
 
-from benchmarks.gpu.golden import golden_losses
-from benchmarks.gpu.parts import Bench, Cell, Column, Part
-from benchmarks.gpu.results import ROOT, Row
+from benchmarks.gpu.parts import Bench, Cell, Part, number, words
+from benchmarks.gpu.results import Row
 from benchmarks.gpu.training import TrainingStep, Variant
 from dualpath_cli.config import BlockKind, ModelConfig
 from dualpath_cli.model import DualPathLM, loss
@@ -32,8 +30,6 @@ FLOAT32: Limits = (1e-5, 1e-4)
 three seeds of the weights a CPU is off by at most 2.4e-7 and 3.8e-6."""
 BFLOAT16: Limits = (1e-2, 1e-1)
 """The same under bf16 autocast, where a CPU is off by at most 3.1e-3 and 4.9e-2."""
-GOLDEN = 1e-5
-"""Largest relative difference of 20 training losses, as in tests/test_golden.py."""
 
 TINY = ModelConfig(
     vocab_size=13, n_layers=2, d_model=12, n_heads=2, n_kv_heads=2, max_seq_len=8, loops=2,
@@ -110,7 +106,7 @@ def checked_model(bench: Bench, kind: BlockKind) -> tuple[ModelConfig, torch.Ten
     return config, reference.random_tokens(config, batch=2, length=sizes.check_len + 1)
 
 
-EAGER: dict[str, Any] = {"compile": "no", "checkpointing": "none"}
+EAGER: dict[str, Any] = {"compile": False, "checkpointing": "none"}
 
 PRECISIONS: dict[str, dict[str, Any]] = {
     "float32": EAGER,
@@ -128,7 +124,6 @@ DUAL_ALONE = {"float32, compiled, selective", "float32, compiled, full"}
 
 def precision(bench: Bench, kind: BlockKind, name: str) -> Row:
     """The model on the device at a precision, compiled or not, beside float64 on the CPU."""
-    torch.set_float32_matmul_precision("highest")
     config, tokens = checked_model(bench, kind)
     weights = reference.random_weights(config, seed=0)
     truth = outcome(reference.load(DualPathLM(config).double(), weights), tokens)
@@ -141,21 +136,12 @@ def precision(bench: Bench, kind: BlockKind, name: str) -> Row:
     return verdict(*off(got, truth), BFLOAT16 if step.variant.bfloat16 else FLOAT32)
 
 
-def golden(bench: Bench, kind: BlockKind) -> Row:
-    """Twenty training steps in float32 beside the losses that a CPU gave."""
-    torch.set_float32_matmul_precision("highest")
-    written = json.loads((ROOT / "tests/golden_losses.json").read_text(encoding="utf-8"))[kind]
-    losses = golden_losses(kind, bench.device)
-    gap = max(abs(a - b) / b for a, b in zip(losses, written, strict=True))
-    return {"losses": gap, "limits": [GOLDEN], "ok": gap <= GOLDEN}
-
-
 def cells(bench: Bench) -> list[Cell]:
     """A cell for each check and kind of block: equations first, compiled graphs last.
 
     Checkpointing with dual blocks alone, which have all there is; compiling takes its time.
     """
-    checks = {"float64, equations": equations, "golden losses": golden}
+    checks = {"float64, equations": equations}
     checks |= {name: partial(precision, name=name) for name in PRECISIONS}
     return [
         Cell(
@@ -168,19 +154,14 @@ def cells(bench: Bench) -> list[Cell]:
     ]
 
 
-def difference(heading: str, key: str) -> Column:
-    """A column of differences, empty where there are none."""
-    return Column(heading, lambda row: f"{row[key]:.1e}" if key in row else "")
-
-
 PART = Part(
     "correct",
     "computed on the device",
     (
-        difference("losses off by", "losses"),
-        difference("gradients off by", "gradients"),
-        Column("at most", lambda row: ", ".join(f"{limit:.0e}" for limit in row["limits"])),
-        Column("", lambda row: "right" if row["ok"] else "**wrong**"),
+        number("losses off by", "losses", ".1e"),
+        number("gradients off by", "gradients", ".1e"),
+        words("at most", lambda row: ", ".join(f"{limit:.0e}" for limit in row["limits"])),
+        words("", lambda row: "right" if row["ok"] else "wrong"),
     ),
     cells,
 )

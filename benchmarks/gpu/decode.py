@@ -11,10 +11,10 @@ import torch
 
 from benchmarks.baselines import Shape
 from benchmarks.generate.decoding import Work, decoder_of, least_bytes, llama, ours
-from benchmarks.generate.turns import in_turns
 from benchmarks.gpu.parts import Bench, Cell, Part, number
 from benchmarks.gpu.results import Row
 from benchmarks.gpu.sizes import MAIN
+from benchmarks.turns import in_turns
 from dualpath_cli.flops.count import training_flops_per_token
 
 HOW = ("eager", "compiled")
@@ -65,8 +65,8 @@ PART = Part(
     MAIN,
     (
         number("tokens/s", "tokens_per_second"),
-        number("Llama of equal FLOPs, run alike = 1", "beside_llama", "{:.2f}"),
-        number("of the bandwidth floor", "of_floor", "{:.2f}"),
+        number("Llama of equal FLOPs, run alike = 1", "beside_llama", ".2f"),
+        number("of the bandwidth floor", "of_floor", ".2f"),
     ),
     cells,
 )

@@ -10,7 +10,7 @@ from typing import get_args
 
 import torch
 
-from benchmarks.gpu.parts import Bench, Cell, Column, Part
+from benchmarks.gpu.parts import Bench, Cell, Part, words
 from benchmarks.gpu.results import Row
 from benchmarks.gpu.training import TrainingStep, Variant
 from dualpath_cli.config import Checkpointing
@@ -70,15 +70,16 @@ def cells(bench: Bench) -> list[Cell]:
     ]
 
 
-def column(policy: Checkpointing) -> Column:
+def shown(policy: Checkpointing, row: Row) -> str:
     """Peak of what tensors held, in GB, and whether the step was made within the limit."""
-
-    def show(row: Row) -> str:
-        peak = row[f"{policy} allocated"]
-        size = "more than there is" if peak is None else f"{peak / 1e9:.1f}"
-        return size if row[f"{policy} fits"] else f"{size}, does not fit"
-
-    return Column(f"{policy}, GB", show)
+    peak = row[f"{policy} allocated"]
+    size = "more than there is" if peak is None else f"{peak / 1e9:.1f}"
+    return size if row[f"{policy} fits"] else f"{size}, does not fit"
 
 
-PART = Part("memory", "recipe", tuple(map(column, POLICIES)), cells)
+PART = Part(
+    "memory",
+    "recipe",
+    tuple(words(f"{policy}, GB", partial(shown, policy)) for policy in POLICIES),
+    cells,
+)

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.gpu.results import Row
 from benchmarks.gpu.sizes import Sizes
+from dualpath_cli.output.table import Column
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,12 @@ class Cell:
     """Returns them."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of a part's table."""
+class Measured(NamedTuple):
+    """A column of a part's table, and how a row gives its value."""
 
-    heading: str
-    show: Callable[[Row], str]
-    """What stands there; may raise KeyError where the row was not measured."""
+    column: Column
+    value: Callable[[Row], Any]
+    """May raise KeyError where the row was not measured."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,15 @@ class Part:
     name: str
     title: str
     """What the first column of its table names."""
-    columns: tuple[Column, ...]
+    columns: tuple[Measured, ...]
     cells: Callable[[Bench], list[Cell]]
 
 
-def number(heading: str, key: str, form: str = "{:,.0f}", scale: float = 1) -> Column:
+def number(heading: str, key: str, form: str = ",.0f", scale: float = 1) -> Measured:
     """A column of numbers, each multiplied by `scale`."""
-    return Column(heading, lambda row: form.format(row[key] * scale))
+    return Measured(Column(heading, form), lambda row: row[key] * scale)
 
 
-def text(heading: str, key: str) -> Column:
+def words(heading: str, text: Callable[[Row], str]) -> Measured:
     """A column of words."""
-    return Column(heading, lambda row: str(row[key]))
+    return Measured(Column(heading, ""), text)

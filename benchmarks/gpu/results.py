@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.output.atomic import write_text
+from dualpath_cli.files.atomic import write_text
 
 Row = dict[str, Any]
 """One row of a table by column. `absent` or `failed` says in words why the others are missing."""
 
 ROOT = Path(__file__).parents[2]
-MEASURED = ("dualpath_cli/model", "benchmarks/gpu")
+MEASURED = ("dualpath_cli/model", "dualpath_cli/kernels", "dualpath_cli/decoding", "benchmarks/gpu")
 """Folders whose source the numbers depend on."""
 
 

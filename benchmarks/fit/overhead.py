@@ -1,6 +1,6 @@
 """What `dualpath fit` costs beside the training step: against a bare loop over the same step.
 
-python -m benchmarks.fit_overhead --data data/sample
+python -m benchmarks.fit.overhead --data data/sample
 
 `fit` runs as its users run it, with everything that it logs. A callback stops it every so many
 steps and lets a bare loop make as many: the same model, optimizer, schedule and clipping, on the
@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from benchmarks.results import spread, write
-from benchmarks.tables import show
+from benchmarks.results import show, spread, write
 from dualpath_cli.cli import main as dualpath
 from dualpath_cli.model import AuxiliaryLoss
 from dualpath_cli.training.module import DualPathModule
@@ -128,7 +127,7 @@ def measure(model: str, data: str, steps: int, rounds: int, words: Sequence[str]
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder, "times.json"))
         arguments = {"steps": steps, "rounds": rounds, "out": out}
-        callback = {"class_path": "benchmarks.fit_overhead.Beside", "init_args": arguments}
+        callback = {"class_path": "benchmarks.fit.overhead.Beside", "init_args": arguments}
         code = dualpath([
             *("fit", "--config", "quickstart", *MODELS[model], "--run.dir", folder),
             *("--data.path", data, "--data.val", "{}", "--run.max_tokens", "1B"),

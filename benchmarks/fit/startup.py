@@ -1,7 +1,7 @@
 """CPU seconds from the command `dualpath fit` to its first optimizer step, by phase.
 
-python -m benchmarks.startup --data data/sample
-python -m benchmarks.startup --data data/sample --beside CHECKOUT
+python -m benchmarks.fit.startup --data data/sample
+python -m benchmarks.fit.startup --data data/sample --beside CHECKOUT
 
 Each start is a process of its own. With `--beside`, another checkout of this project starts by
 turns with this one, in the same environment.
@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.results import spread, write
-from benchmarks.tables import show
+from benchmarks.results import show, spread, write
 
 HERE = Path(__file__).resolve().parent
 
@@ -33,12 +32,14 @@ PHASES = {
 }
 
 START = """
+import importlib
 import sys
-try:
-    from dualpath_cli.command import lean_imports
-    lean_imports.names_classes = lambda trainer: False  # as if there were no callback of ours
-except ImportError:  # an earlier checkout
-    pass
+for place in ("training.internals", "session.lean_imports"):  # here, and in an earlier checkout
+    try:
+        module = importlib.import_module(f"dualpath_cli.{place}")
+    except ImportError:
+        continue
+    module.names_classes = lambda trainer: False  # as if there were no callback of ours
 from dualpath_cli.cli import main
 sys.exit(main())
 """
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     data = Path(options.data).resolve()
     sets = {name: str(data / "val" / f"{name}.jsonl") for name in ("arithmetic", "facts", "prose")}
     words = ["--data.path", str(data), "--data.val", json.dumps(sets), *words]
-    checkouts = {"this": HERE.parent}
+    checkouts = {"this": HERE.parents[1]}
     if options.beside is not None:
         checkouts["beside"] = options.beside.resolve()
     starts: dict[str, list[Seconds]] = {name: [] for name in checkouts}
