@@ -10,6 +10,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$p && break; done)
 WORKERS ?= 2
+# Else each process of the tests would compile all that it imports: half of its time to collect them.
+unexport PYTHONDONTWRITEBYTECODE
 # A file stays on one worker; the lightest files are the last; a worker that dies is an error at once.
 PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 OUT ?= data/nemotron-cc
