@@ -9,15 +9,7 @@ from itertools import chain, pairwise
 from dualpath_cli.flops import paper
 
 from .finding import Finding, grade
-from .results import (
-    Scores,
-    best,
-    cost,
-    duals,
-    in_the_noise,
-    lead,
-    leads,
-)
+from .results import Scores, at_k4, best, controls, cost, duals, in_the_noise, lead, leads
 from .stated import stated
 
 SUBJECTS = {
@@ -47,14 +39,6 @@ def findings() -> list[Finding]:
     ]
 
 
-def _controls(scores: Scores) -> dict[str, float]:
-    return {label: value for label, value in scores.items() if label not in duals(scores)}
-
-
-def _at_k4(scores: Scores) -> dict[str, float]:
-    return {label: value for label, value in duals(scores).items() if label.endswith("k4")}
-
-
 def _winner(budget: str, metric: str, scores: Scores, beaten: str) -> str:
     """Who is best, and by which printed scores: `C4 goes to a50_k4 (1.0362 against 1.0374)`."""
     first, row = best(scores), paper.results(budget)[metric]
@@ -64,7 +48,7 @@ def _winner(budget: str, metric: str, scores: Scores, beaten: str) -> str:
 def _best_on(budget: str) -> Finding:
     label, metrics = stated("best_dual")[budget], stated("best_on")[budget]
     costs = {metric: cost(budget, metric) for metric in metrics}
-    shown = leads(budget, metrics, label, _controls(costs["C4"]) | _at_k4(costs["C4"]))
+    shown = leads(budget, metrics, label, controls(costs["C4"]) | at_k4(costs["C4"]))
     ahead = [errors >= 0 for errors, _ in shown.values()]
     elsewhere = [
         _winner(budget, metric, duals(scores), label)
@@ -86,19 +70,19 @@ def _least(leads: Mapping[str, tuple[float, str]]) -> float:
 
 
 def _dominates(budget: str) -> Finding:
-    label, controls = stated("best_dual")[budget], _controls(cost(budget, "C4"))
-    cases = {(m, who): lead(budget, m, label, who) for m in MAIN_METRICS for who in controls}
+    label, rivals = stated("best_dual")[budget], controls(cost(budget, "C4"))
+    cases = {(m, who): lead(budget, m, label, who) for m in MAIN_METRICS for who in rivals}
     better = sum(errors > 0 for errors in cases.values())
     equal = [f"{m} ({who})" for (m, who), errors in cases.items() if errors == 0]
     worse = [f"{m} ({who})" for (m, who), errors in cases.items() if errors < 0]
     rest = [
         f", {word} on {', '.join(of)}" for word, of in (("equal", equal), ("worse", worse)) if of
     ]
-    closest = leads(budget, MAIN_METRICS, label, controls)
+    closest = leads(budget, MAIN_METRICS, label, rivals)
     return Finding(
         f"{budget}: {label} Pareto-dominates the controls on language modelling, commonsense and "
         "math.",
-        f"On the {len(MAIN_METRICS)} columns of the main table, against {len(controls)} controls, "
+        f"On the {len(MAIN_METRICS)} columns of the main table, against {len(rivals)} controls, "
         f"it is better in {better} of {len(cases)} cases{''.join(rest)}.{in_the_noise(closest)}",
         grade(not worse, better > 0, lead=_least(closest)),
     )
@@ -109,7 +93,7 @@ def _reading(budget: str) -> Finding:
     texts, leads = [], 0
     for metric in READING_METRICS:
         scores = cost(budget, metric)
-        rival = best(_controls(scores))
+        rival = best(controls(scores))
         leads += scores[label] < scores[rival]
         last = scores[label] == max(scores.values())
         texts.append(
@@ -126,7 +110,7 @@ def _reading(budget: str) -> Finding:
 def _strongest(budget: str, subject: str) -> Finding:
     alpha, metrics = stated("strongest_alpha")[subject], SUBJECTS[subject]
     label = f"a{alpha}_k4"
-    pools = {metric: _at_k4(cost(budget, metric)) for metric in metrics}
+    pools = {metric: at_k4(cost(budget, metric)) for metric in metrics}
     shown = leads(budget, metrics, label, pools[metrics[0]])
     lost = [metric for metric, (errors, _) in shown.items() if errors < 0]
     winners = "; ".join(_winner(budget, metric, pools[metric], label) for metric in lost)
@@ -147,7 +131,7 @@ def _alpha(label: str) -> int:
 def _optimum_shifts() -> Finding:
     budgets = list(paper.BUDGETS)
     scopes = {
-        "K = 4, to which the text keeps": [_at_k4(paper.aggregate_bpb(b)) for b in budgets],
+        "K = 4, to which the text keeps": [at_k4(paper.aggregate_bpb(b)) for b in budgets],
         "all nine": [duals(paper.aggregate_bpb(b)) for b in budgets],
         "all nine by the mean of 17 benchmarks": [duals(paper.mean_bpb(b)) for b in budgets],
     }
