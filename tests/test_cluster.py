@@ -24,7 +24,7 @@ def stub(path: Path, lines: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 137, 138, 143])
+@pytest.mark.parametrize("code", [0, 2, 138])
 @pytest.mark.parametrize("warned", [False, True])
 def test_a_job_that_was_warned_of_its_end_is_requeued_and_no_other(
     code: int, warned: bool, tmp_path: Path

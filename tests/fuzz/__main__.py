@@ -11,11 +11,13 @@ import os
 import resource
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
+from rich.console import Console
+
 from dualpath_cli.files.atomic import write_text
+from dualpath_cli.output.progress import Progress, counted
 from tests.fuzz.home import write_home
 from tests.fuzz.judge import Ending, run_case
 
@@ -50,30 +52,22 @@ def _many(cases: int, seed: int, home: Path, box: Path, done: Path | None) -> in
         state = json.loads(done.read_text())
         if state["seed"] != seed:
             sys.exit(f"{done} is of seed {state['seed']}")
-    began = shown = time.monotonic()
     codes: Counter[str] = Counter()
-    for number in range(state["next"], cases):
-        ending = run_case(seed, number, home, box)
-        codes[f"{ending.kind}: exit {ending.code}"] += 1
-        if ending.problem:
-            state["failed"].append(number)
-            print(_text(ending), flush=True)
-        state["next"] = number + 1
-        if time.monotonic() - shown > 15:
-            shown = time.monotonic()
-            pace = (shown - began) / codes.total()
-            left = pace * (cases - number) / 60
-            print(
-                f"{number + 1:,} of {cases:,}: {len(state['failed'])} failed, {left:.0f} min left"
-            )
-            if done is not None:
+    with Progress(Console(), "fuzz", counted("cases")) as progress:
+        progress.begin(cases, done=state["next"])
+        for number in range(state["next"], cases):
+            ending = run_case(seed, number, home, box)
+            codes[f"{ending.kind}: exit {ending.code}"] += 1
+            if ending.problem:
+                state["failed"].append(number)
+                print(_text(ending), flush=True)
+            state["next"] = number + 1
+            progress.advance(1)
+            if done is not None and (state["next"] % 100 == 0 or state["next"] == cases):
                 write_text(done, json.dumps(state))
-    if done is not None:
-        write_text(done, json.dumps(state))
     for name, count in sorted(codes.items()):
         print(f"{name:24}{count:8,}")
-    seconds = time.monotonic() - began
-    print(f"{state['next']:,} cases, {len(state['failed'])} failed, {seconds:.0f} s; seed {seed}")
+    print(f"{state['next']:,} cases, {len(state['failed'])} failed; seed {seed}")
     return int(bool(state["failed"]))
 
 

@@ -72,7 +72,6 @@ def run_case(seed: int, number: int, home: Path, box: Path) -> Ending:
 
 def _run(words: list[str]) -> tuple[Any, str, str]:
     """Returns the exit code, what stood on stderr, and what is wrong with both."""
-    code: Any = None
     with (
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()) as err,
@@ -82,15 +81,16 @@ def _run(words: list[str]) -> tuple[Any, str, str]:
         try:
             with _time_limit():
                 code = cli.main(words)
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
             trace = "".join(traceback.format_exception(error, limit=-4))
             return None, err.getvalue() + trace, f"raises {type(error).__name__}"
-    return code, err.getvalue(), _problem(code, err.getvalue())
+    return code, err.getvalue(), problem_of(code, err.getvalue())
 
 
-def _problem(code: Any, message: str) -> str:
+def problem_of(code: Any, message: str) -> str:
+    """What is wrong with an exit code and what stood on stderr; empty where nothing is."""
     notes = ("dualpath flops: note: ", "passed over ")
     lines = [line for line in message.splitlines() if not line.startswith(notes)]
     if code not in (0, 1, 2):
@@ -101,9 +101,7 @@ def _problem(code: Any, message: str) -> str:
         return "no line of an error"
     if lines and (len(lines[0]) > LONGEST + 100 or not lines[0].isprintable()):
         return "a line that is too long, or not printable"
-    if "out of memory" in message:
-        return "out of memory"
-    return ""
+    return "out of memory" if "out of memory" in message else ""
 
 
 @contextlib.contextmanager
@@ -144,33 +142,33 @@ def _compare(options: Any) -> str:
 
 def _plan(options: Any) -> str:
     """Plans a sweep in the case's own folder; trains nothing."""
-    out = Path(os.path.abspath(request.read(options).out))
-    if not out.is_relative_to(Path.cwd()):
-        return ""
 
     def train(*given: Any) -> None:
         raise UserError("nothing is trained here")
 
+    if not _is_here(request.read(options).out):
+        return ""
     with mock.patch.object(sweep, "run_all", train):
         return sweep.run(options)
 
 
+def _is_here(path: Path | str) -> bool:
+    """Whether a path leads into the case's own folder."""
+    return Path(os.path.abspath(path)).is_relative_to(Path.cwd())
+
+
 def _write(launch: Launch) -> int:
     """Reads the tokenizer and writes what a run begins with, in the case's own folder."""
-    here = Path.cwd()
-    fitting = launch.command.needs == "recipe"
-    source = launch.settings.data.path if fitting else launch.run_folder
+    fitting, folder, settings = launch.command.needs == "recipe", launch.run_folder, launch.settings
+    source = settings.data.path if fitting else folder
     Tokenizer.load(local_copy(f"{source}/{run_folder.TOKENIZER}"))
     if not fitting:
-        if launch.options is not None and Path(os.path.abspath(launch.options.out)).is_relative_to(
-            here
-        ):
+        if launch.options is not None and _is_here(launch.options.out):
             write_text(launch.options.out / "report.json", "{}")
         return 0
-    folder, settings = launch.run_folder, launch.settings
     above = Path(os.path.normpath(folder)).parent.parent
     assert above == Path(os.path.normpath(settings.run.dir)), folder
-    if Path(os.path.abspath(folder)).is_relative_to(here):
+    if _is_here(folder):
         step = None if launch.checkpoint is None else run_folder.step_of(launch.checkpoint)
         run_folder.start(folder, settings.as_recipe(), {}, step)
         CsvTable(folder / "metrics.csv", ["step", "tokens", "seconds"]).open(step or 0)
