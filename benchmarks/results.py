@@ -1,10 +1,12 @@
 """Results of benchmarks: a table on the screen, and JSON with the machine and its versions."""
 
-import importlib.metadata
+import argparse
 import json
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,26 +18,25 @@ PACKAGES = ("torch", "lightning", "litdata", "torchmetrics", "transformers")
 
 def machine() -> dict[str, Any]:
     """What a result depends on, beside the code; of packages those that are installed."""
-    model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else model
-    return {
-        "cpu": model,
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    facts = {
+        "cpu": names[0] if names else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": os.environ.get("OMP_NUM_THREADS", "as many as cores"),
         "load": [round(load, 2) for load in os.getloadavg()],
         "python": platform.python_version(),
-        **{name: version for name in PACKAGES if (version := _version(name))},
     }
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            facts[package] = version(package)
+    return facts
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def given_options(given: argparse.Namespace) -> dict[str, Any]:
+    """Returns the options of a call, without the file of results and the function they name."""
+    return {name: value for name, value in vars(given).items() if name not in ("out", "run")}
 
 
 def write(path: str | None, result: Mapping[str, Any]) -> None:

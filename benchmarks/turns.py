@@ -1,17 +1,23 @@
-"""Variants of one piece of work, timed by turns in one process.
+"""How benchmarks take the time: variants of one piece of work by turns, and calls on a device.
 
-A machine's speed changes from minute to minute: a ratio of two variants is to be taken within a
-round.
+A machine's speed changes from minute to minute: a ratio of two variants is taken within a round.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import cycle, pairwise
+from statistics import median
 
 import torch
 
+Call = Callable[[], object]
 Timed = Callable[[], float]
 """Does the work, and returns the seconds of that part of it that counts."""
+
+HEAD_START = 20_000_000
+"""Cycles, about 10 ms, that a GPU is kept busy before kernels are timed alone: the host has queued
+them by then, so that its own time to launch one is not measured."""
 
 
 def clock(device: torch.device) -> float:
@@ -22,12 +28,12 @@ def clock(device: torch.device) -> float:
     return time.process_time()
 
 
-def timed(call: Callable[[], object], device: torch.device = torch.device("cpu")) -> Timed:  # noqa: B008
+def timed(call: Call, device: torch.device = torch.device("cpu")) -> Timed:  # noqa: B008
     """Returns a call as work of which all counts."""
     return partial(_seconds, call, device)
 
 
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
+def _seconds(call: Call, device: torch.device) -> float:
     start = clock(device)
     call()
     return clock(device) - start
@@ -47,7 +53,49 @@ def in_turns(
     return seconds
 
 
+def ratios(dividends: Sequence[float], divisors: Sequence[float]) -> list[float]:
+    """Returns the quotient of each round."""
+    return [a / b for a, b in zip(dividends, divisors, strict=True)]
+
+
 def bandwidth(device: torch.device) -> float:
     """Bytes a second that a sum over 512 MiB reads, the best of ten."""
     numbers = torch.ones(1 << 27, device=device)
     return numbers.nbytes / min(timed(numbers.sum, device)() for _ in range(10))
+
+
+def seconds_of(
+    call: Call, device: torch.device, repeats: int, warm_up: int = 0, *, kernels: bool = False
+) -> list[float]:
+    """Returns the seconds of each of `repeats` calls: by events on CUDA, where nothing waits.
+
+    `kernels`: the calls are so short that the device is kept busy until all are queued.
+    """
+    for _ in range(warm_up):
+        call()
+    if device.type != "cuda":
+        times = [time.perf_counter()]
+        for _ in range(repeats):
+            call()
+            times.append(time.perf_counter())
+        return [after - before for before, after in pairwise(times)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    torch.cuda.synchronize()
+    if kernels:
+        torch.cuda._sleep(HEAD_START)
+    marks[0].record()
+    for mark in marks[1:]:
+        call()
+        mark.record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(marks)]
+
+
+def kernel_seconds(calls: Sequence[Call], device: torch.device, repeats: int) -> float:
+    """Returns the median seconds of a kernel; `calls` run it on different data, by turns.
+
+    One set of data would stay in the cache, where a training step does not find it.
+    """
+    turn = cycle(calls)
+    times = seconds_of(lambda: next(turn)(), device, repeats, warm_up=2 * len(calls), kernels=True)
+    return median(times)

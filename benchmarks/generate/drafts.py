@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.results import show, spread
-from benchmarks.turns import Timed, clock, in_turns
+from benchmarks.turns import Timed, clock, in_turns, ratios
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.sampler import Sampler
 from dualpath_cli.decoding.sampling import Sampling
@@ -48,7 +48,12 @@ def run(
              "seconds": seconds[str(n)], "plain_seconds": seconds["0"]}
             for n in given.drafts
         ]  # fmt: skip
-    show(["writing", "draft", "accepted", "plain = 1"], map(_row, records))
+    rows = [
+        [r["kind"], str(r["length"]), f"{r['accepted']:.2f}",
+         spread(ratios(r["plain_seconds"], r["seconds"]))]
+        for r in records
+    ]  # fmt: skip
+    show(["writing", "draft", "accepted", "plain = 1"], rows)
     return records
 
 
@@ -84,8 +89,3 @@ def writing(
         return seconds
 
     return run
-
-
-def _row(record: dict[str, Any]) -> list[str]:
-    ratios = [a / b for a, b in zip(record["plain_seconds"], record["seconds"], strict=True)]
-    return [record["kind"], str(record["length"]), f"{record['accepted']:.2f}", spread(ratios)]

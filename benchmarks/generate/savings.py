@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from benchmarks.generate import drafts
-from benchmarks.results import show, spread, write
-from benchmarks.turns import clock, in_turns
+from benchmarks.results import given_options, show, spread, write
+from benchmarks.turns import clock, in_turns, ratios
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.generation.loading import load_model
 from dualpath_cli.intervention import Intervention
@@ -101,8 +101,7 @@ def run(given: argparse.Namespace) -> None:
         [_row(record, records[0], tokens) for record in records],
     )
     drafted = drafts.run(given, loaded, tokenizer, windows_WT) if given.batch == 1 else []
-    options = {name: value for name, value in vars(given).items() if name not in ("out", "run")}
-    write(given.out, {"options": options, "runs": records, "drafts": drafted})
+    write(given.out, {"options": given_options(given), "runs": records, "drafts": drafted})
 
 
 def _variants(
@@ -119,7 +118,6 @@ def _variants(
 
 
 def _row(record: dict[str, Any], plain: dict[str, Any], tokens: int) -> list[str]:
-    ratios = [a / b for a, b in zip(plain["seconds"], record["seconds"], strict=True)]
     cost_W = np.array(record["nats"]) - np.array(plain["nats"])
     sums = resampled_sums(
         "windows", range(len(cost_W)), np.stack([cost_W, np.ones_like(cost_W)], 1)
@@ -128,7 +126,7 @@ def _row(record: dict[str, Any], plain: dict[str, Any], tokens: int) -> list[str
     return [
         record["name"],
         f"{tokens / median(record['seconds']):,.0f}",
-        spread(ratios),
+        spread(ratios(plain["seconds"], record["seconds"])),
         f"{cost_W.mean():+.4f} ({low:+.4f} to {high:+.4f})",
         f"{record['cache_bytes'] / 1e6:.1f}",
     ]

@@ -4,9 +4,8 @@ python -m benchmarks.gpu PART [PART...] --out FOLDER
 python -m benchmarks.gpu all --rehearse --out FOLDER       # every part, tiny, on a CPU
 python -m benchmarks.gpu tables --out FOLDER               # results into docs/benchmarks/gpu.md
 
-Parts, the most important first: correct, ceilings, step, memory, attention, decode. Needs torch
-alone, decode transformers as well. Results are written after each
-cell; a later call with the same folder goes on with those that are missing.
+Parts, the most important first: correct, ceilings, step, memory, attention, decode. Results are
+written after each cell; a later call with the same folder goes on with those that are missing.
 """
 
 import argparse
@@ -21,17 +20,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu import attention, ceilings, correct, decode, memory, step
-from benchmarks.gpu.parts import Bench, Cell
-from benchmarks.gpu.results import ROOT, Results, Row, describe_machine, rows_of
+from benchmarks.gpu.parts import Bench, Cell, Row
+from benchmarks.gpu.results import ROOT, Results, describe_machine, fill, table_of
 from benchmarks.gpu.sizes import REHEARSAL, Sizes
-from benchmarks.gpu.tables import fill, table_of
 from benchmarks.gpu.training import settings_for_comparisons
 from dualpath_cli.errors import UserError, did_you_mean, one_line
 from dualpath_cli.output.table import markdown
 
 PAGE = ROOT / "docs/benchmarks/gpu.md"
-
-
 PARTS = {
     module.PART.name: module.PART for module in (correct, ceilings, step, memory, attention, decode)
 }
@@ -73,52 +69,36 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("torch sees no CUDA GPU; --rehearse runs everything tiny on the CPU")
     bench = Bench(torch.device("cuda" if cuda else "cpu"), sizes)
     machine = describe_machine(bench.device, options.rehearse)
-    clock = Deadline(options.minutes * 60)
-    good = True
+    end, longest, good = time.monotonic() + options.minutes * 60, 0.0, True
     for name in names:
         results = Results(options.out, name, machine)
-        for cell in PARTS[name].cells(bench):
-            if results.has(cell.name) or not fnmatch.fnmatch(cell.name, options.cells):
+        for title, cell in PARTS[name].cells(bench).items():
+            if results.has(title) or not fnmatch.fnmatch(title, options.cells):
                 continue
-            if not clock.allows_one_more():
-                print(f"{name}: no time for '{cell.name}'; the same command goes on with it")
+            began = time.monotonic()
+            if began + longest >= end:
+                print(f"{name}: no time for '{title}'; the same command goes on with it")
                 break
-            rows = attempt(cell, clock)
+            rows = attempt(title, cell)
+            took = time.monotonic() - began
+            longest = max(longest, took)
+            print(f"{title}: {took:.1f} s", flush=True)
             good &= all("failed" not in row and row.get("ok", True) for row in rows.values())
-            results.add(cell.name, rows)
+            results.add(title, rows)
             release(bench)
-        if results.cells:
-            table = table_of(PARTS[name], bench, rows_of(results.cells))
-            print(f"\n{name}: {results.path}\n\n{markdown(table)}", flush=True)
+        if cells := results.content["cells"]:
+            table = markdown(table_of(PARTS[name], bench, cells))
+            print(f"\n{name}: {results.path}\n\n{table}", flush=True)
     return 0 if good else 1
 
 
-class Deadline:
-    """When the last cell should be over."""
-
-    def __init__(self, seconds: float) -> None:
-        self.end = time.monotonic() + seconds
-        self.longest = 0.0
-        """Seconds of the longest cell so far."""
-
-    def allows_one_more(self) -> bool:
-        """Whether the longest cell would be over in time, were it run again."""
-        return time.monotonic() + self.longest < self.end
-
-
-def attempt(cell: Cell, clock: Deadline) -> dict[str, Row]:
+def attempt(title: str, cell: Cell) -> dict[str, Row]:
     """Runs a cell; one that fails gives its reason, and the others go on."""
-    began = time.monotonic()
     try:
-        rows = cell.run()
+        return cell()
     except Exception as error:  # whatever went wrong, the next cell may work
         traceback.print_exc()
-        reason = one_line(f"{type(error).__name__}: {error}")[:200]
-        rows = {name: {"failed": reason} for name in cell.rows}
-    took = time.monotonic() - began
-    clock.longest = max(clock.longest, took)
-    print(f"{cell.name}: {took:.1f} s", flush=True)
-    return rows
+        return {title: {"failed": one_line(f"{type(error).__name__}: {error}")[:200]}}
 
 
 def release(bench: Bench) -> None:

@@ -13,12 +13,11 @@ import torch
 import torch._functorch.config
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from benchmarks.gpu.clock import kernel_seconds
-from benchmarks.gpu.parts import Bench, Cell, Part, number
-from benchmarks.gpu.results import Row
+from benchmarks.gpu.parts import Bench, Cell, Part, Row, number
 from benchmarks.gpu.sizes import MAIN
+from benchmarks.turns import kernel_seconds
 from dualpath_cli.errors import one_line
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -51,27 +50,25 @@ class Absent(Exception):
 
 
 def implementation(name: str, shape: Shape, device: torch.device) -> Attention:
-    """Returns a kernel by name."""
-    if name in SDPA:
-        return partial(by_sdpa, name)
-    return partial(by_flex, block_mask(shape, device, documents=name == DOCUMENTS))
+    """Returns a kernel by name: FlexAttention with a mask of blocks, or one of SDPA."""
+    if name not in SDPA:
+        ids_BT = document_numbers(shape.batch, shape.length, device)
+        if name != DOCUMENTS:
+            ids_BT = torch.zeros_like(ids_BT[:1])
+        mask = create_block_mask(
+            lambda b, h, q, kv: (q >= kv) & (ids_BT[b, q] == ids_BT[b, kv]),
+            len(ids_BT), None, shape.length, shape.length, device=device,
+        )  # fmt: skip
+        flex = partial(compiled_flex(), block_mask=mask)
 
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        by_head = [x.transpose(1, 2) for x in (q, k, v)]
+        if name not in SDPA:
+            return flex(*by_head).transpose(1, 2)
+        with sdpa_kernel(SDPA[name]):
+            return F.scaled_dot_product_attention(*by_head, is_causal=True).transpose(1, 2)
 
-def by_sdpa(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """torch's scaled_dot_product_attention by the kernel of that name alone."""
-    with sdpa_kernel(SDPA[name]):
-        y_BHTN = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
-        )
-    return y_BHTN.transpose(1, 2)
-
-
-def by_flex(mask: BlockMask, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """FlexAttention, compiled, with a mask of blocks."""
-    y_BHTN = compiled_flex()(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=mask
-    )
-    return y_BHTN.transpose(1, 2)
+    return attend
 
 
 @cache
@@ -80,21 +77,10 @@ def compiled_flex() -> Callable[..., torch.Tensor]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def block_mask(shape: Shape, device: torch.device, documents: bool) -> BlockMask:
-    """Each position sees itself and those before it, or those of its own document alone."""
-    ids_BT = document_numbers(shape.batch if documents else 1, shape.length).to(device)
-    if not documents:
-        ids_BT = torch.zeros_like(ids_BT)
-    return create_block_mask(
-        lambda b, h, q, kv: (q >= kv) & (ids_BT[b, q] == ids_BT[b, kv]),
-        len(ids_BT), None, shape.length, shape.length, device=device,
-    )  # fmt: skip
-
-
-def document_numbers(batch: int, length: int) -> torch.Tensor:
+def document_numbers(batch: int, length: int, device: torch.device) -> torch.Tensor:
     """(B, T): the document of each position, of DOCUMENT_TOKENS tokens on average."""
-    generator = torch.Generator().manual_seed(0)
-    return (torch.rand(batch, length, generator=generator) < 1 / DOCUMENT_TOKENS).cumsum(1)
+    drawn = torch.rand(batch, length, generator=torch.Generator().manual_seed(0))
+    return (drawn < 1 / DOCUMENT_TOKENS).cumsum(1).to(device)
 
 
 def inputs(shape: Shape, device: torch.device) -> list[torch.Tensor]:
@@ -110,20 +96,15 @@ def seconds(bench: Bench, name: str, shape: Shape) -> tuple[float, float]:
         Absent: if the machine has no such kernel for these inputs.
     """
     device, repeats = bench.device, bench.sizes.kernel_repeats
-    # Graphs that are compiled may free what they saved in the first backward pass of several.
-    with torch._functorch.config.patch(donated_buffer=False):
-        attend = implementation(name, shape, device)
-        sets = [inputs(shape, device) for _ in range(SETS)]
-        results = []
-        for q, k, v, gradient in sets:
-            y = or_absent(partial(attend, q, k, v))
-            or_absent(partial(torch.autograd.grad, y, (q, k, v), gradient, retain_graph=True))
-            results.append((y, (q, k, v), gradient))
-        forward = kernel_seconds([partial(attend, *s[:3]) for s in sets], device, repeats)
-        backward = kernel_seconds(
-            [partial(torch.autograd.grad, *r, retain_graph=True) for r in results], device, repeats
-        )
-    return forward, backward
+    attend = implementation(name, shape, device)
+    forward, backward = [], []
+    for _ in range(SETS):
+        *qkv, gradient = inputs(shape, device)
+        forward.append(partial(attend, *qkv))
+        y = or_absent(forward[-1])
+        backward.append(partial(torch.autograd.grad, y, qkv, gradient, retain_graph=True))
+        or_absent(backward[-1])
+    return kernel_seconds(forward, device, repeats), kernel_seconds(backward, device, repeats)
 
 
 def or_absent(call: Callable[[], object]) -> object:
@@ -143,11 +124,10 @@ def or_absent(call: Callable[[], object]) -> object:
 def errors(bench: Bench, name: str, shape: Shape) -> tuple[float, float]:
     """How far result and worst gradient are from float64's, as norms, for one sequence."""
     one = shape._replace(batch=1)
-    q, k, v, gradient = inputs(one, bench.device)
-    with torch._functorch.config.patch(donated_buffer=False):
-        y = implementation(name, one, bench.device)(q, k, v)
-        got = [y, *torch.autograd.grad(y, (q, k, v), gradient)]
-    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    *qkv, gradient = inputs(one, bench.device)
+    y = implementation(name, one, bench.device)(*qkv)
+    got = [y, *torch.autograd.grad(y, qkv, gradient)]
+    exact = [x.detach().double().requires_grad_() for x in qkv]
     expected_y = plain(*exact, documents=name == DOCUMENTS)
     expected = [expected_y, *torch.autograd.grad(expected_y, exact, gradient.double())]
     off = [((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, expected, strict=True)]
@@ -157,28 +137,15 @@ def errors(bench: Bench, name: str, shape: Shape) -> tuple[float, float]:
 def plain(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: bool = False
 ) -> torch.Tensor:
-    """Attention by its equation, one head at a time, each computed again in the backward pass."""
+    """Attention by its equation."""
     T = q.shape[1]
     seen = torch.ones(T, T, dtype=torch.bool, device=q.device).tril()
     if documents:
-        ids = document_numbers(1, T)[0].to(q.device)
+        (ids,) = document_numbers(1, T, q.device)
         seen &= ids[:, None] == ids[None, :]
-
-    def head(q_TN: torch.Tensor, k_TN: torch.Tensor, v_TN: torch.Tensor) -> torch.Tensor:
-        scores = q_TN @ k_TN.T / math.sqrt(q.shape[-1])
-        return scores.masked_fill(~seen, -math.inf).softmax(-1) @ v_TN
-
-    heads = [
-        torch.utils.checkpoint.checkpoint(head, q[0, :, i], k[0, :, i], v[0, :, i],
-                                          use_reentrant=False)
-        for i in range(q.shape[2])
-    ]  # fmt: skip
-    return torch.stack(heads, dim=1)[None]
-
-
-def flops(shape: Shape) -> int:
-    """FLOPs of the causal forward pass; the backward pass counts two and a half times as many."""
-    return 2 * shape.batch * shape.heads * shape.length**2 * shape.head_size
+    scores = torch.einsum("bqhn,bkhn->bhqk", q, k) / math.sqrt(q.shape[-1])
+    weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+    return torch.einsum("bhqk,bkhn->bqhn", weights, v)
 
 
 def row(bench: Bench, name: str) -> Row:
@@ -186,8 +153,10 @@ def row(bench: Bench, name: str) -> Row:
     config = bench.sizes.model(MAIN)
     shape = Shape(bench.sizes.micro_batch, bench.sizes.seq_len, config.n_heads, config.head_dim)
     try:
-        forward, backward = seconds(bench, name, shape)
-        error, gradient_error = errors(bench, name, shape)
+        # Graphs that are compiled may free what they saved in the first backward pass of several.
+        with torch._functorch.config.patch(donated_buffer=False):
+            forward, backward = seconds(bench, name, shape)
+            error, gradient_error = errors(bench, name, shape)
     except Absent as absent:
         return {"absent": str(absent)}
     found: Row = {
@@ -197,29 +166,28 @@ def row(bench: Bench, name: str) -> Row:
         "gradient_error": gradient_error,
     }
     if name != DOCUMENTS:  # whose FLOPs depend on the documents
-        found["forward_flops"] = flops(shape) / forward
-        found["backward_flops"] = 2.5 * flops(shape) / backward
+        flops = 2 * shape.batch * shape.heads * shape.length**2 * shape.head_size
+        found["forward_flops"] = flops / forward
+        found["backward_flops"] = 2.5 * flops / backward
     return found
 
 
-def cells(bench: Bench) -> list[Cell]:
+def cells(bench: Bench) -> dict[str, Cell]:
     """A cell for each kernel."""
-    return [
-        Cell(name, (name,), lambda name=name: {name: row(bench, name)})
-        for name in (*SDPA, "FlexAttention", DOCUMENTS)
-    ]
+    names = (*SDPA, "FlexAttention", DOCUMENTS)
+    return {name: lambda name=name: {name: row(bench, name)} for name in names}
 
 
 PART = Part(
     "attention",
     "kernel",
-    (
+    [
         number("forward, ms", "forward_seconds", ".3f", 1e3),
         number("backward, ms", "backward_seconds", ".3f", 1e3),
         number("forward, TFLOP/s", "forward_flops", ",.0f", 1e-12),
         number("backward, TFLOP/s", "backward_flops", ",.0f", 1e-12),
         number("error of the result", "error", ".1e"),
         number("of its gradients", "gradient_error", ".1e"),
-    ),
+    ],
     cells,
 )

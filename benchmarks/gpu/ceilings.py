@@ -5,9 +5,8 @@ from statistics import median
 
 import torch
 
-from benchmarks.gpu.clock import seconds_of
-from benchmarks.gpu.parts import Bench, Cell, Part, number
-from benchmarks.gpu.results import Row
+from benchmarks.gpu.parts import Bench, Part, Row, number
+from benchmarks.turns import seconds_of
 
 DENSE_PEAK = 989e12
 """FLOP/s of dense bf16 matrix products in the data sheets of H100 and H200 (SXM)."""
@@ -18,13 +17,9 @@ def measure(bench: Bench) -> Row:
 
     On random data: zeros draw less power, and run faster than any real data.
     """
-    n, device = bench.sizes.matmul, bench.device
-    repeats = bench.sizes.kernel_repeats
-    pairs = [
-        [torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2)] for _ in range(2)
-    ]
-    out = torch.empty(n, n, device=device, dtype=torch.bfloat16)
-    turn = cycle(pairs)
+    n, device, repeats = bench.sizes.matmul, bench.device, bench.sizes.kernel_repeats
+    matrices = [torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(4)]
+    out, turn = torch.empty_like(matrices[0]), cycle([matrices[:2], matrices[2:]])
     product = seconds_of(lambda: torch.mm(*next(turn), out=out), device, repeats, warm_up=5)
     source = torch.randn(bench.sizes.copy_bytes // 4, device=device)
     target = torch.empty_like(source)
@@ -38,9 +33,9 @@ def measure(bench: Bench) -> Row:
 PART = Part(
     "ceilings",
     "",
-    (
+    [
         number("bf16 products, TFLOP/s", "matmul_flops", ",.0f", 1e-12),
         number("copies, TB/s read and written", "copy_bytes", ".2f", 1e-12),
-    ),
-    lambda bench: [Cell("ceilings", ("measured",), lambda: {"measured": bench.ceilings})],
+    ],
+    lambda bench: {"ceilings": lambda: {"measured": bench.ceilings}},
 )

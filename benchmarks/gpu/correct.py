@@ -12,12 +12,12 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.gpu.parts import Bench, Cell, Part, number, words
-from benchmarks.gpu.results import Row
+from benchmarks.gpu.parts import Bench, Cell, Part, Row, number
 from benchmarks.gpu.training import TrainingStep, Variant
 from dualpath_cli.config import BlockKind, ModelConfig
 from dualpath_cli.model import DualPathLM, loss
 from dualpath_cli.model.parameters import kind_of
+from dualpath_cli.output.table import Column
 from tests.model import reference
 
 KINDS: tuple[BlockKind, ...] = get_args(BlockKind)
@@ -94,18 +94,6 @@ def verdict(losses: float, gradients: float, limits: Limits) -> Row:
     return {"losses": losses, "gradients": gradients, "limits": limits, "ok": ok}
 
 
-def checked_model(bench: Bench, kind: BlockKind) -> tuple[ModelConfig, torch.Tensor]:
-    """Configuration and tokens of the comparison with the model itself in float64."""
-    sizes = bench.sizes
-    width = sizes.check_width
-    config = ModelConfig(
-        vocab_size=128, n_layers=2, d_model=width, n_heads=max(1, width // 64),
-        n_kv_heads=max(1, width // 64), max_seq_len=sizes.check_len, block=kind, loops=3,
-        d_ffn=width, d_ffn_wide=3 * width, ffn_multiple_of=16,
-    )  # fmt: skip
-    return config, reference.random_tokens(config, batch=2, length=sizes.check_len + 1)
-
-
 EAGER: dict[str, Any] = {"compile": False, "checkpointing": "none"}
 
 PRECISIONS: dict[str, dict[str, Any]] = {
@@ -124,44 +112,48 @@ DUAL_ALONE = {"float32, compiled, selective", "float32, compiled, full"}
 
 def precision(bench: Bench, kind: BlockKind, name: str) -> Row:
     """The model on the device at a precision, compiled or not, beside float64 on the CPU."""
-    config, tokens = checked_model(bench, kind)
+    width, length = bench.sizes.check_width, bench.sizes.check_len
+    heads = max(1, width // 64)
+    config = ModelConfig(
+        vocab_size=128, n_layers=2, d_model=width, n_heads=heads, n_kv_heads=heads,
+        max_seq_len=length, block=kind, loops=3, d_ffn=width, d_ffn_wide=3 * width,
+        ffn_multiple_of=16,
+    )  # fmt: skip
+    tokens = reference.random_tokens(config, batch=2, length=length + 1)
     weights = reference.random_weights(config, seed=0)
     truth = outcome(reference.load(DualPathLM(config).double(), weights), tokens)
-    changes = {"bfloat16": False, **PRECISIONS[name]}
-    step = TrainingStep(bench, config, Variant(2, **changes))
+    variant = Variant(2, **{"bfloat16": False, **PRECISIONS[name]})
+    step = TrainingStep(bench, config, variant)
     reference.load(step.model, weights)
-    with patch.object(loss, "MAX_LOGITS", step.variant.max_logits):
-        got = outcome(step.model, tokens.to(bench.device), autocast=step.variant.bfloat16)
+    with patch.object(loss, "MAX_LOGITS", variant.max_logits):
+        got = outcome(step.model, tokens.to(bench.device), autocast=variant.bfloat16)
     step.check_compiled()
-    return verdict(*off(got, truth), BFLOAT16 if step.variant.bfloat16 else FLOAT32)
+    return verdict(*off(got, truth), BFLOAT16 if variant.bfloat16 else FLOAT32)
 
 
-def cells(bench: Bench) -> list[Cell]:
+def cells(bench: Bench) -> dict[str, Cell]:
     """A cell for each check and kind of block: equations first, compiled graphs last.
 
     Checkpointing with dual blocks alone, which have all there is; compiling takes its time.
     """
     checks = {"float64, equations": equations}
     checks |= {name: partial(precision, name=name) for name in PRECISIONS}
-    return [
-        Cell(
-            f"{name}, {kind}",
-            (f"{name}, {kind}",),
-            lambda name=name, check=check, kind=kind: {f"{name}, {kind}": check(bench, kind=kind)},
-        )
+    asked = {
+        f"{name}, {kind}": partial(check, bench, kind=kind)
         for name, check in checks.items()
         for kind in (KINDS[:1] if name in DUAL_ALONE else KINDS)
-    ]
+    }
+    return {name: lambda name=name, check=check: {name: check()} for name, check in asked.items()}
 
 
 PART = Part(
     "correct",
     "computed on the device",
-    (
+    [
         number("losses off by", "losses", ".1e"),
         number("gradients off by", "gradients", ".1e"),
-        words("at most", lambda row: ", ".join(f"{limit:.0e}" for limit in row["limits"])),
-        words("", lambda row: "right" if row["ok"] else "wrong"),
-    ),
+        (Column("at most"), lambda row: ", ".join(f"{limit:.0e}" for limit in row["limits"])),
+        (Column(""), lambda row: "right" if row["ok"] else "wrong"),
+    ],
     cells,
 )

@@ -10,69 +10,64 @@ from typing import get_args
 
 import torch
 
-from benchmarks.gpu.parts import Bench, Cell, Part, words
-from benchmarks.gpu.results import Row
+from benchmarks.gpu.parts import Bench, Cell, Part, Row
 from benchmarks.gpu.training import TrainingStep, Variant
 from dualpath_cli.config import Checkpointing
+from dualpath_cli.output.table import Column
 
 POLICIES: tuple[Checkpointing, ...] = get_args(Checkpointing)
-STEPS = 2
-"""Steps that are made: the second one has the optimizer's moments from the start."""
 
 
 def fit(bench: Bench, recipe: str, policy: Checkpointing) -> dict[str, Row]:
     """Makes two steps within the limit, or finds out how much they need."""
-    variant = Variant(bench.sizes.micro_batch, checkpointing=policy)
-    cuda = bench.device.type == "cuda"
-    if cuda:
+    whole = None
+    if bench.device.type == "cuda":
         whole = torch.cuda.get_device_properties(bench.device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, bench.sizes.memory_limit / whole))
     try:
-        fits, peaks = True, make_steps(bench, recipe, variant)
+        fits, peak = True, peak_bytes(bench, recipe, policy)
     except torch.OutOfMemoryError:
-        fits, peaks = False, None
+        fits, peak = False, None
     finally:
-        if cuda:
+        if whole is not None:
             torch.cuda.set_per_process_memory_fraction(1.0)
-    if peaks is None:  # no longer in `except`, whose traceback holds the model
+    if not fits:  # no longer in `except`, whose traceback holds the model
         gc.collect()
         torch.cuda.empty_cache()
         try:
-            peaks = make_steps(bench, recipe, variant)
+            peak = peak_bytes(bench, recipe, policy)
         except torch.OutOfMemoryError:
-            peaks = {"allocated": None, "reserved": None}
-    return {recipe: {f"{policy} {key}": value for key, value in {"fits": fits, **peaks}.items()}}
+            peak = None
+    return {recipe: {f"{policy} fits": fits, f"{policy} peak": peak}}
 
 
-def make_steps(bench: Bench, recipe: str, variant: Variant) -> Row:
-    """Makes the steps; returns their peak in bytes, `allocated` and `reserved`, on CUDA."""
-    if bench.device.type == "cuda":
+def peak_bytes(bench: Bench, recipe: str, policy: Checkpointing) -> int:
+    """The most that tensors held in two steps; the second has moments from the start. 0 on a CPU"""
+    cuda = bench.device.type == "cuda"
+    if cuda:
         torch.cuda.reset_peak_memory_stats()
+    variant = Variant(bench.sizes.micro_batch, checkpointing=policy)
     step = TrainingStep(bench, bench.sizes.model(recipe), variant)
-    for _ in range(STEPS):
-        step()
+    step()
+    step()
     step.check_compiled()
-    if bench.device.type != "cuda":
-        return {}
-    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() if cuda else 0
+
+
+def cells(bench: Bench) -> dict[str, Cell]:
+    """A cell for each configuration and policy, the cheapest policy first."""
     return {
-        "allocated": torch.cuda.max_memory_allocated(),
-        "reserved": torch.cuda.max_memory_reserved(),
+        f"{recipe} {policy}": partial(fit, bench, recipe, policy)
+        for policy in POLICIES
+        for recipe in bench.sizes.recipes()
     }
 
 
-def cells(bench: Bench) -> list[Cell]:
-    """A cell for each configuration and policy, the cheapest policy first."""
-    return [
-        Cell(f"{recipe} {policy}", (recipe,), partial(fit, bench, recipe, policy))
-        for policy in POLICIES
-        for recipe in bench.sizes.recipes()
-    ]
-
-
-def shown(policy: Checkpointing, row: Row) -> str:
-    """Peak of what tensors held, in GB, and whether the step was made within the limit."""
-    peak = row[f"{policy} allocated"]
+def shown(policy: Checkpointing, row: Row) -> str | None:
+    """The peak in GB, and whether the step was made within the limit."""
+    if f"{policy} fits" not in row:
+        return None
+    peak = row[f"{policy} peak"]
     size = "more than there is" if peak is None else f"{peak / 1e9:.1f}"
     return size if row[f"{policy} fits"] else f"{size}, does not fit"
 
@@ -80,6 +75,6 @@ def shown(policy: Checkpointing, row: Row) -> str:
 PART = Part(
     "memory",
     "recipe",
-    tuple(words(f"{policy}, GB", partial(shown, policy)) for policy in POLICIES),
+    [(Column(f"{policy}, GB", ""), partial(shown, policy)) for policy in POLICIES],
     cells,
 )

@@ -1,15 +1,19 @@
-"""What a part of the programme is: cells that are run one by one, and the table that they fill."""
+"""A part of the programme: cells that run one by one, and the columns of the table they fill."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from benchmarks.gpu.results import Row
 from benchmarks.gpu.sizes import Sizes
-from dualpath_cli.output.table import Column
+from dualpath_cli.output.table import Column, Columns
+
+Row = dict[str, Any]
+"""A row of a table by column. `absent` or `failed` says in words why the others are missing."""
+Cell = Callable[[], dict[str, Row]]
+"""Measures rows, or some columns of them; returns them by name."""
 
 
 @dataclass(frozen=True)
@@ -28,40 +32,19 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What is run at once and written down when it is done."""
-
-    name: str
-    rows: tuple[str, ...]
-    """Names of the rows that it fills, or fills columns of."""
-    run: Callable[[], dict[str, Row]]
-    """Returns them."""
-
-
-class Measured(NamedTuple):
-    """A column of a part's table, and how a row gives its value."""
-
-    column: Column
-    value: Callable[[Row], Any]
-    """May raise KeyError where the row was not measured."""
-
-
-@dataclass(frozen=True)
 class Part:
     """A part of the programme, complete in itself."""
 
     name: str
     title: str
-    """What the first column of its table names."""
-    columns: tuple[Measured, ...]
-    cells: Callable[[Bench], list[Cell]]
+    """Heading of the first column, which holds the names of the rows."""
+    columns: Columns[Row]
+    cells: Callable[[Bench], dict[str, Cell]]
+    """What is measured, by name."""
 
 
-def number(heading: str, key: str, form: str = ",.0f", scale: float = 1) -> Measured:
-    """A column of numbers, each multiplied by `scale`."""
-    return Measured(Column(heading, form), lambda row: row[key] * scale)
-
-
-def words(heading: str, text: Callable[[Row], str]) -> Measured:
-    """A column of words."""
-    return Measured(Column(heading, ""), text)
+def number(
+    heading: str, key: str, form: str = ",.0f", scale: float = 1
+) -> tuple[Column, Callable[[Row], float | None]]:
+    """A column of numbers, each multiplied by `scale`; empty where a row has none."""
+    return Column(heading, form), lambda row: row[key] * scale if key in row else None

@@ -1,55 +1,48 @@
 """Part `step`: tokens/s, MFU and peak memory of training steps, as trained."""
 
+from functools import partial
 from statistics import median
 
 import torch
 
 from benchmarks.gpu.ceilings import DENSE_PEAK
-from benchmarks.gpu.clock import seconds_of
-from benchmarks.gpu.parts import Bench, Cell, Part, number
-from benchmarks.gpu.results import Row
+from benchmarks.gpu.parts import Bench, Cell, Part, Row, number
 from benchmarks.gpu.sizes import MAIN
 from benchmarks.gpu.training import TrainingStep, Variant
+from benchmarks.turns import seconds_of
 from dualpath_cli.flops.count import training_flops_per_token
 
 OTHERS = ("f160m_a25_k4", "f80m_wide", "f80m_loop_k4", "f80m_a50_k2")
 
 
-def measure_step(step: TrainingStep) -> Row:
-    """Times a step, and returns tokens/s, MFU, peak memory, and what ran.
+def measure(bench: Bench, name: str, recipe: str, variant: Variant) -> dict[str, Row]:
+    """Times a step; returns tokens/s, MFU, peak memory, and what ran.
 
     MFU counts the FLOPs of forward and backward without recomputation, causal attention halved.
     """
-    bench, cuda = step.bench, step.bench.device.type == "cuda"
+    sizes, cuda = bench.sizes, bench.device.type == "cuda"
+    peak = bench.ceilings["matmul_flops"]  # before the step, whose peak must not hold its buffers
+    step = TrainingStep(bench, sizes.model(recipe), variant)
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    sizes = bench.sizes
     seconds = seconds_of(step, bench.device, sizes.repeats, sizes.warm_up)
     step.check_compiled()
     speed = step.tokens_per_step / median(seconds)
     flops = speed * training_flops_per_token(step.config, sizes.seq_len)
-    found: Row = {
+    row = {
         "seconds": median(seconds),
-        "fastest": min(seconds),
-        "slowest": max(seconds),
+        "all_seconds": seconds,
         "tokens_per_second": speed,
-        "mfu_of_measured": flops / bench.ceilings["matmul_flops"],
+        "mfu_of_measured": flops / peak,
         "mfu_of_data_sheet": flops / DENSE_PEAK,
         "graphs": step.graphs,
     }
     if cuda:
-        found["peak_bytes"] = torch.cuda.max_memory_allocated()
-        found["reserved_bytes"] = torch.cuda.max_memory_reserved()
-    return found
+        row["peak_bytes"] = torch.cuda.max_memory_allocated()
+    return {name: row}
 
 
-def row(bench: Bench, recipe: str, variant: Variant) -> Row:
-    """Measures one step."""
-    assert bench.ceilings  # measured now, so that its buffers are not in the step's peak
-    return measure_step(TrainingStep(bench, bench.sizes.model(recipe), variant))
-
-
-def cells(bench: Bench) -> list[Cell]:
+def cells(bench: Bench) -> dict[str, Cell]:
     """MAIN with each micro-batch, and with several a step, as the recipes have; other recipes."""
     sizes = bench.sizes
     main = {f"micro-batch {n}": Variant(n) for n in sizes.micro_batches}
@@ -57,21 +50,19 @@ def cells(bench: Bench) -> list[Cell]:
     main[accumulated] = Variant(sizes.micro_batch, accumulate=sizes.accumulate)
     asked = {f"{MAIN}, {name}": (MAIN, variant) for name, variant in main.items()}
     asked |= {name: (name, Variant(sizes.micro_batch)) for name in OTHERS}
-    return [
-        Cell(name, (name,), lambda n=name, a=a: {n: row(bench, *a)}) for name, a in asked.items()
-    ]
+    return {name: partial(measure, bench, name, *of) for name, of in asked.items()}
 
 
 PART = Part(
     "step",
     "recipe",
-    (
+    [
         number("tokens/s", "tokens_per_second"),
         number("MFU, % of measured peak", "mfu_of_measured", ".1f", 100),
         number("MFU, % of 989 TFLOP/s", "mfu_of_data_sheet", ".1f", 100),
         number("step, ms", "seconds", ".1f", 1e3),
         number("peak, GB", "peak_bytes", ".1f", 1e-9),
         number("graphs", "graphs"),
-    ),
+    ],
     cells,
 )
