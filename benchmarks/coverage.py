@@ -47,9 +47,7 @@ Method = Callable[[Text], tuple[Floats, Floats]]
 Effects = Callable[[np.random.Generator, int], Floats]
 MEANS: dict[str, tuple[Effects, float, tuple[int, ...]]] = {
     "normal": (lambda draw, n: draw.normal(1, 1, n), 1.0, (10, 20, 60)),
-    "log-normal 1": (
-        lambda draw, n: draw.lognormal(0, 1, n), float(np.exp(0.5)), (10, 20, 60),
-    ),
+    "log-normal 1": (lambda draw, n: draw.lognormal(0, 1, n), float(np.exp(0.5)), (10, 20, 60)),
     "log-normal 1.5": (
         lambda draw, n: draw.lognormal(0, 1.5, n), float(np.exp(1.125)), (10, 20, 60, 300),
     ),
@@ -101,6 +99,12 @@ def ours_of_correlations(text: Text) -> tuple[Floats, Floats]:
     return correlation_interval(text.values, text.clusters)
 
 
+METHODS = (percentiles, bias_corrected, accelerated, reversed_percentiles, studentised, ours)
+OF_CORRELATIONS = (
+    percentiles, bias_corrected, None, reversed_percentiles, None, ours_of_correlations,
+)  # fmt: skip
+
+
 def weights_of(clusters: int, source: str = "a") -> Floats:
     return np.stack([resample_weights(source, n) for n in range(clusters)])
 
@@ -139,9 +143,9 @@ def rank_correlations(clusters: int, noise: float) -> Iterator[Text]:
 
 
 def _correlation(one: Floats, other: Floats) -> Floats:
-    ranks = [rankdata(values, axis=1) for values in (one, other)]
-    one, other = (rank - rank.mean(1, keepdims=True) for rank in ranks)
-    return np.asarray((one * other).sum(1) / np.sqrt((one**2).sum(1) * (other**2).sum(1)))
+    ranks = np.stack([rankdata(values, axis=1) for values in (one, other)])
+    ranks -= ranks.mean(2, keepdims=True)
+    return np.asarray((ranks[0] * ranks[1]).sum(1) / np.sqrt((ranks**2).sum(2).prod(0)))
 
 
 def held(texts: Iterator[Text], *methods: Method | None) -> list[str]:
@@ -160,17 +164,11 @@ def main() -> None:
     rows = []
     for name, (effects, true, sizes) in MEANS.items():
         for clusters in sizes:
-            cells = held(
-                means(clusters, effects, true), percentiles, bias_corrected, accelerated,
-                reversed_percentiles, studentised, ours,
-            )  # fmt: skip
+            cells = held(means(clusters, effects, true), *METHODS)
             rows.append([name, str(clusters), *cells])
     for clusters in (20, 100):
         for noise in (0.1, 0.5, 1.0):
-            cells = held(
-                rank_correlations(clusters, noise), percentiles, bias_corrected, None,
-                reversed_percentiles, None, ours_of_correlations,
-            )  # fmt: skip
+            cells = held(rank_correlations(clusters, noise), *OF_CORRELATIONS)
             rows.append([f"ranks, noise {noise:g}", str(clusters), *cells])
     methods = ("percentiles", "BC", "BCa", "reversed", "boot-t", "ours")
     show(["", "n", *methods, "above", "below"], rows)

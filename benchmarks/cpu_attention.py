@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.results import show, spread, write
-from benchmarks.turns import in_turns, timed
+from benchmarks.turns import in_turns, ratios, timed
 from dualpath_cli.kernels.blockwise_attention import blockwise_attention
 
 SHAPES = [
@@ -62,9 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         seconds = in_turns(both, options.rounds)
         name = " x ".join(map(str, shape))
         timings[name] = seconds
-        ratios = [b / a for a, b in zip(seconds["blocks"], seconds["kernel"], strict=True)]
-        cells = [f"{median(seconds[kind]) * 1e3:.1f}" for kind in both]
-        rows.append([name, *cells, spread(ratios)])
+        cells = [f"{median(times) * 1e3:.1f}" for times in seconds.values()]
+        rows.append([name, *cells, spread(ratios(seconds["kernel"], seconds["blocks"]))])
     show(["B x T x H x N", "blocks, ms", "PyTorch's kernel, ms", "ratio"], rows)
     write(options.out, {"threads": options.threads, "cpu_seconds": timings})
 

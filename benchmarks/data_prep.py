@@ -1,4 +1,4 @@
-"""How fast text becomes shards, beside bare tiktoken, litdata.optimize and datatrove.
+"""How fast text becomes shards, beside bare tiktoken and litdata.optimize.
 
 python -m benchmarks.data_prep --texts FOLDER_OF_JSONL --tokenizer GPT2_FOLDER
 
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -19,9 +20,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import show, spread
+from benchmarks.turns import ratios
 from data_prep.executors.local import on_this_machine
 from data_prep.prepare import Request, prepare
 from data_prep.settings import Settings, SourceSettings
@@ -43,6 +45,7 @@ BATCH = 64
 """Documents that a process of the bare tokenizer gets at a time."""
 CHUNK_TOKENS = 1 << 25
 SEQUENCE = 4096
+PACKAGES = ("tiktoken", "pyarrow", "litdata")
 
 _tokenizer: Tokenizer | None = None
 
@@ -118,30 +121,11 @@ def tokens_of_file(path: str, tokenizer: str) -> Iterator[np.ndarray]:
             yield np.append(ids, _tokenizer.eot_id).astype(np.uint16)
 
 
-def datatrove(corpus: Path, tokenizer: str, processes: int, out: Path) -> float:
-    """Returns the seconds of datatrove's JsonlReader and DocumentTokenizer."""
-    from datatrove.executor import LocalPipelineExecutor
-    from datatrove.pipeline.readers import JsonlReader
-    from datatrove.pipeline.tokens import DocumentTokenizer
-
-    vocabulary = str(Path(tokenizer, "tokenizer.json"))
-    tokenize = DocumentTokenizer(str(out), vocabulary, eos_token="<|endoftext|>")
-    start = time.perf_counter()
-    LocalPipelineExecutor(
-        [JsonlReader(str(corpus)), tokenize],
-        tasks=processes,
-        workers=processes,
-        logging_dir=str(out / "logs"),
-    ).run()
-    return time.perf_counter() - start
-
-
 MEASUREMENTS: dict[str, Callable[[Path, str, int, Path], float]] = {
     "tiktoken": bare,
     "ours": partial(ours, "exact"),
     "ours, near": partial(ours, "near"),
     "litdata": litdata_optimize,
-    "datatrove": datatrove,
 }
 
 
@@ -154,22 +138,14 @@ def memory(corpus: Path, tokenizer: str, processes: int, out: Path) -> tuple[flo
     while main.poll() is None:
         for path in Path(f"/proc/{main.pid}/task").glob("*/children"):
             for pid in [main.pid, *map(int, path.read_text().split())]:
-                peaks[pid] = max(peaks.get(pid, 0.0), high_water(pid))
+                with suppress(OSError):  # it has ended
+                    status = Path(f"/proc/{pid}/status").read_text()
+                    if found := re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE):
+                        peaks[pid] = int(found[1]) / 1000  # the highest so far
         time.sleep(0.05)
     assert main.returncode == 0, command
     first = peaks.pop(main.pid)
     return first, max(peaks.values(), default=0.0)
-
-
-def high_water(pid: int) -> float:
-    """Returns the most MB that a process has had resident, 0 where it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return max(
-        (int(line.split()[1]) / 1000 for line in lines if line.startswith("VmHWM")), default=0
-    )
 
 
 def reading(folder: Path, workers: int) -> float:
@@ -181,15 +157,13 @@ def reading(folder: Path, workers: int) -> float:
     from dualpath_cli.training.data.order import MicroBatches
 
     blocks = Blocks(str(folder), SEQUENCE + 1)
-    steps = len(blocks) // 8
-    batches = iter(
-        DataLoader(
-            OrderedBlocks(blocks, seed=0),
-            batch_sampler=MicroBatches(0, steps, 8, 8, ranks=1, rank=0),
-            num_workers=workers,
-            collate_fn=partial(split_blocks, vocab_size=2**32, place=str(folder)),
-        )
+    loader = DataLoader(
+        OrderedBlocks(blocks, seed=0),
+        batch_sampler=MicroBatches(0, len(blocks) // 8, 8, 8, ranks=1, rank=0),
+        num_workers=workers,
+        collate_fn=partial(split_blocks, vocab_size=2**32, place=str(folder)),
     )
+    batches = iter(loader)
     next(batches)
     start = time.perf_counter()
     tokens = sum(inputs.numel() for inputs, _ in batches)
@@ -197,6 +171,7 @@ def reading(folder: Path, workers: int) -> float:
 
 
 def documents(file: Path) -> list[str]:
+    """Returns the texts of a file."""
     return list(read_documents(Source("texts", file)))
 
 
@@ -224,7 +199,8 @@ def tokens_of(corpus: Path, tokenizer: str) -> int:
     return sum(count(documents(file)) for file in corpus.iterdir())
 
 
-Seconds = dict[tuple[str, int], list[tuple[float, float]]]
+Seconds = dict[tuple[str, int], list[list[float]]]
+"""Of the small corpus and the large one by round, by measurement and processes."""
 
 
 def show_speeds(seconds: Seconds, small: int, large: int) -> None:
@@ -234,10 +210,9 @@ def show_speeds(seconds: Seconds, small: int, large: int) -> None:
     }
     rows = []
     for (what, processes), own in sorted(rates.items(), key=lambda setting: setting[0][1]):
-        bases = rates["tiktoken", processes]
-        ratio = spread([rate / base for rate, base in zip(own, bases, strict=True)])
         both = zip(seconds[what, processes], own, strict=True)
         once = median(first - small / (rate * 1e6) for (first, _), rate in both)
+        ratio = spread(ratios(own, rates["tiktoken", processes]))
         rows.append([what, str(processes), f"{median(own):.2f}", ratio, f"{once:.1f}"])
     show(["path", "processes", "M tokens/s", "of tiktoken", "once, s"], rows)
 
@@ -252,7 +227,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--only", nargs="+", default=list(MEASUREMENTS), choices=MEASUREMENTS)
     options = parser.parse_args(arguments)
-    chosen = [what for what in options.only if what != "datatrove" or find_spec("datatrove")]
     cores = sorted(os.sched_getaffinity(0))
     seconds: Seconds = {}
     with tempfile.TemporaryDirectory() as name:
@@ -268,13 +242,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         for number in range(options.rounds):
             for processes in options.processes:
-                for what in chosen:
+                for what in options.only:
                     both = [measured(MEASUREMENTS[what], c, processes) for c in corpora]
-                    seconds.setdefault((what, processes), []).append((both[0], both[1]))
+                    seconds.setdefault((what, processes), []).append(both)
                     print(f"round {number + 1}: {what}, {processes}: {both}", file=sys.stderr)
         show_speeds(seconds, small, large)
-        packages = ["tiktoken", "pyarrow", "litdata", *(["datatrove"] * ("datatrove" in chosen))]
-        versions = ", ".join(f"{package} {version(package)}" for package in packages)
+        versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
         print(f"{small:,} and {large:,} tokens; Python {platform.python_version()}, {versions}")
         rows = []
         for processes in options.processes:
@@ -284,8 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         show(["processes", "corpus, M tokens", "main, MB", "largest other, MB"], rows)
         os.sched_setaffinity(0, cores)
         ours("exact", corpora[-1], options.tokenizer, len(cores), folder / "out")
-        speeds = {workers: reading(folder / "out", workers) for workers in (0, 1, 2)}
-        rows = [[str(workers), f"{speed / 1e6:.1f}"] for workers, speed in speeds.items()]
+        rows = [[str(n), f"{reading(folder / 'out', n) / 1e6:.1f}"] for n in (0, 1, 2)]
         show(["loader workers", "read, M tokens/s"], rows)
 
 

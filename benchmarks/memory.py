@@ -5,14 +5,13 @@ python -m benchmarks.memory --out memory.json
 Every kind of block, eager and compiled, by each `run.activation_checkpointing`. Saved bytes are
 what the forward pass of one block leaves allocated, a token; casts of its weights to bf16 are
 counted apart. Peaks are of a whole optimizer step of two blocks, beside weights, gradients and
-moments: on a CPU from the allocations that PyTorch's profiler sees, with --device cuda from CUDA's
-own count. `--time` adds the CPU seconds of a step by each policy, interleaved.
+moments, both from the allocations on a CPU that PyTorch's profiler sees. `--time` adds the CPU
+seconds of a step by each policy, interleaved. `benchmarks.gpu memory` measures peaks on a GPU.
 """
 
 import argparse
 import itertools
 import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.results import show, spread, write
+from benchmarks.turns import in_turns, ratios, timed
 from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.flops.memory import Execution, block_weights, saved_by_block, step_memory
 from dualpath_cli.model import DualPathLM
@@ -67,23 +67,21 @@ def small(config: ModelConfig, layers: int) -> ModelConfig:
     return ModelConfig(**fields)
 
 
-def autocast(execution: Execution, device: str) -> AbstractContextManager[None]:
+def autocast(execution: Execution) -> AbstractContextManager[None]:
     """The context that gives products their bytes: bf16 or none."""
-    return torch.autocast(device, torch.bfloat16, enabled=execution.product_bytes == 2)
+    return torch.autocast("cpu", torch.bfloat16, enabled=execution.product_bytes == 2)
 
 
 def saved(
     config: ModelConfig,
     execution: Execution,
     sequences: int = 2,
-    device: str = "cpu",
     backend: str | Callable[..., object] = "inductor",
 ) -> Saved:
     """Measures what the last of two blocks saves; `backend` compiles, if anything does."""
     torch._dynamo.reset()
-    with torch.device(device):
-        model = DualPathLM(config, seed=0)
-        tokens_BT = torch.randint(config.vocab_size, (sequences, config.max_seq_len))
+    model = DualPathLM(config, seed=0)
+    tokens_BT = torch.randint(config.vocab_size, (sequences, config.max_seq_len))
     block = model.blocks[-1]
     assert isinstance(block, DualPathBlock)
     checkpoint_block(block, execution.checkpointing)
@@ -105,7 +103,7 @@ def saved(
     def forward() -> torch.Tensor:
         with (
             torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
-            autocast(execution, device),
+            autocast(execution),
         ):
             return block(x_BTD, LayerPass(positions))
 
@@ -113,45 +111,28 @@ def saved(
     casts.clear()
     kept: list[torch.Tensor] = []  # until the bytes are counted
     # The output, which is among them, has the size of the input, which is not.
-    allocated = allocations(lambda: kept.append(forward()), device).left
+    allocated, _ = allocations(lambda: kept.append(forward()))
     return Saved((allocated - sum(casts.values())) / tokens_BT.numel(), sum(casts.values()))
 
 
-class Allocated(NamedTuple):
-    """Bytes that a call allocated."""
-
-    left: int
-    """What of them is still there at its end."""
-    highest: int
-
-
-def allocations(call: Callable[[], object], device: str) -> Allocated:
-    """Runs a call and counts: on a CPU by PyTorch's profiler, else by CUDA itself."""
-    if device == "cuda":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        left = torch.cuda.memory_allocated() - before
-        return Allocated(left, torch.cuda.max_memory_allocated() - before)
+def allocations(call: Callable[[], object]) -> tuple[int, int]:
+    """Returns the bytes that a call allocates: those left at its end, and the most at once."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     results = profiler.profiler.kineto_results  # type: ignore[union-attr]
     changes = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
     total = list(itertools.accumulate(change for _, change in sorted(changes)))
-    return Allocated(total[-1], max(total))
+    return total[-1], max(total)
 
 
-def training_step(
-    config: ModelConfig, execution: Execution, sequences: int, device: str
-) -> Callable[[], None]:
+def training_step(config: ModelConfig, execution: Execution, sequences: int) -> Callable[[], None]:
     """Returns an optimizer step on random tokens that was made twice, so that all is compiled."""
-    with torch.device(device):
-        model = build_model(config, 0, execution.compiled, execution.checkpointing)
-        tokens_BT = torch.randint(config.vocab_size, (sequences, config.max_seq_len + 1))
+    model = build_model(config, 0, execution.compiled, execution.checkpointing)
+    tokens_BT = torch.randint(config.vocab_size, (sequences, config.max_seq_len + 1))
     optimizer = build_optimizer(model.named_parameters(), OptimSettings(), total_steps=1)
 
     def step() -> None:
-        with autocast(execution, device):
+        with autocast(execution):
             loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:]).mean()
         loss.backward()
         optimizer.step()
@@ -162,31 +143,16 @@ def training_step(
     return step
 
 
-def peak(config: ModelConfig, execution: Execution, sequences: int, device: str = "cpu") -> int:
+def peak(config: ModelConfig, execution: Execution, sequences: int) -> int:
     """Measures the most bytes that a step allocates beside weights, gradients and moments."""
     torch._dynamo.reset()
-    return allocations(training_step(config, execution, sequences, device), device).highest
+    return allocations(training_step(config, execution, sequences))[1]
 
 
-def seconds(config: ModelConfig, rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of a compiled step by policy, interleaved."""
-    steps = {}
-    for policy in POLICIES:
-        steps[policy] = training_step(config, Execution(policy), 2, "cpu")
-    found: dict[str, list[float]] = {policy: [] for policy in POLICIES}
-    for _ in range(rounds):
-        for policy, step in steps.items():
-            start = time.process_time()
-            step()
-            step()
-            found[policy].append((time.process_time() - start) / 2)
-    return found
-
-
-def measure(name: str, execution: Execution, sequences: int, device: str) -> dict[str, Any]:
+def measure(name: str, execution: Execution, sequences: int) -> dict[str, Any]:
     """What a block saves and two of them take, beside what is predicted."""
     config = small(SHAPES[name], layers=2)
-    block = saved(config, execution, sequences, device)
+    block = saved(config, execution, sequences)
     predicted = step_memory(config, sequences, execution)
     keeps_casts = execution.checkpointing == "none"
     return {
@@ -197,40 +163,37 @@ def measure(name: str, execution: Execution, sequences: int, device: str) -> dic
         "saved_predicted": saved_by_block(config, config.block_kinds[-1], execution),
         "casts": block.casts,
         "casts_predicted": execution.product_bytes * block_weights(config)[-1] * keeps_casts,
-        "peak": peak(config, execution, sequences, device),
+        "peak": peak(config, execution, sequences),
         "peak_predicted": predicted.saved + predicted.working,
     }
 
 
 def show_memory(results: Sequence[dict[str, Any]]) -> None:
     """Prints saved bytes a token, and casts and peaks in MB."""
+    sizes = ("casts", "casts_predicted", "peak", "peak_predicted")
     rows = [
         [row["block"], row["mode"], row["checkpointing"]]
         + [f"{row[key]:,.0f}" for key in ("saved", "saved_predicted")]
-        + [
-            f"{row[key] / 1e6:,.1f}"
-            for key in ("casts", "casts_predicted", "peak", "peak_predicted")
-        ]
+        + [f"{row[key] / 1e6:,.1f}" for key in sizes]
         for row in results
     ]
     columns = ["block", "mode", "checkpointing", "saved a token", "predicted"]
     show([*columns, "casts, MB", "predicted", "peak, MB", "predicted"], rows)
 
 
-def show_times(times: dict[str, list[float]]) -> None:
-    """Prints the seconds of a step and their ratios to those of `none` in the same round."""
-    rows = []
-    for policy, rounds in times.items():
-        ratios = [a / b for a, b in zip(rounds, times["none"], strict=True)]
-        rows.append([policy, spread(rounds), spread(ratios)])
+def time_policies(rounds: int) -> dict[str, list[float]]:
+    """Prints CPU seconds of a compiled step by policy, and their ratios to `none`."""
+    steps = {p: timed(training_step(TIMED, Execution(p), 2)) for p in POLICIES}
+    seconds = in_turns(steps, rounds, warm_up=0)
+    rows = [[p, spread(s), spread(ratios(s, seconds["none"]))] for p, s in seconds.items()]
     show(["checkpointing", "CPU seconds a step", "ratio to none"], rows)
+    return seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--sequences", type=int, default=8, help="Of each step.")
     parser.add_argument("--time", type=int, default=0, metavar="ROUNDS", help="Also time steps.")
     parser.add_argument("--out", help="A JSON file for the results.")
@@ -238,14 +201,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = []
     for name, mode, policy in itertools.product(options.shapes, options.modes, POLICIES):
         execution = Execution(policy, compiled=mode == "compiled")
-        results.append(measure(name, execution, options.sequences, options.device))
+        results.append(measure(name, execution, options.sequences))
         print(json.dumps(results[-1]), flush=True)
-    times = seconds(TIMED, options.time) if options.time else {}
     if results:
         show_memory(results)
-    if times:
-        show_times(times)
-    write(options.out, {"device": options.device, "memory": results, "seconds": times})
+    times = time_policies(options.time) if options.time else {}
+    write(options.out, {"memory": results, "seconds": times})
 
 
 if __name__ == "__main__":

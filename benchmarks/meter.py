@@ -1,9 +1,8 @@
 """What a rank holds and sends in one optimizer step of training by Lightning, counted."""
 
 import gc
-from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,25 +19,12 @@ KINDS = {
 """Those that carry weights and gradients, by PyTorch's name of the operation."""
 
 
-class Collective(NamedTuple):
-    """One call of a rank."""
-
-    kind: str
-    ranks: int
-    """That take part."""
-    dtype: torch.dtype
-    numbers: int
-    """Of what is gathered, reduced or scattered, as a whole: a rank's part times the ranks where
-    each has a part."""
-
-    @property
-    def whole_bytes(self) -> int:
-        """Bytes of the whole."""
-        return self.numbers * self.dtype.itemsize
+Kind = tuple[str, int, str]
+"""One of KINDS, the ranks that take part, and the type of the numbers."""
 
 
 class Collectives(TorchDispatchMode):
-    """Within it, `calls` gets each collective of KINDS that this rank takes part in.
+    """Within it, `sent` counts the collectives of KINDS that this rank takes part in.
 
     DistributedDataParallel's and FSDP2's go by PyTorch's dispatcher, and so through here. The few
     numbers of a gradient norm go by DTensor, and do not.
@@ -46,7 +32,8 @@ class Collectives(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Collective] = []
+        self.sent: dict[Kind, tuple[int, int]] = {}
+        """Calls, and bytes of the whole: a rank's part times the ranks where each has a part."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -56,14 +43,10 @@ class Collectives(TorchDispatchMode):
         if kind is not None:
             tensors = args[0] if isinstance(args[0], list) else args[:2]
             group = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
-            self.calls.append(
-                Collective(
-                    kind,
-                    dist.ProcessGroup.unbox(group).size(),
-                    tensors[0].dtype,
-                    max(tensor.numel() for tensor in tensors),
-                )
-            )
+            ranks = dist.ProcessGroup.unbox(group).size()
+            key = (kind, ranks, str(tensors[0].dtype).removeprefix("torch."))
+            calls, bytes_ = self.sent.get(key, (0, 0))
+            self.sent[key] = calls + 1, bytes_ + max(tensor.nbytes for tensor in tensors)
         return func(*args, **(kwargs or {}))
 
 
@@ -80,17 +63,7 @@ class Meter(Callback):
         """Bytes of weights, gradients, moments; `unreduced` gradients before the last
         micro-batch."""
         self._sending = Collectives()
-
-    @property
-    def sent(self) -> dict[tuple[str, int, str], tuple[int, int]]:
-        """Calls and bytes of the whole by kind, ranks that take part, and type."""
-        calls: Counter[tuple[str, int, str]] = Counter()
-        bytes_: Counter[tuple[str, int, str]] = Counter()
-        for call in self._sending.calls:
-            key = (call.kind, call.ranks, str(call.dtype).removeprefix("torch."))
-            calls[key] += 1
-            bytes_[key] += call.whole_bytes
-        return {key: (calls[key], bytes_[key]) for key in calls}
+        self.sent = self._sending.sent
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int

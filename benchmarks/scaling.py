@@ -29,6 +29,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Plan, Strategy, plan
+from dualpath_cli.output.table import Column, Table, markdown
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.strategies import build_strategy, reduce_dtype
@@ -117,14 +118,16 @@ def measure(model: str, strategy: Strategy, ranks: int, run: RunSettings) -> dic
 
 def show_counts(results: Sequence[dict[str, Any]]) -> None:
     """Prints a Markdown table of counted bytes, and by how many the plan is off at the most."""
-    print(f"| run | reduced in | {' | '.join(COUNTED)} | plan off by |")
-    print("| --- " * 2 + "| ---: " * (len(COUNTED) + 1) + "|")
+    rows = []
     for row in results:
-        cells = [f"{row['model']}, {row['strategy']} on {row['ranks']}", row["reduced_in"]]
         pairs = [row["bytes"].get(name, (0, 0)) for name in COUNTED]
-        cells += [f"{counted:,}" for counted, _ in pairs]
-        cells.append(f"{max(abs(counted - planned) for counted, planned in pairs):,}")
-        print(f"| {' | '.join(cells)} |")
+        rows.append([
+            f"{row['model']}, {row['strategy']} on {row['ranks']}", row["reduced_in"],
+            *(counted for counted, _ in pairs),
+            max(abs(counted - planned) for counted, planned in pairs),
+        ])  # fmt: skip
+    numbers = [Column(name, ",") for name in (*COUNTED, "plan off by")]
+    print(markdown(Table([Column("run"), Column("reduced in"), *numbers], rows)), end="")
 
 
 def paper_cluster(gpus: int) -> Cluster:
@@ -141,38 +144,33 @@ def show_plans(config: ModelConfig) -> None:
     """Prints a Markdown table a strategy, with a row a number of GPUs."""
     print(f"{parameters(config) / 1e6:,.0f}M parameters, {config.n_layers} layers")
     for strategy in STRATEGIES:
-        print(f"\n**{strategy}**\n")
-        print(f"| {' | '.join(COLUMNS)} |")
-        print("| --- " * len(COLUMNS) + "|")
-        for gpus in GPUS:
-            print(row_of(config, gpus, plan(config, strategy, paper_cluster(gpus))))
+        rows = [row_of(config, gpus, plan(config, strategy, paper_cluster(gpus))) for gpus in GPUS]
+        table = Table([Column(heading) for heading in COLUMNS], rows)
+        print(f"\n**{strategy}**\n\n{markdown(table, escape=str)}", end="")
 
 
-def row_of(config: ModelConfig, gpus: int, planned: Plan) -> str:
-    """A row of Markdown; a star marks a step that the paper did not train with."""
+def row_of(config: ModelConfig, gpus: int, planned: Plan) -> list[str]:
+    """The cells of a plan; a star marks a step that the paper did not train with."""
     memory, cluster = planned.memory, paper_cluster(gpus)
     across = sum(float(call.across) for call in planned.collectives)
     within = sum(float(call.sent) for call in planned.collectives) - across
     star = "" if cluster.sequences == SEQUENCES else " *"
-    cells = [
+    gigabytes = (
+        memory.weights + memory.gradients + memory.moments,
+        memory.unreduced + memory.gathered,
+        memory.saved + memory.working,
+        memory.total,
+        within,
+        across,
+    )
+    return [
         f"{gpus:,}",
         f"{cluster.sequences * config.max_seq_len:,}{star}",
-        *[
-            f"{amount / 1e9:.2f}"
-            for amount in (
-                memory.weights + memory.gradients + memory.moments,
-                memory.unreduced + memory.gathered,
-                memory.saved + memory.working,
-                memory.total,
-                within,
-                across,
-            )
-        ],
+        *(f"{amount / 1e9:.2f}" for amount in gigabytes),
         f"{planned.compute_seconds:.3f}",
         f"{planned.sending_seconds:.3f}",
         f"{planned.sending_seconds / planned.compute_seconds:.2f}",
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

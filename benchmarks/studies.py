@@ -4,10 +4,10 @@ python -m benchmarks.studies ablate --run RUN --source NAME=PATH
 python -m benchmarks.studies routing --run RUN --source NAME=PATH --tagger PIPELINE
 python -m benchmarks.studies page --run RUN --source NAME=PATH --tokens 10K --sequences 12
 
-By turns, in one process: `ablate` and the bare model on the same batches under the same
-interventions, with texts tokenised and weights loaded before the clock starts; `routing`, two
-`validate`s (it reads the untrained model as well) and tagging alone; `routing` with a page of one
-sequence, of all, and with what forcing each token costs.
+In one process: `ablate` and the bare model on the same batches under the same interventions, with
+texts tokenised and weights loaded before the clock starts; `routing`, two `validate`s (it reads the
+untrained model as well) and tagging alone; `routing` with a page of one sequence, of all, and with
+what forcing each token costs.
 """
 
 import argparse
@@ -51,12 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tagger", default="none", help="spaCy pipeline, by name or path.")
     parser.add_argument("--sequences", default="12", help="On the page.")
     options = parser.parse_args(arguments)
-    rounds: list[dict[str, float]] = []
+    times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(1 + options.rounds):  # the first one warms up
             works = STUDIES[options.study](options, str(Path(folder, str(number))))
-            rounds.append({name: seconds(work) for name, work in works.items()})
-    times = {name: [timed[name] for timed in rounds[1:]] for name in rounds[0]}
+            for name, work in works.items():
+                times.setdefault(name, []).append(seconds(work))
+    times = {name: spent[1:] for name, spent in times.items()}
     *others, study = times.values()
     ratios = [whole / sum(parts) for whole, *parts in zip(study, *others, strict=True)]
     rows = [[name, f"{median(spent):.1f}", ""] for name, spent in times.items()]
@@ -65,48 +66,55 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{options.tokens} tokens, {torch.get_num_threads()} threads, torch {torch.__version__}")
 
 
+def seconds(work: Callable[[], object]) -> float:
+    """How long a work takes by the clock; what it prints is thrown away."""
+    start = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()):
+        work()
+    return time.perf_counter() - start
+
+
+def launched(command: str, options: argparse.Namespace, *words: str) -> launch.Launch:
+    """A study of the run and the source, ready to be run."""
+    given = ["--ckpt_path", options.run, "--sources", options.source]
+    return launch.read(COMMANDS[command], [*given, "--max_tokens", options.tokens, *words])
+
+
 def ablate(options: argparse.Namespace, out: str) -> Works:
-    prepared = launch.read(COMMANDS["ablate"], [*words(options), "--out", out])
-    passes = forward_passes(prepared, options.source)
-    return {
-        f"{len(passes)} forward passes": lambda: [run() for run in passes],
-        "dualpath ablate": partial(lightning_cli.run, prepared),
-    }
-
-
-def forward_passes(prepared: launch.Launch, source: str) -> list[Callable[[], object]]:
-    """The forward passes over a source, one an intervention."""
-    assert prepared.checkpoint is not None
+    prepared = launched("ablate", options, "--out", out)
     settings = prepared.settings
     model = DualPathLM(settings.model)
+    assert prepared.checkpoint is not None
     load_weights(model, prepared.checkpoint)
-    windows = Windows(cut(prepared, source)[0]).windows
+    windows = Windows(cut(prepared, options.source)[0]).windows
     size = settings.run.micro_batch
     batches = [collate(windows[n : n + size]) for n in range(0, len(windows), size)]
     chosen, _ = applicable(prepared.options.selection.rows(settings.model), settings.model)
 
     @torch.no_grad()
-    def scored(row) -> None:
-        for tokens, targets in batches:
-            forward(
-                model, tokens, targets, intervention=row.intervention, token_mask=targets != IGNORE
-            )
+    def passes() -> None:
+        for row in chosen:
+            for tokens, targets in batches:
+                mask = targets != IGNORE
+                forward(model, tokens, targets, intervention=row.intervention, token_mask=mask)
 
-    return [partial(scored, row) for row in chosen]
+    return {
+        f"{len(chosen)} forward passes": passes,
+        "dualpath ablate": partial(lightning_cli.run, prepared),
+    }
 
 
 def routing(options: argparse.Namespace, out: str) -> Works:
     name, _, path = options.source.partition("=")
     plain = ["--data.val", f'{{"{name}": "{path}"}}', "--data.val_tokens", options.tokens]
     validate = launch.read(COMMANDS["validate"], ["--ckpt_path", options.run, *plain])
-    tagger = ["--tagger", options.tagger, "--out", out]
-    read = launch.read(COMMANDS["routing"], [*words(options), *tagger])
-    sequences, tokenizer = cut(read, options.source)
+    prepared = launched("routing", options, "--tagger", options.tagger, "--out", out)
+    sequences, tokenizer = cut(prepared, options.source)
     return {
         "dualpath validate, twice": lambda: [lightning_cli.run(validate) for _ in range(2)],
         # Loading the pipeline counts.
         "tagging": lambda: tag(sequences, tokenizer, Tagger(options.tagger)),
-        "dualpath routing": partial(lightning_cli.run, read),
+        "dualpath routing": partial(lightning_cli.run, prepared),
     }
 
 
@@ -116,25 +124,14 @@ def page(options: argparse.Namespace, out: str) -> Works:
         "of all sequences": ["--sequences", options.sequences, "--no_costs"],
         "and what forcing costs": ["--sequences", options.sequences],
     }
-    plain = [*words(options), "--tagger", "none"]
-    return {
-        name: partial(
-            lightning_cli.run,
-            launch.read(COMMANDS["routing"], [*plain, *more, "--out", f"{out}-{number}"]),
-        )
-        for number, (name, more) in enumerate(pages.items())
-    }
+    works = {}
+    for number, (name, words) in enumerate(pages.items()):
+        words += ["--tagger", "none", "--out", f"{out}-{number}"]
+        works[name] = partial(lightning_cli.run, launched("routing", options, *words))
+    return works
 
 
-STUDIES: dict[str, Callable[[argparse.Namespace, str], Works]] = {
-    "ablate": ablate, "routing": routing, "page": page,
-}  # fmt: skip
-
-
-def words(options: argparse.Namespace) -> list[str]:
-    """What both studies are asked for."""
-    run = ["--ckpt_path", options.run, "--sources", options.source]
-    return [*run, "--max_tokens", options.tokens]
+STUDIES = {"ablate": ablate, "routing": routing, "page": page}
 
 
 def cut(prepared: launch.Launch, source: str) -> tuple[list[Tokens], Tokenizer]:
@@ -144,14 +141,6 @@ def cut(prepared: launch.Launch, source: str) -> tuple[list[Tokens], Tokenizer]:
     documents = read_documents(parse_source(source))
     windows, _ = document_windows(documents, tokenizer, length, data.val_tokens, data.val_seed)
     return windows, tokenizer
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """How long a work takes; what it prints is thrown away."""
-    start = time.perf_counter()
-    with contextlib.redirect_stdout(io.StringIO()):
-        work()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

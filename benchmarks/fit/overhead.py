@@ -12,7 +12,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,6 @@ MODELS = {
     ],
     # The quickstart's 1.6M parameters: its own recipe.
     "quickstart": [],
-    # 8.1M parameters, 2 sequences of 512 twice a step.
-    "larger": [
-        *("--model.n_layers", "4", "--model.d_model", "256", "--model.n_heads", "4"),
-        *("--model.n_kv_heads", "4", "--model.max_seq_len", "512", "--model.loops", "4"),
-        *("--model.d_ffn", "256", "--model.d_ffn_wide", "2048", "--run.micro_batch", "2"),
-        *("--run.budget", "null"),
-    ],
 }
 """Words that make the quickstart's recipe another model."""
 
@@ -59,12 +52,7 @@ class Beside(Callback):
         """Builds the bare loop, and lets it make the steps that allocate."""
         assert isinstance(pl_module, DualPathModule)
         config, optim = pl_module.config, pl_module.optim
-        model = build_model(
-            config,
-            seed=0,
-            compile_blocks=pl_module.compile_blocks,
-            checkpointing=pl_module.checkpointing,
-        )
+        model = build_model(config, 0, pl_module.compile_blocks, pl_module.checkpointing)
         optimizer = build_optimizer(model.named_parameters(), optim, int(trainer.max_steps))
         scheduler = build_scheduler(optimizer, int(trainer.max_steps), optim)
         accumulate = int(trainer.accumulate_grad_batches)
@@ -99,38 +87,38 @@ class Beside(Callback):
         if self.step % self.steps:
             return
         if self.step > self.steps:  # the first turn warms up
-            self.times["fit"].append(self._since())
-        batches, self.batches = self.batches, []
-        chunks = [batches[n : n + self.accumulate] for n in range(0, len(batches), self.accumulate)]
-        bare = timed(lambda: [self.bare(chunk) for chunk in chunks])
+            self.times["fit"].append(since(self.began))
+        batches, self.batches, began = self.batches, [], now()
+        for first in range(0, len(batches), self.accumulate):
+            self.bare(batches[first : first + self.accumulate])
         if self.step > self.steps:
-            self.times["bare"].append(bare)
+            self.times["bare"].append(since(began))
         if len(self.times["bare"]) == self.rounds:
             Path(self.out).write_text(json.dumps(self.times))
             trainer.should_stop = True
             trainer.limit_val_batches = 0
-        self.began = time.process_time(), time.perf_counter()
-
-    def _since(self) -> list[float]:
-        return [time.process_time() - self.began[0], time.perf_counter() - self.began[1]]
+        self.began = now()
 
 
-def timed(work: Callable[[], object]) -> list[float]:
-    """Returns the CPU seconds and the seconds of some work."""
-    began = time.process_time(), time.perf_counter()
-    work()
-    return [time.process_time() - began[0], time.perf_counter() - began[1]]
+def now() -> list[float]:
+    """CPU seconds of this process, and seconds by the clock."""
+    return [time.process_time(), time.perf_counter()]
 
 
-def measure(model: str, data: str, steps: int, rounds: int, words: Sequence[str]) -> dict[str, Any]:
+def since(began: list[float]) -> list[float]:
+    """How many of both have passed."""
+    return [end - begin for end, begin in zip(now(), began, strict=True)]
+
+
+def measure(model: str, given: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     """Returns each round's seconds of `fit` and of the bare loop: CPU, and by the clock."""
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder, "times.json"))
-        arguments = {"steps": steps, "rounds": rounds, "out": out}
+        arguments = {"steps": given.steps, "rounds": given.rounds, "out": out}
         callback = {"class_path": "benchmarks.fit.overhead.Beside", "init_args": arguments}
         code = dualpath([
             *("fit", "--config", "quickstart", *MODELS[model], "--run.dir", folder),
-            *("--data.path", data, "--data.val", "{}", "--run.max_tokens", "1B"),
+            *("--data.path", given.data, "--data.val", "{}", "--run.max_tokens", "1B"),
             *("--run.save_every", "1000000", "--data.max_epochs", "1000"),
             *("--trainer.callbacks", json.dumps([callback]), *words),
         ])  # fmt: skip
@@ -148,10 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", help="File for the results.")
     options, words = parser.parse_known_args(arguments)
-    measured = {
-        model: measure(model, options.data, options.steps, options.rounds, words)
-        for model in options.models
-    }
+    measured = {model: measure(model, options, words) for model in options.models}
     rows = []
     for model, times in measured.items():
         pairs = list(zip(times["fit"], times["bare"], strict=True))

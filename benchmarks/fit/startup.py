@@ -32,14 +32,9 @@ PHASES = {
 }
 
 START = """
-import importlib
 import sys
-for place in ("training.internals", "session.lean_imports"):  # here, and in an earlier checkout
-    try:
-        module = importlib.import_module(f"dualpath_cli.{place}")
-    except ImportError:
-        continue
-    module.names_classes = lambda trainer: False  # as if there were no callback of ours
+from dualpath_cli.training import internals
+internals.names_classes = lambda trainer: False  # as if there were no callback of ours
 from dualpath_cli.cli import main
 sys.exit(main())
 """
@@ -66,7 +61,7 @@ def start(checkout: Path, recipe: str, words: Sequence[str]) -> Seconds:
         )
         if not out.exists():
             raise SystemExit(done.stdout + done.stderr)
-        ends: dict[str, list[float]] = json.loads(out.read_text())
+        ends: Seconds = json.loads(out.read_text())
     before, seconds = [0.0, 0.0], {}
     for phase in PHASES:
         seconds[phase] = [end - begin for end, begin in zip(ends[phase], before, strict=True)]
@@ -89,24 +84,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.beside is not None:
         checkouts["beside"] = options.beside.resolve()
     starts: dict[str, list[Seconds]] = {name: [] for name in checkouts}
-    for checkout in checkouts.values():  # what was never read before is read and compiled
-        start(checkout, options.recipe, words)
-    for _ in range(options.rounds):
+    for number in range(1 + options.rounds):
         for name, checkout in checkouts.items():
-            starts[name].append(start(checkout, options.recipe, words))
-    columns = ["CPU seconds", *checkouts, *["ratio of a round"] * (len(checkouts) - 1), "what"]
+            seconds = start(checkout, options.recipe, words)
+            if number:  # before the first round, what was never read is read and compiled
+                starts[name].append(seconds)
     rows = []
     for phase, what in {**PHASES, "all": "up to the first step"}.items():
-        spent = {name: [seconds[phase][0] for seconds in of] for name, of in starts.items()}
-        row = [phase, *(spread(values) for values in spent.values())]
-        if options.beside is not None:
-            row.append(spread([a / b for a, b in zip(*spent.values(), strict=True)]))
-        rows.append([*row, what])
-    show(columns, rows)
-    clock = ", ".join(
-        f"{name} {median(seconds['all'][1] for seconds in of):.1f} s" for name, of in starts.items()
-    )
-    print(f"by the clock, median: {clock}")
+        spent = [[seconds[phase][0] for seconds in of] for of in starts.values()]
+        ratio = [[a / b for a, b in zip(*spent, strict=True)]] if options.beside else []
+        rows.append([phase, *map(spread, [*spent, *ratio]), what])
+    beside = ["ratio of a round"] if options.beside else []
+    show(["CPU seconds", *checkouts, *beside, "what"], rows)
+    clock = [f"{n} {median(s['all'][1] for s in of):.1f} s" for n, of in starts.items()]
+    print(f"by the clock, median: {', '.join(clock)}")
     write(options.json, {"starts": starts})
 
 

@@ -139,7 +139,7 @@ def test_all_26_are_predicted_to_train_four_sequences_at_once_on_80_gb() -> None
 def test_a_step_that_is_measured_is_one_of_training() -> None:
     """It changes the weights: what is measured is not only a forward pass."""
     torch.manual_seed(0)
-    step = training_step(shape(), Execution("none", compiled=False), 2, "cpu")
+    step = training_step(shape(), Execution("none", compiled=False), 2)
     (model,) = [
         c.cell_contents for c in step.__closure__ if isinstance(c.cell_contents, DualPathLM)
     ]
