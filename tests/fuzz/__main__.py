@@ -29,7 +29,7 @@ def main() -> int:
     """Runs the cases that are left; returns 1 if one of all fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000, help="How many.")
-    parser.add_argument("--seed", type=int, default=0, help="What they are drawn from.")
+    parser.add_argument("--seed", type=int, default=0, help="Of the random draws.")
     parser.add_argument("--only", type=int, help="The one case of this number, in full.")
     parser.add_argument("--done", type=Path, help="A file that knows how far an earlier call came.")
     options = parser.parse_args()

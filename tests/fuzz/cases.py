@@ -159,5 +159,5 @@ def _other_cells(draw: random.Random, text: str) -> str:
     elif way == 1:
         rows = [[*row, nasty.word(draw)] for row in rows]
     else:
-        rows = [rows[0], *reversed(rows[1:])]
+        rows[1:] = rows[:0:-1]
     return "".join(",".join(row) + "\n" for row in rows)

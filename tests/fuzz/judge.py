@@ -49,9 +49,9 @@ class Ending:
     code: Any
     """The exit code, or None where there is none."""
     message: str
-    """What stood on stderr, and a traceback."""
+    """The text on stderr, and a traceback."""
     problem: str
-    """What is wrong with this ending; empty where nothing is."""
+    """The fault of this ending; empty if there is none."""
 
 
 def run_case(seed: int, number: int, home: Path, box: Path) -> Ending:
@@ -71,7 +71,7 @@ def run_case(seed: int, number: int, home: Path, box: Path) -> Ending:
 
 
 def _run(words: list[str]) -> tuple[Any, str, str]:
-    """Returns the exit code, what stood on stderr, and what is wrong with both."""
+    """Returns the exit code, the text on stderr, and the fault of both."""
     with (
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()) as err,
@@ -90,7 +90,7 @@ def _run(words: list[str]) -> tuple[Any, str, str]:
 
 
 def problem_of(code: Any, message: str) -> str:
-    """What is wrong with an exit code and what stood on stderr; empty where nothing is."""
+    """Returns the fault of an exit code and the text on stderr; empty if there is none."""
     notes = ("dualpath flops: note: ", "passed over ")
     lines = [line for line in message.splitlines() if not line.startswith(notes)]
     if code not in (0, 1, 2):
@@ -119,7 +119,7 @@ def _time_limit() -> Iterator[None]:
 
 
 def _resolve(name: str) -> Any:
-    """What a record names; of what builds a model, only what it writes down."""
+    """The function of a record; one that would build a model only writes its first files."""
     if name.endswith((":combine", "lightning_cli:run", "terminal:run")):
         return lambda *given: _write(given[0]) if isinstance(given[0], Launch) else []
     if name.endswith("compare.command:run"):

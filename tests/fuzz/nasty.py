@@ -1,6 +1,7 @@
 """What people, editors and dying machines put where something else belongs."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 TEXTS = [
@@ -36,23 +37,17 @@ def damaged(draw: random.Random, content: bytes) -> bytes:
     """Some bytes after an accident: cut, flipped, doubled, overwritten, moved."""
     way = draw.randrange(9)
     place, other = sorted(draw.choices(range(len(content) + 1), k=2))
-    if way == 0:
-        return b""
-    if way == 1:
-        return content[:place]
-    if way == 2:
-        return content[:place] + draw.randbytes(draw.randint(1, 8)) + content[place + 1 :]
-    if way == 3:
-        return content[:place] + content[other:]
-    if way == 4:
-        return content[:other] + content[place:]
-    if way == 5:
-        return draw.randbytes(draw.choice([1, 100, 5000]))
-    if way == 6:
-        return bytes(len(content))
-    if way == 7:
-        lines = content.splitlines(keepends=True)
-        draw.shuffle(lines)
-        return b"".join(lines)
-    text = word(draw).encode(errors="surrogateescape")
-    return content[:place] + text + content[other:]
+    before, behind = content[:place], content[other:]
+    lines = content.splitlines(keepends=True)
+    ways: list[Callable[[], bytes]] = [
+        lambda: b"",
+        lambda: before,
+        lambda: before + draw.randbytes(draw.randint(1, 8)) + content[place + 1 :],
+        lambda: before + behind,
+        lambda: content[:other] + content[place:],
+        lambda: draw.randbytes(draw.choice([1, 100, 5000])),
+        lambda: bytes(len(content)),
+        lambda: b"".join(draw.sample(lines, len(lines))),
+        lambda: before + word(draw).encode(errors="surrogateescape") + behind,
+    ]
+    return ways[way]()
