@@ -48,7 +48,7 @@ def training_step(
 ) -> Callable[[], None]:
     """Returns a function that makes one optimizer step on random tokens.
 
-    With `documents` token 0 is drawn once in so many tokens: what documents begin with.
+    With `documents` token 0, which begins a document, is drawn once in that many tokens.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = torch.randint(shape.vocab_size, (batch, shape.max_seq_len + 1))

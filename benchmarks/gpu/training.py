@@ -19,7 +19,7 @@ from dualpath_cli.training.parallel import build_model
 BATCHES = 4
 """Random micro-batches that a step takes by turns."""
 RATE = 1e-5
-"""Weights hardly move: the tokens are random, there is nothing to learn."""
+"""A learning rate at which weights hardly move, as random tokens teach nothing."""
 
 
 @dataclass(frozen=True)
