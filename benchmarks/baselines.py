@@ -1,4 +1,4 @@
-"""Llama as others write it, of any number of training FLOPs: what our models are set beside.
+"""The Llama of `transformers` at any number of training FLOPs, to compare our models with.
 
 Shapes: B batch, T positions, V vocabulary.
 """
@@ -43,7 +43,7 @@ def llama_config(config: ModelConfig, n_layers: int, flops: float, positions: in
 
 
 class TransformersLlama(nn.Module):
-    """That of Hugging Face's `transformers`, with its own loss."""
+    """The Llama of Hugging Face's `transformers`, with its loss."""
 
     def __init__(self, config: ModelConfig, n_layers: int, flops: float) -> None:
         from transformers import LlamaForCausalLM

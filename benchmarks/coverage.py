@@ -24,14 +24,14 @@ from dualpath_cli.statistics.bootstrap import (
 )
 
 TEXTS = 1000
-"""Simulated for each row."""
+"""Simulated for each row of the table."""
 TAGS = 16
 ENDS = np.array((0.025, 0.975))
 
 
 @dataclass(frozen=True)
 class Text:
-    """What an interval is made of, and what it should hold."""
+    """A simulated text: the numbers that its interval is made of, and the true one."""
 
     values: Floats
     """The number, and the resampled ones, (R,)."""
@@ -56,8 +56,8 @@ MEANS: dict[str, tuple[Effects, float, tuple[int, ...]]] = {
         (10, 20, 60, 300),
     ),
 }  # fmt: skip
-"""What an override costs documents, in nats a token: normal, log-normal of sigma 1 and 1.5, or 0.2
-in one of ten and next to nothing in others. With the mean, and how many documents there are."""
+"""The cost of an override by document, in nats a token: normal, log-normal of sigma 1 and 1.5, or
+0.2 in one of ten and next to nothing in others. With its mean, and the numbers of documents."""
 
 
 def percentiles(text: Text) -> tuple[Floats, Floats]:

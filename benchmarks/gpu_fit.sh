@@ -105,8 +105,8 @@ import csv, statistics, sys
 speeds = [float(row["tokens_per_second"]) for row in csv.DictReader(open(sys.argv[1]))][1:]
 print(f"{statistics.median(speeds):,.0f}")
 '
-# Whether a run that was continued has the losses of the one that went through; GPUs add up in an
-# order of their own.
+# Whether a run that was continued has the losses of the one that went through; GPUs add up in
+# varying order.
 compare='
 import csv, sys
 one, other = ({r["step"]: float(r["loss"]) for r in csv.DictReader(open(p))} for p in sys.argv[1:])

@@ -150,7 +150,7 @@ def peak(config: ModelConfig, execution: Execution, sequences: int) -> int:
 
 
 def measure(name: str, execution: Execution, sequences: int) -> dict[str, Any]:
-    """What a block saves and two of them take, beside what is predicted."""
+    """Measures the bytes that a block saves and the peak of a step, beside the predicted ones."""
     config = small(SHAPES[name], layers=2)
     block = saved(config, execution, sequences)
     predicted = step_memory(config, sequences, execution)

@@ -17,7 +17,7 @@ PACKAGES = ("torch", "lightning", "litdata", "torchmetrics", "transformers")
 
 
 def machine() -> dict[str, Any]:
-    """What a result depends on, beside the code; of packages those that are installed."""
+    """Machine and versions, on which a result depends; of PACKAGES those that are installed."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

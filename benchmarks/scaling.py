@@ -99,7 +99,7 @@ def _rank(rank: int, call: partial[None], port: int) -> None:
 
 
 def measure(model: str, strategy: Strategy, ranks: int, run: RunSettings) -> dict[str, Any]:
-    """What the first of so many processes counts, and what is planned."""
+    """Returns the bytes that the first of `ranks` processes counts, and the planned ones."""
     with TemporaryDirectory() as folder:
         out = Path(folder, "counted.json")
         call = partial(count, model, strategy, run, ranks, out)

@@ -1,4 +1,4 @@
-"""What studies cost beside the passes that they consist of, each from the recipe to its files.
+"""The time of studies, from the recipe to their files, beside the passes that they consist of.
 
 python -m benchmarks.studies ablate --run RUN --source NAME=PATH
 python -m benchmarks.studies routing --run RUN --source NAME=PATH --tagger PIPELINE
@@ -38,7 +38,7 @@ from dualpath_cli.training.data.windows import Tokens, Windows, collate, documen
 from dualpath_cli.training.state.weights import load_weights
 
 Works = Mapping[str, Callable[[], object]]
-"""What is timed in a round, by name; the last is set beside the sum of those before it."""
+"""The work of a round, by name; the last is compared with the sum of those before it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long a work takes by the clock; what it prints is thrown away."""
+    """Seconds of some work by the clock; its output is thrown away."""
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         work()
@@ -135,7 +135,7 @@ STUDIES = {"ablate": ablate, "routing": routing, "page": page}
 
 
 def cut(prepared: launch.Launch, source: str) -> tuple[list[Tokens], Tokenizer]:
-    """Returns the sequences that a study reads, and what cut them."""
+    """Returns the sequences that a study reads, and the tokenizer."""
     tokenizer = Tokenizer.load(prepared.run_folder / "tokenizer.json")
     length, data = prepared.settings.model.max_seq_len, prepared.settings.data
     documents = read_documents(parse_source(source))

@@ -13,7 +13,7 @@ import torch
 
 Call = Callable[[], object]
 Timed = Callable[[], float]
-"""Does the work, and returns the seconds of that part of it that counts."""
+"""Does some work, and returns the seconds of the part that is measured."""
 
 HEAD_START = 20_000_000
 """Cycles, about 10 ms, that a GPU is kept busy before kernels are timed alone: the host has queued
@@ -29,7 +29,7 @@ def clock(device: torch.device) -> float:
 
 
 def timed(call: Call, device: torch.device = torch.device("cpu")) -> Timed:  # noqa: B008
-    """Returns a call as work of which all counts."""
+    """Returns a call as work that is measured from beginning to end."""
     return partial(_seconds, call, device)
 
 

@@ -1,4 +1,4 @@
-"""An S3 of our own on the loopback device, through moto's server."""
+"""A local S3: moto's server on the loopback device."""
 
 import logging
 from collections.abc import Iterator

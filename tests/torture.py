@@ -4,7 +4,7 @@ python -m tests.torture --kills 1000 --signals 300 --seed 0
 
 Kills strike one process, signals one or both of two ranks. A run is started again until it is
 finished, then its tables and weights are compared, bit for bit (two ranks: with an uninterrupted
-run of two ranks). What was done is kept in --done: the same command goes on from there.
+run of two ranks). The file --done keeps what was done: the same command continues from there.
 """
 
 import argparse

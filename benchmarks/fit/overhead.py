@@ -2,7 +2,7 @@
 
 python -m benchmarks.fit.overhead --data data/sample
 
-`fit` runs as its users run it, with everything that it logs. A callback stops it every so many
+`fit` runs as its users run it, with everything that it logs. A callback stops it every `--steps`
 steps and lets a bare loop make as many: the same model, optimizer, schedule and clipping, on the
 batches that `fit` has just had, in memory. So both are timed by turns in one process, and a slower
 minute of the machine slows down both. Saving checkpoints and validating are no part of either.

@@ -3,7 +3,7 @@
 python -m benchmarks.fit.startup --data data/sample
 python -m benchmarks.fit.startup --data data/sample --beside CHECKOUT
 
-Each start is a process of its own. With `--beside`, another checkout of this project starts by
+Each start is a separate process. With `--beside`, another checkout of this project starts by
 turns with this one, in the same environment.
 """
 

@@ -66,7 +66,7 @@ def writing(
     drafted: int,
     fared: Drafts,
 ) -> Timed:
-    """Writes `new` ids after each prompt, in drafts of so many, or without."""
+    """Writes `new` ids after each prompt, in drafts of `drafted` ids, or without (0)."""
     values = tokenizer.token_values()
 
     def run() -> float:

@@ -62,7 +62,7 @@ def read_content(file: Path) -> Content:
 
 
 def shared_part(contents: Sequence[Content]) -> Content:
-    """What all mappings have alike, at any depth."""
+    """The keys and values that all mappings share, at any depth."""
     first, *others = contents
     shared: Content = {}
     for key, value in first.items():
@@ -77,7 +77,7 @@ def shared_part(contents: Sequence[Content]) -> Content:
 
 
 def difference(content: Content, shared: Content) -> Content:
-    """What `restore.py` has to lay over `shared` to have the content again."""
+    """The part that `restore.py` lays over `shared` to get the content back."""
     found: Content = {}
     for key, value in content.items():
         if key not in shared:
