@@ -110,12 +110,10 @@ def routing(options: argparse.Namespace, out: str) -> Works:
     validate = launch.read(COMMANDS["validate"], ["--ckpt_path", options.run, *plain])
     prepared = launched("routing", options, "--tagger", options.tagger, "--out", out)
     sequences, tokenizer = cut(prepared, options.source)
-    return {
-        "dualpath validate, twice": lambda: [lightning_cli.run(validate) for _ in range(2)],
-        # Loading the pipeline counts.
-        "tagging": lambda: tag(sequences, tokenizer, Tagger(options.tagger)),
-        "dualpath routing": partial(lightning_cli.run, prepared),
-    }
+    works = {"dualpath validate, twice": lambda: [lightning_cli.run(validate) for _ in range(2)]}
+    if options.tagger != "none":  # loading the pipeline counts
+        works["tagging"] = lambda: tag(sequences, tokenizer, Tagger(options.tagger))
+    return {**works, "dualpath routing": partial(lightning_cli.run, prepared)}
 
 
 def page(options: argparse.Namespace, out: str) -> Works:
