@@ -8,10 +8,10 @@ import pytest
 import torch
 import yaml
 
-from dualpath_cli.command import micro_batch
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.memory import Execution, step_memory
 from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.session import micro_batch
 from dualpath_cli.training.data import data_module
 from dualpath_cli.training.data.data_module import DualPathDataModule
 from tests.conftest import OutputOf
