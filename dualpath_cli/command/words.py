@@ -51,11 +51,9 @@ class CommandLine:
 
 
 def read(command: Command, words: Sequence[str]) -> CommandLine:
-    """Splits a command's words.
+    """Splits a command's words; raises UserError for the first that means nothing.
 
-    Raises:
-        UserError: for the first word that means nothing.
-        SystemExit: after --help.
+    Raises SystemExit after --help.
     """
     parser = parser_of(command)
     if {"-h", "--help"} & set(words):
@@ -105,8 +103,7 @@ def _split(words: Sequence[str]) -> tuple[list[tuple[list[str], str]], list[str]
 def _value(path: Sequence[str], text: str) -> Any:
     """A value as a recipe has it: text where the key wants text, else read as YAML.
 
-    Raises:
-        UserError: for a key that there is not, and for a section that is no mapping.
+    Raises UserError for an unknown key, and for a section that is no mapping.
     """
     section = path[0]
     if len(path) == 1 and section != SEED:

@@ -6,9 +6,8 @@ from typing import Any
 
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 
-from dualpath_cli.command.batch import micro_batches
-from dualpath_cli.command.branch import take_over
-from dualpath_cli.command.checks import epochs
+from dualpath_cli.command.checks import epochs, micro_batches
+from dualpath_cli.command.continuing import take_over
 from dualpath_cli.ending import Terminated
 from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.files.atomic import write_text

@@ -6,14 +6,15 @@ docs/reliability.md lists the faults. Those here were found by hand and by `test
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dualpath_cli.command import size_check
+from dualpath_cli.command import checks
 from dualpath_cli.errors import LONGEST, UserError, one_line
-from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.recipe.settings import TrainerSettings, settings_from
 from tests.command.test_cli import TINY, run_without_slow_imports, write_home
 from tests.fuzz.recipes import BOMB, MERGES
 
@@ -198,14 +199,40 @@ def test_a_mistake_is_one_line_with_a_way_out_in_two_seconds(
     assert words in answer["err"]
 
 
+@pytest.mark.parametrize(
+    ("trainer", "gpus", "message"),
+    [
+        ({"accelerator": "gpu"}, 0, "trainer.accelerator is gpu, but no GPU is to be seen here"),
+        ({"accelerator": "cuda", "devices": 8}, 4, "trainer.devices=8, but 4 GPUs are to be seen"),
+        ({"accelerator": "cuda", "devices": 4}, 4, None),
+        ({"accelerator": "cuda", "devices": "auto"}, 4, None),
+        ({"accelerator": "cuda", "devices": 8}, None, None),
+        ({"accelerator": "auto", "devices": 8}, 0, None),
+        ({"accelerator": "cpu"}, 0, None),
+    ],
+)
+def test_gpus_that_are_not_there_are_missed_at_once(
+    trainer: dict[str, Any], gpus: int | None, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "visible_gpus", lambda: gpus)
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        checks.check_devices(TrainerSettings(**trainer))
+
+
+def test_as_many_gpus_are_seen_as_torch_sees() -> None:
+    import torch
+
+    assert checks.visible_gpus() in (None, torch.cuda.device_count())
+
+
 def test_a_model_that_just_fits_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_from(TINY)
-    needed = 4 * size_check.parameters(settings.model)
+    needed = 4 * checks.parameters(settings.model)
     monkeypatch.setattr(os, "sysconf", lambda name: needed if name == "SC_PHYS_PAGES" else 1)
-    size_check.check_size(settings)
+    checks.check_size(settings)
     monkeypatch.setattr(os, "sysconf", lambda name: needed - 1 if name == "SC_PHYS_PAGES" else 1)
     with pytest.raises(UserError, match="lower model"):
-        size_check.check_size(settings)
+        checks.check_size(settings)
 
 
 def test_a_message_is_one_printable_line_that_keeps_both_ends() -> None:
