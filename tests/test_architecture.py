@@ -25,6 +25,9 @@ ROWS = [
 ROW_OF = {room: number for number, row in enumerate(ROWS) for room in row}
 ENTRANCES = {"__init__", "__main__"}
 MOST_FILES = 14
+EQUATIONS = ("block.py", "deep_path.py", "sublayer.py")
+MOST_LINES, MOST_ARGUMENTS = 20, 3
+"""Of a forward pass in the files of `model/` that hold the equations; `self` is not counted."""
 
 
 def rooms_imported(path: Path) -> set[str]:
@@ -68,3 +71,25 @@ def test_no_folder_has_too_many_files() -> None:
     folders = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir())]
     counts = {folder: len(list(folder.glob("*.py"))) for folder in folders}
     assert max(counts.values()) <= MOST_FILES
+
+
+def test_each_forward_of_the_equations_is_short() -> None:
+    """Caches, early exits and overrides belong to a `LayerPass`, not among its arguments."""
+    forwards = [
+        (f"{cls.name}.forward", part)
+        for name in EQUATIONS
+        for cls in ast.parse((PACKAGE / "model" / name).read_text(encoding="utf-8")).body
+        if isinstance(cls, ast.ClassDef)
+        for part in cls.body
+        if isinstance(part, ast.FunctionDef) and part.name == "forward"
+    ]
+    assert {"DualPathBlock.forward", "WidePath.forward", "DeepPath.forward", "Sublayer.forward"} < {
+        name for name, _ in forwards
+    }
+    for name, forward in forwards:
+        given = forward.args
+        arguments = [*given.posonlyargs, *given.args[1:], *given.kwonlyargs]
+        assert forward.end_lineno is not None
+        assert forward.end_lineno - forward.lineno + 1 <= MOST_LINES, name
+        assert len(arguments) <= MOST_ARGUMENTS, name
+        assert given.vararg is given.kwarg is None, name

@@ -1,10 +1,12 @@
-"""Checks of a recipe against the world: data, validation sets, devices, checkpoint."""
+"""Checks of a recipe against the world: data, validation sets, devices, memory. Torch-free."""
 
 import ctypes
 import glob
+import os
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.flops.count import parameters
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.recipe.settings import Settings, TrainerSettings
 from dualpath_cli.run.run_folder import TOKENIZER
@@ -17,11 +19,7 @@ from dualpath_cli.text.verification import verify_chunks
 
 
 def check_training_data(settings: Settings) -> Manifest:
-    """Checks that the data folder is whole and fits the model.
-
-    Raises:
-        UserError: naming what is wrong and the way out.
-    """
+    """Raises UserError unless the data folder is whole and fits the model; returns its manifest."""
     folder = settings.data.path
     manifest = Manifest.read(folder)
     manifest.check_sizes(folder)
@@ -45,11 +43,7 @@ def check_training_data(settings: Settings) -> Manifest:
 
 
 def check_epochs(settings: Settings, manifest: Manifest, since: int) -> None:
-    """Checks that the training data last for the token budget, from step `since` on.
-
-    Raises:
-        UserError: if they would have to be repeated more often than `data.max_epochs` allows.
-    """
+    """Raises UserError where the budget, from step `since` on, is more than `data.max_epochs`."""
     wanted, most = epochs(settings, manifest, since), settings.data.max_epochs
     if most is not None and wanted > most:
         rest = f" from step {since} on" if since else ""
@@ -60,11 +54,7 @@ def check_epochs(settings: Settings, manifest: Manifest, since: int) -> None:
 
 
 def check_schedule(settings: Settings) -> None:
-    """Checks that the token budget is enough for a step, and for the warm-up.
-
-    Raises:
-        UserError: if it is not.
-    """
+    """Raises UserError unless the token budget is enough for a step, and for the warm-up."""
     run, warmup = settings.run, settings.optim.warmup_steps
     steps = run.max_tokens // run.batch_tokens
     if steps == 0:
@@ -80,22 +70,14 @@ def check_schedule(settings: Settings) -> None:
 
 
 def check_train_loops(settings: Settings) -> None:
-    """Checks that the model can be trained with each number of loops that is drawn from.
-
-    Raises:
-        UserError: if it has no loop, or no router to weigh more than one.
-    """
+    """Raises UserError unless the model has a loop, and a router where it draws more than one."""
     for loops in settings.run.train_loops or []:
         if problem := Intervention(loops=loops).problem(settings.model):
             raise UserError(f"run.train_loops has {loops}: {problem}")
 
 
 def check_devices(trainer: TrainerSettings) -> None:
-    """Checks that there are as many GPUs as are asked for by name, without importing torch.
-
-    Raises:
-        UserError: if not.
-    """
+    """Raises UserError unless there are as many GPUs as are asked for by name."""
     if trainer.accelerator not in ("cuda", "gpu"):
         return
     count = visible_gpus()
@@ -128,14 +110,57 @@ def epochs(settings: Settings, manifest: Manifest, since: int = 0) -> float:
     return (settings.run.max_tokens - since * settings.run.batch_tokens) / manifest.tokens
 
 
+def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) -> int:
+    """Returns how many micro-batches of sequences of `length` tokens a rank has of each step.
+
+    Raises UserError unless the step's tokens are equally many whole micro-batches on all ranks.
+    """
+    sequences, rest = divmod(batch_tokens, length)
+    if rest:
+        raise UserError(
+            f"run.batch_tokens={batch_tokens} is no whole number of sequences of {length} tokens; "
+            f"{(sequences + 1) * length} is one"
+        )
+    own, rest = divmod(sequences, ranks)
+    if rest:
+        fewer = max(n for n in range(1, ranks) if sequences % n == 0)
+        raise UserError(
+            f"the {sequences} sequences of a step (run.batch_tokens={batch_tokens}) cannot be "
+            f"dealt out evenly to {ranks} devices, but to {fewer}; a new run could take "
+            f"--run.batch_tokens {(own + 1) * ranks * length}"
+        )
+    if own % micro_batch:
+        fitting = max(n for n in range(1, min(own, micro_batch) + 1) if own % n == 0)
+        raise UserError(
+            f"run.micro_batch={micro_batch} does not divide the {own} sequences that a device has "
+            f"of each step; --run.micro_batch {fitting} does"
+        )
+    return own // micro_batch
+
+
+def check_size(settings: Settings) -> None:
+    """Raises UserError unless the weights alone, in float32, fit into this machine's memory.
+
+    A run takes a lot more. Where all machines share one set of weights, each holds its part.
+    """
+    trainer, size = settings.trainer, 4 * parameters(settings.model)
+    within_a_node = trainer.strategy == "hsdp" and settings.run.shard_size is None
+    machines = trainer.num_nodes if trainer.is_sharded and not within_a_node else 1
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory * machines:
+        raise UserError(
+            f"the model has {size / 4e6:,.0f}M parameters, {size / 1e9:,.0f} GB, and "
+            f"this machine {memory / 1e9:,.0f} GB of memory; lower model.n_layers "
+            f"({settings.model.n_layers}), d_model ({settings.model.d_model}), vocab_size or the "
+            "FFN widths"
+        )
+
+
 def check_validation_sets(settings: Settings, tokenizer: str, way_out: str = "") -> None:
-    """Checks that every validation set exists, is of a known kind and has the run's tokens.
+    """Raises UserError unless every validation set exists, is readable and has the run's tokens.
 
-    `tokenizer` is where the run's `tokenizer.json` lies, which texts are encoded by; `way_out`
-    says what to do where a set is missing.
-
-    Raises:
-        UserError: for the first that is not so.
+    `tokenizer` is the path of the run's `tokenizer.json`; `way_out` ends the message on a missing
+    set.
     """
     for name, path in settings.data.val.items():
         place = f"data.val.{name}: '{path}'"
@@ -165,12 +190,9 @@ def _check_length(manifest: Manifest, settings: Settings, place: str) -> None:
 
 
 def verify_data(settings: Settings, *, training: bool) -> None:
-    """Verifies what lies on this disk: validation sets of tokens, for `training` its data too.
+    """Raises UserError for a changed chunk on this disk: of validation, for `training` of all data.
 
     Chunks from S3 are verified as they come. May take minutes: the last of the checks.
-
-    Raises:
-        UserError: for a chunk that is not what was prepared.
     """
     folders = [path for path in settings.data.val.values() if is_data_folder(path)]
     folders += [settings.data.path] if training else []

@@ -15,20 +15,19 @@ from typing import Any
 import yaml
 
 from dualpath_cli.command import words
-from dualpath_cli.command.branch import find_trunk
 from dualpath_cli.command.checks import (
     check_devices,
     check_epochs,
     check_schedule,
+    check_size,
     check_train_loops,
     check_training_data,
     check_validation_sets,
     verify_data,
 )
-from dualpath_cli.command.new_data import data_since
+from dualpath_cli.command.continuing import data_since, find_trunk
 from dualpath_cli.command.records import Command, resolve
 from dualpath_cli.command.run_tables import check_tables
-from dualpath_cli.command.size_check import check_size
 from dualpath_cli.command.words import CommandLine
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.streams import is_first_rank
@@ -70,11 +69,9 @@ class Launch:
 
 
 def prepare(command: Command, line: CommandLine) -> Launch:
-    """Checks what the words of a command with one RUN at most say.
+    """Checks the words of a command with one RUN at most; the first mistake is a UserError.
 
-    Raises:
-        UserError: for the first mistake found.
-        SystemExit: after --print_config.
+    Raises SystemExit after --print_config.
     """
     if len(line.runs) > 1:
         raise UserError(f"--ckpt_path takes one RUN, not {len(line.runs)}")
@@ -104,8 +101,7 @@ def prepare(command: Command, line: CommandLine) -> Launch:
 def prepare_several(command: Command, line: CommandLine) -> tuple[list[Launch], Path]:
     """Checks a command with several RUNs: a launch each, and the folder that holds theirs.
 
-    Raises:
-        UserError: for the first mistake, and for several devices or no `--out`.
+    Raises UserError for the first mistake, and for several devices or no `--out`.
     """
     if command.combine is None:
         raise UserError(f"{command.name} takes one RUN; give the command for each of them")
@@ -167,8 +163,7 @@ def to_train(
 ) -> Launch:
     """Checks data and schedule, and finds what to continue: this run, or another one's weights.
 
-    Raises:
-        UserError: for the first mistake found.
+    Raises UserError for the first mistake.
     """
     check_devices(settings.trainer)
     check_classes(settings.model)

@@ -78,11 +78,7 @@ def answer(command: Command, options: Any) -> str | None:
 
 
 def parse(parser: OneLineParser, words: Sequence[str]) -> argparse.Namespace:
-    """Parses words that are all a command's own.
-
-    Raises:
-        UserError: for a word that is no option, with the nearest one that is.
-    """
+    """Parses words that are all a command's own; a UserError for another names the nearest."""
     namespace, unknown = parser.parse_known_args(words)
     if unknown:
         raise UserError(unknown_word(unknown[0], options_of(parser)))
@@ -90,7 +86,10 @@ def parse(parser: OneLineParser, words: Sequence[str]) -> argparse.Namespace:
 
 
 def options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Every option of a parser, by its name without hyphens before it."""
+    """Every option of a parser, by its name without hyphens before it.
+
+    argparse lists them nowhere in public: `tests/command/options.txt` tells if this changes.
+    """
     options = [option for action in parser._actions for option in action.option_strings]
     return {option.lstrip("-"): option for option in options}
 

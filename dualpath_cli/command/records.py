@@ -62,7 +62,7 @@ _RECORDS = (
         f"--config RECIPE [--ckpt_path RUN] [--new-data] {SECTION_WORDS}",
         needs="recipe",
         task="dualpath_cli.session.fit:fit",
-        add_arguments="dualpath_cli.command.new_data:add_arguments",
+        add_arguments="dualpath_cli.command.continuing:add_arguments",
     ),
     Command(
         "validate",

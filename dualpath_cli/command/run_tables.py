@@ -19,13 +19,10 @@ NEEDED = {"metrics.csv": ("step", "tokens", "seconds"), "validation.csv": ("step
 def check_tables(
     folder: Path, names: Sequence[str] = TABLES, checkpoint: Path | None = None
 ) -> None:
-    """Checks that what a run wrote down can be gone on with, in the tables of these names.
+    """Raises UserError where a run's tables cannot be continued.
 
-    Says which of them lack rows that they had as the checkpoint to go on from was written.
-
-    Raises:
-        UserError: for a table that is no CSV, a column that is missing, a cell that is no number,
-            and steps that go back.
+    That is a table that is no CSV, a missing column, a cell that is no number, a step that goes
+    back. Prints which tables lack rows that they had as `checkpoint` was written.
     """
     for name in names:
         path, step = folder / name, 0

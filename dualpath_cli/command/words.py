@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import json
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +51,9 @@ class CommandLine:
 
 
 def read(command: Command, words: Sequence[str]) -> CommandLine:
-    """Splits a command's words.
+    """Splits a command's words; raises UserError for the first that means nothing.
 
-    Raises:
-        UserError: for the first word that means nothing.
-        SystemExit: after --help.
+    Raises SystemExit after --help.
     """
     parser = parser_of(command)
     if {"-h", "--help"} & set(words):
@@ -105,8 +103,7 @@ def _split(words: Sequence[str]) -> tuple[list[tuple[list[str], str]], list[str]
 def _value(path: Sequence[str], text: str) -> Any:
     """A value as a recipe has it: text where the key wants text, else read as YAML.
 
-    Raises:
-        UserError: for a key that there is not, and for a section that is no mapping.
+    Raises UserError for an unknown key, and for a section that is no mapping.
     """
     section = path[0]
     if len(path) == 1 and section != SEED:
@@ -132,14 +129,11 @@ def _value(path: Sequence[str], text: str) -> Any:
 
 def _keys() -> dict[str, str]:
     """The keys of a recipe as options, by their last part."""
-    return {key.rpartition(".")[2]: f"--{key}" for key, _ in _fields()}
-
-
-def _fields() -> Iterator[tuple[str, "dataclasses.Field[Any]"]]:
-    """Every key of a recipe with its field: `model.loops`."""
-    for name, section in SECTIONS.items():
-        for field in dataclasses.fields(section):
-            yield f"{name}.{field.name}", field
+    return {
+        field.name: f"--{name}.{field.name}"
+        for name, section in SECTIONS.items()
+        for field in dataclasses.fields(section)
+    }
 
 
 def _add_sections(parser: argparse.ArgumentParser) -> None:
@@ -150,18 +144,16 @@ def _add_sections(parser: argparse.ArgumentParser) -> None:
         "--seed_everything", metavar="N",
         help="Seed of the weights and of the data order (a whole number; default: 0).",
     )  # fmt: skip
-    groups = {name: parser.add_argument_group(f"{name} of the recipe") for name in SECTIONS}
-    texts = {
-        name: {text.arg_name: text.description or "" for text in parse_from_object(section).params}
-        for name, section in SECTIONS.items()
-    }
-    for key, field in _fields():
-        name = key.partition(".")[0]
-        annotation = typing.get_type_hints(SECTIONS[name])[field.name]
-        factory = field.default_factory
-        default = field.default if factory is dataclasses.MISSING else factory()
-        shown = default if isinstance(default, str) else json.dumps(default)
-        help_text = f"{texts[name][field.name]} ({describe(annotation)}; default: {shown})"
-        groups[name].add_argument(
-            f"--{key}", metavar="VALUE", help=" ".join(help_text.split()).replace("%", "%%")
-        )
+    for name, section in SECTIONS.items():
+        group = parser.add_argument_group(f"{name} of the recipe")
+        kinds = typing.get_type_hints(section)
+        texts = {text.arg_name: text.description for text in parse_from_object(section).params}
+        for field in dataclasses.fields(section):
+            factory = field.default_factory
+            default = field.default if factory is dataclasses.MISSING else factory()
+            shown = default if isinstance(default, str) else json.dumps(default)
+            sentence = f"{texts[field.name]} ({describe(kinds[field.name])}; default: {shown})"
+            group.add_argument(
+                f"--{name}.{field.name}", metavar="VALUE",
+                help=" ".join(sentence.split()).replace("%", "%%"),
+            )  # fmt: skip

@@ -38,8 +38,7 @@ def names() -> list[str]:
 def find(recipe: str, beside: Path | None = None) -> Path:
     """Returns the file that `recipe` means: a path, a path relative to `beside`, or a bare name.
 
-    Raises:
-        UserError: if there is no such file and no packaged recipe of that name.
+    Raises UserError if there is no such file and no packaged recipe of that name.
     """
     named = recipe if "/" in recipe or recipe.endswith(".yaml") else f"{recipe}.yaml"
     for candidate in (Path(recipe), beside and beside / recipe, beside and beside / named):
@@ -55,11 +54,7 @@ def find(recipe: str, beside: Path | None = None) -> Path:
 
 
 def load_recipes(names: Iterable[str]) -> Recipe:
-    """Reads recipes, each by path or bare name, as one: later ones win, key by key.
-
-    Raises:
-        UserError: as `load` does.
-    """
+    """Reads recipes, each by path or bare name, as one: later ones win, key by key."""
     return reduce(merge, map(load, names), {})
 
 
@@ -82,16 +77,15 @@ def merge(below: Recipe, above: Recipe) -> Recipe:
 
 
 def read(path: Path) -> Recipe:
-    """Reads a file as one recipe, `base` not yet resolved.
-
-    Raises:
-        UserError: for a file that cannot be read, and as `parse` does.
-    """
+    """Reads a file as one recipe, `base` not yet resolved."""
     return parse(read_text(path), str(path))
 
 
 def parse(text: str, name: str) -> Recipe:
-    """Reads YAML text as one recipe, `base` not yet resolved; `name` is for the error message."""
+    """Reads YAML text as one recipe, `base` not yet resolved; `name` is for the error message.
+
+    Raises UserError for text that is not YAML, not a mapping, or too much.
+    """
     if len(text) > MOST_CHARACTERS:
         raise UserError(
             f"recipe {name} has more than {MOST_CHARACTERS:,} characters; give a shorter one"
@@ -132,11 +126,8 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Recipe:
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise UserError(f"recipe {path}: base must be a name or a list of names, not {bases!r:.40}")
-    resolved: Recipe = {}
-    for base in bases:
-        found = find(base, beside=path.parent)
-        resolved = merge(resolved, _load(found, (*seen, path.resolve())))
-    return merge(resolved, own)
+    below = [_load(find(base, beside=path.parent), (*seen, path.resolve())) for base in bases]
+    return reduce(merge, [*below, own], {})
 
 
 def _read(text: str) -> Any:

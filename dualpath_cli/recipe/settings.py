@@ -139,14 +139,12 @@ class RunSettings:
             check_path("branch_from", self.branch_from)
         if self.wandb is not None:
             check_name("wandb", self.wandb)
-        ranges: dict[str, Range] = dict.fromkeys(
-            ("log_every", "save_every", "max_bad_steps"), _COUNT
-        )
+        counts = ("log_every", "save_every", "max_bad_steps")
+        ranges: dict[str, Range] = dict.fromkeys(counts, _COUNT)
         ranges |= dict.fromkeys(("gates_every", "validate_every", "keep", "keep_every"), _EVERY)
         ranges |= dict.fromkeys(("budget", "max_tokens", "batch_tokens"), _SIZE)
         ranges |= {"peak_tflops": (1e-6, 1e9), "rank_timeout": (0.01, 1e6)}
-        if self.shard_size is not None:
-            ranges["shard_size"] = (2, 10**5)
+        ranges["shard_size"] = (2, 10**5)
         if self.micro_batch != "auto":
             ranges["micro_batch"] = (1, 10**6)
         check_ranges(self, ranges)
@@ -199,12 +197,8 @@ class DataSettings:
         for name, path in self.val.items():
             check_name("the name of a validation set in val", name)
             check_path(f"val.{name}", path, remote=True)
-        ranges: dict[str, Range] = {
-            "val_seed": _SEED,
-            "workers": (0, MOST_WORKERS),
-            "val_tokens": _SIZE,
-        }
-        check_ranges(self, ranges | {"max_epochs": (1e-9, 1e9)})
+        ranges: dict[str, Range] = {"val_seed": _SEED, "val_tokens": _SIZE}
+        check_ranges(self, ranges | {"workers": (0, MOST_WORKERS), "max_epochs": (1e-9, 1e9)})
 
 
 @dataclass(frozen=True)
@@ -338,11 +332,7 @@ def settings_from(recipe: Recipe) -> Settings:
 
 
 def check_sections(recipe: Recipe) -> None:
-    """Checks that a recipe has known sections, each a mapping; not their content.
-
-    Raises:
-        UserError: for the first that is not so.
-    """
+    """Raises UserError unless a recipe's sections are known, each a mapping; ignores content."""
     known = [section.name for section in fields(Settings)]
     for name, section in recipe.items():
         if name not in known:

@@ -88,8 +88,7 @@ def damaged(
 ) -> list[str]:
     """Hashes this rank's part of the files; returns the names of those that were changed.
 
-    `read` gets the number of bytes just read. A checkpoint of an earlier version has no list of
-    files: nothing is known of it.
+    `read` gets the number of bytes just read. Of an earlier version's checkpoint nothing is known.
     """
     files = _read_manifest(checkpoint) or {}
     own = sorted(files)[rank::ranks]

@@ -50,8 +50,7 @@ def is_run_file(path: Path) -> bool:
 def find(path: str) -> Run:
     """Understands any RUN: a run folder, a checkpoint inside one, or a run in one file.
 
-    Raises:
-        UserError: if there is no run of dualpath at `path`, and as `check_as_written`.
+    Raises UserError if there is no run of dualpath at `path`, and as `check_as_written`.
     """
     run = _open(Path(path)) if is_run_file(Path(path)) else run_folder.find_run(path)
     run_folder.check_as_written(run.folder, run.checkpoint)
@@ -59,11 +58,7 @@ def find(path: str) -> Run:
 
 
 def describe(run: Run, settings: Settings) -> dict[str, str]:
-    """The header of a file of this run; its hash is filled in once all is written.
-
-    Raises:
-        UserError: where recipe, versions or tokenizer of the run cannot be read.
-    """
+    """The header of a file of this run; its hash is filled in once all is written."""
     return {
         "format": "pt",
         "dualpath": LAYOUT,

@@ -22,7 +22,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from dualpath_cli.files.text_file import read_json
 from dualpath_cli.output.streams import is_first_rank
 from dualpath_cli.own_classes import consent
 from dualpath_cli.recipe.recipes import Recipe, merge, read
-from dualpath_cli.recipe.settings import SECTIONS, check_sections
+from dualpath_cli.recipe.settings import TrainerSettings, check_sections, settings_from
 from dualpath_cli.run.checkpoint_files import facts_of, fault_of
 
 RECIPE = "recipe.yaml"
@@ -48,8 +49,8 @@ _STEP = re.compile(r"step-[0-9]{1,18}")
 
 PUT_BACK = "put it back, or give this run a name (--run.name NAME)"
 
-# A continued run may change these: none of them decides the numbers.
 _NUMBERS = ("model", "optim", "run", "data", "seed_everything")
+# A continued run may change these: none of them decides the numbers.
 _FREE_KEYS = {
     "run": {"dir", "name", "branch_from", "compile", "activation_checkpointing", "micro_batch",
             "log_every", "gates_every", "validate_every", "save_every", "keep", "keep_every",
@@ -57,8 +58,6 @@ _FREE_KEYS = {
             "shard_size"},
     "data": {"path", "val", "val_tokens", "val_seed", "workers", "max_epochs", "verify"},
 }  # fmt: skip
-
-
 _TRAINER_KEYS = ("precision", "callbacks", "plugins")
 """Keys of the trainer's section that decide numbers, or may."""
 
@@ -66,7 +65,7 @@ _TRAINER_KEYS = ("precision", "callbacks", "plugins")
 def without_numbers() -> set[str]:
     """Keys of a recipe that do not affect training, given its data: `run.log_every`."""
     keys = {f"{section}.{key}" for section, names in _FREE_KEYS.items() for key in names}
-    trainer = {field.name for field in fields(SECTIONS["trainer"])}
+    trainer = {field.name for field in fields(TrainerSettings)}
     return keys | {f"trainer.{key}" for key in trainer.difference(_TRAINER_KEYS)}
 
 
@@ -194,12 +193,9 @@ def check_same_recipe(
     free: Mapping[str, Set[str]] = {},
     way_out: str = "give this one a name (--run.name NAME)",
 ) -> None:
-    """Refuses to continue a run under a recipe that would have given other numbers.
+    """Raises UserError, naming the first difference, for a recipe that gives other numbers.
 
     `free` are keys by section that may differ as well.
-
-    Raises:
-        UserError: naming the first difference.
     """
     if different := _first_difference(read_recipe(folder), recipe, sections, free):
         name, old, new = different
@@ -207,13 +203,9 @@ def check_same_recipe(
 
 
 def check_as_written(folder: Path, checkpoint: Path) -> None:
-    """Refuses a run folder whose recipe or tokenizer is not that of a checkpoint of it.
+    """Raises UserError where the folder's model or tokenizer is not that of its checkpoint.
 
-    Of the recipe the model counts, which the checkpoint's facts hold as they do the tokenizer's
-    fingerprint; those of an earlier version hold neither.
-
-    Raises:
-        UserError: naming the first difference, and where a file of the run cannot be read.
+    The checkpoint's facts hold both; those of an earlier version hold neither.
     """
     from dualpath_cli.text.tokenizer import Tokenizer
 
@@ -256,43 +248,29 @@ def _first_difference(
     return None
 
 
+@cache
 def _defaults() -> Recipe:
-    """The default settings, as a resolved recipe writes them."""
-
-    def default(field: Any) -> Any:
-        return field.default if field.default_factory is MISSING else field.default_factory()
-
-    values = {
-        name: {field.name: default(field) for field in fields(section)}
-        for name, section in SECTIONS.items()
-    }
-    defaults: Recipe = json.loads(json.dumps(values))
-    return defaults
+    """The default settings, as a resolved recipe writes them; a model's widths have none."""
+    widths: Recipe = {"d_ffn": 1, "d_ffn_wide": 1}
+    recipe = settings_from({"model": widths}).as_recipe()
+    return merge(recipe, {"model": dict.fromkeys(widths)})
 
 
 def facts_at(folder: Path, checkpoint: Path) -> dict[str, Any]:
-    """The facts by `start` for the part of a run that wrote one of its checkpoints.
-
-    Raises:
-        UserError: where that cannot be read.
-    """
+    """The facts by `start` for the part of a run that wrote one of its checkpoints."""
     facts = facts_of(checkpoint)
     return read_json(folder / VERSIONS, PUT_BACK) if facts is None else facts
 
 
 def facts_now(folder: Path) -> dict[str, Any]:
     """The last facts by `start`; empty where it has written none."""
-    parts = [*_parts(folder, VERSIONS), *folder.glob(VERSIONS)]
+    parts = [*_parts(folder, VERSIONS).values(), *folder.glob(VERSIONS)]
     newest = max(parts, key=lambda path: path.stat().st_mtime_ns, default=None)
     return {} if newest is None else read_json(newest, PUT_BACK)
 
 
 def check_same_facts(folder: Path, checkpoint: Path, facts: dict[str, Any]) -> None:
-    """Refuses to continue a run from a checkpoint with facts that would have given other numbers.
-
-    Raises:
-        UserError: naming the first fact that differs.
-    """
+    """Raises UserError for the first fact that is not as it was where a checkpoint was written."""
     before = facts_at(folder, checkpoint)
     for name, now in facts.items():
         if before.get(name) != now:
@@ -302,15 +280,11 @@ def check_same_facts(folder: Path, checkpoint: Path, facts: dict[str, Any]) -> N
             )
 
 
-def _parts(folder: Path, name: str) -> list[Path]:
-    """The files of that name of all continued parts of a run."""
+def _parts(folder: Path, name: str) -> dict[int, Path]:
+    """The files of that name of all continued parts of a run, by the step they go on from."""
     path = folder / name
-    return [p for p in folder.glob(f"{path.stem}-*{path.suffix}") if p.stem[-8:].isdecimal()]
-
-
-def _part_of(path: Path) -> int:
-    """The step that the part of a run, whose file this is, was continued from."""
-    return int(path.stem.rpartition("-")[2])
+    found = [p for p in folder.glob(f"{path.stem}-*{path.suffix}") if p.stem[-8:].isdecimal()]
+    return {int(p.stem.rpartition("-")[2]): p for p in found}
 
 
 def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None = None) -> None:
@@ -320,8 +294,8 @@ def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None 
     Those of later parts, of a run that is taken back, go.
     """
     for name in (RECIPE, VERSIONS):
-        for path in _parts(folder, name):
-            if _part_of(path) >= (step or 0):
+        for begun, path in _parts(folder, name).items():
+            if begun >= (step or 0):
                 path.unlink()
     suffix = "" if step is None else f"-{step:08d}"
     recipe_text = yaml.safe_dump(recipe, sort_keys=False)

@@ -6,9 +6,8 @@ from typing import Any
 
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 
-from dualpath_cli.command.batch import micro_batches
-from dualpath_cli.command.branch import take_over
-from dualpath_cli.command.checks import epochs
+from dualpath_cli.command.checks import epochs, micro_batches
+from dualpath_cli.command.continuing import take_over
 from dualpath_cli.ending import Terminated
 from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.files.atomic import write_text
@@ -29,16 +28,19 @@ from dualpath_cli.training.stopping import TIME_OVER, StopTraining
 
 
 def fit(session: Session) -> None:
-    """Trains; on the way the run folder fills, at the end its curve is drawn.
+    """Trains; the run folder fills meanwhile, and at the end its curve is drawn.
 
     Raises:
         UserError: if the batch is not a whole number of micro-batches on these devices, a run
             would be continued in another precision or order of the data, another process writes
-            it, or data are lost meanwhile.
+            it, or data are lost.
         RunFailed: if the numbers go wrong, or a loader process is lost.
     """
     folder, checkpoint = session.launch.run_folder, session.launch.checkpoint
-    steps, accumulate = _plan(session)
+    model, run = session.launch.settings.model, session.launch.settings.run
+    ranks, micro_batch = session.trainer.world_size, session.datamodule.micro_batch
+    steps = run.max_tokens // run.batch_tokens
+    accumulate = micro_batches(run.batch_tokens, model.max_seq_len, ranks, micro_batch)
     session.say(_summary(session, steps, accumulate))
     step = None if checkpoint is None else run_folder.step_of(checkpoint)
     if step is not None and step >= steps:
@@ -159,20 +161,12 @@ def _stopped(session: Session, signum: int) -> Stopped:
     return Stopped(f"{name}; the same command continues from {at}", code, session.console.quiet)
 
 
-def _plan(session: Session) -> tuple[int, int]:
-    """Returns optimizer steps and accumulated micro-batches a step."""
-    model, run = session.launch.settings.model, session.launch.settings.run
-    ranks, micro_batch = session.trainer.world_size, session.datamodule.micro_batch
-    accumulate = micro_batches(run.batch_tokens, model.max_seq_len, ranks, micro_batch)
-    return run.max_tokens // run.batch_tokens, accumulate
-
-
 def _summary(session: Session, steps: int, accumulate: int) -> str:
     launch, settings = session.launch, session.launch.settings
     model, run = settings.model, settings.run
     assert launch.manifest is not None
-    linear = count.mean_layer_flops(model)["linear_total"]
-    total = count.mean_layer_flops(model)["total"]
+    flops = count.mean_layer_flops(model)
+    linear, total = flops["linear_total"], flops["total"]
     lines = [
         f"model   {count.parameters(model) / 1e6:,.1f}M parameters, "
         f"{linear / 1e6:.2f}M linear and {total / 1e6:.2f}M total FLOPs per token and layer"

@@ -14,12 +14,12 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from dualpath_cli.command import launch as launches
 from dualpath_cli.command.launch import Launch
-from dualpath_cli.command.micro_batch import UNTRAINED, fitting_size
 from dualpath_cli.command.parser import add_options, answer
 from dualpath_cli.command.records import COMMANDS, resolve
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.run.run_folder import TOKENIZER
+from dualpath_cli.session.micro_batch import UNTRAINED, fitting_size
 from dualpath_cli.session.session import Session
 from dualpath_cli.session.trainer import build_trainer
 from dualpath_cli.text.storage import local_copy

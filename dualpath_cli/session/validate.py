@@ -5,11 +5,7 @@ from dualpath_cli.session.session import Session
 
 
 def validate(session: Session) -> None:
-    """Scores the checkpoint on every validation set.
-
-    Raises:
-        UserError: if the run names none.
-    """
+    """Scores the checkpoint on every validation set; UserError if the run names none."""
     if not session.launch.settings.data.val:
         raise UserError("the run names no validation set; give one: --data.val.NAME FILE_OR_FOLDER")
     session.trainer.validate(session.module, datamodule=session.datamodule, verbose=False)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from dualpath_cli.command import launch
-from dualpath_cli.command.batch import micro_batches
+from dualpath_cli.command.checks import micro_batches
 from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.errors import UserError
 from dualpath_cli.own_classes.checks import check_as_begun

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli.cli import main
-from dualpath_cli.errors import UserError
+from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.files.csv_text import read_csv
 from tests.conftest import Share
 from tests.fuzz.home import RUN, write_home
@@ -22,18 +22,13 @@ OTHERS = [
     f"{command} --ckpt_path {RUN}"
     for command in ("validate", "ablate", "routing --tagger none", "routing --text hello")
 ]
+TABLES = {
+    "metrics.csv": "tokens,seconds", "validation.csv": "set", "bad_steps.csv": "kind",
+    "routing.csv": "layer,gate_deep,gate_wide,expected_loops",
+}  # fmt: skip
+"""The tables of a run, and columns that each must have beside the step."""
+FILES = ("recipe.yaml", "versions.json", "metrics.csv", "validation.csv", "routing.csv")
 Damage = Callable[[Path], object]
-
-
-def cut(path: Path) -> None:
-    """Leaves the first half."""
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def folder(path: Path) -> None:
-    """Puts a folder in the place, which cannot be read by anybody, not even root."""
-    path.unlink()
-    path.mkdir()
 
 
 def pipe(path: Path) -> None:
@@ -42,16 +37,19 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+def folder(path: Path) -> None:
+    """Puts a folder in the place, which cannot be read by anybody, not even root."""
+    path.unlink()
+    path.mkdir()
+
+
 def device(path: Path) -> None:
     path.unlink()
     path.symlink_to("/dev/null")
 
 
-NO_FILE = "it is a pipe or a device, no file"
-
-
-def holding(content: bytes) -> Damage:
-    return lambda path: path.write_bytes(content)
+def no_text(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\n\x00")
 
 
 @pytest.fixture
@@ -64,7 +62,7 @@ def home(share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command says that must fail, in one line."""
+    """The one line by which a command refuses."""
     capsys.readouterr()
     assert main(line.split()) == 2
     captured = capsys.readouterr()
@@ -79,178 +77,145 @@ def test_the_run_is_fine_before_it_is_damaged(home: Path) -> None:
         assert main(line.split()) == 0
 
 
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("damage", "reason"),
     [
-        (Path.unlink, "recipe.yaml"),
-        (holding(b""), "recipe.yaml must be a mapping of sections, not None"),
-        (cut, "cannot be read"),
-        (holding(b"\xff\x00\x80"), "recipe.yaml cannot be read ('utf-8' codec"),
-        (holding(b"- 1"), "recipe.yaml must be a mapping of sections, not a list\n"),
-        (holding(b"root:x:0:0:/root"), "recipe.yaml must be a mapping of sections, not a text\n"),
-        (holding(b"model: 3"), "recipe.yaml: 'model' in the recipe must be a mapping, not 3"),
-        (holding(b"data:"), "recipe.yaml: 'data' in the recipe must be a mapping, not null"),
-        (folder, "recipe.yaml"),
-        (pipe, "recipe.yaml"),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-@pytest.mark.parametrize("line", [FIT, OTHERS[0]])
-def test_a_damaged_recipe_is_named(
-    line: str, damage: Damage, words: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = home / RUN / "recipe.yaml"
-    if damage is cut:  # anywhere else it may be whole YAML
-        recipe.write_text("model: {n_layers: 2, n_")
-    else:
-        damage(recipe)
-    assert words in refused(line, capsys)
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (Path.unlink, "cannot be read (No such file or directory); put it back, or give this run"),
-        (holding(b""), "cannot be read (no JSON: Expecting value"),
-        (cut, "cannot be read (no JSON: "),
-        (holding(b"\xff\x00"), "cannot be read ('utf-8' codec"),
-        (holding(b"[" * 100_000), "cannot be read (no JSON: "),
-        (holding(b"[]"), "cannot be read (no JSON object)"),
-        (holding(b"{}"), "was trained on data of the fingerprint None, these are"),
+        (no_text, "cannot be read ('utf-8' codec"),
         (folder, "cannot be read (Is a directory)"),
-        (pipe, NO_FILE),
-        (device, NO_FILE),
+        (pipe, "cannot be read (it is a pipe or a device, no file)"),
+        (device, "cannot be read (it is a pipe or a device, no file)"),
     ],
-    ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_run_whose_versions_are_damaged_is_not_continued(
-    damage: Damage, words: str, home: Path, capsys: pytest.CaptureFixture[str]
+def test_a_file_that_is_no_text_is_named(
+    name: str, damage: Damage, reason: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    damage(home / RUN / "versions.json")
+    if name == "recipe.yaml" and damage is not no_text:
+        reason = "has no recipe.yaml, which says what was trained; put it back"
+    damage(home / RUN / name)
     said = refused(FIT, capsys)
-    assert "versions.json" in said or "fingerprint" in said
+    assert name in said
+    assert reason in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("recipe.yaml", "", "recipe.yaml must be a mapping of sections, not None"),
+        ("recipe.yaml", "model: {n_layers: 2, n_", "cannot be read"),
+        ("recipe.yaml", "- 1", "recipe.yaml must be a mapping of sections, not a list\n"),
+        ("recipe.yaml", "root:x:0", "recipe.yaml must be a mapping of sections, not a text\n"),
+        ("recipe.yaml", "data:", "recipe.yaml: 'data' in the recipe must be a mapping, not null"),
+        ("versions.json", "", "cannot be read (no JSON: Expecting value"),
+        ("versions.json", "[" * 100_000, "cannot be read (no JSON: "),
+        ("versions.json", "[]", "cannot be read (no JSON object); put it back, or give this run"),
+        ("versions.json", "{}", "was trained on data of the fingerprint None, these are"),
+        ("metrics.csv", "[[[[", "has no whole line, not even a header; mend it, or move it away"),
+        ("metrics.csv", 'step,x\n"1,1\n', "cannot be read (unexpected end of data)"),
+    ],
+)
+def test_a_file_of_other_content_is_named(
+    name: str, text: str, words: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / RUN / name).write_text(text)
+    said = refused(FIT, capsys)
+    assert f"{RUN}/{name}" in said or "fingerprint" in said
     assert words in said
 
 
-TABLES = ["metrics.csv", "validation.csv", "routing.csv"]
+@pytest.mark.parametrize(
+    ("name", "line", "words"),
+    [
+        ("recipe.yaml", FIT, "has no recipe.yaml, which says what was trained; put it back"),
+        ("recipe.yaml", OTHERS[0], f"'{RUN}' is neither a run folder"),
+        ("versions.json", FIT, "cannot be read (No such file or directory); put it back, or give"),
+    ],
+)
+def test_a_file_that_is_missing_is_named(
+    name: str, line: str, words: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / RUN / name).unlink()
+    assert words in refused(line, capsys)
 
 
-@pytest.mark.parametrize("name", [*TABLES, "bad_steps.csv"])
+@pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("step,{}\nx,1\n", "row 2: step is 'x', no number; mend it, or move it away"),
-        ("step,{}\n1.5,1\n", "row 2: step is '1.5', no number"),
-        ("step,{}\n2,1\n1,1\n", "row 3: step 1 stands after 2"),
-        ("step,{}\n1\n2,1\n", "row 2 has 1 fields, its header"),
+        ("step,{}\nx,{}\n", "row 2: step is 'x', no number; mend it, or move it away"),
+        ("step,{}\n1.5,{}\n", "row 2: step is '1.5', no number"),
+        ("step,{}\n2,{}\n1,{}\n", "row 3: step 1 stands after 2"),
+        ("step,{}\n1\n2,{}\n", "row 2 has 1 fields, its header"),
         ("loss\n1\n", "has no column 'step'"),
-        ("step,loss,{}\n1,many,1\n", "row 2: loss is 'many', no number"),
-        ('step,{}\n"1,1\n', "cannot be read (unexpected end of data)"),
+        ("step,loss,{}\n1,many,{}\n", "row 2: loss is 'many', no number"),
     ],
 )
 def test_a_damaged_table_is_named_with_the_row(
     name: str, text: str, words: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others = {
-        "metrics.csv": "tokens,seconds", "validation.csv": "set",
-        "routing.csv": "layer,gate_deep,gate_wide,expected_loops", "bad_steps.csv": "kind",
-    }[name]  # fmt: skip
-    cells = ",".join("1" for _ in others.split(","))
-    header, *rows = text.format(others).splitlines(keepends=True)
-    rows = [row.removesuffix(",1\n") + f",{cells}\n" if ",1\n" in row else row for row in rows]
-    (home / RUN / name).write_text("".join([header, *rows]))
+    header, _, lines = text.partition("\n")
+    cells = ",".join("1" for _ in TABLES[name].split(","))
+    content = header.format(TABLES[name]) + "\n" + lines.replace("{}", cells)
+    (home / RUN / name).write_text(content)
     said = refused(FIT, capsys)
     assert f"{RUN}/{name}" in said
     assert words in said
 
 
-@pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (holding(b"\xff\xfe\n\x00"), "cannot be read ('utf-8' codec"),
-        (holding(b"[[[["), "has no whole line, not even a header; mend it, or move it away"),
-        (holding(b"step,tok"), "has no whole line"),
-        (folder, "Is a directory"),
-        (pipe, NO_FILE),
-        (device, NO_FILE),
-    ],
-)
-def test_a_table_that_is_none_is_named(
-    name: str, damage: Damage, words: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    damage(home / RUN / name)
-    said = refused(FIT, capsys)
-    assert name in said
-    assert words in said
-
-
-@pytest.mark.parametrize("line", [FIT, *OTHERS[:1]])
+@pytest.mark.parametrize("line", [FIT, OTHERS[0]])
 def test_files_of_a_run_may_be_links(line: str, home: Path) -> None:
-    for name in ("recipe.yaml", "tokenizer.json", "versions.json", *TABLES):
+    for name in (*FILES, "tokenizer.json"):
         path = home / RUN / name
         path.rename(home / name)
         path.symlink_to(home / name)
     assert main(line.split()) == 0
 
 
-@pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("damage", [Path.unlink, holding(b"")])
-def test_a_table_without_rows_is_begun_again(name: str, damage: Damage, home: Path) -> None:
-    damage(home / RUN / name)
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
+def test_tables_without_rows_are_begun_again(damage: Damage, home: Path) -> None:
+    for name in FILES[2:]:
+        damage(home / RUN / name)
     assert main(FIT.split()) == 0
 
 
-@pytest.mark.parametrize("name", ["metrics.csv", "validation.csv"])
-def test_a_run_killed_within_a_row_goes_on_without_that_row(name: str, trained: Fit) -> None:
+def continued(run: Path) -> None:
+    assert main(["fit", "--config", str(run.parents[2] / "recipe.yaml")]) == 0
+
+
+def test_a_run_killed_within_a_row_goes_on_without_that_row(trained: Fit) -> None:
+    """And leaves columns out that the run does not write."""
     run = trained()
     whole = tables(run)
     back_to_step(run, 2)
-    text = (run / name).read_text()
-    # The kill may cut anywhere, also behind the last comma, where the row looks whole.
-    for cut_off in (text[: text.rindex(",") + 2], text[: text.rindex("\n")]):
-        (run / name).write_text(cut_off)
-        assert len(read_csv(run / name)) == text.count("\n") - 2
-    assert main(["fit", "--config", str(run.parents[2] / "recipe.yaml")]) == 0
+    for name in ("metrics.csv", "validation.csv"):
+        text = (run / name).read_text()
+        # The kill may cut anywhere, also behind the last comma, where the row looks whole.
+        for cut_off in (text[: text.rindex(",") + 2], text[: text.rindex("\n")]):
+            (run / name).write_text(cut_off)
+            assert len(read_csv(run / name)) == text.count("\n") - 2
+    lines = (run / "routing.csv").read_text().splitlines()
+    more = [f"{line},{'mine' if number == 0 else number}" for number, line in enumerate(lines)]
+    (run / "routing.csv").write_text("\n".join(more) + "\n")
+    continued(run)
     assert tables(run) == whole
 
 
-@pytest.mark.parametrize(
-    ("keep", "lacking"),
-    [
-        (lambda rows: [], 2),
-        (lambda rows: rows[:1] + rows[2:], 1),
-        (lambda rows: rows[2:], 2),
-        (lambda rows: rows, 0),
-    ],
-)
 def test_a_table_that_lacks_rows_of_before_the_checkpoint_is_named(
-    keep: Callable[[list[str]], list[str]], lacking: int, trained: Fit,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    trained: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = trained()
-    back_to_step(run, 2)
-    table = run / "metrics.csv"
+    table, checkpoint = run / "metrics.csv", run / "checkpoints" / "step-00000002"
     header, *lines = table.read_text().splitlines(keepends=True)
-    table.write_text("".join([header, *keep(lines)]))
     (run / "routing.csv").unlink()  # has no rows yet at step 2
-    capsys.readouterr()
-    assert main(["fit", "--config", str(run.parents[2] / "recipe.yaml")]) == 0
-    said = f"{table} lacks {lacking} of the 2 rows that it had at step 2; the run goes on"
-    assert [line.startswith(said) for line in capsys.readouterr().err.splitlines()] == (
-        [True] if lacking else []
-    )
-
-
-def test_columns_that_the_run_does_not_write_are_left_out(trained: Fit) -> None:
-    run = trained()
-    whole = tables(run)
+    for kept, lacking in ([], 2), (lines[:1] + lines[2:], 1), (lines[2:], 2), (lines, 0):
+        table.write_text("".join([header, *kept]))
+        check_tables(run, checkpoint=checkpoint)
+        said = f"{table} lacks {lacking} of the 2 rows that it had at step 2; the run goes on "
+        assert capsys.readouterr().err.startswith(said if lacking else "")
     back_to_step(run, 2)
-    rows = (run / "metrics.csv").read_text().splitlines()
-    more = [f"{row},{'mine' if number == 0 else number}" for number, row in enumerate(rows)]
-    (run / "metrics.csv").write_text("\n".join(more) + "\n")
-    assert main(["fit", "--config", str(run.parents[2] / "recipe.yaml")]) == 0
-    assert tables(run) == whole
+    table.write_text(header)
+    continued(run)
+    assert capsys.readouterr().err.startswith(f"{table} lacks 2 of the 2 rows")
 
 
 def test_rows_are_read_back_and_half_of_one_is_dropped(tmp_path: Path) -> None:
@@ -258,6 +223,3 @@ def test_rows_are_read_back_and_half_of_one_is_dropped(tmp_path: Path) -> None:
     assert read_csv(path) == []
     path.write_text('step,set\n1,"a,b"\n2,"c\nd"\n3,e')
     assert read_csv(path) == [{"step": "1", "set": "a,b"}, {"step": "2", "set": "c\nd"}]
-    path.write_text("step,set\n1\n2,b\n")
-    with pytest.raises(UserError, match="row 2 has 1 fields, its header 2"):
-        read_csv(path)

@@ -20,7 +20,6 @@ from dualpath_cli.command.parser import options_of, parser_of
 from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.recipe.settings import SECTIONS
 from dualpath_cli.sizes import Size
-from tests.command.test_cli import write_home
 
 OPTIONS = Path(__file__).with_name("options.txt")
 FIELDS = {
@@ -66,14 +65,16 @@ def refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Refused:
     """`refused(words, key, value)`: what `fit` says of words and a recipe's key, in one line."""
-    monkeypatch.chdir(write_home(tmp_path))
+    monkeypatch.chdir(tmp_path)
 
     def run(words: list[str], key: str | None = None, value: Any = None) -> str:
         if key is not None:
             section, _, name = key.partition(".")
             Path("case.yaml").write_text(yaml.safe_dump({section: {name: value}}))
             words = [*words, "--config", "case.yaml"]
-        assert main(["fit", "--config", "tiny.yaml", *words]) == 2, (key, words)
+        widths = ["--model.d_ffn=64", "--model.d_ffn_wide=64"]
+        given = [word for word in widths if not word.startswith(f"--{key}=")]
+        assert main(["fit", *given, *words]) == 2, (key, words)
         out, said = capsys.readouterr()
         assert (out, said.count("\n")) == ("", 1)
         assert said.startswith("dualpath fit: error: ")

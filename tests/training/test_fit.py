@@ -15,7 +15,7 @@ import yaml
 
 from data_prep.__main__ import main as data_prep
 from dualpath_cli.cli import main
-from dualpath_cli.command.batch import micro_batches
+from dualpath_cli.command.checks import micro_batches
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.checkpoint_files import Files

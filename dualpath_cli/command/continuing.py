@@ -1,9 +1,10 @@
-"""`run.branch_from`: a run that takes another one over before its learning rate goes down.
+"""What a run is continued on: other data (`--new-data`), or another run's stable part.
 
-Under schedule `wsd` runs of all lengths are alike up to the cool-down of the shortest. So one long
-run gives the stable part of the shorter ones, each of which adds a cool-down of its own.
+`run.branch_from`: under schedule `wsd` runs of all lengths are alike up to the cool-down of the
+shortest. So one long run, the trunk, gives the stable part of the shorter ones.
 """
 
+import argparse
 import shutil
 from pathlib import Path
 
@@ -14,16 +15,50 @@ from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_file, run_folder
 from dualpath_cli.run.checkpoint_files import fault_of
 from dualpath_cli.run.run_folder import TABLES, Run
+from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.text.tokenizer import Tokenizer
 
 _LENGTH = {"run": {"max_tokens", "recipe"}}
 """The keys in which a branch differs from its trunk."""
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the option to fit's."""
+    parser.add_argument(
+        "--new_data", action="store_true",
+        help="Continue the run on other data than it has been trained on up to now, from their "
+        "beginning; else they are refused.",
+    )  # fmt: skip
+
+
+def data_since(folder: Path, checkpoint: Path, manifest: Manifest, new_data: bool) -> int:
+    """Returns the step at which a run, continued from a checkpoint, began to train on its data.
+
+    Raises UserError for other data without `new_data`, and for data of other tokens.
+    """
+    before = run_folder.facts_at(folder, checkpoint)
+    trained_on, since = str(before.get("data_fingerprint")), before.get("data_since", 0)
+    if trained_on == manifest.fingerprint and isinstance(since, int):
+        return since
+    if not new_data:
+        raise UserError(
+            f"{folder} was trained on data of the fingerprint {trained_on:.12}, these are "
+            f"{manifest.summary}; go back to those, give this run a name (--run.name NAME), or go "
+            "on with these from their beginning (--new-data)"
+        )
+    if Tokenizer.load(folder / run_folder.TOKENIZER).fingerprint != manifest.tokenizer:
+        raise UserError(
+            f"{folder} was trained with another tokenizer than that of the new data, whose ids "
+            "mean other texts; prepare them with the run's: --tokenizer "
+            f"{folder / run_folder.TOKENIZER}"
+        )
+    return run_folder.step_of(checkpoint)
+
+
 def find_trunk(settings: Settings) -> Run:
     """Returns the run to branch from, and its last checkpoint that a run of this length shares.
 
-    Raises:
-        UserError: where there is none, or the two would not have been alike up to there.
+    Raises UserError where there is none, or the two would not have been alike up to there.
     """
     assert settings.run.branch_from is not None
     if settings.optim.schedule != "wsd" or settings.optim.decay_sum is not None:
@@ -36,7 +71,10 @@ def find_trunk(settings: Settings) -> Run:
         raise UserError(f"run.branch_from: no run folder at '{folder}'; train that run first")
     run_folder.check_same_recipe(folder, settings.as_recipe(), free=_LENGTH)
     trunk = settings_from(run_folder.read_recipe(folder))
-    shared = min(_cooldown_step(settings), _cooldown_step(trunk))
+    shared = min(
+        cooldown_start(one.run.max_tokens // one.run.batch_tokens, one.optim)
+        for one in (settings, trunk)
+    )
     steps = {run_folder.step_of(path): path for path in run_folder.complete_checkpoints(folder)}
     usable = [step for step, path in steps.items() if step <= shared and fault_of(path) is None]
     if not usable:
@@ -47,10 +85,6 @@ def find_trunk(settings: Settings) -> Run:
     checkpoint = steps[max(usable)]
     check_tables(folder, checkpoint=checkpoint)
     return run_file.find(str(checkpoint))
-
-
-def _cooldown_step(settings: Settings) -> int:
-    return cooldown_start(settings.run.max_tokens // settings.run.batch_tokens, settings.optim)
 
 
 def take_over(trunk: Path, folder: Path) -> None:

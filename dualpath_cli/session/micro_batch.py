@@ -1,7 +1,7 @@
 """`run.micro_batch: auto`: the most sequences at once that are predicted to fit into the memory.
 
-Decided at each start, before the model is built: a continued run may be on other devices, and gives
-the same numbers with another micro-batch. The run's recipe keeps `auto`.
+Decided at each start, as a continued run may be on other devices; its numbers stay the same. The
+run's recipe keeps `auto`.
 """
 
 from collections.abc import Callable
@@ -45,10 +45,9 @@ def fitting_size(
     checkpointing: Checkpointing,
     say: Callable[[str], None],
 ) -> int:
-    """Returns how many sequences a micro-batch has, and says so.
+    """Returns the number of sequences of a micro-batch, and prints it.
 
-    Raises:
-        UserError: if not even one sequence fits.
+    Raises UserError if not even one sequence fits.
     """
     model, ranks = settings.model, trainer.world_size
     of_a_node = ranks // settings.trainer.num_nodes
