@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.model import Intervention, RoutingTrace
@@ -45,6 +45,7 @@ def test_a_block_records_the_choices_that_it_has():
 MODEL = with_weights(SMALL)
 
 
+@settings(max_examples=25)
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_the_deep_share_follows_the_gates(g_d, g_w):
     assume(g_d + g_w > 1e-6)
