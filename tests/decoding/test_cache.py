@@ -146,19 +146,6 @@ def test_interventions_are_the_same_with_a_cache(intervention: Intervention) -> 
         assert difference(cached, whole) <= OUTPUTS
 
 
-def test_a_dual_layer_keeps_its_loops_and_one() -> None:
-    model = with_weights(small(**ALL_KINDS, loops=3))
-    cache = Cache(model.config)
-    forward(model, TOKENS, cache=cache)
-    assert cache.length == TOKENS.shape[1]
-    assert [len(layer.deep) for layer in cache.layers] == [3, 3, 0]
-    wide = [layer.wide for layer in cache.layers]
-    assert all(isinstance(one, KeyValueCache) for one in wide)
-    assert [one.keys is not None for one in wide if isinstance(one, KeyValueCache)] == [
-        True, False, True,
-    ]  # fmt: skip
-
-
 def test_a_trace_keeps_the_states_when_asked() -> None:
     """The mix of the loop's states is what the layer puts out."""
     model = with_weights(small(**ALL_KINDS))

@@ -144,16 +144,18 @@ def redrawn_from_the_whole(
     return kept, drawn
 
 
-@pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    ("length", "texts"), [pytest.param(1, 600, marks=pytest.mark.slow), (2, 300)]
+)
 def test_sampled_texts_are_distributed_as_without_drafts(
-    length: int, monkeypatch: pytest.MonkeyPatch
+    length: int, texts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pairs of ids, the second of which comes from the same draft, the next one, or neither."""
     prompt, sampling, limits = [3, 7, 1], Sampling(top_k=4), Limits(1 + length, 16, None)
 
     def p_of_pairs() -> float:
-        texts = (drafted(prompt, sampling, limits, length, seed)[0] for seed in range(600))
-        counts = Counter((pieces[0].id, pieces[1].id) for pieces in texts)
+        written = (drafted(prompt, sampling, limits, length, seed)[0] for seed in range(texts))
+        counts = Counter((pieces[0].id, pieces[1].id) for pieces in written)
         return p_value(counts, distribution(prompt, sampling))
 
     assert p_of_pairs() > 0.001

@@ -49,14 +49,6 @@ def test_forced_loops_follow_the_protocol(changes, forced, monkeypatch):
         assert difference(actual, learned) > SHOWS
 
 
-@pytest.mark.parametrize("changes", FORCED.values(), ids=FORCED.keys())
-def test_forcing_the_trained_loops_changes_no_bit(changes):
-    config = small(**changes)
-    model = with_weights(config).float()
-    forced = model(TOKENS, TARGETS, intervention=Intervention(loops=config.loops))
-    assert torch.equal(forced, model(TOKENS, TARGETS))
-
-
 def halting_deep_path(weights: Weights, config: ModelConfig, x: Stream, threshold: float) -> Stream:
     """h_deep of every token, each stopping by itself; a stopped one keeps its state."""
     h, out = list(x), [torch.zeros_like(state) for state in x]

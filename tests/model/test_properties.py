@@ -178,13 +178,3 @@ class TestTokens:
         model, tokens = with_weights(self.CONFIG), random_tokens(SMALL, 3, 8)
         for row in range(3):
             assert difference(model(tokens[row : row + 1])[0], model(tokens)[row]) <= EXACT
-
-
-class TestTying:
-    def test_tied_weights_stay_tied_when_loaded(self):
-        config = small(tie_embeddings=True)
-        saved = DualPathLM(config, seed=1).state_dict()
-        model = DualPathLM(config, seed=2)
-        model.load_state_dict(saved)
-        assert model.head.weight.data_ptr() == model.embed.weight.data_ptr()
-        assert torch.equal(model.head.weight, saved["embed.weight"])

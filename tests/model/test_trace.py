@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 
 from dualpath_cli.model import Intervention, RoutingTrace
 from dualpath_cli.model.routing import LayerTrace
-from tests.model import reference
-from tests.model.reference import difference
 from tests.model.small_models import ALL_KINDS, EXACT, SMALL, TOKENS, small, traced, with_weights
 
 
@@ -58,16 +56,6 @@ def test_the_deep_share_follows_the_gates(g_d, g_w):
         assert error.abs().max() <= EXACT
     MODEL(tokens, trace=(only_deep := RoutingTrace()), intervention=Intervention(gates=(1, 0)))
     assert all((layer.deep_share == 1).all() for layer in only_deep.layers)
-
-
-def test_equal_paths_have_cosine_one():
-    weights = reference.random_weights(SMALL, seed=0)
-    config = small(loops=1, d_ffn=SMALL.d_ffn_wide)
-    names = reference.parameter_shapes(config)
-    equal = {n: weights[n.replace(".deep.", ".wide.").replace(".gains", ".gain")] for n in names}
-    for layer in traced(with_weights(config, equal), TOKENS).layers:
-        assert (layer.cosine - 1).abs().max() <= EXACT
-        assert difference(layer.update_deep, layer.update_wide) <= EXACT
 
 
 def test_updates_are_summed_in_float32_where_the_stream_is_bfloat16():
