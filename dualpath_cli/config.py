@@ -1,4 +1,4 @@
-"""ModelConfig: the one description of a model, shared by recipes, flops, model and export.
+"""ModelConfig: the description of a model, shared by recipes, flops, model and export.
 
 Torch-free, so that the command line can check a recipe before anything slow is imported.
 """
@@ -118,16 +118,14 @@ class ModelConfig:
 
     @property
     def routes_steps(self) -> bool:
-        """Whether deep paths weigh their steps by what they learn, as by a router: with one step
-        or without a mixture there is no choice."""
+        """Whether deep paths learn to weigh their steps: not with one step, `final` or `mean`."""
         return self.combination not in ("final", "mean") and self.loops > 1
 
     def step_indices(self, forced: int | None = None) -> list[float]:
-        """What the router is told about each step k: (k - 1) / (K - 1), or k / (K - 1) if it counts
-        from one.
+        """The router's input for each step k: (k - 1) / (K - 1), or k / (K - 1) for `one_based`.
 
-        With `forced` loops below K the index still runs to 1 with the last of them; above, the
-        index is that of K steps and stays 1.
+        With fewer `forced` loops than K it still reaches 1 at the last; with more it stays 1 from
+        step K on.
         """
         loops = self.loops if forced is None else forced
         first = 1 if self.step_index == "zero_based" else 0

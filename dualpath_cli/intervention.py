@@ -1,4 +1,4 @@
-"""Intervention: what a forward pass does instead of what the model has learned, or leaves out.
+"""Intervention: a change to the forward pass of a trained model.
 
 Plain data and torch-free: studies choose interventions, the model carries them out.
 """
@@ -114,7 +114,7 @@ class Intervention:
         return self if self.layers is None or layer in self.layers else None
 
     def problem(self, config: ModelConfig) -> str | None:
-        """Why this makes no sense for a model, as the end of a sentence; None if it does."""
+        """Why this makes no sense for a model, as the end of a message; None if it does."""
         if self.layers is not None and self.layers[-1] >= config.n_layers:
             return f"the model has no layer {self.layers[-1]}: they go up to {config.n_layers - 1}"
         kinds = [config.block_kinds[layer] for layer in self.layers or range(config.n_layers)]

@@ -1,10 +1,10 @@
-"""Keys and values of earlier tokens, so that the passes of later ones need not repeat them.
+"""Keys and values of earlier tokens, which later passes attend to.
 
-Exact: the steps of a deep path share weights, not states, so each has other keys and values,
-and a dual layer keeps K + 1 of both. `Intervention.kv_slots` keeps fewer.
+Exact: the steps of a deep path share weights, not states, so each has other keys and values, and a
+dual layer keeps K + 1 of both. `Intervention.kv_slots` keeps fewer.
 
-Shapes: B batch, T positions of a pass, S positions with those of the passes before, C positions
-that there is room for, R some rows of the batch, H heads, N head size, K loops.
+Shapes: B batch, T positions of a pass, S positions with those of earlier passes, C positions of
+capacity, R some rows of the batch, H heads, N head size, K loops.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,11 +19,11 @@ from dualpath_cli.intervention import LEARNED, Intervention
 from dualpath_cli.model.layer_pass import SublayerPass
 
 UNWRITTEN = -2
-"""Number of the document of positions that are still to come."""
+"""Document number of positions that are not written yet."""
 
 
 class KeysAndValues(Protocol):
-    """A cache, as an attention knows it."""
+    """A cache, as attention sees it."""
 
     def append(
         self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor
@@ -37,21 +37,21 @@ class Span:
 
     start: int = 0
     places: torch.Tensor | None = None
-    """Their numbers where shapes are static; None where they grow."""
+    """Their numbers if shapes are static; None if the cache grows."""
 
 
 @dataclass
 class KeyValueCache:
     """Keys and values of all tokens that one attention has seen, rotated and normalised.
 
-    Written in place, so for inference alone. What a pass writes takes the place of what was there:
-    of the steps that share a slot the last one stays. Positions of a head lie side by side in
-    memory: the attention of one token then reads twice as fast on a CPU.
+    Written in place, so for inference alone: of steps that share a slot, the last one stays.
+    Positions of a head are adjacent in memory: the attention of one token then reads twice as fast
+    on a CPU.
     """
 
     span: Span
     capacity: int = 0
-    """Positions to make room for at once; more are found as they come."""
+    """Positions to allocate at once; the cache grows beyond them."""
     keys: torch.Tensor | None = None
     """(B, H, C, N), one head for each of `ModelConfig.n_kv_heads`."""
     values: torch.Tensor | None = None
@@ -62,7 +62,7 @@ class KeyValueCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes the keys and values of a pass and returns those of all S so far, (B, S, H, N).
 
-        With static shapes those of all C: who looks at them knows by a mask which are written.
+        With static shapes those of all C; a mask tells which are written.
         """
         k_BHTN, v_BHTN = k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2)
         # Where shapes are static `start` is not looked at: it would be part of what is compiled.
@@ -87,7 +87,7 @@ class KeyValueCache:
             torch._dynamo.mark_static_address(self.values)
 
     def reserve(self, count: int) -> None:
-        """Makes room for twice `count` positions where there is none for so many."""
+        """Makes room for twice `count` positions if there is none for `count`."""
         if self.keys is not None and self.values is not None and self.keys.shape[2] < count:
             more = (0, 0, 0, 2 * count - self.keys.shape[2])
             self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
@@ -100,7 +100,7 @@ class KeyValueCache:
 
 @dataclass
 class RowsOfCache:
-    """Some sequences of a batch, whose next token alone is computed."""
+    """The cache of some sequences of a batch, of which one next token is computed."""
 
     cache: KeyValueCache
     rows: torch.Tensor
@@ -122,7 +122,7 @@ class RowsOfCache:
         return k_RSHN, v_RSHN
 
     def write(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> None:
-        """Writes them, for tokens to come."""
+        """Writes the keys and values of one token each."""
         keys, values, span = self.cache.keys, self.cache.values, self.cache.span
         assert keys is not None
         assert values is not None
@@ -132,12 +132,12 @@ class RowsOfCache:
 
 @dataclass
 class CachedSublayerPass(SublayerPass):
-    """The arguments of a sublayer that keeps keys and values."""
+    """The pass of a sublayer that keeps keys and values."""
 
     cache: KeysAndValues | None = None
 
     def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of all tokens so far; those given are added to the cache."""
+        """Keys and values of all tokens so far, after those given were added to the cache."""
         if self.cache is None:
             return k_BTHN, v_BTHN
         return self.cache.append(k_BTHN.to(v_BTHN.dtype), v_BTHN)
@@ -170,12 +170,11 @@ class Cache:
         static: torch.device | None = None,
         draft: Intervention | None = None,
     ) -> None:
-        """`capacity` are positions to make room for at once.
+        """`capacity` is the number of positions to allocate at once.
 
-        With `static` shapes, on that device, there is no more room, and each pass works on all of
-        it: what is compiled, or recorded as a CUDA graph, then serves every pass of as many tokens.
-        `draft` is an intervention that passes may be under as well, with fewer loops, whose
-        positions are forgotten (`rewind`) before others follow.
+        With `static` shapes, on that device, the cache does not grow, and each pass works on all of
+        it: one compiled or CUDA graph then serves every pass of as many tokens. `draft` is a second
+        intervention, with fewer loops; its positions are forgotten (`rewind`) before others follow.
         """
         self.config, self.draft = config, draft
         self.capacity, self.static = capacity, static
@@ -184,14 +183,14 @@ class Cache:
         self.length = 0
         """S, the positions seen so far, padding included."""
         self.intervention: Intervention | None = None
-        """The one that all passes are under."""
+        """That of all passes but drafts."""
         self.documents_BS: torch.Tensor | None = None
-        """Number of each one's document as `positions.documents_of` counts them, (B, S), or (B, C)
-        with static shapes; None while all are of one, and none is padding."""
+        """Document of each position, numbered by `positions.documents_of`, (B, S), or (B, C) with
+        static shapes; None while there is one document and no padding."""
 
     @property
     def bytes(self) -> int:
-        """Memory that keys and values take, room for more included."""
+        """Memory of keys and values, unused capacity included."""
         kept = [x for one in self._kept() for x in (one.keys, one.values) if x is not None]
         return sum(x.numel() * x.element_size() for x in kept)
 
@@ -199,8 +198,8 @@ class Cache:
         """Begins a pass.
 
         Raises:
-            ValueError: where the passes before had another intervention: other loops would ask for
-                steps that are not there.
+            ValueError: if earlier passes had another intervention: other loops would need the keys
+                and values of steps that were not run.
         """
         allowed = [self.intervention] if self.draft is None else [self.intervention, self.draft]
         if not self.length and not (self.layers and intervention == self.intervention):
@@ -223,12 +222,8 @@ class Cache:
             wide, *deep = (KeyValueCache(self.span, self.capacity) for _ in range(1 + slots))
             self.layers.append(LayerCache(wide, list(deep)))
 
-    def repeat(self, batch: int) -> None:
-        """Gives what one sequence left to each of a batch of sequences that begin with it."""
-        self.select([0] * batch)
-
     def select(self, rows: Sequence[int]) -> None:
-        """Goes on with these sequences of the batch, in this order."""
+        """Goes on with these sequences of the batch, in this order, some of them several times."""
         first = next((kept.keys for kept in self._kept() if kept.keys is not None), None)
         chosen = torch.tensor(rows, device=None if first is None else first.device)
         for kept in self._kept():
@@ -237,10 +232,7 @@ class Cache:
             self.documents_BS = self.documents_BS[chosen]
 
     def rewind(self, length: int) -> None:
-        """Forgets all positions but the first `length`; padding among those forgotten stays none.
-
-        What slots held that steps share is lost for the tokens that are forgotten alone.
-        """
+        """Forgets all positions but the first `length`."""
         assert length <= self.length
         if length == 0:
             self.documents_BS = None
@@ -252,10 +244,10 @@ class Cache:
         self.length = length
 
     def extend(self, count: int, documents_BT: torch.Tensor | None) -> torch.Tensor | None:
-        """Enters `count` positions and returns the numbers of all S, or C.
+        """Adds `count` positions and returns the document numbers of all S, or C.
 
         Raises:
-            ValueError: where static shapes leave no room for them.
+            ValueError: if static shapes leave no room for them.
         """
         start, stop = self.length, self.length + count
         if self.static is not None and stop > self.capacity:

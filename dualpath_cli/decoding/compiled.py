@@ -1,4 +1,4 @@
-"""Compiles the parts of a model that decoding runs: launches then bind no small batch."""
+"""Compiles a model for decoding, where small batches wait for kernel launches."""
 
 import torch
 
@@ -13,9 +13,9 @@ GRAPHS = 64
 def compile_for_decoding(model: DualPathLM, intervention: Intervention | None) -> None:
     """Compiles a model's parts in place, for passes of static shapes.
 
-    Blocks as a whole where every token takes the same way. Where tokens leave out steps and paths,
-    who goes on is known only as they come: then sublayers, and the way through them is Python's. On
-    a GPU they are meant to become CUDA graphs; that was not run.
+    Whole blocks if every token takes the same steps and paths; otherwise sublayers, as Python
+    decides token by token which of them run. On a GPU they should become CUDA graphs; that was not
+    run.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
     mode = "reduce-overhead" if model.embed.weight.device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""Decoder: a model that goes on from what it has read, a pass after the other.
+"""Decoder: a model that continues what it has read, pass by pass.
 
 Shapes: B sequences, T new positions, V rows of the vocabulary.
 """
@@ -15,8 +15,7 @@ from dualpath_cli.intervention import SHUFFLED, Intervention
 from dualpath_cli.model import DualPathLM
 
 ROOM = 256
-"""Compiled passes are of caches with room for a multiple of so many positions: each other room
-would be compiled anew."""
+"""Caches of compiled passes have a multiple of this many positions: each size is compiled anew."""
 
 
 class Decoder:
@@ -33,9 +32,9 @@ class Decoder:
     ) -> None:
         """`autocast` is the type of matrix products, None that of the weights.
 
-        Unless `cached`, and under shuffled gates, which need the whole text, all is read again in
-        every pass. What follows a prompt is read in static shapes by a model that is `compiled`,
-        for good. `draft` is another intervention, with fewer loops, that passes may be under.
+        Unless `cached`, and under shuffled gates, every pass reads the whole text again. If
+        `compiled`, the model is compiled in place, and passes after the prompt have static shapes.
+        `draft` is a second intervention, with fewer loops, for passes that draft.
         """
         self.model = model.eval()
         self._intervention = intervention
@@ -61,14 +60,13 @@ class Decoder:
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of keys and values, with what `begin` made room for."""
+        """Memory of keys and values, unused capacity included."""
         return 0 if self._cache is None else self._cache.bytes
 
     def begin(self, capacity: int = 0) -> None:
         """Forgets what was read.
 
-        `capacity` are the positions that will be, if that is known; a model that is compiled reads
-        no more of them.
+        `capacity` is the number of positions to come, if known; a compiled model reads no more.
         """
         self._past: list[tuple[torch.Tensor, torch.Tensor]] = []
         if not self._cached:
@@ -87,15 +85,15 @@ class Decoder:
         self._cache.rewind(length)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Goes on with these sequences of the batch alone."""
+        """Continues with these sequences of the batch."""
         if self._cache is not None:
             self._cache.select(rows)
         self._past = [(ids_BT[rows], mask_BT[rows]) for ids_BT, mask_BT in self._past]
 
     def next_logits(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        """Reads on, and returns what the head gives for the position after the last, (B, V).
+        """Reads on; returns the logits of the token after the last one, (B, V).
 
-        Where `mask_BT` is False there is padding.
+        `mask_BT` is False at padding.
         """
         return self.logits(ids_BT, mask_BT, last=1)[:, -1]
 
@@ -107,9 +105,9 @@ class Decoder:
         last: int | None = None,
         drafting: bool = False,
     ) -> torch.Tensor:
-        """Reads on, and returns what the head gives at the `last` positions, or at all, (B, T, V).
+        """Reads on; returns the logits of the `last` positions, or of all, (B, T, V).
 
-        While `drafting`, under the intervention of drafts.
+        If `drafting`, under the intervention of drafts.
         """
         if self._cache is None:
             mask_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT
@@ -127,7 +125,7 @@ class Decoder:
             )
 
     def _eagerly(self) -> AbstractContextManager[object]:
-        """A prompt is read once: what is compiled is for the passes after it."""
+        """Prompts are read eagerly: each length would be compiled anew."""
         if self._compiled and self.length == 0:
             return torch.compiler.set_stance("force_eager")
         return nullcontext()

@@ -4,6 +4,7 @@ Shapes: B batch, T positions, D model width, V vocabulary, H heads, N head size.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,24 +35,25 @@ def forward(
     token_mask: torch.Tensor | None = None,
     last_logits: int | None = None,
 ) -> torch.Tensor:
-    """`DualPathLM.forward` of tokens (B, T) that may be padded, or follow those of passes before.
+    """`DualPathLM.forward` of tokens (B, T) that may be padded, or follow those in a cache.
 
-    `attention_mask` (B, T) is False at padding, wherever it is: other tokens do not look at it, and
-    count their positions without it; what comes out there means nothing, and no intervention is
-    about it unless `token_mask` says so. With a `cache` the tokens follow those of the passes
-    before, which they need not repeat. `Intervention.kv_slots` without a cache means one pass a
-    token, without gradients.
+    `attention_mask` (B, T) is False at padding, wherever it is: other tokens neither look at it nor
+    count it in their positions; outputs there mean nothing, and interventions leave it out unless
+    `token_mask` includes it. With a `cache` the tokens follow those of earlier passes.
+    `Intervention.kv_slots` without a cache means one pass a token, without gradients.
 
     Raises:
-        ValueError: as the model's own, and if the intervention shuffles the gates of positions that
-            are cached, or is another one than that of the passes before.
+        ValueError: as the model's own, if shuffled gates meet a cache, and if the cache was begun
+            under another intervention.
     """
     if intervention is not None and intervention.gates == SHUFFLED and cache is not None:
         raise ValueError(f"{intervention.name}: needs the whole sequence, without a cache")
     if intervention is not None and intervention.kv_slots is not None and cache is None:
-        return _token_by_token(
-            model, tokens, targets, trace, intervention, token_mask, attention_mask, last_logits
-        )
+        outputs = _token_by_token(
+            model, tokens, trace, intervention,
+            targets=targets, attention_mask=attention_mask, token_mask=token_mask,
+        )  # fmt: skip
+        return outputs if last_logits is None or targets is not None else outputs[:, -last_logits:]
     if token_mask is None and attention_mask is not None and intervention is not None:
         token_mask = attention_mask.bool()
     return model(
@@ -64,48 +66,41 @@ def forward(
 def _token_by_token(
     model: DualPathLM,
     tokens: torch.Tensor,
-    targets: torch.Tensor | None,
     trace: RoutingTrace | None,
     intervention: Intervention,
-    token_mask: torch.Tensor | None,
-    attention_mask: torch.Tensor | None,
-    last_logits: int | None,
+    **by_position: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`forward` as T passes, in each of which all tokens before are seen by their slots."""
+    """`forward` as T passes of one token each, which sees all earlier ones as their slots do."""
     cache, outputs = Cache(model.config, capacity=tokens.shape[1]), []
-
-    def of(place: int, whole: torch.Tensor | None) -> torch.Tensor | None:
-        return None if whole is None else whole[:, place : place + 1]
-
-    for place in range(tokens.shape[1]):
+    for t in range(tokens.shape[1]):
         part = None if trace is None else RoutingTrace(keeps_states=trace.keeps_states)
+        of_t: dict[str, Any] = {
+            name: x if x is None else x[:, t : t + 1] for name, x in by_position.items()
+        }
         outputs.append(
             forward(
-                model, tokens[:, place : place + 1], of(place, targets), cache=cache, trace=part,
-                attention_mask=of(place, attention_mask), intervention=intervention,
-                token_mask=of(place, token_mask),
+                model, tokens[:, t : t + 1], cache=cache, trace=part, intervention=intervention,
+                **of_t,
             )
         )  # fmt: skip
         if trace is not None and part is not None:
             trace.append(part)
-    if last_logits is not None and targets is None:
-        outputs = outputs[-last_logits:]
     return torch.cat(outputs, dim=1)
 
 
 @dataclass
 class DecodingPass(ModelPass):
-    """A pass under an intervention, of tokens that follow those in a cache, if there is one."""
+    """A pass under an intervention, of tokens that may follow those in a cache."""
 
     intervention: Intervention | None = None
     cache: Cache | None = None
     attention_mask: torch.Tensor | None = None
-    """Where the tokens are no padding, (B, T); None: nowhere is any."""
+    """False at padding, (B, T); None: there is none."""
 
     leaves_out = True
 
     def positions(self, config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor) -> Positions:
-        """Those behind the positions in the cache, into which they are entered."""
+        """The positions after those in the cache, which takes them in."""
         if self.cache is not None:
             self.cache.begin(self.intervention)
         elif self.attention_mask is None:
@@ -114,7 +109,7 @@ class DecodingPass(ModelPass):
         return positions_in_cache(config, tokens, self.attention_mask, cache, like)
 
     def layer(self, number: int, plain: LayerPass) -> LayerPass:
-        """One that knows the layer's part of the cache."""
+        """A pass with the layer's part of the cache."""
         cache = None if self.cache is None else self.cache.layers[number]
         return DecodingLayerPass(**vars(plain), cache=cache)
 
@@ -127,7 +122,7 @@ class DecodingLayerPass(LayerPass):
 
     @property
     def writes(self) -> bool:
-        """Whether the layer writes anything down, which must not be computed twice."""
+        """True: a layer that is computed twice would write its cache twice."""
         return True
 
     def wide(self) -> CachedSublayerPass:
@@ -135,15 +130,15 @@ class DecodingLayerPass(LayerPass):
         cache = None if self.cache is None else self.cache.wide
         return CachedSublayerPass(self.positions, self.auxiliary, cache)
 
-    def step(self, number: int) -> CachedSublayerPass:
-        """Arguments for the sublayer of the deep path in a step, from 0."""
-        cache = None if self.cache is None else self.cache.step(number)
+    def step(self, k: int) -> CachedSublayerPass:
+        """Arguments for the sublayer of the deep path in step k, from 1."""
+        cache = None if self.cache is None else self.cache.step(k - 1)
         return CachedSublayerPass(self.positions, self.auxiliary, cache)
 
     def run_deep(
         self, path: nn.Module, x_BTD: torch.Tensor, g_d: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """h_deep, (B, T, D), of which tokens may leave steps or all of it out."""
+        """h_deep, (B, T, D); a token that takes no step gets x."""
         awake_BT1 = self._awake(g_d)
         halts = self.intervention is not None and self.intervention.halting is not None
         if awake_BT1 is None and not halts:
@@ -155,7 +150,7 @@ class DecodingLayerPass(LayerPass):
     def run_wide(
         self, path: nn.Module, x_BTD: torch.Tensor, g_w: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """h_wide, (B, T, D); of tokens that leave it out x comes out."""
+        """h_wide, (B, T, D); a token that skips the path gets x."""
         awake_BT1 = self._awake(g_w)
         if awake_BT1 is None:
             return super().run_wide(path, x_BTD)

@@ -1,4 +1,4 @@
-"""Tokens that leave a path or its loop one by one: by their gates, by the mass the router leaves.
+"""Tokens that leave a path, by their gate, or its loop, by the mass that the router leaves.
 
 Shapes: B batch, T positions, R some rows of the batch, D model width, K loops.
 """
@@ -17,7 +17,7 @@ from dualpath_cli.decoding.cache import (
     RowsOfCache,
 )
 from dualpath_cli.decoding.positions import rows_of
-from dualpath_cli.model.deep_path import DeepPath, Step, loop_steps, mixture
+from dualpath_cli.model.deep_path import DeepPath, mixture
 from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.positions import Positions
 from dualpath_cli.model.sublayer import Sublayer
@@ -33,30 +33,31 @@ class EarlyExit:
 
     def __init__(self, path: DeepPath, layer: LayerPass, cache: LayerCache | None) -> None:
         self.path, self.layer, self.cache = path, layer, cache
-        self.steps = loop_steps(path.config, layer.loops)
+        self.step_indices = path.config.step_indices(layer.loops)
+        self.loops = len(self.step_indices)
         self.threshold = None if layer.intervention is None else layer.intervention.halting
         """A token stops once at most this mass remains; None: never."""
 
     def run(self, x_BTD: torch.Tensor, awake_BT1: torch.Tensor | None) -> torch.Tensor:
         """h_deep, (B, T, D); where `awake_BT1` is False, no step is taken and x comes out."""
-        everyone_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
-        active_BT1 = everyone_BT1 if awake_BT1 is None else awake_BT1
+        active_BT1 = torch.ones_like(x_BTD[..., :1], dtype=torch.bool)
         if awake_BT1 is not None:
-            self.leave(x_BTD, ~awake_BT1, self.steps[0])
+            active_BT1 = awake_BT1
+            self.leave(x_BTD, ~awake_BT1, 1)
         h_BTD, remaining_BT1 = x_BTD, torch.ones_like(x_BTD[..., :1])  # h_0 and pi_1
         states, taken, weights = [], [], []
-        for step, following in zip(self.steps, [*self.steps[1:], None], strict=True):
-            h_BTD = self.next_state(h_BTD, step, active_BT1)
+        for k, step_index in enumerate(self.step_indices, 1):
+            h_BTD = self.next_state(h_BTD, k, active_BT1)
             states.append(h_BTD)
             taken.append(active_BT1)
             weights.append(remaining_BT1)
-            if following is None:
+            if k == self.loops:
                 break
             if self.threshold is not None:
-                q_BT1 = self.step_probability(h_BTD, step)
+                q_BT1 = self.step_probability(h_BTD, step_index)
                 left_BT1 = remaining_BT1 * (1 - q_BT1)
                 goes_on_BT1 = active_BT1 & (left_BT1 > self.threshold)
-                self.leave(h_BTD, active_BT1 & ~goes_on_BT1, following)
+                self.leave(h_BTD, active_BT1 & ~goes_on_BT1, k + 1)
                 active_BT1 = goes_on_BT1
                 weights[-1] = torch.where(active_BT1, remaining_BT1 * q_BT1, remaining_BT1)
                 remaining_BT1 = torch.where(active_BT1, left_BT1, 0)
@@ -66,7 +67,7 @@ class EarlyExit:
         if self.threshold is None:
             weights = self.weights_of_awake(states, taken[0])
         if self.layer.trace is not None:
-            self.layer.trace.record_steps(states, weights, len(self.steps), taken)
+            self.layer.trace.record_steps(states, weights, self.loops, taken)
         return mixture(weights, states)
 
     @property
@@ -74,24 +75,25 @@ class EarlyExit:
         """Whether no further step is run once no token takes it."""
         return self.cache is None
 
-    def next_state(self, h_BTD: torch.Tensor, step: Step, active_BT1: torch.Tensor) -> torch.Tensor:
-        """Of h_{k-1} (B, T, D) the step's h_k where `active_BT1` is True; h_{k-1} elsewhere."""
-        return torch.where(active_BT1, self.path.next_state(h_BTD, step, self.layer), h_BTD)
+    def next_state(self, h_BTD: torch.Tensor, k: int, active_BT1: torch.Tensor) -> torch.Tensor:
+        """h_k, (B, T, D), where `active_BT1` is True; elsewhere h_{k-1}, which is given."""
+        return torch.where(active_BT1, self.path.next_state(h_BTD, k, self.layer), h_BTD)
 
-    def leave(self, h_BTD: torch.Tensor, who_BT1: torch.Tensor, following: Step) -> None:
-        """Takes note of the tokens that stop with the state h, before a step."""
+    def leave(self, h_BTD: torch.Tensor, who_BT1: torch.Tensor, k: int) -> None:
+        """Takes note of the tokens that stop before step k, with the state h."""
 
     def counted(self, active_BT1: torch.Tensor) -> torch.Tensor:
-        """Those of the tokens for which the loop goes on, (B, T, 1)."""
+        """The active tokens that keep the loop running, (B, T, 1)."""
         mask_BT = self.layer.token_mask
         return active_BT1 if mask_BT is None else active_BT1 & mask_BT[..., None]
 
-    def step_probability(self, h_BTD: torch.Tensor, step: Step) -> torch.Tensor:
+    def step_probability(self, h_BTD: torch.Tensor, step_index: float) -> torch.Tensor:
         """The part q_k of the remaining mass that a step's state gets, (B, T, 1)."""
         router: Any = self.path.router
         with torch.autocast(h_BTD.device.type, enabled=False):
-            precise_BTD = h_BTD.to(self.path.gains.dtype)
-            q_BT1: torch.Tensor = router.step_probability(precise_BTD, step.step_index)
+            q_BT1: torch.Tensor = router.step_probability(
+                h_BTD.to(self.path.gains.dtype), step_index
+            )
         return q_BT1
 
     def weights_of_awake(
@@ -101,7 +103,7 @@ class EarlyExit:
 
         One that takes none has the same state in all of them, and the first one weighs 1.
         """
-        weights = self.path.step_weights(states, self.steps[: len(states)])
+        weights = self.path.step_weights(states, self.step_indices[: len(states)])
         zero_BT1 = torch.zeros_like(weights[0])
         first, *others = [zero_BT1] * (len(states) - len(weights)) + weights
         return [
@@ -118,21 +120,20 @@ class EarlyExitOfRows(EarlyExit):
 
     may_end = True
 
-    def next_state(self, h_BTD: torch.Tensor, step: Step, active_BT1: torch.Tensor) -> torch.Tensor:
-        """Of h_{k-1} (B, 1, D) the step's h_k where `active_BT1` is True; h_{k-1} elsewhere."""
-        here = self.layer.step(step.number)
+    def next_state(self, h_BTD: torch.Tensor, k: int, active_BT1: torch.Tensor) -> torch.Tensor:
+        """h_k, (B, 1, D), where `active_BT1` is True; elsewhere h_{k-1}, which is given."""
+        here = self.layer.step(k)
         assert isinstance(here, CachedSublayerPass)
-        gain = self.path.gain(step)
-        return only_some(self.path.sublayer, h_BTD, active_BT1[:, 0, 0], gain, here)
+        return only_some(self.path.sublayer, h_BTD, active_BT1[:, 0, 0], self.path.gain(k), here)
 
-    def leave(self, h_BTD: torch.Tensor, who_BT1: torch.Tensor, following: Step) -> None:
-        """Keeps what later tokens see of those that stop, from a step on."""
+    def leave(self, h_BTD: torch.Tensor, who_BT1: torch.Tensor, k: int) -> None:
+        """Keeps what tokens to come see, from step k on, of those that stop before it."""
         assert self.cache is not None
-        later = (self.cache.step(step.number) for step in self.steps[following.number :])
-        keep(self.path.sublayer, h_BTD, who_BT1[:, 0, 0], self.layer.positions, later)
+        caches = map(self.cache.step, range(k - 1, self.loops))
+        keep(self.path.sublayer, h_BTD, who_BT1[:, 0, 0], self.layer.positions, caches)
 
     def counted(self, active_BT1: torch.Tensor) -> torch.Tensor:
-        """All of them: what others do not take costs nothing."""
+        """All active tokens: a row that is not computed costs nothing."""
         return active_BT1
 
 
@@ -145,7 +146,7 @@ def only_some(
 ) -> torch.Tensor:
     """Maps the next tokens of a batch, (B, 1, D), where `chosen_B` is True.
 
-    The others, of which nothing is computed or kept, come out as they are.
+    Of the others, which stay as they are, nothing is computed or kept.
     """
     (rows_R,) = chosen_B.nonzero(as_tuple=True)
     if len(rows_R) == 0:
@@ -166,7 +167,7 @@ def keep(
     positions: Positions,
     caches: Iterable[KeysAndValues],
 ) -> None:
-    """Writes what later tokens see of those chosen into all of `caches`, and no more."""
+    """Writes the keys and values of the chosen tokens into all of `caches`."""
     (rows_R,) = chosen_B.nonzero(as_tuple=True)
     if len(rows_R) == 0:
         return

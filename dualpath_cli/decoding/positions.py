@@ -1,4 +1,4 @@
-"""Where the tokens of a pass are behind those in a cache, and around padding.
+"""Positions and masks of tokens that follow those in a cache, or are padded.
 
 Shapes: B batch, T positions of a pass, S positions with those in a cache before, C positions that a
 cache has room for, R some rows of the batch.
@@ -8,7 +8,8 @@ import torch
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.cache import Cache
-from dualpath_cli.model.positions import Mask, Positions, Rope, rope_at
+from dualpath_cli.kernels.attention import Mask
+from dualpath_cli.model.positions import Positions, Rope, rope_at
 
 
 def positions_in_cache(
@@ -18,9 +19,9 @@ def positions_in_cache(
     cache: Cache,
     like: torch.Tensor,
 ) -> Positions:
-    """Enters tokens (B, T) into a cache, and says where they are and what they may look at.
+    """Adds tokens (B, T) to a cache and returns their positions.
 
-    Padding is where `attention_mask` (B, T) is False.
+    `attention_mask` (B, T) is False at padding.
     """
     count = tokens.shape[1]
     places_T = torch.arange(cache.length, cache.length + count, device=tokens.device)
@@ -36,7 +37,7 @@ def positions_in_cache(
 
 
 def rows_of(positions: Positions, rows_R: torch.Tensor) -> Positions:
-    """Those of some sequences of the batch."""
+    """The positions of some sequences of the batch."""
     rope, mask = positions
     if rope.cos.dim() == 4:
         rope = Rope(*(table[rows_R] for table in rope))
@@ -51,11 +52,10 @@ def documents_of(
     attention_mask: torch.Tensor | None,
     before_BS: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """Numbers the documents of positions: (B, T), from 0 on, and -1 for padding.
+    """Numbers the documents of positions, (B, T): from 0 on, and -1 for padding.
 
-    A document begins where `starts_BT` is True, padding is where `attention_mask` (B, T) is False;
-    `before_BS` are the numbers of those before, which end in padding where a pass did. None means
-    one document for all, unpadded.
+    A document begins where `starts_BT` is True; `attention_mask` (B, T) is False at padding;
+    `before_BS` are the numbers of earlier positions. None: one document, no padding.
     """
     if starts_BT is None and attention_mask is None and before_BS is None:
         return None
@@ -84,8 +84,8 @@ def places_in_documents(documents_BS: torch.Tensor) -> torch.Tensor:
 
 
 def mask_in_cache(documents_BS: torch.Tensor | None, places_T: torch.Tensor, S: int) -> Mask:
-    """What the tokens at `places_T` see of S positions: themselves, and those of their document
-    before; padding sees padding."""
+    """Mask of tokens at `places_T` over S positions: each sees itself and its document's earlier
+    ones; padding sees padding."""
     seen_TS = torch.arange(S, device=places_T.device) <= places_T[:, None]
     if documents_BS is None:
         return seen_TS[None, None]

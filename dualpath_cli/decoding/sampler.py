@@ -25,7 +25,7 @@ class Sampler:
     ) -> torch.Tensor:
         """Maps logits to probabilities (B, V), in float32 or, of such logits, in float64.
 
-        `ids_of_each` are those of each text so far, its prompt among them, without padding.
+        `ids_of_each` are the ids of each text so far, with its prompt, without padding.
         """
         sampling, vocabulary = self._sampling, logits_BV.shape[-1]
         exact = torch.promote_types(logits_BV.dtype, torch.float32)
@@ -42,11 +42,11 @@ class Sampler:
     def draw(self, probs_BV: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
         """Draws an id of each sequence, (B,), on the CPU.
 
-        Each takes one number of its own generator, on the CPU, so what it gets depends neither on
-        the batch nor, but for rounding, on the device.
+        Each takes one number of its own generator, on the CPU, so that it depends neither on the
+        batch nor, except for rounding, on the device.
 
         Raises:
-            RunFailed: where the probabilities are no numbers.
+            RunFailed: if probabilities are nan or infinite.
         """
         numbers_B = torch.stack(
             [torch.rand((), dtype=torch.float64, generator=each) for each in generators]
@@ -73,7 +73,7 @@ class Sampler:
         return torch.where(there_BI.to(logits_BI.device), penalized_BI, logits_BI)
 
     def _filtered(self, logits_BI: torch.Tensor) -> torch.Tensor:
-        """Leaves the logits of those ids alone that may be drawn, after each of the filters."""
+        """Applies top_k, top_p and min_p: the logits of ids that they exclude become -inf."""
         sampling = self._sampling
         if sampling.top_k is not None:
             least_B1 = logits_BI.topk(min(sampling.top_k, logits_BI.shape[-1])).values[:, -1:]

@@ -1,8 +1,8 @@
 """Self-speculation: the model drafts with one loop, and verifies what it drafted with all of them.
 
-What is accepted is distributed as what the model would have written without drafts: a drafted id is
-kept with probability min(1, p / q), p being what it has with all loops and q with one; the first
-that is not kept is drawn anew from max(0, p - q) (Leviathan et al. 2023, arXiv 2211.17192).
+Texts are distributed as without drafts: a drafted id is kept with probability min(1, p / q), where
+p is its probability with all loops and q with one; the first that is not kept is drawn again from
+max(0, p - q) (Leviathan et al. 2023, arXiv 2211.17192).
 
 Shapes: N ids of a draft, V rows of the vocabulary.
 """
@@ -24,12 +24,10 @@ DRAFT = Intervention(loops=1)
 
 @dataclass
 class Drafts:
-    """How drafts have fared."""
+    """Counts of drafted ids."""
 
     ids: int = 0
-    """That were drafted."""
     accepted: int = 0
-    """Of these."""
 
 
 def write_on_drafts(
@@ -114,7 +112,7 @@ def verified(
 ) -> tuple[int, int]:
     """How many of N drafted ids are kept, and the id that follows them.
 
-    `q_NV` is what they were drawn from, `p_NV` (N + 1, V) what they should be.
+    `q_NV` are the probabilities that they were drawn from, `p_NV` (N + 1, V) the model's own.
     """
     for place, (id, q_V, p_V) in enumerate(zip(drafted, q_NV, p_NV[:-1], strict=True)):
         chance = torch.rand((), dtype=torch.float64, generator=generator)

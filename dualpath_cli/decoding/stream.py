@@ -1,4 +1,4 @@
-"""TextStream: the text of ids as they come, without half characters and without what stops it."""
+"""TextStream: the text of ids as they come, without half characters and without stops."""
 
 import codecs
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Writing: a batch of texts, an id of each at a time, until each has ended.
+"""Writing a batch of texts, one id of each at a time, until all have ended.
 
 Shapes: B prompts, T new positions, V rows of the vocabulary.
 """
@@ -13,8 +13,8 @@ from dualpath_cli.decoding.sampler import Sampler
 from dualpath_cli.decoding.stream import TextStream
 
 NextLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Maps new ids (B, T), and which of them are not padding (B, T), to logits of what comes after the
-last, (B, V). What went before, it remembers."""
+"""Maps new ids (B, T), and which of them are not padding (B, T), to the logits of the id after the
+last, (B, V). It remembers earlier ids."""
 
 End = Literal["eot", "stop", "length", "window"]
 """Why a text ended: the model wrote end-of-text, or a stop; it has as many ids as were asked for;
@@ -23,7 +23,7 @@ or it fills the model's window."""
 
 @dataclass(frozen=True)
 class Limits:
-    """What a text ends at."""
+    """What ends a text."""
 
     max_new_tokens: int
     window: int
@@ -34,7 +34,7 @@ class Limits:
     """Texts that end a text, and are no part of it."""
 
     def positions(self, lengths: Sequence[int]) -> int:
-        """Positions that a batch of prompts of these lengths takes at most, the padding's too."""
+        """The most positions that a batch of prompts of these lengths takes, with padding."""
         # The last id of a text is not read again, so that it needs no place.
         steps = max(min(self.max_new_tokens, self.window - length + 1) for length in lengths)
         return max(lengths) + steps - 1
@@ -64,8 +64,8 @@ def write_on(
 ) -> Iterator[Piece]:
     """Yields a piece for each new id of each text; each prompt has an id, and fits the window.
 
-    `generators` are one a prompt. Texts that have ended stay in the batch until half of it has;
-    `select` is then called with the places of those that go on. Without it they stay to the end.
+    There is one generator a prompt. Once half of a batch has ended, `select` is called with the
+    places of those that go on; without it, texts that have ended stay in the batch.
     """
     texts = [list(ids) for ids in prompts]
     streams = [TextStream(token_values, limits.stops) for _ in prompts]
@@ -118,7 +118,7 @@ def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
 
 
 def filled_up_on_the_left(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts as a tensor (B, T), and where they are not filled up."""
+    """Prompts as a tensor (B, T), padded on the left, and a mask that is False at padding."""
     longest = max(map(len, prompts))
     rows = [[*[0] * (longest - len(ids)), *ids] for ids in prompts]  # any id: none looks there
     lengths_B1 = torch.tensor([[len(ids)] for ids in prompts])

@@ -1,4 +1,4 @@
-"""`dualpath evaluate`: what is asked is read first, then each model, then all of them together."""
+"""`dualpath evaluate`: reads all questions, then scores each model, then compares them."""
 
 import json
 import os

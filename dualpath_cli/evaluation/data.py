@@ -1,4 +1,4 @@
-"""What a benchmark asks: rows of a folder or the Hugging Face hub, few-shot prefix and limit."""
+"""The questions of a benchmark: rows of a folder or of the hub, few-shot prefix, limit."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ class NoData(UserError):
 
 @dataclass(frozen=True)
 class Asked:
-    """A benchmark with all that a model is asked of it."""
+    """A benchmark with its questions."""
 
     benchmark: Benchmark
     questions: Sequence[tuple[int, Question | str]]
@@ -43,11 +43,11 @@ class Asked:
     documents: int
     """How many there are without a limit."""
     whole: bool = True
-    """Whether they are the benchmark's own documents, not a selection that somebody else made."""
+    """Whether the file holds the whole benchmark, not a published selection of it."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a report says of it."""
+        """The entries of a report."""
         return {
             "documents": len(self.questions),
             "documents_in_all": self.documents,

@@ -1,4 +1,4 @@
-"""What `dualpath evaluate` was asked for, checked without importing anything slow."""
+"""The request to `dualpath evaluate`, checked without importing anything slow."""
 
 import importlib.util
 from argparse import Namespace

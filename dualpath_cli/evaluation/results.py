@@ -1,4 +1,4 @@
-"""What is kept of an evaluation: a file a benchmark, found again where the same is asked again.
+"""The files of an evaluation, one a benchmark, reused when the same is asked again.
 
 OUT/<model>/
     tasks/TASK.json        what was asked, what decides the numbers, the scores, the samples' hash
@@ -23,7 +23,7 @@ from dualpath_cli.files.csv_text import format_csv
 LAYOUT = 2
 """Of these files, and of how their numbers are computed."""
 _NOT_DECISIVE = ("name", "path", "run", "step", "checkpoint")
-"""Of a model's facts: where it lies; its settings and the hash of its weights tell what it is."""
+"""Facts of a model that do not change its scores: settings and the hash of the weights do."""
 
 
 @dataclass(frozen=True)

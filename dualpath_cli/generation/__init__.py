@@ -1,1 +1,1 @@
-"""`dualpath generate`: what a trained model writes, and how it is made to write."""
+"""`dualpath generate`: texts by a trained model."""

@@ -21,7 +21,7 @@ def device_of(name: str) -> torch.device:
 
 
 def autocast_of(precision: str) -> torch.dtype | None:
-    """The type of matrix products where it is not that of the weights."""
+    """The type of matrix products; None: that of the weights."""
     return torch.bfloat16 if precision == "bfloat16" else None
 
 
@@ -40,10 +40,10 @@ def load_model(trained: Trained, device: torch.device) -> DualPathLM:
 
 
 def round_weights(model: DualPathLM, dtype: torch.dtype) -> None:
-    """Keeps the weights of those matrix products that go by autocast in its type, for good.
+    """Rounds the weights of matrix products to autocast's type, in place.
 
-    In half the memory, and as autocast would round them in every pass. A head that is the embedding
-    as well stays: the stream begins with it.
+    That halves their memory, and autocast would round them alike in every pass. A tied head stays:
+    it is the embedding, with which the residual stream begins.
     """
     for name, module in model.named_modules():
         tied = model.config.tie_embeddings and module is model.head

@@ -1,4 +1,4 @@
-"""What `dualpath generate` was asked for, checked without importing torch."""
+"""The request to `dualpath generate`, checked without importing torch."""
 
 from argparse import Namespace
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _MOST = 1 << 24
 
 @dataclass(frozen=True)
 class Request:
-    """What is written, how, and by what."""
+    """The texts to write, and how."""
 
     trained: Trained
     tokenizer: Tokenizer

@@ -1,4 +1,4 @@
-"""All texts of a request, in batches: what each has become, and what that took."""
+"""The texts of a request, written in batches, and the time that they took."""
 
 import time
 from collections.abc import Iterator
@@ -107,5 +107,5 @@ def write(
 
 
 def _generator(seed: int, text: Text) -> torch.Generator:
-    """Numbers of a text's own, so that it depends on no other."""
+    """The generator of one text, so that it depends on no other."""
     return torch.Generator().manual_seed(seed_from(seed, text.prompt, text.sample))

@@ -1,4 +1,4 @@
-"""The model: equations only. Nothing here knows how it is run."""
+"""The model: the equations of the paper. Nothing here knows about training or decoding."""
 
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model.language_model import DualPathLM

@@ -1,6 +1,6 @@
-"""The dual-path block: a looped deep path beside a wide path, added up by per-token gates.
+"""The dual-path block: a looped deep path and a wide path, summed by per-token gates.
 
-Eqs. 4 and 5. All that a pass does beside them is in `layer_pass.py`.
+Eqs. 4 and 5. What a pass does besides (overrides, read-outs, decoding) is in `layer_pass.py`.
 
 Shapes: B batch, T positions, D model width.
 """
@@ -17,7 +17,7 @@ from dualpath_cli.model.sublayer import Sublayer, SwiGLU
 
 
 class WidePath(nn.Module):
-    """Eq. 4: ``h_wide = Phi_wide(x; softplus(beta))``, a sublayer with a bigger FFN, run once."""
+    """Eq. 4: ``h_wide = Phi_wide(x; s_w)``, ``s_w = softplus(beta)``: a wider FFN, applied once."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -60,10 +60,7 @@ class DualPathBlock(nn.Module):
         return y_BTD.to(x_BTD.dtype)
 
     def gates(self, x_BTD: torch.Tensor) -> Gates:
-        """g_d and g_w, (B, T, 1) each, as learned.
-
-        In the weights' own type also under autocast, as they are few and decide much.
-        """
+        """The learned g_d and g_w, (B, T, 1) each, in the weights' type also under autocast."""
         with torch.autocast(x_BTD.device.type, enabled=False):
             gates: Gates = self.gate(x_BTD.to(self.wide.gain.dtype))
         return gates

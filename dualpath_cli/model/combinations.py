@@ -1,9 +1,10 @@
-"""How much of each step's state the deep path returns per token (Eq. 3).
+"""The weight of each step's state in what the deep path returns (Eq. 3).
 
-A combination maps the states h_1 .. h_K, as many as were run, and their step indices to a weight
-for each state, all of which sum to 1. It works in the type of its weights, also under autocast.
-One from outside is a class with the same `forward`; where a step's weight follows from its own
-state and what earlier ones left, it may have `step_probability`, too: then tokens can halt by mass.
+A combination maps the states h_1 .. h_K and their step indices to a weight for each state; the
+weights of a token sum to 1. It computes in the type of its parameters, also under autocast. A
+custom one is a class with the same `forward`. With `step_probability` as well, tokens can halt
+once little mass remains. The combinations without parameters, `final` and `mean`, are in
+`DeepPath.step_weights`.
 
 Shapes: B batch, T positions, D model width, K loops.
 """
@@ -31,7 +32,7 @@ class StepRouter(nn.Module):
     ) -> list[torch.Tensor]:
         """``pi_k q_k`` for k < K, then ``pi_K``, where ``pi_k = prod_{j<k} (1 - q_j)``.
 
-        Each is (B, T, 1). The last step takes what is left, so q_K is not needed.
+        Each is (B, T, 1). The last step takes what remains, so q_K is not computed.
         """
         pi_BT1 = torch.ones_like(states[0][..., :1])
         weights = []
@@ -49,7 +50,7 @@ class StepRouter(nn.Module):
 
 
 def learned_combination(config: ModelConfig) -> nn.Module:
-    """The router, or the class from outside that a configuration names in its place."""
+    """The router, or the custom class that a configuration names in its place."""
     if config.combination == "router":
         return StepRouter(config)
     module: nn.Module = own_class(config, "combination")(config)

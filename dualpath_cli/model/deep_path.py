@@ -1,13 +1,12 @@
 """The deep path: one sublayer applied K times, its states mixed per token by a router.
 
-Eqs. 2 and 3. All that a pass does beside them is in `layer_pass.py`.
+Eqs. 2 and 3. What a pass does besides (overrides, read-outs, decoding) is in `layer_pass.py`.
 
 Shapes: B batch, T positions, D model width, K loops.
 """
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,29 +18,8 @@ from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.sublayer import Sublayer, SwiGLU
 
 
-class Step(NamedTuple):
-    """One application of the deep sublayer, step k."""
-
-    number: int
-    """k - 1."""
-    gain_number: int
-    """Place of its gain among the K trained ones: k - 1."""
-    step_index: float
-    """The router's input about k: (k - 1) / (K - 1), or k / (K - 1) if it counts from one."""
-
-
-def loop_steps(config: ModelConfig, forced: int | None = None) -> list[Step]:
-    """The steps k = 1 .. K, or as many as are forced.
-
-    With fewer than K steps the router's index still runs to 1 with the last of them. Beyond K the
-    last gain repeats, and the index, which is that of K steps, stays 1.
-    """
-    indices = config.step_indices(forced)
-    return [Step(k, min(k, config.loops - 1), index) for k, index in enumerate(indices)]
-
-
 class DeepPath(nn.Module):
-    """``h_k = Phi_deep(h_{k-1})`` (Eq. 2), ``h_deep = sum_k w_k h_k`` (Eq. 3)."""
+    """``h_k = Phi_deep(h_{k-1}; s_k)`` (Eq. 2), ``h_deep = sum_k w_k h_k`` (Eq. 3)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -55,27 +33,27 @@ class DeepPath(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
-        steps = loop_steps(self.config, layer.loops)
-        h_BTD, states = x_BTD, []
-        for step in steps:
-            h_BTD = self.next_state(h_BTD, step, layer)  # Eq. 2
+        step_indices = self.config.step_indices(layer.loops)
+        h_BTD, states = x_BTD, []  # h_0 = x
+        for k in range(1, len(step_indices) + 1):
+            h_BTD = self.next_state(h_BTD, k, layer)  # Eq. 2
             states.append(h_BTD)
-        weights = self.step_weights(states, steps)
-        layer.record_steps(states, weights, len(steps))
+        weights = self.step_weights(states, step_indices)
+        layer.record_steps(states, weights, len(step_indices))
         return mixture(weights, states)  # Eq. 3
 
-    def next_state(self, h_BTD: torch.Tensor, step: Step, layer: LayerPass) -> torch.Tensor:
-        """``h_k = Phi_deep(h_{k-1}; softplus(a_k))``, (B, T, D) (Eq. 2)."""
-        return self.sublayer(h_BTD, self.gain(step), layer.step(step.number))
+    def next_state(self, h_BTD: torch.Tensor, k: int, layer: LayerPass) -> torch.Tensor:
+        """``h_k = Phi_deep(h_{k-1}; s_k)``, (B, T, D), of h_{k-1} (Eq. 2)."""
+        return self.sublayer(h_BTD, self.gain(k), layer.step(k))
 
-    def gain(self, step: Step) -> torch.Tensor:
-        """``softplus(a_k)``, a 0-d tensor."""
-        return F.softplus(self.gains[step.gain_number])
+    def gain(self, k: int) -> torch.Tensor:
+        """``s_k = softplus(alpha_k)``, a 0-d tensor; of more than K forced steps s_K repeats."""
+        return F.softplus(self.gains[min(k, self.config.loops) - 1])
 
     def step_weights(
-        self, states: Sequence[torch.Tensor], steps: Sequence[Step]
+        self, states: Sequence[torch.Tensor], step_indices: Sequence[float]
     ) -> list[torch.Tensor]:
-        """The weight of each state (B, T, D) in h_deep, (B, T, 1): as the router says (Eq. 3).
+        """The weight of each state (B, T, D) in h_deep, (B, T, 1), by the router (Eq. 3).
 
         Combination `mean` weighs all alike; `final` gives one weight, that of the last state.
         """
@@ -85,7 +63,7 @@ class DeepPath(nn.Module):
             return [torch.ones_like(states[0][..., :1]) / len(states)] * len(states)
         with torch.autocast(states[0].device.type, enabled=False):
             precise = [h_BTD.to(self.gains.dtype) for h_BTD in states]
-            return list(self.router(precise, [step.step_index for step in steps]))
+            return list(self.router(precise, step_indices))
 
 
 def mixture(weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How much of each path a dual block takes per token (Eq. 5).
+"""The gates of a dual block, by which each token weighs its two paths (above Eq. 5).
 
 Shapes: B batch, T positions, D model width.
 """
@@ -14,7 +14,7 @@ Gates = tuple[torch.Tensor, torch.Tensor]
 
 
 class PathGate(nn.Module):
-    """``(g_d, g_w) = sigmoid(x W_g + b_g)`` (Eq. 5), or one of the paper's variants of it."""
+    """``(g_d, g_w) = sigmoid(x W_g + b_g)``, or one of the paper's variants of it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -36,10 +36,7 @@ class PathGate(nn.Module):
 
 
 def path_gate(config: ModelConfig) -> nn.Module:
-    """The gate of a dual block: a built-in one, or the class from outside that is named.
-
-    It maps the block's input (B, T, D) to `Gates`, in the type of its weights.
-    """
+    """The gate of a dual block, built-in or custom: maps x (B, T, D) to `Gates`."""
     if config.gate in GATE_OUTPUTS:
         return PathGate(config)
     module: nn.Module = own_class(config, "gate")(config)

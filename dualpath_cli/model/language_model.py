@@ -62,18 +62,16 @@ class DualPathLM(nn.Module):
         """Maps tokens (B, T) to logits (B, T, V), or with targets to losses in nats (B, T).
 
         Targets are the next tokens; positions whose target is ``loss.IGNORE`` get 0. An empty
-        `trace` is filled with one LayerTrace per layer, of what an `intervention` made of it.
-        `token_mask` (B, T) is True at the tokens that an intervention is about: those that are not
-        padding, or those of the class that `Intervention.tokens` names. Gates are overridden and
-        shuffled there alone, and for no others a halting loop goes on. Without it, all positions.
-        `auxiliary` gets what feed-forwards add to the training loss; the losses are without it.
-        `last_logits` is how many of the last positions logits are wanted of, where there are no
-        targets. `model_pass` is for `decoding`, whose `forward` takes padding and a cache as well,
-        and interventions that leave something out.
+        `trace` is filled with one LayerTrace per layer, under the `intervention` if there is one.
+        An intervention applies where `token_mask` (B, T) is True: at tokens that are not padding,
+        or at those of the class that `Intervention.tokens` names; without a mask, everywhere.
+        `auxiliary` collects what feed-forwards add to the training loss; the losses exclude it.
+        `last_logits` limits the logits to so many last positions. `model_pass` is for `decoding`,
+        whose `forward` also takes padding, a cache, and interventions that leave something out.
 
         Raises:
-            ValueError: if the intervention makes no sense for this model, leaves something out that
-                `model_pass` does not, or names a class of tokens and `token_mask` is missing.
+            ValueError: if the intervention makes no sense for this model, needs the `forward` of
+                `decoding`, or names a class of tokens and `token_mask` is missing.
         """
         self._check(intervention, token_mask, model_pass)
         x_BTD = self.embed(tokens)
@@ -124,7 +122,7 @@ class DualPathLM(nn.Module):
         seed: int | None = None,
         copy: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_,
     ) -> None:
-        """Draws every parameter (see `parameters.KINDS`); without a seed, one is drawn, too.
+        """Draws every parameter (see `parameters.KINDS`); without a seed, draws that as well.
 
         `copy` puts a whole value, float32 on the CPU, into a parameter.
         """

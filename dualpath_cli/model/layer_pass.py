@@ -1,7 +1,7 @@
-"""All that is no equation in a pass: read-outs, overrides, and where decoding steps in.
+"""What a pass does besides the equations: read-outs, overrides, and the entry for decoding.
 
-Training constructs plain passes, writes nothing into them, and each of their methods is then one
-call of the equations. `decoding` derives its own, which keep keys and values and leave steps out.
+Training takes plain passes, each method of which is one call of the equations. `decoding` derives
+passes that keep keys and values, and that leave steps and paths out.
 
 Shapes: B batch, T positions, D model width, H heads, N head size, L layers.
 """
@@ -33,25 +33,25 @@ class AuxiliaryLoss:
 
 @dataclass
 class SublayerPass:
-    """The arguments of one application of a sublayer beside its input and its gain."""
+    """What one application of a sublayer gets besides its input and its gain."""
 
     positions: Positions
     auxiliary: AuxiliaryLoss | None = None
     """Gets what the feed-forward adds to the training loss."""
 
     def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values that the tokens look at, given their own: these alone."""
+        """Keys and values that the tokens attend to, given their own: no others."""
         return k_BTHN, v_BTHN
 
 
 @dataclass
 class LayerPass:
-    """The arguments of one layer beside its input."""
+    """What one layer gets besides its input."""
 
     positions: Positions
     auxiliary: AuxiliaryLoss | None = None
     trace: LayerTrace | None = None
-    """Gets what the layer did."""
+    """Records what the layer did."""
     intervention: Intervention | None = None
     """The one that applies to this layer."""
     token_mask: torch.Tensor | None = None
@@ -66,15 +66,15 @@ class LayerPass:
 
     @property
     def writes(self) -> bool:
-        """Whether the layer writes anything down, which must not be computed twice."""
+        """Whether the layer records anything: then it must not be computed twice."""
         return self.trace is not None
 
     def wide(self) -> SublayerPass:
         """Arguments for the sublayer of the wide path."""
         return SublayerPass(self.positions, self.auxiliary)
 
-    def step(self, number: int) -> SublayerPass:
-        """Arguments for the sublayer of the deep path in a step, from 0."""
+    def step(self, k: int) -> SublayerPass:
+        """Arguments for the sublayer of the deep path in step k, from 1."""
         return SublayerPass(self.positions, self.auxiliary)
 
     def gates(self, learned: Gates) -> Gates:
@@ -104,30 +104,30 @@ class LayerPass:
     def record_steps(
         self, states: list[torch.Tensor], weights: list[torch.Tensor], loops: int
     ) -> None:
-        """Writes the steps of the deep path down, see `LayerTrace.record_steps`."""
+        """Records the steps of the deep path, see `LayerTrace.record_steps`."""
         if self.trace is not None:
             self.trace.record_steps(states, weights, loops)
 
     def record_updates(
         self, x_BTD: torch.Tensor, deep_BTD: torch.Tensor | None, wide_BTD: torch.Tensor | None
     ) -> None:
-        """Writes down what the paths added to x, see `LayerTrace.record_updates`."""
+        """Records what the paths added to x, see `LayerTrace.record_updates`."""
         if self.trace is not None:
             self.trace.record_updates(x_BTD, deep_BTD, wide_BTD)
 
 
 class ModelPass:
-    """Gives a pass through the model its positions, and each layer its `LayerPass`: plain ones."""
+    """A pass through the whole model: makes its positions, and the `LayerPass` of each layer."""
 
     leaves_out = False
-    """Whether it carries out what an intervention leaves out: `halting`, `skip`, `kv_slots`."""
+    """Whether it supports the interventions `halting`, `skip` and `kv_slots`."""
 
     def positions(self, config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor) -> Positions:
-        """Those of whole sequences, none of which is padded; on the device of `like`."""
+        """The positions of whole, unpadded sequences, on the device of `like`."""
         return whole_sequences(config, tokens, like)
 
     def layer(self, number: int, plain: LayerPass) -> LayerPass:
-        """The pass of a layer, from 0."""
+        """The pass of a layer, counted from 0."""
         return plain
 
 
@@ -140,10 +140,10 @@ def overridden(
     token_mask: torch.Tensor | None,
     order_B2T: torch.Tensor | None,
 ) -> Gates:
-    """The gates in place of the learned ones: `Intervention.gates`, where `token_mask` is True.
+    """The gates that `Intervention.gates` puts in place of the learned ones.
 
-    `order_B2T` belongs to shuffled gates: the positions that g_d and g_w are taken from, which
-    are those of the tokens themselves where `token_mask` is False.
+    Constants hold where `token_mask` (B, T) is True; `order_B2T` is the layer's of
+    `shuffled_positions`.
     """
     g_d, g_w = learned
     if constants == SHUFFLED:
@@ -159,11 +159,11 @@ def overridden(
 def shuffled_positions(
     tokens: torch.Tensor, token_mask: torch.Tensor | None, n_layers: int, seed: int
 ) -> torch.Tensor:
-    """Where each position gets its g_d and its g_w from: (L, B, 2, T) int64, a permutation of T.
+    """The positions that g_d and g_w are taken from, permutations of T: (L, B, 2, T) int64.
 
-    `tokens` is (B, T). Positions where `token_mask` (B, T) is False are padding: they keep their
-    own gates, and no token gets theirs. The permutations of a sequence depend on the seed and on
-    its own tokens only: not on its batch, its padding or the device.
+    Where `token_mask` (B, T) is False there is padding: it keeps its own gates, and no token gets
+    them. The permutations of a sequence of `tokens` (B, T) depend on the seed and on its own tokens
+    alone: not on its batch, its padding or the device.
     """
     batch, length = tokens.shape
     tokens_BT = tokens.long().cpu()

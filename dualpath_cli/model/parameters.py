@@ -1,8 +1,8 @@
-"""Every parameter of the model by its name: the group it decays with, and what it starts from.
+"""Every parameter of the model by its name: its group for weight decay, and its initial value.
 
-One table for initialisation, the optimizer and counts. A parameter that is new to the model has to
-be entered here before any of them takes it. Those of a class from outside are what the class says
-in `parameter_kinds`, the same table by the class's own names, or else follow from their shapes.
+One table for initialisation, the optimizer and counts, each of which refuses a parameter that is
+not in it. Those of a custom class are what the class says in `parameter_kinds`, the same table by
+the class's own names, or else follow from their shapes.
 """
 
 import re
@@ -39,13 +39,11 @@ PLACES: dict[Role, re.Pattern[str]] = {
     "gate": re.compile(r"blocks\.\d+\.gate\.(.+)"),
     "combination": re.compile(r"blocks\.\d+\.deep\.router\.(.+)"),
 }
-"""Names of parameters that may be those of a class from outside; the group is the class's name."""
+"""Names of the parameters of custom classes; the group is the name within the class."""
 
 
 def kind_of(name: str, config: ModelConfig | None = None, dimensions: int = 2) -> ParameterKind:
-    """Returns the kind of a parameter of so many dimensions.
-
-    Of which model it is matters where that has classes from outside; None: it has none.
+    """Returns the kind of a parameter of so many dimensions; `config` may name custom classes.
 
     Raises:
         ValueError: for a name that is not in the table.

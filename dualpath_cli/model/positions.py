@@ -1,4 +1,4 @@
-"""What attention knows about positions: their rotation, and which of them a token may look at.
+"""Positions: rotary embedding, and the mask of what each token may look at.
 
 Rotary position embedding is half-split: channel i turns together with channel i + N/2.
 
@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.kernels.attention import Mask
 
 
 class Rope(NamedTuple):
@@ -21,12 +22,8 @@ class Rope(NamedTuple):
     sin: torch.Tensor
 
 
-Mask = torch.Tensor | BlockMask
-"""Where a query may look: blocks for FlexAttention, or (B, 1, T, S) of bool."""
-
-
 class Positions(NamedTuple):
-    """Of the T positions that a pass is about."""
+    """Rotation and mask of the T positions of a pass."""
 
     rope: Rope
     mask: Mask | None = None
@@ -34,7 +31,7 @@ class Positions(NamedTuple):
 
 
 def whole_sequences(config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor) -> Positions:
-    """Those of tokens (B, T) from the first on, on the device of `like`.
+    """The positions of tokens (B, T), the first of which is at 0, on the device of `like`.
 
     Where the configuration has a `document_start`, documents packed into a sequence are each as if
     it were alone: its positions count from its start, and its tokens look at none before.

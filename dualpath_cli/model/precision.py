@@ -1,8 +1,4 @@
-"""RMSNorm in the precision of its weights, whatever comes in.
-
-Under autocast, or with a bf16 residual stream, the projections give bf16. The statistics of a norm
-are worth more.
-"""
+"""RMSNorm in the precision of its weights, also of bf16 inputs under autocast."""
 
 import torch
 from torch import nn

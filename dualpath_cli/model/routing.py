@@ -1,4 +1,4 @@
-"""RoutingTrace: what a forward pass writes down about its routing when asked.
+"""RoutingTrace: what a forward pass records about its routing on request (Eqs. 6 and 7).
 
 Shapes: B batch, T positions, D model width, K loops.
 """
@@ -7,12 +7,6 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-
-_BY_POSITION = (
-    "gate_deep", "gate_wide", "step_weights", "steps_taken", "wide_taken", "update_deep",
-    "update_wide", "cosine", "x", "wide_state",
-)  # fmt: skip
-"""Fields of a LayerTrace that have a value for each position, (B, T, ...)."""
 
 
 @dataclass
@@ -26,9 +20,9 @@ class LayerTrace:
     step_weights: torch.Tensor | None = None
     """Weight of each step in h_deep, pi_k q_k and pi_K, (B, T, K) (Eq. 3); sums to 1 over K."""
     loops_run: int | None = None
-    """Steps that were really run: fewer than K where every token of the batch had halted."""
+    """Steps that were run: fewer than K where every token of the batch had halted."""
     steps_taken: torch.Tensor | None = None
-    """Steps that each token took, (B, T): K of them, unless it halted or left the path out."""
+    """Steps that each token took, (B, T): K, unless it halted or skipped the path."""
     wide_taken: torch.Tensor | None = None
     """Whether each token took the wide path, (B, T)."""
     update_deep: torch.Tensor | None = None
@@ -38,7 +32,7 @@ class LayerTrace:
     cosine: torch.Tensor | None = None
     """Cosine of Δ_d and Δ_w, (B, T) (Eq. 7); 0 where one of them is zero."""
     keeps_states: bool = False
-    """Whether the next fields are filled, too: K + 2 states of (B, T, D)."""
+    """Whether the fields below are filled as well: K + 2 states of (B, T, D)."""
     x: torch.Tensor | None = None
     """The layer's input, (B, T, D)."""
     deep_states: list[torch.Tensor] = field(default_factory=list)
@@ -61,8 +55,7 @@ class LayerTrace:
 
     @property
     def expected_loops(self) -> torch.Tensor | None:
-        """Mean of the step number k under the step weights, (B, T), between 1 and K;
-        0 of a token that left the path out."""
+        """Mean of k under the step weights, (B, T), from 1 to K; 0 for a skipped path."""
         if self.step_weights is None:
             return None
         loops = self.step_weights.shape[-1]
@@ -72,16 +65,15 @@ class LayerTrace:
 
     @property
     def passes(self) -> torch.Tensor:
-        """Sublayers that each token passed, (B, T): its steps, and one for the wide path."""
+        """Sublayers applied to each token, (B, T): its steps, and one for the wide path."""
         taken = [one for one in (self.steps_taken, self.wide_taken) if one is not None]
         return torch.stack([one.long() for one in taken]).sum(0)
 
     def append(self, later: "LayerTrace") -> None:
-        """Adds that of the positions that follow."""
-        for name in _BY_POSITION:
-            before, after = getattr(self, name), getattr(later, name)
-            if before is not None:
-                setattr(self, name, torch.cat((before, after), dim=1))
+        """Appends the trace of the positions that follow."""
+        for name, before in list(vars(self).items()):
+            if isinstance(before, torch.Tensor):
+                setattr(self, name, torch.cat((before, getattr(later, name)), dim=1))
         if self.loops_run is not None and later.loops_run is not None:
             self.loops_run = max(self.loops_run, later.loops_run)
         # Where fewer steps were run, no token moved in the others.
@@ -96,11 +88,10 @@ class LayerTrace:
         loops: int,
         active: list[torch.Tensor] | None = None,
     ) -> None:
-        """Writes down the states, (B, T, D) each, of the steps that were run, and the weights,
-        (B, T, 1) each, of the last of them.
+        """Records the states (B, T, D) of the steps that were run, and the weights (B, T, 1) of the
+        last of them; the others of `loops` steps weigh nothing.
 
-        Steps without one, and those of `loops` that were not run, weigh nothing. `active` says who
-        took each step, (B, T, 1); None: all took all.
+        `active` tells for each step which tokens took it, (B, T, 1); None: all tokens took all.
         """
         self.loops_run = len(states)
         if active is None:
@@ -115,10 +106,10 @@ class LayerTrace:
     def record_updates(
         self, x_BTD: torch.Tensor, deep_BTD: torch.Tensor | None, wide_BTD: torch.Tensor | None
     ) -> None:
-        """Writes down what the states h_deep and h_wide, each (B, T, D), add to the input x.
+        """Records what h_deep and h_wide, (B, T, D) each or None, add to the input x.
 
-        A path that the block does not have is None. In float32 at least, also under autocast. All
-        tokens took the wide path unless `wide_taken` says otherwise already.
+        In float32 at least, also under autocast. All tokens took the wide path unless `wide_taken`
+        is set already.
         """
         if wide_BTD is not None and self.wide_taken is None:
             self.wide_taken = torch.ones_like(x_BTD[..., 0], dtype=torch.bool)
@@ -148,7 +139,7 @@ class RoutingTrace:
     keeps_states: bool = False
     """Whether layers keep their states, as for a logit lens: ``head(norm(state))``."""
     output: torch.Tensor | None = None
-    """With `keeps_states` what the last layer gave, (B, T, D), before the final norm."""
+    """With `keeps_states` the output of the last layer, (B, T, D), before the final norm."""
 
     def add_layer(self) -> LayerTrace:
         """Appends an empty LayerTrace, for the next block to fill, and returns it."""
@@ -156,7 +147,7 @@ class RoutingTrace:
         return self.layers[-1]
 
     def append(self, later: "RoutingTrace") -> None:
-        """Adds the trace of the positions that follow."""
+        """Appends the trace of the positions that follow."""
         if not self.layers:
             self.layers, self.output = later.layers, later.output
             return

@@ -12,7 +12,6 @@ from dualpath_cli.model import DualPathLM, Intervention, RoutingTrace
 from dualpath_cli.model.attention import Attention
 from dualpath_cli.model.layer_pass import SublayerPass
 from dualpath_cli.model.positions import Positions, rope_at
-from tests.model import reference
 from tests.model.reference import difference, random_tokens
 from tests.model.small_models import ALL_KINDS, EXACT, OUTPUTS, SHOWS, TOKENS, small, with_weights
 
@@ -111,19 +110,21 @@ def test_interventions_leave_padding_out(intervention: Intervention) -> None:
     assert difference(found, wanted) <= OUTPUTS
 
 
-def test_a_cache_goes_with_one_intervention() -> None:
-    model, cache = with_weights(small()), Cache(small())
-    forward(model, TOKENS, cache=cache, intervention=Intervention(loops=2))
-    with pytest.raises(ValueError, match="learned: the cache was begun with K=2"):
-        forward(model, TOKENS[:, :1], cache=cache)
-
-
-@pytest.mark.parametrize("combination", COMBINATIONS)
-def test_the_reference_says_the_same(combination: str) -> None:
-    config = small(**ALL_KINDS, combination=combination)
-    weights = reference.random_weights(config, seed=0)
-    wanted = reference.logits(weights, config, TOKENS)
-    assert difference(in_chunks(with_weights(config, weights), TOKENS, [3, 1]), wanted) <= OUTPUTS
+@pytest.mark.parametrize(
+    ("first", "draft", "later", "message"),
+    [
+        (Intervention(loops=2), None, None, "learned: the cache was begun with K=2"),
+        (None, Intervention(loops=1), Intervention(loops=2), "K=2: the cache was begun with learn"),
+        (None, None, Intervention(gates="shuffled"), "shuffled: needs the whole sequence"),
+    ],
+)
+def test_a_cache_goes_with_one_intervention_and_its_draft(
+    first: Intervention | None, draft: Intervention | None, later: Intervention | None, message: str
+) -> None:
+    model, cache = with_weights(small()), Cache(small(), draft=draft)
+    forward(model, TOKENS, cache=cache, intervention=first)
+    with pytest.raises(ValueError, match=message):
+        forward(model, TOKENS[:, :1], cache=cache, intervention=later)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +134,6 @@ def test_the_reference_says_the_same(combination: str) -> None:
         Intervention(loops=5),
         Intervention(gates=(0.2, 0.9)),
         Intervention(gates=(0.0, 1.0), layers=(1,)),
-        Intervention(halting=0.3),
-        Intervention(loops=2, halting=0.1),
     ],
     ids=lambda intervention: intervention.name,
 )
@@ -145,27 +144,6 @@ def test_interventions_are_the_same_with_a_cache(intervention: Intervention) -> 
     for lengths in ([3, 1, 2], [1] * TOKENS.shape[1]):
         cached = in_chunks(model, TOKENS, lengths, intervention=intervention)
         assert difference(cached, whole) <= OUTPUTS
-
-
-def test_shuffled_gates_need_the_whole_sequence() -> None:
-    model = with_weights(small())
-    with pytest.raises(ValueError, match="shuffled: needs the whole sequence"):
-        forward(
-            model, TOKENS, intervention=Intervention(gates="shuffled"), cache=Cache(model.config)
-        )
-
-
-def test_a_dual_layer_keeps_its_loops_and_one() -> None:
-    model = with_weights(small(**ALL_KINDS, loops=3))
-    cache = Cache(model.config)
-    forward(model, TOKENS, cache=cache)
-    assert cache.length == TOKENS.shape[1]
-    assert [len(layer.deep) for layer in cache.layers] == [3, 3, 0]
-    wide = [layer.wide for layer in cache.layers]
-    assert all(isinstance(one, KeyValueCache) for one in wide)
-    assert [one.keys is not None for one in wide if isinstance(one, KeyValueCache)] == [
-        True, False, True,
-    ]  # fmt: skip
 
 
 def test_a_trace_keeps_the_states_when_asked() -> None:
@@ -201,7 +179,7 @@ def test_a_batch_goes_on_from_one_sequence(config: ModelConfig, length: int, see
     start = random_tokens(config, batch=1, length=length, seed=seed)
     rests = random_tokens(config, batch=3, length=4, seed=seed + 100)
     forward(model, start, cache=cache)
-    cache.repeat(3)
+    cache.select([0] * 3)
     whole = forward(model, torch.cat((start.expand(3, -1), rests), dim=1))
     assert difference(forward(model, rests, cache=cache), whole[:, length:]) <= OUTPUTS
 

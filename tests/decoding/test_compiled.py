@@ -36,18 +36,19 @@ def test_a_position_more_is_no_graph_more(change: Intervention | None) -> None:
     """Also where now one text goes on, now two or three, and in a second batch."""
     config = small(n_layers=2, loops=3)
     decoder = Decoder(with_weights(config), change, compiled=True)
-    tokens = random_tokens(config, batch=3, length=60)
+    tokens = random_tokens(config, batch=3, length=24)
     torch._dynamo.utils.counters.clear()
     graphs = []
     for _ in range(2):
-        decoder.begin(60)
+        decoder.begin(24)
         decoder.logits(tokens[:, :2])
-        for at in range(2, 60):
+        for at in range(2, 24):
             decoder.logits(tokens[:, at : at + 1])
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert graphs[0] == graphs[1] <= (1 if change is None else 6)
 
 
+@pytest.mark.slow
 def test_so_they_are_with_kernels() -> None:
     check(None, drafts=False)
 

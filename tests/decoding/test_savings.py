@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.config import COMBINATIONS, ModelConfig
@@ -36,7 +36,7 @@ SAVINGS = st.builds(
     skip=st.sampled_from([None, 0.5, 0.8]),
     slots=st.sampled_from([None, 1, 2, 3]),
 )
-several = settings(max_examples=30, derandomize=True, database=None, deadline=None)
+several = settings(max_examples=20, derandomize=True, database=None, deadline=None)
 
 
 def expected(
@@ -51,18 +51,13 @@ def expected(
     return torch.stack(rows)
 
 
-def is_possible(config: ModelConfig, saving: Intervention) -> bool:
-    return saving.problem(config) is None
-
-
 @several
 @given(config=MODELS, saving=SAVINGS, seed=st.integers(0, 99))
 def test_token_by_token_the_reference_says_the_same(
     config: ModelConfig, saving: Intervention, seed: int
 ) -> None:
     """Three sequences, of whose tokens some go on where others stop."""
-    if not is_possible(config, saving):
-        return
+    assume(saving.problem(config) is None)
     model = with_weights(config)
     tokens = random_tokens(config, batch=3, length=5, seed=seed)
     wanted = expected(config, tokens, saving)
@@ -80,8 +75,7 @@ def test_token_by_token_the_reference_says_the_same(
 def test_a_prompt_in_any_chunks_too(
     config: ModelConfig, saving: Intervention, lengths: list[int], seed: int
 ) -> None:
-    if not is_possible(config, saving):
-        return
+    assume(saving.problem(config) is None)
     model = with_weights(config)
     tokens = random_tokens(config, batch=2, length=sum(lengths), seed=seed)
     wanted = expected(config, tokens, saving, lengths)
@@ -99,8 +93,7 @@ def test_a_prompt_in_any_chunks_too(
 def test_mixed_lengths_in_a_batch_change_nothing(
     config: ModelConfig, saving: Intervention, lengths: list[int]
 ) -> None:
-    if not is_possible(config, saving):
-        return
+    assume(saving.problem(config) is None)
     model, longest = with_weights(config), max(lengths)
     tokens = random_tokens(config, batch=len(lengths), length=longest + 3)
     mask = torch.zeros_like(tokens, dtype=torch.bool)
@@ -121,19 +114,8 @@ def test_each_saving_shows(saving: dict[str, object]) -> None:
     tokens = random_tokens(model.config, batch=2, length=6)
     change = Intervention(**saving)  # type: ignore[arg-type]
     base = Intervention(loops=change.loops)
-    assert (
-        difference(
-            forward(model, tokens, intervention=change), forward(model, tokens, intervention=base)
-        )
-        >= SHOWS
-    )
-
-
-def test_as_many_slots_as_steps_are_exact() -> None:
-    model = with_weights(small())
-    tokens = random_tokens(model.config, batch=2, length=6)
-    slots = Intervention(kv_slots=model.config.loops)
-    assert difference(forward(model, tokens, intervention=slots), forward(model, tokens)) <= OUTPUTS
+    found, without = (forward(model, tokens, intervention=each) for each in (change, base))
+    assert difference(found, without) >= SHOWS
 
 
 def test_without_a_cache_each_token_is_a_pass() -> None:
@@ -179,6 +161,9 @@ def test_a_trace_counts_the_steps_that_were_taken(saving: dict[str, object]) -> 
         for number, layer in enumerate(trace.layers):
             if layer.steps_taken is not None:
                 assert layer.steps_taken[0].tolist() == wanted[:, number].tolist()
+                # The mean step number is 0 where no step was taken, and at most their count.
+                assert torch.equal(layer.expected_loops == 0, layer.steps_taken == 0)
+                assert (layer.expected_loops <= layer.steps_taken + 1e-12).all()
     assert len({*wanted[:, :2].flatten().tolist()}) > 1
 
 
@@ -217,20 +202,6 @@ def test_static_shapes_change_nothing(fields: dict[str, object], padded: bool) -
         ]  # fmt: skip
         logits[name] = torch.cat(parts, dim=1)[mask]
     assert difference(logits["static"], logits["growing"]) <= OUTPUTS
-
-
-@pytest.mark.parametrize("saving", [{"skip": 0.8}, *EXITS])
-def test_a_token_that_left_its_loops_out_has_none(saving: dict[str, object]) -> None:
-    """The mean step number is 0 where no step was taken, and of the others between 1 and K."""
-    model = with_weights(small())
-    trace = RoutingTrace()
-    tokens = random_tokens(model.config, batch=2, length=12)
-    forward(model, tokens, trace=trace, intervention=Intervention(**saving))  # type: ignore[arg-type]
-    for layer in trace.layers:
-        assert layer.expected_loops is not None
-        assert layer.steps_taken is not None
-        assert torch.equal(layer.expected_loops == 0, layer.steps_taken == 0)
-        assert (layer.expected_loops <= layer.steps_taken + 1e-12).all()
 
 
 def test_traces_of_passes_are_joined_with_their_states() -> None:
@@ -275,32 +246,3 @@ def test_what_is_forgotten_leaves_no_trace(
     cache.rewind(kept)
     found = forward(model, tokens[:, kept:], cache=cache)
     assert difference(found, forward(model, tokens)[:, kept:]) <= OUTPUTS
-
-
-def test_a_draft_is_not_for_its_own_sake() -> None:
-    model = with_weights(small())
-    cache = Cache(model.config, draft=Intervention(loops=1))
-    tokens = random_tokens(model.config, batch=1, length=2)
-    forward(model, tokens, cache=cache)
-    with pytest.raises(ValueError, match="K=2: the cache was begun with learned"):
-        forward(model, tokens, cache=cache, intervention=Intervention(loops=2))
-
-
-def test_savings_are_refused_where_they_mean_nothing() -> None:
-    wide = small(block="wide")
-    assert (
-        Intervention(kv_slots=1).problem(wide)
-        == "the model has only wide blocks, so it has no loop"
-    )
-    assert "no gates" in str(Intervention(skip=0.1).problem(small(block="loop")))
-    final = small(combination="final")
-    assert "no router" in str(Intervention(halting=0.1).problem(final))
-    changes = [
-        ({"halting": -1}, "a number from 0 to 1"),
-        ({"skip": 1.5}, "from 0 to 1"),
-        ({"kv_slots": 0}, "whole number from 1"),
-        ({"kv_slots": 1, "gates": "shuffled"}, "gates that are not shuffled"),
-    ]
-    for fields, message in changes:
-        with pytest.raises(ValueError, match=message):
-            dataclasses.replace(Intervention(), **fields)  # type: ignore[arg-type]

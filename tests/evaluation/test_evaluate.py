@@ -28,20 +28,6 @@ from tests.evaluation.conftest import CHANGES, NAME
 from tests.export.test_shards import trained as sharded
 from tests.tiny_run import Fit
 
-Evaluate = Callable[..., Path]
-
-
-@pytest.fixture
-def evaluate(run: Path, tasks: Path, tmp_path: Path, output_of: OutputOf) -> Evaluate:
-    """`evaluate(*words)` on the run; returns the model's folder of scores."""
-
-    def evaluated(*words: object) -> Path:
-        out = tmp_path / "scores"
-        output_of("evaluate", "--ckpt_path", run, "--data", tasks, "--out", out, *words)
-        return out / NAME
-
-    return evaluated
-
 
 def report(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "results.json").read_text())
@@ -114,16 +100,18 @@ def test_every_kind_of_benchmark_is_written_with_what_was_asked(scored: Path) ->
 
 
 def test_an_override_changes_the_scores_and_stands_in_the_results(
-    evaluate: Evaluate, scored: Path
+    run: Path, tasks: Path, scored: Path, tmp_path: Path, output_of: OutputOf
 ) -> None:
     words = ("--tasks", "piqa", "--limit", "9", "--loops", "1")
-    words += ("--intervention", "gates=1,0", "layers=1")
-    folder = evaluate(*words, "--cache", "none", "--batch_size", "3")
+    words += ("--intervention", "gates=1,0", "layers=1", "--data", tasks, "--out", tmp_path / "o")
+    words += ("--cache", "none", "--batch_size", "3", "--window", "48")
+    output_of("evaluate", "--ckpt_path", run, *words)
+    folder = tmp_path / "o" / NAME
     found = report(folder)
     model = found["model"]
     assert model["intervention"] == "K=1 gates=1,0 layers=1"
     assert (model["loops"], model["cache"], model["batch_size"]) == (1, "none", 3)
-    assert (model["device"], model["precision"], model["window"]) == ("cpu", "float32", 64)
+    assert (model["device"], model["precision"], model["window"]) == ("cpu", "float32", 48)
     assert (model["run"], model["step"]) == ("tiny/default", 6)
     assert set(model["versions"]) == {"dualpath", "torch", "lm_eval"}
     documents = found["tasks"]["piqa"]
@@ -288,21 +276,6 @@ def test_requests_are_written_without_a_model(
     assert problems[0].keys() == {"doc", "idx", "context"}
     assert problems[0]["context"].startswith("Question: 1?\nAnswer: 1\n\nQuestion: ")
     assert texts[0].keys() == {"doc", "idx", "text"}
-
-
-def test_texts_of_any_source_are_measured_after_end_of_text(
-    evaluate: Evaluate, tmp_path: Path
-) -> None:
-    (tmp_path / "note.txt").write_text("tell the tale of shells, all is well " * 9)
-    folder = evaluate("--sources", f"notes={tmp_path / 'note.txt'}", "--window", "32")
-    found = report(folder)
-    assert list(found["tasks"]) == ["notes"]
-    (sample,) = samples(folder, "notes")
-    assert sample["bytes"] == 9 * 37
-    bits = -sample["loglikelihood"] / math.log(2)
-    value = found["tasks"]["notes"]["metrics"]["rolling_bpb"]["value"]
-    assert value == pytest.approx(bits / (9 * 37))
-    assert found["model"]["window"] == 32
 
 
 def test_a_text_has_two_numbers_by_two_names_which_are_one_within_a_window(

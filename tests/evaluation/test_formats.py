@@ -119,7 +119,7 @@ def test_marks_of_wikihow_leave_hellaswag_as_in_olmes(text: str, cleaned: str) -
     assert formats.hellaswag(row).continuations == (f" {cleaned}",)
 
 
-SENTENCES = st.text(st.characters(codec="utf-8", exclude_characters="_"), max_size=20)
+SENTENCES = st.text("ab .é日\n", max_size=20)
 
 
 @settings(max_examples=25)
@@ -197,7 +197,7 @@ def test_a_text_without_numbers_is_its_own_answer() -> None:
     assert last_number(" none at all \n") == "none at all"
 
 
-@given(st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=5), st.data())
+@given(st.lists(st.text("ab é日", min_size=1, max_size=9), min_size=1, max_size=5), st.data())
 def test_a_row_that_is_rendered_already_stays_as_it_is(
     texts: list[str], data: st.DataObject
 ) -> None:

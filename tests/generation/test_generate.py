@@ -75,6 +75,18 @@ def test_one_text_is_streamed_and_its_speed_goes_to_stderr(
     )  # fmt: skip
 
 
+def test_drafts_change_no_greedy_text_and_are_counted(
+    run: Path, rows: Rows, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--prompt", "the shell", "--greedy", "--max_new_tokens", "20"]
+    (row,) = rows(*words)
+    capsys.readouterr()
+    assert main(["generate", "--ckpt_path", str(run), *words, "--speculate", "3"]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"the shell{row['text']}\n"
+    assert re.search(r", \d+% of \d+ drafted tokens accepted, ", said.err)
+
+
 def test_several_texts_are_printed_whole_with_their_numbers(
     run: Path, rows: Rows, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +226,9 @@ def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
         ("--ckpt_path RUN --seed -1", "--seed must be a whole number from 0 on, not '-1'"),
         ("--ckpt_path RUN --kv-slots 3", "leaves nothing out of a loop of 3 steps"),
         ("--ckpt_path RUN --greedy --num_samples 3", "would write the same text 3 times"),
+        ("--ckpt_path RUN --speculate 2 --kv-slots 1", "goes without --kv-slots"),
+        ("--ckpt_path RUN --speculate 2 --loops 1", "no more to verify with"),
+        ("--ckpt_path RUN --speculate 2 --intervention gates=shuffled", "shuffled gates have none"),
         ("--ckpt_path RUN --speculate 2 --batch_size 8", "--speculate writes one text at a time"),
     ],
 )  # fmt: skip

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dualpath_cli.kernels import blockwise_attention as by_blocks
+from dualpath_cli.kernels.attention import attend
 from dualpath_cli.kernels.blockwise_attention import blockwise_attention
-from dualpath_cli.model.attention import attend
 from tests.model.reference import difference
 
 

@@ -41,7 +41,7 @@ def test_a_model_without_such_losses_adds_nothing():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_every_loop_adds_its_term_and_the_gradient_arrives(compiled):
-    model, (deep, wide) = with_balanced(with_weights(SMALL))
+    model, (deep, wide) = with_balanced(with_weights(small(n_layers=1)))
     if compiled:
         for block in model.blocks:
             block.compile(backend="eager", fullgraph=True)

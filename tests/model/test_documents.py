@@ -12,8 +12,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.intervention import Intervention
+from dualpath_cli.kernels.attention import attend
 from dualpath_cli.model import positions
-from dualpath_cli.model.attention import attend
 from dualpath_cli.model.positions import document_mask, in_document
 from dualpath_cli.training.activation_checkpointing import checkpoint_block
 from tests.model.reference import difference
@@ -67,7 +67,7 @@ def test_so_it_does_however_the_model_is_run(intervention, checkpointing):
 
 
 def test_bf16_compiled_is_near_float64():
-    config = dataclasses.replace(CONFINED, max_seq_len=200)
+    config = dataclasses.replace(CONFINED, max_seq_len=200, n_layers=1, loops=2)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (2, 201), generator=generator)
     exact = with_weights(config)(tokens[:, :-1], tokens[:, 1:])
@@ -86,17 +86,6 @@ def test_without_it_a_document_sees_those_before():
     tokens = torch.tensor([[START, 5, 6, START, 7, 8]])
     crossing = with_weights(SMALL)
     assert difference(crossing(tokens)[:, 3:], crossing(tokens[:, 3:])) > 1e-3
-
-
-def test_no_gradient_comes_from_another_document():
-    model = with_weights(CONFINED)
-    tokens = torch.tensor([[START, 5, 6, START, 7, 8]])
-    nll = model(tokens, tokens.roll(-1, 1))
-    nll[:, 3:].sum().backward()
-    rows = model.embed.weight.grad
-    assert rows is not None
-    assert (rows[[5, 6]] == 0).all()
-    assert (rows[[START, 7, 8]] != 0).any(1).all()
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -51,6 +51,9 @@ HALTING = Intervention(halting=0.1)
             "the model was trained with one loop, so it has no router",
         ),
         ({"combination": "mean"}, HALTING, "the model has no router"),
+        ({"combination": "final"}, HALTING, "the model has no router"),
+        ({"block": "wide"}, Intervention(kv_slots=1), "the model has only wide blocks, so it"),
+        ({"block": "loop"}, Intervention(skip=0.1), "the model has no dual block, so it has no"),
         ({"loops": 1}, HALTING, "the model has no router"),
         ({}, Intervention(loops=1, layers=(0, 2)), "the model has no layer 2: they go up to 1"),
         (
@@ -85,6 +88,7 @@ def test_a_class_of_tokens_needs_to_be_told_which_they_are():
         ("gates", [1.0, 0.0]), ("gates", "shuffle"),
         ("seed", -1),
         ("halting", -0.1), ("halting", 1.5), ("halting", float("nan")),
+        ("skip", 1.5), ("kv_slots", 0),
         ("layers", ()), ("layers", [0]), ("layers", (1, 0)), ("layers", (0, 0)), ("layers", (-1,)),
     ],
 )  # fmt: skip
@@ -93,34 +97,17 @@ def test_fields_that_mean_nothing_are_refused(field, value):
         Intervention(**{field: value})
 
 
+CLASS = {"tokens": "some", "gates": (0.0, 1.0)}
+
+
 @pytest.mark.parametrize(
-    "others",
+    "fields",
     [
-        {},
-        {"gates": "shuffled"},
-        {"gates": (0.0, 1.0), "loops": 2},
-        {"gates": (0.0, 1.0), "halting": 0.5},
+        CLASS | {"gates": None}, CLASS | {"gates": "shuffled"}, CLASS | {"loops": 2},
+        CLASS | {"halting": 0.5}, {"kv_slots": 1, "gates": "shuffled"},
     ],
-)
-def test_a_class_of_tokens_goes_with_constant_gates_alone(others):
-    with pytest.raises(ValueError, match=r"^tokens"):
-        Intervention(tokens="some", **others)
-
-
-def test_each_intervention_has_a_short_name_of_its_own():
-    names = {
-        "learned": Intervention(),
-        "K=3": Intervention(loops=3),
-        "gates=1,0": CONSTANT,
-        "gates=0.5,0.5": Intervention(gates=(0.5, 0.5)),
-        "shuffled": SHUFFLE,
-        "shuffled:7": Intervention(gates="shuffled", seed=7),
-        "K=2 shuffled": Intervention(loops=2, gates="shuffled"),
-        "halting=0.1": HALTING,
-        "K=6 halting=0.1": Intervention(loops=6, halting=0.1),
-        "K=2 layers=0,3": Intervention(loops=2, layers=(0, 3)),
-        "gates=0,1 tokens=arithmetic": Intervention(gates=(0.0, 1.0), tokens="arithmetic"),
-        "gates=0,1 layers=1 tokens=x": Intervention(gates=(0.0, 1.0), layers=(1,), tokens="x"),
-    }
-    assert {intervention.name: intervention for intervention in names.values()} == names
-    assert len(set(names.values())) == len(names)  # hashable, and all different
+)  # fmt: skip
+def test_fields_that_exclude_each_other_are_refused(fields):
+    """A class of tokens goes with constant gates alone, and slots with any but shuffled ones."""
+    with pytest.raises(ValueError, match=r"^(tokens|kv_slots).* goes? with"):
+        Intervention(**fields)

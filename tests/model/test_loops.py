@@ -49,23 +49,6 @@ def test_forced_loops_follow_the_protocol(changes, forced, monkeypatch):
         assert difference(actual, learned) > SHOWS
 
 
-@pytest.mark.parametrize("changes", FORCED.values(), ids=FORCED.keys())
-def test_forcing_the_trained_loops_changes_no_bit(changes):
-    config = small(**changes)
-    model = with_weights(config).float()
-    forced = model(TOKENS, TARGETS, intervention=Intervention(loops=config.loops))
-    assert torch.equal(forced, model(TOKENS, TARGETS))
-
-
-@pytest.mark.parametrize("forced", [1, 2, 5])
-def test_forced_steps_share_all_of_the_weight(forced):
-    for layer in traced(
-        with_weights(SMALL), TOKENS, intervention=Intervention(loops=forced)
-    ).layers:
-        assert layer.step_weights.shape == (*TOKENS.shape, forced)
-        torch.testing.assert_close(layer.step_weights.sum(-1), torch.ones(2, 5).double())
-
-
 def halting_deep_path(weights: Weights, config: ModelConfig, x: Stream, threshold: float) -> Stream:
     """h_deep of every token, each stopping by itself; a stopped one keeps its state."""
     h, out = list(x), [torch.zeros_like(state) for state in x]
@@ -103,17 +86,6 @@ def test_halting_follows_the_protocol(changes, threshold, monkeypatch):
     assert difference(actual, expected) <= OUTPUTS
     if threshold >= 0.2:
         assert difference(actual, model(TOKENS)) > SHOWS
-
-
-def test_a_threshold_of_one_is_a_single_loop_and_one_of_zero_changes_nothing():
-    model = with_weights(SMALL)
-    one, zero = (Intervention(halting=threshold) for threshold in (1.0, 0.0))
-    single = model(TOKENS, intervention=Intervention(loops=1))
-    assert torch.equal(forward(model, TOKENS, intervention=one), single)
-    assert [layer.loops_run for layer in traced(model, TOKENS, intervention=one).layers] == [1, 1]
-    assert torch.equal(
-        forward(model, TOKENS, intervention=zero), model(TOKENS)
-    )  # no mass is zero here
 
 
 def test_steps_share_all_weight_and_higher_thresholds_run_fewer():

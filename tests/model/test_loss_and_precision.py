@@ -48,32 +48,16 @@ class TestLoss:
         for actual, wanted in zip(gradients(model, nll), gradients(model, expected), strict=True):
             assert difference(actual, wanted) <= EXACT
 
-    def test_a_batch_without_targets_gives_zeros_everywhere(self):
-        model = with_weights(SMALL)
-        nll = model(TOKENS, torch.full_like(TOKENS, IGNORE))
-        nll.sum().backward()
-        assert (nll == 0).all()
-        assert all((parameter.grad == 0).all() for parameter in model.parameters())
-
-    @pytest.mark.parametrize("positions", [1, 3, 15, 16])
-    def test_chunks_do_not_show(self, positions, monkeypatch):
+    @pytest.mark.parametrize(("positions", "compiled"), [(1, False), (15, False), (6, True)])
+    def test_parts_do_not_show(self, positions, compiled, monkeypatch):
+        """Of 16 positions: one by one, 8 and 8, and 6, 5 and 5."""
         model, targets = with_weights(SMALL), TARGETS.clone()
         targets[1, 2] = IGNORE
         whole = model(TOKENS, targets)
         expected = gradients(model, whole)
         monkeypatch.setattr("dualpath_cli.model.loss.MAX_LOGITS", positions * SMALL.vocab_size)
-        chunked = model(TOKENS, targets)
-        assert difference(chunked, whole) <= EXACT
-        for actual, wanted in zip(gradients(model, chunked), expected, strict=True):
-            assert difference(actual, wanted) <= EXACT
-
-    def test_compiled_in_unequal_parts_it_is_the_same(self, monkeypatch):
-        model, targets = with_weights(SMALL), TARGETS.clone()
-        targets[1, 2] = IGNORE
-        whole = model(TOKENS, targets)
-        expected = gradients(model, whole)
-        monkeypatch.setattr("dualpath_cli.model.loss.MAX_LOGITS", 6 * SMALL.vocab_size)
-        model.loss.compile(backend="aot_eager")  # 16 positions: parts of 6, 5 and 5
+        if compiled:
+            model.loss.compile(backend="aot_eager")
         chunked = model(TOKENS, targets)
         assert difference(chunked, whole) <= EXACT
         for actual, wanted in zip(gradients(model, chunked), expected, strict=True):
@@ -92,17 +76,13 @@ class TestPrecision:
     of matrices 1 %. With large random weights, 16 sublayers deep: logits 2.2 %.
     """
 
-    def test_logits_at_the_start(self):
-        single = DualPathLM(MEDIUM, seed=0)
-        assert distance(under_autocast(single), as_double(single)(WINDOW)) < 0.006
-
-    def test_logits_with_large_weights(self):
-        single = reference.load(DualPathLM(MEDIUM), reference.random_weights(MEDIUM, seed=0))
-        assert distance(under_autocast(single), as_double(single)(WINDOW)) < 0.045
-
-    def test_float32_logits_without_autocast(self):
-        single = reference.load(DualPathLM(MEDIUM), reference.random_weights(MEDIUM, seed=0))
-        assert distance(single(WINDOW), as_double(single)(WINDOW)) < 5e-6
+    def test_logits_at_the_start_and_with_large_weights(self):
+        start = DualPathLM(MEDIUM, seed=0)
+        large = reference.load(DualPathLM(MEDIUM), reference.random_weights(MEDIUM, seed=0))
+        exact = as_double(large)(WINDOW)
+        assert distance(under_autocast(start), as_double(start)(WINDOW)) < 0.006
+        assert distance(under_autocast(large), exact) < 0.045
+        assert distance(large(WINDOW), exact) < 5e-6
 
     def test_the_loss_is_float32_whatever_the_logits_are(self):
         single = DualPathLM(MEDIUM, seed=0)

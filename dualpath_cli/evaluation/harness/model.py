@@ -134,7 +134,7 @@ class HarnessModel(InParts):
             return self._forward(ids_BT, mask_BT)
         cache = Cache(self._model.config, capacity=longest)
         x_1TD = self._forward(ids_BT[:1, :shared], mask_BT[:1, :shared], cache=cache)
-        cache.repeat(len(sequences))
+        cache.select([0] * len(sequences))
         x_BTD = self._forward(ids_BT[:, shared:], mask_BT[:, shared:], cache=cache)
         return torch.cat((x_1TD.expand(len(sequences), -1, -1), x_BTD), dim=1)
 
