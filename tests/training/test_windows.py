@@ -30,6 +30,7 @@ def test_every_token_is_scored_once_after_an_end_of_text_in_windows_of_one_docum
     assert all(window[0] == TOKENIZER.eot_id for window in windows)
     assert all(2 <= len(window) <= length + 1 for window in windows)
     assert numbers == sorted(numbers)
+    assert set(numbers) <= set(range(len(texts)))
     for number, text in enumerate(texts):
         own = [w for w, document in zip(windows, numbers, strict=True) if document == number]
         assert [token for window in own for token in window[1:]] == TOKENIZER.encode(text)

@@ -28,7 +28,6 @@ from torch.optim import Optimizer
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.files.text_file import open_regular
-from dualpath_cli.model import DualPathLM
 
 REST = "meta.pt"
 """The file of everything but weights and optimizer state: progress, schedule, the guard."""
@@ -171,11 +170,10 @@ def load_rest(folder: Path) -> dict[str, Any]:
     return rest
 
 
-def load_model(model: DualPathLM, folder: Path) -> None:
-    """Loads the model's weights from a folder of shards, however many ranks wrote it."""
-    wanted = {"state_dict": {f"model.{k}": v for k, v in get_model_state_dict(model).items()}}
-    load_shards(wanted, folder)
-    weights = {k.removeprefix("model."): v for k, v in wanted["state_dict"].items()}
+def load_model(model: torch.nn.Module, folder: Path, prefix: str = "model.") -> None:
+    """Loads weights from a folder of shards, where `prefix` precedes their names in the model."""
+    weights = get_model_state_dict(model)
+    load_shards({"state_dict": {prefix + name: value for name, value in weights.items()}}, folder)
     set_model_state_dict(model, weights)
 
 
@@ -183,17 +181,14 @@ def load_training_state(
     module: torch.nn.Module, optimizers: list[Optimizer], folder: Path
 ) -> dict[str, Any]:
     """Loads weights and optimizer state of a run that is continued; returns the rest."""
-    weights = {"state_dict": get_model_state_dict(module)}
-    load_shards(weights, folder)
-    set_model_state_dict(module, weights["state_dict"])
+    load_model(module, folder, prefix="")
+    # Single numbers such as Adam's step stay on the CPU.
+    options = StateDictOptions(cpu_offload=True)
     for number, optimizer in enumerate(optimizers):
-        state = {f"optimizer_{number}": get_optimizer_state_dict(module, optimizer)}
+        name = f"optimizer_{number}"
+        state = {name: get_optimizer_state_dict(module, optimizer)}
         load_shards(state, folder)
-        # Keeps single numbers such as Adam's step on the CPU, where they were.
-        options = StateDictOptions(cpu_offload=True)
-        set_optimizer_state_dict(
-            module, optimizer, optim_state_dict=state[f"optimizer_{number}"], options=options
-        )
+        set_optimizer_state_dict(module, optimizer, optim_state_dict=state[name], options=options)
     return load_rest(folder)
 
 
