@@ -58,7 +58,9 @@ def test_a_run_folder_holds_what_the_run_was(trained: Fit, texts: Path) -> None:
 
 
 def test_metrics_are_logged_at_every_step_and_the_loss_falls(fit: Fit) -> None:
-    run = fit(optim={"lr": 1e-2}, run={"max_tokens": 30 * 4 * SEQ_LEN}, data={"max_epochs": 9})
+    settings = {"max_tokens": 30 * 4 * SEQ_LEN, "save_every": 7}
+    run = fit(optim={"lr": 1e-2}, run=settings, data={"max_epochs": 9})
+    assert find_run(str(run)).step == 30, "the last step is saved, too"
     metrics = rows(run / "metrics.csv")
     assert [int(row["step"]) for row in metrics] == list(range(1, 31))
     assert [int(row["tokens"]) for row in metrics] == [4 * SEQ_LEN * n for n in range(1, 31)]

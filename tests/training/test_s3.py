@@ -24,7 +24,7 @@ workers = pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.ma
 
 def chunked(folder: Path, text: Path, tokenizer: Path) -> Path:
     """A data folder of several chunks."""
-    words = ["--source", str(text), "--tokenizer", str(tokenizer), "--chunk-tokens", "1024"]
+    words = ["--source", str(text), "--tokenizer", str(tokenizer), "--chunk-tokens", "512"]
     assert data_prep([*words, "--workers", "1", "--out", str(folder)]) == 0
     assert len(Manifest.read(folder).chunks) > 2
     return folder
@@ -33,7 +33,7 @@ def chunked(folder: Path, text: Path, tokenizer: Path) -> Path:
 @pytest.fixture(scope="module")
 def data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    text = write_text(folder / "text.jsonl", 4, documents=60, words=20)
+    text = write_text(folder / "text.jsonl", 4, documents=30, words=20)
     return chunked(folder / "data", text, texts / "train" / "tokenizer.json")
 
 
@@ -48,7 +48,7 @@ def test_a_run_from_s3_is_the_run_from_the_local_folder(
     fit: Fit, data: Path, remote: str, workers: int
 ) -> None:
     # More than an epoch, so that every chunk is read.
-    run = {"max_tokens": 60 * 4 * SEQ_LEN, "validate_every": 20, "gates_every": 20}
+    run = {"max_tokens": 36 * 4 * SEQ_LEN, "validate_every": 18, "gates_every": 18}
     local, distant = (
         fit(run={**run, "name": name}, data={"path": path, "workers": workers, "max_epochs": 9})
         for name, path in (("local", str(data)), ("s3", remote))
@@ -107,7 +107,7 @@ def test_a_chunk_changed_behind_the_manifest_is_not_trained_on(
 def test_a_chunk_damaged_in_the_cache_is_not_trained_on(
     fit: Fit, refused: Refused, remote: str, workers: int
 ) -> None:
-    whole = {"run": {"max_tokens": 60 * 4 * SEQ_LEN}, "data": {"path": remote, "max_epochs": 9}}
+    whole = {"run": {"max_tokens": 36 * 4 * SEQ_LEN}, "data": {"path": remote, "max_epochs": 9}}
     fit(**whole)
     chunks = list(storage.cache().glob("chunks/*/*/chunk-*.bin"))
     for chunk in chunks:
