@@ -16,12 +16,11 @@ from dualpath_cli.text.manifest import MANIFEST
 from dualpath_cli.text.tokenizer import TOKENIZER
 from tests.manifests import write_data_folder
 from tests.small_tokenizer import tokenizer_with
-from tests.tiny_run import SEQ_LEN
+from tests.tiny_run import MERGES, SEQ_LEN
 
 Damage = Callable[[Path], object]
 
 CHUNKS, BLOCKS = 8, 12  # of a data folder: chunks, and blocks in each
-MERGES = ["h e", "l l", "he ll"]
 
 
 def ids(seed: int, highest: int = 255) -> np.ndarray:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 SEQ_LEN = 16
+MERGES = ["h e", "l l", "he ll"]
 
 Fit = Callable[..., Path]
 Refused = Callable[..., str]
@@ -44,13 +45,15 @@ def write_blocks(path: Path, count: int) -> Path:
     return path
 
 
-def prepare(folder: Path, text: Path, tokens: int | None = None) -> Path:
+def prepare(
+    folder: Path, text: Path, tokens: int | None = None, merges: list[str] = MERGES
+) -> Path:
     """A data folder made from a JSONL file."""
     from data_prep.__main__ import main as data_prep
 
     tokenizer = folder.with_name(folder.name + "-tokenizer")
     tokenizer.mkdir(parents=True, exist_ok=True)
-    tokenizer_with(["h e", "l l", "he ll"]).save(tokenizer)
+    tokenizer_with(merges).save(tokenizer)
     limit = [] if tokens is None else ["--tokens", str(tokens)]
     words = ["--source", str(text), "--tokenizer", str(tokenizer), "--out", str(folder), *limit]
     assert data_prep([*words, "--workers", "1"]) == 0

@@ -17,7 +17,8 @@ def compile_for_decoding(model: DualPathLM, intervention: Intervention | None) -
     decides token by token which of them run. On a GPU they should become CUDA graphs; that was not
     run.
     """
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
+    config = torch.compiler.config
+    config.recompile_limit = max(config.recompile_limit, GRAPHS)
     mode = "reduce-overhead" if model.embed.weight.device.type == "cuda" else None
     own_ways = intervention is not None and (
         intervention.halting is not None or intervention.skip is not None

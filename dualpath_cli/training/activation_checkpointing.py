@@ -1,10 +1,9 @@
-"""What a block keeps for its backward pass and what it computes again instead.
+"""Which activations a block keeps for its backward pass, and which it recomputes.
 
-`none` keeps all that the gradients need. `selective` keeps what matrix products and attention put
-out, and computes again what lies between: norms, rotation, QK-norm, the product in SwiGLU, residual
-sums, the mixture of steps. No product and no attention is computed twice (FlexAttention on a GPU in
-eager mode has not been looked at). `full` keeps the block's
-input alone.
+`none` keeps all. `selective` keeps the outputs of matrix products and attention, and recomputes the
+rest: norms, rotation, QK-norm, the product in SwiGLU, residual sums, the mixture of steps. No
+product and no attention is computed twice (not verified for FlexAttention on a GPU in eager mode).
+`full` keeps the block's input alone.
 """
 
 import logging
@@ -40,25 +39,24 @@ KEPT_OPERATIONS = frozenset(
 """Operations whose outputs `selective` keeps, without the name of an overload."""
 
 OWN_OPERATIONS = "dualpath::"
-"""Custom operations of this package, which are kept, too: each is worth a kernel of its own."""
+"""Prefix of this package's custom operations, whose outputs `selective` keeps as well."""
 
 
 def checkpoint_block(block: DualPathBlock, checkpointing: Checkpointing) -> None:
-    """Lets a block compute again what it does not keep; call it before compiling and sharding.
+    """Makes a block recompute activations; call it before compiling and sharding.
 
-    The block stays the module that it was, with the names of its parameters: as `fully_shard` does,
-    this changes its class alone.
+    As with `fully_shard`, only the block's class changes: its parameters keep their names.
     """
     if checkpointing != "none":
-        # Said once in every run: that what is computed again must not change anything in place.
+        # Silences a warning of every run: recomputed operations must not work in place.
         logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
         block.__class__ = {"selective": SelectiveBlock, "full": FullBlock}[checkpointing]
 
 
 def chosen(setting: Literal["auto"] | Checkpointing, compiled: bool) -> Checkpointing:
-    """Returns what `run.activation_checkpointing` means: `auto` costs no time on a CPU.
+    """Resolves `run.activation_checkpointing`: `auto` costs no time on a CPU.
 
-    There `selective` is no slower than `none` where blocks are compiled, but in eager mode it is
+    There `selective` is as fast as `none` for compiled blocks, and slower in eager mode
     (docs/benchmarks/memory.md). On a GPU neither was timed.
     """
     if setting != "auto":
@@ -67,7 +65,7 @@ def chosen(setting: Literal["auto"] | Checkpointing, compiled: bool) -> Checkpoi
 
 
 def keeps(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """What `selective` does with an operation's output, as torch asks for it."""
+    """Torch's policy function of `selective`: whether to keep an operation's output."""
     name = operation.name().partition(".")[0]
     if name in KEPT_OPERATIONS or name.startswith(OWN_OPERATIONS):
         return CheckpointPolicy.MUST_SAVE
@@ -77,30 +75,28 @@ def keeps(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Checkpoint
 class FullBlock(DualPathBlock):
     """A block that keeps its input alone."""
 
-    choice: ClassVar[dict[str, Any]] = {}
-    """What tells torch's `checkpoint` to keep more."""
+    options: ClassVar[dict[str, Any]] = {}
+    """Further arguments of torch's `checkpoint`."""
 
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
-        """As DualPathBlock's. Nothing is computed again that would be written down twice, or
-        without gradients.
-        """
+        """As DualPathBlock's; recomputes nothing without gradients or while a trace is written."""
         if layer.writes or not torch.is_grad_enabled():
             return super().forward(x_BTD, layer)
         forward = super().forward
 
         def with_own_losses(x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float]:
-            # What is computed again must not add to the caller's sum again.
+            # Recomputed blocks must not add to the caller's sum again.
             own = AuxiliaryLoss()
             return forward(x_BTD, replace(layer, auxiliary=own)), own.total
 
         y_BTD, losses = checkpoint(with_own_losses, x_BTD, use_reentrant=False,
-                                   preserve_rng_state=False, **self.choice)  # fmt: skip
+                                   preserve_rng_state=False, **self.options)  # fmt: skip
         if layer.auxiliary is not None:
             layer.auxiliary.total = layer.auxiliary.total + losses
         return y_BTD
 
 
 class SelectiveBlock(FullBlock):
-    """A block that keeps its input and what its matrix products and attention put out."""
+    """A block that keeps its input and the outputs of its matrix products and attention."""
 
-    choice: ClassVar = {"context_fn": partial(create_selective_checkpoint_contexts, keeps)}
+    options: ClassVar = {"context_fn": partial(create_selective_checkpoint_contexts, keeps)}

@@ -1,8 +1,8 @@
-"""Which optimizer steps are left out.
+"""Which optimizer steps are skipped.
 
 The global gradient norm alone decides. It is the same on all ranks (gradients are averaged under
-`ddp`, the norm is summed up over shards under `fsdp` and `hsdp`), and a loss that is no finite
-number makes gradients that are none either.
+`ddp`, the norm is summed over shards under `fsdp` and `hsdp`), and a loss that is not finite makes
+gradients that are not.
 """
 
 import math
@@ -14,13 +14,12 @@ import torch
 Kind = Literal["loss", "gradient", "outlier"]
 
 HISTORY = 100
-"""Steps that the running mean of the norm looks back over. As many are seen before one is left out
-as an outlier."""
+"""Steps that the running mean of the norm looks back over; none before is an outlier."""
 
 
 @dataclass(frozen=True)
 class BadStep:
-    """A step that was left out: why, and its micro-batches on this rank."""
+    """A skipped step: why, and its micro-batches on this rank."""
 
     kind: Kind
     tokens: list[tuple[torch.Tensor, torch.Tensor]]
@@ -30,30 +29,30 @@ class BadStep:
 
 
 class StepGuard:
-    """Judges each optimizer step by its gradient norm, and counts those that are left out.
+    """Judges each optimizer step by its gradient norm, and counts the skipped ones.
 
-    Outliers are told by the logarithm of the norm. Norms are positive, scatter by factors, and fall
-    over orders of magnitude during a run: the logarithm scatters evenly, where the plain standard
-    deviation would be that of the largest norms so far. Mean and variance are those of all steps
-    seen, from HISTORY steps on exponential ones. An outlier enters them as the limit that it
-    passed: one alone moves them little, and a level that stays is the new one after some steps.
+    Outliers are those of the norm's logarithm: norms scatter by factors and fall over orders of
+    magnitude during a run, so that their plain standard deviation would be that of the largest so
+    far. Mean and variance are those of all steps seen, exponential ones after HISTORY steps. An
+    outlier enters them as the limit that it passed: one alone moves them little, and a level that
+    stays becomes the usual one.
     """
 
     def __init__(self, sigma: float | None) -> None:
-        """`sigma` standard deviations above the mean a norm is an outlier; None knows none."""
+        """Outliers are `sigma` standard deviations above the mean; None finds none."""
         self.sigma = sigma
         self.in_a_row = 0
-        """Steps left out up to now, without one that was made between them."""
+        """Consecutive steps skipped up to now."""
         self.skipped = 0
-        """Steps left out in the whole run."""
+        """Steps skipped in the whole run."""
         self.unreported = 0
-        """Steps left out since `report`."""
+        """Steps skipped since `report`."""
         self.seen = 0
         self.mean = 0.0
         self.variance = 0.0
 
     def judge(self, norm: float) -> Kind | None:
-        """Returns why the step of this norm is to be left out, or None."""
+        """Returns why to skip the step of this norm, or None."""
         kind: Kind | None = None
         if not math.isfinite(norm):
             kind = "gradient"
@@ -80,12 +79,12 @@ class StepGuard:
         self.variance = (1 - weight) * (self.variance + weight * gap**2)
 
     def report(self) -> int:
-        """Returns how many steps were left out since the last call."""
+        """Returns how many steps were skipped since the last call."""
         count, self.unreported = self.unreported, 0
         return count
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a continued run must know to judge as if it had never stopped."""
+        """What a continued run needs to judge as if it had never stopped."""
         return {name: value for name, value in vars(self).items() if name != "sigma"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""All that this project touches of Lightning's own affairs, and what each of these touches gains.
+"""Every use of Lightning's private parts, and what each gains.
 
 No other file uses a private name of Lightning, or changes what it imports. A release that moves one
-of them fails the test of that function in tests/training/test_internals.py. The functions import
-Lightning themselves, because `import_torchmetrics` has to run before Lightning is there.
+fails its test in tests/training/test_internals.py. The functions import Lightning themselves,
+because `import_torchmetrics` has to run before Lightning is imported.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def names_classes(trainer: TrainerSettings) -> bool:
 
 
 def import_torchmetrics() -> None:
-    """Imports torchmetrics as if the UNUSED packages were missing; everything else finds them.
+    """Imports torchmetrics as if the UNUSED packages were missing; other imports find them.
 
     Gains a fifth of the CPU time of a start (docs/benchmarks/startup.md).
     """
@@ -52,20 +52,19 @@ def import_torchmetrics() -> None:
 
 
 def replace_signal_handlers(trainer: "Trainer", listen: Callable[[], None]) -> None:
-    """Has a trainer call `listen` where it would set its own handlers of signals.
+    """Makes a trainer call `listen` instead of setting its own signal handlers.
 
-    Gains an end without a hang: Lightning's handler broadcasts at a moment when other ranks are in
-    another collective. And speed: without its handlers there is nothing to broadcast after every
-    micro-batch, for which the device would be waited for.
+    Gains an end without a hang: Lightning's handler broadcasts while other ranks are in another
+    collective. And speed: Lightning broadcasts after every micro-batch, waiting for the device.
     """
     trainer._signal_connector.register_signal_handlers = listen  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def validate_between_batches(trainer: "Trainer") -> None:
-    """Runs a validation where training is about to take a batch, as the training loop does.
+    """Runs a validation before training takes its next batch, as the training loop would.
 
-    Gains the validation that an interrupted run did not finish: Lightning takes it for done.
+    Gains the validation that an interrupted run did not finish: Lightning counts it as done.
     """
     loop, connector = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
     first = connector._first_loop_iter
@@ -80,8 +79,8 @@ def count_micro_batches_anew(checkpoint: dict[str, Any], accumulate: int) -> Non
     """Changes the progress in a loaded checkpoint to `accumulate` micro-batches a step.
 
     Gains runs that continue on other ranks or with another micro-batch: Lightning counts
-    micro-batches where everything else counts optimizer steps. Checkpoints are written between two
-    steps, and training is one long epoch.
+    micro-batches, everything here optimizer steps. Checkpoints are written between two steps, and
+    training is one long epoch.
     """
     micro_batches = checkpoint["global_step"] * accumulate
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
@@ -110,7 +109,7 @@ def set_launcher(strategy: "ParallelStrategy", launcher: Any) -> None:
 def start_other_ranks(launcher: Any) -> None:
     """Starts this machine's other ranks, and only that.
 
-    The launcher's own `launch` would also watch them, and kill the first rank without a word.
+    The launcher's own `launch` would also watch them, and kill the first rank without a message.
     """
     launcher._call_children_scripts()
 
@@ -125,8 +124,8 @@ def share_cores(processes: int) -> None:
 def set_parallel_sizes(strategy: "ModelParallelStrategy", data: int, tensor: int) -> None:
     """Sets the two sizes of a mesh before it is made.
 
-    Gains data parallelism over all devices, whose number is known only once the trainer has counted
-    them; left alone, the sizes mean tensor parallelism within a node.
+    Gains data parallelism over all devices, which the trainer counts late; Lightning's defaults
+    mean tensor parallelism within a node.
     """
     strategy._data_parallel_size, strategy._tensor_parallel_size = data, tensor
 

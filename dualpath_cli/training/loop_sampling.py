@@ -1,4 +1,4 @@
-"""How many loops each optimizer step trains with, where a recipe draws them (run.train_loops)."""
+"""The number of loops of each optimizer step, if a recipe draws it (run.train_loops)."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,15 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.seeds import seed_from
 
 GRAPHS_EACH = 4
-"""Compiled graphs of a block for one number of loops, at most: of its kind, with gradients or not,
-and of the first length met."""
+"""Compiled graphs of a block for one number of loops, at most: by kind, with and without gradients,
+and by the first length met."""
 
 
 @dataclass(frozen=True)
 class LoopSampling:
-    """Draws K' for each step, all choices alike. K' is forced as `ablate` forces it.
+    """Draws K' for each step, all choices with equal probability, and forces it as `ablate` does.
 
-    The draw depends on seed and step alone: it is the same on all ranks, for all micro-batches of
-    the step, and in a run that is continued.
+    The draw depends on seed and step alone: ranks, micro-batches and continued runs agree on it.
     """
 
     choices: tuple[int, ...]

@@ -40,11 +40,11 @@ class DualPathModule(LightningModule):
         weights: Path | None = None,
         loop_sampling: LoopSampling | None = None,
     ) -> None:
-        """`seed` draws the initial weights; None draws none, because a checkpoint follows.
+        """`seed` draws the initial weights; None draws none, as a checkpoint is loaded.
 
-        That is `weights`, or for a run that is continued the one that the Trainer loads.
-        `reduce_dtype` is that of sharded gradients on their way; None is their own. Without
-        `loop_sampling` each step trains with the model's own number of loops.
+        That is `weights`, or the one that the Trainer loads to continue a run. Sharded gradients
+        are reduced in `reduce_dtype`; None is their own. Without `loop_sampling` each step trains
+        with the model's own number of loops.
         """
         super().__init__()
         self.config = config
@@ -90,8 +90,8 @@ class DualPathModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Mean loss in nats per token of one micro-batch, all of whose positions are scored.
 
-        Auxiliary losses are added to what is minimised, not to what is logged. Nor are losses
-        logged that are no finite numbers: one would hide all others of its row.
+        Auxiliary losses are minimised, but not logged. Losses that are not finite are not logged
+        either: one would hide all others of its row.
         """
         assert self.model is not None
         tokens, targets = batch
@@ -129,23 +129,23 @@ class DualPathModule(LightningModule):
                 self.log(f"val/{name}/{key}", value, logger=False)
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Ends the run with its last step; asked to stop, Lightning validates once more."""
+        """Ends the run after its last step; Lightning then validates once more."""
         if self.trainer.global_step >= self.trainer.max_steps:
             self.trainer.should_stop = True
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
-        """Clips by the global L2 norm, `optim.clip`, and keeps the norm from before.
+        """Clips by the global L2 norm, `optim.clip`, and keeps the norm before clipping.
 
-        A step that the guard leaves out loses its gradients: without them AdamW touches neither
-        weights nor moments, and nothing decays. Schedule, step count and data go on.
+        A step that the guard skips loses its gradients: AdamW then changes neither weights nor
+        moments, and nothing decays. Schedule, step count and data go on.
         """
         limit = self.optim.clip if self.optim.clip > 0 else float("inf")
         norm = nn.utils.clip_grad_norm_(self.parameters(), limit)
         self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         micro_batches, self._micro_batches = self._micro_batches, []
         self.bad_step = None
-        # The only wait for the device in an optimizer step. With the judging it takes a 1e-4 of the
-        # step's time on a CPU with 9M parameters (0.2 ms of 2.2 s), 4e-3 with 27 thousand.
+        # The only wait for the device in an optimizer step: with the judging 1e-4 of its time on a
+        # CPU with 9M parameters (0.2 ms of 2.2 s), 4e-3 with 27 thousand.
         kind = self.guard.judge(self.grad_norm.item())
         if kind is not None:
             tokens, losses = zip(*micro_batches, strict=True)
@@ -153,14 +153,11 @@ class DualPathModule(LightningModule):
             self.zero_grad(set_to_none=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what the guard has seen."""
+        """Adds the guard's state."""
         checkpoint["guard"] = self.guard.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Checks that all weights are there, and takes up what the guard had seen.
-
-        Runs that were begun before there was a guard have seen nothing.
-        """
+        """Checks that all weights are there, and loads the guard's state, if there is one."""
         if "state_dict" in checkpoint:  # shards are loaded and checked elsewhere
             assert self.model is not None
             saved = checkpoint["state_dict"]

@@ -1,8 +1,7 @@
-"""Builds the model for one device or many: checkpoint, compile, shard, give memory, draw weights.
+"""Builds the model for one device or many: checkpoint, compile, shard, allocate, draw weights.
 
-The order matters: what is computed again belongs to a block's graph, a compiled block stays one
-graph inside its FSDP unit, and sharding on the meta device means that no rank ever holds the whole
-model.
+The order matters: recomputation belongs to a block's graph, a compiled block stays one graph within
+its FSDP unit, and with sharding on the meta device no rank ever holds the whole model.
 """
 
 from functools import cache
@@ -29,10 +28,9 @@ def build_model(
 ) -> DualPathLM:
     """Returns a model on torch's default device or, sharded by FSDP2, on the devices of a mesh.
 
-    Of a mesh of two dimensions the first one replicates and the second one shards. Gradients are
-    reduced in `reduce_dtype`; None is their own. `seed` alone decides the initial weights, not the
-    number of devices. Without one nothing is drawn: the memory holds anything, and weights have to
-    be loaded (`weights.load_weights`).
+    Of a mesh of two dimensions the first replicates and the second shards. Gradients are reduced in
+    `reduce_dtype`; None is their own. `seed` alone decides the initial weights, not the number of
+    devices. Without a seed weights are undefined until they are loaded (`weights.load_weights`).
     """
     device = torch.get_default_device() if mesh is None else torch.device(mesh.device_type)
     with torch.device("meta"):
@@ -65,7 +63,7 @@ def draw_weights(model: DualPathLM, seed: int) -> None:
     """Gives a model, sharded or not, the initial weights of a seed."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()  # what is gathered from an earlier forward would be used again
+            module.reshard()  # else weights gathered in an earlier forward would be used again
     model.init_weights(seed, copy=copy_whole)
 
 
@@ -76,13 +74,13 @@ def copy_whole(parameter: torch.Tensor, value: torch.Tensor) -> None:
 
 @cache
 def can_compile(device: torch.device) -> bool:
-    """Whether torch.compile works here, tried once on a tiny function; says so where it doesn't.
+    """Whether torch.compile works, tried once on a tiny function; prints why if it does not.
 
-    On the CPU it needs a C++ compiler and Python's headers, on a GPU a working Triton.
+    On the CPU it needs a C++ compiler and Python's headers, on a GPU Triton.
     """
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
-    except Exception as error:  # whatever is missing, the run can go on without it
+    except Exception as error:  # the run can go on without it
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         say = rank_zero_only(print)
         say(f"dualpath: running eagerly: torch.compile does not work here ({reason:.120})")

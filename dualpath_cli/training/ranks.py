@@ -1,9 +1,9 @@
-"""How the ranks of a run come together, and how the others end with a word where one dies.
+"""How the ranks of a run meet, and how they all end with a message if one dies.
 
-Ranks on one machine are children of the first one, unless SLURM or torchrun started them. Lightning
-looks after its children every five seconds and then kills the first rank too, without a word and
-maybe in the middle of one; PyTorch has ranks wait for each other where no signal reaches them. This
-takes the place of both. Where something else starts the ranks, it looks after them.
+Ranks on one machine are children of the first one, unless SLURM or torchrun starts and watches
+them. Lightning looks at its children every five seconds and then kills the first rank too, without
+a message or within one; PyTorch makes ranks wait for each other where no signal reaches them. This
+replaces both.
 """
 
 import os
@@ -27,26 +27,25 @@ from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.training import internals
 
 PATIENCE = 10.0
-"""Seconds that the first rank has to end by itself, after another one ended with an error that it
-will have met, too."""
+"""Seconds for the first rank to end by itself, after another ended with an error that it shares."""
 WAIT = 2.0
 """Seconds from a rank's death to its exit code."""
 SILENCE = 30.0
-"""Seconds that ranks are waited for without a word."""
+"""Seconds to wait for ranks without a message."""
 POLL = 0.1
-"""Seconds between two looks at who has come, or gone."""
+"""Seconds between two looks at which ranks have come, or died."""
 NAMED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
-"""Variables that tell a node its place among others, where neither SLURM nor torchrun does."""
+"""Variables that tell a node its place among others, if neither SLURM nor torchrun does."""
 
 
 class Ranks(internals.launcher_class()):  # type: ignore[misc]
-    """Lightning's launcher, for the ranks that it starts and for those that others do."""
+    """Lightning's launcher, for ranks that it starts and for those started from outside."""
 
     def __init__(
         self, strategy: ParallelStrategy, command: str, timeout: timedelta,
         continues: Callable[[], str],
     ) -> None:  # fmt: skip
-        """Ranks wait `timeout` for each other to come; `continues` ends what is said of a death."""
+        """Ranks wait `timeout` for each other; `continues` ends the message of a death."""
         assert strategy.cluster_environment is not None
         nodes = strategy.num_nodes  # type: ignore[attr-defined]
         processes = strategy.num_processes  # type: ignore[attr-defined]
@@ -60,7 +59,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
     def launch(
         self, function: Callable[..., Any], *args: Any, trainer: Trainer | None = None, **named: Any
     ) -> Any:
-        """Starts the other ranks of this machine if nobody else does, waits for all, and calls.
+        """Starts this machine's other ranks, unless others do, waits for all, and calls.
 
         Raises:
             RunFailed: if they do not come.
@@ -76,12 +75,12 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         return function(*args, **named)
 
     def kill(self, signum: int) -> None:
-        """Sends the children a signal; of their end there is nothing to say then."""
+        """Sends the children a signal; their end is then no failure."""
         self._told = True
         super().kill(signum)
 
     def death(self) -> str | None:
-        """Which child has just ended with an error, and how, if one has; for the caller to say."""
+        """Returns which child has just ended with an error, and how, for the caller to report."""
         self._told = True
         end = time.monotonic() + WAIT
         while self.procs and time.monotonic() < end:
@@ -91,7 +90,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         return None
 
     def _dead(self) -> tuple[int, str] | None:
-        """Exit code and fate of a child that has ended with an error."""
+        """Exit code and fate of a child that ended with an error."""
         for rank, process in enumerate(self.procs, self._before + 1):
             if code := process.poll():
                 name = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -108,8 +107,8 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
             time.sleep(0.5)
 
     def _end(self, fate: str) -> None:
-        """Ends all: the main thread may wait for the dead rank for ever."""
-        if self._told:  # by the main thread, in the meantime
+        """Ends all ranks: the main thread may wait for the dead one for ever."""
+        if self._told:  # by the main thread, meanwhile
             return
         with suppress(OSError):  # nobody reads it
             print(
@@ -120,7 +119,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
         os._exit(1)
 
     def _meet(self) -> None:
-        """Waits for all ranks where signals reach this one; PyTorch would wait in C++."""
+        """Waits for all ranks in Python, where signals arrive; PyTorch would wait in C++."""
         local = self.cluster_environment.local_rank()
         begin, silent = time.monotonic(), not local
         while missing := self._missing(self._before + local):
@@ -140,10 +139,10 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
             time.sleep(POLL)
 
     def _missing(self, rank: int) -> str:
-        """Who has not come yet, or nothing; tells the others that this one has."""
+        """Announces this rank; returns which one has not come yet, or nothing."""
         ranks, environment = self.num_processes * self.num_nodes, self.cluster_environment
         if self._store is None:
-            # Of torchrun, which answers there itself, all ranks are clients.
+            # torchrun serves the store itself: all ranks are clients.
             serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             host, port = environment.main_address, environment.main_port
             if not serves and not _answers(host, port):
@@ -163,7 +162,7 @@ class Ranks(internals.launcher_class()):  # type: ignore[misc]
 
 
 def _answers(host: str, port: int) -> bool:
-    """Whether somebody listens there; PyTorch's client would write of each try that failed."""
+    """Whether something listens there; PyTorch's client would log each failed try."""
     with suppress(OSError):
         socket.create_connection((host, port), timeout=1.0).close()
         return True
@@ -173,10 +172,10 @@ def _answers(host: str, port: int) -> bool:
 def launch_by(
     trainer: Trainer, command: str, timeout: timedelta, continues: Callable[[], str]
 ) -> None:
-    """Puts Ranks in the place of the launcher of a trainer whose ranks are processes.
+    """Replaces the launcher of a trainer whose ranks are processes by Ranks.
 
     Raises:
-        UserError: if it has several nodes, and nothing says which this one is.
+        UserError: if it has several nodes and nothing tells which this one is.
     """
     strategy = trainer.strategy
     if not isinstance(strategy, ParallelStrategy) or strategy.cluster_environment is None:
@@ -194,8 +193,8 @@ def launch_by(
 
 
 def lost_contact(error: BaseException) -> bool:
-    """Whether an error says that another rank could not be reached any more."""
+    """Whether an error means that another rank cannot be reached any more."""
     words = ("Connection closed by peer", "Timed out", "Connection reset", "gloo/transport")
-    # gloo says it in words alone.
+    # gloo has no exception class for it.
     in_words = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
     return in_words or isinstance(error, dist.DistError)

@@ -1,8 +1,8 @@
-"""Stopping on a signal: at the end of a step, on all ranks at the same one, with a checkpoint.
+"""Stopping on a signal: at the end of the same step on all ranks, with a checkpoint.
 
-SIGTERM is what preemption sends, SIGUSR1 what SLURM can send before the time is up, SIGINT is
-Ctrl-C, SIGHUP a closed terminal. Lightning's own handler broadcasts inside the signal's handler, at
-a moment when other ranks are in another collective, and hangs.
+Preemption sends SIGTERM, SLURM can send SIGUSR1 before the time is up, SIGINT is Ctrl-C, SIGHUP a
+closed terminal. Lightning's own handler broadcasts within the handler, while other ranks are in
+another collective, and hangs.
 """
 
 import math
@@ -28,14 +28,13 @@ SIGNALS = [
     if hasattr(signal, name)
 ]
 TIME_OVER = signal.SIGALRM
-"""Stands for a signal where `trainer.max_time` is over; none is sent."""
+"""Stands for the end of `trainer.max_time`; no signal is sent."""
 SECOND = 1.0
-"""Seconds after which another signal ends the process at once: what forwards signals may send one
-twice."""
+"""Seconds after which another signal ends the process at once; before, it may be the same one."""
 
 
 class StopTraining(BaseException):
-    """Ends training on all ranks, with what is finished in a checkpoint. No error."""
+    """Ends training on all ranks, with the finished steps in a checkpoint; no error."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -43,18 +42,15 @@ class StopTraining(BaseException):
 
 
 class Stopping(EachStep):
-    """Notes signals, agrees on them over the ranks, saves, and leaves by StopTraining.
+    """Notes signals, agrees on them with all ranks, saves, and raises StopTraining.
 
-    The last callback: all rows of a step are written before it stops there.
+    It is the last callback: all rows of a step are written before training stops there.
     """
 
     def __init__(
         self, checkpoints: Checkpoints, timeout: timedelta, seconds: float | None = None
     ) -> None:
-        """After `seconds` of training it stops as after a signal, TIME_OVER.
-
-        Ranks wait for each other for `timeout` at most.
-        """
+        """Stops after `seconds` as after a signal; ranks wait `timeout` for each other."""
         self._timeout = timeout
         self.checkpoints = checkpoints
         self.seconds = seconds
@@ -66,15 +62,15 @@ class Stopping(EachStep):
         self._pending: tuple[Any, torch.Tensor] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Takes the place of Lightning's handlers, from the moment it would set them."""
+        """Replaces Lightning's handlers, from the moment it would set them."""
         internals.replace_signal_handlers(trainer, self._listen)
         self._launcher = trainer.strategy.launcher
         if trainer.world_size > 1:
-            # On the CPU, beside the training's own group: nothing waits for a GPU.
+            # A group on the CPU: nothing waits for a GPU.
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Gives the signals back."""
+        """Restores the earlier handlers."""
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before = {}
@@ -86,11 +82,11 @@ class Stopping(EachStep):
             self._deadline = time.monotonic() + self.seconds
 
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
-        """Stops after it, where ranks have agreed to."""
+        """Stops if the ranks have agreed to."""
         self._stop_if_agreed(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *ignored: Any, **named: Any) -> None:
-        """Stops within a validation, which the continued run makes anew."""
+        """Stops within a validation, which the continued run repeats."""
         self._stop_if_agreed(trainer)
 
     def _listen(self) -> None:
@@ -115,9 +111,9 @@ class Stopping(EachStep):
         raise StopTraining(signum)
 
     def _agreed(self, trainer: Trainer) -> int:
-        """The signal that any rank had noted when this was called last; the same on all ranks.
+        """The signal that any rank had noted at the last call; the same on all ranks.
 
-        One call later costs a step, and nobody waits: the numbers go around meanwhile.
+        A call late, so that no rank waits: the numbers are exchanged meanwhile.
         """
         if not self.signum and time.monotonic() > self._deadline:
             self.signum = TIME_OVER

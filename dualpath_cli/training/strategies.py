@@ -29,34 +29,34 @@ from dualpath_cli.training.state.shards import load_training_state
 from dualpath_cli.training.state.training_state import shard_whole_state
 
 STRATEGIES = ("ddp", "fsdp", "hsdp")
-"""Those of several devices that are ours; `auto` leaves the choice to Lightning."""
+"""This project's strategies for several devices; `auto` leaves the choice to Lightning."""
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
     """FSDP2 over all devices of all nodes, or over groups of them that are replicas.
 
-    Lightning's defaults would mean tensor parallelism inside a node, and the number of devices is
-    known only once the trainer has counted them.
+    Lightning's defaults would mean tensor parallelism within a node, and the trainer counts the
+    devices late.
     """
 
     def __init__(self, timeout: timedelta, replicate: bool, shard_size: int | None) -> None:
-        """`replicate` makes groups of `shard_size` devices; None is those of a node."""
+        """`replicate` makes groups of `shard_size` devices; None: of a node's devices."""
         super().__init__(timeout=timeout)
         self._replicate = replicate
         self._shard_size = shard_size
 
     @property
     def shards(self) -> int:
-        """Devices that one set of weights is divided among."""
+        """How many devices share one set of weights."""
         if not self._replicate:
             return self.num_nodes * self.num_processes
         return self._shard_size or self.num_processes
 
     def check_shards(self) -> None:
-        """Checks that groups of so many devices make up all devices of the run, and share.
+        """Checks the size of groups.
 
         Raises:
-            UserError: if they do not.
+            UserError: if it does not divide the run's devices, or nothing would be sharded.
         """
         devices = self.num_nodes * self.num_processes
         if self.shards == 1 < devices:
@@ -78,8 +78,8 @@ class FullyShardedStrategy(ModelParallelStrategy):
         internals.set_parallel_sizes(self, data=devices, tensor=1)
         super().setup_environment()
         if self.shards < devices:
-            # Neighbours share a group: ranks count through the devices of a node first, as
-            # Lightning, torchrun and SLURM's block distribution deal them out.
+            # Neighbours share a group: Lightning, torchrun and SLURM's block distribution number
+            # ranks node by node.
             sizes, names = (devices // self.shards, self.shards), ("replicate", "shard")
             mesh = init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
             internals.replace_mesh(self, mesh)
@@ -87,10 +87,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Loads shards, or what one process wrote, without running what they hold.
-
-        All ranks take the first one's path.
-        """
+        """Loads shards or a whole file from the first rank's path; nothing in them is run."""
         path = Path(self.broadcast(str(checkpoint_path)))
         assert self.model is not None
         load = load_training_state if path.is_dir() else shard_whole_state
@@ -98,10 +95,10 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Keeps a micro-batch's gradients on their rank; the step's last one reduces all of them.
+        """Keeps gradients on their rank until the last micro-batch of a step.
 
-        Lightning enters it for all micro-batches but the last, as it does for DDP; its own strategy
-        would reduce in each. Meanwhile a rank holds the gradients of the whole model.
+        Lightning enters it for all micro-batches but the last, as for DDP; its own strategy would
+        reduce in each. Meanwhile a rank holds the gradients of the whole model.
         """
         assert self.model is not None
         units = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
@@ -117,18 +114,18 @@ class FullyShardedStrategy(ModelParallelStrategy):
 class CompressedDDPStrategy(DDPStrategy):
     """DDP whose gradients travel in bfloat16, by PyTorch's hook.
 
-    Lightning would register a hook on CUDA alone, and leave it out elsewhere without a word.
+    Lightning registers hooks only on CUDA, and ignores them elsewhere without a message.
     """
 
     def configure_ddp(self) -> None:
-        """Wraps the model, which no step was made with yet, and registers the hook."""
+        """Wraps the model before its first step, and registers the hook."""
         super().configure_ddp()
         assert isinstance(self.model, DistributedDataParallel)
         self.model.register_comm_hook(None, bf16_compress_hook)
 
 
 def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The part of a strategy's mesh that FSDP2 gets: without Lightning's tensor parallelism."""
+    """The part of a strategy's mesh for FSDP2: without Lightning's tensor parallelism."""
     names = mesh.mesh_dim_names or ()
     return mesh["data_parallel"] if "data_parallel" in names else mesh
 
@@ -136,7 +133,7 @@ def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
 def build_strategy(name: str, settings: RunSettings) -> Strategy | str:
     """Returns the Lightning strategy for one of the names that `trainer.strategy` takes.
 
-    A rank that others wait for longer than `run.rank_timeout` minutes ends the run.
+    The run ends if a rank is waited for longer than `run.rank_timeout` minutes.
     """
     timeout = timedelta(minutes=settings.rank_timeout)
     if name in ("fsdp", "hsdp"):
@@ -148,5 +145,5 @@ def build_strategy(name: str, settings: RunSettings) -> Strategy | str:
 
 
 def reduce_dtype(settings: RunSettings) -> torch.dtype | None:
-    """The type of `run.reduce_dtype` for FSDP2; None leaves gradients in their own type."""
+    """`run.reduce_dtype` for FSDP2; None leaves gradients in their own type."""
     return torch.bfloat16 if settings.reduce_dtype == "bfloat16" else None

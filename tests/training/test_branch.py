@@ -17,35 +17,29 @@ def length(steps: int, **run: Any) -> dict[str, Any]:
     return {"optim": WSD, "run": {"max_tokens": steps * STEP, "save_every": 1, **run}}
 
 
-def test_a_branch_equals_the_run_of_its_length(fit: Fit) -> None:
-    trunk = fit(**length(12, name="long"))
-    branch = fit(**length(6, name="branch", recipe="other", branch_from=str(trunk)))
-    whole = fit(**length(6, name="short"))
-    assert tables(branch) == tables(whole)
-    assert tables(branch)["metrics.csv"] != tables(trunk)["metrics.csv"][:6], "another cool-down"
-    facts = json.loads((branch / "versions.json").read_text())
-    assert facts["branched_from"] == f"{trunk} at step 3"
-    assert not (branch / "checkpoints" / "step-00000003").exists(), "the trunk's stays where it is"
-
-
-def test_a_branch_may_be_longer_than_its_trunk(fit: Fit) -> None:
-    trunk = fit(**length(6, name="short"))
-    branch = fit(**length(12, name="branch", branch_from=str(trunk)))
-    assert tables(branch) == tables(fit(**length(12, name="long")))
-
-
-def test_a_branch_is_continued_from_its_own_checkpoints(
+def test_a_branch_equals_the_run_of_its_length_and_is_continued_from_its_own_checkpoints(
     fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trunk = fit(**length(12, name="long"))
-    branch = fit(**length(6, name="branch", branch_from=str(trunk)))
-    whole = tables(branch)
+    long, short = fit(**length(12, name="long")), fit(**length(6, name="short"))
+    shorter = length(6, name="shorter", recipe="other", branch_from=str(long))
+    longer = length(12, name="longer", branch_from=str(short))
+    assert tables(fit(**longer)) == tables(long)
+    branch = fit(**shorter)
+    assert tables(branch) == tables(short)
+    assert tables(branch)["metrics.csv"] != tables(long)["metrics.csv"][:6], "another cool-down"
+    facts = json.loads((branch / "versions.json").read_text())
+    assert facts["branched_from"] == f"{long} at step 3"
+    assert not (branch / "checkpoints" / "step-00000003").exists(), "the trunk's stays where it is"
     for step in (5, 6):
         (branch / "checkpoints" / f"step-{step:08d}").unlink()
     capsys.readouterr()
-    fit(**length(6, name="branch", branch_from=str(trunk)))
+    fit(**shorter)
     assert "continued from step 4\n" in capsys.readouterr().out
-    assert tables(branch) == whole
+    assert tables(branch) == tables(short)
+    rates = [float(row["lr"]) for row in rows(short / "metrics.csv")]
+    assert rates[2:4] == [3e-3] * 2
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert rates[4] < 3e-3
 
 
 def test_what_would_not_be_alike_is_no_trunk(refused: Refused, fit: Fit, tmp_path: Path) -> None:
@@ -60,11 +54,3 @@ def test_what_would_not_be_alike_is_no_trunk(refused: Refused, fit: Fit, tmp_pat
     for step in (1, 2):
         (trunk / "checkpoints" / f"step-{step:08d}").unlink()
     assert "no checkpoint up to step 2" in refused(**length(4, **start))
-
-
-def test_the_rates_of_a_branch_are_stable_then_fall(fit: Fit) -> None:
-    run = fit(**length(8, name="run"))
-    rates = [float(row["lr"]) for row in rows(run / "metrics.csv")]
-    assert rates[2:5] == [3e-3] * 3
-    assert rates[5:] == sorted(rates[5:], reverse=True)
-    assert rates[5] < 3e-3

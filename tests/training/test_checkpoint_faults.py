@@ -1,6 +1,5 @@
 """Damaged, incomplete and hostile checkpoints: one line, nothing run, the newest whole one."""
 
-import json
 import os
 import pickle
 import shutil
@@ -14,10 +13,12 @@ import torch.distributed.checkpoint as dcp
 
 from dualpath_cli.cli import main
 from dualpath_cli.errors import UserError
+from dualpath_cli.run.checkpoint_files import manifest_of
 from dualpath_cli.run.run_folder import newest_checkpoint
 from dualpath_cli.training.state.shards import load_shards
 from tests.tiny_run import Fit, rows
 
+NAME = "embed.weight"
 LAST, BEFORE = "step-00000006", "step-00000004"
 Damage = Callable[[Path], None]
 
@@ -32,24 +33,26 @@ class Touch:
         return os.system, (f"touch {self.path}",)
 
 
-def rewritten(change: Callable[[dict[str, Any]], object]) -> Damage:
+def rewritten(change: Callable[[dict[str, Any]], Any]) -> Damage:
     """Changes what a checkpoint holds, as something else than a bad disk would: hashes and all."""
 
     def damage(checkpoint: Path) -> None:
-        saved = torch.load(checkpoint, weights_only=True)
-        change(saved["state_dict"])
-        torch.save(saved, checkpoint)
-        (checkpoint.parent / "manifests" / f"{checkpoint.name}.json").unlink()
+        torch.save(change(torch.load(checkpoint, weights_only=True)), checkpoint)
+        manifest_of(checkpoint).unlink()
 
     return damage
 
 
-def saved(value: Any) -> Damage:
-    def damage(checkpoint: Path) -> None:
-        torch.save(value, checkpoint)
-        (checkpoint.parent / "manifests" / f"{checkpoint.name}.json").unlink()
+def with_weight(value: Any, name: str = NAME) -> Damage:
+    """Puts another value in the place of a weight; None takes the weight out."""
 
-    return damage
+    def change(saved: dict[str, Any]) -> dict[str, Any]:
+        saved["state_dict"][f"model.{name}"] = value
+        if value is None:
+            del saved["state_dict"][f"model.{name}"]
+        return saved
+
+    return rewritten(change)
 
 
 def flipped(checkpoint: Path) -> None:
@@ -63,10 +66,7 @@ def cut(checkpoint: Path) -> None:
 
 
 def manifest(text: str) -> Damage:
-    def damage(checkpoint: Path) -> None:
-        (checkpoint.parent / "manifests" / f"{checkpoint.name}.json").write_text(text)
-
-    return damage
+    return lambda checkpoint: manifest_of(checkpoint).write_text(text)
 
 
 def pipe(path: Path) -> None:
@@ -74,27 +74,15 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-NAME = "embed.weight"
+NONE = f"{LAST}' is no checkpoint of dualpath"
 FOUND_WHEN_LOADED: dict[str, tuple[Damage, str]] = {
     "a flipped byte": (flipped, f"{LAST}' is damaged: it was changed since it was written"),
-    "a list": (saved([1, 2]), f"{LAST}' is no checkpoint of dualpath"),
-    "no weights": (saved({"epoch": 1}), f"{LAST}' is no checkpoint of dualpath"),
-    "a weight missing": (
-        rewritten(lambda weights: weights.pop(f"model.{NAME}")),
-        f"{LAST}' is incomplete: it lacks {NAME}",
-    ),
-    "a weight of another shape": (
-        rewritten(lambda weights: weights.update({f"model.{NAME}": torch.zeros(3)})),
-        f"{LAST}': {NAME} is (3,), not (",
-    ),
-    "a weight that is none": (
-        rewritten(lambda weights: weights.update({f"model.{NAME}": "x"})),
-        f"{LAST}': {NAME} is str, not (",
-    ),
-    "a weight of another model": (
-        rewritten(lambda weights: weights.update({"model.other": torch.zeros(3)})),
-        f"{LAST}' is of another model: it has other",
-    ),
+    "a list": (rewritten(lambda saved: [1, 2]), NONE),
+    "no weights": (rewritten(lambda saved: {"epoch": 1}), NONE),
+    "a weight missing": (with_weight(None), f"{LAST}' is incomplete: it lacks {NAME}"),
+    "a weight of another shape": (with_weight(torch.zeros(3)), f"{LAST}': {NAME} is (3,), not ("),
+    "a weight that is none": (with_weight("x"), f"{LAST}': {NAME} is str, not ("),
+    "one too many": (with_weight("x", "other"), f"{LAST}' is of another model: it has other"),
 }
 PASSED_OVER: dict[str, tuple[Damage, str]] = {
     "cut off": (cut, "bytes instead of"),
@@ -107,18 +95,16 @@ PASSED_OVER: dict[str, tuple[Damage, str]] = {
         "it is a pipe or a device, no file",
     ),
     "a manifest that is a pipe": (
-        lambda path: pipe(path.parent / "manifests" / f"{path.name}.json"),
+        lambda path: pipe(manifest_of(path)),
         f"{LAST}.json cannot be read (it is a pipe or a device, no file)",
     ),
     "a manifest of files elsewhere": (
-        manifest(json.dumps({"files": {"../x": {"bytes": 1, "sha256": ""}}})),
-        "it names '../x'",
+        manifest('{"files": {"../x": {"bytes": 1, "sha256": ""}}}'), "it names '../x'",
     ),
     "a file that is missing": (
-        manifest(json.dumps({"files": {"x": {"bytes": 1, "sha256": ""}}})),
-        "x is missing",
+        manifest('{"files": {"x": {"bytes": 1, "sha256": ""}}}'), "x is missing",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FOUND_WHEN_LOADED)
@@ -128,14 +114,10 @@ def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
     run = trained()
     damage, message = FOUND_WHEN_LOADED[fault]
     damage(run / "checkpoints" / LAST)
-    more = ["--run.max_tokens", str(8 * 4 * 16), "--data.max_epochs", "99"]
-    for words in (
-        ["validate", "--ckpt_path", str(run)],
-        ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "x", *more,
-         "--ckpt_path", str(run)],
-    ):  # fmt: skip
+    fit = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "x"]
+    for words in (["validate"], fit):
         capsys.readouterr()
-        assert main(words) == 2
+        assert main([*words, "--ckpt_path", str(run)]) == 2
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
@@ -155,9 +137,15 @@ def test_the_newest_whole_checkpoint_is_found(
     said = capsys.readouterr().err
     assert said.startswith("passed over ")
     assert message in said
-    for name in (BEFORE, "step-00000002"):
-        damage = PASSED_OVER["empty"][0]
-        damage(run / "checkpoints" / name)
+
+
+def test_a_run_without_a_whole_checkpoint_is_refused(
+    trained: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained()
+    for name in (LAST, BEFORE, "step-00000002"):
+        (run / "checkpoints" / name).write_bytes(b"")
+    capsys.readouterr()
     assert main(["validate", "--ckpt_path", str(run)]) == 2
     said = capsys.readouterr().err
     assert "has no whole checkpoint: " in said
@@ -180,7 +168,7 @@ def sharded(run: Path) -> Path:
     checkpoint = run / "checkpoints" / LAST
     state = {"state_dict": torch.load(checkpoint, weights_only=True)["state_dict"]}
     checkpoint.unlink()
-    (checkpoint.parent / "manifests" / f"{LAST}.json").unlink()
+    manifest_of(checkpoint).unlink()
     dcp.save({**state, "note": {"text": "plain"}}, checkpoint_id=checkpoint)
     return checkpoint
 
@@ -196,46 +184,35 @@ def test_shards_hold_the_same_weights(trained: Fit, capsys: pytest.CaptureFixtur
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("command", ["validate", "ablate", "routing"])
-def test_metadata_that_would_run_a_command_is_refused(
-    command: str, trained: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = trained()
-    (sharded(run) / ".metadata").write_bytes(pickle.dumps(Touch(tmp_path / "ran")))
-    capsys.readouterr()
-    words = ["--tagger", "none"] if command == "routing" else []
-    assert main([command, "--ckpt_path", str(run), *words]) == 2
-    error = capsys.readouterr().err
-    assert ".metadata cannot be read: UnpicklingError: it names posix.system" in error
-    assert not (tmp_path / "ran").exists()
-
-
-def test_metadata_that_names_files_elsewhere_is_refused(
-    trained: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("fault", ["runs a command", "names a file elsewhere", *range(3)])
+def test_damaged_or_hostile_metadata_is_refused(
+    fault: str | int, trained: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = trained()
     checkpoint = sharded(run)
-    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
-    shutil.move(checkpoint / "__0_0.distcp", tmp_path / "elsewhere")
-    for info in metadata.storage_data.values():
-        object.__setattr__(info, "relative_path", str(tmp_path / "elsewhere"))
-    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
-    capsys.readouterr()
-    assert main(["validate", "--ckpt_path", str(run)]) == 2
-    assert "a file outside of it" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("content", [b"\x80", b"cos\nsystem\n(S'true'\ntR.", pickle.dumps(3)])
-def test_damaged_metadata_is_named(
-    content: bytes, trained: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = trained()
-    (sharded(run) / ".metadata").write_bytes(content)
-    capsys.readouterr()
-    assert main(["validate", "--ckpt_path", str(run)]) == 2
-    error = capsys.readouterr().err
-    assert ".metadata cannot be read" in error
-    assert error.count("\n") == 1
+    path, said = checkpoint / ".metadata", ".metadata cannot be read"
+    if fault == "runs a command":
+        path.write_bytes(pickle.dumps(Touch(tmp_path / "ran")))
+        said += ": UnpicklingError: it names posix.system"
+    elif fault == "names a file elsewhere":
+        metadata = pickle.loads(path.read_bytes())
+        shutil.move(checkpoint / "__0_0.distcp", tmp_path / "elsewhere")
+        for info in metadata.storage_data.values():
+            object.__setattr__(info, "relative_path", str(tmp_path / "elsewhere"))
+        path.write_bytes(pickle.dumps(metadata))
+        said = "a file outside of it"
+    else:
+        path.write_bytes([b"\x80", b"cos\nsystem\n(S'true'\ntR.", pickle.dumps(3)][fault])
+    commands = [["validate"]]
+    if fault == "runs a command":
+        commands += [["ablate"], ["routing", "--tagger", "none"]]
+    for words in commands:
+        capsys.readouterr()
+        assert main([*words, "--ckpt_path", str(run)]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_value_in_shards_that_would_run_a_command_is_refused(tmp_path: Path) -> None:

@@ -1,25 +1,29 @@
-"""Two gloo processes give one process's losses, and their sharded runs are read by one.
+"""A run is the same on any number of ranks, by any strategy, also where these change on its way."""
 
-Every epoch is one batch of eight blocks: however ranks share it out, each step sees all of it.
-"""
-
+import os
 import re
+import shutil
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import find_run, read_recipe
+from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.state.weights import load_weights
 from tests.conftest import OutputOf
-from tests.processes import run_on_ranks, run_on_two_ranks
+from tests.processes import exit_codes, run_on_ranks, start
 from tests.tiny_run import (
     SEQ_LEN,
     back_to_step,
@@ -27,21 +31,37 @@ from tests.tiny_run import (
     rows,
     tables,
     tiny_recipe,
-    train,
     write_blocks,
     write_text,
 )
 
+rare = pytest.mark.slow
+STEPS = 9
+
+
+def log_sequences(folder: Path) -> None:
+    """Writes down what each step is trained on, a file a rank."""
+    training_step = DualPathModule.training_step
+
+    def logged(module: DualPathModule, batch: Any, batch_idx: int) -> torch.Tensor:
+        path = folder / f"rank-{os.environ['LOCAL_RANK']}-of-{module.trainer.world_size}.txt"
+        with path.open("a") as file:
+            for tokens in batch[0].tolist():
+                print(module.trainer.global_step + 1, *tokens, file=file)
+        return training_step(module, batch, batch_idx)
+
+    DualPathModule.training_step = logged  # type: ignore[method-assign]
+
 
 class Runs:
-    """Runs of one recipe, made in different ways."""
+    """Nine steps of eight sequences of twenty, so that epochs end within a step, two of them."""
 
     def __init__(self, folder: Path, texts: Path) -> None:
-        data = prepare(folder / "data", write_blocks(folder / "blocks.jsonl", 8))
+        data = prepare(folder / "data", write_blocks(folder / "blocks.jsonl", 20))
         uneven = write_text(folder / "uneven.jsonl", 3, documents=2, words=3)
         batch = 8 * SEQ_LEN
         changes = {
-            "run": {"batch_tokens": batch, "max_tokens": 5 * batch, "save_every": 2},
+            "run": {"batch_tokens": batch, "max_tokens": STEPS * batch, "save_every": 3},
             # Two documents and batches of two: with two ranks, one batch is padding.
             "data": {
                 "path": str(data),
@@ -52,23 +72,26 @@ class Runs:
         self.folder = folder
         self.recipe = merge(tiny_recipe(texts, folder / "runs"), changes)
 
-    def single(self, tied: bool = False) -> Path:
-        """The run of one process; made once, since a finished run is left alone."""
-        changes = {"run": {"name": f"single-{tied}"}, "model": {"tie_embeddings": tied}}
-        return train(merge(self.recipe, changes), self.folder / "single.yaml")
-
     def words(self, name: str, **changes: Any) -> list[str]:
         """The command that trains a run `name`."""
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(merge(self.recipe, {"run": {"name": name}, **changes})))
         return ["fit", "--config", str(path)]
 
-    def two_ranks(self, strategy: str, tied: bool = False) -> Path:
-        """The run of two processes; continued where it is there already."""
-        name = f"{strategy}-{tied}"
-        words = self.words(name, model={"tie_embeddings": tied}, trainer={"strategy": strategy})
-        run_on_two_ranks(words, self.folder)
+    def train(
+        self, name: str, ranks: int, strategy: str, log: Path, *more: str, **changes: Any
+    ) -> Path:
+        """Trains or continues a run on so many ranks, which log their sequences to `log`."""
+        log.mkdir(exist_ok=True)
+        words = self.words(name, trainer={"strategy": strategy}, **changes)
+        run_on_ranks(ranks, [*words, *more], self.folder, partial(log_sequences, log))
         return self.folder / "runs" / "tiny" / name
+
+    def single(self, tied: bool = False) -> Path:
+        """The run of one process; a finished one is left alone."""
+        name = f"single-{tied}"
+        model = {"tie_embeddings": tied}
+        return self.train(name, 1, "single", self.folder / name, model=model)
 
 
 @pytest.fixture(scope="module")
@@ -76,25 +99,68 @@ def runs(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Runs:
     return Runs(tmp_path_factory.mktemp("distributed"), texts)
 
 
-def assert_same_losses(run: Path, expected: Path) -> None:
-    wanted_tables = tables(expected)
-    for table, logged in tables(run).items():
-        for row, wanted in zip(logged, wanted_tables[table], strict=True):
+def sequences(folder: Path, ranks: int) -> dict[int, list[str]]:
+    """What all ranks together were trained on in each step."""
+    found = defaultdict(list)
+    for rank in range(ranks):
+        for line in (folder / f"rank-{rank}-of-{ranks}.txt").read_text().splitlines():
+            step, tokens = line.split(" ", 1)
+            found[int(step)].append(tokens)
+    return {step: sorted(tokens) for step, tokens in found.items()}
+
+
+def assert_same_run(run: Path, expected: Path) -> None:
+    """The losses are printed with six digits, the last of which may differ by rounding."""
+    wanted = tables(expected)
+    for name, logged in tables(run).items():
+        for row, other in zip(logged, wanted[name], strict=True):
             for column in row.keys() - {"set"}:
-                if wanted[column]:
-                    assert float(row[column]) == pytest.approx(float(wanted[column]), rel=2e-5), (
-                        table, column, row, wanted,
+                if other[column]:
+                    assert float(row[column]) == pytest.approx(float(other[column]), rel=3e-6), (
+                        name, column, row, other,
                     )  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tied", [False, True])
-def test_fsdp_gives_one_process_losses_and_is_read_by_one_process(
-    tied: bool, runs: Runs, output_of: OutputOf
+WAYS: dict[str, tuple[bool, list[tuple[str, int, int]]]] = {
+    # Whether embeddings are tied; of each third of the run, strategy, ranks and micro-batch.
+    "one, fsdp on two, one": (False, [("single", 1, 2), ("fsdp", 2, 4), ("single", 1, 8)]),
+    "fsdp": (False, [("fsdp", 1, 2), ("fsdp", 4, 1), ("fsdp", 2, 4)]),
+    "ddp": (False, [("ddp", 1, 2), ("ddp", 4, 1), ("ddp", 2, 4)]),
+    "fsdp, ddp, fsdp": (False, [("fsdp", 2, 2), ("ddp", 2, 2), ("fsdp", 2, 2)]),
+    "tied": (True, [("fsdp", 2, 2), ("ddp", 2, 2), ("fsdp", 2, 2)]),
+    "hsdp, fsdp, hsdp": (False, [("hsdp", 4, 2), ("fsdp", 4, 2), ("hsdp", 4, 1)]),
+}
+SMOKE = ["one, fsdp on two, one"]
+
+
+@pytest.mark.parametrize(
+    "way", [*SMOKE, *(pytest.param(way, marks=rare) for way in WAYS if way not in SMOKE)]
+)
+def test_a_run_is_the_same_however_its_parts_are_trained(
+    way: str, runs: Runs, output_of: OutputOf
 ) -> None:
-    run, expected = runs.two_ranks("fsdp", tied), runs.single(tied)
-    assert find_run(str(run)).checkpoint.is_dir(), "each rank writes its shard"
-    assert_same_losses(run, expected)
+    """Losses, weights and the sequences of each step; and one process reads it."""
+    tied, parts = WAYS[way]
+    expected = runs.single(tied)
+    wanted = sequences(runs.folder / expected.name, 1)
+    assert [len(wanted[step]) for step in range(1, STEPS + 1)] == [8] * STEPS
+    run = expected.with_name(way)
+    for number, (strategy, ranks, micro_batch) in enumerate(parts):
+        if number == 0 and strategy == "single":
+            shutil.copytree(expected, run, symlinks=True)
+            continue
+        if number:
+            back_to_step(run, 3 * number)
+        log = runs.folder / f"{way} {number}"
+        more = ["--run.micro_batch", str(micro_batch), "--data.workers", str(number)]
+        if strategy == "hsdp":
+            more += ["--run.shard_size", "2"]
+        runs.train(way, ranks, strategy, log, *more, model={"tie_embeddings": tied})
+        sharded = strategy in ("fsdp", "hsdp")
+        assert find_run(str(run)).checkpoint.is_dir() == sharded, "each rank writes its shard"
+        assert_same_run(run, expected)
+        left = range(1 + 3 * number, STEPS + 1)
+        assert sequences(log, ranks) == {step: wanted[step] for step in left}
 
     weights = []
     for folder in (run, expected):
@@ -110,53 +176,66 @@ def test_fsdp_gives_one_process_losses_and_is_read_by_one_process(
         assert float(loss) == pytest.approx(float(last["loss"]), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "other", "tied"),
-    [
-        (1, "single", False),
-        *(pytest.param(2, "ddp", tied, marks=pytest.mark.slow) for tied in (True, False)),
-    ],
-)
-def test_a_run_goes_on_by_another_strategy_and_back(
-    ranks: int, other: str, tied: bool, runs: Runs
+@rare
+def test_where_the_first_ranks_stopped_within_a_validation_the_others_make_it(
+    runs: Runs, tmp_path: Path
 ) -> None:
-    name = f"fsdp-{other}-fsdp-{tied}"
-    run = runs.folder / "runs" / "tiny" / name
-    for strategy, step in (("fsdp", None), (other, 2), ("fsdp", 4)):
-        if step is not None:
-            assert find_run(str(run)).checkpoint.is_dir() != (strategy == "fsdp")
-            back_to_step(run, step)
-        changes = {"model": {"tie_embeddings": tied}, "trainer": {"strategy": strategy}}
-        run_on_ranks(ranks, runs.words(name, **changes), runs.folder)
-    assert_same_losses(run, runs.single(tied))
+    run = runs.train("validated", 2, "ddp", tmp_path)
+    back_to_step(run, 6)
+    table = run / "validation.csv"
+    kept = [line for line in table.read_text().splitlines() if not line.startswith(("6,", "9,"))]
+    table.write_text("\n".join(kept) + "\n")
+    runs.train("validated", 1, "single", tmp_path, "--run.micro_batch", "8")
+    assert_same_run(run, runs.single())
 
 
-@pytest.mark.slow
-def test_hsdp_on_four_ranks_is_continued_by_fsdp_and_read_by_one_process(
-    runs: Runs, output_of: OutputOf
-) -> None:
-    run = runs.folder / "runs" / "tiny" / "hsdp"
-    words = runs.words("hsdp", trainer={"strategy": "hsdp"})
-    run_on_ranks(4, [*words, "--run.shard_size", "2"], runs.folder)
-    assert_same_losses(run, runs.single())
-    back_to_step(run, 4)
-    run_on_ranks(4, [*words, "--trainer.strategy", "fsdp"], runs.folder)
-    assert_same_losses(run, runs.single())
-    output = output_of("validate", "--ckpt_path", run)
-    for last in rows(run / "validation.csv")[-2:]:
-        (loss,) = re.findall(rf"{last['set']} .*? ([\d.]+)", output)
-        assert float(loss) == pytest.approx(float(last["loss"]), rel=1e-4)
-
-
-@pytest.mark.slow
-def test_ddp_gives_one_process_losses(runs: Runs) -> None:
-    assert_same_losses(runs.two_ranks("ddp"), runs.single())
-
-
-@pytest.mark.slow
+@rare
 def test_the_command_starts_the_ranks_itself(runs: Runs) -> None:
     words = runs.words("launched", trainer={"strategy": "ddp", "devices": 2})
     subprocess.run([sys.executable, "-m", "dualpath_cli", *words], check=True)
     run = runs.folder / "runs" / "tiny" / "launched"
-    assert_same_losses(run, runs.single())
+    assert_same_run(run, runs.single())
     assert (run / "curve.png").is_file()
+
+
+# Ranks that SLURM or torchrun starts
+
+
+def by_slurm(rank: int, nodes: int) -> dict[str, str]:
+    """What srun sets for one of two tasks."""
+    per_node = 2 // nodes
+    return {
+        "SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "dualpath", "SLURM_NODELIST": "127.0.0.1",
+        "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": str(per_node), "SLURM_NNODES": str(nodes),
+        "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % per_node),
+        "SLURM_NODEID": str(rank // per_node),
+    }  # fmt: skip
+
+
+def by_torchrun(rank: int, nodes: int) -> dict[str, str]:
+    """What torchrun sets for one of two workers."""
+    per_node = 2 // nodes
+    return {
+        "TORCHELASTIC_RUN_ID": "17", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2",
+        "RANK": str(rank), "LOCAL_RANK": str(rank % per_node),
+        "LOCAL_WORLD_SIZE": str(per_node), "GROUP_RANK": str(rank // per_node),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", [2, pytest.param(1, marks=rare)])
+@pytest.mark.parametrize("launcher", [by_slurm, pytest.param(by_torchrun, marks=rare)])
+def test_ranks_of_a_launcher_train_as_one_process_does(
+    launcher: Callable[[int, int], dict[str, str]], nodes: int, runs: Runs, tmp_path: Path
+) -> None:
+    name = f"{launcher.__name__}-{nodes}"
+    trainer = {"strategy": "ddp", "num_nodes": nodes, "devices": 2 // nodes}
+    words, port = runs.words(name, trainer=trainer), str(find_free_network_port())
+    logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
+    ranks = [
+        start(words, log, MASTER_PORT=port, **launcher(rank, nodes))
+        for rank, log in enumerate(logs)
+    ]
+    codes, said = exit_codes(ranks), [log.read_text() for log in logs]
+    assert codes == [0, 0], "".join(said)
+    assert not said[1].strip(), "the first rank speaks for all"
+    assert_same_run(runs.folder / "runs" / "tiny" / name, runs.single())

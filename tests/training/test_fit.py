@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 import torch
 import yaml
 
-from data_prep.__main__ import main as data_prep
 from dualpath_cli.cli import main
 from dualpath_cli.command.checks import micro_batches
 from dualpath_cli.errors import UserError
@@ -26,8 +26,7 @@ from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.state import checkpoint
 from dualpath_cli.training.state.checkpoint import Checkpoints, publish
 from tests.conftest import OutputOf
-from tests.processes import start
-from tests.small_tokenizer import tokenizer_with
+from tests.processes import exit_codes, start
 from tests.tiny_run import (
     SEQ_LEN,
     Fit,
@@ -59,7 +58,9 @@ def test_a_run_folder_holds_what_the_run_was(trained: Fit, texts: Path) -> None:
 
 
 def test_metrics_are_logged_at_every_step_and_the_loss_falls(fit: Fit) -> None:
-    run = fit(optim={"lr": 1e-2}, run={"max_tokens": 30 * 4 * SEQ_LEN}, data={"max_epochs": 9})
+    settings = {"max_tokens": 30 * 4 * SEQ_LEN, "save_every": 7}
+    run = fit(optim={"lr": 1e-2}, run=settings, data={"max_epochs": 9})
+    assert find_run(str(run)).step == 30, "the last step is saved, too"
     metrics = rows(run / "metrics.csv")
     assert [int(row["step"]) for row in metrics] == list(range(1, 31))
     assert [int(row["tokens"]) for row in metrics] == [4 * SEQ_LEN * n for n in range(1, 31)]
@@ -68,15 +69,11 @@ def test_metrics_are_logged_at_every_step_and_the_loss_falls(fit: Fit) -> None:
     assert all(float(row["grad_norm"]) > 0 for row in metrics)
 
 
-def test_validation_is_logged_before_during_and_after(fit: Fit) -> None:
-    run = fit(run={"validate_every": 4})
+def test_validation_and_routing_are_logged_when_due(fit: Fit) -> None:
+    run = fit(run={"validate_every": 4}, model={"block": ["dual", "wide"]})
     assert [(row["step"], row["set"]) for row in rows(run / "validation.csv")] == [
         ("0", "held_out"), ("4", "held_out"), ("6", "held_out"),
     ]  # fmt: skip
-
-
-def test_routing_is_read_out_per_layer(fit: Fit) -> None:
-    run = fit(model={"block": ["dual", "wide"]})
     first, second = rows(run / "routing.csv")[:2]
     assert (first["step"], first["layer"]) == ("3", "0")
     assert 0 < float(first["gate_deep"]) < 1
@@ -86,20 +83,13 @@ def test_routing_is_read_out_per_layer(fit: Fit) -> None:
     assert second["gain_wide"] != ""
 
 
-def test_accumulated_micro_batches_are_one_batch(fit: Fit, tmp_path: Path) -> None:
-    # 24 blocks: litdata's order depends on what it drops, so nothing may be left over.
-    data = prepare(tmp_path / "blocks", write_blocks(tmp_path / "blocks.jsonl", 24))
+def test_accumulated_micro_batches_are_one_batch(fit: Fit) -> None:
     changes = [{"name": f"of-{size}", "micro_batch": size} for size in (4, 2, 1)]
-    runs = [rows(fit(run=run, data={"path": str(data)}) / "metrics.csv") for run in changes]
+    runs = [rows(fit(run=run) / "metrics.csv") for run in changes]
     for whole, *accumulated in zip(*runs, strict=True):
         for row in accumulated:
             assert float(row["loss"]) == pytest.approx(float(whole["loss"]), rel=1e-4)
             assert float(row["grad_norm"]) == pytest.approx(float(whole["grad_norm"]), rel=1e-3)
-
-
-def test_the_same_recipe_gives_the_same_numbers(fit: Fit, trained: Fit) -> None:
-    once, again = trained(), fit(run={"name": "again"})
-    assert rows(once / "metrics.csv") == rows(again / "metrics.csv")
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -121,6 +111,23 @@ def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
         torch.testing.assert_close(weights(run), last_weights, rtol=0, atol=0)
 
 
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    """Lightning sets the deterministic mode for the whole process, and leaves it."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("block", ["dual", pytest.param(["loop", "wide"], marks=pytest.mark.slow)])
+def test_deterministic_mode_runs_and_changes_no_number_on_the_cpu(
+    block: Any, fit: Fit, trained: Fit, as_before: None
+) -> None:
+    expected = tables(trained(model={"block": block}))
+    run = fit(model={"block": block}, trainer={"deterministic": True}, run={"name": "again"})
+    assert torch.are_deterministic_algorithms_enabled()
+    assert tables(run) == expected
+
+
 def die_at_the_second_checkpoint() -> None:
     """Has this process killed when the second checkpoint is written but not yet published."""
 
@@ -138,8 +145,7 @@ def test_a_killed_run_continues_from_its_newest_checkpoint(
     whole = trained()
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "killed"]
     process = start(words, tmp_path / "log", die_at_the_second_checkpoint)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert exit_codes([process]) == [-signal.SIGKILL]
     checkpoints = whole.with_name("killed") / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == [
         "last", "manifests", "step-00000002", "step-00000004.partial",
@@ -211,15 +217,11 @@ def test_a_run_goes_on_with_other_data_from_their_beginning_where_it_is_told_to(
 def test_new_data_of_another_tokenizer_are_refused(
     fit: Fit, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokenizer = tmp_path / "tokenizer"
-    tokenizer.mkdir()
-    tokenizer_with(["t h", "e l"]).save(tokenizer)
-    words = ["--source", str(texts / "train.jsonl"), "--tokenizer", str(tokenizer)]
-    assert data_prep([*words, "--out", str(tmp_path / "other"), "--workers", "1"]) == 0
+    other = prepare(tmp_path / "other", texts / "train.jsonl", merges=["t h", "e l"])
     run = fit()
     back_to_step(run, 2)
     command = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--new-data"]
-    assert main([*command, "--data.path", str(tmp_path / "other")]) == 2
+    assert main([*command, "--data.path", str(other)]) == 2
     assert "was trained with another tokenizer" in capsys.readouterr().err
 
 
@@ -293,12 +295,8 @@ def test_the_newest_checkpoint_is_kept_also_after_going_back(tmp_path: Path) -> 
 def test_a_validation_folder_of_another_tokenizer_is_refused(
     refused: Refused, texts: Path, tmp_path: Path
 ) -> None:
-    tokenizer = tmp_path / "other"
-    tokenizer.mkdir()
-    tokenizer_with(["a b"]).save(tokenizer)
-    words = ["--source", str(texts / "val.jsonl"), "--tokenizer", str(tokenizer)]
-    assert data_prep([*words, "--workers", "1", "--out", str(tmp_path / "val")]) == 0
-    error = refused(data={"val": {"other": str(tmp_path / "val")}})
+    val = prepare(tmp_path / "val", texts / "val.jsonl", merges=["a b"])
+    error = refused(data={"val": {"other": str(val)}})
     assert "another tokenizer than the run's" in error
 
 
@@ -306,16 +304,11 @@ def test_a_validation_folder_of_another_tokenizer_is_refused(
     ("batch_tokens", "ranks", "micro_batch", "words"),
     [
         (100, 1, 1, r"batch_tokens=100 is no whole number of sequences of 16 tokens; 112 is one"),
-        (12 * 16, 5, 1, r"12 sequences .* to 5 devices, but to 4; .* --run.batch_tokens 240$"),
-        (2 * 16, 3, 1, r"to 3 devices, but to 2; a new run could take --run.batch_tokens 48$"),
-        (
-            5 * 16,
-            1,
-            2,
-            r"micro_batch=2 does not divide the 5 sequences .* --run.micro_batch 1 does",
-        ),
-        (12 * 16, 2, 4, r"micro_batch=4 does not divide the 6 sequences .* --run.micro_batch 3"),
-        (12 * 16, 6, 4, r"micro_batch=4 does not divide the 2 sequences .* --run.micro_batch 2"),
+        (192, 5, 1, r"12 sequences .* to 5 devices, but to 4; .* --run.batch_tokens 240$"),
+        (32, 3, 1, r"to 3 devices, but to 2; a new run could take --run.batch_tokens 48$"),
+        (80, 1, 2, r"micro_batch=2 does not divide the 5 sequences .* --run.micro_batch 1 does"),
+        (192, 2, 4, r"micro_batch=4 does not divide the 6 sequences .* --run.micro_batch 3"),
+        (192, 6, 4, r"micro_batch=4 does not divide the 2 sequences .* --run.micro_batch 2"),
     ],
 )
 def test_a_step_that_cannot_be_dealt_out_is_refused_with_one_that_can(

@@ -1,6 +1,7 @@
 """TensorBoard and W&B across continuations: each step once, one run; their failures end nothing."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,25 +22,19 @@ def points(run: Path, purge: bool) -> dict[str, list[int]]:
     return {tag: [point.step for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_tensorboard_shows_each_step_once_after_a_continuation(fit: Fit) -> None:
+@pytest.mark.parametrize("step", [2, None])
+def test_tensorboard_shows_each_step_once_after_a_continuation(step: int | None, fit: Fit) -> None:
+    """Also of a run that ended before its first checkpoint."""
     run = fit(run={"tensorboard": True})
     before = points(run, purge=True)
     assert before["loss"] == [1, 2, 3, 4, 5, 6]
     assert before["val/held_out/loss"] == [0, 3, 6]
-    back_to_step(run, 2)
+    if step is None:
+        shutil.rmtree(run / "checkpoints")
+    else:
+        back_to_step(run, step)
     fit(run={"tensorboard": True})
-    assert points(run, purge=False)["loss"] == [1, 2, 3, 4, 5, 6, 3, 4, 5, 6]
-    assert points(run, purge=True) == before
-
-
-def test_tensorboard_forgets_a_run_that_ended_before_its_first_checkpoint(fit: Fit) -> None:
-    run = fit(run={"tensorboard": True})
-    before = points(run, purge=True)
-    for checkpoint in (run / "checkpoints").iterdir():
-        if checkpoint.is_symlink() or checkpoint.is_file():
-            checkpoint.unlink()
-    fit(run={"tensorboard": True})
-    assert points(run, purge=False)["loss"] == [1, 2, 3, 4, 5, 6] * 2
+    assert points(run, purge=False)["loss"] == [1, 2, 3, 4, 5, 6, *range((step or 0) + 1, 7)]
     assert points(run, purge=True) == before
 
 

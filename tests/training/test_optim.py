@@ -19,25 +19,18 @@ PAPER = OptimSettings()
 STEPS = RunSettings().max_tokens // RunSettings().batch_tokens
 
 
-def test_the_papers_run_has_18360_steps() -> None:
-    assert STEPS == 18_360
-
-
-def test_every_parameter_is_in_exactly_one_group() -> None:
+def test_every_parameter_is_in_one_group_and_the_paper_decays_all_but_embeddings() -> None:
     lm = DualPathLM(SMALL)
-    optimizer = build_optimizer(lm.named_parameters(), PAPER, STEPS)
-    grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    groups = build_optimizer(lm.named_parameters(), PAPER, STEPS).param_groups
+    grouped = [id(p) for group in groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in lm.parameters())
-
-
-def test_the_paper_decays_everything_but_embeddings() -> None:
-    groups = build_optimizer(DualPathLM(SMALL).named_parameters(), PAPER, STEPS).param_groups
     assert {g["name"]: g["weight_decay"] for g in groups} == {
         "embeddings": 0.0, "matrices": 0.3, "norms": 0.3, "gains": 0.3, "biases": 0.3,
     }  # fmt: skip
 
 
 def test_the_schedule_passes_through_the_papers_values() -> None:
+    assert STEPS == 18_360
     assert learning_rate(0, STEPS, PAPER) == pytest.approx(5e-6)
     assert learning_rate(184, STEPS, PAPER) == pytest.approx(5e-4)
     assert learning_rate(STEPS, STEPS, PAPER) == pytest.approx(5e-5)

@@ -1,10 +1,8 @@
 """The order of the data: every block once an epoch, whatever number of ranks reads them."""
 
-import random
 from collections import Counter
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,11 +96,5 @@ def test_ranks_and_micro_batches_share_out_the_same_steps(data: st.DataObject) -
         ]
         first = (start - origin + step) * 24
         assert sorted(of_step) == list(range(first, first + 24))
-
-
-@pytest.mark.parametrize("start", [0, 1, 4])
-def test_a_later_start_has_the_rest_of_the_same_micro_batches(start: int) -> None:
-    draw = random.Random(start)
-    ranks, rank = 2, draw.randrange(2)
-    whole = list(MicroBatches(0, 5, 8, 2, ranks, rank))
-    assert list(MicroBatches(start, 5, 8, 2, ranks, rank)) == whole[2 * start :]
+    whole = list(MicroBatches(origin, 10, 24, micro_batch, ranks, 0, origin))
+    assert listed[0] == whole[(start - origin) * accumulate :], "a later start has the rest"

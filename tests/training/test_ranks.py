@@ -13,7 +13,7 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 from lightning.pytorch.strategies.launchers import subprocess_script
 
 from dualpath_cli.training import ranks
-from tests.processes import start
+from tests.processes import exit_codes, start
 from tests.tiny_run import Fit, Refused
 
 rare = pytest.mark.slow
@@ -27,9 +27,8 @@ def words(trained: Fit, tmp_path: Path) -> list[str]:
     return [*words, "--trainer.strategy", "ddp", "--trainer.devices", "2", "--run.micro_batch", "1"]
 
 
-def by_command(words: list[str]) -> None:
-    """Has the first rank, a fork, start the second one by the command itself."""
-    command = [sys.executable, "-m", "dualpath_cli", *words]
+def by_command(command: list[str]) -> None:
+    """Has the first rank, a fork, start the second one by a command."""
     subprocess_script._basic_subprocess_cmd = lambda: command
 
 
@@ -69,16 +68,17 @@ def test_a_signal_while_the_second_rank_starts_leaves_none_and_says_one_line(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     log = tmp_path / "log"
-    first = start(words, log, partial(by_command, words))
+    # At first the second rank is a process alone; one whose parent is killed ends by itself.
+    real = delay or (whose, signum) == (0, signal.SIGKILL)
+    command = [sys.executable, "-m", "dualpath_cli", *words] if real else ["sleep", "99"]
+    first = start(words, log, partial(by_command, command))
     assert first.pid is not None
     second = rank_1_of(first.pid)
     time.sleep(delay)
     os.kill((first.pid, second)[whose], signum)
-    first.join(30)
-    ended = first.exitcode
-    first.kill()
+    ended = exit_codes([first], 30)
     assert is_gone(second)
-    assert ended == code, log.read_text()
+    assert ended == [code], log.read_text()
     _, _, after = log.read_text().partition(f"folder  {tmp_path}/runs/tiny/two\n")
     line = f"dualpath fit: {said}; the same command continues from the start\n"
     assert after == ("" if said is None else line)
@@ -100,10 +100,8 @@ def test_a_rank_that_does_not_come_is_named_while_it_is_waited_for_and_after_the
         words, log, in_a_hurry, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, NODE_RANK=str(rank),
         LOCAL_RANK="0",
     )  # fmt: skip
-    process.join(30)
-    process.kill()
-    said, place = log.read_text(), f"127.0.0.1:{port}"
-    assert process.exitcode == 1, said
+    codes, said, place = exit_codes([process], 30), log.read_text(), f"127.0.0.1:{port}"
+    assert codes == [1], said
     assert said.splitlines()[-2:] == [
         f"dualpath fit: waiting at {place} for rank {1 - rank} of 2",
         f"dualpath fit: failed: rank {1 - rank} of 2 did not come to {place} within 0.03 minutes "

@@ -19,11 +19,12 @@ from tests.processes import run_on_two_ranks
 from tests.tiny_run import SEQ_LEN, Fit, Refused, back_to_step, rows, tables, weights, write_text
 
 URL = "s3://bucket/train"
+workers = pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 
 
 def chunked(folder: Path, text: Path, tokenizer: Path) -> Path:
     """A data folder of several chunks."""
-    words = ["--source", str(text), "--tokenizer", str(tokenizer), "--chunk-tokens", "1024"]
+    words = ["--source", str(text), "--tokenizer", str(tokenizer), "--chunk-tokens", "512"]
     assert data_prep([*words, "--workers", "1", "--out", str(folder)]) == 0
     assert len(Manifest.read(folder).chunks) > 2
     return folder
@@ -32,7 +33,7 @@ def chunked(folder: Path, text: Path, tokenizer: Path) -> Path:
 @pytest.fixture(scope="module")
 def data(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    text = write_text(folder / "text.jsonl", 4, documents=60, words=20)
+    text = write_text(folder / "text.jsonl", 4, documents=30, words=20)
     return chunked(folder / "data", text, texts / "train" / "tokenizer.json")
 
 
@@ -42,12 +43,12 @@ def remote(bucket: Any, data: Path) -> str:
     return URL
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@workers
 def test_a_run_from_s3_is_the_run_from_the_local_folder(
     fit: Fit, data: Path, remote: str, workers: int
 ) -> None:
     # More than an epoch, so that every chunk is read.
-    run = {"max_tokens": 60 * 4 * SEQ_LEN, "validate_every": 20, "gates_every": 20}
+    run = {"max_tokens": 36 * 4 * SEQ_LEN, "validate_every": 18, "gates_every": 18}
     local, distant = (
         fit(run={**run, "name": name}, data={"path": path, "workers": workers, "max_epochs": 9})
         for name, path in (("local", str(data)), ("s3", remote))
@@ -73,7 +74,7 @@ def test_a_run_is_continued_also_where_nothing_is_cached(
 
 
 def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
-    fit: Fit, data: Path, remote: str, texts: Path, tmp_path: Path
+    fit: Fit, refused: Refused, data: Path, remote: str, texts: Path, tmp_path: Path
 ) -> None:
     fit(data={"path": remote}, run={"name": "before"})
     text = (data.parent / "text.jsonl").read_text().replace("cell", "fell")
@@ -83,6 +84,8 @@ def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
     names_and_sizes = [[(c.name, c.bytes) for c in Manifest.read(f).chunks] for f in (data, other)]
     assert names_and_sizes[0] == names_and_sizes[1]
     upload(other, URL, lambda count: None, overwrite=True)
+    error = refused(data={"path": remote, "max_epochs": 9}, run={"name": "before"})
+    assert "was trained on data of the fingerprint" in error
     local = fit(data={"path": str(other)}, run={"name": "local"})
     distant = fit(data={"path": remote}, run={"name": "after"})
     assert tables(distant) == tables(local)
@@ -90,7 +93,7 @@ def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
     assert len(list(storage.cache().glob("chunks/*/*"))) == 1, "the old chunks are gone"
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@workers
 def test_a_chunk_changed_behind_the_manifest_is_not_trained_on(
     refused: Refused, bucket: Any, data: Path, remote: str, workers: int
 ) -> None:
@@ -100,11 +103,11 @@ def test_a_chunk_changed_behind_the_manifest_is_not_trained_on(
     assert re.match(r"dualpath fit: error: s3:.*chunk-0-\d\.bin: changed since it was", error)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@workers
 def test_a_chunk_damaged_in_the_cache_is_not_trained_on(
     fit: Fit, refused: Refused, remote: str, workers: int
 ) -> None:
-    whole = {"run": {"max_tokens": 60 * 4 * SEQ_LEN}, "data": {"path": remote, "max_epochs": 9}}
+    whole = {"run": {"max_tokens": 36 * 4 * SEQ_LEN}, "data": {"path": remote, "max_epochs": 9}}
     fit(**whole)
     chunks = list(storage.cache().glob("chunks/*/*/chunk-*.bin"))
     for chunk in chunks:
@@ -136,8 +139,9 @@ def test_validation_sets_may_lie_on_s3(
 
 
 def test_ablate_scores_a_run_from_s3_on_texts_there(
-    fit: Fit, bucket: Any, remote: str, texts: Path, tmp_path: Path
-) -> None:
+    fit: Fit, bucket: Any, remote: str, texts: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     bucket.upload_file(str(texts / "val.jsonl"), "bucket", "texts/val.jsonl")
     run = fit(data={"path": remote})
     shutil.rmtree(storage.cache())
@@ -150,6 +154,8 @@ def test_ablate_scores_a_run_from_s3_on_texts_there(
     assert ablations[0] == ablations[1]
     reports = [json.loads((tmp_path / n / "ablations.json").read_text()) for n in ("s3", "local")]
     assert reports[0]["sources"]["text"]["sha256"] == reports[1]["sources"]["text"]["sha256"]
+    assert main(["ablate", "--ckpt_path", str(run), "--sources", "s3://bucket/a.jsonl"]) == 2
+    assert "give NAME=s3://bucket/a.jsonl" in capsys.readouterr().err
 
 
 def remove(name: str) -> Any:
@@ -179,37 +185,15 @@ def put(name: str, content: bytes) -> Any:
     ],
 )
 def test_a_mistake_is_one_line_before_training(
-    refused: Refused,
-    bucket: Any,
-    remote: str,
-    damage: Any,
-    changes: dict[str, Any],
-    text: str,
+    refused: Refused, bucket: Any, remote: str, damage: Any, changes: dict[str, Any], text: str,
     tmp_path: Path,
-) -> None:
+) -> None:  # fmt: skip
     if damage:
         damage(bucket)
     error = refused(data={"path": remote, **changes})
     assert text in error
     assert len(error.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
-
-
-def test_other_data_than_the_run_began_with_are_refused(
-    fit: Fit, refused: Refused, remote: str, texts: Path
-) -> None:
-    fit(data={"path": remote})
-    upload(texts / "train", URL, lambda count: None, overwrite=True)
-    error = refused(data={"path": remote, "max_epochs": 9})
-    assert "was trained on data of the fingerprint" in error
-
-
-def test_an_unnamed_source_on_s3_is_refused(
-    trained: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = trained()
-    assert main(["ablate", "--ckpt_path", str(run), "--sources", "s3://bucket/a.jsonl"]) == 2
-    assert "give NAME=s3://bucket/a.jsonl" in capsys.readouterr().err
 
 
 @pytest.mark.slow

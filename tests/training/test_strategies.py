@@ -20,9 +20,8 @@ from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.training.strategies import FullyShardedStrategy, build_strategy
 from tests.processes import call_on_ranks
 from tests.tiny_run import Refused
-from tests.training.strategy_cases import HALF, MODEL, SEQUENCES, STEPS, Case, train_all
+from tests.training.strategy_cases import HALF, SEQUENCES, STEPS, Case, train_all
 
-UNITS = MODEL.n_layers + 1
 PAIRS = RunSettings(shard_size=2)
 ROUNDED = RunSettings(shard_size=2, reduce_dtype="bfloat16")
 
@@ -32,8 +31,8 @@ SOME = 5
 REFERENCES = [
     Case("untied"),
     Case("tied", tied=True),
-    Case("mixed", precision="bf16-mixed", steps=SOME),
 ]
+MIXED = [Case("mixed", precision="bf16-mixed", steps=SOME)]
 
 SMOKE = [
     Case("ddp, accumulated, tied", "ddp", accumulate=2, tied=True),
@@ -74,7 +73,7 @@ EXACT = [
 ]
 """Cases whose losses are those of one process to 1e-5."""
 
-GROUPS = [(1, REFERENCES), (2, SMOKE), (2, TWO), (4, FOUR)]
+GROUPS = [(1, REFERENCES), (1, MIXED), (2, SMOKE), (2, TWO), (4, FOUR)]
 rare = pytest.mark.slow
 
 
@@ -98,73 +97,31 @@ def trained(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def result(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((trained(folder, name) / "result.json").read_text())
-    return found
+def result(folder: Path, name: str) -> Any:
+    return json.loads((trained(folder, name) / "result.json").read_text())
 
 
 def weights(folder: Path, name: str, when: str) -> dict[str, torch.Tensor]:
-    saved: dict[str, dict[str, torch.Tensor]] = torch.load(trained(folder, name) / "weights.pt")
-    return saved[when]
-
-
-def assert_same(folder: Path, case: Case, rel: float = 1e-5) -> None:
-    """Losses, gradient norms, validation and weights are those of one process."""
-    reference = "tied" if case.tied else "untied"
-    found, wanted = result(folder, case.name), result(folder, reference)
-    first = 0 if case.after is None else HALF
-    assert len(found["rows"]) == STEPS - first
-    for row, expected in zip(found["rows"], wanted["rows"][first:], strict=True):
-        assert row == pytest.approx(expected, rel=rel)
-    assert found["validation"]["held_out"] == pytest.approx(
-        wanted["validation"]["held_out"], rel=rel
-    )
-    for name, value in weights(folder, reference, "end").items():
-        torch.testing.assert_close(
-            weights(folder, case.name, "end")[name], value, rtol=1e-4, atol=1e-5
-        )
-
-
-def test_the_model_learns(folder: Path) -> None:
-    """Else equal losses would say little."""
-    losses = [row["loss"] for row in result(folder, "untied")["rows"]]
-    assert losses[-1] < 0.85 * losses[0]
+    return torch.load(trained(folder, name) / "weights.pt")[when]
 
 
 @pytest.mark.parametrize("case", marked(EXACT))
 def test_twenty_steps_are_those_of_one_process(case: Case, folder: Path) -> None:
-    assert_same(folder, case)
-
-
-@pytest.mark.parametrize("case", marked([case for case in EXACT if case.after is None]))
-def test_initial_weights_depend_on_the_seed_alone(case: Case, folder: Path) -> None:
+    """Losses, gradient norms, validation, and the weights at the start and at the end."""
     reference = "tied" if case.tied else "untied"
-    found, wanted = weights(folder, case.name, "start"), weights(folder, reference, "start")
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[key], value) for key, value in wanted.items())
-
-
-def sent(folder: Path, name: str, kind: str) -> list[list[Any]]:
-    """Ranks that took part, type and calls of the collectives of a kind in a step."""
-    return [call[1:4] for call in result(folder, name)["sent"] if call[0] == kind]
-
-
-@rare
-def test_gradients_travel_once_a_step_whatever_is_accumulated(folder: Path) -> None:
-    for name in ("hsdp", "hsdp, accumulated, tied"):
-        assert sent(folder, name, "reduce-scatter") == [[2, "float32", UNITS]], "a unit a layer"
-        assert sent(folder, name, "all-reduce") == [[2, "float32", UNITS]]
-    assert sent(folder, "fsdp on four, accumulated", "reduce-scatter") == [[4, "float32", UNITS]]
-    assert sent(folder, "fsdp on four, accumulated", "all-reduce") == []
-    assert sent(folder, "ddp, accumulated, tied", "all-reduce") == [[2, "float32", 1]]  # a bucket
-
-
-@rare
-def test_weights_travel_twice_a_layer_in_each_micro_batch(folder: Path) -> None:
-    """And the root's once."""
-    for name, micro_batches in (("hsdp", 1), ("hsdp, accumulated, tied", 2)):
-        calls = micro_batches * (2 * MODEL.n_layers + 1)
-        assert sent(folder, name, "all-gather") == [[2, "float32", calls]]
+    found, wanted = result(folder, case.name), result(folder, reference)
+    assert wanted["rows"][-1]["loss"] < 0.85 * wanted["rows"][0]["loss"], "it learns"
+    first = 0 if case.after is None else HALF
+    assert len(found["rows"]) == STEPS - first
+    for row, expected in zip(found["rows"], wanted["rows"][first:], strict=True):
+        assert row == pytest.approx(expected, rel=1e-5)
+    assert found["validation"]["held_out"] == pytest.approx(
+        wanted["validation"]["held_out"], rel=1e-5
+    )
+    for when, rtol, atol in (("start", 0.0, 0.0), ("end", 1e-4, 1e-5)):
+        if when == "end" or case.after is None:
+            own, other = (weights(folder, name, when) for name in (case.name, reference))
+            torch.testing.assert_close(own, other, rtol=rtol, atol=atol)
 
 
 PLANNED = [case for case in SMOKE + TWO + FOUR if case.after is None]
@@ -182,9 +139,8 @@ def test_the_plan_is_what_is_sent_and_held(case: Case, folder: Path) -> None:
     )  # fmt: skip
     planned = plan(case.config, case.strategy, cluster)  # type: ignore[arg-type]
     found = result(folder, case.name)
-    assert {
-        (call.kind, call.ranks, call.calls, call.whole_bytes) for call in planned.collectives
-    } == {(kind, group, calls, whole) for kind, group, _, calls, whole in found["sent"]}
+    calls = {(c.kind, c.ranks, c.calls, c.whole_bytes) for c in planned.collectives}
+    assert calls == {(kind, group, *counted) for kind, group, _, *counted in found["sent"]}
     held = found["held"]
     for name in ("weights", "gradients", "moments"):
         assert held[name] == getattr(planned.memory, name), name
@@ -196,10 +152,8 @@ def test_the_plan_is_what_is_sent_and_held(case: Case, folder: Path) -> None:
 def test_gradients_travel_in_bfloat16_where_asked(folder: Path) -> None:
     exact = result(folder, "untied")["rows"]
     for name in ("ddp, rounded", "fsdp, accumulated, rounded", "hsdp, rounded"):
-        reduced = sent(folder, name, "all-reduce") + sent(folder, name, "reduce-scatter")
-        assert reduced
-        assert {dtype for _, dtype, _ in reduced} == {"bfloat16"}
-        assert {dtype for _, dtype, _ in sent(folder, name, "all-gather")} <= {"float32"}
+        for kind, _, dtype, *_ in result(folder, name)["sent"]:
+            assert dtype == ("float32" if kind == "all-gather" else "bfloat16")
         rows = result(folder, name)["rows"]
         assert rows[0]["norm"] != pytest.approx(exact[0]["norm"], rel=1e-6), "it is rounded"
         for row, expected in zip(rows, exact[:SOME], strict=True):
@@ -210,7 +164,7 @@ def test_gradients_travel_in_bfloat16_where_asked(folder: Path) -> None:
 def test_mixed_precision_keeps_weights_in_float32(folder: Path) -> None:
     found, wanted = result(folder, "fsdp, mixed"), result(folder, "mixed")
     assert found["dtypes"] == ["torch.float32"]
-    assert sent(folder, "fsdp, mixed", "all-gather") == [[2, "float32", 2 * UNITS - 1]]
+    assert {dtype for _, _, dtype, *_ in found["sent"]} == {"float32"}
     # Nothing is rounded by being sharded. Later steps part by the order of sums in bfloat16.
     assert found["rows"][0]["loss"] == pytest.approx(wanted["rows"][0]["loss"], rel=1e-7)
     assert found["rows"][0]["loss"] != result(folder, "untied")["rows"][0]["loss"]
@@ -222,10 +176,6 @@ def test_mixed_precision_keeps_weights_in_float32(folder: Path) -> None:
 def test_hsdp_shards_within_neighbours_and_replicates_across(folder: Path) -> None:
     assert result(folder, "hsdp")["mesh"] == [[0, 1], [2, 3]]
     assert result(folder, "fsdp on four, accumulated")["mesh"] == [0, 1, 2, 3]
-    whole = result(folder, "untied")["held"]["weights"]
-    assert 0.5 * whole < result(folder, "hsdp")["held"]["weights"] < 0.6 * whole
-    on_four = result(folder, "fsdp on four, accumulated")["held"]["weights"]
-    assert 0.25 * whole < on_four < 0.45 * whole
 
 
 @rare

@@ -30,18 +30,17 @@ Block = npt.NDArray[np.integer]
 """Token ids, (size,)."""
 
 FREE = 0.1
-"""Part of the disk that is left free: where less is, chunks that were read are deleted."""
+"""Part of the disk to leave free: with less, chunks that were read are deleted."""
 ATTEMPTS = 10
-"""How often a chunk is fetched that other processes delete, for want of room, before it is open."""
+"""How often a chunk is fetched if other processes, short of disk, delete it before it is open."""
 
 
 class Blocks(Dataset[Block]):
     """A data folder's blocks of `size` tokens, in the order of its chunks.
 
-    With `verify`, a chunk that was not verified before, or has changed since, is when it is opened.
+    `verify` hashes a chunk as it is opened, if it was not verified before or has changed since.
 
-    Raises UserError where a folder on S3 cannot be read. So does a later read of a chunk that is
-    missing or was changed.
+    Raises UserError where a folder on S3 cannot be read, and later for a missing or changed chunk.
     """
 
     def __init__(self, folder: str, size: int, *, verify: bool = True) -> None:
@@ -52,7 +51,7 @@ class Blocks(Dataset[Block]):
         place = Path(folder) if self.cache is None else self.cache.folder
         loader = TokensLoader(size, place, manifest, verify, self.cache)
         self._stream = litdata.StreamingDataset(str(place), item_loader=loader, shuffle=False)
-        # litdata would count this rank's share; here every rank has the whole.
+        # litdata would divide the blocks among ranks; here every rank sees all of them.
         ranks = self._stream.distributed_env
         ranks.world_size, ranks.global_rank, ranks.num_nodes = 1, 0, 1
 
@@ -103,9 +102,9 @@ class ChunkCache:
                 shutil.rmtree(other, ignore_errors=True)
 
     def fetch(self, name: str) -> None:
-        """Has a chunk on this disk, of the manifest's sha256; who wants the same one waits for it.
+        """Downloads a chunk unless it is here; one process at a time, the others wait.
 
-        Raises UserError where S3 does not give it, or gives something else.
+        Raises UserError where S3 fails, or the sha256 is not the manifest's.
         """
         path = self.folder / name
         if path.exists():
@@ -117,10 +116,10 @@ class ChunkCache:
                 storage.download(f"{self.url}/{name}", path, self._sha256[name])
 
     def move_on(self, name: str, then: str) -> None:
-        """Is told that a process reads `name` now, and `then` after it, which is fetched meanwhile.
+        """Fetches the chunk `then` in the background, while this process reads `name`.
 
-        Where the disk gets full, what it read before the last one is deleted. Other ranks are not
-        so far behind; one that is fetches it again.
+        On a full disk it deletes the chunk read before the last one. Other ranks rarely lag so far
+        behind; one that does fetches it again.
         """
         self._read = [*self._read[-2:], name]
         if len(self._read) > 2 and self._read[0] not in (name, then, self._read[1]):
@@ -130,15 +129,15 @@ class ChunkCache:
         threading.Thread(target=self._fetch_ahead, args=(then,), daemon=True).start()
 
     def _fetch_ahead(self, name: str) -> None:
-        with suppress(Exception):  # which is met again, and told, when the chunk is read
+        with suppress(Exception):  # raised again when the chunk is read
             self.fetch(name)
 
 
 class TokensLoader(litdata.TokensLoader):
-    """Reads each block from the file, and verifies a chunk when it is opened first or has changed.
+    """Reads blocks from the file, and verifies a chunk that is new or has changed.
 
-    litdata maps chunks into memory: a process that reads such a map beyond the end of a file that
-    was cut meanwhile is killed, without a word. It looks the loader up by the name of this class.
+    litdata maps chunks into memory: if the file is cut meanwhile, reading the map kills the process
+    silently. litdata finds the loader by the name of this class.
     """
 
     def __init__(
@@ -170,7 +169,7 @@ class TokensLoader(litdata.TokensLoader):
         return np.frombuffer(content, self._token)
 
     def _open(self, path: str, name: str) -> BinaryIO:
-        """Opens a chunk; one from S3 is fetched, again where another process deletes it first."""
+        """Opens a chunk; one from S3 is fetched, again if another process deletes it first."""
         if self._cache is not None:
             for _ in range(ATTEMPTS):
                 self._cache.fetch(name)

@@ -55,10 +55,10 @@ class DualPathDataModule(LightningDataModule):
         self.data_since = data_since
 
     def setup(self, stage: str) -> None:
-        """Checks that all ranks are about to do the same.
+        """Checks that all ranks have the same plan.
 
-        On machines of unlike GPUs `run.micro_batch=auto` differs, and on a file system of several
-        machines one may not see yet what another one wrote.
+        `run.micro_batch=auto` differs between machines of unlike GPUs, and on a shared file system
+        a machine may not see yet what another one wrote.
 
         Raises:
             UserError: on all ranks, naming what differs.
@@ -82,7 +82,7 @@ class DualPathDataModule(LightningDataModule):
                     )
 
     def train_dataloader(self) -> DataLoader[Tokens]:
-        """This rank's micro-batches, from the step on that the trainer stands at to its last."""
+        """This rank's micro-batches, from the trainer's current step to its last."""
         assert self.trainer is not None
         blocks = Blocks(
             self.settings.path, self.seq_len + 1, verify=self.settings.verify != "never"
@@ -145,7 +145,7 @@ class DualPathDataModule(LightningDataModule):
     def loader(
         self, windows: Windows, collate: Callable[[list[Any]], Any] = collate
     ) -> DataLoader[Any]:
-        """This rank's part of windows: of each batch every other one, in their order."""
+        """This rank's part of windows: every `ranks`-th of each batch, in order."""
         assert self.trainer is not None
         ranks, rank = self.trainer.world_size, self.trainer.global_rank
         own = [list(places[rank::ranks]) for places in self.batches(windows)]

@@ -13,9 +13,9 @@ _FORWARDED = "Caught UserError in "  # what PyTorch puts before an error of a lo
 
 
 def loading_fault(error: BaseException) -> UserError | RunFailed | None:
-    """Returns what was wrong with the data, or with a loader process; None for any other error.
+    """Returns the fault of the data or of a loader process; None for any other error.
 
-    What came straight here as one line stays as it is.
+    A message that is one line already stays as it is.
     """
     if isinstance(error, RunFailed):
         return None
@@ -26,7 +26,7 @@ def loading_fault(error: BaseException) -> UserError | RunFailed | None:
         return UserError(messages[-1])
     if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
         return _lost_loader(str(error).strip().splitlines()[0].rstrip(". "))
-    # So it looks where the process ends while a batch of its is on the way.
+    # The error of a process that ends while its batch is on the way.
     files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     if isinstance(error, OSError | EOFError) and dataloader.__file__ in files:
         return _lost_loader(f"a DataLoader worker ended ({type(error).__name__})")

@@ -1,12 +1,12 @@
 """The order in which training reads its data: a function of the seed and the position alone.
 
-A run reads an endless row of blocks, numbered from 0 on: all blocks of the data in one random
-order, then all of them in another, and so on. An optimizer step takes the next ones, whoever reads
-them. So neither the number of ranks nor micro-batch or loader processes change what a step is
-trained on, and a run continues from the number of steps it has made.
+A run reads an endless sequence of blocks, numbered from 0: all blocks of the data in one random
+order, then all of them in another, and so on. An optimizer step takes the next ones, whichever rank
+reads them. So ranks, micro-batch and loader processes do not change what a step is trained on, and
+a run continues from its number of steps.
 
-The order is by chunk: chunks come in random order, and each one's blocks in random order. Documents
-are shuffled as data are prepared; to be read whole is what chunks from S3 want.
+Chunks come in random order, and the blocks within each in random order: a chunk from S3 is read
+whole before the next one. Documents were shuffled when the data were prepared.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,14 +20,14 @@ from torch.utils.data import Sampler
 from dualpath_cli.seeds import seed_from
 
 NAME = "by chunk, 1"
-"""Names this order in the run folder; another order must have another name."""
+"""Name of this order in the run folder; change it with the order."""
 
 
 class SampleOrder:
-    """The block at each position of the row."""
+    """The block at each position of the sequence."""
 
     def __init__(self, chunk_blocks: Sequence[int], seed: int) -> None:
-        """`chunk_blocks` are the numbers of blocks in each chunk, one block at least in all."""
+        """`chunk_blocks` are the numbers of blocks in each chunk, not all of them 0."""
         self.seed = seed
         self.chunk_blocks = np.asarray(chunk_blocks, dtype=np.int64)
         self.epoch_blocks = int(self.chunk_blocks.sum())
@@ -38,7 +38,7 @@ class SampleOrder:
         self._chunks = self._ends = self._first
 
     def at(self, position: int) -> tuple[int, int]:
-        """Returns the chunk at a position, and the block: its place among all of the data."""
+        """Returns the chunk at a position, and the number of its block in the data."""
         epoch, rest = divmod(position, self.epoch_blocks)
         place = self._place(epoch, rest)
         chunk = int(self._chunks[place])
@@ -64,10 +64,9 @@ class SampleOrder:
 
 @lru_cache(maxsize=4)
 def permutation(count: int, *names: int) -> npt.NDArray[np.int64]:
-    """Returns the numbers below `count` in the random order that belongs to the names.
+    """Returns the numbers below `count` in the random order of the names.
 
-    Sorted by the raw output of a generator, which NumPy promises never to change; what its
-    `permutation` returns it may.
+    NumPy promises never to change a generator's raw output, unlike its `permutation`.
     """
     keys = np.random.PCG64(seed_from("order", *names)).random_raw(count)
     return np.argsort(keys, kind="stable")
@@ -88,10 +87,10 @@ class MicroBatches(Sampler[list[int]]):
     ranks: int
     rank: int
     origin: int = 0
-    """Step at which the data began: the row's position 0."""
+    """Step at which the data began: position 0 of the sequence."""
 
     def __len__(self) -> int:
-        """Micro-batches of the whole run, those before `start` as well: what Lightning counts."""
+        """Micro-batches of the whole run, also those before `start`, as Lightning counts them."""
         return self.stop * self.sequences // (self.ranks * self.micro_batch)
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -1,10 +1,9 @@
-"""Texts and prepared tokens as scored windows: what validate and every study command read.
+"""Texts and prepared tokens as windows to score, for `validate` and every study.
 
-Documents are cut into windows of the model's length. Each window begins after an end-of-text token
-and none crosses two documents, so that every token of the text is scored exactly once. Prepared
-data folders are packed already; there a window is a block of the token stream. Where fewer tokens
-are wanted than there are, windows are drawn at random: what comes first in a file, such as one book
-of several, does not stand for all of it.
+Documents are cut into windows of the model's length. Each begins with an end-of-text token and none
+crosses two documents, so that every token of the text is scored once. In a prepared data folder a
+window is a block of the token stream. A limit of tokens draws windows at random: the beginning of a
+file, such as the first of several books, is not representative.
 """
 
 import heapq
@@ -25,7 +24,7 @@ Tokens = npt.NDArray[np.integer]
 PAD_TO = 16
 """Batches are padded to a multiple of this many positions: fewer shapes, faster kernels."""
 LEAST_DOCUMENTS = 10
-"""So many documents are drawn where there are so many, however long they are."""
+"""Documents to draw from at least, if the source has so many."""
 
 
 def document_windows(
@@ -39,10 +38,10 @@ def document_windows(
 
     With `max_tokens`, windows with so many scored tokens in all are drawn: first documents, in the
     random order of `seed`, until they hold enough; then windows of these. No document gives more
-    than a tenth, to the next whole window, unless there are too few of them. The last window that
-    is drawn is cut to fit. Only the documents that are drawn are held in memory.
+    than a tenth, to the next whole window, unless there are too few documents. The last window is
+    cut to fit. Only the drawn documents are held in memory.
 
-    Returns the windows in the order of the text, and the number of each one's document, from 0 on.
+    Returns the windows in the order of the text, and each one's document, numbered from 0.
     """
     chosen: Iterable[tuple[int, Tokens]]
     if max_tokens is None:
@@ -74,9 +73,9 @@ def document_windows(
 def _drawn_documents(
     documents: Iterable[str], tokenizer: Tokenizer, max_tokens: int, seed: int
 ) -> list[tuple[int, Tokens]]:
-    """Numbers and tokens of the documents that come first in a random order, in their own order.
+    """Numbers and tokens, in the order of the text, of the first documents in a random order.
 
-    The fewest that hold `max_tokens`, where none counts for more than a tenth of them.
+    As few as hold `max_tokens`, each counted up to a tenth of them.
     """
     draw = np.random.default_rng((seed, 0))
     most, held = _tenth(max_tokens), 0
@@ -108,8 +107,8 @@ def folder_windows(
 ) -> list[Tokens]:
     """Returns the blocks of `length` + 1 tokens of a prepared data folder, in their order.
 
-    With `max_tokens` as many of them as hold no more, one at least, drawn at random. `verify` is
-    that of `Blocks`.
+    With `max_tokens`, as many as hold no more, but at least one, drawn at random. `verify` is that
+    of `Blocks`.
     """
     from dualpath_cli.training.data.blocks import Blocks
 
@@ -121,7 +120,7 @@ def folder_windows(
 
 
 def check_ids(tokens: Tokens, vocab_size: int, place: str) -> None:
-    """Raises UserError for ids beyond the vocabulary, which a GPU would stop at without a word."""
+    """Raises UserError for ids beyond the vocabulary, which fail on a GPU without a message."""
     if (highest := int(tokens.max())) >= vocab_size:
         raise UserError(
             f"{place}: holds the token id {highest}, beyond the vocabulary of {vocab_size} "
@@ -132,8 +131,8 @@ def check_ids(tokens: Tokens, vocab_size: int, place: str) -> None:
 class Windows(Dataset[Tokens]):
     """Windows held in memory, longest first, so that a batch holds windows of like length.
 
-    Empty windows are appended until every rank gets the same number of them in each batch: sharded
-    models must run in step, and empty windows count nowhere.
+    Empty windows, which score nothing, are appended so that each batch has as many for every rank:
+    sharded models must run in step.
     """
 
     def __init__(
@@ -150,7 +149,7 @@ class Windows(Dataset[Tokens]):
         self.documents = documents and [documents[number] for number in self.numbers]
         """Number of each window's document in the source; None where it is unknown."""
         self.n_filled = len(self.windows)
-        """Windows that are not there to fill up a batch: the first ones."""
+        """How many windows are real; those after them fill up batches."""
         self.tokens = np.array([len(window) - 1 for window in self.windows], dtype=np.int64)
         """Scored tokens of each of them."""
         self.n_tokens = int(self.tokens.sum())
@@ -164,12 +163,11 @@ class Windows(Dataset[Tokens]):
         return self.windows[index]
 
     def batches(self, micro_batch: int, length: int, ranks: int = 1) -> list[range]:
-        """Places of the windows of each batch, of all ranks, in order; ranks take turns with them.
+        """Places of the windows of each batch, of all ranks, in order; ranks take every other one.
 
-        On each rank a batch holds no more positions than `micro_batch` windows of `length` tokens
-        do, or one window. So batches of full windows are of one shape, which a model is compiled
-        for, and short windows do not go `micro_batch` at a time: most of the time of a small batch
-        is that of starting its operations.
+        On each rank a batch holds no more positions than `micro_batch` windows of `length` tokens,
+        or one window. So all batches of full windows have the shape that a model is compiled for,
+        and short windows come more at a time, as small batches mostly wait for their launches.
         """
         found, start = [], 0
         while start < len(self.windows):

@@ -1,8 +1,7 @@
-"""Writes down the steps that were left out, and ends a run that leaves out too many in a row.
+"""Records skipped steps, and ends a run that skips too many in a row.
 
 `bad_steps.csv` has a row for each; `bad_steps/` the tokens and losses of the first ones, a file a
-rank, whose ``numpy.load`` gives input_ids and target_ids (micro-batches, B, T) and losses (micro-
-batches).
+rank: ``numpy.load`` gives input_ids and target_ids (micro-batches, B, T), losses (micro-batches).
 """
 
 from collections.abc import Callable
@@ -31,7 +30,7 @@ CAUSES: dict[Kind, str] = {
 
 
 class BadSteps(EachStep):
-    """Records what the module's guard left out; `limit` steps in a row end the run."""
+    """Records what the module's guard skipped; `limit` steps in a row end the run."""
 
     def __init__(self, run_folder: Path, limit: int, say: Callable[[str], None]) -> None:
         self.run_folder = run_folder
@@ -40,7 +39,7 @@ class BadSteps(EachStep):
         self.table = CsvTable(run_folder / "bad_steps.csv", ["step", "kind", "loss", "grad_norm"])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forgets what came after the step that the run is continued from."""
+        """Removes what came after the step that the run is continued from."""
         super().on_train_start(trainer, pl_module)
         if trainer.is_global_zero:
             if self.table.path.exists():
@@ -51,7 +50,7 @@ class BadSteps(EachStep):
         trainer.strategy.barrier("forgot later bad steps")
 
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
-        """Records the step that was just left out, if one was.
+        """Records the step if it was skipped.
 
         Raises:
             NumbersFailed: after too many in a row, on all ranks.
@@ -64,14 +63,14 @@ class BadSteps(EachStep):
                 raise NumbersFailed(why if trainer.is_global_zero else "")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says at the end once more that steps were left out."""
+        """Repeats at the end that steps were skipped."""
         assert isinstance(pl_module, DualPathModule)
         if skipped := pl_module.guard.skipped:
             self.say(f"{skipped:,} of {self.step:,} steps were skipped: see {self.table.path}")
 
     def _record(self, trainer: Trainer, module: DualPathModule, bad: BadStep) -> Kind:
         losses = torch.stack(bad.losses).float()
-        # Of all ranks: all of them leave out the same steps, and are here together.
+        # Over all ranks: they skip the same steps, and are here together.
         loss = float(trainer.strategy.reduce(losses.mean(), reduce_op="mean"))
         kind: Kind = bad.kind if np.isfinite(loss) else "loss"
         if module.guard.skipped <= RECORDED:

@@ -1,10 +1,9 @@
 """The tables metrics.csv and validation.csv of a run, and the rows that loggers get.
 
 Every `log_every` optimizer steps one row: loss and bits per byte over the tokens since the last
-row, learning rate, gradient norm (before clipping), steps left out since the last row (`guard`),
-tokens/s, model FLOP/s and, where the peak is known, MFU. Micro-batches whose loss is no finite
-number are not in the means. Validation is not counted as training time; compiling, saving and
-read-outs are.
+row, learning rate, gradient norm (before clipping), steps skipped since the last row (`guard`),
+tokens/s, model FLOP/s and, if the peak is known, MFU. Micro-batches whose loss is not finite are
+not in the means. Training time includes compiling, saving and read-outs, but not validation.
 """
 
 import time
@@ -30,7 +29,7 @@ VALIDATION = "validation.csv"
 
 
 class CsvTable:
-    """A CSV file that grows by rows and forgets those after the step that a run continues from."""
+    """A CSV file that grows by rows and drops those after the step that a run continues from."""
 
     def __init__(self, path: Path, columns: list[str]) -> None:
         self.path = path
@@ -85,7 +84,7 @@ class MetricsLog(EachStep):
             before = [float(r["seconds"]) for r in rows if int(r["step"]) <= self.step]
             self.total_seconds = before[-1] if before else 0.0
             self.metrics.open(self.step)
-            # A run that begins anew has nothing of its step 0 yet, whatever one before it wrote.
+            # A run that begins anew validates its step 0 again, whatever one before it wrote.
             self.validation.open(self.step or -1)
         assert isinstance(pl_module, DualPathModule)
         self.validation_due = self._lacks_validation(trainer, pl_module)
@@ -103,7 +102,7 @@ class MetricsLog(EachStep):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Makes up for a validation that was cut short; Lightning takes it for done."""
+        """Repeats a validation that was cut short; Lightning counts it as done."""
         if self.validation_due:
             self.validation_due = False
             internals.validate_between_batches(trainer)

@@ -1,8 +1,7 @@
-"""The dense bfloat16 peaks of GPUs, which MFU is measured against.
+"""The dense bfloat16 peaks of GPUs, the reference of MFU.
 
-Datasheets print the peak for matrices of which half the entries are zero beside the one for any
-matrix, or alone with a footnote; it is twice the dense one and of no use here. Numbers are those of
-matrix units that multiply bfloat16 and add up in float32, at the boost clock.
+Datasheets print the sparse peak, which is twice the dense one, beside it or alone. Numbers are
+those of matrix units that multiply bfloat16 and accumulate in float32, at the boost clock.
 """
 
 import torch

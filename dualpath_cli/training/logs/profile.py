@@ -1,7 +1,7 @@
 """A trace of a few optimizer steps, and on CUDA the history of the device's memory over them.
 
 The trace is for https://ui.perfetto.dev or chrome://tracing, the snapshot for
-https://pytorch.org/memory_viz. Recording slows these steps down; all others run as ever.
+https://pytorch.org/memory_viz. Recording slows these steps down, and no others.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from dualpath_cli.training.each_step import EachStep
 from dualpath_cli.training.module import DualPathModule
 
 FIRST, LAST = 10, 12
-"""Steps recorded, counted from where the run was started or continued: all is compiled by then."""
+"""Steps recorded, counted from the start or continuation: all is compiled by then."""
 
 
 class Profile(EachStep):
@@ -42,7 +42,7 @@ class Profile(EachStep):
             self._end(trainer, module.device)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes what a shorter run has left to record."""
+        """Writes what a shorter run has recorded."""
         if self.profiler is not None:
             self._end(trainer, pl_module.device)
         elif not self.written:

@@ -1,4 +1,4 @@
-"""The progress of a run: a bar on a terminal, a line now and then elsewhere."""
+"""The progress of a run: a bar on a terminal, lines elsewhere."""
 
 from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
@@ -39,12 +39,12 @@ class ProgressDisplay(EachStep):
         self.progress.advance(0, status=self.status)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says why the steps stand still."""
+        """Shows why the steps stand still."""
         if trainer.is_global_zero:
             self.progress.advance(0, status="validating")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says of the steps what it did before."""
+        """Shows the last row again."""
         if trainer.is_global_zero:
             self.progress.advance(0, status=self.status)
 
@@ -56,5 +56,5 @@ class ProgressDisplay(EachStep):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Gives the terminal back before the error is printed."""
+        """Leaves the terminal clean before the error is printed."""
         self.progress.stop()

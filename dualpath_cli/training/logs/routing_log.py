@@ -1,7 +1,7 @@
-"""Every so often: gates, gains and expected loops of each layer, from one sequence, to routing.csv.
+"""Writes gates, gains and expected loops of each layer, measured on one sequence, to routing.csv.
 
-One extra forward pass of one sequence every `gates_every` steps: the training graph stays free of
-read-outs. It is the step's first sequence, which the first rank has first, however many there are.
+One extra forward pass every `gates_every` steps, so that the training graph stays free of
+read-outs, with the step's first sequence: the first rank's first, on any number of ranks.
 """
 
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""Weights & Biases, as a Lightning logger: one run of theirs for each of ours, also continued.
+"""Weights & Biases as a Lightning logger: one W&B run for each run, also when it is continued.
 
-Its id is drawn when the first row is logged, and kept in the run folder: the folder may be renamed,
-and in two checkouts runs of one name are two. Rows are logged at their optimizer step: what a
-continued run repeats, W&B has already and ignores. Only the first rank logs. What fails here ends
-no training: rows go on into a folder on the disk, or are left out, and a line says which.
+Its id is drawn with the first row and kept in the run folder: the folder may be renamed, and runs
+of one name in two checkouts are two. Rows are logged at their optimizer step: W&B ignores those
+that a continued run repeats. Only the first rank logs. A failure ends no training: rows go to a
+folder on the disk, or to metrics.csv alone, and a line says which.
 """
 
 import secrets
@@ -33,7 +33,7 @@ class WandbLog(Logger):
     def __init__(
         self, run_folder: Path, project: str, title: str, recipe: Recipe, say: Callable[[str], None]
     ) -> None:
-        """`title` is what the run is shown as; `say` is told what goes wrong."""
+        """`title` is the name shown; `say` prints what goes wrong."""
         super().__init__()
         self._folder, self._project, self._title = run_folder, project, title
         self._recipe, self._say = recipe, say
@@ -51,7 +51,7 @@ class WandbLog(Logger):
         return "" if self._run is None else str(self._run.id)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: the recipe goes along as the run begins."""
+        """Does nothing: the recipe is sent as the run begins."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -68,11 +68,11 @@ class WandbLog(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Ends this part of the run, and waits a minute for what is still to be sent."""
+        """Ends this part of the run, and waits a minute for rows still to be sent."""
         if self._run is None:
             return
         try:
-            # Lightning says "failed" of a run that was asked to stop, too.
+            # For Lightning a run that was asked to stop has "failed", too.
             fine = status == "success" or isinstance(sys.exception(), StopTraining)
             self._run.finish(exit_code=0 if fine else 1)
         except Exception as error:
@@ -80,7 +80,7 @@ class WandbLog(Logger):
         self._run = None
 
     def _begin(self) -> Any:
-        """Starts the W&B run, or goes on with it; offline where it cannot be reached."""
+        """Starts or continues the W&B run; offline if it cannot be reached."""
         settings = wandb.Settings(finish_timeout=FINISH)
         run: dict[str, Any] = {
             "project": self._project,

@@ -1,8 +1,7 @@
-"""Checkpoints that are never half-written: beside their final name first, then renamed.
+"""Checkpoints that are never half-written: under a partial name first, then renamed.
 
-A checkpoint is a file, or a folder of shards under `fsdp` and `hsdp`. Both get their name in one
-step, after everything is on the disk and hashed (`run/checkpoint_files.py`); `last` then moves to
-the newest one.
+A checkpoint is a file, or a folder of shards under `fsdp` and `hsdp`. It gets its name after all of
+it is on the disk and hashed (`run/checkpoint_files.py`); `last` then points to it.
 """
 
 import math
@@ -33,7 +32,7 @@ from dualpath_cli.training.state.training_state import whole_state
 from dualpath_cli.training.state.weights import read_file
 
 RETRY = 2.0
-"""Seconds after which a checkpoint that could not be written is tried once more."""
+"""Seconds after which a checkpoint that could not be written is tried again, once."""
 
 
 class DirectCheckpointIO(TorchCheckpointIO):
@@ -68,8 +67,7 @@ class DirectCheckpointIO(TorchCheckpointIO):
 class Checkpoints(EachStep):
     """Saves every `run.save_every` steps and after the last one; keeps the newest `run.keep`.
 
-    It comes after all callbacks that write rows: where there is a checkpoint, there are the rows of
-    its step.
+    It comes after all callbacks that write rows: the rows of a checkpoint's step are there.
     """
 
     def __init__(self, run_folder: Path, settings: RunSettings) -> None:
@@ -77,7 +75,7 @@ class Checkpoints(EachStep):
         self.settings = settings
         self.saved_step = -1
         self._progress: dict[str, Any] = {}
-        """Lightning's progress as it was before the validation that is going on."""
+        """Lightning's progress before the current validation."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Hashes the checkpoint that the run is continued from, before it is loaded."""
@@ -87,7 +85,7 @@ class Checkpoints(EachStep):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Has Lightning count the micro-batches of this start."""
+        """Makes Lightning count the micro-batches of this start."""
         internals.count_micro_batches_anew(checkpoint, trainer.accumulate_grad_batches)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -109,7 +107,7 @@ class Checkpoints(EachStep):
             self.save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps where training stands: a checkpoint within a validation is of its beginning."""
+        """Keeps the progress: a checkpoint within a validation is of its beginning."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._progress = trainer.fit_loop.state_dict()
 
@@ -120,7 +118,7 @@ class Checkpoints(EachStep):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Puts the progress of before the validation into a checkpoint that is saved in it."""
+        """Puts the progress before a validation into a checkpoint saved within it."""
         if self._progress:
             checkpoint["loops"]["fit_loop"] = self._progress
 
@@ -133,8 +131,8 @@ class Checkpoints(EachStep):
         """Writes ``checkpoints/step-N`` whole, moves `last` to it and drops the oldest ones.
 
         Raises:
-            NumbersFailed: on all ranks, where weights are no finite numbers.
-            RunFailed: where the checkpoint cannot be written.
+            NumbersFailed: on all ranks, if weights are not finite.
+            RunFailed: if the checkpoint cannot be written.
         """
         if not finite_weights(trainer.lightning_module):
             message = (
@@ -177,14 +175,14 @@ class Checkpoints(EachStep):
 
 
 def finite_weights(model: nn.Module) -> bool:
-    """Whether all parameters are finite numbers; all ranks, which must ask together, agree.
+    """Whether all parameters are finite; all ranks ask together, and agree.
 
-    One pass over the weights without a copy of any, and one wait for the device: 2 % of the time of
-    an optimizer step on a CPU with 9M parameters and 1,024 tokens, once a checkpoint.
+    One pass over the weights without a copy, and one wait for the device: once a checkpoint, 2 % of
+    the time of an optimizer step on a CPU with 9M parameters and 1,024 tokens.
     """
     parameters = [parameter.detach() for parameter in model.parameters()]
     local = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
-    # A rank may hold nothing of a small parameter, and the largest of nothing is no number.
+    # A rank may hold nothing of a small parameter, which has no largest number.
     largest = nn.utils.get_total_norm([part for part in local if part.numel()], math.inf)
     finite = largest.isfinite().to(local[0].device, torch.int32)
     if torch.distributed.is_initialized():

@@ -1,7 +1,4 @@
-"""Hashes of a checkpoint's files, made as it is written and compared before it is loaded.
-
-The ranks share the files out.
-"""
+"""Hashes of a checkpoint's files, made as it is written and compared before it is loaded."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +14,7 @@ T = TypeVar("T")
 
 
 def hashed(checkpoint: Path) -> Files:
-    """Sizes and hashes of a checkpoint's files, which the ranks share out; the same on all."""
+    """Sizes and hashes of a checkpoint's files; ranks divide the work, and get the same."""
     rank, ranks = _rank_and_ranks()
     # On a file system of several machines a rank may not see yet what another one wrote.
     seen = sorted({path for paths in from_all_ranks(files_of(checkpoint)) for path in paths})
@@ -26,12 +23,12 @@ def hashed(checkpoint: Path) -> Files:
 
 
 def verify(checkpoint: Path, read: Callable[[int], object] | None = None) -> None:
-    """Hashes a checkpoint that is about to be loaded; the ranks share its files out.
+    """Hashes a checkpoint before it is loaded; the ranks divide its files.
 
-    `read` is told, on each rank, how many bytes it has just read.
+    `read` is called, on each rank, with the number of bytes just read.
 
     Raises:
-        UserError: on all ranks, where a file was changed since it was written.
+        UserError: on all ranks, if a file was changed since it was written.
     """
     if run_file.is_run_file(checkpoint):
         _verify_run_file(checkpoint)

@@ -1,7 +1,7 @@
-"""Reads checkpoints of shards without running what they hold.
+"""Reads checkpoints of shards without running their content.
 
-PyTorch unpickles `.metadata`, and whatever is no tensor, by `pickle.load`, which calls what a file
-tells it to. Here only the classes that describe tensors are made of it; all else is refused.
+PyTorch unpickles `.metadata`, and all that is no tensor, by `pickle.load`, which calls whatever a
+file names. Here only the classes that describe tensors are allowed.
 """
 
 import collections
@@ -28,7 +28,6 @@ from torch.optim import Optimizer
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.files.text_file import open_regular
-from dualpath_cli.model import DualPathLM
 
 REST = "meta.pt"
 """The file of everything but weights and optimizer state: progress, schedule, the guard."""
@@ -51,7 +50,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     )
     for name in names
 }  # fmt: skip
-"""All that the `.metadata` of tensors names, besides types such as `torch.float32`."""
+"""The classes that `.metadata` may name, besides types such as `torch.float32`."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -89,10 +88,10 @@ class _Reader(FileSystemReader):
 
 
 class _Planner(DefaultLoadPlanner):
-    """Loads what is no tensor, such as a learning rate, without running it; says what lacks."""
+    """Loads values such as a learning rate without running them; names what is missing."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        torch.load(value, weights_only=True)  # refuses what would run; the next one would not
+        torch.load(value, weights_only=True)  # refuses what would run, which `super` does not
         value.seek(0)
         super().load_bytes(read_item, value)
 
@@ -111,10 +110,10 @@ def load_shards(state: dict[str, Any], folder: Path) -> None:
         UserError: where the folder lacks a key, is damaged, or holds what is no tensor's.
     """
     reader = _Reader(folder)
-    reader.read_metadata()  # by PyTorch a fault in it would be logged as a traceback first
+    reader.read_metadata()  # PyTorch would log a fault in it as a traceback
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*in a single process.*")  # as is meant
+            warnings.filterwarnings("ignore", message=".*in a single process.*")  # as intended
             dcp.load(state, storage_reader=reader, planner=_Planner())
     except dcp.api.CheckpointException as error:  # what a rank raised, in a wrapper
         cause, _ = next(iter(error.failures.values()))
@@ -147,7 +146,7 @@ def read_weights(wanted: dict[str, torch.Tensor], folder: Path) -> dict[str, tor
 
 
 def load_all(folder: Path) -> dict[str, Any]:
-    """Reads all of a folder of shards, by flat names, on each process that calls it.
+    """Reads all of a folder of shards, by flat names, on each process.
 
     Raises:
         UserError: as `load_shards` does.
@@ -163,7 +162,7 @@ def load_all(folder: Path) -> dict[str, Any]:
 
 
 def load_rest(folder: Path) -> dict[str, Any]:
-    """Reads what is beside the shards: progress, schedule, place in the data."""
+    """Reads what is beside the shards: progress, schedule, the guard's state."""
     try:
         rest: dict[str, Any] = torch.load(folder / REST, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises nearly anything
@@ -171,11 +170,10 @@ def load_rest(folder: Path) -> dict[str, Any]:
     return rest
 
 
-def load_model(model: DualPathLM, folder: Path) -> None:
-    """Loads the model's weights from a folder of shards, however many ranks wrote it."""
-    wanted = {"state_dict": {f"model.{k}": v for k, v in get_model_state_dict(model).items()}}
-    load_shards(wanted, folder)
-    weights = {k.removeprefix("model."): v for k, v in wanted["state_dict"].items()}
+def load_model(model: torch.nn.Module, folder: Path, prefix: str = "model.") -> None:
+    """Loads weights from a folder of shards, where `prefix` precedes their names in the model."""
+    weights = get_model_state_dict(model)
+    load_shards({"state_dict": {prefix + name: value for name, value in weights.items()}}, folder)
     set_model_state_dict(model, weights)
 
 
@@ -183,17 +181,14 @@ def load_training_state(
     module: torch.nn.Module, optimizers: list[Optimizer], folder: Path
 ) -> dict[str, Any]:
     """Loads weights and optimizer state of a run that is continued; returns the rest."""
-    weights = {"state_dict": get_model_state_dict(module)}
-    load_shards(weights, folder)
-    set_model_state_dict(module, weights["state_dict"])
+    load_model(module, folder, prefix="")
+    # Single numbers such as Adam's step stay on the CPU.
+    options = StateDictOptions(cpu_offload=True)
     for number, optimizer in enumerate(optimizers):
-        state = {f"optimizer_{number}": get_optimizer_state_dict(module, optimizer)}
+        name = f"optimizer_{number}"
+        state = {name: get_optimizer_state_dict(module, optimizer)}
         load_shards(state, folder)
-        # Keeps single numbers such as Adam's step on the CPU, where they were.
-        options = StateDictOptions(cpu_offload=True)
-        set_optimizer_state_dict(
-            module, optimizer, optim_state_dict=state[f"optimizer_{number}"], options=options
-        )
+        set_optimizer_state_dict(module, optimizer, optim_state_dict=state[name], options=options)
     return load_rest(folder)
 
 

@@ -1,7 +1,7 @@
 """The training state of a run that is continued by another strategy than the one that wrote it.
 
-`single` and `ddp` write one file: weights by name, and what the optimizer knows by number, in the
-order of its groups. `fsdp` and `hsdp` write shards: both by name. Either is read as the other.
+`single` and `ddp` write one file: weights by name, the optimizer's state by number, in the order of
+its groups. `fsdp` and `hsdp` write shards: both by name. Either is read as the other.
 """
 
 from pathlib import Path
@@ -16,12 +16,12 @@ from dualpath_cli.training.state.weights import check_weights, read_file
 
 
 def whole_state(folder: Path) -> dict[str, Any]:
-    """Reads all that a folder of shards holds, as a file of `single` holds it.
+    """Reads a folder of shards as if it were a file of `single`.
 
-    Each process holds all of it meanwhile: 12 bytes a parameter, of weights and AdamW's moments.
+    Each process holds all of it: 12 bytes a parameter, for weights and AdamW's moments.
 
     Raises:
-        UserError: where the folder is damaged.
+        UserError: if the folder is damaged.
     """
     flat = shards.load_all(folder)
     checkpoint = shards.load_rest(folder)
@@ -56,7 +56,7 @@ def shard_whole_state(
 ) -> dict[str, Any]:
     """Loads a file of `single` into a sharded module and its optimizers; returns the rest.
 
-    The file is mapped: a rank reads a tensor after the other, and keeps its part.
+    The file is mapped: a rank reads one tensor after another, and keeps its part.
 
     Raises:
         UserError: where the file is damaged, or of another model.
@@ -82,7 +82,7 @@ def shard_whole_state(
 
 
 def sharded_as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Returns a whole tensor, which every rank holds, as a parameter is: sharded, or whole."""
+    """Returns a whole tensor, which every rank holds, sharded as a parameter is, if it is."""
     if not isinstance(parameter, DTensor):
         return value
     return distribute_tensor(

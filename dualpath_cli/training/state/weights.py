@@ -35,7 +35,7 @@ def load_weights(model: DualPathLM, checkpoint: Path) -> None:
 
 
 def map_weights(checkpoint: Path, config: ModelConfig) -> dict[str, Any]:
-    """The weights of a file by the model's names. They stay in the file until they are looked at.
+    """The weights of a file by the model's names; they stay in the file until they are used.
 
     Raises:
         UserError: where the file cannot be read, or holds something else.
@@ -69,7 +69,7 @@ def read_safetensors(
 
 
 def read_file(checkpoint: Path) -> dict[str, Any]:
-    """Reads a checkpoint file, tensors and plain values alone: nothing in it is run.
+    """Reads a checkpoint file, only tensors and plain values: nothing in it is run.
 
     Raises:
         UserError: where it is damaged, holds something else, or no weights.
@@ -88,8 +88,8 @@ def check_weights(model: torch.nn.Module, weights: Mapping[str, Any], checkpoint
     """Checks that there is a tensor of the right shape for each of the model's.
 
     Raises:
-        UserError: naming the first that is missing, of another shape or of another model, and one
-            of its own that the model shares with another.
+        UserError: naming the first that is missing, of another shape or of another model, or one
+            that should equal the tensor it is tied to, and does not.
     """
     names: dict[int, str] = {}
     for name, parameter in model.state_dict(keep_vars=True).items():
