@@ -192,7 +192,7 @@ for words in json.loads(sys.argv[1]):
 
 def test_a_mistake_shows_before_anything_slow_and_nothing_needs_torch(swept, mistaken, tmp_path):
     mistakes = [["bare", "sweep", "another", "--out", "x"], ["sweep", "--baseline", "wid"]]
-    comparison = [str(swept), "--paper", "--out", str(tmp_path)]
+    comparison = [str(swept), "--out", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps([*mistakes, comparison])], cwd=mistaken,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, stdout=subprocess.PIPE,
