@@ -134,6 +134,7 @@ def mistaken(tmp_path_factory) -> Path:
     """A folder of runs that cannot be compared."""
     folder = tmp_path_factory.mktemp("mistaken")
     write_sweep(folder / "sweep", ["wide"], [0])
+    (folder / "empty").mkdir()
     (folder / "file").touch()
     for name, changes in {
         "started/runs/wide/seed_0": {"steps": 10},
@@ -159,6 +160,7 @@ def mistaken(tmp_path_factory) -> Path:
         ),
         (["sweep", "--baseline", ""], "--baseline needs names separated by commas, not ''"),
         (["nothing"], "no run at 'nothing'; a run folder holds recipe.yaml"),
+        (["empty"], "no run at 'empty'; a run folder holds recipe.yaml"),
         (["swept"], "no run at 'swept'; did you mean 'sweep'?"),
         (["sweep", "--baseline", "wid"], "'wid' for --baseline; did you mean 'wide'?"),
         (["sweep", "--out", "file"], "--out 'file': 'file' is a file; give a folder"),
