@@ -102,9 +102,12 @@ def aligned(table: Table, width: int | None = None) -> list[str]:
             _wrapped(row[place].starred, widths[place])
             if columns[place].format is None
             else [row[place].starred]
-            for place in places if row
-        ]  # fmt: skip
-        lines += map(list, zip_longest(*texts_of, fillvalue="")) if row else [[]]
+            for place in places
+            if row
+        ]
+        lines.extend(list(line) for line in zip_longest(*texts_of, fillvalue=""))
+        if not row:
+            lines.append([])
     found = []
     for line in lines:
         padded = [
