@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dualpath_cli.output.table import Column, Table, aligned
+from dualpath_cli.output.table import Column, Table
+from dualpath_cli.output.terminal import aligned
 
 PACKAGES = ("torch", "lightning", "litdata", "torchmetrics", "transformers")
 

@@ -16,7 +16,8 @@ from claims.rows import Row, by_budget, compare, numbers
 from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.request import DEFAULT_TFLOPS
-from dualpath_cli.output.table import Column, Table, aligned
+from dualpath_cli.output.table import Column, Table
+from dualpath_cli.output.terminal import aligned
 
 WIDTH = 100
 """Columns that findings are wrapped to."""

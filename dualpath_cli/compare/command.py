@@ -25,12 +25,13 @@ def run(options: Namespace) -> str:
     """
     if not options.runs and not options.paper:
         raise UserError("compare needs a RUN, a folder of runs, or --paper")
-    if options.baseline and not options.runs:
-        raise UserError("--baseline is one of RUN's configurations; give a RUN as well")
-    if options.any_length and not options.runs:
-        raise UserError("--any-length joins tables of RUNs; give a RUN as well")
-    if options.aggregate_only and not options.runs:
-        raise UserError("--aggregate-only is about tests of RUNs; give a RUN as well")
+    for given, problem in (
+        (options.baseline, "--baseline is one of RUN's configurations"),
+        (options.any_length, "--any-length joins tables of RUNs"),
+        (options.aggregate_only, "--aggregate-only is about tests of RUNs"),
+    ):
+        if given and not options.runs:
+            raise UserError(f"{problem}; give a RUN as well")
     baselines = _names(options.baseline)
     runs, left_out = _read(options.runs)
     out = _out(options)
@@ -85,7 +86,8 @@ def answer(
     from dualpath_cli.compare import figures, page, tables
     from dualpath_cli.compare.differences import differences_of
     from dualpath_cli.output.console import plain_console
-    from dualpath_cli.output.table import latex, markdown, show
+    from dualpath_cli.output.table import latex, markdown
+    from dualpath_cli.output.terminal import show
 
     console = plain_console()
     for line in left_out:

@@ -34,7 +34,7 @@ class Configuration:
     """K; None without a deep path."""
     layers: int
     tokens: int
-    """That it was trained on."""
+    """Training tokens."""
     parameters: int
     flops_linear: float
     """Per token, and layer of the models with the fewest layers."""
@@ -45,20 +45,20 @@ class Configuration:
     scores: Mapping[str, Mapping[int, float]]
     """Bits per byte by measure and seed."""
     seconds_per_token: float
-    """Of training: the median of the runs' medians."""
+    """Of training, the median of the runs' medians."""
     expected_loops: float | None = None
     """Mean over the runs that logged it: near 1, the loops that are paid for are not used."""
     runs: tuple[TrainedRun, ...] = ()
-    """Of growing seed; none of what the paper trained."""
+    """In the order of their seeds; empty for the paper's models."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Of its runs."""
+        """Seeds of its runs."""
         return tuple(next(iter(self.scores.values())))
 
     @property
     def hours(self) -> float:
-        """Of training, at its measured speed."""
+        """Hours of training, at the measured speed."""
         return self.tokens * self.seconds_per_token / 3600
 
     def mean(self, measure: str) -> float:
@@ -66,7 +66,7 @@ class Configuration:
         return fmean(self.scores[measure].values())
 
     def standard_error(self, measure: str) -> float | None:
-        """Of the mean over seeds; None for one seed."""
+        """Standard error of the mean over seeds; None for one seed."""
         values = list(self.scores[measure].values())
         return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
@@ -162,6 +162,6 @@ def _with_folder(run: TrainedRun, runs: Sequence[TrainedRun]) -> str:
 
 
 def place_of(configuration: Configuration) -> tuple[int, float, int, str]:
-    """Of a row: as in the paper's table, by family, share of the deep path, loops."""
+    """Sorts rows as the paper's table does: by family, share of the deep path, loops."""
     c = configuration
     return FAMILIES.index(c.family), round(c.alpha or 0), c.loops or 0, c.name

@@ -23,7 +23,7 @@ class Difference:
     configuration: str
     baseline: str
     seeds: int
-    """That both have, and all whose runs the standard error comes from."""
+    """Seeds that both have, and all configurations behind the standard error."""
     difference: float
     """Mean over them; below zero the configuration is better."""
     low: float

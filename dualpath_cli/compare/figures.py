@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def draw(folder: Path, groups: Sequence[Group]) -> list[Path]:
-    """Writes the figures that there are numbers for, as PNG and PDF; returns their paths."""
+    """Writes the figures for which there are numbers, as PNG and PDF; returns their paths."""
     trained = [group for group in groups if any(c.runs for c in group.configurations)]
     return save(folder, {
         "quality": quality(groups),
@@ -116,7 +116,7 @@ def _scale(ax: Axes, shown: Sequence[Floats]) -> None:
 
 
 def shared_points(configurations: Sequence[Configuration]) -> list[Floats]:
-    """Of each configuration the points of the seeds that all have, where all have one: (S, P, 3).
+    """Each configuration's points at the seeds and tokens that all of them have: (S, P, 3).
 
     Runs have theirs at the same tokens, unless they logged at other steps.
     """

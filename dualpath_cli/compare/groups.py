@@ -25,7 +25,7 @@ def groups_of(
     `any_length`: a group of each budget, whatever the number of tokens.
 
     Raises:
-        UserError: for two runs of one configuration and seed, and a baseline that there is not.
+        UserError: for two runs of one configuration and seed, and for an unknown baseline.
     """
     by_budget: dict[tuple[int, int], list[TrainedRun]] = {}
     for run in runs:

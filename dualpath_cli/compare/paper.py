@@ -5,7 +5,7 @@ from dualpath_cli.flops import paper
 from dualpath_cli.flops.count import mean_layer_flops, parameters
 
 ALL = "mean of 17"
-"""What the parameter-quality figure shows: the mean of all benchmarks."""
+"""The measure of the parameter-quality figure: the mean of all benchmarks."""
 AGGREGATE = "aggregate"
 """Mean of C4, WikiText-103, commonsense and math."""
 COLUMNS = {"C4": "C4", "WikiText-103": "WikiText-103", "Commonsense BPB": "commonsense",

@@ -1,7 +1,7 @@
 """The configurations of a budget in parts that can be compared: by what is matched, by settings.
 
 A sweep may match some configurations in linear and others in total FLOPs, and may vary a setting of
-PureWide as of all others. Each part then has a PureWide of its own.
+PureWide as of all others. Each part then has its own PureWide.
 """
 
 import json

@@ -23,7 +23,7 @@ COLORS: dict[Family, str] = {
 MARKERS = {1: "o", 2: "^", 3: "s", 4: "D", 5: "p", 6: "h", 8: "*"}
 OTHER_MARKER = "X"
 COUNTS = FuncFormatter(lambda value, _: format_size(round(value)))
-"""Of parameters and tokens: 719M, 1.4B."""
+"""Formats parameters and tokens: 719M, 1.4B."""
 
 
 def quality(groups: Sequence[Group]) -> Figure:

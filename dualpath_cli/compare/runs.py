@@ -31,7 +31,7 @@ LN2 = math.log(2)
 ROUNDING = 1e-4
 """More than the digits of validation.csv leave open, relative."""
 MOST_POINTS = 200
-"""Of a curve; more rows are averaged in turn."""
+"""Points of a curve; more rows are averaged in groups."""
 
 Point = tuple[float, float, float]
 """Training tokens, loss in nats a token, hours."""
@@ -51,21 +51,21 @@ class TrainedRun:
     """Median over the rows of metrics.csv."""
     curve: tuple[Point, ...]
     expected_loops: float | None
-    """That the router asks for, mean over looped layers, as last logged; None without a router."""
+    """Loops that the router expects, mean over looped layers, as last logged; None without one."""
     data: dict[str, str]
-    """What a run must have in common with others: what it read, by what that is called."""
+    """The data that it read, by name; comparable runs have the same."""
     bytes_per_token: dict[str, float]
-    """Of each validation set, by which its texts are known again."""
+    """Of each validation set: tells its text from another one of the same name."""
 
     @property
     def tokens(self) -> int:
-        """That it was trained on."""
+        """Training tokens."""
         run = self.settings.run
         return run.max_tokens // run.batch_tokens * run.batch_tokens
 
     @property
     def seed(self) -> int:
-        """Of weights and data order."""
+        """Seed of weights and data order."""
         return self.settings.seed_everything
 
 
@@ -202,7 +202,7 @@ def _identity(settings: Settings, facts: dict[str, Any]) -> str:
 
 
 def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, str]:
-    """What was read: of validation texts, whose bytes no run folder keeps, names and amounts.
+    """The data that were read; of validation texts, which no run folder keeps, names and amounts.
 
     Other texts of the same names are told by the length of their tokens.
     """

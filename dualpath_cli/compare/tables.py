@@ -114,7 +114,7 @@ def count(value: float) -> str:
 
 
 def records_of_groups(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of table.csv and their columns: a group has measures of its own."""
+    """Rows of table.csv and their columns: groups differ in their measures."""
     records = []
     for group in groups:
         for c in group.configurations:

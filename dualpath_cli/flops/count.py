@@ -39,7 +39,7 @@ class LayerFlops:
 
     @property
     def linear_total(self) -> int:
-        """What the paper calls F_M: deep + wide + gate."""
+        """F_M in the paper: deep + wide + gate."""
         return self.deep + self.wide + self.gate
 
     @property

@@ -31,13 +31,13 @@ class Execution:
     """How a model is run, as far as it decides its memory."""
 
     checkpointing: Checkpointing = "selective"
-    """What blocks compute again."""
+    """The activations that a block recomputes in its backward pass."""
     compiled: bool = True
     """Whether blocks are compiled."""
     weight_bytes: int = 4
-    """Of a weight, its gradient, each of its two moments, and of what norms put out."""
+    """Bytes of a weight, its gradient, each of its two moments, and of the norms' outputs."""
     product_bytes: int = 2
-    """Of what matrix products put out: 2 under bf16 autocast."""
+    """Bytes of a matrix product's output: 2 under bf16 autocast."""
     shards: int | None = None
     """Devices that FSDP2 divides weights, gradients and moments among; None without it."""
 
@@ -54,7 +54,7 @@ class Memory:
     states: int
     """Weights, gradients and moments; with FSDP2 also what is gathered of them at once."""
     saved: int
-    """What the forward pass of one micro-batch saves for the backward pass."""
+    """Saved by the forward pass of one micro-batch for the backward pass."""
     working: int
     """The most that loss or backward pass need at once beside these."""
 

@@ -49,11 +49,11 @@ class Cluster:
     network_bandwidth: float
     """GB/s that a GPU sends to other nodes, and takes meanwhile."""
     reduce_bytes: int = FLOAT32
-    """Of a gradient on its way."""
+    """Bytes of a gradient that is sent."""
 
     @property
     def sequences(self) -> int:
-        """Of one optimizer step."""
+        """Sequences of one optimizer step."""
         return self.gpus * self.micro_batch * self.accumulate
 
 
@@ -69,7 +69,7 @@ class Collective:
     on_a_node: int
     """How many of them share a node."""
     whole_bytes: int
-    """What is gathered, scattered or reduced, as a whole, in all calls."""
+    """Size of the whole that is gathered, scattered or reduced, in all calls together."""
 
     @property
     def sent(self) -> Fraction:
@@ -102,7 +102,7 @@ class Memory:
     saved: int
     """Activations that wait for the backward pass."""
     working: int
-    """What loss or backward pass need at work."""
+    """The most that loss or backward pass need beside these."""
 
     @property
     def total(self) -> int:
@@ -112,7 +112,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a strategy takes of each GPU."""
+    """Memory, traffic and time of each GPU under a strategy."""
 
     strategy: Strategy
     memory: Memory

@@ -1,4 +1,4 @@
-"""What `dualpath flops --plan` prints of a model on many GPUs: a table, or records."""
+"""The output of `dualpath flops --plan`: a table, or records."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 from dualpath_cli.flops.plan import Cluster, Plan
 from dualpath_cli.flops.report import Description
 from dualpath_cli.flops.table import title, wrapped
-from dualpath_cli.output.table import Column, Table, aligned
+from dualpath_cli.output.table import Column, Table
+from dualpath_cli.output.terminal import aligned
 
 MEMORY = {
     "weights": "weights",
@@ -49,12 +50,13 @@ def _rows(plans: Sequence[Plan]) -> list[list[str]]:
             [f"  {kind}, {where}", *[_gb(_sent(plan, kind, where)) for plan in plans]]
             for where in ("within a node", "across nodes")
         ]
+    times = {
+        "  computing": [plan.compute_seconds for plan in plans],
+        "  sending, nothing hidden": [plan.sending_seconds for plan in plans],
+        "sending / computing": [plan.sending_seconds / plan.compute_seconds for plan in plans],
+    }
     rows.append(["time of a step, s"])
-    rows.append(["  computing", *[f"{plan.compute_seconds:.3f}" for plan in plans]])
-    rows.append(["  sending, nothing hidden", *[f"{plan.sending_seconds:.3f}" for plan in plans]])
-    ratios = [plan.sending_seconds / plan.compute_seconds for plan in plans]
-    rows.append(["sending / computing", *[f"{ratio:.3f}" for ratio in ratios]])
-    return rows
+    return rows + [[words, *[f"{time:.3f}" for time in each]] for words, each in times.items()]
 
 
 def _sent(plan: Plan, kind: str, where: str) -> float:
@@ -83,10 +85,7 @@ def _assumptions(cluster: Cluster) -> list[str]:
 
 def record(cluster: Cluster, plans: Sequence[Plan]) -> dict[str, Any]:
     """All numbers by name, in bytes and seconds."""
-    return {
-        **vars(cluster),
-        **{plan.strategy: _plan_record(plan) for plan in plans},
-    }
+    return vars(cluster) | {plan.strategy: _plan_record(plan) for plan in plans}
 
 
 def _plan_record(plan: Plan) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the options of `dualpath flops --plan` ask for: a cluster, and how a step is dealt out."""
+"""The options of `dualpath flops --plan` as a cluster, and as micro-batches of a step."""
 
 from math import gcd
 from typing import Any
@@ -13,13 +13,13 @@ PLAN_OPTIONS = ("gpus_per_node", "shard_size", "micro_batch", "batch_tokens", "n
                 "network_bandwidth")  # fmt: skip
 
 BATCH_TOKENS, MICRO_BATCH = 2_097_152, 2
-"""Of the paper's training, where a recipe says nothing."""
+"""As in the paper's training, where a recipe has none."""
 
 NODE_BANDWIDTH, NETWORK_BANDWIDTH = 300.0, 25.0
 """GB/s that each GPU sends: NVLink of an A100 by its data sheet, and 200 Gb/s of network."""
 
 COUNTS, BANDWIDTHS = (1, 10**9), (1e-6, 1e9)
-"""What options may say."""
+"""Ranges of the options."""
 
 
 def cluster_of(options: Options, description: Description) -> Cluster:

@@ -1,4 +1,4 @@
-"""What `dualpath flops` prints of a model: the record behind every format, and the formats."""
+"""A model as `dualpath flops` prints it: the record behind every format, and the formats."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the options of `dualpath flops` ask for: options in, solved or loaded models out."""
+"""The options of `dualpath flops` as solved or loaded models."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -47,13 +47,8 @@ def solved_table(
     base = target_of(options)
     groups, without_room = [], []
     for row in paper.configurations("F80M"):  # the same 13 kinds at either budget
-        target = replace(
-            base,
-            block=row.block,
-            alpha=row.target.alpha,
-            loops=row.loops,
-            reference_loops=base.loops,
-        )
+        target = replace(base, block=row.block, alpha=row.target.alpha, loops=row.loops,
+                         reference_loops=base.loops)  # fmt: skip
         if target.has_room:
             groups.append([_describe(target, reading, options) for reading in readings])
         else:
@@ -63,7 +58,6 @@ def solved_table(
 
 def target_of(options: Options) -> Target:
     """The target of the widths. Raises UserError for an impossible backbone."""
-
     dim = _count(options, "dim", 768)
     heads = _count(options, "heads", max(1, dim // 64))
     if dim % heads or dim // heads % 2:
@@ -119,33 +113,25 @@ def _fitting_heads(dim: int, wanted: int) -> str:
 
 
 def _hardware(options: Options, tokens_of_recipe: Any = None) -> Hardware:
-    tokens = options["tokens"]
     gpus = _count(options, "gpus", paper.GPUS)
     tflops = checked(options, "tflops", DEFAULT_TFLOPS, (1e-6, 1e9))
-    if tokens is not None:
-        count = parse_size(str(tokens), "--tokens")
+    tokens = paper.TRAINING_TOKENS
+    if options["tokens"] is not None:
+        tokens = parse_size(str(options["tokens"]), "--tokens")
     elif tokens_of_recipe is not None:
-        count = parse_size(str(tokens_of_recipe), "run.max_tokens")
-    else:
-        count = paper.TRAINING_TOKENS
-    return Hardware(
-        tokens=count,
-        gpus=gpus,
-        tflops=tflops,
-        asked=any(options[name] is not None for name in HARDWARE_OPTIONS),
-    )
+        tokens = parse_size(str(tokens_of_recipe), "run.max_tokens")
+    asked = any(options[name] is not None for name in HARDWARE_OPTIONS)
+    return Hardware(tokens, gpus, tflops, asked)
 
 
 def _describe(target: Target, reading: paper.Reading, options: Options) -> Description:
-    chosen = paper.reading_fields(reading)
-    if options["width_multiple"] is not None:
-        chosen["ffn_multiple_of"] = target.multiple_of
-        widths = solve_widths(target)
-    elif target.match == "total":
+    chosen, given = paper.reading_fields(reading), options["width_multiple"] is not None
+    if target.match == "total" and not given:
         target, widths = solve_within(replace(target, multiple_of=chosen["ffn_multiple_of"]))
-        chosen["ffn_multiple_of"] = target.multiple_of
     else:
         widths = solve_widths(target)
+    if target.match == "total" or given:
+        chosen["ffn_multiple_of"] = target.multiple_of
     fields: dict[str, Any] = dict(
         vocab_size=_count(options, "vocab", 50304),
         n_layers=_count(options, "layers", 16),

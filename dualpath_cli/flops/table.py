@@ -1,6 +1,6 @@
 """The plain-text tables of `dualpath flops`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, groupby
 from textwrap import wrap
 from typing import Any
@@ -8,8 +8,12 @@ from typing import Any
 from dualpath_cli.flops import count
 from dualpath_cli.flops.report import Description, Hardware
 from dualpath_cli.flops.widths import TOLERANCE
-from dualpath_cli.output.table import Column, Table, aligned
+from dualpath_cli.output.table import Column, Table
+from dualpath_cli.output.terminal import aligned, fits
 from dualpath_cli.sizes import format_size
+
+Groups = Sequence[Sequence[Description]]
+"""The readings of each configuration."""
 
 WIDTH = 100
 """Columns that paragraphs are wrapped to."""
@@ -18,7 +22,7 @@ ASSUMED = (
     "This hardware is assumed; name yours with --tokens, --gpus and --tflops. The paper's runs "
     "took 12.8 to 21.4 hours, which implies 42 to 122 TFLOP/s for each of its A100s."
 )
-"""What goes with training hours that nobody asked for."""
+"""Follows training hours that no option asked for."""
 
 
 def as_text(descriptions: Sequence[Description], width: int | None) -> str:
@@ -27,16 +31,21 @@ def as_text(descriptions: Sequence[Description], width: int | None) -> str:
     `width` is the terminal's, None where the output is none.
     """
     first = descriptions[0]
-    columns = [Column(""), *(Column(_heading(d), _number) for d in descriptions)]
     paragraphs = [_training(first.hardware)] if _shows_hours(first) else []
     notes = [*map(_clamp_notes, descriptions), *map(_distance_notes, descriptions)]
     paragraphs += dict.fromkeys(chain(*notes))
     if len(descriptions) == 2:
         paragraphs.append(what_differs(*descriptions))
+    table = _readings(_table_of_one, [descriptions], width)
+    return "\n".join([*title(first), *table, *wrapped(paragraphs, width)])
+
+
+def _table_of_one(groups: Groups) -> Table:
+    """A line a number, a column a reading."""
+    (descriptions,) = groups
+    columns = [Column(""), *(Column(_heading(d), _number) for d in descriptions)]
     lines = zip(*map(_numbers, descriptions), strict=True)
-    rows = [[line[0][0], *(number for _, number in line)] for line in lines]
-    table = aligned(Table(columns, rows), width)
-    return "\n".join([*title(first), "", *table, *wrapped(paragraphs, width)])
+    return Table(columns, [[line[0][0], *(number for _, number in line)] for line in lines])
 
 
 def wrapped(paragraphs: Iterable[str], width: int | None) -> list[str]:
@@ -71,42 +80,34 @@ def title(description: Description) -> list[str]:
 
 
 def _numbers(description: Description) -> list[tuple[str, Any]]:
-    """What a line of the table is of, and its number; None where the line is a heading."""
+    """The lines of the table: a label and its number, None for a heading."""
     config, layer = description.config, description.layer
-    kinds, k = set(config.block_kinds), description.loops
+    kinds, k, ratio = set(config.block_kinds), description.loops, description.budget_ratio
     passes = sum(count.passes(kind, k) for kind in config.block_kinds) / config.n_layers
     has_deep, has_wide, in_total = kinds != {"wide"}, kinds != {"loop"}, _in_total(description)
-    lines: list[tuple[str, Any]] = []
-    if has_deep:
-        lines.append(("d_ffn, deep path", description.width("d_ffn")))
-        lines.append(("  effective width", description.effective("d_ffn")))
-    if has_wide:
-        lines.append(("d_ffn_wide, wide path", description.width("d_ffn_wide")))
-        lines.append(("  effective width", description.effective("d_ffn_wide")))
-    if in_total:
-        lines.append(("multiple of widths, ffn_multiple_of", config.ffn_multiple_of))
-    lines.append(("parameters", count.parameters(config)))
-    lines.append(("  outside embedding and head", count.parameters_non_embedding(config)))
     mixed = " (mean of layers)" if len(kinds) > 1 else ""
-    lines.append((f"FLOPs per token and layer{mixed}", None))
-    if has_deep:
-        lines.append((f"  deep path, {_times(k)}", layer["deep"]))
-    if has_wide:
-        lines.append(("  wide path", layer["wide"]))
-    if "dual" in kinds:
-        lines.append(("  gate", layer["gate"]))
-    lines.append(("  linear total", layer["linear_total"]))
-    if has_deep:
-        lines.append(("  router", layer["router"]))
-    lines.append((f"  attention scores, {_times(passes)}", layer["attention_scores"]))
-    lines.append(("  total", layer["total"]))
-    if description.budget_ratio is not None:
-        spent = "linear + attention" if in_total else "linear total"
-        lines.append((f"ratio to the budget, {spent}", f"{description.budget_ratio:.4f}"))
-    lines.append(("training FLOPs per token", description.training_flops))
-    if _shows_hours(description):
-        lines.append(("training hours", _hours(description.hours)))
-    return lines
+    spent = "linear + attention" if in_total else "linear total"
+    lines: list[tuple[bool, str, Any]] = [
+        (has_deep, "d_ffn, deep path", description.width("d_ffn")),
+        (has_deep, "  effective width", description.effective("d_ffn")),
+        (has_wide, "d_ffn_wide, wide path", description.width("d_ffn_wide")),
+        (has_wide, "  effective width", description.effective("d_ffn_wide")),
+        (in_total, "multiple of widths, ffn_multiple_of", config.ffn_multiple_of),
+        (True, "parameters", count.parameters(config)),
+        (True, "  outside embedding and head", count.parameters_non_embedding(config)),
+        (True, f"FLOPs per token and layer{mixed}", None),
+        (has_deep, f"  deep path, {_times(k)}", layer["deep"]),
+        (has_wide, "  wide path", layer["wide"]),
+        ("dual" in kinds, "  gate", layer["gate"]),
+        (True, "  linear total", layer["linear_total"]),
+        (has_deep, "  router", layer["router"]),
+        (True, f"  attention scores, {_times(passes)}", layer["attention_scores"]),
+        (True, "  total", layer["total"]),
+        (ratio is not None, f"ratio to the budget, {spent}", ratio and f"{ratio:.4f}"),
+        (True, "training FLOPs per token", description.training_flops),
+        (_shows_hours(description), "training hours", _hours(description.hours)),
+    ]
+    return [(label, number) for shown, label, number in lines if shown]
 
 
 def _in_total(description: Description) -> bool:
@@ -194,15 +195,13 @@ def what_differs(written: Description, trained: Description) -> str:
     if written.config.tie_embeddings != trained.config.tie_embeddings:
         head = count.parameters_by_part(trained.config)["head"]
         causes.append(f"the head has its own matrix ({head / 1e6:.1f}M)")
-    others = "the order of RoPE and QK-norm differs"
-    if trained.config.routes_steps:
-        others = "the order of RoPE and QK-norm and the router's step index differ"
+    routed = " and the router's step index differ" if trained.config.routes_steps else " differs"
     more_flops = trained.layer["linear_total"] / written.layer["linear_total"] - 1
     more_params = count.parameters(trained.config) - count.parameters(written.config)
     flops, params = _more(100 * more_flops, ".2f", " %"), _more(more_params / 1e6, ".1f", "M")
     return (
         f"What differs: as trained, {' and '.join(causes)}: {flops} linear FLOPs and {params} "
-        f"parameters than as written; {others} too, at no cost."
+        f"parameters than as written; the order of RoPE and QK-norm{routed} too, at no cost."
     )
 
 
@@ -212,36 +211,42 @@ def _more(change: float, form: str, unit: str) -> str:
     return f"{abs(change):{form}}{unit} {'fewer' if change < 0 else 'more'}"
 
 
-def configurations_text(groups: Sequence[Sequence[Description]], width: int | None) -> str:
+def configurations_text(groups: Groups, width: int | None) -> str:
     """Many solved configurations, a row each; every group holds one configuration's readings.
 
-    Under match total each reading has widths of its own, and so a table.
+    Under match total each reading has its own widths, and so its own table.
     """
     target = groups[0][0].target
     assert target is not None
     lines = [f"budget {format_size(target.budget)} linear FLOPs per token and layer"]
+    notes = [
+        "total: linear FLOPs, router and attention scores per token and layer, "
+        f"{groups[0][0].seq_len} tokens a sequence"
+    ]
     if target.match == "total":
         lines.append(
             f"linear + attention scores matched to {target.matched_budget:,} "
             f"(budget + {target.reference_passes} passes)"
         )
+        notes.append("multiple: of both widths and of their effective ones, model.ffn_multiple_of")
         for reading in zip(*groups, strict=True):
             lines += ["", *aligned(_table_in_total(reading), width)]
     else:
-        lines += ["", *aligned(_table_of_all(groups), width)]
-    lines += [
-        "",
-        "total: linear FLOPs, router and attention scores per token and layer, "
-        f"{groups[0][0].seq_len} tokens a sequence",
-    ]
-    if target.match == "total":
-        lines.append("multiple: of both widths and of their effective ones, model.ffn_multiple_of")
+        lines += _readings(_table_of_all, groups, width)
     if any(d.widths is not None and d.widths.clamped for group in groups for d in group):
-        lines.append("*: raised to the smallest multiple, above its share of the budget")
-    return "\n".join(lines)
+        notes.append("*: raised to the smallest multiple, above its share of the budget")
+    return "\n".join([*lines, "", *(part for note in notes for part in wrapped([note], width)[1:])])
 
 
-def _table_of_all(groups: Sequence[Sequence[Description]]) -> Table:
+def _readings(table_of: Callable[[Groups], Table], groups: Groups, width: int | None) -> list[str]:
+    """Both readings side by side; below each other where a terminal has no room for that."""
+    tables = [table_of(groups)]
+    if not fits(tables[0], width):
+        tables = [table_of([[d] for d in part]) for part in zip(*groups, strict=True)]
+    return [line for table in tables for line in ("", *aligned(table, width))]
+
+
+def _table_of_all(groups: Groups) -> Table:
     """Widths of the paper's solver, which both readings share, then what each makes of them."""
     columns = [Column("\nconfiguration"), *_width_columns("\n")]
     for description in groups[0]:

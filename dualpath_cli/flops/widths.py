@@ -86,7 +86,7 @@ class Target:
 
     @property
     def linear_budget(self) -> int:
-        """What of matched_budget this block can spend on linear FLOPs."""
+        """The part of matched_budget that this block can spend on linear FLOPs."""
         if self.match == "linear":
             return self.budget
         scores = passes(self.block, self.loops) * score_flops(self.d_model, self.seq_len)

@@ -1,4 +1,4 @@
-"""One table, and its writers for the terminal, plain text, Markdown, LaTeX and HTML.
+"""One table, and its writers for Markdown, LaTeX and HTML; `terminal` has the others.
 
     table = Table(
         [
@@ -11,32 +11,20 @@
         title="two models",
         caption="loss in nats",
     )
-    show(console, table)
+    print(markdown(table))
 
 Where rows are objects, `Table.of` takes a function of the object beside each column.
 
 Rows hold values, which a column's format turns into text: nothing for None and nan, and a string as
-it is. The terminal's writer fits the width of the terminal: words and headings go over several
-lines, and where that is not enough, the least important columns are left out and named below.
-Files and pipes get every column.
-
-CSV is written of records with all digits, by `files.csv_text.format_csv`.
+it is. CSV is written of records with all digits, by `files.csv_text.format_csv`.
 """
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import zip_longest
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-if TYPE_CHECKING:
-    import rich.table
-    from rich.console import Console, JustifyMethod
-
-LOG_WIDTH = 160
-"""Columns of characters that prose is wrapped to where the output is no terminal."""
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 Format = str | Callable[[Any], str]
@@ -60,6 +48,8 @@ class Column:
     """Whether the lowest of several numbers is marked: by a star, or in bold."""
     label: str = ""
     """Its name in the note on columns that are left out, where it is not the heading."""
+    note: str = ""
+    """What the caption says of it where it is shown, before all else."""
     style: Callable[[Any], str] | None = None
     """The style of a value on the terminal, in rich's words, such as `#1F2A44 on #4C8CB8`."""
 
@@ -103,6 +93,11 @@ class Cell(NamedTuple):
     """Whether it is the lowest of a column that marks it."""
     style: str
 
+    @property
+    def starred(self) -> str:
+        """The text, with a star where it is marked."""
+        return f"{self.text} *" if self.marked else self.text
+
 
 @dataclass(frozen=True)
 class Table:
@@ -138,6 +133,19 @@ class Table:
         by_row: list[list[Cell]] = [list(cells) for cells in zip(*by_column, strict=True)]
         return [cells if row else [] for row, cells in zip(self.rows, by_row, strict=True)]
 
+    def explanation(self, places: Sequence[int] | None = None) -> str:
+        """Returns the caption: notes on the columns at `places` (all), and names of the others."""
+        shown = range(len(self.columns)) if places is None else places
+        notes = dict.fromkeys(self.columns[place].note for place in shown)
+        caption = "; ".join(filter(None, (*notes, self.caption)))
+        left_out = ", ".join(
+            column.label or _one_line(column.heading)
+            for place, column in enumerate(self.columns)
+            if place not in shown
+        )
+        named = f"left out, as there is no room: {left_out}" if left_out else ""
+        return "\n".join(filter(None, (caption, named)))
+
 
 def _cells(column: Column, values: Sequence[Any]) -> list[Cell]:
     orders = [_order(value) for value in values]
@@ -154,142 +162,6 @@ def _cells(column: Column, values: Sequence[Any]) -> list[Cell]:
 def _order(value: Any) -> float | None:
     number = value[0] if isinstance(value, tuple) else value
     return float(number) if isinstance(number, Real) and number == number else None
-
-
-# Terminal and plain text
-
-
-def show(console: "Console", table: Table, *, box: bool = True) -> None:
-    """Prints a table that fits a terminal; elsewhere it is as wide as its columns.
-
-    `box` draws lines around the cells.
-    """
-    from dualpath_cli.output.console import plain_console
-
-    if console.is_terminal:
-        console.print(drawn(table, console.width, box=box))
-        return
-    text = drawn(table, None, box=box)
-    room = sum(column.width or 0 for column in text.columns) + 3 * len(text.columns) + 1
-    log = plain_console(
-        file=console.file, width=max(room, LOG_WIDTH), quiet=console.quiet,
-        color_system=console.color_system,
-    )  # fmt: skip
-    log.print(text)
-
-
-def drawn(table: Table, width: int | None, *, box: bool = True) -> "rich.table.Table":
-    """Returns a table as rich draws it, at most `width` characters wide.
-
-    With None no column is left out, and prose alone is wrapped.
-    """
-    from rich import box as boxes
-    from rich.cells import cell_len
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    columns, cells = table.columns, table.cells()
-    natural, least = [], []
-    for place, column in enumerate(columns):
-        whole, broken = _lines(column, place, cells)
-        natural.append(max(map(cell_len, whole), default=0))
-        may_break = width is not None or column.prose
-        least.append(max(map(cell_len, broken), default=0) if may_break else natural[-1])
-    places, widths, caption = _fitted(
-        table, natural, least, width, 3 if box else 2, 1 if box else 0
-    )
-    text = RichTable(
-        title=table.title or None, title_justify="left",
-        caption=caption or None, caption_justify="left",
-        box=boxes.HEAVY_HEAD if box else None, show_header=any(c.heading for c in columns),
-    )  # fmt: skip
-    for place in places:
-        side: JustifyMethod = "left" if columns[place].format is None else "right"
-        text.add_column(columns[place].heading, justify=side, width=widths[place], overflow="fold")
-    for row in cells:
-        if row:
-            text.add_row(*(Text(_starred(row[place]), row[place].style) for place in places))
-        else:
-            text.add_section()
-    return text
-
-
-def aligned(table: Table, width: int | None = None) -> list[str]:
-    """Returns the lines of a table without title: columns two spaces apart, the caption below.
-
-    With a `width` columns are left out until the others fit. Does not draw with rich, which is
-    slow to import.
-    """
-    columns, cells = table.columns, table.cells()
-    natural = [
-        max(map(len, _lines(column, place, cells)[0]), default=0)
-        for place, column in enumerate(columns)
-    ]
-    places, widths, caption = _fitted(table, natural, natural, width, 2, -2)
-    headings = zip_longest(*(columns[place].heading.split("\n") for place in places), fillvalue="")
-    lines = [list(heading) for heading in headings if any(heading)]
-    lines += [[_starred(row[place]) for place in places] if row else [] for row in cells]
-    texts = []
-    for line in lines:
-        padded = [
-            text.ljust(widths[place])
-            if columns[place].format is None
-            else text.rjust(widths[place])
-            for text, place in zip(line, places, strict=False)
-        ]
-        texts.append("  ".join(padded).rstrip())
-    return [*texts, *caption.splitlines()]
-
-
-def _starred(cell: Cell) -> str:
-    return f"{cell.text} *" if cell.marked else cell.text
-
-
-def _lines(
-    column: Column, place: int, cells: Sequence[Sequence[Cell]]
-) -> tuple[list[str], list[str]]:
-    """The lines of a column as it is, and broken at every space, though not within a number."""
-    texts = [_starred(row[place]) for row in cells if row]
-    heading = column.heading
-    words = [word for text in texts for word in text.split()] if column.format is None else texts
-    return [*heading.split("\n"), *texts], [*heading.split(), *words]
-
-
-def _fitted(
-    table: Table,
-    natural: Sequence[int],
-    least: Sequence[int],
-    width: int | None,
-    beside: int,
-    around: int,
-) -> tuple[list[int], list[int], str]:
-    """Returns the places of the columns that have room, the widths of all, and the caption.
-
-    `natural` and `least` are the widths of each column as it is and broken into lines; there are
-    `beside` more characters a column, and `around` more in all.
-    """
-    places = list(range(len(table.columns)))
-
-    def over(widths: Sequence[int]) -> int:
-        room = LOG_WIDTH if width is None else width
-        return sum(widths[place] + beside for place in places) + around - room
-
-    while width is not None and over(least) > 0 and len(places) > 1:
-        places.remove(min(places[1:], key=lambda n: (table.columns[n].importance, -n)))
-    widths = list(natural)
-    while over(widths) > 0:
-        shrinking = [place for place in places if widths[place] > least[place]]
-        if not shrinking:
-            break
-        widths[max(shrinking, key=lambda place: widths[place])] -= 1
-    left_out = [
-        c.label or _one_line(c.heading) for n, c in enumerate(table.columns) if n not in places
-    ]
-    note = f"left out, as there is no room: {', '.join(left_out)}" if left_out else ""
-    return places, widths, "\n".join(filter(None, (table.caption, note)))
-
-
-# Files
 
 
 def markdown(table: Table, escape: Callable[[str], str] | None = None) -> str:
@@ -309,7 +181,8 @@ def markdown(table: Table, escape: Callable[[str], str] | None = None) -> str:
     lines = [f"**{escape(table.title)}**", ""] if table.title else []
     lines += [line(escape(_one_line(column.heading)) for column in table.columns), line(rules)]
     lines += [line(map(text, row)) for row in table.cells() if row]
-    lines += ["", escape(table.caption)] if table.caption else []
+    caption = table.explanation()
+    lines += ["", escape(caption)] if caption else []
     return "\n".join([*lines, ""])
 
 
@@ -336,7 +209,7 @@ def latex(table: Table) -> str:
 
     sides = "".join("l" if column.format is None else "r" for column in table.columns)
     return "\n".join([
-        *(f"% {_one_line(comment)}" for comment in (table.title, table.caption) if comment),
+        *(f"% {_one_line(comment)}" for comment in (table.title, table.explanation()) if comment),
         rf"\begin{{tabular}}{{{sides}}}",
         r"\toprule",
         line(_of_latex(_one_line(column.heading)) for column in table.columns),
@@ -379,7 +252,7 @@ def html(table: Table) -> str:
 {rows}
 </tbody>
 </table></div>
-<p>{escape(table.caption)}</p>
+<p>{escape(table.explanation())}</p>
 </section>"""
 
 

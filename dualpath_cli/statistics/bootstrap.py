@@ -12,13 +12,12 @@ Shapes: W windows, R 1 + resamples, C columns.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dualpath_cli.seeds import seed_from
-from dualpath_cli.training.data.windows import Windows
 
 RESAMPLES = 1000
 SEED = 0
@@ -34,7 +33,7 @@ FACTS: dict[str, Any] = {
     "clusters": f"documents, or windows of a source with fewer than {LEAST_CLUSTERS}",
     "interval": "95 %, expanded percentiles",
 }
-"""What a report says of its intervals."""
+"""The facts on intervals in a report."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -55,7 +54,7 @@ class Clusters:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a report says of them."""
+        """The facts on clusters in a report."""
         return {"unit": self.unit, "count": self.count}
 
     def __str__(self) -> str:
@@ -66,6 +65,18 @@ class Clusters:
 def clusters_text(unit: str, count: int) -> str:
     """Returns such as `31 documents`, `1 window`."""
     return f"{count:,} {unit if count != 1 else unit.removesuffix('s')}"
+
+
+class Windows(Protocol):
+    """Windows of a source's text."""
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Place of each window among those that were cut."""
+
+    @property
+    def documents(self) -> Sequence[int] | None:
+        """Number of the document that each was cut from; None where unknown."""
 
 
 def clusters_of(windows: Windows) -> Clusters:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 LEVEL = 0.05
-"""What a p-value that is corrected for the number of tests has to be below."""
+"""A corrected p-value below this rejects."""
 POWER = 0.8
-"""With which the smallest detectable difference is found."""
+"""The probability of finding the smallest detectable difference."""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

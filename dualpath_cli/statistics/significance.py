@@ -9,7 +9,7 @@ from dualpath_cli.statistics.bootstrap import LEAST_CLUSTERS, LEAST_KNOWN, Float
 from dualpath_cli.statistics.levels import LEVEL, POWER
 
 PERMUTATIONS = 9999
-"""Of a permutation test; where there are fewer in all, all of them."""
+"""Permutations of a test; all of them where there are fewer."""
 
 
 def p_value(values_R: Floats, bound: float, clusters: int) -> float:

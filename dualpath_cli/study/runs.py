@@ -13,7 +13,8 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.files.atomic import write_texts
 from dualpath_cli.files.csv_text import format_csv, without_nan
 from dualpath_cli.output.figures import save
-from dualpath_cli.output.table import Column, Table, show
+from dualpath_cli.output.table import Column, Table
+from dualpath_cli.output.terminal import show
 from dualpath_cli.statistics.levels import holm
 from dualpath_cli.statistics.significance import signed_rank_p
 from dualpath_cli.study.ablation.table import REPORT

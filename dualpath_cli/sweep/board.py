@@ -1,4 +1,4 @@
-"""What a sweep shows while it runs: a live table on a terminal, lines elsewhere."""
+"""The display of a running sweep: a live table on a terminal, lines elsewhere."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.live import Live
 
 from dualpath_cli.output.progress import LINE_EVERY, duration
-from dualpath_cli.output.table import Column, Table, drawn
+from dualpath_cli.output.table import Column, Table
+from dualpath_cli.output.terminal import drawn
 from dualpath_cli.sweep.runs import Run
 
 
@@ -18,7 +19,7 @@ class Board:
     def __init__(self, console: Console, title: str, total: int) -> None:
         """`total` is the number of runs, those that were finished before among them."""
         self._console, self._title, self._total = console, title, total
-        # Without a thread of its own: runs are started by fork.
+        # Without a thread: runs are started by fork.
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._shown = time.monotonic()
 

@@ -15,7 +15,7 @@ of them to within 1 % of it (`widths.TOLERANCE`).
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from dualpath_cli.config import ModelConfig
@@ -26,7 +26,7 @@ from dualpath_cli.sizes import format_size
 
 FAMILIES = ("wide", "loop", "dual", "expanded")
 TOTAL = "_total"
-"""What names end in where both kinds of FLOPs are matched, and this is the total ones."""
+"""The end of a name matched in total FLOPs, where a sweep matches both kinds."""
 CONTROLS = {
     "wide": "PureWide",
     "loop": "PureLoop",
@@ -56,7 +56,7 @@ class Cell:
     layers_times: int = 1
     """Times the backbone's layers that it has, each with a part of the budget."""
     gate_flops: int = 0
-    """Of the recipe's gate, which are taken off a dual block's budget."""
+    """Those of the recipe's gate, which are taken off a dual block's budget."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ class _Kind:
     budget: int
     """Of the backbone's layers."""
     target: Target
-    backbone: ModelConfig
+    n_layers: int
+    """Layers of the backbone."""
     layers_times: int = 1
     """Times the backbone's layers, among which the budget is divided."""
     smallest_deep: bool = False
@@ -162,18 +163,12 @@ class _Kind:
             "ffn_multiple_of": multiple,
         }
         if self.layers_times > 1:
-            model["n_layers"] = self.backbone.n_layers * self.layers_times
+            model["n_layers"] = self.n_layers * self.layers_times
         alpha = target.alpha if self.family == "dual" else None
         if self.smallest_deep:
             alone = replace(target, multiple_of=multiple)
-            deep, wide, gate = (
-                alone.spent(d_ffn, d_ffn_wide)
-                for d_ffn, d_ffn_wide in (
-                    (widths.d_ffn, None),
-                    (None, widths.d_ffn_wide),
-                    (None, None),
-                )
-            )
+            gate = alone.spent(None, None)
+            deep, wide = alone.spent(widths.d_ffn, None), alone.spent(None, widths.d_ffn_wide)
             alpha = round(100 * (deep - gate) / (deep + wide - 2 * gate), 1)
         return Cell(
             self.name, self.family, self.budget, (target.match,), alpha,
@@ -184,7 +179,8 @@ class _Kind:
 def _kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> tuple[list[_Kind], list[str]]:
     """The cells of a budget that have room, and a line for each that has none."""
     kinds, notes = [], []
-    for kind in _all_kinds(wanted, budget, backbone):
+    found = (_kinds_of_match(wanted, match, budget, backbone) for match in wanted.matches)
+    for kind in chain.from_iterable(found):
         if kind.has_room:
             kinds.append(kind)
             continue
@@ -197,36 +193,36 @@ def _kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> tuple[list[_Ki
     return kinds, notes
 
 
-def _all_kinds(wanted: Wanted, budget: int, backbone: ModelConfig) -> Iterator[_Kind]:
+def _kinds_of_match(
+    wanted: Wanted, match: Match, budget: int, backbone: ModelConfig
+) -> Iterator[_Kind]:
     looped = [k for k in wanted.loops if k > 1]
-    for match in wanted.matches:
-        end = TOTAL if match == "total" and len(wanted.matches) > 1 else ""
-        base = Target(
-            budget, match=match, reference_loops=max(wanted.loops), d_model=backbone.d_model,
-            n_heads=backbone.n_heads, n_kv_heads=backbone.n_kv_heads,
-            seq_len=backbone.max_seq_len, gate_flops=gate_flops(backbone),
-        )  # fmt: skip
-        wide = replace(base, block="wide", loops=1)
-        if "wide" in wanted.controls:
-            yield _Kind(f"wide{end}", "wide", budget, wide, backbone)
-        if "loop" in wanted.controls:
-            for k in looped:
-                target = replace(base, block="loop", loops=k)
-                yield _Kind(f"loop_k{k}{end}", "loop", budget, target, backbone)
-        for alpha, k in product(wanted.alphas, wanted.loops):
-            target = replace(base, alpha=alpha, loops=k)
-            yield _Kind(f"a{alpha:g}_k{k}{end}", "dual", budget, target, backbone)
-        if "min-deep" in wanted.controls:
-            for k in wanted.loops:
-                target = replace(base, loops=k)
-                yield _Kind(
-                    f"min_deep_k{k}{end}", "dual", budget, target, backbone, smallest_deep=True
-                )
-        if "expanded" in wanted.controls and match == "linear":
-            # A layer more is an attention pass more: beside K loops the scores are alike.
-            for k in looped:
-                target = replace(wide, budget=budget // k)
-                yield _Kind(f"expanded_k{k}", "expanded", budget, target, backbone, layers_times=k)
+    end = TOTAL if match == "total" and len(wanted.matches) > 1 else ""
+    dual = Target(
+        budget, match=match, reference_loops=max(wanted.loops), d_model=backbone.d_model,
+        n_heads=backbone.n_heads, n_kv_heads=backbone.n_kv_heads,
+        seq_len=backbone.max_seq_len, gate_flops=gate_flops(backbone),
+    )  # fmt: skip
+    wide = replace(dual, block="wide", loops=1)
+
+    def kind(name: str, family: str, target: Target, **more: Any) -> _Kind:
+        return _Kind(f"{name}{end}", family, budget, target, backbone.n_layers, **more)
+
+    if "wide" in wanted.controls:
+        yield kind("wide", "wide", wide)
+    if "loop" in wanted.controls:
+        for k in looped:
+            yield kind(f"loop_k{k}", "loop", replace(dual, block="loop", loops=k))
+    for alpha, k in product(wanted.alphas, wanted.loops):
+        yield kind(f"a{alpha:g}_k{k}", "dual", replace(dual, alpha=alpha, loops=k))
+    if "min-deep" in wanted.controls:
+        for k in wanted.loops:
+            yield kind(f"min_deep_k{k}", "dual", replace(dual, loops=k), smallest_deep=True)
+    if "expanded" in wanted.controls and match == "linear":
+        # A layer more is an attention pass more: beside K loops the scores are alike.
+        for k in looped:
+            target = replace(wide, budget=budget // k)
+            yield kind(f"expanded_k{k}", "expanded", target, layers_times=k)
 
 
 def _multiple(kinds: Sequence[_Kind], coarsest: int) -> int:

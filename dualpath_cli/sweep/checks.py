@@ -1,4 +1,4 @@
-"""What a sweep checks before it writes anything."""
+"""Checks of a sweep before it writes anything."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -4,6 +4,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import yaml
 from rich.console import Console
@@ -14,7 +15,7 @@ from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.files.lock import alone_in
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.table import show
+from dualpath_cli.output.terminal import show
 from dualpath_cli.own_classes.checks import option_of
 from dualpath_cli.own_classes.consent import OPTION
 from dualpath_cli.recipe.recipes import Recipe, merge
@@ -22,7 +23,6 @@ from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.sweep import plan, request, tuning
 from dualpath_cli.sweep.cells import FAMILIES, Cell, solve
 from dualpath_cli.sweep.checks import check_begun, check_different, check_settings
-from dualpath_cli.sweep.plan import Cost
 from dualpath_cli.sweep.request import Request
 from dualpath_cli.sweep.runner import check_none, run_all
 from dualpath_cli.sweep.runs import (
@@ -71,10 +71,9 @@ def _run(wanted: Request, console: Console) -> str:
     # What is tuned has its recipes once its rates are known.
     write_recipes(runs if chosen is not None else trials)
     for note in [*notes, *tuning.notes(kept, found)]:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+        _say(console, f"note: {note}")
     tuned = chosen is not None
-    rows = _costs(wanted, runs, trials)
-    _show_plan(wanted, runs, rows, console)
+    _show_plan(wanted, runs, trials, console)
     if not tuned:
         _show_trials(wanted, trials, console)
     if wanted.slurm:
@@ -90,7 +89,7 @@ def _run(wanted: Request, console: Console) -> str:
     check_begun(runs)
     write_recipes(runs)
     if not tuned and wanted.tflops is None:  # their trials tell how long they take
-        _show_plan(wanted, runs, _costs(wanted, runs, trials), console)
+        _show_plan(wanted, runs, trials, console)
     check_none(run_all(runs, wanted.jobs, "sweep", console), len(runs))
     return f"next: {_comparison(wanted, runs)}"
 
@@ -152,10 +151,8 @@ def _settled(
         longer = tuning.grown(rates, rows)
         if longer == rates:
             for row in tuning.at_the_end([*kept, *rows]):
-                console.print(
-                    f"note: the best learning rate of {row.family}, {row.lr:g}, is at the end of "
-                    "those that were tried; --tune gives others", highlight=False, soft_wrap=True,
-                )  # fmt: skip
+                _say(console, f"note: the best learning rate of {row.family}, {row.lr:g}, is at "
+                     "the end of those that were tried; --tune gives others")  # fmt: skip
             return trials, tuning.chosen_rates([*kept, *rows])
         rates = longer
 
@@ -194,25 +191,18 @@ def _speeds(wanted: Request, runs: Sequence[Run]) -> Mapping[str, float]:
     return plan.measured(runs)
 
 
-def _costs(wanted: Request, runs: Sequence[Run], trials: Sequence[Run]) -> list[Cost]:
-    """What the runs cost; writes plan.csv."""
-    rows = plan.costs(runs, _speeds(wanted, [*trials, *runs]))
-    write_text(wanted.out / "plan.csv", format_csv(plan.records(rows)))
-    return rows
-
-
 def _show_plan(
-    wanted: Request, runs: Sequence[Run], rows: Sequence[Cost], console: Console
+    wanted: Request, runs: Sequence[Run], trials: Sequence[Run], console: Console
 ) -> None:
-    """Prints what is going to run."""
+    """Prints what is going to run and what it costs; writes plan.csv."""
+    rows = plan.costs(runs, _speeds(wanted, [*trials, *runs]))
+    write_text(wanted.out / "plan.csv", format_csv([asdict(row) for row in rows]))
     show(console, plan.plan_table(rows, side_by_side(runs[0], wanted.jobs)))
     for row in rows:
         if row.gate_excess > TOLERANCE:
-            console.print(
-                f"note: the gate of {row.configuration} takes {row.gate_excess:.4f} of the budget "
-                "more than the recipe's, which widths are solved for; a sweep of its own would "
-                "leave it room", highlight=False, soft_wrap=True,
-            )  # fmt: skip
+            _say(console, f"note: the gate of {row.configuration} takes {row.gate_excess:.4f} of "
+                 "the budget more than the recipe's, which widths are solved for; a sweep of its "
+                 "own would leave it room")  # fmt: skip
 
 
 def _show_trials(wanted: Request, trials: Sequence[Run], console: Console) -> None:
@@ -231,6 +221,10 @@ def _show_trials(wanted: Request, trials: Sequence[Run], console: Console) -> No
     if len(hours) == len(left):
         text += f": {plan.duration(3600 * sum(hours) / side_by_side(left[0], wanted.jobs))}"
     text += "; the first value of each --set is tuned for all" if wanted.varied else ""
+    _say(console, text)
+
+
+def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True)
 
 

@@ -1,11 +1,10 @@
-"""What a sweep costs: parameters, FLOPs, tokens and hours of each configuration. Torch-free.
+"""The cost of a sweep: parameters, FLOPs, tokens and hours of each configuration. Torch-free.
 
 Hours follow from the speed that is given, or from that of the first run of each family.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 
 from dualpath_cli.flops import count
@@ -17,6 +16,7 @@ from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.sizes import format_size
 from dualpath_cli.sweep.runs import Run
 
+MILLIONS = "M: million FLOPs per token and layer"
 Wide = tuple[int, Match]
 """A PureWide by its budget and what meets that in it."""
 
@@ -44,12 +44,12 @@ class Cost:
     """FLOPs of its gate beyond those that widths were solved for, over the budget."""
     tokens: int
     training_flops: float
-    """Of the run; of a branch those after the checkpoint that it takes over."""
+    """FLOPs of one run; of a branch those after the checkpoint that it starts from."""
     seeds: int
     left: int
     """Runs of it that are not finished."""
     hours: float | None
-    """Of one run."""
+    """Hours of one run."""
 
 
 def measured(runs: Iterable[Run]) -> dict[str, float]:
@@ -65,43 +65,48 @@ def measured(runs: Iterable[Run]) -> dict[str, float]:
 
 def costs(runs: Sequence[Run], speeds: Mapping[str, float]) -> list[Cost]:
     """A row for each configuration; `speeds` are FLOP/s of training by family."""
-    firsts = {run.configuration.name: run for run in reversed(runs)}
-    seeds = Counter(run.configuration.name for run in runs)
+    by_name: dict[str, list[Run]] = {}
+    for run in runs:
+        by_name.setdefault(run.configuration.name, []).append(run)
     wides = {
         (run.configuration.cell.budget, match): count.parameters(run.settings.model)
         for run in runs
         if run.configuration.cell.family == "wide"
         for match in run.configuration.cell.matches
     }
-    left = Counter(run.configuration.name for run in runs if not run.is_finished)
-    ordered = dict.fromkeys(run.configuration.name for run in runs)
-    return [_cost(firsts[name], seeds[name], left[name], wides, speeds) for name in ordered]
+    return [_cost(seeds, wides, speeds) for seeds in by_name.values()]
 
 
-def _cost(
-    run: Run, seeds: int, left: int, wides: Mapping[Wide, int], speeds: Mapping[str, float]
-) -> Cost:
-    cell, model = run.configuration.cell, run.settings.model
-    layer, times = count.mean_layer_flops(model), cell.layers_times
-    tokens = run.steps * run.settings.run.batch_tokens
-    batch = run.settings.run.batch_tokens
-    taken_over, every = 0, run.settings.run.save_every
-    if run.settings.run.branch_from is not None:
-        taken_over = cooldown_start(run.steps, run.settings.optim) // every * every
-    own = tokens - batch * taken_over
-    flops = own * training_flops(run.settings)
-    speed, parameters = speeds.get(cell.family), count.parameters(model)
+def _cost(seeds: Sequence[Run], wides: Mapping[Wide, int], speeds: Mapping[str, float]) -> Cost:
+    run, settings = seeds[0], seeds[0].settings
+    cell, model = run.configuration.cell, settings.model
+    layer, parameters = count.mean_layer_flops(model), count.parameters(model)
+    steps, every = run.steps, settings.run.save_every
+    if settings.run.branch_from is not None:  # less those of the checkpoint
+        steps -= cooldown_start(run.steps, settings.optim) // every * every
+    flops = steps * settings.run.batch_tokens * training_flops(settings)
+    speed = speeds.get(cell.family)
     wide = next((wides[cell.budget, m] for m in cell.matches if (cell.budget, m) in wides), None)
+    excess = (count.gate_flops(model) - cell.gate_flops) / cell.budget
     return Cost(
-        run.configuration.name, cell.family, cell.budget, cell.alpha,
-        1 if cell.model["block"] == "wide" else model.loops, parameters,
-        count.parameters_non_embedding(model),
-        None if wide is None else parameters / wide,
-        layer["linear_total"] * times, layer["total"] * times, cell.spent,
-        (count.gate_flops(model) - cell.gate_flops) / cell.budget if cell.family == "dual" else 0.0,
-        tokens, flops, seeds, left,
-        None if speed is None else flops / speed / 3600,
-    )  # fmt: skip
+        configuration=run.configuration.name,
+        family=cell.family,
+        budget=cell.budget,
+        alpha=cell.alpha,
+        loops=1 if cell.model["block"] == "wide" else model.loops,
+        parameters=parameters,
+        non_embedding=count.parameters_non_embedding(model),
+        relative=None if wide is None else parameters / wide,
+        linear_flops=layer["linear_total"] * cell.layers_times,
+        total_flops=layer["total"] * cell.layers_times,
+        spent=cell.spent,
+        gate_excess=excess if cell.family == "dual" else 0.0,
+        tokens=run.steps * settings.run.batch_tokens,
+        training_flops=flops,
+        seeds=len(seeds),
+        left=sum(not run.is_finished for run in seeds),
+        hours=None if speed is None else flops / speed / 3600,
+    )
 
 
 def training_flops(settings: Settings) -> float:
@@ -110,30 +115,31 @@ def training_flops(settings: Settings) -> float:
     return count.sampled_training_flops_per_token(settings.model, loops)
 
 
-def records(rows: Sequence[Cost]) -> list[dict[str, object]]:
-    """Rows as plan.csv has them."""
-    return [asdict(row) for row in rows]
-
-
 def plan_table(rows: Sequence[Cost], jobs: int) -> Table:
-    """The plan as it is shown before anything runs; `jobs` at a time slow each other not down."""
+    """The plan as it is shown before anything runs; `jobs` at a time slow none down."""
     runs, left = sum(row.seeds for row in rows), sum(row.left for row in rows)
-    caption = "M: million FLOPs per token and layer; of due: of the sum that is matched"
+    caption = ""
     # Of what is finished no speed need be known.
     due = [row for row in rows if row.left]
     known = [row.hours * row.left for row in due if row.hours is not None]
     if left and len(known) == len(due):
-        caption += f"; in all {duration(3600 * sum(known) / jobs)}"
+        caption = f"in all {duration(3600 * sum(known) / jobs)}"
         caption += f", {jobs} side by side" if jobs > 1 else ""
     elif left:
-        caption += "; hours are not known before a run of each family has begun, or by --tflops"
+        caption = "hours are not known before a run of each family has begun, or by --tflops"
     columns: Columns[Cost] = [
         (Column("configuration"), lambda row: row.configuration),
         (Column("parameters", "{:.2f}M".format, importance=2), lambda row: row.parameters / 1e6),
         (Column("of wide", ".2f"), lambda row: row.relative),
-        (Column("linear M", ".3f"), lambda row: row.linear_flops / 1e6),
-        (Column("total M", ".3f", importance=0), lambda row: row.total_flops / 1e6),
-        (Column("of due", ".4f", importance=0), lambda row: row.spent),
+        (Column("linear M", ".3f", note=MILLIONS), lambda row: row.linear_flops / 1e6),
+        (
+            Column("total M", ".3f", importance=0, note=MILLIONS),
+            lambda row: row.total_flops / 1e6,
+        ),
+        (
+            Column("of due", ".4f", importance=0, note="of due: of the sum that is matched"),
+            lambda row: row.spent,
+        ),
         (Column("tokens", "{:.1f}M".format, importance=2), lambda row: row.tokens / 1e6),
         (Column("runs", "d", importance=3), lambda row: row.seeds),
         (Column("each", _hours, importance=3), lambda row: row.hours),

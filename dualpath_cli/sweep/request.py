@@ -1,4 +1,4 @@
-"""What the words of `dualpath sweep` mean, checked. Torch-free."""
+"""The options of `dualpath sweep`, read and checked. Torch-free."""
 
 import json
 import math
@@ -52,7 +52,7 @@ class Request:
     """A sweep as it is asked for."""
 
     recipe: Recipe
-    """What all runs share."""
+    """The settings that all runs share."""
     wanted: Wanted
     varied: Varied
     seeds: int

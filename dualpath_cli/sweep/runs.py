@@ -41,7 +41,7 @@ LENGTH, RATE = "run.max_tokens", "optim.lr"
 
 @dataclass(frozen=True)
 class Configuration:
-    """A cell with settings of its own: what seeds are repeated of."""
+    """A cell with its varied settings, which is trained with several seeds."""
 
     name: str
     cell: Cell
@@ -73,13 +73,13 @@ def configurations(
 ) -> list[Configuration]:
     """Every cell with every combination of the settings that make a difference to it.
 
-    `branches`: those that differ in `run.max_tokens` alone are branches of the longest, which
-    comes before them.
+    `branches`: those that differ in `run.max_tokens` alone, which is then varied, are branches of
+    the longest, which comes before them.
 
     Raises:
         UserError: for two of the same name.
     """
-    if branches and LENGTH in varied:
+    if branches:
         lengths = sorted(varied[LENGTH], key=lambda text: -parse_size(str(text), LENGTH))
         varied = {LENGTH: lengths} | {k: v for k, v in varied.items() if k != LENGTH}
     found = []
@@ -87,10 +87,9 @@ def configurations(
         keys = [key for key in varied if _matters(key, cell)]
         for values in product(*(varied[key] for key in keys)):
             settings = dict(zip(keys, values, strict=True))
-            longest = (
-                {**settings, LENGTH: varied[LENGTH][0]} if branches and LENGTH in varied else {}
-            )
-            trunk = _name(cell, longest) if longest else None
+            trunk = None
+            if branches:
+                trunk = _name(cell, {**settings, LENGTH: varied[LENGTH][0]})
             found.append(Configuration(_name(cell, settings), cell, settings, trunk))
     for name, times in Counter(configuration.name for configuration in found).items():
         if times > 1:
@@ -128,9 +127,9 @@ class Run:
     settings: Settings
     """The recipe, checked."""
     path: Path
-    """Of the recipe's file."""
+    """The recipe's file."""
     log: Path
-    """What its process prints."""
+    """The output of its process."""
 
     @property
     def folder(self) -> Path:
@@ -226,7 +225,7 @@ def write_recipes(runs: Iterable[Run]) -> None:
 
 
 def _heading(configuration: Configuration, seed: int) -> str:
-    """What a recipe is, as its first line."""
+    """The first line of a recipe: its configuration in words."""
     cell = configuration.cell
     alpha = "" if cell.alpha is None else f", alpha {cell.alpha:g} %"
     loops = "" if cell.model["block"] == "wide" else f", K = {cell.model['loops']}"

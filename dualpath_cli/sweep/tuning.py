@@ -24,7 +24,7 @@ from dualpath_cli.sweep.request import MOST_SEEDS, RATES_EACH, Request
 from dualpath_cli.sweep.runs import LENGTH, RATE, Configuration, Run, runs_of
 
 SEED = MOST_SEEDS
-"""Of all trials."""
+"""The seed of all trials."""
 CHOSEN = "chosen.csv"
 """In OUT/tune."""
 MOST_RATES = 7
@@ -42,7 +42,7 @@ class Trial:
     budget: int
     family: str
     configuration: str
-    """What was trained."""
+    """The configuration that was trained."""
     tokens: int
     lr: float
     bits_per_byte: float
@@ -81,7 +81,13 @@ def first_rates(request: Request, settings: Settings, families: int) -> list[flo
     Raises:
         UserError: for --tune-tokens where nothing is tried, or of less than a step.
     """
-    rates, tokens = _rates(request, settings, families), request.tune_tokens
+    own, tokens = settings.optim.lr, request.tune_tokens
+    if request.tune is not None:
+        rates = request.tune or [own]
+    elif families < 2 or RATE in request.varied:
+        rates = [own]
+    else:
+        rates = [own * factor for factor in RATES_EACH]
     if tokens is not None and len(rates) == 1:
         raise UserError(
             "--tune-tokens is the length of trials of learning rates, but this sweep has none; "
@@ -93,14 +99,6 @@ def first_rates(request: Request, settings: Settings, families: int) -> list[flo
             f"run.batch_tokens={settings.run.batch_tokens:,}; give at least that"
         )
     return rates
-
-
-def _rates(request: Request, settings: Settings, families: int) -> list[float]:
-    if request.tune is None:
-        own = settings.optim.lr
-        alone = families < 2 or RATE in request.varied
-        return [own] if alone else [own * factor for factor in RATES_EACH]
-    return request.tune or [settings.optim.lr]
 
 
 def with_rate(recipe: Recipe, settings: Settings, lr: float) -> Recipe:
@@ -235,9 +233,10 @@ def judge(runs: Sequence[Run]) -> list[Trial]:
             best[family] = run
     for (budget, name), run in best.items():
         if scores[run] == math.inf:
+            evidence = run.folder / (WENT_WRONG if went_wrong(run) else "validation.csv")
             raise RunFailed(
                 f"the numbers of all trials of {name} at a budget of {budget:,} went wrong, as "
-                f"{_evidence(run)} says; give lower rates (--tune), or remove such a file to try "
+                f"{evidence} says; give lower rates (--tune), or remove such a file to try "
                 "its trial again"
             )
     return [
@@ -247,10 +246,6 @@ def judge(runs: Sequence[Run]) -> list[Trial]:
         )
         for run, score in scores.items()
     ]  # fmt: skip
-
-
-def _evidence(run: Run) -> Path:
-    return run.folder / (WENT_WRONG if went_wrong(run) else "validation.csv")
 
 
 def _score(run: Run) -> float:

@@ -1,4 +1,4 @@
-"""A run of a sweep as a process of its own: its command, its share of the machine. Torch-free."""
+"""A run of a sweep as a process: its command, its share of the machine. Torch-free."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def side_by_side(run: Run, jobs: int) -> int:
 
 
 def check_sharing(run: Run, jobs: int) -> None:
-    """Checks that runs can be side by side on the GPUs that there are, if they are.
+    """Checks that runs can be side by side on the GPUs of this machine.
 
     Raises:
         UserError: for several jobs that want more than a GPU each, or all of a GPU's memory.
@@ -75,7 +75,7 @@ def _names_gpu(name: str) -> bool:
 def start(run: Run, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
     """Starts the run; what it prints goes on in its log.
 
-    It is in a session of its own, so that Ctrl-C reaches the sweep alone, which asks it to stop; it
+    It has its own session, so that Ctrl-C reaches the sweep alone, which asks it to stop; it
     stops by itself, with a checkpoint, where the sweep is killed.
     """
     run.log.parent.mkdir(parents=True, exist_ok=True)

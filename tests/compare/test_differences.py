@@ -67,6 +67,7 @@ def test_two_baselines_are_one_pair_and_all_tests_are_corrected_together():
     pairs = [(r.configuration, r.baseline) for r in both if r.measure == "aggregate"]
     assert pairs == [("loop", "wide"), ("dual", "wide"), ("dual", "loop")]
     assert [r.p_holm for r in both] == pytest.approx(holm([r.p for r in both]))
+    assert differences_of([group(control, loop, dual, baselines=())]) == []
     alone = differences_of([group(control, loop, dual, baselines=(loop,))])
     by_pair = {(r.configuration, r.baseline, r.measure): r.p for r in alone}
     assert {key: by_pair[key] for key in by_pair if key[0] == "dual"} == {
@@ -110,7 +111,3 @@ def difference(**changes: float) -> Difference:
 )
 def test_an_interval_with_zero_in_it_is_undecided(row, verdict):
     assert row.verdict == verdict
-
-
-def test_without_a_baseline_there_are_no_tests():
-    assert differences_of([group(wide(seeds(2.0, 2.1)), baselines=())]) == []

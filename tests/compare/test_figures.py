@@ -46,8 +46,8 @@ def test_quality_has_a_point_a_configuration_a_line_an_alpha_and_a_curve(swept):
     lines = [line.get_xydata() for line in ax.lines if line.get_linestyle() == "-"]
     # a25 has one K.
     assert sorted(len(line) for line in lines) == [1, 2]
-    labels = {text.get_text() for text in ax.texts}
-    assert labels == {"α 25", "α 50"}
+    assert {text.get_text() for text in ax.texts} == {"α 25", "α 50"}
+    assert [COUNTS(value) for value in (719e6, 1.4e9, 0)] == ["719M", "1.4B", "0"]
 
 
 def test_the_curve_goes_through_three_controls(swept):
@@ -106,11 +106,6 @@ def test_runs_that_logged_at_other_steps_share_some_or_have_no_line(tmp_path, ke
     assert points.shape == (2, len(steps), 3)
     assert points[0, :, TOKENS].tolist() == [step * BATCH for step in steps]
     draw(tmp_path / "out", [made])
-
-
-@pytest.mark.parametrize(("value", "text"), [(719e6, "719M"), (1.4e9, "1.4B"), (0, "0")])
-def test_counts_on_axes_are_short(value, text):
-    assert COUNTS(value) == text
 
 
 def test_figures_are_drawn_and_none_stays_of_an_earlier_comparison(swept, tmp_path: Path):

@@ -1,27 +1,27 @@
 """The accounting against the built model: PyTorch's FLOP counter, and its parameters."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, ModelConfig
+from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.shapes import units
 from dualpath_cli.model.language_model import DualPathLM
 from tests.flops.test_count_and_widths import small
 
+KINDS = get_args(BlockKind)
 MATRIX_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
 BATCH = 2
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    **{f"{kind}_k{k}": {"block": kind, "loops": k} for kind in ("dual", "loop") for k in (1, 2, 3)},
-    "wide": {"block": "wide"},
-    "mixed": {"block": ["dual", "loop", "wide"], "n_layers": 3, "loops": 2},
+    **{f"{kind}_k{k}": {"block": kind, "loops": k} for kind in KINDS for k in (1, 2, 3)},
+    "mixed": {"block": [*KINDS], "n_layers": len(KINDS), "loops": 2},
     "gqa": {"n_kv_heads": 2, "loops": 2},
     "multi_query_wide": {"block": "wide", "n_kv_heads": 1},
     "tied": {"tie_embeddings": True, "loops": 2},

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,19 +44,21 @@ def words_of(line: str, run: Path, texts: Path, out: Path) -> list[str]:
     return [places.get(word, word.replace("VAL", places["VAL"])) for word in line.split()]
 
 
-STUDIES = [
-    "compare RUN --out OUT",
+EVERYDAY = ["compare RUN --out OUT", "generate --ckpt_path RUN --prompt TEXT"]
+NIGHTLY = [
     "routing --ckpt_path RUN --text TEXT",
     "routing --ckpt_path RUN --out OUT --tagger none",
-    "generate --ckpt_path RUN --prompt TEXT",
     "evaluate --ckpt_path RUN --sources p=VAL --out OUT",
 ]
+LONG = ["validate --ckpt_path RUN", "ablate --ckpt_path RUN --suite layers --out OUT"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [*STUDIES, "validate --ckpt_path RUN", "ablate --ckpt_path RUN --suite layers --out OUT"],
-)
+def lines(*nightly: str) -> list[Any]:
+    """Commands of every day, and others at night: all print by one console."""
+    return [*EVERYDAY, *(pytest.param(line, marks=pytest.mark.slow) for line in nightly)]
+
+
+@pytest.mark.parametrize("line", lines(*NIGHTLY, *LONG))
 def test_a_reader_that_leaves_ends_a_command_with_141(
     line: str, trained: Fit, texts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,7 +90,7 @@ def test_a_parent_that_is_none_is_no_reason_to_end(monkeypatch: pytest.MonkeyPat
     assert main(["--version"]) == 0
 
 
-@pytest.mark.parametrize("line", STUDIES)
+@pytest.mark.parametrize("line", lines(*NIGHTLY))
 def test_what_an_encoding_lacks_is_escaped_on_the_screen(
     line: str, trained: Fit, texts: Path, tmp_path: Path
 ) -> None:

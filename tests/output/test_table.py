@@ -9,17 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.table import (
-    Column,
-    Table,
-    aligned,
-    html,
-    interval,
-    latex,
-    markdown,
-    show,
-    with_error,
-)
+from dualpath_cli.output.table import Column, Table, html, interval, latex, markdown, with_error
+from dualpath_cli.output.terminal import aligned, fits, show
 
 NAN = float("nan")
 TABLE = Table(
@@ -138,10 +129,42 @@ def test_plain_text_is_aligned_without_lines() -> None:
         "dual                                     2.1250 *",
         "loss in nats",
     ]
-    assert aligned(TABLE, 50)[0] == "configuration  verdict                       loss"
-    assert aligned(TABLE, 50)[-1] == (
-        "left out, as there is no room: 95 % interval, as written parameters"
-    )
+
+
+def test_plain_text_wraps_words_and_then_leaves_columns_out() -> None:
+    rows = [("  attention scores, 5 passes", 31_457_280), ("total", 7)]
+    table = Table([Column(""), Column("as written", ",")], rows)
+    assert aligned(table, 30) == [
+        "                    as written",
+        "  attention         31,457,280",
+        "      scores, 5",
+        "      passes",
+        "total                        7",
+    ]
+    assert fits(TABLE, 70)
+    assert not fits(TABLE, 50)
+    assert aligned(TABLE, 50)[-2:] == [
+        "left out, as there is no room: 95 % interval, as",
+        "written parameters",
+    ]
+
+
+@settings(max_examples=40)
+@given(width=st.integers(30, 110))
+def test_no_line_of_plain_text_is_wider_than_the_terminal(width: int) -> None:
+    assert max(map(len, aligned(TABLE, width))) <= width
+    assert fits(TABLE, width) == ("left out" not in "".join(aligned(TABLE, width)))
+
+
+def test_a_note_is_in_the_caption_where_its_column_is_shown() -> None:
+    columns = [Column("name"), Column("a" * 20, note="a: first"),
+               Column("b" * 20, importance=0, note="b: second"),
+               Column("c" * 20, importance=0, note="b: second")]  # fmt: skip
+    table = Table(columns, [], caption="and all")
+    for written in (markdown(table), latex(table), html(table), shown(table, 99)):
+        assert "a: first; b: second; and all" in written
+    assert "a: first; b: second" in shown(table, 70), "one of two columns is left"
+    assert "a: first; and all" in shown(table, 50)
 
 
 def test_markdown_escapes_what_is_a_mark_and_has_as_many_cells_a_row() -> None:

@@ -10,7 +10,7 @@ from dualpath_cli.command import launch
 from dualpath_cli.sweep import runner, worker
 from dualpath_cli.sweep.runs import Run
 from tests.sweep import fake_fit
-from tests.sweep.sweeps import FAKE_FIT, write_recipe
+from tests.sweep.sweeps import write_recipe
 
 WORDS = ["--budget", "100K", "--alphas", "50", "--loops", "2", "--seeds", "2", "--tflops", "0.01"]
 
@@ -31,12 +31,3 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(launch, "to_train", lambda *_: None)  # there are no data
     recipe, out = write_recipe(tmp_path), tmp_path / "sweep"
     return ["sweep", "--config", str(recipe), "--out", str(out), *WORDS]
-
-
-@pytest.fixture
-def processes(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The same words; each run of the stand-in is a process."""
-    monkeypatch.setattr(runner, "start", worker.start)
-    monkeypatch.setattr(runner, "POLL", 0.05)
-    monkeypatch.setattr(worker, "command_of", lambda recipe: [*FAKE_FIT, str(recipe)])
-    return words

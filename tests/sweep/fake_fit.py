@@ -65,8 +65,6 @@ def fit(path: Path, environment: Mapping[str, str], log: TextIO) -> int:
         f"{step},{step * run['batch_tokens']},held_out,2.0,{bits}\n"
     )
     save()
-    with (folder / "ends").open("a") as file:
-        file.write(f"{time.time()}\n")
     return 0
 
 

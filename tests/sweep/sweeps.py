@@ -14,8 +14,6 @@ from dualpath_cli.sweep.request import Request
 STEP = 64
 
 FAKE_FIT = [sys.executable, str(Path(__file__).with_name("fake_fit.py"))]
-"""The words of the stand-in as a process, before the recipe."""
-
 SWEEP = f"""
 import sys
 from dualpath_cli import cli

@@ -146,7 +146,8 @@ def test_what_is_left_out_or_the_same_is_said() -> None:
     notes = solve(wanted(matches=["total"], controls=["wide", "expanded"]), SMALL)[1]
     assert "expanded is matched in linear FLOPs alone: left out" in notes
     for controls, said in (["wide", "loop"], True), (["wide", "min-deep"], False):
-        notes = solve(wanted(loops=[1, 2], controls=controls), SMALL)[1]
+        cells, notes = solve(wanted(loops=[1, 2], controls=controls), SMALL)
+        assert not {"loop_k1", "expanded_k1"} & {cell.name for cell in cells}
         assert ("of loop and expanded none has K = 1, which is PureWide" in notes) == said
     notes = solve(wanted(alphas=[33.3333333, 33.34], loops=[2], controls=["wide"]), SMALL)[1]
     assert notes == ["a33.34_k2 is the same model as a33.3333_k2: trained once"]

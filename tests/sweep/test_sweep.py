@@ -15,6 +15,7 @@ from dualpath_cli import cli
 from dualpath_cli.files.csv_text import read_csv
 from dualpath_cli.files.lock import FIT, alone_in
 from dualpath_cli.sweep import worker
+from dualpath_cli.sweep.board import Board
 from dualpath_cli.sweep.request import LOCK
 from dualpath_cli.sweep.tuning import SEED, Trial, grown
 from tests.sweep.sweeps import SWEEP, starts, write_recipe
@@ -48,19 +49,12 @@ def test_what_is_finished_is_left_alone_and_more_seeds_are_added(
     assert "6 of 9 are finished already" in said
     assert len(starts(out)) == 9
     assert all(len(lines) == 1 for lines in starts(out).values())
-
-
-def test_what_is_finished_may_lose_its_checkpoints(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main([*words, "--yes", "--tune", "off"]) == 0
-    runs = sorted((tmp_path / "sweep" / "runs").glob("*/*"))
+    runs = sorted((out / "runs").glob("*/*"))
     for run in runs:
         shutil.rmtree(run / "checkpoints")
     (runs[0] / "validation.csv").unlink()
-    capsys.readouterr()
-    assert cli.main([*words, "--yes", "--tune", "off"]) == 0
-    assert "5 of 6 are finished already" in capsys.readouterr().out
+    assert cli.main([*words, "--yes", "--tune", "off", "--seeds", "3"]) == 0
+    assert "8 of 9 are finished already" in capsys.readouterr().out, "validated is finished"
 
 
 def test_a_run_that_fails_stops_no_other_one(
@@ -72,23 +66,14 @@ def test_a_run_that_fails_stops_no_other_one(
     said = capsys.readouterr().err
     assert "2 of 6 runs failed, the first one loop_k2-seed_0: dualpath fit: failed: broken" in said
     monkeypatch.delenv("FAKE_FAILING")
-    assert cli.main([*words, "--yes", "--tune", "off"]) == 0
-    assert len(starts(tmp_path / "sweep")) == 6
-
-
-def test_a_run_whose_checkpoints_are_damaged_stops_no_other_one(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [*words, "--yes", "--tune", "off", "--controls", "wide"]
-    assert cli.main([*words, "--seeds", "1"]) == 0
     (checkpoint,) = (tmp_path / "sweep/runs/wide/seed_0/checkpoints").iterdir()
-    checkpoint.write_text("")
-    assert cli.main(words) == 1
+    checkpoint.write_text("")  # damaged
+    assert cli.main([*words, "--yes", "--tune", "off"]) == 1
     said = capsys.readouterr().err
-    assert "1 of 4 runs failed, the first one wide-seed_0: dualpath fit: no whole check" in said
-    assert len(starts(tmp_path / "sweep")) == 4, "all others were trained"
+    assert "1 of 6 runs failed, the first one wide-seed_0: dualpath fit: no whole check" in said
+    assert len(starts(tmp_path / "sweep")) == 6, "all others were trained"
     shutil.rmtree(checkpoint.parents[1])
-    assert cli.main(words) == 0
+    assert cli.main([*words, "--yes", "--tune", "off"]) == 0
 
 
 def test_a_damaged_table_of_validations_is_named(
@@ -135,20 +120,6 @@ def test_branches_wait_for_their_trunk_and_fail_with_it(
     assert cli.main(words) == 0
     begun = {name: float(s[0].split()[3]) for name, s in starts(tmp_path / "sweep").items()}
     assert begun["a50_k2-max_tokens_640-seed_0"] < begun["a50_k2-max_tokens_320-seed_0"]
-
-
-def test_jobs_run_together_and_share_the_cores(
-    processes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_SECONDS", "1")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert cli.main([*processes, "--yes", "--tune", "off", "--jobs", "3", "--seeds", "1"]) == 0
-    out = tmp_path / "sweep"
-    begun = [float(lines[0].split()[3]) for lines in starts(out).values()]
-    ended = [float(path.read_text()) for path in out.glob("**/ends")]
-    assert max(begun) < min(ended), "all were at work at the same time"
-    threads = {lines[0].split()[1] for lines in starts(out).values()}
-    assert threads == {str(max(1, (os.cpu_count() or 1) // 3))}
 
 
 def test_slots_get_a_gpu_each_and_share_where_there_are_more_runs(
@@ -234,15 +205,6 @@ def test_the_tokens_of_trials_are_at_least_a_step(
     assert "of 64 tokens each" in capsys.readouterr().out, "half of a run would be half a step"
 
 
-def test_a_family_may_be_added_to_a_sweep_that_was_tuned(words: list[str], tmp_path: Path) -> None:
-    words = [*words, "--yes", "--tune", "2e-3,4e-3", "--seeds", "1"]
-    assert cli.main([*words, "--controls", "wide"]) == 0
-    before = (tmp_path / "sweep" / "recipes" / "wide-seed_0.yaml").read_text()
-    assert cli.main([*words, "--controls", "wide,expanded"]) == 0
-    assert (tmp_path / "sweep" / "recipes" / "wide-seed_0.yaml").read_text() == before
-    assert len(starts(tmp_path / "sweep" / "runs")) == 3
-
-
 def test_a_family_whose_runs_are_begun_keeps_its_rate(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,7 +217,9 @@ def test_a_family_whose_runs_are_begun_keeps_its_rate(
     assert "keeps the learning rate 0.0045, chosen by the trial a30_k2-lr_0.0045: its" in said
     assert len(starts(out / "tune")) == tried
     assert "lr: 0.0045" in (out / "recipes" / "a50_k2-seed_0.yaml").read_text()
+    before = (out / "recipes" / "a50_k2-seed_0.yaml").read_text()
     assert cli.main([*words, "--alphas", "30,50", "--controls", "wide"]) == 0
+    assert (out / "recipes" / "a50_k2-seed_0.yaml").read_text() == before
     rows = read_csv(out / "tune" / "chosen.csv")
     rates = {family: [row["lr"] for row in rows if row["family"] == family]
              for family in ("dual", "wide")}  # fmt: skip
@@ -275,15 +239,6 @@ def test_runs_begun_at_a_rate_that_no_trial_chose_are_refused_before_any_trial(
     assert starts(tmp_path / "sweep" / "tune") == {}
 
 
-def test_recipes_of_runs_are_written_once_their_rates_are_known(
-    words: list[str], tmp_path: Path
-) -> None:
-    assert cli.main(words) == 2, "there is nobody to ask"
-    out = tmp_path / "sweep"
-    assert not (out / "recipes").exists()
-    assert len(list((out / "tune" / "recipes").iterdir())) == 9
-
-
 def test_a_second_sweep_in_the_same_folder_is_refused(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -293,15 +248,24 @@ def test_a_second_sweep_in_the_same_folder_is_refused(
 
 
 def test_a_run_that_another_process_writes_is_waited_for_and_named(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     run, begun, done = tmp_path / "sweep/runs/wide/seed_0", threading.Event(), threading.Event()
 
     def hold() -> None:
         with alone_in(run, print, FIT, "wait for it"):
             begun.set()
-            done.wait(0.5)
+            done.wait(60)
 
+    say = Board.say
+
+    def say_and_release(board: Board, text: str) -> None:
+        say(board, text)
+        if " waits: " in text:
+            done.set()
+
+    monkeypatch.setattr(Board, "say", say_and_release)
     assert cli.main([*words, "--slurm", "--tune", "off", "--seeds", "1"]) == 0
     holder = threading.Thread(target=hold)
     holder.start()
@@ -318,15 +282,13 @@ def test_branches_that_could_not_be_are_refused_before_anything_runs(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*words, "--yes", "--tune", "off", "--set", "run.max_tokens=320,640"]
-    for optim, run, said in (
-        ({"schedule": "wsd", "decay_sum": 1.0}, {}, "optim.decay_sum must be null"),
-        ({"schedule": "wsd"}, {"save_every": 10}, "leaves no checkpoint before the cool-down"),
+    for optim, more, said in (
+        ({"decay_sum": 1.0}, [], "optim.decay_sum must be null"),
+        ({}, ["--set", "optim.schedule=wsd,cosine"], "optim.schedule does not go with --set run.m"),
     ):
-        write_recipe(tmp_path, optim=optim, run=run)
-        assert cli.main(words) == 2
+        write_recipe(tmp_path, optim={"schedule": "wsd", **optim})
+        assert cli.main([*words, *more]) == 2
         assert said in capsys.readouterr().err
-    write_recipe(tmp_path, optim={"schedule": "wsd"})
-    assert cli.main([*words, "--set", "optim.schedule=wsd,cosine"]) == 2
     assert starts(tmp_path / "sweep") == {}
 
 
@@ -345,6 +307,7 @@ def test_nothing_runs_without_a_yes(
     assert "nothing was started; the plan is in" in said
     assert starts(out) == {}
     assert len(read_csv(out / "plan.csv")) == 3
+    assert not (out / "recipes").exists(), "their rates are not known yet"
     assert len(list((out / "tune" / "recipes").iterdir())) == 9
 
 
@@ -354,7 +317,7 @@ def begin(words: list[str], tmp_path: Path, seconds: float) -> "subprocess.Popen
     process = subprocess.Popen(
         [*command, "--tune", "off", "--jobs", "2", "--seeds", "1"], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "FAKE_SECONDS": str(seconds)},
+        env=os.environ | {"FAKE_SECONDS": str(seconds)},
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while len(list((tmp_path / "sweep").glob("runs/*/*/metrics.csv"))) < 2:
@@ -372,6 +335,9 @@ def test_a_signal_stops_all_runs_with_a_checkpoint_and_the_same_words_go_on(
     number: int, code: int, words: list[str], tmp_path: Path
 ) -> None:
     process = begin(words, tmp_path, seconds=20)
+    at_work = starts(tmp_path / "sweep").values()
+    threads = {lines[0].split()[1] for lines in at_work}
+    assert (len(at_work), threads) == (2, {str(max(1, (os.cpu_count() or 1) // 2))}), "shared cores"
     process.send_signal(number)
     said, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
@@ -469,11 +435,10 @@ def run_task(script: Path, task: int, tools: Path, srun: str) -> "subprocess.Com
 
 def test_slurm_runs_a_task_for_each_run(words: list[str], tmp_path: Path) -> None:
     assert cli.main([*words, "--slurm", "--tune", "off"]) == 0
-    assert "--gpus" not in (tmp_path / "sweep" / "jobs.sbatch").read_text(), (
-        "its trainer is a CPU's"
-    )
     script = tmp_path / "sweep" / "jobs.sbatch"
-    assert "#SBATCH --array=0-5%1" in script.read_text()
+    text = script.read_text()
+    assert "#SBATCH --array=0-5%1" in text
+    assert "--gpus" not in text, "its trainer is a CPU's"
     said = []
     for task in range(6):
         done = run_task(script, task, tmp_path / "tools", srun='echo "$@"')
@@ -493,7 +458,7 @@ def test_an_array_is_named_after_its_folder_also_from_inside(
     assert "#SBATCH --job-name=inside\n" in (inside / "jobs.sbatch").read_text()
 
 
-def test_a_trial_that_goes_wrong_in_an_array_is_not_submitted_again(
+def test_a_trial_whose_time_is_up_is_queued_again_and_one_that_goes_wrong_is_not(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words, out = [*words, "--slurm", "--tune", "1e-3,2e-3"], tmp_path / "sweep"
@@ -501,7 +466,10 @@ def test_a_trial_that_goes_wrong_in_an_array_is_not_submitted_again(
     script = out / "tune.sbatch"
     assert "#SBATCH --array=0-5%1" in script.read_text()
     done = run_task(script, 0, tmp_path / "tools", srun="exit 1")
-    assert done.returncode == 1, done.stderr
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    warned = "trap 'exit 1' USR1; sleep 0.5; kill -USR1 $PPID; while :; do sleep 0.1; done"
+    done = run_task(script, 2, tmp_path / "tools", srun=warned)
+    assert (done.returncode, done.stdout) == (1, "requeued requeue 7_2\n")
     wrong = out / "tune" / "runs" / "loop_k2-lr_0.001" / "seed_100" / "went_wrong.txt"
     wrong.parent.mkdir(parents=True)
     wrong.write_text("steps 1 to 10 were skipped")
@@ -509,16 +477,6 @@ def test_a_trial_that_goes_wrong_in_an_array_is_not_submitted_again(
     assert "5 runs: sbatch" in capsys.readouterr().out
     assert "#SBATCH --array=0-4%1" in script.read_text(), "the machine's failure is"
     assert "loop_k2-lr_0.001" not in script.read_text()
-
-
-def test_a_trial_whose_time_is_up_is_queued_again_and_has_not_failed(
-    words: list[str], tmp_path: Path
-) -> None:
-    assert cli.main([*words, "--slurm", "--tune", "1e-3,2e-3"]) == 0
-    warned = "trap 'exit 1' USR1; sleep 0.5; kill -USR1 $PPID; while :; do sleep 0.1; done"
-    done = run_task(tmp_path / "sweep/tune.sbatch", 2, tmp_path / "tools", srun=warned)
-    assert done.stdout == "requeued requeue 7_2\n"
-    assert done.returncode == 1
 
 
 def test_slurm_tunes_first(

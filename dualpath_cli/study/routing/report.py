@@ -10,7 +10,8 @@ from dualpath_cli.command.launch import Launch
 from dualpath_cli.files.atomic import write_texts
 from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.output.figures import save
-from dualpath_cli.output.table import Column, Table, interval, show
+from dualpath_cli.output.table import Column, Table, interval
+from dualpath_cli.output.terminal import show
 from dualpath_cli.statistics import bootstrap
 from dualpath_cli.statistics.bootstrap import LEAST_CLUSTERS, clusters_text
 from dualpath_cli.study import classes

@@ -12,7 +12,8 @@ from rich.console import Console
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.paper import inference_ablation, token_class_excess
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.output.table import Table, show
+from dualpath_cli.output.table import Table
+from dualpath_cli.output.terminal import show
 from dualpath_cli.study.ablation.comparison import Excess, Result
 from dualpath_cli.study.ablation.figures import draw
 from dualpath_cli.study.ablation.table import excess_table, layer_table, source_table, write
