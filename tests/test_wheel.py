@@ -14,6 +14,7 @@ import dualpath_cli
 from dualpath_cli.recipe import recipes
 
 CHECKOUT = Path(__file__).parents[1]
+PACKAGES = ("dualpath_cli", "data_prep")
 
 
 @pytest.fixture(scope="module")
@@ -46,46 +47,41 @@ def python(installed: Path, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("package", ["dualpath_cli", "data_prep"])
-def test_what_runs_here_is_the_wheel(package: str, installed: Path) -> None:
-    file = python(installed, "-c", f"import {package}; print({package}.__file__)").strip()
-    assert Path(file) == installed / package / "__init__.py"
-
-
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        ("dualpath_cli flops --config f80m_a50_k4", "483,156,880"),
-        ("dualpath_cli flops --budget 80M --table", "a75 K4"),
-        ("dualpath_cli fit --config f80m_a50_k4 --print_config", "max_tokens: 38503710720"),
-        ("data_prep --help", "--tokenizer"),
-    ],
-    ids=["recipe", "the paper's numbers", "a recipe's base", "data preparation"],
-)
-def test_a_command_finds_what_it_needs(words: str, shown: str, installed: Path) -> None:
-    assert shown in python(installed, "-m", *words.split())
-
-
-def test_all_recipes_are_packaged(installed: Path) -> None:
-    listed = "from dualpath_cli.recipe import recipes; print(*recipes.names())"
-    assert python(installed, "-c", listed).split() == recipes.names()
+def test_what_runs_here_is_the_wheel_with_all_recipes(installed: Path) -> None:
+    program = (
+        "import dualpath_cli, data_prep; from dualpath_cli.recipe import recipes; "
+        "print(dualpath_cli.__file__, data_prep.__file__, *recipes.names())"
+    )
+    *files, names = python(installed, "-c", program).split(maxsplit=2)
+    assert files == [str(installed / name / "__init__.py") for name in PACKAGES]
+    assert names.split() == recipes.names()
     for name in recipes.names():
         packaged = installed / "dualpath_cli" / "_recipes" / f"{name}.yaml"
         assert packaged.read_bytes() == (CHECKOUT / "recipes" / f"{name}.yaml").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("dualpath_cli flops --budget 80M --table", "a75 K4"),
+        ("dualpath_cli fit --config f80m_a50_k4 --print_config", "max_tokens: 38503710720"),
+        ("data_prep --help", "--tokenizer"),
+    ],
+    ids=["the paper's numbers", "a recipe and its base", "data preparation"],
+)
+def test_a_command_finds_what_it_needs(words: str, shown: str, installed: Path) -> None:
+    assert shown in python(installed, "-m", *words.split())
+
+
 def test_it_holds_every_module_and_no_more(installed: Path) -> None:
-    for package in ("dualpath_cli", "data_prep"):
-        packaged = {path.relative_to(installed) for path in (installed / package).rglob("*.py")}
-        assert packaged == {
-            path.relative_to(CHECKOUT) for path in (CHECKOUT / package).rglob("*.py")
-        }
-    version = dualpath_cli.__version__
-    assert {path.name for path in installed.iterdir()} == {
-        "dualpath_cli",
-        "data_prep",
-        f"dualpath-{version}.dist-info",
-    }
+    for package in PACKAGES:
+        packaged, here = (
+            {path.relative_to(root) for path in (root / package).rglob("*.py")}
+            for root in (installed, CHECKOUT)
+        )
+        assert packaged == here
+    information = f"dualpath-{dualpath_cli.__version__}.dist-info"
+    assert {path.name for path in installed.iterdir()} == {*PACKAGES, information}
 
 
 def test_it_declares_the_command_the_license_and_the_version(installed: Path) -> None:

@@ -52,7 +52,7 @@ def try_classes(config: ModelConfig) -> None:
 
 
 def _check_kinds(module: nn.Module, start: str) -> None:
-    """Raises UserError for a declared kind that there is not, or that is of no parameter."""
+    """Raises UserError for a declared kind that is unknown or matches no parameter."""
     declared: Any = getattr(module, "parameter_kinds", {})
     names = [name for name, _ in module.named_parameters()]
     if not isinstance(declared, dict):

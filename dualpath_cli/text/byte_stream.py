@@ -26,24 +26,21 @@ def open_bytes(path: Path, on_read: OnRead) -> io.BufferedReader:
     return io.BufferedReader(kind(path, on_read), BUFFER_BYTES)
 
 
-class _CountedFile(io.RawIOBase):
+class _CountedFile(io.FileIO):
     """A file that reports each read, so that progress is known in bytes on the disk."""
 
     def __init__(self, path: Path, on_read: OnRead) -> None:
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed in close()
+        super().__init__(path)
         self._on_read = on_read
 
-    def readable(self) -> bool:
-        return True
-
     def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer) or 0
+        count = super().readinto(buffer) or 0
         self._on_read(count)
         return count
 
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    # A FileIO's own would pass `readinto` by.
+    read = io.RawIOBase.read  # type: ignore[assignment]
+    readall = io.RawIOBase.readall
 
 
 class _Decompressed(io.RawIOBase):

@@ -257,9 +257,9 @@ class Manifest:
 
 
 def is_data_folder(location: str | Path) -> bool:
-    """Whether a location is a prepared data folder, be it one that has lost its manifest.
+    """Whether a location is a prepared data folder, also one that has lost its manifest.
 
-    Else held-out, rejected and doubled documents beside the chunks would be taken for texts.
+    Otherwise the held-out and rejected documents beside the chunks would be taken for texts.
     """
     if exists(f"{location}/{MANIFEST}"):
         return True

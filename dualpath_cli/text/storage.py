@@ -55,9 +55,7 @@ def sizes(folder: str | Path) -> dict[str, int] | None:
 
 def exists(location: str | Path) -> bool:
     """Whether there is a file, or an object, at a location. Raises UserError as `sizes` does."""
-    if not is_remote(location):
-        return Path(location).is_file()
-    return _head(str(location)) is not None
+    return _head(str(location)) is not None if is_remote(location) else Path(location).is_file()
 
 
 def local_copy(location: str | Path) -> Path:
@@ -210,7 +208,7 @@ def _make_client(process: int, settings: tuple[tuple[str, str], ...], attempts: 
 @contextmanager
 def _one_line(url: str) -> Iterator[None]:
     """Turns what boto3 raises into a UserError about a location."""
-    _client()  # says so where boto3 is missing or cannot be set up
+    _client()  # raises where boto3 is missing or cannot be set up
     from boto3.exceptions import Boto3Error
     from botocore import exceptions
 

@@ -146,7 +146,7 @@ class Tokenizer:
     @cached_property
     def _tokenizers(self) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(self._definition))
-        tokenizer.encode_special_tokens = True  # as ordinary text, that is
+        tokenizer.encode_special_tokens = True  # as ordinary text
         return tokenizer
 
     @cached_property

@@ -1,282 +1,230 @@
-"""The exported folder as files: what it replaces, what was left of it, what is wrong in it."""
+"""The exported folder as files: what it replaces, what is wrong in it, what its card says."""
 
-import fcntl
+import csv
 import hashlib
-import importlib
+import html
 import json
 import os
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from dualpath_cli.cli import main
-from dualpath_cli.export.hf import folder as hf
-from tests.processes import start
+from dualpath_cli.export.hf.flatten import flatten
+from tests.export.conftest import Said, contents, export, model_of, words
 from tests.tiny_run import Fit
-from tests.training.test_checkpoint_faults import flipped
-
-Refused = Callable[..., str]
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
-    """`refused(*words)`: what is said of a mistake, in one line."""
-
-    def run(*words: object) -> str:
-        capsys.readouterr()
-        assert main([str(word) for word in words]) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        return said
-
-    return run
+def folder(trained: Fit, tmp_path: Path) -> Path:
+    """An exported folder, to be changed."""
+    return export(trained(), tmp_path / "hf")
 
 
-def words(run: Path, out: Path, *more: str) -> list[str]:
-    return ["export", "--ckpt_path", str(run), "--format", "hf", "--out", str(out), *more]
-
-
-def export(run: Path, out: Path, *more: str) -> Path:
-    assert main(words(run, out, *more)) == 0
-    return out
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-@pytest.mark.parametrize(
-    "name", [".git/HEAD", "thesis.txt", "sub/config.json", "own_notes.py", "README.md"]
-)
 def test_a_folder_with_anything_that_no_export_wrote_is_not_replaced(
-    name: str, trained: Fit, tmp_path: Path, refused: Refused
+    folder: Path, tmp_path: Path, said: Said
 ) -> None:
-    run = trained()
-    out = export(run, tmp_path / "hf")
-    (out / name).parent.mkdir(exist_ok=True)
-    (out / name).write_text("mine")
-    before = contents(out)
-    assert f"holds '{name.split('/')[0]}', which" in refused(*words(run, out, "--overwrite"))
-    assert contents(out) == before
-
-
-def test_a_folder_without_a_list_is_nobodys_to_replace(
-    trained: Fit, tmp_path: Path, refused: Refused
-) -> None:
-    run = trained()
-    out = export(run, tmp_path / "hf")
-    (out / "SHA256SUMS").unlink()
-    assert "holds 'README.md', which" in refused(*words(run, out, "--overwrite"))
-    assert (out / "README.md").exists()
+    run = tmp_path / "runs" / "tiny" / "default"
+    for name in (".git/HEAD", "thesis.txt", "sub/config.json", "own_notes.py", "README.md"):
+        path = folder / name
+        whole = path.read_bytes() if path.exists() else None
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+        before = contents(folder)
+        error = said(*words(run, folder, "--overwrite"))
+        assert f"holds '{name.split('/')[0]}', which" in error
+        assert contents(folder) == before
+        path.unlink()
+        if path.parent != folder:
+            path.parent.rmdir()
+        if whole is not None:
+            path.write_bytes(whole)
+    (folder / "SHA256SUMS").unlink()
+    assert "holds 'README.md', which" in said(*words(run, folder, "--overwrite"))
+    for other in (run, tmp_path):
+        error = said(*words(run, other, "--overwrite"))
+        assert "is a folder of something else" in error
 
 
 def test_what_comes_into_a_folder_while_its_successor_is_written_stays(
-    trained: Fit, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = trained()
-    out = export(run, tmp_path / "hf")
-
-    def read_back(folder: Path) -> None:
-        (out / "thesis.txt").write_text("mine")
+    def read_back(written: Path) -> None:
+        (folder / "thesis.txt").write_text("mine")
 
     monkeypatch.setattr("dualpath_cli.export.hf.folder.read_folder", read_back)
-    assert f"'{out}' holds 'thesis.txt'" in refused(*words(run, out, "--overwrite"))
-    assert (out / "thesis.txt").read_text() == "mine"
-    assert list(tmp_path.glob("hf*")) == [out]
+    run = tmp_path / "runs" / "tiny" / "default"
+    assert f"'{folder}' holds 'thesis.txt'" in said(*words(run, folder, "--overwrite"))
+    assert (folder / "thesis.txt").read_text() == "mine"
+    assert list(tmp_path.glob("hf*")) == [folder]
 
 
-def test_a_folder_whose_files_are_of_two_models_is_not_imported(
-    trained: Fit, tmp_path: Path, refused: Refused
-) -> None:
-    folder = export(trained(), tmp_path / "hf")
-    (folder / "SHA256SUMS").unlink()
-    for name, said in (
-        ("config.json", "with model.norm_eps=1e-05, this one has 0.1; put config.json back"),
-        ("tokenizer.json", "tokenizer.json has the fingerprint"),
-    ):
-        before = (folder / name).read_text()
-        content = json.loads(before)
-        if name == "config.json":
-            content["norm_eps"] = 0.1
-        else:
-            ids = content["model"]["vocab"]
-            ids["a"], ids["b"] = ids["b"], ids["a"]
-        (folder / name).write_text(json.dumps(content))
-        assert said in refused("import", "--hf", folder)
-        (folder / name).write_text(before)
-    (folder / "README.md").write_text("a card of one's own")
-    assert main(["import", "--hf", str(folder)]) == 0
-
-
-def test_what_a_killed_export_left_goes_with_the_next_and_what_a_living_one_holds_stays(
-    trained: Fit, tmp_path: Path
-) -> None:
-    run, out = trained(), tmp_path / "exports" / "hf"
-    dead, replaced, held, other = (
-        out.with_name(name)
-        for name in (f"hf.{'0' * 32}.partial", f"hf.{'1' * 32}.replaced.partial",
-                     f"hf.{'2' * 32}.partial", "hf.mine.partial")
-    )  # fmt: skip
-    for folder in (dead, replaced, held, other):
-        (folder / "own").mkdir(parents=True)
-    descriptor = os.open(held, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    export(run, out)
-    assert sorted(out.parent.iterdir()) == sorted([out, held, other])
-    os.close(descriptor)
-    export(run, out, "--overwrite")
-    assert sorted(out.parent.iterdir()) == sorted([out, other])
-
-
-def write_without_end() -> None:
-    def wait(*_: object) -> None:
-        time.sleep(60)
-
-    hf.write_weights = wait  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_an_export_holds_its_unfinished_folder_and_removes_it_unless_it_is_killed(
-    number: signal.Signals, trained: Fit, tmp_path: Path
-) -> None:
-    run, out = trained(), tmp_path / "exports" / "hf"
-    process = start(words(run, out), tmp_path / "log", write_without_end)
-    while not (unfinished := list(out.parent.glob("*.partial/model.safetensors"))):
-        assert process.is_alive(), (tmp_path / "log").read_text()
-        time.sleep(0.01)
-    export(run, out)
-    assert unfinished[0].exists()
-    os.kill(process.pid or 0, number)
-    process.join()
-    assert unfinished[0].exists() == (number == signal.SIGKILL)
-    assert process.exitcode == (-number if number == signal.SIGKILL else 128 + number)
-    export(run, out, "--overwrite")
-    assert list(out.parent.iterdir()) == [out]
-
-
-def test_the_list_has_the_hash_of_every_other_file(trained: Fit, tmp_path: Path) -> None:
-    files = contents(export(trained(), tmp_path / "hf"))
+def test_the_list_has_the_hash_of_every_other_file(folder: Path) -> None:
+    files = contents(folder)
     listed = dict(line.split("  ")[::-1] for line in files.pop("SHA256SUMS").decode().splitlines())
     assert listed == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
-def test_a_changed_byte_in_any_file_is_refused_by_import(
-    trained: Fit, tmp_path: Path, refused: Refused
-) -> None:
-    folder = export(trained(), tmp_path / "hf")
+def test_a_changed_byte_in_any_file_is_refused_by_import(folder: Path, said: Said) -> None:
     for name, content in contents(folder).items():
         if name not in ("SHA256SUMS", "README.md"):
             end = content.rindex(b"0") if b"0" in content else len(content) - 3
             (folder / name).write_bytes(content[:end] + b"1" + content[end + 1 :])
-            assert name in refused("import", "--hf", folder)
+            assert name in said("import", "--hf", folder)
             (folder / name).write_bytes(content)
     (folder / "generation_config.json").unlink()
-    assert "generation_config.json is not as it was" in refused("import", "--hf", folder)
+    assert "generation_config.json is not as it was" in said("import", "--hf", folder)
     (folder / "SHA256SUMS").write_text(f"{'0' * 64}  ../../secret\n")
-    assert "line 1 is none of dualpath export" in refused("import", "--hf", folder)
+    assert "line 1 is none of dualpath export" in said("import", "--hf", folder)
     (folder / "SHA256SUMS").unlink()
+    (folder / "README.md").write_text("a card of the reader's own")
     assert main(["import", "--hf", str(folder)]) == 0
 
 
-@pytest.fixture(params=["export hf", "export consolidated", "import"])
-def handed_on(
-    request: pytest.FixtureRequest, trained: Fit, tmp_path: Path, refused: Refused
-) -> Refused:
-    """`handed_on(name, text)`: what is said of a run or a folder with such a file in it."""
-
-    def hand_on(name: str, text: str) -> str:
-        out, source = tmp_path / "out.safetensors", trained()
-        given = [*words(source, out)[:-3], request.param.split()[-1], "--out", out]
-        if request.param == "import":
-            source = export(source, tmp_path / "hf")
-            (source / "SHA256SUMS").unlink()
-            given = ["import", "--hf", source, "--out", out]
-        else:
-            for path in (source / "checkpoints" / "manifests").iterdir():  # of an earlier version
-                path.unlink()
-        (source / name).write_text(text, errors="surrogateescape")
-        said = refused(*given)
-        assert str(source / name) in said
-        assert not out.exists()
-        return said
-
-    return hand_on
+def other_ids(tokenizer: dict[str, Any]) -> None:
+    ids = tokenizer["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<html>", "{}", "[[[[", "[" * 100_000, '{"model": null}',
-        '{"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}}',
-        '{"model": {"type": "BPE", "vocab": null}, "pre_tokenizer": {"type": "ByteLevel"}}',
-    ],
-)  # fmt: skip
-def test_a_tokenizer_that_nothing_can_read_is_not_handed_on(text: str, handed_on: Refused) -> None:
-    said = handed_on("tokenizer.json", text)
-    assert "Error" not in said
-    assert "NoneType" not in said
+def facts(value: object) -> Callable[[dict[str, Any]], None]:
+    return lambda config: config.update(dualpath=value)
 
 
-@pytest.mark.parametrize("text", ["<html>", "[[[[", "[]", "\udcff"])
-def test_versions_that_nothing_can_read_are_not_handed_on(text: str, handed_on: Refused) -> None:
-    handed_on("versions.json", text)
+NO_MODEL = "is not of a model of dualpath: "
+DAMAGES: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
+    ("config.json", lambda config: config.update(norm_eps=0.1),
+     "with model.norm_eps=1e-05, this one has 0.1; put config.json back"),
+    ("tokenizer.json", other_ids, "tokenizer.json has the fingerprint"),
+    ("config.json", facts(None), f"{NO_MODEL}a value in it is of another kind"),
+    ("config.json", facts({}), f"{NO_MODEL}it lacks 'step'"),
+    ("config.json", facts({"step": -1}), f"{NO_MODEL}its step must be at least 0"),
+    ("config.json", facts({"step": 10**400}), f"{NO_MODEL}its step must be from 0 to"),
+    *(("config.json", facts({"step": step}), f"{NO_MODEL}its step is {step!r}")
+      for step in ("6", True, 1e999)),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\n\x00", b"<html>\n1\n", b'step,set\n"1,a\n'])
-def test_a_validation_that_is_no_table_is_named(
-    content: bytes, trained: Fit, tmp_path: Path, refused: Refused
-) -> None:
-    run = trained()
-    (run / "validation.csv").write_bytes(content)
-    assert f"{run / 'validation.csv'} " in refused(*words(run, tmp_path / "hf"))
+def test_a_folder_whose_files_are_of_two_models_is_not_imported(folder: Path, said: Said) -> None:
+    (folder / "SHA256SUMS").unlink()  # which would name the file alone
+    for name, damage, message in DAMAGES:
+        whole = (folder / name).read_text()
+        content = json.loads(whole)
+        damage(content)
+        (folder / name).write_text(json.dumps(content))
+        assert message in said("import", "--hf", folder)
+        (folder / name).write_text(whole)
 
 
-@pytest.mark.parametrize(
-    ("format_", "place"),
-    [("hf", "dualpath_cli.export.hf.folder.changed"),
-     ("consolidated", "dualpath_cli.run.run_file.was_changed")],
-)  # fmt: skip
-def test_what_the_disk_gives_back_otherwise_gets_no_name(
-    format_: str,
-    place: str,
-    trained: Fit,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run, out = trained(), tmp_path / "out.safetensors"
-    module, _, name = place.rpartition(".")
-    compare = getattr(importlib.import_module(module), name)
-
-    def lose_a_bit(written: Path, *given: object) -> object:
-        flipped(written / "model.safetensors" if written.is_dir() else written)
-        return compare(written, *given)
-
-    monkeypatch.setattr(place, lose_a_bit)
-    capsys.readouterr()
-    assert main([*words(run, out)[:-3], format_, "--out", str(out)]) == 1
-    assert "not read back as it was written" in capsys.readouterr().err
-    assert not list(tmp_path.glob("out*"))
+def test_mistakes_of_import_are_one_line(folder: Path, tmp_path: Path, said: Said) -> None:
+    for given, message in (
+        ([], "import needs --hf DIR"),
+        (["--hf", tmp_path], "holds no config.json"),
+        (["--hf", ""], "--hf must be a path"),
+        (["--hf", folder, "--out", ""], "--out must be a path"),
+        (["--hf", folder, "--out", folder / "x.safetensors"], "is inside the folder"),
+        (["--hf", folder, "--out", tmp_path / "x.bin"], "whose name ends in .safetensors"),
+    ):
+        assert message in said("import", *given)
+    (folder / "SHA256SUMS").unlink()
+    (folder / "model.safetensors").write_bytes(b"cut")
+    assert f"the weights in '{folder}' cannot be read" in said("import", "--hf", folder)
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    assert "it is a pipe or a device, no file" in said("import", "--hf", folder)
+    out = folder.with_name("hf.safetensors")
+    out.touch()
+    assert "is there already; give another --out, or --overwrite" in said("import", "--hf", folder)
 
 
-def test_import_stays_in_its_folder(trained: Fit, tmp_path: Path, refused: Refused) -> None:
-    folder = export(trained(), tmp_path / "hf")
+def test_import_stays_in_its_folder(folder: Path, tmp_path: Path, said: Said) -> None:
     index = folder / "model.safetensors.index.json"
     (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
     (folder / "SHA256SUMS").unlink()
     for name in ("../elsewhere.safetensors", str(tmp_path / "elsewhere.safetensors"), ".."):
         index.write_text(json.dumps({"weight_map": {"model.embed.weight": name}}))
-        said = refused("import", "--hf", folder)
-        assert f"'{index}' cannot be used: a file of weights must be a plain name" in said
+        error = said("import", "--hf", folder)
+        assert f"'{index}' cannot be used: a file of weights must be a plain name" in error
     for text in ("{}", "[]", "<", '{"weight_map": null}', '{"weight_map": {"a": 3}}'):
         index.write_text(text)
-        assert str(index) in (said := refused("import", "--hf", folder))
-        assert "Error" not in said
-        assert "NoneType" not in said
+        assert str(index) in (error := said("import", "--hf", folder))
+        assert "Error" not in error
+        assert "NoneType" not in error
+
+
+# The model card
+
+
+def test_the_card_says_what_the_run_says(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "tiny" / "default"
+    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(front)["library_name"] == "transformers"
+    assert "# tiny/default, step 6" in text
+    parameters = sum(parameter.numel() for parameter in model_of(run).parameters())
+    assert f"| parameters | {parameters:,} |" in text
+    assert json.loads((run / "versions.json").read_text())["data_fingerprint"] in text
+    with (run / "validation.csv").open() as file:
+        (row,) = [row for row in csv.DictReader(file) if row["step"] == "6"]
+    assert f"| held_out | {row['loss']} | {row['bits_per_byte']} |" in text
+
+
+def test_the_card_shows_names_and_values_as_they_are(trained: Fit, tmp_path: Path) -> None:
+    name, mark = "<b>_x_[a](b) www.a.b `c`", "|<script>|\n\ud800\\"
+    run = trained(run={"name": name})
+    table = (run / "validation.csv").read_text()
+    (run / "validation.csv").write_text(table.replace("held_out", "<img src=x onerror=y>"))
+    for path in (run / "checkpoints" / "manifests").iterdir():
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"run": {"precision": mark}}))
+    card = (export(run, tmp_path / "hf") / "README.md").read_text()
+    text = card.split("---\n", 2)[2].split("## Use")[0]
+    assert not set("<>[]`\\") & set(text)
+    assert {line.count("|") for line in text.splitlines() if "|" in line} == {3, 4}
+    shown = html.unescape(text)
+    assert f"# tiny/{name}, step 6\n" in shown
+    assert "| <img src=x onerror=y> | " in shown
+    assert "| precision | |<script>|  \\ |" in shown
+    assert " www.a" not in text
+    assert "_x_" not in text
+
+
+def test_a_validation_that_is_no_table_is_named(trained: Fit, tmp_path: Path, said: Said) -> None:
+    run = trained()
+    (run / "validation.csv").write_bytes(b'step,set\n"1,a\n')
+    assert f"{run / 'validation.csv'} " in said(*words(run, tmp_path / "hf"))
+
+
+# The model's code
+
+
+def test_modules_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "dualpath_cli_flat"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "one.py").write_text('"""One."""\n\nimport math as m\n\nA = m.pi  # kept\n')
+    (package / "two.py").write_text(
+        '"""Two."""\n\nfrom dualpath_cli_flat.one import A\n\n\ndef b():\n    return A\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("dualpath_cli.export.hf.flatten.PROJECT", "dualpath_cli_flat")
+    flat = flatten("dualpath_cli_flat.two")
+    assert "dualpath_cli_flat.one: One." in flat
+    assert "A = m.pi  # kept" in flat
+    assert "from dualpath_cli_flat" not in flat
+    names: dict[str, Any] = {}
+    exec(flat, names)
+    assert names["b"]() == pytest.approx(3.14159, abs=1e-5)
+    (package / "one.py").write_text("def b():\n    pass\n\n\nA = 1\n")
+    with pytest.raises(ValueError, match=r"b is in dualpath_cli_flat\.one and in"):
+        flatten("dualpath_cli_flat.two")
+    for wrong in (
+        "from dualpath_cli_flat import one",
+        "import dualpath_cli_flat.one",
+        "from dualpath_cli_flat.one import A as B",
+        "from . import one",
+        "def f():\n    from dualpath_cli_flat.one import A",
+    ):
+        (package / "two.py").write_text(wrong + "\n")
+        with pytest.raises(ValueError, match=r"two, line \d: only `from dualpath_cli_flat\.MODULE"):
+            flatten("dualpath_cli_flat.two")

@@ -11,8 +11,7 @@ import torch
 import yaml
 
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.export.test_hf import export, model_of
-from tests.tiny_run import Fit
+from tests.export.conftest import Exported, model_of
 
 pytest.importorskip("lm_eval")
 
@@ -35,9 +34,8 @@ TASK = {
 
 
 @pytest.mark.slow
-def test_its_likelihoods_are_the_checkpoints(trained: Fit, tmp_path: Path) -> None:
-    run = trained()
-    folder = export(run, tmp_path / "hf")
+def test_its_likelihoods_are_the_checkpoints(exported: Exported, tmp_path: Path) -> None:
+    run, folder = exported()
     lines = tmp_path / "questions.jsonl"
     lines.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
     task = {**TASK, "dataset_kwargs": {"data_files": {"test": str(lines)}}}

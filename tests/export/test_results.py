@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from dualpath_cli.cli import main
+from tests.export.conftest import Said, words
 from tests.tiny_run import Fit
 
 RESULTS: dict[str, Any] = {
@@ -35,16 +36,16 @@ RESULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def export(run: Path, folder: Path, content: object, *words: str) -> int:
+def with_results(run: Path, folder: Path, content: object) -> list[str]:
+    """The command that exports a run with these results into `hf` in the folder."""
     (folder / "results.json").write_text(json.dumps(content))
-    given = ["--ckpt_path", str(run), "--format", "hf", "--out", str(folder / "hf")]
-    return main(["export", *given, "--results", str(folder), "--overwrite", *words])
+    return words(run, folder / "hf", "--results", folder)
 
 
 def test_all_scores_are_in_the_card_and_whole_accuracies_for_the_hub(
     trained: Fit, tmp_path: Path
 ) -> None:
-    assert export(trained(), tmp_path, RESULTS) == 0
+    assert main(with_results(trained(), tmp_path, RESULTS)) == 0
     card = (tmp_path / "hf" / "README.md").read_text()
     assert "| piqa | acc_per_char | 0.5123 | 0.0100 | 1,838 of 1,838 | 5 |" in card
     assert "| arc_easy | acc_per_char | 0.2500 |  | 100 of 2,376 | 5 |" in card
@@ -61,48 +62,34 @@ def test_all_scores_are_in_the_card_and_whole_accuracies_for_the_hub(
 def test_scores_under_an_override_stay_in_the_card(trained: Fit, tmp_path: Path) -> None:
     forced = deepcopy(RESULTS)
     forced["model"]["intervention"] = "K=1"
-    assert export(trained(), tmp_path, forced) == 0
+    assert main(with_results(trained(), tmp_path, forced)) == 0
     assert "K = 2, K=1, float32" in (tmp_path / "hf" / "README.md").read_text()
     assert not (tmp_path / "hf" / ".eval_results").exists()
 
 
+PIQA = ("tasks", "piqa")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("model", "step"), 4, "is of tiny/default, step 4, not of tiny/default, step 6"),
+        (("model", "run"), "other/run", "is of other/run, step 6"),
+        (("model",), {}, "it lacks 'run'"),
+        (("tasks",), 3, "a value in it is of another kind"),
+        ((*PIQA, "documents"), "10", "piqa: its numbers of documents are ['10'"),
+        ((*PIQA, "metrics", "acc_per_char", "value"), float("nan"), "nan is no number"),
+        ((*PIQA, "metrics", "acc_per_char", "stderr"), "x", "'x' is no number"),
+        ((*PIQA, "primary"), "unknown", "it lacks 'unknown'"),
+    ],
+)
 def test_other_results_are_refused(
-    trained: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    path: tuple[str, ...], value: object, message: str, trained: Fit, tmp_path: Path, said: Said
 ) -> None:
-    run = trained()
-
-    def refused(content: object, *words: str) -> str:
-        capsys.readouterr()
-        assert export(run, tmp_path, content, *words) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        return said
-
-    def changed(*path: str, value: object) -> dict[str, Any]:
-        content = deepcopy(RESULTS)
-        place: Any = content
-        for key in path[:-1]:
-            place = place[key]
-        place[path[-1]] = value
-        return content
-
-    assert "is of tiny/default, step 4, not of tiny/default, step 6" in refused(
-        changed("model", "step", value=4)
-    )
-    assert "is of other/run, step 6" in refused(changed("model", "run", value="other/run"))
-    piqa = ("tasks", "piqa")
-    for content in (
-        [],
-        {"model": {}},
-        changed("model", "run", value=None) | {"tasks": 3},
-        changed(*piqa, "documents", value="10"),
-        changed(*piqa, "metrics", "acc_per_char", "value", value=float("nan")),
-        changed(*piqa, "metrics", "acc_per_char", "stderr", value="x"),
-        changed(*piqa, "primary", value="unknown"),
-    ):
-        assert "results.json of dualpath evaluate" in refused(content)
-    capsys.readouterr()
-    (tmp_path / "results.json").write_text(json.dumps(RESULTS))
-    words = ["--ckpt_path", str(run), "--format", "consolidated", "--results", str(tmp_path)]
-    assert main(["export", *words]) == 2
-    assert "--results goes with --format hf alone" in capsys.readouterr().err
+    content = place = deepcopy(RESULTS)
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    error = said(*with_results(trained(), tmp_path, content))
+    assert message in error
+    assert str(tmp_path) in error

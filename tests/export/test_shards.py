@@ -1,8 +1,5 @@
 """Shards of two and of four ranks become one file, bit for bit, that any strategy starts from."""
 
-import json
-import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,12 +8,11 @@ import yaml
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.run_folder import find_run, read_recipe
-from dualpath_cli.training.module import DualPathModule
 from tests.conftest import Share
+from tests.export.conftest import export
 from tests.processes import run_on_ranks
 from tests.tiny_run import rows, tiny_recipe
 
@@ -41,12 +37,6 @@ def trained(share: Share, texts: Path, ranks: int, tied: bool) -> Path:
     return share(f"sharded-by-{ranks}-{tied}", fill) / "tiny" / "default"
 
 
-def exported(run: Path, out: Path) -> Path:
-    words = ["export", "--ckpt_path", str(run), "--format", "consolidated", "--out", str(out)]
-    assert main(words) == 0
-    return out
-
-
 @pytest.mark.parametrize(("ranks", "tied"), RUNS)
 def test_the_file_has_the_weights_bit_for_bit(
     ranks: int, tied: bool, share: Share, texts: Path, tmp_path: Path
@@ -54,7 +44,7 @@ def test_the_file_has_the_weights_bit_for_bit(
     run = trained(share, texts, ranks, tied)
     checkpoint = find_run(str(run)).checkpoint
     assert len(list(checkpoint.glob("*.distcp"))) == ranks
-    weights = load_file(exported(run, tmp_path / "one.safetensors"))
+    weights = load_file(export(run, tmp_path / "one.safetensors", form="consolidated"))
 
     dcp_to_torch_save(checkpoint, tmp_path / "by-torch")
     by_torch = torch.load(tmp_path / "by-torch", weights_only=False)["state_dict"]
@@ -66,45 +56,13 @@ def test_the_file_has_the_weights_bit_for_bit(
         assert torch.equal(weight, by_torch[f"model.{name}"]), name
 
 
-def log_losses(log: Path) -> None:
-    """Writes down the losses of each validation, all their digits."""
-    publish = DualPathModule.on_validation_epoch_end
-
-    def logged(self: DualPathModule) -> None:
-        publish(self)
-        log.write_text(json.dumps(self.val_results))
-
-    DualPathModule.on_validation_epoch_end = logged  # type: ignore[method-assign]
-
-
-def losses(ranks: int, run: Path, folder: Path) -> str:
-    """What so many ranks make of a RUN's validation sets, sharded as they train."""
-    log = folder / "losses.json"
-    log.unlink(missing_ok=True)
-    words = ["validate", "--ckpt_path", str(run), "--trainer.strategy", "fsdp"]
-    run_on_ranks(ranks, words, folder, partial(log_losses, log))
-    return log.read_text()
-
-
-@rare
-def test_one_and_two_ranks_score_the_file_alone_as_they_score_the_shards(
-    share: Share, texts: Path, tmp_path: Path
-) -> None:
-    run = shutil.copytree(trained(share, texts, 4, tied=True), tmp_path / "run", symlinks=True)
-    wanted = [losses(ranks, run, tmp_path) for ranks in (1, 2)]
-    out = exported(run, tmp_path / "elsewhere.safetensors")
-    shutil.rmtree(run)
-    assert [losses(ranks, out, tmp_path) for ranks in (1, 2)] == wanted
-    assert json.loads(wanted[0])["held_out"]["loss"] > 0
-
-
 @rare
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_strategy_starts_from_the_file(
     tied: bool, share: Share, texts: Path, tmp_path: Path
 ) -> None:
     run = trained(share, texts, 4, tied)
-    out = exported(run, tmp_path / "one.safetensors")
+    out = export(run, tmp_path / "one.safetensors", form="consolidated")
     recipe = read_recipe(run)
     recipe["run"] |= {"dir": str(tmp_path), "micro_batch": 2}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))

@@ -35,9 +35,18 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
     return run
 
 
+def forget() -> None:
+    """Makes of this process one that has imported nothing of a stranger's."""
+    for module in [name for name in sys.modules if name.split(".")[0] in ("evil", "hostile")]:
+        del sys.modules[module]
+    FOUND.clear()
+    importlib.invalidate_caches()
+    Path(MARK).unlink(missing_ok=True)
+
+
 @pytest.fixture
 def stranger(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], Path]]:
     """`stranger(module)`: a run in `hostile` whose gate is in that module, which is not imported.
 
@@ -46,20 +55,13 @@ def stranger(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
-    def forget() -> None:
-        for module in [name for name in sys.modules if name.split(".")[0] in ("evil", "hostile")]:
-            del sys.modules[module]
-        FOUND.clear()
-        importlib.invalidate_caches()
-        Path(MARK).unlink(missing_ok=True)
-
     def make(module: str) -> Path:
         file = Path(*module.split(".")).with_suffix(".py")
         file.parent.mkdir(exist_ok=True)
         file.write_text(GATE + HOSTILE)
-        trained = fit(model={"gate": f"{module}.Gate"})
-        shutil.copytree(trained, "hostile", symlinks=True, dirs_exist_ok=True)
-        shutil.rmtree(trained.parents[1])
+        run = trained(model={"gate": f"{module}.Gate"})
+        shutil.copytree(run, "hostile", symlinks=True, dirs_exist_ok=True)
+        shutil.rmtree(run.parents[1])
         Path("hostile", "__init__.py").write_text(HOSTILE)
         forget()
         return Path("hostile")
@@ -68,23 +70,20 @@ def stranger(
     forget()
 
 
-def _other_forms(run: Path) -> tuple[Path, Path]:
-    """The run in one file, and as a folder for transformers."""
-    file, folder = Path("one.safetensors"), Path("hostile_folder")
-    for name, out in (("consolidated", file), ("hf", folder)):
-        words = ["--ckpt_path", str(run), "--format", name, "--out", str(out)]
-        assert main(["export", "--own_classes", *words]) == 0
-    return file, folder
+def exported(run: Path, format_: str, out: str) -> Path:
+    """The run in one file, or as a folder for transformers; nothing of it stays imported."""
+    words = ["--ckpt_path", str(run), "--format", format_, "--out", out]
+    assert main(["export", "--own_classes", *words]) == 0
+    forget()
+    return Path(out)
 
 
 def test_a_class_that_a_run_names_is_imported_with_consent_alone(
     stranger: Callable[[str], Path], said: Said
 ) -> None:
     run = stranger("evil")
-    file, folder = _other_forms(run)
-    FOUND.clear()
-    del sys.modules["evil"]
-    Path(MARK).unlink()
+    file = exported(run, "consolidated", "one.safetensors")
+    folder = exported(run, "hf", "hostile_folder")
     commands = [
         *(["validate", "--ckpt_path", path] for path in (run, run / "checkpoints/last", file)),
         ["ablate", "--ckpt_path", run, "--out", "out"],
@@ -106,12 +105,8 @@ def test_a_class_that_a_run_names_is_imported_with_consent_alone(
     assert "give --own_classes" in said("validate", "--ckpt_path", run)
     Path("mine.yaml").write_text("model:\n  gate: evil.Gate\n")
     assert main(["validate", "--ckpt_path", str(run), "--config", "mine.yaml"]) == 0
-
-
-def test_a_project_is_not_what_is_read_where_its_runs_are_compared(
-    stranger: Callable[[str], Path],
-) -> None:
-    shutil.copytree(stranger("evil"), "tiny/default", symlinks=True)
+    # A project is not what is read where its runs are compared.
+    shutil.copytree(run, "tiny/default", symlinks=True)
     Path("recipe.yaml").unlink()  # by which the folder would be a run itself
     assert main(["compare", ".", "--own_classes", "--out", "out"]) == 0
 
@@ -140,15 +135,11 @@ def test_nothing_is_imported_from_inside_of_what_is_read(
 def test_an_exported_folder_does_not_bring_its_own_classes_to_import(
     stranger: Callable[[str], Path], said: Said
 ) -> None:
-    _, folder = _other_forms(stranger("evil"))
-    shutil.move(folder, "brought")
+    exported(stranger("evil"), "hf", "brought")
     Path("evil.py").rename("brought/evil.py")
     for name in ("config.json", "recipe.yaml", "versions.json"):
         text = Path("brought", name).read_text()
         Path("brought", name).write_text(text.replace("evil.Gate", "brought.evil.Gate"))
-    FOUND.clear()
-    del sys.modules["evil"]
-    Path(MARK).unlink()
     assert "give --own_classes" in said("import", "--hf", "brought")
     line = said("import", "--hf", "brought", "--own_classes")
     assert f"inside of '{Path('brought').resolve()}'" in line
@@ -173,12 +164,11 @@ def test_classes_of_a_run_s_trainer_are_left_out_with_a_word(
         line = next(line for line in text.splitlines() if line.startswith(f"  {key}:"))
         text = text.replace(f"{line}\n", f"  {key}: {json.dumps(value)}\n")
     (run / "recipe.yaml").write_text(text)
-    for words in (["validate"], ["ablate", "--max_tokens", "40", "--out", "out"]):
-        capsys.readouterr()
-        assert main([*words, "--ckpt_path", str(run)]) == 0
-        assert capsys.readouterr().err.splitlines()[0] == (
-            "left out, as the run names it: trainer.callbacks, trainer.plugins, trainer.profiler"
-        )
+    capsys.readouterr()
+    assert main(["validate", "--ckpt_path", str(run)]) == 0
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "left out, as the run names it: trainer.callbacks, trainer.plugins, trainer.profiler"
+    )
     assert not Path(MARK).exists()
     assert not Path("profiled").exists()
     words = ["--trainer.profiler", json.dumps(profiler)]

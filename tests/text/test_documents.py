@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -10,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
+from dualpath_cli.text.documents import Source, parse_source, read_documents
 
 TEXTS = ["one\ntwo\r\n", "", "é 日本 \U0001f600", "last"]
 
@@ -22,7 +23,8 @@ TEXTS = ["one\ntwo\r\n", "", "é 日本 \U0001f600", "last"]
 def write(path: Path, texts: list[str]) -> Path:
     """Writes texts as the file's extension says; a .txt file holds them joined."""
     if path.suffix == ".parquet":
-        pq.write_table(pa.table({"id": list(range(len(texts))), "text": texts}), path)
+        ids, column = pa.array(range(len(texts))), pa.array(texts, pa.string())
+        pq.write_table(pa.table({"id": ids, "text": column}), path)
         return path
     if {".txt", ".md"} & set(path.suffixes):
         data = "".join(texts).encode()
@@ -37,16 +39,18 @@ def write(path: Path, texts: list[str]) -> Path:
 
 
 JSONL = ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.jsonl.zstd"]
+ONE_TEXT = ["a.txt", "a.txt.gz", "a.txt.zst", "a.md", "a.md.gz"]
 
 
-@pytest.mark.parametrize("name", [*JSONL, "a.parquet"])
-def test_a_row_is_a_document(tmp_path, name):
-    source = parse_source(str(write(tmp_path / name, TEXTS)))
+@given(st.sampled_from([*JSONL, "a.parquet"]), st.lists(st.text(), max_size=20))
+@example("a.parquet", TEXTS)
+def test_a_row_is_a_document(tmp_path_factory, name, texts):
+    source = parse_source(str(write(tmp_path_factory.mktemp("texts") / name, texts)))
     assert source.name == "a"
-    assert list(read_documents(source)) == TEXTS
+    assert list(read_documents(source)) == texts
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.zst", "a.md", "a.md.gz"])
+@pytest.mark.parametrize("name", ONE_TEXT)
 def test_a_plain_file_is_one_document_with_its_line_ends(tmp_path, name):
     source = parse_source(str(write(tmp_path / name, TEXTS)))
     assert list(read_documents(source)) == ["".join(TEXTS)]
@@ -57,24 +61,17 @@ def test_a_byte_order_mark_is_not_text(tmp_path):
     assert list(read_documents(parse_source(str(tmp_path / "a.txt")))) == ["text"]
 
 
-def test_a_folder_is_all_its_readable_files_in_order(tmp_path):
+def test_a_folder_is_all_its_readable_files_in_order_and_markdown_describes_rows(tmp_path):
     (tmp_path / "b").mkdir()
-    write(tmp_path / "b" / "1.parquet", ["third"])
-    write(tmp_path / "a.jsonl.gz", ["first", "second"])
-    write(tmp_path / "c.txt", ["fourth"])
-    (tmp_path / "README.md").write_text("about the rest")
+    write(tmp_path / "a.md", ["first"])
+    write(tmp_path / "b" / "1.txt", ["second"])
+    write(tmp_path / "c.md.gz", ["third"])
+    (tmp_path / "d.bin").write_bytes(b"\xff")
     source = parse_source(f"all={tmp_path}")
     assert source == Source("all", tmp_path)
-    assert list(read_documents(source)) == ["first", "second", "third", "fourth"]
-
-
-def test_markdown_in_a_folder_is_read_unless_it_stands_beside_rows(tmp_path):
-    write(tmp_path / "a.md", ["one"])
-    write(tmp_path / "b.txt", ["two"])
-    write(tmp_path / "c.md.gz", ["three"])
-    assert list(read_documents(parse_source(str(tmp_path)))) == ["one", "two", "three"]
-    write(tmp_path / "d.jsonl", ["four"])
-    assert list(read_documents(parse_source(str(tmp_path)))) == ["two", "four"]
+    assert list(read_documents(source)) == ["first", "second", "third"]
+    write(tmp_path / "b" / "0.parquet", ["one", "two"])
+    assert list(read_documents(source)) == ["one", "two", "second"]
 
 
 @pytest.fixture
@@ -86,12 +83,14 @@ def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("docs/b.rst", "docs/deep/a.rst", "docs/.hidden.rst", "docs/x.py"):
         (tmp_path / name).write_text(f"text of {name}\n")
     write(tmp_path / "docs" / "rows.jsonl.gz", ["one", "two"])
+    write(tmp_path / "docs" / "a[1].txt", ["of a file"])
     return tmp_path
 
 
 @pytest.mark.parametrize(
     ("spec", "name", "texts"),
     [
+        ("docs/a[1].txt", "a[1]", ["of a file"]),
         ("notes=docs/**/*.rst", "notes", ["text of docs/b.rst\n", "text of docs/deep/a.rst\n"]),
         ("docs/*.[jpr]*", "docs", ["text of docs/b.rst\n", "one", "two", "text of docs/x.py\n"]),
     ],
@@ -100,18 +99,6 @@ def test_a_glob_takes_any_text_a_file_a_document(manual, spec, name, texts):
     source = parse_source(spec)
     assert source.name == name
     assert list(read_documents(source)) == texts
-
-
-def test_a_file_that_is_called_like_a_glob_is_this_file(tmp_path):
-    path = write(tmp_path / "a[1].txt", ["text"])
-    assert list(read_documents(parse_source(str(path)))) == ["text"]
-
-
-def test_a_glob_without_a_match_says_from_where_it_is_seen(manual):
-    with pytest.raises(UserError, match=r"'docs/[*].tex': no file matches") as caught:
-        parse_source("notes=docs/*.tex")
-    assert f"'{manual}'" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_file_of_a_glob_that_is_no_text_is_named(manual):
@@ -128,7 +115,7 @@ def test_files_of_several_compressed_parts_are_read_to_the_end(tmp_path, compres
     assert list(read_documents(parse_source(str(path)))) == ["one", "two"]
 
 
-@pytest.mark.parametrize("name", [*JSONL, "a.parquet", "a.txt", "a.txt.gz"])
+@pytest.mark.parametrize("name", [*JSONL, "a.parquet", *ONE_TEXT])
 def test_the_bytes_reported_are_the_size_of_the_file(tmp_path, name):
     path = write(tmp_path / name, [f"document {n} " * 50 for n in range(3000)])
     counts: list[int] = []
@@ -147,39 +134,41 @@ def test_reading_is_lazy(tmp_path, name):
 
 RENDERED = [
     ("gsm8k", {"question": "1+1?", "answer": "It is 2.\n#### 2"}, "1+1?", "It is 2.\n#### 2"),
-    ("triviaqa", {"question": "Who?", "answer": "Ada"}, "Who?", "Ada"),
-    ("triviaqa", {"question": "Who?", "answer": ["Ada", "A. L."]}, "Who?", "Ada"),
-    ("triviaqa", {"question": "Who?", "answer": {"value": "Ada", "aliases": []}}, "Who?", "Ada"),
-    (
-        "arc",
-        {"query": "Question: Why?\nAnswer:", "choices": ["No.", "So."], "gold": 1},
-        "Why?",
-        "So.",
-    ),
-]
-
-
+    *(("triviaqa", {"question": "Who?", "answer": answer}, "Who?", "Ada")
+      for answer in ("Ada", ["Ada", "A. L."], {"value": "Ada", "aliases": []})),
+    ("arc", {"query": "Question: Why?\nAnswer:", "choices": ["No.", "So."], "gold": 1},
+     "Why?", "So."),
+]  # fmt: skip
 FIELDS = ("question", "answer", "query", "choices", "gold")
 
 
+@pytest.fixture(params=["rows.jsonl", "rows.parquet"])
+def write_row(request, tmp_path) -> Callable[[dict], Path]:
+    """Writes a row to a file of either kind."""
+
+    def write_as_kind(row: dict) -> Path:
+        path = tmp_path / request.param
+        if path.suffix == ".jsonl":
+            path.write_text(json.dumps(row))
+        else:
+            pq.write_table(pa.Table.from_pylist([row]), path)
+        return path
+
+    return write_as_kind
+
+
 @pytest.mark.parametrize(("name", "row", "question", "answer"), RENDERED)
-def test_known_names_are_rendered_as_question_and_answer(tmp_path, name, row, question, answer):
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
-    for file in ("rows.jsonl", "rows.parquet"):
-        source = parse_source(f"{name}={tmp_path / file}")
-        assert list(read_documents(source)) == [f"Question: {question}\nAnswer: {answer}"]
+def test_known_names_are_rendered_as_question_and_answer(write_row, name, row, question, answer):
+    texts = list(read_documents(parse_source(f"{name}={write_row(row)}")))
+    assert texts == [f"Question: {question}\nAnswer: {answer}"]
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "triviaqa", "arc"])
 @pytest.mark.parametrize("row", [{"text": "a"}, dict.fromkeys(FIELDS, 7)])
-def test_rows_in_another_format_than_the_name_chose_say_so(tmp_path, name, row):
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
-    for file in ("rows.jsonl", "rows.parquet"):
-        with pytest.raises(UserError, match=f"; the name '{name}' chose .*NAME=PATH") as caught:
-            list(read_documents(parse_source(f"{name}={tmp_path / file}")))
-        assert "\n" not in str(caught.value)
+def test_rows_in_another_format_than_the_name_chose_say_so(write_row, name, row):
+    with pytest.raises(UserError, match=f"; the name '{name}' chose .*NAME=PATH") as caught:
+        list(read_documents(parse_source(f"{name}={write_row(row)}")))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -200,12 +189,6 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path, monkeypatch):
     assert parse_source("quality=high/kind=actual") == Source(
         "kind=actual", Path("quality=high/kind=actual")
     )
-
-
-@given(st.lists(st.text(), max_size=20))
-def test_any_texts_come_back_from_json_lines(tmp_path_factory, texts):
-    path = write(tmp_path_factory.mktemp("texts") / "a.jsonl.gz", texts)
-    assert list(read_documents(Source("a", path))) == texts
 
 
 MANY = b"".join(b'{"text": "document %d"}\n' % n for n in range(50_000))
@@ -243,25 +226,24 @@ def test_a_missing_column_is_named_with_those_there_are(tmp_path):
         list(read_documents(parse_source(str(tmp_path / "a.parquet"))))
 
 
-@pytest.mark.parametrize("spec", ["hf:openai/gsm8k", "gsm8k=hf:openai/gsm8k:main"])
-def test_hub_datasets_are_refused_here(spec):
-    with pytest.raises(UserError, match=r"only `python -m data_prep` reads .*\.jsonl"):
-        parse_source(spec)
-
-
-def test_a_misspelt_path_is_pointed_out(tmp_path):
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("hf:openai/gsm8k", r"only `python -m data_prep` reads .*\.jsonl"),
+        ("gsm8k=hf:openai/gsm8k:main", r"only `python -m data_prep` reads .*\.jsonl"),
+        ("a=novel.jsonl", r"'novel\.jsonl' does not exist.*did you mean 'novels\.jsonl'"),
+        ("notes=*.tex", r"'\*\.tex': no file matches this glob, seen from '/.*'$"),
+        ("folder", "no readable file in the folder; give a .txt"),
+        *((f"folder/{name}", r"format is not known .*\.parquet.* a quoted glob such as")
+          for name in ("a.rst", "a.json.gz", "a.parquet.gz", "a", ".md")),
+    ],
+)  # fmt: skip
+def test_a_place_without_texts_is_named_with_the_way_out(tmp_path, monkeypatch, spec, reason):
+    monkeypatch.chdir(tmp_path)
     write(tmp_path / "novels.jsonl", TEXTS)
-    with pytest.raises(UserError, match=r"does not exist.*did you mean 'novels\.jsonl'"):
-        parse_source(f"a={tmp_path / 'novel.jsonl'}")
-
-
-@pytest.mark.parametrize("name", ["a.rst", "a.json.gz", "a", "a.parquet.gz", ".md"])
-def test_an_unknown_format_is_named_with_the_known_ones(tmp_path, name):
-    (tmp_path / name).write_text("x")
-    with pytest.raises(UserError, match=r"format is not known .*\.parquet.* a quoted glob such as"):
-        parse_source(str(tmp_path / name))
-
-
-def test_a_folder_without_readable_files_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="no readable file"):
-        source_files(Source("a", tmp_path))
+    (tmp_path / "folder").mkdir()
+    for name in ("a.rst", "a.json.gz", "a.parquet.gz", "a", ".md"):
+        (tmp_path / "folder" / name).write_text("x")
+    with pytest.raises(UserError, match=reason) as caught:
+        parse_source(spec)
+    assert "\n" not in str(caught.value)

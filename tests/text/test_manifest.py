@@ -9,50 +9,47 @@ import pytest
 from dualpath_cli.errors import UserError
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.manifests import manifest_of, source_count
+from tests.faulty_data import flip
+from tests.manifests import write_data_folder
 
 
 @pytest.fixture
 def folder(tmp_path: Path, small: Tokenizer) -> Path:
-    """A data folder of two chunks."""
-    files = {
-        "chunk-0-0.bin": b"12345678",
-        "chunk-0-1.bin": b"9876",
-        "rejected.jsonl.zst": b"rejected",
-        "index.json": b"{}",
-    }
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    small.save(tmp_path)
-    manifest_of(
-        tmp_path,
-        small,
-        documents=2,
-        tokens=6,
-        text_bytes=9,
-        sources=[source_count("a", documents=2, tokens=6, text_bytes=9)],
-    ).write(tmp_path)
-    return tmp_path
+    """A data folder of two chunks and a file beside them."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "rejected.jsonl.zst").write_bytes(b"rejected" * 10)
+    write_data_folder(folder, range(60), small, chunk_tokens=30)
+    return folder
 
 
 def test_what_is_written_is_read(folder):
     manifest = Manifest.read(folder)
     manifest.verify(folder)
-    assert (manifest.tokens, manifest.sources[0].name) == (6, "a")
+    assert (manifest.tokens, manifest.sources[0].name) == (60, "a")
     before = (folder / "manifest.json").read_bytes()
     manifest.write(folder)
     assert (folder / "manifest.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["chunk-0-1.bin", "rejected.jsonl.zst"])
-def test_a_flipped_byte_is_found_by_verify(folder, name):
-    path = folder / name
-    data = bytearray(path.read_bytes())
-    data[1] ^= 1
-    path.write_bytes(data)
+def other_tokenizer(path: Path) -> None:
+    path.write_text(path.read_text().replace("<|endoftext|>", "<|end_of_text|>"))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("chunk-0-1.bin", flip, "chunk-0-1.bin: changed .*--overwrite"),
+        ("rejected.jsonl.zst", flip, "rejected.jsonl.zst: changed .*--overwrite"),
+        ("rejected.jsonl.zst", Path.unlink, "rejected.jsonl.zst: missing"),
+        ("tokenizer.json", other_tokenizer, "not the tokenizer of these tokens"),
+    ],
+)
+def test_a_change_is_found_by_verify(folder, name, damage, message):
+    damage(folder / name)
     manifest = Manifest.read(folder)
     manifest.check_sizes(folder)
-    with pytest.raises(UserError, match=rf"{name}: changed .*--overwrite"):
+    with pytest.raises(UserError, match=message):
         manifest.verify(folder)
 
 
@@ -62,13 +59,6 @@ def test_an_edited_manifest_is_found(folder):
     (folder / "manifest.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="fingerprint does not fit"):
         Manifest.read(folder)
-
-
-def test_another_tokenizer_is_found_by_verify(folder):
-    path = folder / "tokenizer.json"
-    path.write_text(path.read_text().replace("<|endoftext|>", "<|end_of_text|>"))
-    with pytest.raises(UserError, match="not the tokenizer of these tokens"):
-        Manifest.read(folder).verify(folder)
 
 
 def test_a_missing_folder_says_how_to_make_it(tmp_path):

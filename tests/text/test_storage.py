@@ -1,9 +1,10 @@
 """Storage: objects read as files, and every trouble with a store as one line with a way out."""
 
-import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Container
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,15 @@ import pytest
 from dualpath_cli.errors import UserError
 from dualpath_cli.text import storage
 
-SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-
 
 def put(bucket: Any, key: str, content: bytes) -> None:
     bucket.put_object(Bucket="bucket", Key=key, Body=content)
 
 
-def test_a_location_is_remote_by_its_scheme():
+def test_a_location_is_remote_by_its_scheme_and_else_its_own_copy():
     assert storage.is_remote("s3://bucket/prefix")
     assert not any(map(storage.is_remote, ("data/sample", Path("data"), "s3", "/s3://x")))
+    assert storage.local_copy("a/b.jsonl") == Path("a/b.jsonl")
 
 
 def test_nothing_of_boto3_is_imported_for_local_files(tmp_path):
@@ -42,9 +42,8 @@ def test_a_folder_on_s3_has_the_sizes_of_the_same_folder_on_a_disk(bucket, tmp_p
     put(bucket, "some/folder-of-others/d", b"1")
     put(bucket, "some/folder/val/", b"")  # what browsers make of an empty folder
     expected = {"a.bin": 2, "val/b.jsonl": 0, "c": 3}
-    assert storage.sizes(folder) == expected
-    assert storage.sizes("s3://bucket/some/folder") == expected
-    assert storage.sizes("s3://bucket/some//folder/") == expected
+    for same in (folder, "s3://bucket/some/folder", "s3://bucket/some//folder/"):
+        assert storage.sizes(same) == expected
     assert storage.sizes("s3://bucket/some/fold") is None
     assert storage.sizes(tmp_path / "none") is None
 
@@ -90,112 +89,92 @@ def test_one_file_is_copied_by_many_at_once(bucket):
     assert len([path for path in storage.cache().rglob("*") if path.is_file()]) == 1
 
 
-def test_a_local_file_is_its_own_copy():
-    assert storage.local_copy("a/b.jsonl") == Path("a/b.jsonl")
-
-
 def test_the_cache_is_where_the_environment_says(monkeypatch):
+    monkeypatch.setenv("DUALPATH_CACHE", "/fast")
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    monkeypatch.delenv("DUALPATH_CACHE", raising=False)
+    assert storage.cache() == Path("/fast")
+    monkeypatch.delenv("DUALPATH_CACHE")
     assert storage.cache() == Path("/x/dualpath")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert storage.cache() == Path.home() / ".cache" / "dualpath"
-    monkeypatch.setenv("DUALPATH_CACHE", "/fast")
-    assert storage.cache() == Path("/fast")
 
 
 def test_uploads_carry_their_hash_and_downloads_are_checked(bucket, tmp_path):
-    (tmp_path / "file").write_bytes(b"abc")
+    """Of 20 MB, which travel in several parts."""
+    file, url = tmp_path / "file", "s3://bucket/some/file"
+    file.write_bytes(bytes(range(256)) * 80_000)
+    sha256 = storage.sha256_of(file)
     counts: list[int] = []
-    url = "s3://bucket/some/file"
-    storage.upload(tmp_path / "file", url, SHA256_OF_ABC, counts.append)
-    assert sum(counts) == 3
-    assert storage.uploaded_sha256(url) == storage.sha256_of(url) == SHA256_OF_ABC
-    assert storage.sha256_of(tmp_path / "file") == SHA256_OF_ABC
-    storage.download(url, tmp_path / "new" / "copy", SHA256_OF_ABC)
-    assert (tmp_path / "new" / "copy").read_bytes() == b"abc"
+    storage.upload(file, url, sha256, counts.append)
+    assert sum(counts) == file.stat().st_size
+    assert storage.uploaded_sha256(url) == storage.sha256_of(url) == sha256
+    storage.download(url, tmp_path / "new" / "copy", sha256)
+    assert (tmp_path / "new" / "copy").read_bytes() == file.read_bytes()
     put(bucket, "some/file", b"abd")
     assert storage.uploaded_sha256(url) is None
     with pytest.raises(UserError, match="some/file: changed since it was prepared"):
-        storage.download(url, tmp_path / "other", SHA256_OF_ABC)
+        storage.download(url, tmp_path / "other", sha256)
     assert not (tmp_path / "other").exists()
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_a_download_of_many_parts_is_the_object(bucket, tmp_path):
-    (tmp_path / "file").write_bytes(bytes(range(256)) * 80_000)  # 20 MB
-    sha256 = storage.sha256_of(tmp_path / "file")
-    storage.upload(tmp_path / "file", "s3://bucket/file", sha256, lambda count: None)
-    storage.download("s3://bucket/file", tmp_path / "copy", sha256)
-    assert storage.sha256_of(tmp_path / "copy") == sha256
+def check_refusals(url: str, folder: Path, parts: list[str], others: Container[str] = ()) -> None:
+    """All functions but the `others` refuse an object or a folder in one line of these parts."""
+    (folder / "file").write_bytes(b"abc")
+    ways: dict[str, Callable[[], object]] = {
+        "sizes": partial(storage.sizes, url),
+        "exists": partial(storage.exists, url),
+        "local_copy": partial(storage.local_copy, url),
+        "sha256_of": partial(storage.sha256_of, url),
+        "download": partial(storage.download, url, folder / "copy", "0"),
+        "upload": partial(storage.upload, folder / "file", url, "0", lambda count: None),
+        "delete": partial(storage.delete, [url]),
+    }
+    for name, way in ways.items():
+        if name not in others:
+            with pytest.raises(UserError) as caught:
+                way()
+            message = str(caught.value)
+            assert all(part in message for part in parts), (name, message)
+            assert "\n" not in message
 
 
-def each_way(url: str, tmp_path: Path) -> list[Any]:
-    """Everything that asks the store about an object or its folder."""
-    (tmp_path / "file").write_bytes(b"abc")
-    return [
-        lambda: storage.sizes(url),
-        lambda: storage.exists(url),
-        lambda: storage.local_copy(url),
-        lambda: storage.sha256_of(url),
-        lambda: storage.download(url, tmp_path / "copy", SHA256_OF_ABC),
-        lambda: storage.upload(tmp_path / "file", url, SHA256_OF_ABC, lambda count: None),
-        lambda: storage.delete([url]),
-    ]
+MISSING = "s3://bucket/none.jsonl"
+NOBODY = "http://127.0.0.1:1"
+"""An endpoint where nobody listens."""
 
 
-def assert_one_line(ways: list[Any], *parts: str) -> None:
-    for way in ways:
-        with pytest.raises(UserError) as caught:
-            way()
-        message = str(caught.value)
-        assert all(part in message for part in parts), message
-        assert "\n" not in message
-
-
-def test_a_missing_object_is_named(bucket, tmp_path):
-    url = "s3://bucket/none.jsonl"
-    assert not storage.exists(url)
-    assert storage.uploaded_sha256(url) is None
-    assert_one_line(each_way(url, tmp_path)[2:5], "s3://bucket/none.jsonl: there is no such object")
-
-
-def test_a_missing_bucket_is_named(bucket, tmp_path):
-    ways = each_way("s3://nowhere/a", tmp_path)
-    del ways[4]  # asks by HEAD, whose answer cannot tell: it comes after others
-    assert_one_line(ways, "s3://nowhere/a: there is no bucket 'nowhere' at http://127", "ENDPOINT")
-
-
-def test_a_url_without_a_bucket_is_refused(tmp_path):
-    assert_one_line(each_way("s3:///a", tmp_path), "'s3:///a' names no bucket; give s3://BUCKET")
-
-
-def test_missing_credentials_are_named_with_the_way_out(bucket, tmp_path, monkeypatch):
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+@pytest.mark.parametrize(
+    ("url", "environment", "parts", "others"),
+    [
+        (MISSING, {}, [f"{MISSING}: there is no such object"],
+         ("sizes", "exists", "upload", "delete")),
+        # A download asks by HEAD, whose answer cannot tell: it comes after others.
+        ("s3://none/a", {}, ["s3://none/a: there is no bucket 'none' at http://127", "ENDPOINT"],
+         ("download",)),
+        ("s3:///a", {}, ["'s3:///a' names no bucket; give s3://BUCKET"], ()),
+        ("s3://bucket/a", {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
+         ["no complete AWS credentials; set AWS_ACC"], ()),
+        ("s3://bucket/a", {"AWS_PROFILE": "none"}, ["the AWS settings", "(none)"], ()),
+        ("s3://bucket/a", {"AWS_ENDPOINT_URL": "nonsense"}, ["AWS", "nonsense"], ()),
+        ("s3://bucket/a", {"AWS_ENDPOINT_URL": "http://"}, ["AWS", "http://"], ()),
+        ("s3://bucket/a", {"AWS_ENDPOINT_URL": NOBODY},
+         [f"{NOBODY} cannot be reached", "AWS_ENDPOINT_URL"],
+         ("download", "upload")),  # patient: minutes
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_the_way_out(
+    url, environment, parts, others, bucket, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert_one_line(each_way("s3://bucket/a", tmp_path), "no complete AWS credentials; set AWS_ACC")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    check_refusals(url, tmp_path, parts, others)
 
 
-def test_an_unknown_profile_is_named(monkeypatch, bucket):
-    monkeypatch.setenv("AWS_PROFILE", "none")
-    assert_one_line([lambda: storage.sizes("s3://bucket/a")], "the AWS settings", "(none)")
-
-
-@pytest.mark.parametrize("wrong", ["nonsense", "http://"])
-def test_an_endpoint_that_is_no_url_is_named(wrong, bucket, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", wrong)
-    assert_one_line([lambda: storage.sizes("s3://bucket/a")], "AWS", wrong)
-
-
-def test_an_endpoint_out_of_reach_is_named(bucket, tmp_path, monkeypatch):
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # nobody listens
-        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        ways = each_way("s3://bucket/a", tmp_path)
-        del ways[4:6]  # patient: minutes
-        assert_one_line(ways, f"{endpoint} cannot be reached", "AWS_ENDPOINT_URL")
+def test_an_object_that_is_missing_is_not_there(bucket):
+    assert not storage.exists(MISSING)
+    assert storage.uploaded_sha256(MISSING) is None
 
 
 @pytest.mark.parametrize(
@@ -216,10 +195,10 @@ def test_what_the_store_refuses_is_one_line(code, text, bucket, tmp_path, monkey
         raise ClientError({"Error": {"Code": code, "Message": "Why.\nnot"}}, operation)
 
     monkeypatch.setattr(BaseClient, "_make_api_call", refuse)
-    assert_one_line(each_way("s3://bucket/a", tmp_path), f"s3://bucket/a: {text}")
+    check_refusals("s3://bucket/a", tmp_path, [f"s3://bucket/a: {text}"])
 
 
-def test_without_boto3_the_extra_is_named(monkeypatch):
+def test_without_boto3_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "boto3", None)
     storage._make_client.cache_clear()
-    assert_one_line([lambda: storage.sizes("s3://bucket/a")], "pip install 'dualpath[s3]'")
+    check_refusals("s3://bucket/a", tmp_path, ["pip install 'dualpath[s3]'"])

@@ -19,8 +19,8 @@ class _Module(NamedTuple):
 
     name: str
     docstring: str
-    others: list[str]
-    """Modules of the project that it imports, in their order."""
+    ours: list[ast.ImportFrom]
+    """Its imports of the project."""
     imports: list[str]
     """Its other imports, one a line."""
     body: str
@@ -41,12 +41,12 @@ def flatten(name: str, beside: Sequence[str] = ()) -> str:
     places: dict[str, str] = {}
     for module in modules:
         for given in _names(module.body):
-            if places.get(given, module.name) != module.name:
+            if places.setdefault(given, module.name) != module.name:
                 raise ValueError(f"{given} is in {places[given]} and in {module.name}")
-            places[given] = module.name
     imports = sorted({line for module in modules for line in module.imports})
     if elsewhere:
-        wanted = sorted({n for m in modules for n in _taken_from(m.name, elsewhere)})
+        taken = [node for m in modules for node in m.ours if node.module in elsewhere]
+        wanted = sorted({alias.name for node in taken for alias in node.names})
         imports.append(f"\nfrom .configuration_dualpath import {', '.join(wanted)}")
     parts = [LICENSE, modules[-1].docstring, "\n".join(imports)]
     parts += [f"# ---- {m.name}: {m.docstring.strip().splitlines()[0].strip(chr(34))}\n\n{m.body}"
@@ -60,9 +60,9 @@ def _in_order(name: str) -> list[_Module]:
 
     def visit(name: str) -> None:
         module = _read(name)
-        for other in module.others:
-            if other not in found:
-                visit(other)
+        for node in module.ours:
+            if node.module not in found:
+                visit(str(node.module))
         found[name] = module
 
     visit(name)
@@ -70,27 +70,25 @@ def _in_order(name: str) -> list[_Module]:
 
 
 def _read(name: str) -> _Module:
-    lines = _source(name).splitlines(keepends=True)
-    tree = ast.parse("".join(lines))
-    imports: list[str] = []
-    others: list[str] = []
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    tree = ast.parse(source)
     _check_imports(name, tree)
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and _is_ours(node.module):
-            others.append(str(node.module))
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            imports += _one_a_line(node)
-        else:
-            continue
+    statements = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    ours = [n for n in statements if isinstance(n, ast.ImportFrom) and _is_ours(n.module)]
+    imports = [line for node in statements if node not in ours for line in _one_a_line(node)]
+    cut: list[ast.stmt] = [*statements]
+    docstring = ""
+    if ast.get_docstring(tree) is not None:
+        docstring = ast.get_source_segment(source, tree.body[0]) or ""
+        cut.append(tree.body[0])
+    lines = source.splitlines(keepends=True)
+    for node in cut:
         for line in range(node.lineno - 1, node.end_lineno or node.lineno):
             lines[line] = ""
-    docstring = ""
-    first = tree.body[0] if tree.body else None
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-        end = first.end_lineno or first.lineno
-        docstring = "".join(lines[first.lineno - 1 : end])
-        lines[first.lineno - 1 : end] = [""] * (end - first.lineno + 1)
-    return _Module(name, docstring, others, imports, "".join(lines).strip("\n"))
+    return _Module(name, docstring, ours, imports, "".join(lines).strip("\n"))
 
 
 def _is_ours(module: str | None) -> bool:
@@ -100,43 +98,28 @@ def _is_ours(module: str | None) -> bool:
 def _check_imports(name: str, tree: ast.Module) -> None:
     """Refuses imports of the project that would not work once its modules are one."""
     for node in ast.walk(tree):
-        ours = isinstance(node, ast.ImportFrom) and (node.level > 0 or _is_ours(node.module))
-        if isinstance(node, ast.ImportFrom) and ours:
+        fine = True
+        if isinstance(node, ast.Import):
+            fine = not any(_is_ours(alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.level > 0 or _is_ours(node.module)):
             plain = "." in str(node.module) and all(alias.asname is None for alias in node.names)
-            if node in tree.body and node.level == 0 and plain:
-                continue
-        elif not (isinstance(node, ast.Import) and any(_is_ours(a.name) for a in node.names)):
-            continue
-        raise ValueError(f"{name}, line {node.lineno}: only `from {PROJECT}.MODULE import NAME` at "
-                         "the top can be flattened")  # fmt: skip
-
-
-def _source(name: str) -> str:
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).read_text(encoding="utf-8")
+            fine = node in tree.body and node.level == 0 and plain
+        if not fine:
+            raise ValueError(f"{name}, line {node.lineno}: only `from {PROJECT}.MODULE import "
+                             "NAME` at the top can be flattened")  # fmt: skip
 
 
 def _one_a_line(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
     for alias in node.names:
-        other = f" as {alias.asname}" if alias.asname else ""
         start = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
-        yield f"{start}import {alias.name}{other}"
+        yield start + ast.unparse(ast.Import([alias]))
 
 
 def _names(body: str) -> Iterator[str]:
-    """What a module defines at its top level."""
+    """The names that a module defines at its top level."""
     for node in ast.parse(body).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield node.name
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             yield from (target.id for target in targets if isinstance(target, ast.Name))
-
-
-def _taken_from(name: str, elsewhere: set[str]) -> Iterator[str]:
-    """What a module imports from those that lie elsewhere."""
-    for node in ast.parse(_source(name)).body:
-        if isinstance(node, ast.ImportFrom) and node.module in elsewhere:
-            yield from (alias.name for alias in node.names)

@@ -19,7 +19,7 @@ def own_files(config: ModelConfig) -> dict[str, str]:
     """Names and texts of the files of a model's own classes.
 
     Raises:
-        UserError: where one of them would not work in a folder of its own.
+        UserError: where one of them imports what an exported folder does not hold.
     """
     found = sources(config)
     return {f"{_name(source)}.py": _moved(path, source) for path, source in found.items()}

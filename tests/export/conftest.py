@@ -1,0 +1,73 @@
+"""What tests of exports share: exported folders, and the one line that a mistake gives."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualpath_cli.cli import main
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.run import run_file, run_folder
+from dualpath_cli.training.parallel import build_model
+from dualpath_cli.training.state.weights import load_weights
+from tests.conftest import Share
+from tests.tiny_run import Fit
+
+Pair = tuple[Path, Path]
+"""A run, and the folder that it was exported to."""
+Exported = Callable[..., Pair]
+Said = Callable[..., str]
+
+
+def words(run: Path, out: Path, *more: object, form: str = "hf") -> list[str]:
+    given = ["export", "--ckpt_path", str(run), "--format", form, "--out", str(out)]
+    return [*given, *map(str, more)]
+
+
+def export(run: Path, out: Path, *more: object, form: str = "hf") -> Path:
+    assert main(words(run, out, *more, form=form)) == 0
+    return out
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """What is in a file, or in each file below a folder."""
+    files = [file for file in (path, *path.rglob("*")) if file.is_file()]
+    return {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
+
+
+def model_of(run: Path) -> DualPathLM:
+    """The checkpoint's model, as every command loads it."""
+    found = run_file.find(str(run))
+    model = build_model(settings_from(run_folder.read_recipe(found.folder)).model)
+    load_weights(model, found.checkpoint)
+    return model.eval()
+
+
+@pytest.fixture
+def exported(trained: Fit, share: Share) -> Exported:
+    """Trains and exports each recipe once for all tests, which read the folder alone."""
+
+    def pair(**changes: Any) -> Pair:
+        run = trained(**changes)
+        digest = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:16]
+        return run, share(f"hf-{digest}", lambda folder: export(run, folder / "hf")) / "hf"
+
+    return pair
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    """`said(*words)`: the one line with which a command refuses them."""
+
+    def run(*given: object) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in given]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+    return run

@@ -1,0 +1,164 @@
+"""A run in one file: it says what it is, all commands take it, a damaged one is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from dualpath_cli.cli import main
+from dualpath_cli.export import weights as export_weights
+from dualpath_cli.run import run_file
+from tests.conftest import OutputOf
+from tests.export.conftest import Said, export
+from tests.study.conftest import USERS_OF_FIGURES
+from tests.tiny_run import Fit, back_to_step, rows, weights
+from tests.training.test_checkpoint_faults import sharded
+
+
+def exported(run: Path) -> Path:
+    """The file that a run of the tiny recipe is exported to by default."""
+    assert main(["export", "--ckpt_path", str(run), "--format", "consolidated"]) == 0
+    return run / "export" / "tiny-default-step-00000006.safetensors"
+
+
+def test_the_file_says_what_it_is(trained: Fit) -> None:
+    run = trained()
+    with (run / "recipe.yaml").open("a") as recipe:
+        recipe.write(f"# {run_file.NO_HASH}\n")  # as the place of the hash looks
+    out = exported(run)
+    assert not run_file.was_changed(out)
+    saved = weights(run)
+    assert load_file(out).keys() == {name.removeprefix("model.") for name in saved}
+    for name, weight in load_file(out).items():
+        assert torch.equal(weight, saved[f"model.{name}"])
+    with safe_open(out, framework="pt") as file:
+        said = file.metadata()
+    versions = json.loads((run / "versions.json").read_text())
+    assert said["run"] == "tiny/default"
+    assert (said["step"], said["tokens"]) == ("6", str(6 * 4 * 16))
+    assert json.loads(said["versions"])["data_fingerprint"] == versions["data_fingerprint"]
+    assert said["recipe"] == (run / "recipe.yaml").read_text()
+    assert said["tokenizer"] == (run / "tokenizer.json").read_text()
+    assert said["exported_with"] == versions["packages"]["dualpath"]
+
+
+def test_a_checkpoint_inside_a_run_and_a_file_are_exported_too(
+    trained: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained()
+    checkpoint = run / "checkpoints" / "step-00000002"
+    first = export(checkpoint, tmp_path / "first.safetensors", form="consolidated")
+    capsys.readouterr()
+    again = export(first, tmp_path / "again.safetensors", form="consolidated")
+    assert "tiny/default, step 2: " in capsys.readouterr().out
+    assert first.read_bytes() == again.read_bytes()
+    back_to_step(run, 2)
+    for name, weight in load_file(again).items():
+        assert torch.equal(weight, weights(run)[f"model.{name}"])
+
+
+def test_shards_are_read_in_portions(
+    trained: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained()
+    expected = load_file(exported(run))
+    sharded(run)
+    portions = []
+    read = export_weights.shards.read_weights
+    monkeypatch.setattr(export_weights, "AT_ONCE", 4096)
+    monkeypatch.setattr(
+        export_weights.shards,
+        "read_weights",
+        lambda wanted, folder: portions.append(wanted) or read(wanted, folder),
+    )
+    found = load_file(export(run, tmp_path / "one.safetensors", form="consolidated"))
+    assert len(portions) > 3
+    for portion in portions:
+        size = sum(4 * tensor.numel() for tensor in portion.values())
+        assert size <= 4096 or len(portion) == 1
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_studies_of_a_file_write_beside_it(
+    trained: Fit, tmp_path: Path, output_of: OutputOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(USERS_OF_FIGURES[0], lambda folder, figures: [])
+    run = trained()
+    out = shutil.move(exported(run), tmp_path / "model.safetensors")
+    of_run = output_of("ablate", "--ckpt_path", run)
+    shutil.rmtree(run)
+    of_file = output_of("ablate", "--ckpt_path", out)
+    tables = [[line for line in said.splitlines() if "│" in line] for said in (of_run, of_file)]
+    assert tables[0] == tables[1] != []
+    assert (tmp_path / "model" / "ablations" / "step-00000006" / "ablations.csv").is_file()
+
+
+def test_weights_of_a_file_are_started_from(trained: Fit, tmp_path: Path, said: Said) -> None:
+    run = trained()
+    out = exported(run)
+    given = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.max_tokens", "256"]
+    for name, start in (("a", run), ("b", out)):
+        assert main([*given, "--run.name", name, "--ckpt_path", str(start)]) == 0
+    one, other = (rows(run.with_name(name) / "metrics.csv") for name in "ab")
+    assert one == other
+    assert one[0] != rows(run / "metrics.csv")[0]
+    other = ["--run.name", "c", "--model.loops", "3", "--ckpt_path", out]
+    assert "model.loops" in said(*given, *other)
+
+
+def test_a_damaged_file_is_refused(trained: Fit, said: Said) -> None:
+    out = exported(trained())
+    whole = out.read_bytes()
+    for damage, message in (
+        (whole[:-1], "bytes instead of"),
+        (whole[:4], "is no file of safetensors"),
+        (b"\xff" * 64, "is no file of safetensors"),
+        (whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:], "changed since it was exported"),
+        (whole.replace(b"lr: 0.003", b"lr: 0.004"), "changed since it was exported"),
+    ):
+        assert damage != whole
+        out.write_bytes(damage)
+        assert message in said("validate", "--ckpt_path", out)
+
+
+@pytest.mark.parametrize(
+    ("header", "fault"),
+    [
+        ('{"a": {"dtype": "F32"}}', "it lacks 'data_offsets'"),
+        ('{"a": null}', "a value in it is of another kind than it must be"),
+        ('{"__metadata__": null}', "a value in it is of another kind than it must be"),
+        ("[]", "a value in it is of another kind than it must be"),
+        ('{"__metadata__": {"run": 3}}', "its facts on the run are no text"),
+        ("[[[[", "it is no JSON: Expecting value: line 1 column 5"),
+        ("[" * 100_000, "it is nested too deeply"),
+        ("\udcff", "it is no UTF-8 at byte 0"),
+    ],
+)
+def test_a_damaged_header_is_described_in_words(
+    header: str, fault: str, tmp_path: Path, said: Said
+) -> None:
+    out, content = tmp_path / "model.safetensors", header.encode(errors="surrogateescape")
+    out.write_bytes(len(content).to_bytes(8, "little") + content)
+    error = said("validate", "--ckpt_path", out)
+    assert f"'{out}' is no file of safetensors (its header: {fault}" in error
+
+
+def test_a_file_of_others_is_refused(tmp_path: Path, said: Said) -> None:
+    out = tmp_path / "model.safetensors"
+    metadata = {"dualpath": "1", "run": "a/../x", "step": "1", "sha256": "0", "recipe": "",
+                "versions": "", "tokenizer": ""}  # fmt: skip
+    for facts, message in (
+        ({"format": "pt"}, "was not written by this version's dualpath export"),
+        (metadata | {"dualpath": "2"}, "its layout is another"),
+        (metadata, "the run's name in its header must be a plain name"),
+        (metadata | {"run": "a/b", "step": "x"}, "is no run of dualpath"),
+        (metadata | {"run": "a/b", "step": "-1"}, "the step in its header must be at least 0"),
+        (metadata | {"run": "a/b"}, "must be a mapping of sections"),
+    ):
+        save_file({"x": torch.zeros(2)}, out, facts)
+        assert message in said("validate", "--ckpt_path", out)
