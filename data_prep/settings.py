@@ -180,10 +180,10 @@ def _named(source: Any) -> dict[str, Any]:
         return {"name": name or default_name(path), "path": path}
     if not isinstance(source, dict):
         raise UserError(f"sources: '{source}' is neither NAME=PATH nor a mapping with a path")
-    path = source.get("path")
-    if not path:
+    given = source.get("path")
+    if not given:
         raise UserError("sources: one has no path; give path: PATH")
-    return {"name": default_name(path) if isinstance(path, str) else "source", **source}
+    return {"name": default_name(given) if isinstance(given, str) else "source", **source}
 
 
 def default_name(path: str) -> str:
