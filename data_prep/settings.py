@@ -43,7 +43,7 @@ class SourceSettings:
     """The field that holds the text, where the name chooses no format."""
 
     def __post_init__(self) -> None:
-        """Raises UserError for a name that is none, and numbers that are out of range."""
+        """Raises UserError for an invalid name and numbers out of range."""
         if not NAME.fullmatch(self.name):
             raise UserError(
                 f"'{self.name}' cannot name a source; give NAME=PATH with letters, digits, '.', "
@@ -91,7 +91,7 @@ class Settings:
     """Tokens in a chunk; the last one may hold fewer."""
 
     def __post_init__(self) -> None:
-        """Raises UserError for what no preparation could mean."""
+        """Raises UserError for values out of range and settings that contradict each other."""
         names = [source.name for source in self.sources]
         if not names:
             raise UserError("--source is missing: say what to prepare, e.g. --source sample")
@@ -180,9 +180,10 @@ def _named(source: Any) -> dict[str, Any]:
         return {"name": name or default_name(path), "path": path}
     if not isinstance(source, dict):
         raise UserError(f"sources: '{source}' is neither NAME=PATH nor a mapping with a path")
-    if not source.get("path"):
+    given = source.get("path")
+    if not given:
         raise UserError("sources: one has no path; give path: PATH")
-    return {"name": default_name(str(source["path"])), **source}
+    return {"name": default_name(given) if isinstance(given, str) else "source", **source}
 
 
 def default_name(path: str) -> str:

@@ -48,7 +48,7 @@ hypothesis.settings.load_profile("everyday")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--kills", type=int, default=3, help="How often test_kills.py kills a preparation."
+        "--kills", type=int, default=1, help="How often test_kills.py kills a preparation."
     )
 
 

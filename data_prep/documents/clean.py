@@ -16,8 +16,8 @@ def clean(text: str) -> str:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     # All of them: two corpora joined may well have written one each.
     text = text.lstrip(_BYTE_ORDER_MARK)
-    # No `is_normalized` first: `normalize` makes the same quick check and gives back the text
-    # itself where that says yes. Where it cannot say, as in Hindi, asking would compose twice.
+    # No `is_normalized` first: `normalize` begins with the same quick check, and where that is
+    # undecided, as in Hindi, the text would be composed twice.
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 

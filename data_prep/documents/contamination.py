@@ -24,7 +24,7 @@ class Contamination:
     """Finds runs of words that stand in evaluation texts; small enough to send to processes.
 
     Words are the matches of `\\w+` in the lower case of a cleaned text. A run that is found has
-    been compared word by word: hashes only make it quick to see that there is nothing.
+    been compared word by word: hashes only make it quick to find none.
     """
 
     skipped: int

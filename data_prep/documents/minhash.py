@@ -88,7 +88,7 @@ def _permutations() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     from datasketch import MinHash
 
     count = BANDS * ROWS // _HALVES
-    # RandomState draws them, whose numbers numpy keeps the same for good.
+    # Drawn by RandomState, whose stream numpy guarantees not to change.
     halves = [MinHash(count, seed, scheme="affine32").permutations for seed in range(_HALVES)]
     factors, offsets = np.stack(halves, axis=1)[..., None].astype(np.uint32)
     return factors, offsets

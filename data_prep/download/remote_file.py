@@ -1,4 +1,4 @@
-"""A file on a server: where it is, where it goes, and why it may not be had."""
+"""A file on a server: its URL, its path here, and why it may be unavailable."""
 
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -7,7 +7,7 @@ from dualpath_cli.errors import UserError
 
 
 class Unavailable(Exception):
-    """One file cannot be had, now or later; the message is the reason."""
+    """A file cannot be fetched, now or later; the message is the reason."""
 
 
 class Unreachable(OSError):

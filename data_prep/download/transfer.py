@@ -144,7 +144,7 @@ def _fetch(
 
 
 def content_length(response: requests.Response) -> int | None:
-    """Returns the length of the answer's body, where it says so."""
+    """Returns the length of the answer's body; None if it has no Content-Length."""
     text = response.headers.get("Content-Length", "")
     return int(text) if text.isdecimal() else None
 

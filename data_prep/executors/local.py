@@ -67,7 +67,7 @@ class Pool(ProcessPoolExecutor, PieceExecutor):
 
 
 def _follow_parent() -> None:
-    """Prepares a process of a pool, which ends with its parent even where that was killed."""
+    """Prepares a process of a pool; it ends when its parent ends, even if that was killed."""
     parent = parent_process()
     assert parent is not None
 

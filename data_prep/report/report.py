@@ -1,22 +1,22 @@
 """`python -m data_prep inspect`: what an inspection found, as tables and samples."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from data_prep.report.inspection import Inspection, inspect
 from dualpath_cli.command.parser import OneLineParser
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import plain_console
+from dualpath_cli.output.table import Column, Table, drawn
 from dualpath_cli.text.storage import is_remote
 
-_LOG_WIDTH = 120  # numbers are not folded outside of a terminal
+_LOG_WIDTH = 1000  # outside of a terminal no line of a table is folded
+_TEXT_WIDTH = 120
 _BAR = 15
 
 _DESCRIPTION = """\
@@ -77,7 +77,8 @@ def report(inspection: Inspection, console: Console) -> None:
         console.print(f"{name:<15}{value}", soft_wrap=True)
     reasons = sorted({reason for source in sources for reason in source.rejected})
     # A column for each source: there are few of them, and these are long numbers.
-    _print_table(console, "documents of each source", ["", *(s.name for s in sources)], [
+    columns = [Column(""), *(Column(source.name, ",") for source in sources)]
+    _show(console, Table(columns, [
         ("share of tokens", *(_percent(s.tokens, manifest.tokens) for s in sources)),
         ("passes", *(f"{s.passes:.2f}" for s in sources)),
         ("read", *(s.read for s in sources)),
@@ -88,21 +89,25 @@ def report(inspection: Inspection, console: Console) -> None:
         ("unused", *(s.unused for s in sources)),
         ("rejected", *(s.total_rejected for s in sources)),
         *((f"  {reason}", *(s.rejected.get(reason, 0) for s in sources)) for reason in reasons),
-    ])  # fmt: skip
+    ], "documents of each source"))  # fmt: skip
     faults = [(s.name, fault) for s in sources for fault in s.faults]
-    _print_table(console, "faults", ["source", "file"], faults, left=(0, 1))
+    _show(console, Table([Column("source"), Column("file")], faults, "faults"))
     if not stream.documents:
         return
     bins, finished = stream.histogram, stream.tokens - stream.unfinished
     tops = [max(column) for column in zip(*bins, strict=True)]
-    _print_table(console, "lengths", ["tokens", "documents", "", "tokens in them", ""], [
+    columns = [
+        *(Column("tokens", ""), Column("documents", ""), _bar("documents")),
+        *(Column("tokens in them", ""), _bar("tokens")),
+    ]
+    _show(console, Table(columns, [
         (
             f"{low:,} to {2 * low - 1:,}" if low > 1 else "1",
             _percent(documents, stream.documents), "█" * round(_BAR * documents / tops[1]),
             _percent(tokens, finished), "█" * round(_BAR * tokens / tops[2]),
         )
         for low, documents, tokens in bins
-    ], left=(2, 4))  # fmt: skip
+    ], "lengths"))  # fmt: skip
     console.print(
         f"tokens a document, with its end-of-text: median {stream.median:,.1f}, "
         f"mean {finished / stream.documents:,.1f}, most {max(stream.lengths):,}"
@@ -112,7 +117,8 @@ def report(inspection: Inspection, console: Console) -> None:
             f"\ndocument {sample.number + 1:,} of {stream.documents:,}, "
             f"{sample.length:,} tokens from token {sample.position:,} on:"
         )
-        console.print(Padding(Text(visible(sample.text)), (0, 0, 0, 2)))
+        text = Padding(Text(visible(sample.text)), (0, 0, 0, 2))
+        console.print(text, width=None if console.is_terminal else _TEXT_WIDTH)
     console.print()
 
 
@@ -121,22 +127,16 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def _print_table(
-    console: Console,
-    title: str,
-    columns: list[str],
-    rows: Sequence[tuple[object, ...]],
-    left: tuple[int, ...] = (0,),
-) -> None:
-    """Prints a table, unless it is empty; without markup, and in full."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for number, name in enumerate(columns):
-        justify: JustifyMethod = "left" if number in left else "right"
-        table.add_column(Text(name), justify=justify, overflow="fold")
-    for row in rows:
-        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
-    if rows:
-        console.print(table)
+def _show(console: Console, table: Table) -> None:
+    """Prints a table with a line below its headings, unless it is empty."""
+    if table.rows:
+        text = drawn(table, console.width - 1 if console.is_terminal else None, box=False)
+        text.box, text.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)
+        console.print(text)
+
+
+def _bar(of: str) -> Column:
+    return Column("", importance=0, label=f"bars of {of}")
 
 
 def _percent(count: int, total: int) -> str:

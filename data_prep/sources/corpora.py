@@ -7,7 +7,6 @@ from pathlib import Path
 
 from data_prep.download.remote_file import RemoteFile
 from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
-from data_prep.sources import sample
 from dualpath_cli.files.atomic import write_text
 from dualpath_cli.text.documents import Source, source_files
 
@@ -88,6 +87,8 @@ def _printable(name: str) -> str:
 
 def _sample(folder: Path) -> InputFile:
     """Writes the sample's training texts, once for each content."""
+    from data_prep.sources import sample
+
     lines = [json.dumps({"text": text}) + "\n" for text in sample.documents("train")]
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
     path = folder / "sample" / f"train-{digest[:12]}.jsonl"

@@ -60,7 +60,7 @@ def estimate(corpora: Sequence[Corpus], wanted: Sequence[int | None], downloads:
 
 
 def _expected(corpus: Corpus, wanted: int | None, downloads: Path) -> list[InputFile]:
-    """Returns the files that will probably be read, with their sizes where these can be had."""
+    """Returns the files that will probably be read, with their sizes where these are known."""
     files = corpus.files
     if wanted is not None:
         files = files[: max(1, math.ceil(wanted / (_size(files[0]) * TOKENS_PER_BYTE)))]
@@ -91,9 +91,9 @@ def _is_here(file: InputFile, downloads: Path) -> bool:
 
 
 def announce(plan: Estimate, out: Path, downloads: Path, *, yes: bool) -> None:
-    """Says what will be downloaded, and asks where that is much.
+    """Prints the size of the download and asks before a large one.
 
-    Raises UserError where the answer is no, nobody is there to ask, or the disk is too small.
+    Raises UserError if the answer is no, stdin is no terminal, or the disk is too small.
     """
     existing = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
     free = shutil.disk_usage(existing).free

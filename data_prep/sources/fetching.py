@@ -39,7 +39,7 @@ class Fetcher:
     def get(self, file: InputFile, on_received: OnRead) -> Path:
         """Returns a file's path, once it is there; `on_received` is called with bytes downloaded.
 
-        Raises Unavailable where the file cannot be had, Unreachable where its server does not
+        Raises Unavailable if the file cannot be fetched, Unreachable if its server does not
         answer for long.
         """
         if isinstance(file.origin, Path):

@@ -1,4 +1,4 @@
-"""What is prepared, and what a prepared folder holds, read in the plainest way."""
+"""Sources to prepare, and a prepared folder's content, read in the plainest way."""
 
 import io
 import json

@@ -66,31 +66,21 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
     raise AssertionError(process.communicate())
 
 
-def test_ctrl_c_is_one_line_and_the_same_command_continues(start, tmp_path):
-    process = start()
-    workers = workers_of(process)
-    os.killpg(process.pid, signal.SIGINT)  # a terminal signals the whole group
-    assert end(process) == (130, "", "interrupted; the same command continues\n")
+def test_whatever_ends_it_is_one_line_and_the_same_command_continues(start, tmp_path):
+    stopped = start()
+    workers = workers_of(stopped)
+    os.killpg(stopped.pid, signal.SIGINT)  # a terminal signals the whole group
+    assert end(stopped) == (130, "", "interrupted; the same command continues\n")
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
-    code, _, err = end(start())
-    assert (code, err) == (0, "")
-    Manifest.read(tmp_path / "out").verify(tmp_path / "out")
 
-
-def test_a_killed_worker_is_one_line_and_the_same_command_continues(start, tmp_path):
-    process = start()
-    os.kill(workers_of(process)[0], signal.SIGKILL)
-    code, out, err = end(process)
+    bereft = start()
+    os.kill(workers_of(bereft)[0], signal.SIGKILL)
+    code, out, err = end(bereft)
     assert (code, out) == (1, "")
     assert re.fullmatch(
         r"error: a worker process was killed, .*; the same command continues\n", err
     )
-    code, _, err = end(start())
-    assert (code, err) == (0, "")
-    Manifest.read(tmp_path / "out").verify(tmp_path / "out")
 
-
-def test_of_two_at_once_the_second_gives_way(start, tmp_path):
     first = start()
     workers_of(first)
     code, _, err = end(start())

@@ -1,5 +1,6 @@
 """Settings: recipes and options say the same things, and mistakes are named."""
 
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def test_a_recipe_becomes_settings_and_back():
     recipe = {
         "tokenizer": "gpt2",
         "tokens": "38.5B",
-        "seed": 3,
+        "seed": (1 << 64) - 1,
         "sources": [
             {"name": "web", "path": "nemotron-cc:quality=high", "weight": 0.9},
             {"path": "hf:a/Some-Math:4plus", "weight": 1, "max_epochs": 2, "field": "body"},
@@ -61,12 +62,17 @@ def test_the_papers_recipe_has_tokens_for_its_training():
         ("x=hf:openai/gsm8k", "x", "hf:openai/gsm8k"),
         ("data/quality=high/kind=actual", "kind-actual", None),
         ("my corpus.jsonl", "my-corpus", None),
+        ("a:b.jsonl", "a-b", None),
     ],
 )
 def test_a_source_is_named_by_itself_or_by_where_it_is(spec, name, path):
     (source,) = settings_from({"sources": [spec], "tokenizer": "t"}).sources
     assert (source.name, source.path) == (name, path or spec)
-    assert source.is_remote == (":" in spec or spec == "nemotron-cc")
+    assert source.is_remote == ("hf:" in spec or "nemotron-cc" in spec)
+
+
+def names_of(settings: type) -> list[str]:
+    return [field.name for field in fields(settings)]
 
 
 GOOD = {"sources": ["a=a.txt"], "tokenizer": "t"}
@@ -77,60 +83,27 @@ TWO = [{"path": "a.txt", "weight": 1}, {"path": "b.txt", "weight": 1}]
     ("changes", "reason"),
     [
         ({"token": 3}, "unknown key 'token'; did you mean 'tokens'"),
-        ({"tokens": "many"}, "tokens must be a whole number"),
-        ({"tokens": 0}, "tokens must be a whole number above 0"),
-        ({"tokens": True}, "tokens must be a whole number"),
         ({"seed": -1}, "seed must be at least 0 and below 2^64, not '-1'"),
-        ({"seed": 1.5}, "seed must be a whole number"),
-        ({"seed": float("inf")}, "seed must be a whole number, not 'inf'"),
         ({"seed": 1 << 64}, "seed must be at least 0 and below 2^64, not '18446744073709551616'"),
-        ({"seed": 10**400}, "seed must be at least 0 and below 2^64, not '1000"),
-        ({"seed": 1 << 20_000}, "a number has thousands of digits"),
         ({"tokens": 10**15}, "tokens must be below 1,000,000,000,000,000, not '1000"),
-        ({"tokens": "9" * 40}, "tokens must be below 1,000,000,000,000,000, not '9999"),
-        ({"tokens": "9" * 5000}, "tokens must be a whole number above 0 such as 80M"),
-        ({"tokens": 1 << 20_000}, "a number has thousands of digits"),
-        ({1: 2}, "unknown key '1'"),
-        ({None: 2}, "unknown key 'null'"),
-        ({"duplicates": "nea"}, "must be one of keep, exact, near, not 'nea'; did you mean 'near'"),
         ({"val_fraction": 1}, "--val-fraction 1.0 is not at least 0 and below 1"),
-        ({"val_fraction": "x"}, "val_fraction must be a number"),
         ({"chunk_tokens": 5}, "--chunk-tokens 5 is not between 64 and"),
+        ({"chunk_tokens": (1 << 29) + 1}, "--chunk-tokens 536,870,913 is not between 64 and"),
         ({"tokenizer": None}, "--tokenizer is missing"),
         ({"sources": []}, "--source is missing"),
-        ({"sources": "a.txt"}, "must be a list"),
         ({"sources": [3]}, "neither NAME=PATH nor a mapping"),
         ({"sources": [{"name": "a"}]}, "sources: one has no path"),
         ({"sources": [{"path": "a", "wieght": 1}]}, "'sources.0.wieght'; did you mean 'weight'"),
-        ({"sources": [{"path": "a", "weight": 0}]}, "weight 0 of 'a'"),
-        ({"sources": [{"path": "a", "weight": -1}]}, "weight -1 of 'a' is not a share above 0"),
-        (
-            {"sources": [{"path": "a", "weight": float("inf")}]},
-            "sources.0.weight must be a finite number, not 'inf'",
-        ),
-        (
-            {"sources": [{"path": "a", "weight": float("nan")}]},
-            "sources.0.weight must be a finite number, not 'nan'",
-        ),
-        (
-            {"sources": [{"path": "a", "weight": 10**400}]},
-            "sources.0.weight must be a finite number, not '1000",
-        ),
+        ({"sources": [{"path": "a", "weight": 0}]}, "weight 0 of 'a' is not a share above 0"),
         (
             {"sources": [{"path": "a", "weight": 1e308}, {"path": "b", "weight": 1e308}]},
             "weights 1e+308, 1e+308 are too large",
         ),
-        ({"sources": [{"path": "a", 0: 1}]}, "unknown key 'sources.0.0'"),
         ({"sources": [{"path": "a", "max_epochs": 0}]}, "max_epochs 0 of 'a' must be at least 1"),
-        (
-            {"sources": [{"path": "a", "max_epochs": float("inf")}]},
-            "max_epochs must be a whole number",
-        ),
         ({"sources": [{"path": "a", "name": "a/b"}]}, "'a/b' cannot name a source"),
         ({"sources": ["a.txt", "b/a.jsonl"]}, "two sources are called 'a'"),
         ({"sources": [*TWO, "c"]}, "source 'c' has no weight"),
         ({"sources": ["a.txt", "b.txt"], "tokens": 5}, "2 sources: a recipe must say"),
-        ({"decontaminate": "a"}, "decontaminate must be a list"),
     ],
 )
 def test_what_cannot_be_meant_is_named(changes, reason):
@@ -138,6 +111,22 @@ def test_what_cannot_be_meant_is_named(changes, reason):
         settings_from({**GOOD, **changes})
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, float("inf"), 10**400], ids=["kind", "inf", "huge"])
+@pytest.mark.parametrize(
+    "key", [*names_of(Settings), *(f"sources.0.{name}" for name in names_of(SourceSettings))]
+)
+def test_a_value_that_no_key_can_have_is_named_with_its_key(key, value):
+    name = key.rpartition(".")[2]
+    source = {"path": "a", name: value} if key.startswith("sources.") else {"path": "a"}
+    own = {} if key.startswith("sources.") else {key: value}
+    with pytest.raises(UserError) as caught:
+        settings_from({**GOOD, "sources": [source], **own})
+    said = str(caught.value)
+    assert name in said
+    assert json.dumps(value)[:9].lower().replace("infinity", "inf") in said.replace(",", "")
+    assert "\n" not in said
 
 
 @pytest.mark.parametrize(
@@ -160,22 +149,8 @@ def test_a_recipe_that_cannot_be_read_is_named(name, content, reason, tmp_path, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_path_with_a_colon_names_its_source():
-    (source,) = settings_from({"sources": ["a:b.jsonl"], "tokenizer": "t"}).sources
-    assert (source.name, source.path) == ("a-b", "a:b.jsonl")
-
-
-def test_every_seed_of_64_bits_is_taken():
-    assert settings_from({**GOOD, "seed": (1 << 64) - 1}).seed == (1 << 64) - 1
-
-
-@pytest.mark.parametrize("tokens", [10**9, 1e9, "1e9", "1B", "1_000_000_000"])
-def test_tokens_may_be_written_in_any_way(tokens):
-    assert settings_from({**GOOD, "tokens": tokens}).tokens == 10**9
-
-
 def test_every_setting_is_an_option_and_a_key():
     from data_prep.options import parser
 
     options = {action.dest for action in parser()._actions}
-    assert {field.name for field in fields(Settings)} <= options
+    assert set(names_of(Settings)) <= options

@@ -18,7 +18,7 @@ MODIFIED = "Wed, 21 Oct 2015 07:28:00 GMT"
 
 @dataclass
 class Fault:
-    """What is wrong with one answer; the default is nothing."""
+    """Faults of one answer; none by default."""
 
     status: int | None = None
     """Answers this instead of the file, with an empty body."""

@@ -1,4 +1,4 @@
-"""The sample: a small English corpus of three kinds, written for this project, equal each time.
+"""The sample: a small English corpus of three kinds, equal each time.
 
 Arithmetic with worked answers, questions about an invented world, and plain prose differ in what
 they ask of a model, so that routing has something to separate. Held-out texts are new problems, new

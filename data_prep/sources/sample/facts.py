@@ -5,9 +5,10 @@ held-out questions ask for known facts in words that are known from other facts.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from random import Random
 
-from data_prep.sources.sample.phrasings import AGE, RELATIONS, RIVER
+from data_prep.sources.sample.grammar import GRAMMAR
 from data_prep.sources.sample.world import Town, distinct, towns
 
 N_HELD_OUT_WAYS = 2
@@ -16,6 +17,22 @@ N_STEPS = 5000
 """Questions that need two facts."""
 N_DESCRIPTIONS = 5
 """Descriptions of each town."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One kind of fact: patterns over the fields of `Town`, whose name is `town`."""
+
+    answer: str
+    statements: list[str]
+    """Sentences that state it; the first one names the town."""
+    questions: list[str]
+    """The eight ways to ask for it."""
+    of_that_town: str = ""
+    """How to ask it of a town that is not named; empty where that would give the answer away."""
+
+
+RELATIONS = {name: Relation(**patterns) for name, patterns in GRAMMAR["relations"].items()}
 
 
 def held_out() -> list[str]:
@@ -43,7 +60,7 @@ def _questions(training: bool) -> list[str]:
     random = Random("ways to ask")
     texts = []
     for town in towns():
-        for relation in RELATIONS:
+        for relation in RELATIONS.values():
             ways = random.sample(relation.questions, len(relation.questions))
             chosen = ways[N_HELD_OUT_WAYS:] if training else ways[:N_HELD_OUT_WAYS]
             answer = fill(relation.answer, town)
@@ -52,7 +69,7 @@ def _questions(training: bool) -> list[str]:
 
 
 def _description(town: Town, random: Random) -> str:
-    relations = random.sample(RELATIONS, random.randint(4, len(RELATIONS)))
+    relations = random.sample(list(RELATIONS.values()), random.randint(4, len(RELATIONS)))
     first, *others = relations
     # Only the first pattern is sure to name the town.
     sentences = [fill(first.statements[0], town)]
@@ -62,28 +79,32 @@ def _description(town: Town, random: Random) -> str:
 
 def _two_facts(random: Random) -> Iterator[str]:
     """Yields questions whose answer takes two facts, which it states before it concludes."""
+
+    def stated(relation: str, *about: Town) -> list[str]:
+        return [fill(RELATIONS[relation].statements[0], town) for town in about]
+
     places = towns()
+    asked_of_that_town = [name for name, relation in RELATIONS.items() if relation.of_that_town]
     while True:
         one, two = random.sample(places, 2)
         kind = random.randrange(4)
+        older, younger = sorted((one, two), key=lambda town: town.founded)
         if kind == 0:
-            older = min(one, two, key=lambda town: town.founded)
             question = f"Which town is older, {one.name} or {two.name}?"
-            steps = [fill(AGE.statements[0], town) for town in (one, two)]
-            end = f"So {older.name} is older."
+            steps = [*stated("age", one, two), f"So {older.name} is older."]
         elif kind == 1:
-            relation = random.choice([relation for relation in RELATIONS if relation.of_that_town])
-            question = f"{one.ruler} rules a town. {relation.of_that_town}"
-            steps = [f"{one.ruler} rules {one.name}.", fill(relation.statements[0], one)]
-            end = f"So the answer is {relation.answer.format(**vars(one))}."
+            name = random.choice(asked_of_that_town)
+            question = f"{one.ruler} rules a town. {RELATIONS[name].of_that_town}"
+            answer = RELATIONS[name].answer.format(**vars(one))
+            rules = f"{one.ruler} rules {one.name}."
+            steps = [rules, *stated(name, one), f"So the answer is {answer}."]
         elif kind == 2:
-            same = one.river == two.river
             question = f"Do {one.name} and {two.name} lie on the same river?"
-            steps = [fill(RIVER.statements[0], town) for town in (one, two)]
-            end = "Yes, they do." if same else "No, they do not."
+            end = "Yes, they do." if one.river == two.river else "No, they do not."
+            steps = [*stated("river", one, two), end]
         else:
-            first, later = sorted((one, two), key=lambda town: town.founded)
-            question = f"How many years before {later.name} was {first.name} founded?"
-            steps = [fill(AGE.statements[0], town) for town in (first, later)]
-            end = f"{later.founded} - {first.founded} = {later.founded - first.founded} years."
-        yield f"Question: {question}\nAnswer: {' '.join([*steps, end])}"
+            question = f"How many years before {younger.name} was {older.name} founded?"
+            years = younger.founded - older.founded
+            end = f"{younger.founded} - {older.founded} = {years} years."
+            steps = [*stated("age", older, younger), end]
+        yield f"Question: {question}\nAnswer: {' '.join(steps)}"

@@ -50,11 +50,6 @@ def test_texts_that_differ_in_how_they_are_written_become_equal(text):
     assert clean(written) == text
 
 
-@given(st.text(st.characters(codec="ascii", exclude_characters="\r\0")))
-def test_ascii_with_plain_line_ends_stays(text):
-    assert clean(text) == text
-
-
 @pytest.mark.parametrize("text", ["", " ", "\n\t\n", "\u3000\u2028"])
 @pytest.mark.parametrize("min_chars", [0, 1, 100])
 def test_a_text_of_whitespace_is_empty(text, min_chars):

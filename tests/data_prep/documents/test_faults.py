@@ -113,10 +113,18 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=_name)
-def test_a_fault_is_named_and_the_rest_is_prepared(ask, out, fault, corpus):
+def test_a_fault_stops_a_strict_preparation_else_it_is_named_and_the_rest_is_prepared(
+    ask, out, fault, corpus
+):
     (corpus / fault.name).write_bytes(fault.data)
-    asked = ask(corpus, min_chars=3)
-    (count,) = prepare(asked).sources
+    if fault.stage != "filter":
+        with pytest.raises(UserError) as caught:
+            prepare(ask(corpus, min_chars=3, strict=True))
+        assert fault.name in str(caught.value)
+        assert fault.says in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert not out.exists()
+    (count,) = prepare(ask(corpus, min_chars=3), overwrite=True).sources
     texts = texts_of(out)
     assert {"first", "last"} <= set(texts) <= {"first", "last", *GOOD}
     assert count.rejected == fault.rejected
@@ -137,21 +145,9 @@ def test_a_fault_is_named_and_the_rest_is_prepared(ask, out, fault, corpus):
         assert len(texts) == 2 + fault.kept
 
 
-@pytest.mark.parametrize("fault", [f for f in FAULTS if f.stage != "filter"], ids=_name)
-def test_strict_stops_at_the_fault_and_names_it(ask, out, fault, corpus):
-    (corpus / fault.name).write_bytes(fault.data)
-    asked = ask(corpus, min_chars=3, strict=True)
-    with pytest.raises(UserError) as caught:
-        prepare(asked)
-    assert fault.name in str(caught.value)
-    assert fault.says in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not out.exists()
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_strict_minds_no_fault_beyond_what_is_needed(ask, workers, tmp_path, monkeypatch):
-    # Pieces are begun ahead of need: what is wrong with those that are not used is nobody's matter.
+    # Pieces are begun ahead of need: faults of those that are not used do not matter.
     monkeypatch.setattr(encoding, "PIECE_BYTES", 100)
     rows = [json.dumps({"text": f"document {n} " + "hello " * 20}) for n in range(6)]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows[:3], "no JSON", *rows[3:]]) + "\n")

@@ -1,4 +1,4 @@
-"""Without a network a preparation says so within seconds; with one it is as patient as ever."""
+"""Without a network a preparation ends within seconds; with one it waits as long as always."""
 
 import fcntl
 import socket

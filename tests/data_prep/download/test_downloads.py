@@ -5,9 +5,8 @@ import threading
 
 import pytest
 
-from data_prep.download import transfer
 from data_prep.download.ahead import Downloads
-from data_prep.download.remote_file import RemoteFile, Unavailable, Unreachable
+from data_prep.download.remote_file import RemoteFile
 from data_prep.download.sizes import with_sizes
 from tests.data_prep.web import CONTENT, SIZE, Fault, names, remote, wait_for, wait_for_bytes
 
@@ -67,23 +66,6 @@ def test_a_file_is_given_out_while_the_next_ones_are_on_their_way(web, tmp_path,
         assert not (tmp_path / "1").exists()
         until.set()
         assert downloads.get(numbered[4]).exists()
-
-
-def test_a_file_that_cannot_be_had_does_not_stop_the_others(web, tmp_path, numbered):
-    web.faults["/1"] = [Fault(status=404)]
-    with Downloads(numbered, tmp_path) as downloads:
-        assert downloads.get(numbered[0]).exists()
-        for _ in range(2):
-            with pytest.raises(Unavailable, match="404"):
-                downloads.get(numbered[1])
-        assert downloads.get(numbered[-1]).exists()
-
-
-def test_a_server_out_of_reach_is_reported_by_get(web, tmp_path, numbered, monkeypatch):
-    monkeypatch.setattr(transfer, "FIRST_WAIT_SECONDS", 0.0)
-    web.fallback = Fault(status=503)
-    with Downloads(numbered, tmp_path) as downloads, pytest.raises(Unreachable, match="503"):
-        downloads.get(numbered[0])
 
 
 def test_leaving_keeps_what_has_arrived_for_another_time(web, tmp_path, numbered):

@@ -21,7 +21,7 @@ from data_prep.__main__ import main
 from data_prep.documents import encoding
 from data_prep.executors import cluster as module
 from data_prep.executors.cluster import Cluster
-from data_prep.executors.local import on_this_machine
+from data_prep.executors.local import Here
 from data_prep.prepare import Request, prepare
 from dualpath_cli.errors import UserError
 from tests.data_prep.preparing import contents, source, write_jsonl
@@ -86,9 +86,7 @@ def busy(client: Client) -> list[str]:
     return [worker for worker, tasks in client.processing().items() if tasks]
 
 
-def test_a_cluster_makes_the_bytes_of_this_process_and_of_three(
-    ask, address, tmp_path, monkeypatch
-):
+def test_a_cluster_makes_the_bytes_of_this_process(ask, address, tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "PIECE_BYTES", 5_000)
     monkeypatch.chdir(tmp_path)  # the workers have other working directories
     texts = [f"document {n} " + "hello " * (n % 50) for n in range(150)]
@@ -101,23 +99,17 @@ def test_a_cluster_makes_the_bytes_of_this_process_and_of_three(
     Path("many", "cut.jsonl.gz").write_bytes(whole[:-20])
     # Rows are sent of the one file, the many are read by the workers.
     sources = (source("a", "a.jsonl"), source("many", "many"))
-    made = {}
-    for name in ("here", "pool", "cluster"):
-        how = {"duplicates": "near", "val_fraction": 0.1, "chunk_tokens": 4096}
-        asked = ask(sources, out=tmp_path / name, **how)
-        executor = {
-            "here": lambda: on_this_machine(1),
-            "pool": lambda: on_this_machine(3),
-            "cluster": lambda: Cluster(address, tmp_path),
-        }[name]()
-        manifest = prepare(asked, executor)
+    how = {"duplicates": "near", "val_fraction": 0.1, "chunk_tokens": 4096}
+    for name, executor in (("here", Here()), ("cluster", Cluster(address, tmp_path))):
+        manifest = prepare(ask(sources, out=tmp_path / name, **how), executor)
         assert len(manifest.sources[1].faults) == 1
-        made[name] = contents(tmp_path / name)
-    assert len(made["here"]) > 5
-    assert made["here"] == made["pool"] == made["cluster"]
+    made = contents(tmp_path / "here")
+    assert len(made) > 5
+    assert made == contents(tmp_path / "cluster")
     assert not list(tmp_path.glob(".seen-*"))
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_in_a_piece_changes_nothing(
     ask, client, address, tmp_path, monkeypatch
 ):
@@ -147,12 +139,14 @@ def test_a_worker_that_is_killed_in_a_piece_changes_nothing(
     assert contents(tmp_path / "killed") == contents(tmp_path / "here")
 
 
+@pytest.mark.slow
 def test_work_that_kills_its_workers_is_given_up(address, tmp_path):
     with Cluster(address, tmp_path) as executor:
         error = executor.submit(os._exit, 1).exception(PATIENCE)
         assert "given up after 2 workers died" in executor.failure(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_cancels_what_runs_and_another_executor_continues(
     sent, code, client, address, tmp_path, small_folder

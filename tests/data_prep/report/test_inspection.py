@@ -81,12 +81,6 @@ def found_in(folder: Path) -> list[str]:
         return [str(error)]
 
 
-def test_a_folder_as_it_was_prepared_is_intact(original, capsys):
-    assert inspect(original).problems == []
-    assert inspect_command([str(original)]) == 0
-    assert "intact" in capsys.readouterr().out
-
-
 def test_a_flipped_byte_of_any_file_is_found_and_alone_is_named(original):
     names = sorted(p.relative_to(original).as_posix() for p in original.rglob("*") if p.is_file())
     names.remove("manifest.json")
@@ -165,14 +159,6 @@ def test_all_problems_are_listed_a_line_each(folder, capsys):
         "chunk-0-4.bin: changed since it was prepared (its sha256 differs)",
     ]
     assert "damaged: 5 problems" in lines[-1]
-
-
-def test_chunks_that_changed_places_are_found(folder):
-    one, two = folder / "chunk-0-1.bin", folder / "chunk-0-2.bin"
-    one_bytes = one.read_bytes()
-    one.write_bytes(two.read_bytes())
-    two.write_bytes(one_bytes)
-    assert [p.partition(":")[0] for p in found_in(folder)] == [one.name, two.name]
 
 
 def rewrite(folder: Path, **changes: Any) -> None:
@@ -341,6 +327,9 @@ def test_what_is_printed_is_literal_and_on_one_line(original, capsys):
     assert r"[bold]hell[/bold]\x1b[31m :smile:" in out
     assert "Ünï 日本 \U0001f600\\n" in out
     assert "\x1b" not in out
+    assert out.endswith(
+        f"{original}: intact: every byte is as it was prepared, and the counts add up\n"
+    )
 
 
 @given(st.text())
@@ -385,8 +374,6 @@ def test_the_report_says_what_became_of_the_documents(tmp_path, small, capsys):
         ([str(Path(__file__).parent)], r"has no manifest\.json"),
         (["s3://bucket/data"], "'s3://bucket/data' is not on a disk"),
         (["data", "--samples", "-1"], "--samples -1 is negative; give 0 or more"),
-        (["data", "--seed", "x"], "--seed: invalid int value: 'x'"),
-        ([], "required: DIR"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, message):

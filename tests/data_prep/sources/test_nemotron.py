@@ -5,7 +5,6 @@ import itertools
 
 import pytest
 
-from data_prep.download.transfer import download
 from data_prep.sources.nemotron import nemotron_files
 from dualpath_cli.errors import UserError
 from tests.data_prep.web import Web
@@ -88,14 +87,6 @@ def test_the_order_depends_on_nothing_but_the_paths(web, tmp_path):
 def test_the_first_files_are_spread_over_the_snapshots(web, tmp_path):
     first = files(web, "quality=high/kind=actual", tmp_path)[:20]
     assert len({file.name.split("/")[-1].split("-part-")[0] for file in first}) >= 10
-
-
-def test_files_can_be_downloaded_from_where_they_are_said_to_be(web, tmp_path):
-    web.files[f"/{PATHS[0]}"] = b"content"
-    (file,) = [f for f in files(web, "", tmp_path) if f.url == f"{web.url}/{PATHS[0]}"]
-    path = download(file, tmp_path)
-    assert path.read_bytes() == b"content"
-    assert path == tmp_path / "nemotron-cc" / PATHS[0].removeprefix(f"{ROOT}/data-jsonl/")
 
 
 @pytest.mark.parametrize("slash", ["", "/"])

@@ -1,4 +1,4 @@
-"""What is in the way of a data folder: finished and unfinished work, and other people's files."""
+"""Files in the way of a data folder: finished and unfinished work, and other people's files."""
 
 import json
 from pathlib import Path

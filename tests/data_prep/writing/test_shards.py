@@ -55,27 +55,6 @@ def test_blocks_of_any_length_are_those_of_the_stream(
     np.testing.assert_array_equal(read.ravel(), np.concatenate(expected))
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_the_loader_gives_the_stream_in_order(tmp_path, dtype):
-    stream = np.arange(1000, dtype=dtype)
-    write(tmp_path / "data", stream, chunk_tokens=300, pieces=7)
-    dataset = litdata.StreamingDataset(
-        str(tmp_path / "data"), item_loader=litdata.TokensLoader(block_size=10), shuffle=False
-    )
-    batches = list(litdata.StreamingDataLoader(dataset, batch_size=4, num_workers=0))
-    read = np.concatenate([batch.long().numpy().ravel() for batch in batches])
-    np.testing.assert_array_equal(read, stream)
-
-
-def test_equal_streams_give_equal_bytes_however_they_arrive(tmp_path):
-    stream = np.arange(1000, dtype=np.uint16)
-    for name, pieces in (("a", 1), ("b", 13)):
-        write(tmp_path / name, stream, chunk_tokens=256, pieces=pieces)
-    one, other = contents(tmp_path / "a"), contents(tmp_path / "b")
-    assert one == other
-    assert len(one) == 5
-
-
 def test_the_index_changes_with_the_tokens(tmp_path):
     # litdata takes `updated_at` for the version of a remote dataset in its cache.
     versions = set()
