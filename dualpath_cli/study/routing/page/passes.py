@@ -181,7 +181,8 @@ class Lens(PagePass):
 
     def _most_likely(self, state_ND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and probabilities of the likeliest tokens, (N, TOP) each."""
-        found = [_top(self._logits(part_ND)) for part_ND in state_ND.split(self._rows)]
+        rows = max(1, LOGITS // len(self._head))
+        found = [_top(self._logits(part_ND)) for part_ND in state_ND.split(rows)]
         ids, shares = zip(*found, strict=True)
         return torch.cat(ids), torch.cat(shares)
 
@@ -190,10 +191,6 @@ class Lens(PagePass):
         normed_ND = F.rms_norm(state_ND.to(self._norm.dtype), self._norm.shape, self._norm, eps)
         logits_NV = F.linear(normed_ND, self._head)[:, : self.vocabulary]
         return logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-
-    @property
-    def _rows(self) -> int:
-        return max(1, LOGITS // len(self._head))
 
 
 def _top(logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
