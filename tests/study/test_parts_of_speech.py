@@ -242,9 +242,14 @@ def test_texts_in_pieces_have_the_tags_of_the_whole(
     assert list(tagger.tags(several * parts_of_speech.BATCH)) == expected * parts_of_speech.BATCH
 
 
-def test_windows_are_read_one_batch_at_a_time(tagger: Tagger) -> None:
+@pytest.fixture(scope="module")
+def english(shared_data: Path) -> Tagger:
+    return Tagger(shared_data / "spacy_en_upos")
+
+
+def test_windows_are_read_one_batch_at_a_time(english: Tagger) -> None:
     windows = iter([[b"dog"]] * 10 * parts_of_speech.BATCH)
-    assert next(tagger.tags(windows)) == ["NOUN"]
+    assert next(english.tags(windows)) == ["NOUN"]
     assert len(list(windows)) == 9 * parts_of_speech.BATCH
 
 
@@ -273,12 +278,13 @@ GPT2_TAGS = {
 }  # fmt: skip
 
 
-def test_tokens_of_gpt2_get_the_tags_that_one_expects(shared_data: Path) -> None:
+def test_tokens_of_gpt2_get_the_tags_that_one_expects(english: Tagger, shared_data: Path) -> None:
     gpt2 = Tokenizer.load(shared_data / "gpt2")
     values = gpt2.token_values()
     windows = [[values[id] for id in gpt2.encode(text)] for text in GPT2_TAGS]
-    found = Tagger(shared_data / "spacy_en_upos").tags(windows)
-    for window, tags, expected in zip(windows, found, GPT2_TAGS.values(), strict=True):
+    for window, tags, expected in zip(
+        windows, english.tags(windows), GPT2_TAGS.values(), strict=True
+    ):
         assert list(zip(window, tags, strict=True)) == list(
             zip(window, expected.split(), strict=True)
         )
