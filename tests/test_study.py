@@ -2,10 +2,8 @@
 
 import gzip
 import json
-import os
 import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 
 from dualpath_cli import cli
 from dualpath_cli.files.csv_text import read_csv
-from tests.small_tokenizer import tokenizer_with
+from tests.tiny_run import prepare
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "docs" / "study"
@@ -136,21 +134,12 @@ def test_what_the_study_says_of_all_tests_of_a_table_is_printed_below_it(
 
 
 def test_validation_documents_that_share_thirteen_words_with_training_are_counted(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     words = [f"word{n}" for n in range(100)]
-    tokenizer_with([]).save(tmp_path)
     (tmp_path / "train.jsonl").write_text(json.dumps({"text": " ".join(words)}))
-
-    def run(*command: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    run("-m", "data_prep", "--source", "a=train.jsonl", "--tokenizer", ".", "--out", "data/study")
+    prepare(tmp_path / "data" / "study", tmp_path / "train.jsonl")
     thirteen, twelve = " ".join(words[40:53]), " ".join(words[40:52])
     texts = [f"new {thirteen} words", f"new {twelve} words", f"{thirteen} words"]
     rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
@@ -167,7 +156,9 @@ def test_validation_documents_that_share_thirteen_words_with_training_are_counte
         file = tmp_path / "data" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    printed = run(str(ROOT / "docs" / "study" / "texts.py"), "data/study")
+    capsys.readouterr()
+    assert run_script(monkeypatch, "texts.py data/study") == 0
+    printed = capsys.readouterr().out
     assert "| peps | 2 of 3 | 2 of 3 |" in printed
     assert "| gsm8k | 0 of 1 | 0 of 1 |" in printed
     assert "| 2 | 0: " in printed

@@ -52,9 +52,9 @@ class StudyModule(DualPathModule):
     ) -> None:
         """Says what to run; `files` closes the files of a pass that is interrupted."""
         self.facts: dict[str, Any] = {}
-        """What all passes share, for the report."""
+        """Facts that all passes share, for the report."""
         self.sources: dict[str, dict[str, Any]] = {}
-        """What each source is, for the report."""
+        """Facts about each source, for the report."""
         self._study, self._session, self._progress, self._files = study, session, progress, files
         self._passes: dict[str, Sequence[Pass]] = {}
         self._missing: list[Pass] = []
@@ -95,7 +95,7 @@ class StudyModule(DualPathModule):
 
     @property
     def kept(self) -> str:
-        """How many passes are finished, on the first rank, as a person reads it."""
+        """The number of finished passes on the first rank, in words."""
         passes = [pass_ for source in self._passes.values() for pass_ in source]
         finished = sum(bool(pass_.arrays) for pass_ in passes)
         return f"{finished} of {len(passes)} passes are kept"

@@ -27,7 +27,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Match:
-    """How like a class its random others are; nan for a class without tokens."""
+    """How closely random tokens match their class; nan for a class without tokens."""
 
     same_position: float
     """Share of them that stand as far into their window as their counterpart in the class."""

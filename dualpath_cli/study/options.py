@@ -4,8 +4,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.options.values import add_list_option
-from dualpath_cli.ranges import check_path
+from dualpath_cli.options.values import add_list_option, path_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run import run_folder
 from dualpath_cli.sizes import parse_size
@@ -70,12 +69,7 @@ def out_folder(out: str | None, run: run_folder.Run, kind: str) -> Path:
     Raises:
         UserError: if a file is in the way, and for what is no path on this machine.
     """
-    if out is not None:
-        try:
-            check_path("--out", out)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-    folder = Path(out) if out else run.home / kind / f"step-{run.step:08d}"
+    folder = run.home / kind / f"step-{run.step:08d}" if out is None else path_of("--out", out)
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir():
         raise UserError(f"--out '{folder}': '{existing}' is a file; give a folder")

@@ -28,7 +28,7 @@ from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.module import DualPathModule
 
 Arrays = dict[str, npt.NDArray[Any]]
-"""What a pass gives, by name."""
+"""The results of a pass, by name."""
 
 FILLER = -1
 """The place of a window that only fills up a batch."""
@@ -43,7 +43,7 @@ class Pass(ABC):
     path: Path = field(init=False)
     """Of the file of its arrays; `locate` sets it."""
     arrays: Arrays = field(default_factory=dict, init=False)
-    """What it gave, on the first rank; empty until it is finished."""
+    """Its results, on the first rank; empty until it is finished."""
     untrained: bool = field(default=False, kw_only=True)
     """Whether the model has the weights that the run began with, not those of the checkpoint."""
 
@@ -58,12 +58,12 @@ class Pass(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """What is going on, for the screen."""
+        """Its name on the screen."""
 
     @property
     @abstractmethod
     def decisive(self) -> Mapping[str, Any]:
-        """What decides its numbers, as JSON has it, beside the windows and what passes share."""
+        """Facts that decide its numbers, for JSON, besides the windows and those of all passes."""
 
     @abstractmethod
     def begin(self, module: DualPathModule, files: ExitStack) -> None:

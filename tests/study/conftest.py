@@ -23,16 +23,10 @@ from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.state.weights import load_weights
 from tests.conftest import Share
 from tests.small_tokenizer import tokenizer_with
-from tests.tiny_run import Fit, tiny_recipe, train
+from tests.tiny_run import tiny_recipe, train
 
 OPEN = {"model": {"gain_init": 0.0, "init_std": 0.3, "loops": 3}, "optim": {"lr": 0.05}}
 """A model whose gates, paths and loops matter after six steps."""
-
-
-@pytest.fixture
-def run(trained: Fit) -> Path:
-    """A copy of such a model's run."""
-    return trained(**OPEN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,37 +52,42 @@ Study = Callable[..., Studied]
 
 
 @pytest.fixture(scope="session")
-def opened(share: Share, texts: Path) -> Callable[[dict[str, Any]], Path]:
-    """`opened(model)`: a run of `OPEN`, changed by `model`, that tests only read."""
+def opened(share: Share, texts: Path) -> Callable[..., Path]:
+    """`opened(model={...})`: a run of `OPEN` with such changes, which tests only read."""
 
-    def run(model: dict[str, Any]) -> Path:
+    def run(**changes: Any) -> Path:
         def fill(folder: Path) -> None:
-            changes = merge(OPEN, {"model": model})
-            train(merge(tiny_recipe(texts, folder), changes), folder / "recipe")
+            train(merge(tiny_recipe(texts, folder), merge(OPEN, changes)), folder / "recipe")
 
-        return share(f"study-run-{digest_of(model)}", fill) / "tiny" / "default"
+        return share(f"study-run-{digest_of(changes)}", fill) / "tiny" / "default"
 
     return run
 
 
-@pytest.fixture(scope="session")
-def studied(share: Share, opened: Callable[[dict[str, Any]], Path]) -> Study:
-    """`studied("routing", *words, model=...)`: made once in a session, with tags by letter.
+@pytest.fixture
+def run(opened: Callable[..., Path], tmp_path: Path) -> Path:
+    """A copy of a run of `OPEN`."""
+    return shutil.copytree(opened(), tmp_path / "runs" / "tiny" / "default", symlinks=True)
 
-    The run is one of `OPEN`, changed by `model`.
+
+@pytest.fixture(scope="session")
+def studied(share: Share, opened: Callable[..., Path]) -> Study:
+    """`studied("routing", *words, model=...)`: of a run of `OPEN`, once, with tags by letter.
+
+    Figures are written where `drawn` is true.
     """
 
-    def study(command: str, *words: str, model: dict[str, Any] | None = None) -> Studied:
+    def study(command: str, *words: str, drawn: bool = False, **changes: Any) -> Studied:
         def fill(folder: Path) -> None:
-            shutil.copytree(opened(model or {}), folder / "default", symlinks=True)
+            shutil.copytree(opened(**changes), folder / "default", symlinks=True)
             with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as shown:
                 tag_by_letter(patch)
                 for user in USERS_OF_FIGURES:
-                    patch.setattr(user, save)
+                    patch.setattr(user, save if drawn else lambda folder, figures: [])
                 assert main([command, "--ckpt_path", str(folder / "default"), *words]) == 0
             (folder / "shown.txt").write_text(shown.getvalue())
 
-        folder = share(f"study-{digest_of([model, command, *words])}", fill)
+        folder = share(f"study-{digest_of([changes, drawn, command, *words])}", fill)
         return Studied(folder / "default", (folder / "shown.txt").read_text())
 
     return study
@@ -146,7 +145,7 @@ def by_letter(monkeypatch):
 
 
 USERS_OF_FIGURES = [
-    f"dualpath_cli.study.{user}.save" for user in ("ablation.figures", "routing.report", "runs")
+    f"dualpath_cli.study.{user}.save" for user in ("ablation.figures", "routing.report")
 ]
 
 
@@ -165,7 +164,7 @@ def figures(request, monkeypatch) -> dict[str, Figure | None]:
         return []
 
     if "drawn" not in request.fixturenames:
-        for user in USERS_OF_FIGURES[:2]:
+        for user in USERS_OF_FIGURES:
             monkeypatch.setattr(user, keep)
     return found
 

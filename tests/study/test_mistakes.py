@@ -5,6 +5,7 @@ import re
 import pytest
 
 from dualpath_cli.cli import main
+from tests.command.test_settings import OPTIONS
 
 ABLATE, ROUTING = "ablate --ckpt_path .", "routing --ckpt_path ."
 SCORED, READ = (f"{words} --data.val.held_out text.txt" for words in (ABLATE, ROUTING))
@@ -13,14 +14,10 @@ SCORED, READ = (f"{words} --data.val.held_out text.txt" for words in (ABLATE, RO
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("ablate", "ablate needs --ckpt_path RUN"),
-        ("ablate --ckpt_path nowhere", "no run or checkpoint at 'nowhere'"),
         (f"{ABLATE} nowhere --out x", "no run or checkpoint at 'nowhere'"),
         (f"{ABLATE} .", "several RUNs need --out DIR"),
         (f"{ABLATE} --ckpt_path . --out x", "names two runs whose files would go to 'x/"),
         (ABLATE, "the run names no validation set; give a text: --sources NAME=PATH"),
-        (f"{ABLATE} --sources", "--sources"),
-        (f"{ABLATE} --source text.txt", "did you mean '--sources'?"),
         (f"{ABLATE} --sources a=txet.txt", "did you mean 'text.txt'?"),
         (f"{ABLATE} --sources a=text.txt a=recipe.yaml", "its format is not known"),
         (f"{ABLATE} --sources text.txt text=text.txt", "has two texts named 'text'"),
@@ -29,13 +26,12 @@ SCORED, READ = (f"{words} --data.val.held_out text.txt" for words in (ABLATE, RO
         (f"{SCORED} --suite layer", "did you mean 'layers'?"),
         (f"{SCORED} --loops 3-1", "--loops '3-1': '3-1' is no number"),
         (f"{SCORED} --loops 0", "is no number or range from 1 to 100"),
-        (f"{SCORED} --seeds 5000", "--seeds must be from 1 to 1000"),
+        (f"{SCORED} --seeds 5000", "--seeds must be from 1 to 1,000"),
         (f"{SCORED} --classes a", "give NAME=UPOS,UPOS, maybe with :wide or :deep"),
         (f"{SCORED} --classes a=NUMB:wide", "did you mean 'NUM'?"),
         (f"{SCORED} --classes a=NUM:up", "the path is wide or deep"),
         (f"{SCORED} --classes a=NUM:wide a=SYM:wide", "--classes has two classes named 'a'"),
         (f"{SCORED} --classes a=NUM a=NUM:wide", "--classes has two classes named 'a'"),
-        (f"{SCORED} --data.val_seed -1", "val_seed must be at least 0, not -1"),
         # A pass is never cut short.
         (f"{SCORED} --trainer.overfit_batches 1", "trainer.overfit_batches is not used"),
         (f"{SCORED} --trainer.fast_dev_run 1", "trainer.fast_dev_run is not used"),
@@ -84,16 +80,11 @@ def test_validate_and_fit_know_nothing_of_the_options_of_studies(run_folder, cap
     assert "unknown option '--sources'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("command", "options"),
-    [
-        ("ablate", "sources suite loops seeds classes tagger max_tokens out compare_paper"),
-        ("routing", "sources text layer anchor sequences examples tagger max_tokens out"),
-    ],
-)
-def test_help_has_a_sentence_for_each_option(command, options, capsys):
+@pytest.mark.parametrize("command", ["ablate", "routing"])
+def test_help_has_a_sentence_for_each_option(command, capsys):
     assert main([command, "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert f"usage: dualpath {command} --ckpt_path RUN" in text
-    for option in ("ckpt_path", *options.split()):
-        assert re.search(rf" --{option} [^.]*[A-Z][^.]+\.", text), option
+    own = re.findall(rf"^{command} (--(?!help).+)", OPTIONS.read_text(), re.MULTILINE)
+    assert len(own) > 8
+    for option in own:
+        assert re.search(rf" {option} [^.]*[A-Z][^.]+\.", text), option

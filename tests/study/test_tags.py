@@ -1,20 +1,9 @@
-"""Tags of tokens, and the members of a class."""
+"""Tags of a window's tokens."""
 
 import numpy as np
 
-from dualpath_cli.study.tags import members_of, tag
+from dualpath_cli.study.tags import tag
 from tests.small_tokenizer import tokenizer_with
-
-NUMBERS = ("NUM", "SYM")
-
-
-def tags_of(*windows: str) -> list[np.ndarray]:
-    return [np.array(window.split(",")) for window in windows]
-
-
-def test_members_are_the_tokens_with_one_of_the_tags():
-    masks = members_of(tags_of(",NUM,VERB,SYM", ",NOUN"), NUMBERS)
-    assert [mask.tolist() for mask in masks] == [[False, True, False, True], [False, False]]
 
 
 def test_input_tokens_are_tagged_and_end_of_text_is_not():

@@ -73,7 +73,7 @@ class Excess:
     per_forced_low: float
     per_forced_high: float
     match: Match
-    """How like the class the random others are."""
+    """How closely the random tokens match the class."""
 
     @property
     def name(self) -> str:

@@ -7,18 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.options.values import add_list_option, whole_number
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run import run_folder
-from dualpath_cli.sizes import parse_size
 from dualpath_cli.study.ablation.suites import SUITES, Selection
 from dualpath_cli.study.classes import PATHS, RANDOM, UPOS, ForcedClass, measured
-from dualpath_cli.study.options import (
-    TAGGER,
-    add_list_option,
-    add_text_arguments,
-    out_folder,
-    take_sources,
-)
+from dualpath_cli.study.options import TAGGER, add_text_arguments, out_folder, take_sources
 
 MOST_LOOPS = 100
 CONTROLS = 5
@@ -73,13 +67,16 @@ def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> 
         UserError: for the first mistake in them.
     """
     take_sources(recipe, given["sources"], given["max_tokens"])
+    seeds = given["seeds"]
+    if seeds is not None:
+        seeds = whole_number("--seeds", seeds, 1, 1000)
     return AblateOptions(
         out=out_folder(given["out"], run, "ablations"),
         selection=Selection(
             suites=_suites(given["suite"]),
             loops=_loops(given["loops"]),
-            shuffles=_seeds(given["seeds"], 1),
-            controls=_seeds(given["seeds"], CONTROLS),
+            shuffles=seeds or 1,
+            controls=seeds or CONTROLS,
             classes=_classes(given["classes"]),
         ),
         tagger=given["tagger"],
@@ -108,15 +105,6 @@ def _loops(text: str) -> tuple[int, ...]:
             )
         counts |= set(range(first, last + 1))
     return tuple(sorted(counts))
-
-
-def _seeds(text: str | None, default: int) -> int:
-    if text is None:
-        return default
-    count = parse_size(str(text), "--seeds")
-    if not 1 <= count <= 1000:
-        raise UserError(f"--seeds must be from 1 to 1000, not '{text}'")
-    return count
 
 
 def default_classes() -> tuple[ForcedClass, ...]:

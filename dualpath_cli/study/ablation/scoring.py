@@ -1,4 +1,4 @@
-"""What `ablate` does with a batch: losses of its windows under an intervention.
+"""A pass of `ablate` over a source: losses of its windows under an intervention.
 
 Shapes: W windows of a source, B of a batch, T positions.
 """
@@ -27,7 +27,7 @@ from dualpath_cli.training.module import DualPathModule
 
 @dataclass(frozen=True)
 class Scores:
-    """What one pass gave; W is the number of the source's windows, longest first."""
+    """The results of one pass; W windows, the longest first."""
 
     nats: Floats
     """Sum of the losses of each window's tokens, (W,)."""
@@ -47,7 +47,7 @@ class Scoring(Pass):
     masks: Masks | None = None
     """For each window, which of its input tokens the intervention is about; None: all."""
     match: Match | None = None
-    """How like a class the tokens are, where they are drawn at random."""
+    """Of tokens drawn at random, how closely they match their class."""
 
     @property
     def title(self) -> str:

@@ -66,11 +66,6 @@ class Selection:
         ]
 
 
-def paper_rows(selection: Selection, config: ModelConfig) -> list[Row]:
-    """Returns the paper's rows."""
-    return [Row("paper", override) for override in selection.overrides()]
-
-
 def token_class_rows(selection: Selection, config: ModelConfig) -> list[Row]:
     """Returns each class under its override, and random tokens in its place, a row a seed."""
     rows = []
@@ -101,22 +96,6 @@ def layer_rows(selection: Selection, config: ModelConfig) -> list[Row]:
     ]
 
 
-def halting_rows(selection: Selection, config: ModelConfig) -> list[Row]:
-    """Returns a row for each threshold, the highest first."""
-    return [Row("halting", Intervention(halting=threshold)) for threshold in THRESHOLDS]
-
-
-def skip_rows(selection: Selection, config: ModelConfig) -> list[Row]:
-    """Returns a row for each gate."""
-    return [Row("skip", Intervention(skip=gate)) for gate in SKIPS]
-
-
-def slot_rows(selection: Selection, config: ModelConfig) -> list[Row]:
-    """Returns a row for each number of slots below K."""
-    slots = range(1, config.loops)
-    return [Row("kv-slots", Intervention(kv_slots=count)) for count in slots]
-
-
 @dataclass(frozen=True)
 class Suite:
     """Rows that belong together."""
@@ -126,15 +105,29 @@ class Suite:
 
 
 SUITES: Mapping[str, Suite] = {
-    "paper": Suite("the 16 rows of the paper's inference-time ablations", paper_rows),
+    "paper": Suite(
+        "the 16 rows of the paper's inference-time ablations",
+        lambda selection, config: [Row("paper", override) for override in selection.overrides()],
+    ),
     "token-classes": Suite(
         "classes of tokens forced wide and deep, beside as many random tokens like them",
         token_class_rows,
     ),
     "layers": Suite("each row of `paper` in one layer at a time", layer_rows),
-    "halting": Suite("thresholds of remaining mass at which a token stops looping", halting_rows),
-    "skip": Suite("gates below which a token leaves its loops or the wide path out", skip_rows),
-    "kv-slots": Suite("fewer keys and values for the steps of a loop, token by token", slot_rows),
+    "halting": Suite(
+        "thresholds of remaining mass at which a token stops looping",
+        lambda selection, config: [Row("halting", Intervention(halting=m)) for m in THRESHOLDS],
+    ),
+    "skip": Suite(
+        "gates below which a token leaves its loops or the wide path out",
+        lambda selection, config: [Row("skip", Intervention(skip=gate)) for gate in SKIPS],
+    ),
+    "kv-slots": Suite(
+        "fewer keys and values for the steps of a loop, token by token",
+        lambda selection, config: [
+            Row("kv-slots", Intervention(kv_slots=count)) for count in range(1, config.loops)
+        ],
+    ),
 }
 
 

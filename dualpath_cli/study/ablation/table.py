@@ -19,7 +19,7 @@ REPORT = "ablations.json"
 
 
 def source_table(title: str, results: Sequence[Result], loops: int, paper: bool) -> Table:
-    """A table of one source's rows; `loops` is the trained K, whose row says so."""
+    """A table of one source's rows; `loops` is the trained K, which its row names."""
     columns: Columns[Result] = [
         (Column("intervention"), lambda row: label(row.intervention, loops)),
         (Column("loss", ".4f", importance=2), lambda row: row.loss),
@@ -116,7 +116,7 @@ def _paper(row: Result) -> tuple[float | None, float | None]:
 
 
 def _matched(rows: Sequence[Excess]) -> str:
-    """How like the classes the random tokens are, for a caption."""
+    """How closely the random tokens match the classes, for a caption."""
     texts = {
         row.token_class.name: f"{row.token_class.name}: {100 * row.match.same_position:.0f} % at "
         f"the same position, runs of {row.match.random_run:.2f} tokens for {row.match.run:.2f}"
@@ -131,7 +131,7 @@ def write(
 ) -> list[Path]:
     """Writes ablations.json (the report and all rows), .csv, .md and .tex; returns their paths.
 
-    A number that there is none of is null in JSON and empty in CSV.
+    A missing number is null in JSON and empty in CSV.
     """
     rows, excess_rows = [_record(row) for row in results], [_excess_record(e) for e in excesses]
     tables = _tables(results, excesses, int(report["model"]["loops"]))

@@ -31,8 +31,11 @@ def claim_table(statements: Sequence[Claim], bands: str = "") -> Table:
         Column("test", ""), Column("verdict", importance=3),
         Column("source by source", importance=0, prose=True),
     ]  # fmt: skip
+    by_claim: dict[tuple[str, str], list[Claim]] = {}
+    for claim in statements:
+        by_claim.setdefault((claim.claim, claim.number), []).append(claim)
     rows = []
-    for of_one in by_claim(statements).values():
+    for of_one in by_claim.values():
         claim = of_one[0]
         one = len(of_one) == 1
         rows.append((
@@ -46,14 +49,6 @@ def claim_table(statements: Sequence[Claim], bands: str = "") -> Table:
         ))  # fmt: skip
     tests = f"{number_of_tests(statements)} tests, corrected for their number (Holm)"
     return Table(columns, rows, "the paper's claims", f"{bands}{tests}; {VERDICTS}")
-
-
-def by_claim(statements: Sequence[Claim]) -> dict[tuple[str, str], list[Claim]]:
-    """Groups the claims of several sources, in their order."""
-    groups: dict[tuple[str, str], list[Claim]] = {}
-    for claim in statements:
-        groups.setdefault((claim.claim, claim.number), []).append(claim)
-    return groups
 
 
 Verdicts = dict[tuple[str, str, str], dict[str, str]]

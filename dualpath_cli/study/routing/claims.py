@@ -28,22 +28,13 @@ LEAST_LAYERS = 8
 other's reverse, by chance in one case of twelve."""
 
 
-@dataclass(frozen=True)
-class Leaning:
-    """Tokens that are said to lean to one path."""
-
-    token_class: TokenClass
-    deep: bool
-    """Whether they are said to lean to the deep path, or else to the wide one."""
-    claim: str
-
-
-LEANINGS = (
-    Leaning(ARITHMETIC, True, "arithmetic (NUM, SYM) leans deep"),
-    Leaning(STRUCTURE, True, "SPACE, PUNCT, SYM lean deep"),
-    Leaning(FUNCTION, False, "ADJ, ADV, PART, PRON, VERB lean wide"),
-    Leaning(CLOSED, False, "function words (closed classes) lean wide"),
-)
+LEANINGS: Mapping[TokenClass, tuple[bool, str]] = {
+    ARITHMETIC: (True, "arithmetic (NUM, SYM) leans deep"),
+    STRUCTURE: (True, "SPACE, PUNCT, SYM lean deep"),
+    FUNCTION: (False, "ADJ, ADV, PART, PRON, VERB lean wide"),
+    CLOSED: (False, "function words (closed classes) lean wide"),
+}
+"""Classes of tokens with the claim about each, and whether it says deep or else wide."""
 
 Verdict = Literal["holds", "fails", "as untrained", "open", "mixed"]
 
@@ -54,14 +45,14 @@ class Statistic:
 
     claim: str
     number: str
-    """What is measured."""
+    """The quantity, in words."""
     values: Floats
     """As it is and resampled, (R,)."""
     bound: float = 0.0
     above: bool = True
     """Whether the claim wants the number above or below the bound."""
     pairs: Sequence[Floats] = ()
-    """What is correlated, where the number is a correlation: two sequences of numbers."""
+    """Of a correlation, the two sequences that are correlated."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +146,7 @@ def decided(statements: Sequence[Claim]) -> list[Claim]:
 
 
 def number_of_tests(statements: Sequence[Claim]) -> int:
-    """How many tests stand behind the verdicts."""
+    """The number of tests behind the verdicts."""
     return sum(p == p for claim in statements for p in (claim.p, claim.p_untrained))
 
 
@@ -208,11 +199,11 @@ def _single(summary: Summary) -> Iterator[Statistic]:
         text, number = "the paths do different things", f"cosine, {summary.named(middle)}"
         yield Statistic(text, number, cosine[:, middle].mean(1), 0.5, above=False)
     yield from _polarisation(summary)
-    for leaning in LEANINGS:
-        values = summary.class_differences[leaning.token_class]
+    for token_class, (deep, text) in LEANINGS.items():
+        values = summary.class_differences[token_class]
         if np.isfinite(values[0]).all():
             number = "its deep share - that of other tokens"
-            yield Statistic(leaning.claim, number, values.mean(1), above=leaning.deep)
+            yield Statistic(text, number, values.mean(1), above=deep)
 
 
 def _polarisation(summary: Summary) -> Iterator[Statistic]:
@@ -254,7 +245,7 @@ def _aligned(one: str, other: str, first: Summary, second: Summary) -> Iterator[
         return
     with np.errstate(invalid="ignore"):
         gap = np.nanmean(after[0][:, known] - after[1][:, known], axis=1)
-    for band, values in (("late", first.in_band(gap, "late")), ("all", gap.mean(1))):
+    for band, values in (("late", gap[:, first.bands["late"]].mean(1)), ("all", gap.mean(1))):
         text = f"{one} is deeper than {other} after the anchor, in {band} layers"
         number = f"mean of {known.sum()} positions' deep share, {one} - {other}"
         yield Statistic(text, number, values)

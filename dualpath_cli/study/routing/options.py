@@ -7,16 +7,11 @@ from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.intervention import Intervention
+from dualpath_cli.options.values import add_list_option
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run import run_folder
-from dualpath_cli.study.options import (
-    TAGGER,
-    add_list_option,
-    add_text_arguments,
-    out_folder,
-    take_sources,
-)
+from dualpath_cli.study.options import TAGGER, add_text_arguments, out_folder, take_sources
 from dualpath_cli.study.parts_of_speech import check_pipeline
 
 NO_TAGGER = "none"
@@ -28,7 +23,7 @@ ANCHOR = "Answer"
 
 @dataclass(frozen=True)
 class RoutingOptions:
-    """What is read, and where it goes."""
+    """The options of `routing`, checked."""
 
     out: Path
     text: str | None
@@ -75,7 +70,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "So many sequences of each source are on the page. A sequence is a document, or as "
         "much of one as the model takes at once: a long document gives several."
     )
-    parser.add_argument("--sequences", metavar="N", default=str(PAGE_SEQUENCES), help=text)
+    parser.add_argument("--sequences", metavar="N", help=text)
     text = (
         "Sequences that are drawn and come first on the page, by source and number, such as "
         "gsm8k:3; by default number 0 of each source."
@@ -111,17 +106,13 @@ def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> 
     return RoutingOptions(
         out=out_folder(given["out"], run, "routing"),
         text=given["text"],
-        layer=None if given["layer"] is None else _whole("--layer", given["layer"]),
+        layer=_whole("--layer", given["layer"]),
         tagger=None if given["tagger"].lower() == NO_TAGGER else given["tagger"],
         anchor=given["anchor"],
-        sequences=_whole("--sequences", given["sequences"], least=1),
+        sequences=_whole("--sequences", given["sequences"], least=1) or PAGE_SEQUENCES,
         examples=tuple(_example(spec, recipe["data"]["val"]) for spec in given["examples"]),
         costs=not given["no_costs"],
-        beside_loops=(
-            None
-            if given["beside_loops"] is None
-            else _whole("--beside_loops", given["beside_loops"], least=1)
-        ),
+        beside_loops=_whole("--beside_loops", given["beside_loops"], least=1),
     )
 
 
@@ -146,7 +137,9 @@ def check_options(options: RoutingOptions, settings: Settings) -> None:
             raise UserError(f"{error}; or without parts of speech: --tagger none") from None
 
 
-def _whole(name: str, text: str, least: int = 0) -> int:
+def _whole(name: str, text: str | None, least: int = 0) -> int | None:
+    if text is None:
+        return None
     if not text.isdecimal() or int(text) < least:
         raise UserError(f"{name} must be a whole number from {least} on, not '{text}'")
     return int(text)

@@ -1,4 +1,4 @@
-"""What `routing` does with a batch: writes down the routing of its tokens, and adds it up.
+"""A pass of `routing` over a source: a row for each token, and sums over all tokens.
 
 A sequence is a window of a text: end-of-text, then up to as many tokens as the model is long. Every
 token of the text is read once; end-of-text, and what a packed block begins with, is context alone.
@@ -99,7 +99,7 @@ class Reading(Pass):
     def _facts_of(
         self, places: list[int], length: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What `RoutingSums.update` wants of these sequences: weights, tags and anchors."""
+        """Weights, tags and anchors of these sequences, for `RoutingSums.update`."""
         weights_BR = np.zeros((len(places), 1 + RESAMPLES))
         tags_BT = np.full((len(places), length), -1)
         anchors_B = np.full(len(places), -1)

@@ -14,7 +14,7 @@ READOUTS = (
 )  # fmt: skip
 """Fields of LayerTrace, each a number for every token and layer."""
 DEFINITION = "deep share = g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖) of a token, then averaged"
-"""What stands under tables."""
+"""The caption of tables."""
 
 
 def dual_layers(trace: RoutingTrace) -> torch.Tensor:
@@ -32,7 +32,7 @@ def dual_layers(trace: RoutingTrace) -> torch.Tensor:
 def is_text(
     tokens: torch.Tensor, targets: torch.Tensor, bytes_of_token: torch.Tensor
 ) -> torch.Tensor:
-    """Where the tokens of a batch that are read stand, (B, T); end-of-text is context alone.
+    """Returns which tokens of a batch are read, (B, T); end-of-text is context alone.
 
     So is what each window begins with. `bytes_of_token` is 0 for special tokens.
     """

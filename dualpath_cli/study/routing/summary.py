@@ -1,4 +1,4 @@
-"""What a source's sums say: means, differences and their intervals.
+"""Means and differences from a source's sums, and their intervals.
 
 Shapes: R 1 + resamples, L layers with gates, C columns, P parts of speech, O offsets.
 """
@@ -18,7 +18,7 @@ from dualpath_cli.study.routing.sums import AFTER, BEFORE, SHARE_BINS, Sums, col
 LEAST_TOKENS = 10
 """A part of speech with fewer tokens in a source is left out, as in the paper."""
 LEAST_ALIGNED = 10
-"""So is an offset that fewer sequences reach."""
+"""An offset that fewer sequences reach is left out as well."""
 MIDDLE = (2, 10)
 """The layers of sixteen, from and to, that the paper calls the middle of the network."""
 
@@ -122,10 +122,6 @@ class Summary:
         """Such as `layer 3` or `layers 2 to 9`."""
         first, last = self.layers[places[0]], self.layers[places[-1]]
         return f"layer {first}" if first == last else f"layers {first} to {last}"
-
-    def in_band(self, values_RL: Floats, band: str) -> Floats:
-        """Means over a band's layers, (R,)."""
-        return values_RL[:, self.bands[band]].mean(1)
 
     def interval(self, values: Floats) -> tuple[Floats, Floats]:
         """Returns the ends of the 95 % interval of values (R, ...), nan for what is not known."""

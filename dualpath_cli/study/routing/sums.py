@@ -17,7 +17,7 @@ from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.routing.readouts import READOUTS
 
 Sums = dict[str, npt.NDArray[np.float64]]
-"""What `RoutingSums.compute` returns."""
+"""The sums of `RoutingSums` by name."""
 
 CORNERS = ("only_deep", "only_wide", "both_open", "both_closed")
 DERIVED = ("gate_difference", *CORNERS)

@@ -53,19 +53,9 @@ def token_table(
 class TokenTable:
     """The rows of a source on their way to a file.
 
-    Columns:
-
-    ==============================  ==========================================================
-    source, sequence, position      where the token is: the sequence in its source, and the token
-                                    among the sequence's text tokens, from 0 on
-    token_id, token, upos           what it is; upos is null where nothing was tagged
-    nats                            its loss, given the tokens before it
-    gate_deep, gate_wide,           a list over the layers with gates, (L,)
-    update_deep, update_wide,
-    cosine, deep_share,
-    expected_loops
-    step_weights                    a list over layers of lists over steps, (L, K)
-    ==============================  ==========================================================
+    `sequence` counts within the source, `position` within the sequence's text tokens, both from 0;
+    `upos` is null where nothing was tagged; `nats` is the token's loss given those before it. Each
+    of `READOUTS` is a list over the layers with gates, (L,), `step_weights` one of lists, (L, K).
     """
 
     def __init__(self, file: pq.ParquetWriter, token_values: Sequence[bytes]) -> None:

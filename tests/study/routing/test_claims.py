@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from dualpath_cli.study.classes import measured
 from dualpath_cli.study.routing.claims import (
     LEAST_LAYERS,
     Claim,
@@ -17,7 +18,7 @@ from dualpath_cli.study.routing.claims import (
 )
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import BEFORE
-from tests.study.routing.test_summary import TAGS, summary_of
+from tests.study.routing.test_summary import RESAMPLED, TAGS, summary_of
 
 NAN = float("nan")
 
@@ -119,6 +120,29 @@ def test_gates_that_part_with_depth_polarise_the_last_layer_left_out():
     # Followed by a layer without gates, the last one that has them has a scale, too.
     inner = dataclasses.replace(growing, n_layers=7)
     assert "|g_d - g_w|, layers 4 to 5 - layers 0 to 1" in verdicts(inner)
+
+
+def test_classes_lean_to_the_path_that_the_paper_names():
+    deeper, level = (
+        dataclasses.replace(
+            summary_of(),
+            class_differences={
+                chosen: np.full((RESAMPLED, 6), difference) for chosen in measured()
+            },
+        )
+        for difference in (0.1, 0.0)
+    )
+    found = {
+        claim.claim: claim.verdict
+        for claim in claims({"a": deeper}, {"a": level})
+        if " lean" in claim.claim
+    }
+    assert found == {
+        "arithmetic (NUM, SYM) leans deep": "holds",
+        "SPACE, PUNCT, SYM lean deep": "holds",
+        "ADJ, ADV, PART, PRON, VERB lean wide": "fails",
+        "function words (closed classes) lean wide": "fails",
+    }
 
 
 def test_too_few_documents_decide_nothing():

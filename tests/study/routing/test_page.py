@@ -228,13 +228,6 @@ def test_sources_can_be_hidden(visit):
     assert tab.locator("[data-source=gsm8k]").is_visible()
 
 
-@pytest.mark.parametrize("width", [320, 400, 720])
-def test_narrow_windows_do_not_scroll_sideways(visit, width):
-    tab = visit(width=width)
-    press(tab, "n", "p", "j")
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
-
-
 def test_the_smallest_page_works(visit):
     one = example(["a"], layers=1, loops=1, upos=False)
     tab = visit(examples=[one], layers=[5])

@@ -140,9 +140,6 @@ def test_without_costs_or_a_lens_the_page_has_no_place_for_them(visit):
     assert tab.locator("#density").is_visible()
 
 
-# Two models of one text
-
-
 # Links
 
 
@@ -280,11 +277,11 @@ def test_the_plot_has_every_token_of_the_texts_shown_once(visit):
     assert tab.inner_text("#picked") == f"{len(WORDS)} tokens"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 720])
-def test_two_models_fit_a_narrow_window(visit, width, scheme):
-    tab = visit(models=TWO, width=width, scheme=scheme)
-    press(tab, "j", "ArrowRight")
+@pytest.mark.parametrize("models", [None, TWO], ids=["one", "two"])
+@pytest.mark.parametrize("width", [320, 400, 720])
+def test_one_model_or_two_fit_a_narrow_window(visit, width, models):
+    tab = visit(models=models, width=width)
+    press(tab, "n", "p", "j", "ArrowRight")
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     panel_width = "e => e.scrollWidth <= e.clientWidth"
     assert tab.eval_on_selector("#panel", panel_width)

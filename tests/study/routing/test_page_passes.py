@@ -16,6 +16,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import RoutingTrace
+from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.study.passes import read_arrays
 from dualpath_cli.study.routing.page import beside
 from dualpath_cli.study.routing.readouts import dual_layers
@@ -209,10 +210,11 @@ def both(opened, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("both")
     words = ["--tagger", "none", "--no_costs", "--sequences", "3"]
     for loops in (2, 3):
-        run = opened({"loops": loops})
+        run = opened(model={"loops": loops})
         shutil.copytree(run, folder / "runs" / f"k{loops}", symlinks=True)
     runs = [str(folder / "runs" / f"k{loops}") for loops in (2, 3)]
-    with redirect_stdout(io.StringIO()) as shown:
+    with redirect_stdout(io.StringIO()) as shown, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dualpath_cli.study.routing.report.save", lambda folder, figures: [])
         assert main(["routing", "--ckpt_path", *runs, *words, "--out", str(folder / "out")]) == 0
     return folder / "out", shown.getvalue()
 
@@ -262,30 +264,18 @@ def test_two_checkpoints_of_a_run_are_named_by_their_steps(both, tmp_path: Path)
     assert "<h1>tiny-k2, step 2 beside step 6</h1>" in page.read_text()
 
 
-def other_tokenizer(summary: dict) -> None:
-    summary["sources"]["held_out"]["tokenizer"] = "another"
-
-
-def other_layers(summary: dict) -> None:
-    summary["layers"] = [0]
-
-
-def shorter_windows(summary: dict) -> None:
-    summary["model"]["max_seq_len"] = 8
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (other_tokenizer, "their tokenizers differ"),
-        (other_layers, "layers 0, 1 of the one have gates, layers 0 of the other"),
-        (shorter_windows, "their sequences have up to 16 and 8 tokens"),
+        ({"sources": {"held_out": {"tokenizer": "another"}}}, "their tokenizers differ"),
+        ({"layers": [0]}, "layers 0, 1 of the one have gates, layers 0 of the other"),
+        ({"model": {"max_seq_len": 8}}, "their sequences have up to 16 and 8 tokens"),
     ],
 )
 def test_runs_that_cannot_be_side_by_side_say_why(both, tmp_path: Path, change, reason):
     folders = [both[0] / f"runs-k{loops}-step-00000006" for loops in (2, 3)]
     reports = [json.loads((folder / "summary.json").read_text()) for folder in folders]
-    change(reports[1])
+    reports[1] = merge(reports[1], change)
     console = Console(width=200, file=io.StringIO())
     assert beside.write(folders, reports, ["k2", "k3"], tmp_path, console) == []
     assert f"no page of both runs side by side: {reason}" in console.file.getvalue()
@@ -308,11 +298,9 @@ def test_runs_of_other_sequences_are_not_side_by_side(both, tmp_path: Path):
 
 def test_several_runs_have_one_set_of_sources(both, tmp_path: Path):
     folders = [tmp_path / str(loops) for loops in (2, 3)]
-    for folder, loops in zip(folders, (2, 3), strict=True):
-        summary = (both[0] / f"runs-k{loops}-step-00000006" / "summary.json").read_text()
+    summary = (both[0] / "runs-k2-step-00000006" / "summary.json").read_text()
+    for folder, name in zip(folders, ("held_out", "other"), strict=True):
         folder.mkdir()
-        (folder / "summary.json").write_text(summary)
-    summary = summary.replace('"held_out": {', '"other": {')
-    (folder / "summary.json").write_text(summary)
+        (folder / "summary.json").write_text(summary.replace('"held_out": {', f'"{name}": {{'))
     with pytest.raises(UserError, match="name different validation sets: give --sources"):
         routings(folders, tmp_path, Console(file=io.StringIO()))

@@ -20,7 +20,6 @@ from dualpath_cli.study import classes
 from dualpath_cli.study.classes import TokenClass, measured
 from dualpath_cli.study.routing.tokens import token_texts
 from dualpath_cli.text.documents import Source, read_documents
-from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import document_windows
 from dualpath_cli.training.parallel import build_model
 from tests.study.conftest import OPEN, Forwards, Studied, Study, model_of
@@ -44,7 +43,7 @@ def routing(run: Path, *words: str) -> Path:
 @pytest.fixture(scope="session")
 def whole(studied: Study, texts: Path) -> Studied:
     """Everything of two sources; no sequence of them has the anchor."""
-    return studied("routing", "--sequences", "2", "--sources", *sources_of(texts))
+    return studied("routing", "--sequences", "2", "--sources", *sources_of(texts), drawn=True)
 
 
 def sources_of(texts: Path) -> list[str]:
@@ -102,19 +101,14 @@ def test_every_token_has_a_row_with_what_the_model_did(whole: Studied, texts: Pa
     assert rows["deep_share"].std() > 0.01
 
 
-@given(st.text(max_size=12), st.data())
-def test_the_texts_of_tokens_are_the_text_however_it_is_cut(text, data):
-    whole = text.encode(errors="replace")
+@given(st.text(max_size=12).map(str.encode) | st.binary(max_size=12), st.data())
+def test_the_texts_of_tokens_are_the_text_however_it_is_cut(whole, data):
     cuts = data.draw(st.lists(st.integers(0, len(whole)), max_size=8).map(sorted))
     ends = [0, *cuts, len(whole)]
     values = [whole[a:b] for a, b in pairwise(ends)]
     texts = token_texts(values)
-    assert "".join(texts) == whole.decode()
+    assert "".join(texts) == whole.decode(errors="replace")
     assert len(texts) == len(values)
-
-
-def test_a_broken_character_at_the_end_is_shown():
-    assert token_texts([b"a", "é".encode()[:1]]) == ["a", "\ufffd"]
 
 
 # Numbers
@@ -141,16 +135,11 @@ def test_the_summary_is_what_plain_means_over_the_rows_give(whole: Studied):
             mean = columns["deep_share"][columns["upos"] == tag].mean(0)
             assert report["upos"][tag]["layers"]["mean"] == pytest.approx(mean, rel=1e-5)
         for chosen in measured():
-            member, name = np.isin(columns["upos"], chosen.upos), chosen.name
-            if member.any():
-                difference = (
-                    columns["deep_share"][member].mean() - columns["deep_share"][~member].mean()
-                )
-                estimate = report["classes"][name]["difference"]
-                assert estimate["mean"] == pytest.approx(difference, rel=1e-4)
+            present = np.isin(columns["upos"], chosen.upos).any()
+            assert (chosen.name in report["classes"]) == present
+            if present:
+                estimate = report["classes"][chosen.name]["difference"]
                 assert estimate["low"] < estimate["mean"] < estimate["high"]
-            else:
-                assert name not in report["classes"]  # no token is of that class
         averages.append(columns["deep_share"].mean(0))
     average = summary["average"]["layers"]["deep_share"]["mean"]
     assert average == pytest.approx(np.mean(averages, axis=0), rel=1e-5)
@@ -206,18 +195,6 @@ def test_another_anchor_is_read_anew_and_one_that_is_nowhere_is_said(
     assert summary_of(folder)["sources"]["a"]["anchored"] > 0
 
 
-def test_end_of_text_inside_a_packed_block_is_context_alone(run: Path, texts: Path, by_letter):
-    words = ["--no_costs", "--sequences", "1"]
-    folder = routing(run, "--sources", f"packed={texts / 'train'}", *words)
-    summary, rows = summary_of(folder), rows_of(folder)
-    tokenizer = Tokenizer.load(run / "tokenizer.json")
-    assert tokenizer.eot_id not in rows["token_id"]
-    lengths = np.bincount(rows["sequence"])
-    assert lengths.max() == SEQ_LEN  # its first token is context
-    assert lengths.min() < SEQ_LEN  # and so is end-of-text, where it has one
-    assert summary["sources"]["packed"]["tokens"] == len(rows["nats"])
-
-
 def test_a_model_of_one_layer_has_little_to_tell(trained: Fit, by_letter, capsys):
     run = trained(model={**OPEN["model"], "n_layers": 1, "loops": 1}, run={"gates_every": 0})
     folder = routing(run, "--tagger", "none", "--max_tokens", "20")
@@ -227,7 +204,7 @@ def test_a_model_of_one_layer_has_little_to_tell(trained: Fit, by_letter, capsys
 
 def test_a_few_sequences_have_no_intervals_and_that_is_said(run: Path, tmp_path, by_letter, capsys):
     (tmp_path / "short.txt").write_text("hello the cell")
-    folder = routing(run, "--sources", str(tmp_path / "short.txt"))
+    folder = routing(run, "--sources", str(tmp_path / "short.txt"), "--no_costs")
 
     def refuse(constant):
         raise AssertionError(f"{constant} is no JSON")

@@ -115,15 +115,6 @@ def test_batches_and_their_order_do_not_matter(seed, cuts, random):
         np.testing.assert_allclose(split[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
-def test_memory_does_not_grow_with_the_text():
-    metric = RoutingSums(LAYERS, LOOPS)
-    metric.update(**batch(0, 2, 5))
-    before = {name: getattr(metric, name).shape for name in metric._defaults}
-    for seed in range(5):
-        metric.update(**batch(seed, 30, 40))
-    assert {name: getattr(metric, name).shape for name in metric._defaults} == before
-
-
 def test_what_is_no_number_is_in_the_bins_of_its_side():
     values = torch.tensor([math.nan, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf])
     assert sums._bin(values, 10, 1.0).tolist() == [0, 0, 0, 5, 9, 9, 9]

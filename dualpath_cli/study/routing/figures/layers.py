@@ -110,9 +110,8 @@ def bands(sums: Mapping[str, Sums], average: Summary) -> Figure:
             image = _square(ax, densities[name], extent, end, _top(densities.values()))
             ax.set(xlabel=label)
         _scale(figure, image, row)
-    for ax, (name, layers) in zip(axes[0], average.layers_of_bands.items(), strict=True):
-        band = f"layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else f"layer {layers[0]}"
-        ax.set(title=f"{name}: {band}")
+    for ax, (name, places) in zip(axes[0], names.items(), strict=True):
+        ax.set(title=f"{name}: {average.named(places)}")
     axes[0, 0].set_ylabel("$g_d$")
     axes[1, 0].set_ylabel(r"$\log(1 + g_d \|\Delta_d\|)$")
     for ax in axes.flat:

@@ -71,7 +71,7 @@ class Model:
     examples: Sequence[Example]
     """The same sequences in the same order for every model of a page."""
     forced: Sequence[str] = ()
-    """What is forced in `Example.costs`, (F,)."""
+    """Names of the interventions in `Example.costs`, (F,)."""
 
 
 def share_reach(shares: Sequence[Floats]) -> float:

@@ -151,7 +151,7 @@ def _read_outs(examples: Sequence[Example]) -> list[Codes]:
 
 
 def _said(examples: Sequence[Example], ids: Codes) -> list[Codes]:
-    """What really comes next and its loss, then what each state says, and how sure it is."""
+    """The next token and its loss, then the predictions of each state and their probabilities."""
     said, shares = (
         _joined([getattr(example, name) for example in examples]) for name in ("said", "shares")
     )

@@ -67,7 +67,7 @@ class PagePass(Pass):
     """First tokens of some sequences of a source, under an intervention."""
 
     tokens: int
-    """So many tokens are read of a sequence at most; `first_tokens` has one more."""
+    """The most tokens that are read of a sequence; `first_tokens` has one more."""
     intervention: Intervention | None = None
 
     last_is_input = True
@@ -119,7 +119,7 @@ class PagePass(Pass):
 
 @dataclass
 class Forced(PagePass):
-    """What every next token costs under an intervention: `nats`, (N,)."""
+    """The loss of every next token under an intervention: `nats`, (N,)."""
 
     def read(
         self, tokens: torch.Tensor, targets: torch.Tensor, text_BT: torch.Tensor
@@ -131,7 +131,7 @@ class Forced(PagePass):
 
 @dataclass
 class Lens(PagePass):
-    """What the model would have said after each state of its layers: ``head(norm(state))``.
+    """The next tokens that each state of a layer predicts: ``head(norm(state))``.
 
     Gives `said` and `shares`, (N, L, S, TOP) each: ids of the likeliest next tokens, likeliest
     first, and their probabilities. The S = K + 3 states of a layer are its input, h_1 .. h_K,
@@ -181,7 +181,8 @@ class Lens(PagePass):
 
     def _most_likely(self, state_ND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and probabilities of the likeliest tokens, (N, TOP) each."""
-        found = [_top(self._logits(part_ND)) for part_ND in state_ND.split(self._rows)]
+        rows = max(1, LOGITS // len(self._head))
+        found = [_top(self._logits(part_ND)) for part_ND in state_ND.split(rows)]
         ids, shares = zip(*found, strict=True)
         return torch.cat(ids), torch.cat(shares)
 
@@ -190,10 +191,6 @@ class Lens(PagePass):
         normed_ND = F.rms_norm(state_ND.to(self._norm.dtype), self._norm.shape, self._norm, eps)
         logits_NV = F.linear(normed_ND, self._head)[:, : self.vocabulary]
         return logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-
-    @property
-    def _rows(self) -> int:
-        return max(1, LOGITS // len(self._head))
 
 
 def _top(logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
