@@ -12,7 +12,8 @@ from data_prep.report.inspection import Inspection, inspect
 from dualpath_cli.command.parser import OneLineParser
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.table import Column, Table, drawn
+from dualpath_cli.output.table import Column, Table
+from dualpath_cli.output.terminal import drawn
 from dualpath_cli.text.storage import is_remote
 
 _LOG_WIDTH = 1000  # outside of a terminal no line of a table is folded

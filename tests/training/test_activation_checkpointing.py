@@ -1,7 +1,9 @@
 """Whatever a block computes again, losses and gradients are those of one that keeps everything."""
 
+import contextlib
 import logging
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -155,8 +157,9 @@ def executed(policy: str) -> Counter[str]:
     return run.counts
 
 
-def in_graphs(policy: str) -> Counter[str]:
-    """Counts what is in the graphs of a backend that partitions as inductor does."""
+@contextlib.contextmanager
+def graphs() -> Iterator[tuple[Any, list[torch.fx.GraphModule]]]:
+    """A backend that partitions as inductor does, and the graphs that it was given to compile."""
     seen: list[torch.fx.GraphModule] = []
 
     def keep(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
@@ -164,16 +167,22 @@ def in_graphs(policy: str) -> Counter[str]:
         return graph
 
     torch._dynamo.reset()
-    backend = aot_autograd(
-        fw_compiler=keep,
-        bw_compiler=keep,
-        decompositions=select_decomp_table(),
-        partition_fn=min_cut_rematerialization_partition,
+    yield (
+        aot_autograd(
+            fw_compiler=keep,
+            bw_compiler=keep,
+            decompositions=select_decomp_table(),
+            partition_fn=min_cut_rematerialization_partition,
+        ),
+        seen,
     )
-    model = checkpointed(DualPathLM(small(n_layers=2, loops=2), seed=0), policy, backend)
-    with torch.autocast("cpu", torch.bfloat16):
-        gradients(model)
     torch._dynamo.reset()
+
+
+def in_graphs(policy: str) -> Counter[str]:
+    """Counts what compiled graphs hold."""
+    with graphs() as (backend, seen), torch.autocast("cpu", torch.bfloat16):
+        gradients(checkpointed(DualPathLM(small(n_layers=2, loops=2), seed=0), policy, backend))
     assert len(seen) == 2, "one graph forward and one backward, for both layers"
     nodes = [node.target for graph in seen for node in graph.graph.nodes]
     return Counter(kind_of(n) for n in nodes if isinstance(n, torch._ops.OpOverload))

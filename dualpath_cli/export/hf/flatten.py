@@ -98,12 +98,13 @@ def _is_ours(module: str | None) -> bool:
 def _check_imports(name: str, tree: ast.Module) -> None:
     """Refuses imports of the project that would not work once its modules are one."""
     for node in ast.walk(tree):
-        fine = True
         if isinstance(node, ast.Import):
             fine = not any(_is_ours(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and (node.level > 0 or _is_ours(node.module)):
             plain = "." in str(node.module) and all(alias.asname is None for alias in node.names)
             fine = node in tree.body and node.level == 0 and plain
+        else:
+            continue
         if not fine:
             raise ValueError(f"{name}, line {node.lineno}: only `from {PROJECT}.MODULE import "
                              "NAME` at the top can be flattened")  # fmt: skip
