@@ -54,7 +54,7 @@ test: $(VENV)/dev ## Runs the everyday tests, WORKERS=2 at a time; none needs a 
 	$(PYTEST) -m "not slow"
 
 test-all: $(VENV)/dev ## Runs all tests, also those that are rare and long, as the nightly CI does.
-	$(PYTEST)
+	$(PYTEST) --kills 3
 
 lint: $(VENV)/dev ## Checks style, formatting and types.
 	$(BIN)/ruff check .
