@@ -53,6 +53,14 @@ def manifest_of(folder: Path, tokenizer: Tokenizer, **stated: Any) -> Manifest:
     return Manifest(**content | stated)
 
 
+def intact(manifest: Manifest, location: str | Path) -> bool:
+    """Whether every byte of a data folder is as its manifest says; reads all of them."""
+    manifest.check_sizes(location)
+    manifest.check_tokenizer(location)
+    files = (*manifest.chunks, *manifest.beside)
+    return all(sha256_of(f"{location}/{file.name}") == file.sha256 for file in files)
+
+
 def write_data_folder(
     folder: Path,
     ids: npt.ArrayLike,

@@ -241,20 +241,6 @@ class Manifest:
         if found != (self.tokenizer, self.vocab_size, self.eot_id):
             raise UserError(f"{path}: not the tokenizer of these tokens; {AGAIN}")
 
-    def verify(self, folder: str | Path) -> None:
-        """Raises UserError where any file differs from the prepared one; reads every byte."""
-        self.check_sizes(folder)
-        listing = sizes(folder) or {}
-        for file in [*self.chunks, *self.beside]:
-            path = f"{folder}/{file.name}"
-            if file.name not in listing:
-                raise UserError(f"{path}: missing; {AGAIN}")
-            if sha256_of(path) != file.sha256:
-                raise UserError(
-                    f"{path}: changed since it was prepared (its sha256 differs); {AGAIN}"
-                )
-        self.check_tokenizer(folder)
-
 
 def is_data_folder(location: str | Path) -> bool:
     """Whether a location is a prepared data folder, also one that has lost its manifest.

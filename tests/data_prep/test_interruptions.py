@@ -13,6 +13,7 @@ import pytest
 
 from dualpath_cli.text.manifest import Manifest
 from tests.data_prep.preparing import write_jsonl
+from tests.manifests import intact
 
 RUN = """
 import sys
@@ -87,4 +88,4 @@ def test_whatever_ends_it_is_one_line_and_the_same_command_continues(start, tmp_
     assert code == 2
     assert re.fullmatch(r"error: another preparation is writing '.*'; wait .*\n", err)
     assert end(first)[::2] == (0, "")
-    Manifest.read(tmp_path / "out").verify(tmp_path / "out")
+    assert intact(Manifest.read(tmp_path / "out"), tmp_path / "out")

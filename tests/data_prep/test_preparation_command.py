@@ -12,13 +12,14 @@ from data_prep.sources import sample
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.preparing import rows_of, texts_of, write_jsonl
+from tests.manifests import intact
 
 
 def test_the_sample_comes_with_tokenizer_and_held_out_texts(tmp_path, capsys):
     out = tmp_path / "data" / "sample"
     assert main(["--source", "sample", "--out", str(out)]) == 0
     manifest = Manifest.read(out)
-    manifest.verify(out)
+    assert intact(manifest, out)
     assert manifest.documents == len(list(sample.documents("train")))
     assert Tokenizer.load(out).vocab_size == 2048
     assert {path.name for path in (out / "val").iterdir()} == {

@@ -22,6 +22,7 @@ from tests.data_prep.preparing import (
     texts_of,
     write_jsonl,
 )
+from tests.manifests import intact
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "é 日本\n" * 40, "hello hello"]
 
@@ -55,7 +56,7 @@ def test_the_tokens_are_those_of_the_documents_each_with_its_end(
 def test_the_folder_holds_what_its_manifest_says(ask, out, small, tmp_path):
     manifest = prepare(ask([*TEXTS, "hello", *many(20)], val_fraction=0.3))
     assert Manifest.read(out) == manifest
-    manifest.verify(out)
+    assert intact(manifest, out)
     assert set(contents(out)) == {
         *(chunk.name for chunk in manifest.chunks),
         "duplicates.jsonl.zst",

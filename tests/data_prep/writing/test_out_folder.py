@@ -9,6 +9,7 @@ from data_prep.prepare import finished, prepare
 from data_prep.writing.work_folder import WorkFolder
 from dualpath_cli.errors import UserError
 from tests.data_prep.preparing import write_jsonl
+from tests.manifests import intact
 
 TEXTS = ["hello", "", "a <|endoftext|> in the text", "hello hello"]
 
@@ -45,7 +46,7 @@ def test_a_damaged_folder_is_not_taken_for_finished(ask, out):
     with pytest.raises(UserError, match="bytes instead of"):
         finished(asked, overwrite=False)
     assert finished(asked, overwrite=True) is None
-    prepare(asked, overwrite=True).verify(out)
+    assert intact(prepare(asked, overwrite=True), out)
 
 
 def test_a_folder_of_another_purpose_is_never_replaced(ask, out, small):
@@ -79,7 +80,7 @@ def test_what_appears_meanwhile_under_the_final_name_is_not_deleted(ask, out, tm
         prepare(asked, extra=somebody_else)
     assert [path.name for path in out.iterdir()] == ["thesis.tex"]
     (out / "thesis.tex").rename(tmp_path / "thesis.tex")
-    prepare(asked).verify(out)
+    assert intact(prepare(asked), out)
 
 
 def test_unfinished_work_of_another_purpose_is_never_discarded(ask, tmp_path):
