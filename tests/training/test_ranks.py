@@ -27,6 +27,13 @@ def words(trained: Fit, tmp_path: Path) -> list[str]:
     return [*words, "--trainer.strategy", "ddp", "--trainer.devices", "2", "--run.micro_batch", "1"]
 
 
+IN_SHORT = [
+    sys.executable,
+    "-c",
+    "import dualpath_cli.ending, time; dualpath_cli.ending.end_with_parent(); time.sleep(99)",
+]
+
+
 def by_command(command: list[str]) -> None:
     """Has the first rank, a fork, start the second one by a command."""
     subprocess_script._basic_subprocess_cmd = lambda: command
@@ -68,9 +75,8 @@ def test_a_signal_while_the_second_rank_starts_leaves_none_and_says_one_line(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     log = tmp_path / "log"
-    # At first the second rank is a process alone; one whose parent is killed ends by itself.
-    real = delay or (whose, signum) == (0, signal.SIGKILL)
-    command = [sys.executable, "-m", "dualpath_cli", *words] if real else ["sleep", "99"]
+    # At first the second rank is its first and its last line alone: the rest takes seconds.
+    command = [sys.executable, "-m", "dualpath_cli", *words] if delay else IN_SHORT
     first = start(words, log, partial(by_command, command))
     assert first.pid is not None
     second = rank_1_of(first.pid)
