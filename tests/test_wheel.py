@@ -73,13 +73,18 @@ def test_a_command_finds_what_it_needs(words: str, shown: str, installed: Path) 
     assert shown in python(installed, "-m", *words.split())
 
 
-def test_it_holds_every_module_and_no_more(installed: Path) -> None:
+def test_it_holds_every_file_and_no_more(installed: Path) -> None:
     for package in PACKAGES:
         packaged, here = (
-            {path.relative_to(root) for path in (root / package).rglob("*.py")}
+            {
+                path.relative_to(root)
+                for path in (root / package).rglob("*.*")
+                if not {"__pycache__", "_recipes"} & set(path.parts)
+            }
             for root in (installed, CHECKOUT)
         )
         assert packaged == here
+        assert any(path.suffix != ".py" for path in here)
     information = f"dualpath-{dualpath_cli.__version__}.dist-info"
     assert {path.name for path in installed.iterdir()} == {*PACKAGES, information}
 

@@ -283,8 +283,9 @@ def check_same_facts(folder: Path, checkpoint: Path, facts: dict[str, Any]) -> N
 def _parts(folder: Path, name: str) -> dict[int, Path]:
     """The files of that name of all continued parts of a run, by the step they go on from."""
     path = folder / name
-    found = [p for p in folder.glob(f"{path.stem}-*{path.suffix}") if p.stem[-8:].isdecimal()]
-    return {int(p.stem.rpartition("-")[2]): p for p in found}
+    written = re.compile(rf"{path.stem}-([0-9]{{8,18}})")
+    found = [(written.fullmatch(p.stem), p) for p in folder.glob(f"{path.stem}-*{path.suffix}")]
+    return {int(match[1]): p for match, p in found if match}
 
 
 def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None = None) -> None:

@@ -24,6 +24,7 @@ RECIPES = {
     # keys and sections
     "modle: {loops: 3}": "unknown key 'modle' in the recipe; did you mean 'model'?",
     "3: {loops: 3}": "unknown key '3'",
+    "model: {3: dual}": "unknown key 'model.3'",
     "trainer:": "'trainer' in the recipe must be a mapping, not null",
     "": ".yaml must be a mapping of sections, not None",
     "base: quikstart": "did you mean 'quickstart'?",

@@ -57,6 +57,20 @@ def test_the_file_has_the_weights_bit_for_bit(
 
 
 @rare
+def test_two_ranks_score_the_file_as_they_score_the_shards(
+    share: Share, texts: Path, tmp_path: Path
+) -> None:
+    run = trained(share, texts, 4, tied=True)
+    out = export(run, tmp_path / "one.safetensors", form="consolidated")
+    words = ["validate", "--trainer.strategy", "fsdp", "--ckpt_path"]
+    of_run, of_file = (run_on_ranks(2, [*words, str(path)], tmp_path)[0] for path in (run, out))
+    scores = [
+        [line for line in said.splitlines() if "held_out" in line] for said in (of_run, of_file)
+    ]
+    assert scores[0] == scores[1] != []
+
+
+@rare
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_strategy_starts_from_the_file(
     tied: bool, share: Share, texts: Path, tmp_path: Path

@@ -46,6 +46,8 @@ def test_plain_values_become_nested_dataclasses_tuples_and_sizes() -> None:
         ({}, "x.sources is missing"),
         ({"sources": [], "sed": 1}, "unknown key 'x.sed'; did you mean 'seed'?"),
         ({"sources": [], "qqqq": 1, "seed": "a"}, "unknown key 'x.qqqq'; there are sources,"),
+        ({"sources": [], 3: 1}, "unknown key 'x.3'"),
+        ({"sources": [{"path": "a", None: 1}]}, "unknown key 'x.sources.0.null'"),
         ({"sources": [{"path": "a", "wight": 1}]}, "unknown key 'x.sources.0.wight'; did you mean"),
         ({"sources": [{"path": "a"}, {}]}, "x.sources.1.path is missing"),
         ({"sources": [{"path": "a", "weight": -1}]}, "x.sources.0: weight must be above 0, not -1"),
