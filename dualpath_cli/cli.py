@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
     0 done, 2 a user's mistake, 1 the machine's failure, one line each; 130 after Ctrl-C, 143 after
-    another signal, 141 where nobody reads the answer to its end; `fit` trains to its own end.
+    another signal, 141 where the reader of the output left early, in which case `fit` trains on.
     """
     words = sys.argv[1:] if arguments is None else arguments
     escape_unprintable()
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         code = _main(words)
     try:
         sys.stdout.flush()
-    except OSError as error:  # said here: Python would say it with a traceback as it ends
+    except OSError as error:  # reported here: Python would print a traceback as it ends
         to_nobody(sys.stdout)
         code = code or _refused("".join(words[:1]), error)
     return code
@@ -54,8 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(words: Sequence[str]) -> int:
     name, rest = (words[0], words[1:]) if words else ("--help", [])
-    # Threads that wait must not spin: beside a busy process, spinning ones stop each other. OpenMP
-    # reads this as torch is imported. docs/benchmarks/speed.md has the numbers.
+    # Waiting threads must not spin: beside a busy process, spinning ones take each other's cores.
+    # OpenMP reads this as torch is imported. docs/benchmarks/speed.md has the numbers.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         end_with_parent()
@@ -82,7 +82,7 @@ def _main(words: Sequence[str]) -> int:
     except MemoryError:
         return _failed(name, 1, "out of memory; a smaller model or fewer texts would need less")
     except SystemExit as end:
-        if isinstance(end.__context__, KeyboardInterrupt):  # Lightning leaves so
+        if isinstance(end.__context__, KeyboardInterrupt):  # as Lightning ends
             return _interrupted(name, end.__context__)
         if end.code:
             raise
@@ -99,10 +99,10 @@ def _main(words: Sequence[str]) -> int:
 
 @contextmanager
 def _no_collecting() -> Iterator[None]:
-    """Imports without Python's collector of cycles, which finds none in them.
+    """Turns Python's garbage collector off for imports, which leave no garbage.
 
-    It would look through all that was imported so far, again and again: a tenth of the time that
-    PyTorch and Lightning take to import (docs/benchmarks/startup.md).
+    It would scan all that was imported so far, again and again: a tenth of the time that PyTorch
+    and Lightning take to import (docs/benchmarks/startup.md).
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -114,14 +114,14 @@ def _no_collecting() -> Iterator[None]:
 
 
 def _refused(name: str, error: OSError) -> int:
-    """Says what the system refused, if there is somebody to read it; returns the code."""
+    """Prints what the system refused, if anybody reads the output; returns the exit code."""
     if isinstance(error, BrokenPipeError):  # `dualpath ... | head`
         return 128 + signal.SIGPIPE
     return _failed(name, *of_system(error))
 
 
 def _interrupted(name: str, interrupt: KeyboardInterrupt) -> int:
-    """Says what ended the command, and what it kept; returns the code."""
+    """Prints what ended the command, and what it kept; returns the exit code."""
     by_signal = isinstance(interrupt, Terminated)
     how = "stopped by SIGTERM" if by_signal else "interrupted"
     if os.environ.get("LOCAL_RANK", "0") == "0":  # the first one of a machine speaks for the others
@@ -130,14 +130,14 @@ def _interrupted(name: str, interrupt: KeyboardInterrupt) -> int:
 
 
 def _failed(name: str, code: int, message: str) -> int:
-    """Says in one line what went wrong; returns the code."""
+    """Prints in one line what went wrong; returns the exit code."""
     shown = f" {name}" if name in COMMANDS else ""
     _say(f"dualpath{shown}: error: {one_line(message)}", sys.stderr)
     return code
 
 
 def _say(text: str, stream: TextIO) -> None:
-    """Prints a last line; the code stands, whether it can be read or not."""
+    """Prints a last line; a closed stream does not change the exit code."""
     try:
         print(text, file=stream, flush=True)
     except OSError:
@@ -145,7 +145,7 @@ def _say(text: str, stream: TextIO) -> None:
 
 
 def _run(command: Command, words: Sequence[str]) -> int:
-    """Runs a command on what it needs; on several RUNs one after the other, then together."""
+    """Runs a command; of several RUNs on each in turn, and then on their results together."""
     if command.needs == "nothing":
         from dualpath_cli.command import parser
 

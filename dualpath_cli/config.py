@@ -18,7 +18,7 @@ GATE_OUTPUTS: dict[str, int] = {"two_gates": 2, "convex": 1, "softmax": 2, "fixe
 Combination = Literal["router", "final", "mean"]
 COMBINATIONS: tuple[Combination, ...] = ("router", "final", "mean")
 CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-"""A dotted path, such as my.module.Gate, of a class from outside."""
+"""A dotted path, such as my.module.Gate, of a custom class."""
 ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases"]
 """What weight decay tells apart."""
 Checkpointing = Literal["none", "selective", "full"]

@@ -43,7 +43,7 @@ def check_training_data(settings: Settings) -> Manifest:
 
 
 def check_epochs(settings: Settings, manifest: Manifest, since: int) -> None:
-    """Raises UserError where the budget, from step `since` on, is more than `data.max_epochs`."""
+    """Raises UserError where the budget from step `since` on takes more than `data.max_epochs`."""
     wanted, most = epochs(settings, manifest, since), settings.data.max_epochs
     if most is not None and wanted > most:
         rest = f" from step {since} on" if since else ""
@@ -70,7 +70,7 @@ def check_schedule(settings: Settings) -> None:
 
 
 def check_train_loops(settings: Settings) -> None:
-    """Raises UserError unless the model has a loop, and a router where it draws more than one."""
+    """Raises UserError for a number in `run.train_loops` that the model cannot loop."""
     for loops in settings.run.train_loops or []:
         if problem := Intervention(loops=loops).problem(settings.model):
             raise UserError(f"run.train_loops has {loops}: {problem}")
@@ -106,7 +106,7 @@ def visible_gpus() -> int | None:
 
 
 def epochs(settings: Settings, manifest: Manifest, since: int = 0) -> float:
-    """How often what is left of the token budget at step `since` passes over the training data."""
+    """Passes over the training data in what is left of the token budget at step `since`."""
     return (settings.run.max_tokens - since * settings.run.batch_tokens) / manifest.tokens
 
 
@@ -190,9 +190,9 @@ def _check_length(manifest: Manifest, settings: Settings, place: str) -> None:
 
 
 def verify_data(settings: Settings, *, training: bool) -> None:
-    """Raises UserError for a changed chunk on this disk: of validation, for `training` of all data.
+    """Raises UserError for a changed chunk on this disk, of validation data or, if `training`, any.
 
-    Chunks from S3 are verified as they come. May take minutes: the last of the checks.
+    Chunks from S3 are verified as they are fetched. May take minutes, so it is the last check.
     """
     folders = [path for path in settings.data.val.values() if is_data_folder(path)]
     folders += [settings.data.path] if training else []

@@ -13,7 +13,7 @@ SECTION_WORDS = "[--SECTION.KEY VALUE ...]"
 
 @dataclass(frozen=True)
 class Command:
-    """A command: what it is called, what it takes, what it runs."""
+    """A command: its name, its words, and the functions behind it; these as `module:function`."""
 
     name: str
     purpose: str
@@ -21,35 +21,36 @@ class Command:
     usage: str
     """The words that may follow the name."""
     needs: Literal["recipe", "run", "nothing"]
-    """A recipe to train; a RUN that was trained, to be built from its recipe; or neither: then all
-    its words are options of its own."""
+    """`recipe`: a recipe to train. `run`: a trained RUN, whose model is built from its recipe.
+    `nothing`: neither, and no settings; all words are the command's own options."""
     run: str = "dualpath_cli.session.lightning_cli:run"
-    """What answers: gets the checked Launch and returns the exit code. Of a command that needs
-    nothing: gets argparse's namespace and returns the text to print, if there is any."""
+    """The command's function: takes the checked Launch and returns the exit code. Where the command
+    needs nothing, it takes argparse's namespace and returns the text to print, or None."""
     task: str | None = None
-    """What Lightning's way in, `lightning_cli.run`, calls with the Session once all is built."""
+    """Called by `lightning_cli.run` with the Session, once trainer, module and data are built."""
     module: str = "dualpath_cli.training.module:DualPathModule"
     """The LightningModule that is built for the task."""
     description: str = ""
     """For its own --help, where the purpose is not enough."""
     add_arguments: str | None = None
-    """Adds the options of its own to an argparse parser."""
+    """Adds the command's own options to an argparse parser."""
     read_options: str | None = None
-    """Makes checked options of them: gets their values, the recipe, whose data it may change, and
-    the RUN."""
+    """Checks these options and returns them as one object: takes their values, the recipe, whose
+    data section it may change, and the RUN."""
     check: str | None = None
-    """Checks options against the settings; gets both."""
+    """Takes that object and the settings, and checks one against the other."""
     combine: str | None = None
-    """Sets several RUNs side by side: gets their folders, the folder of all and the console, and
-    returns what it wrote. Only with it a command takes several."""
+    """Sets several RUNs side by side: takes the folders that the command wrote for each, the folder
+    for all and the console, and returns the paths that it wrote. Without it a command takes one."""
     for_one_run: tuple[str, ...] = ()
-    """Options that several RUNs do not go with."""
+    """Options that are refused with several RUNs."""
     reads_models: bool = False
-    """Whether the model is what something read says, a RUN or a folder, and not the user."""
+    """Whether the model, and so its custom classes, is named by a RUN or a folder that is read, and
+    not by the user."""
 
 
 def resolve(name: str) -> Any:
-    """Imports what a record names."""
+    """Imports the function or class that a record names."""
     return pkgutil.resolve_name(name)
 
 

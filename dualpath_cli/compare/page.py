@@ -18,7 +18,7 @@ FIGURES = {
 def write(
     path: Path, facts: Sequence[tuple[str, str]], main: Sequence[Table], tests: Sequence[Table]
 ) -> Path:
-    """Writes the page, with the figures that lie beside it; returns its path."""
+    """Writes the page: tables, and the figures that lie beside it; returns its path."""
     terms = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
     first, second = ("\n".join(map(html, tables)) for tables in (main, tests))
     figures = "\n".join(

@@ -44,7 +44,7 @@ class Span:
 class KeyValueCache:
     """Keys and values of all tokens that one attention has seen, rotated and normalised.
 
-    Written in place, so for inference alone: of steps that share a slot, the last one stays.
+    Written in place, so for inference only: of steps that share a slot, the last one's stay.
     Positions of a head are adjacent in memory: the attention of one token then reads twice as fast
     on a CPU.
     """
@@ -62,11 +62,12 @@ class KeyValueCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes the keys and values of a pass and returns those of all S so far, (B, S, H, N).
 
-        With static shapes those of all C; a mask tells which are written.
+        With static shapes those of all C positions; the mask hides the ones not written yet.
         """
         k_BHTN, v_BHTN = k_BTHN.transpose(1, 2), v_BTHN.transpose(1, 2)
-        # Where shapes are static `start` is not looked at: it would be part of what is compiled.
-        places, start = self.span.places, 0 if self.span.places is not None else self.span.start
+        places = self.span.places
+        # With static shapes `start` is not read: its value would become part of the compiled code.
+        start = self.span.start if places is None else 0
         stop = start + k_BTHN.shape[1]
         if self.keys is None or self.values is None or len(self.keys) != len(k_BHTN):
             self._make_room(k_BHTN, v_BHTN, max(stop, self.capacity))
@@ -82,7 +83,7 @@ class KeyValueCache:
     def _make_room(self, k_BHTN: torch.Tensor, v_BHTN: torch.Tensor, room: int) -> None:
         B, H, _, N = k_BHTN.shape
         self.keys, self.values = (x.new_zeros(B, H, room, N) for x in (k_BHTN, v_BHTN))
-        if self.span.places is not None:  # of an address that does not change, as CUDA graphs want
+        if self.span.places is not None:  # CUDA graphs want addresses that do not change
             torch._dynamo.mark_static_address(self.keys)
             torch._dynamo.mark_static_address(self.values)
 
@@ -93,14 +94,14 @@ class KeyValueCache:
             self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
 
     def select(self, rows: torch.Tensor) -> None:
-        """Goes on with these sequences of the batch, in this order."""
+        """Keeps these sequences of the batch, in this order."""
         if self.keys is not None and self.values is not None:
             self.keys, self.values = self.keys[rows], self.values[rows]
 
 
 @dataclass
 class RowsOfCache:
-    """The cache of some sequences of a batch, of which one next token is computed."""
+    """The cache of some sequences of a batch, each of which is to read one token."""
 
     cache: KeyValueCache
     rows: torch.Tensor
@@ -108,9 +109,9 @@ class RowsOfCache:
     def append(
         self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the keys and values of one token each, and returns those of all S of the rows.
+        """Writes one token's keys and values a row, and returns the rows' so far, (R, S, H, N).
 
-        With static shapes those of all C.
+        With static shapes those of all C positions.
         """
         self.write(k_R1HN, v_R1HN)
         keys, values, span = self.cache.keys, self.cache.values, self.cache.span
@@ -122,7 +123,7 @@ class RowsOfCache:
         return k_RSHN, v_RSHN
 
     def write(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> None:
-        """Writes the keys and values of one token each."""
+        """Writes one token's keys and values a row."""
         keys, values, span = self.cache.keys, self.cache.values, self.cache.span
         assert keys is not None
         assert values is not None
@@ -137,7 +138,7 @@ class CachedSublayerPass(SublayerPass):
     cache: KeysAndValues | None = None
 
     def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of all tokens so far, after those given were added to the cache."""
+        """Adds these keys and values to the cache, and returns those of all tokens so far."""
         if self.cache is None:
             return k_BTHN, v_BTHN
         return self.cache.append(k_BTHN.to(v_BTHN.dtype), v_BTHN)
@@ -155,13 +156,16 @@ class LayerCache:
         return self.deep[number % len(self.deep)]
 
     @property
-    def rows_can_part(self) -> bool:
-        """Whether some rows of the batch can go on without the others, see `RowsOfCache`."""
+    def rows_separable(self) -> bool:
+        """Whether some rows of the batch can read a token alone, see `RowsOfCache`."""
         return isinstance(self.wide, KeyValueCache) and self.wide.span.start > 0
 
 
 class Cache:
-    """Pass an empty one to `decoding_pass.forward` with a text's first tokens, then with more."""
+    """The cache of a model.
+
+    Pass an empty one to `decoding_pass.forward` with a text's first tokens, then with more.
+    """
 
     def __init__(
         self,
@@ -183,7 +187,7 @@ class Cache:
         self.length = 0
         """S, the positions seen so far, padding included."""
         self.intervention: Intervention | None = None
-        """That of all passes but drafts."""
+        """The intervention of all passes but drafts."""
         self.documents_BS: torch.Tensor | None = None
         """Document of each position, numbered by `positions.documents_of`, (B, S), or (B, C) with
         static shapes; None while there is one document and no padding."""
@@ -191,7 +195,7 @@ class Cache:
     @property
     def bytes(self) -> int:
         """Memory of keys and values, unused capacity included."""
-        kept = [x for one in self._kept() for x in (one.keys, one.values) if x is not None]
+        kept = [x for cache in self._caches() for x in (cache.keys, cache.values) if x is not None]
         return sum(x.numel() * x.element_size() for x in kept)
 
     def begin(self, intervention: Intervention | None) -> None:
@@ -211,7 +215,7 @@ class Cache:
             raise ValueError(f"{now}: the cache was begun with {before}; begin another one")
 
     def open(self) -> None:
-        """Makes the slots of every layer."""
+        """Makes empty slots for every layer."""
         self.layers = []
         for number, kind in enumerate(self.config.block_kinds):
             change = self.intervention and self.intervention.within(number)
@@ -223,11 +227,11 @@ class Cache:
             self.layers.append(LayerCache(wide, list(deep)))
 
     def select(self, rows: Sequence[int]) -> None:
-        """Goes on with these sequences of the batch, in this order, some of them several times."""
-        first = next((kept.keys for kept in self._kept() if kept.keys is not None), None)
+        """Keeps these sequences of the batch, in this order; one may be repeated."""
+        first = next((cache.keys for cache in self._caches() if cache.keys is not None), None)
         chosen = torch.tensor(rows, device=None if first is None else first.device)
-        for kept in self._kept():
-            kept.select(chosen)
+        for cache in self._caches():
+            cache.select(chosen)
         if self.documents_BS is not None:
             self.documents_BS = self.documents_BS[chosen]
 
@@ -264,12 +268,12 @@ class Cache:
         if self.static is not None:
             self.span.places = torch.arange(start, stop, device=self.static)
         else:
-            for kept in self._kept():
-                kept.reserve(stop)
+            for cache in self._caches():
+                cache.reserve(stop)
         return self.documents_BS
 
-    def _kept(self) -> Iterator[KeyValueCache]:
+    def _caches(self) -> Iterator[KeyValueCache]:
         for layer in self.layers:
-            for kept in (layer.wide, *layer.deep):
-                assert isinstance(kept, KeyValueCache)
-                yield kept
+            for cache in (layer.wide, *layer.deep):
+                assert isinstance(cache, KeyValueCache)
+                yield cache

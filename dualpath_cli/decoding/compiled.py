@@ -7,23 +7,23 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.sublayer import Sublayer
 
 GRAPHS = 64
-"""Graphs that the code of one module may need: by pass, draft and batch."""
+"""Graphs that one module may need: one for each length of a pass, draft or not, and batch."""
 
 
 def compile_for_decoding(model: DualPathLM, intervention: Intervention | None) -> None:
     """Compiles a model's parts in place, for passes of static shapes.
 
     Whole blocks if every token takes the same steps and paths; otherwise sublayers, as Python
-    decides token by token which of them run. On a GPU they should become CUDA graphs; that was not
-    run.
+    decides token by token which of them run. On a GPU they should become CUDA graphs, which has not
+    been tried.
     """
     config = torch.compiler.config
     config.recompile_limit = max(config.recompile_limit, GRAPHS)
     mode = "reduce-overhead" if model.embed.weight.device.type == "cuda" else None
-    own_ways = intervention is not None and (
+    tokens_differ = intervention is not None and (
         intervention.halting is not None or intervention.skip is not None
     )
-    if not own_ways:
+    if not tokens_differ:
         for block in model.blocks:
             block.compile(fullgraph=True, dynamic=False, mode=mode)
         return

@@ -30,11 +30,11 @@ class Decoder:
         compiled: bool = False,
         draft: Intervention | None = None,
     ) -> None:
-        """`autocast` is the type of matrix products, None that of the weights.
+        """`autocast` is the type of matrix products; None: that of the weights.
 
         Unless `cached`, and under shuffled gates, every pass reads the whole text again. If
         `compiled`, the model is compiled in place, and passes after the prompt have static shapes.
-        `draft` is a second intervention, with fewer loops, for passes that draft.
+        `draft` is a second intervention, with fewer loops, for drafting.
         """
         self.model = model.eval()
         self._intervention = intervention
@@ -74,7 +74,7 @@ class Decoder:
         if not self._compiled:
             self._cache = Cache(self.model.config, capacity, draft=self._draft)
         elif self._cache is not None and capacity <= self._cache.capacity:
-            self._cache.rewind(0)  # what is compiled goes on with the same memory
+            self._cache.rewind(0)  # compiled code goes on with the same memory
         else:
             room = -(-capacity // ROOM) * ROOM
             self._cache = Cache(self.model.config, room, self.device, self._draft)
@@ -91,7 +91,7 @@ class Decoder:
         self._past = [(ids_BT[rows], mask_BT[rows]) for ids_BT, mask_BT in self._past]
 
     def next_logits(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        """Reads on; returns the logits of the token after the last one, (B, V).
+        """Reads more tokens; returns the logits of the token after the last one, (B, V).
 
         `mask_BT` is False at padding.
         """
@@ -105,9 +105,9 @@ class Decoder:
         last: int | None = None,
         drafting: bool = False,
     ) -> torch.Tensor:
-        """Reads on; returns the logits of the `last` positions, or of all, (B, T, V).
+        """Reads more tokens; returns the logits of the `last` positions, or of all, (B, T, V).
 
-        If `drafting`, under the intervention of drafts.
+        If `drafting`, under the intervention for drafts.
         """
         if self._cache is None:
             mask_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT

@@ -1,4 +1,4 @@
-"""A pass that may follow others, be padded, and leave steps, paths, keys and values out.
+"""The pass of decoding: it may follow others, be padded, and leave out steps, paths, keys, values.
 
 Shapes: B batch, T positions, D model width, V vocabulary, H heads, N head size.
 """
@@ -70,7 +70,9 @@ def _token_by_token(
     intervention: Intervention,
     **by_position: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`forward` as T passes of one token each, which sees all earlier ones as their slots do."""
+    """`forward` as T passes of one token each, so that a token sees what the earlier ones left in
+    the slots.
+    """
     cache, outputs = Cache(model.config, capacity=tokens.shape[1]), []
     for t in range(tokens.shape[1]):
         part = None if trace is None else RoutingTrace(keeps_states=trace.keeps_states)
@@ -100,7 +102,7 @@ class DecodingPass(ModelPass):
     leaves_out = True
 
     def positions(self, config: ModelConfig, tokens: torch.Tensor, like: torch.Tensor) -> Positions:
-        """The positions after those in the cache, which takes them in."""
+        """The positions after those in the cache; they are added to it."""
         if self.cache is not None:
             self.cache.begin(self.intervention)
         elif self.attention_mask is None:
@@ -116,7 +118,7 @@ class DecodingPass(ModelPass):
 
 @dataclass
 class DecodingLayerPass(LayerPass):
-    """A layer's pass in which tokens may leave their loop or a path, with or without a cache."""
+    """A layer's pass in which tokens may halt in the loop or skip a path; maybe with a cache."""
 
     cache: LayerCache | None = None
 
@@ -144,7 +146,7 @@ class DecodingLayerPass(LayerPass):
         if awake_BT1 is None and not halts:
             return super().run_deep(path, x_BTD)
         assert isinstance(path, DeepPath)
-        loop = EarlyExitOfRows if self._rows_part(x_BTD) else EarlyExit
+        loop = EarlyExitOfRows if self._rows_separable(x_BTD) else EarlyExit
         return loop(path, self, self.cache).run(x_BTD, awake_BT1)
 
     def run_wide(
@@ -156,7 +158,7 @@ class DecodingLayerPass(LayerPass):
             return super().run_wide(path, x_BTD)
         if self.trace is not None:
             self.trace.wide_taken = awake_BT1.squeeze(-1)
-        if not self._rows_part(x_BTD):
+        if not self._rows_separable(x_BTD):
             return torch.where(awake_BT1, path(x_BTD, self), x_BTD)
         assert self.cache is not None
         assert isinstance(path, WidePath)
@@ -170,6 +172,6 @@ class DecodingLayerPass(LayerPass):
             return None
         return gate_BT1 >= self.intervention.skip
 
-    def _rows_part(self, x_BTD: torch.Tensor) -> bool:
-        """Whether some sequences of the batch can go on without the others."""
-        return self.cache is not None and self.cache.rows_can_part and x_BTD.shape[1] == 1
+    def _rows_separable(self, x_BTD: torch.Tensor) -> bool:
+        """Whether some sequences of the batch can be computed without the others."""
+        return self.cache is not None and self.cache.rows_separable and x_BTD.shape[1] == 1

@@ -1,16 +1,16 @@
-"""Sampling: what is done to a model's probabilities before an id is drawn; torch-free."""
+"""Sampling: the changes to a model's probabilities before an id is drawn; torch-free."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Names, meaning and order as in transformers; the default draws from the model's own."""
+    """Names, meaning and order as in transformers; by default the model's own probabilities."""
 
     repetition_penalty: float = 1.0
-    """The divisor of the logits of ids that the text has already; negative ones are multiplied."""
+    """Divides the logits of ids that the text has already; negative logits are multiplied by it."""
     temperature: float = 1.0
-    """The divisor of the logits."""
+    """Divides the logits."""
     top_k: int | None = None
     """Only so many of the likeliest ids, and those as likely as the last of them."""
     top_p: float = 1.0

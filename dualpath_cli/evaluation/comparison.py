@@ -17,7 +17,7 @@ from dualpath_cli.statistics.significance import detectable, mcnemar_p, p_value
 
 @dataclass(frozen=True)
 class Difference:
-    """One score of a model less that of the first, over the same documents."""
+    """One score of a model minus that of the first, over the same documents."""
 
     task: str
     metric: str
@@ -37,29 +37,29 @@ class Difference:
     detectable: float
     """The smallest true difference that a test at 5 % finds with a probability of 80 %."""
     test: str
-    """McNemar's exact test for accuracies, Student's t of the resampled difference else."""
+    """McNemar's exact test for accuracies, otherwise Student's t of the resampled difference."""
     p: float
     p_holm: float
     """Corrected for the tests of all rows."""
 
 
 def compare(names: Sequence[str], results: Sequence[Sequence[Result]]) -> list[Difference]:
-    """Compares every other model's results with the first one's, on primary metric and bits/byte.
+    """Compares every other model with the first one, on the primary metric and bits per byte.
 
     Raises:
-        UserError: where the models were not asked the same documents.
+        UserError: where the models were scored on different documents.
     """
     rows: list[dict[str, Any]] = []
-    for place, firsts in enumerate(results[0]):
+    for place, first in enumerate(results[0]):
         for name, others in zip(names[1:], results[1:], strict=True):
             other = others[place]
-            if firsts.facts["sha256"] != other.facts["sha256"]:
+            if first.facts["sha256"] != other.facts["sha256"]:
                 raise UserError(
                     f"{names[0]} and {name} were asked different {other.benchmark.name}"
                 )
             metrics = dict.fromkeys((other.benchmark.primary, "bpb"))
             rows += [
-                _difference(metric, names[0], firsts, name, other)
+                _difference(metric, names[0], first, name, other)
                 for metric in metrics
                 if metric in other.metrics
             ]
@@ -72,7 +72,7 @@ def _difference(metric: str, first: str, one: Result, model: str, other: Result)
     pairs = list(zip(one.samples, other.samples, strict=True))
     differences_R = _resampled(task, metric, one, other)
     low, high = (float(end[()]) for end in interval(differences_R, n))
-    gains = [other[metric] - one[metric] for one, other in pairs if one[metric] is not None]
+    gains = [new[metric] - old[metric] for old, new in pairs if old[metric] is not None]
     exact = metric in ACCURACIES
     sign = 1 if exact else -1  # fewer bits are better; an empty text has none
     better, worse = (sum(way * sign * gain > 0 for gain in gains) for way in (1, -1))
@@ -95,24 +95,24 @@ def _difference(metric: str, first: str, one: Result, model: str, other: Result)
 
 
 def _resampled(task: str, metric: str, one: Result, other: Result) -> Floats:
-    """The difference of two scores as it is, and of resampled documents, (1 + resamples,).
+    """The difference of two scores: first as it is, then of resampled documents, (1 + resamples,).
 
-    Of texts it is that of the bits of all their bytes, else of means over documents.
+    For texts, of their bits per byte over all bytes; otherwise, of means over documents.
     """
     if one.benchmark.kind == "text":
-        bits = [
+        scores = [
             [-s["loglikelihood"] / np.log(2) for s in result.samples] for result in (one, other)
         ]
         weights = [sample["bytes"] for sample in one.samples]
     else:
-        bits = [[sample[metric] for sample in result.samples] for result in (one, other)]
+        scores = [[sample[metric] for sample in result.samples] for result in (one, other)]
         weights = [1] * len(one.samples)
-    values = np.array([np.subtract(bits[1], bits[0]), weights], dtype=float).T
+    values = np.array([np.subtract(scores[1], scores[0]), weights], dtype=float).T
     sums_R2 = resampled_sums(task, [sample["doc"] for sample in one.samples], values)
     with np.errstate(invalid="ignore", divide="ignore"):  # a resample of no document
         return sums_R2[:, 0] / sums_R2[:, 1]
 
 
 def records(rows: Sequence[Difference]) -> list[dict[str, Any]]:
-    """Rows as files have them."""
+    """Rows as records for JSON and CSV."""
     return [without_nan(asdict(row)) for row in rows]

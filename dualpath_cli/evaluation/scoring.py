@@ -1,7 +1,7 @@
-"""From likelihoods to scores: of a document, and of a benchmark with its standard errors.
+"""Scores from log-likelihoods: of a document, and of a benchmark with its standard errors.
 
-Likelihoods are natural logarithms, bytes those of UTF-8. The space that a continuation begins with
-counts among its bytes and characters, as in OLMES.
+Logarithms are natural, bytes those of UTF-8. The space that a continuation begins with counts among
+its bytes and characters, as in OLMES.
 """
 
 import math
@@ -15,7 +15,7 @@ from dualpath_cli.evaluation.benchmarks import ROLLING, Benchmark
 from dualpath_cli.evaluation.formats import Question, last_number
 
 Sample = dict[str, Any]
-"""What is known of one document, as a line of JSON: `doc`, its scores and what they come from."""
+"""The record of one document, a line of JSON: `doc`, its scores, and the numbers behind them."""
 
 ACCURACIES = ("acc_uncond", "acc_per_char", "acc_raw", "acc")
 """Metrics that are 0 or 1 for a document."""
@@ -27,17 +27,18 @@ class Metric:
 
     value: float
     stderr: float
-    """Standard error, were the documents drawn from many more; nan for a single one."""
+    """Standard error, with the documents as a sample of many more; nan for a single document."""
 
 
 def score_choices(
     question: Question, loglikelihoods: Sequence[float], unconditional: Sequence[float] | None
 ) -> Sample:
-    """Which choice a model takes, by three normalisations, and the bits per byte of the right one.
+    """Whether a model chooses right, by three normalisations, and the right choice's bits per byte.
 
-    `acc_raw` compares the likelihoods, `acc_per_char` those divided by their characters, and
-    `acc_uncond`, where `unconditional` gives the likelihoods without the question, the differences.
-    Of equal choices the first is taken; `tie` says that there were some, by any of the three.
+    The choice with the largest score is taken, of equal ones the first. `acc_raw` scores by
+    log-likelihood; `acc_per_char` divides it by the choice's characters; `acc_uncond` subtracts the
+    log-likelihood without the question, if `unconditional` is given. `tie` tells whether several
+    choices were best by any of these.
     """
     raw = np.array(loglikelihoods)
     scores = {
@@ -67,7 +68,7 @@ def score_gold(question: Question, loglikelihoods: Sequence[float]) -> Sample:
 
 
 def score_written(question: Question, text: str) -> Sample:
-    """Whether the last number of what a model wrote is the answer."""
+    """Whether the last number in a model's output is the answer."""
     answer = last_number(text)
     return {
         "written": text,
@@ -78,7 +79,7 @@ def score_written(question: Question, text: str) -> Sample:
 
 
 def score_text(text: str, loglikelihood: float) -> Sample:
-    """The likelihood of a whole text and its bytes, from which those of many texts are made."""
+    """A whole text's log-likelihood and bytes, which `metrics_of` sums over texts."""
     size = len(text.encode())
     return {
         "loglikelihood": loglikelihood,
@@ -95,8 +96,8 @@ def bits_per_byte(loglikelihood: float, size: int) -> float:
 def metrics_of(benchmark: Benchmark, samples: Sequence[Sample]) -> dict[str, Metric]:
     """The scores of a benchmark, the primary one first: means over documents.
 
-    Of texts the bits per byte are those of all their bytes together, ``-sum LL / (ln 2 * sum
-    bytes)``, with the standard error of a ratio.
+    Texts have the bits per byte of all their bytes together, ``-sum LL / (ln 2 * sum bytes)``, with
+    the standard error of a ratio.
     """
     if benchmark.kind == "text":
         return {ROLLING: _corpus(samples)}
@@ -115,6 +116,7 @@ def _corpus(samples: Sequence[Sample]) -> Metric:
     bits = np.array([-sample["loglikelihood"] / math.log(2) for sample in samples])
     sizes = np.array([sample["bytes"] for sample in samples], dtype=float)
     n, value = len(samples), float(bits.sum() / sizes.sum())
-    rest = bits - value * sizes
-    error = math.sqrt(float(rest @ rest) * n / (n - 1)) / sizes.sum() if n > 1 else math.nan
+    residuals = bits - value * sizes
+    squares = float(residuals @ residuals)
+    error = math.sqrt(squares * n / (n - 1)) / sizes.sum() if n > 1 else math.nan
     return Metric(value, float(error))

@@ -8,8 +8,9 @@ sublayer over a token costs
     SwiGLU                  6 d h                     h the effective width, Eq. heff
     attention scores        2 T d                     QK^T and AV, the causal half; not in F_M
 
-and a layer adds the gate (4 d) and, in every deep step but the last, the router (2 (d + 1)). A gate
-or combination of a user adds what its class declares; its parameters are counted off the class.
+and a layer adds the gate (4 d) and, in every deep step but the last, the router (2 (d + 1)). A
+custom gate or combination adds the FLOPs that its class declares; its parameters are counted from
+a module of the class.
 """
 
 from collections import Counter
@@ -94,7 +95,7 @@ def gate_flops(config: ModelConfig) -> int:
 
 
 def router_flops(config: ModelConfig) -> int:
-    """FLOPs of what weighs the steps of a deep path, for one token and all steps."""
+    """FLOPs of a deep path's router, or custom combination, for one token and all steps."""
     if not config.routes_steps:
         return 0
     if config.combination in COMBINATIONS:
@@ -133,7 +134,7 @@ def training_flops_per_token(config: ModelConfig, seq_len: int | None = None) ->
 
 
 def sampled_training_flops_per_token(config: ModelConfig, train_loops: Sequence[int]) -> float:
-    """The same, averaged over the numbers of loops that each step draws from (run.train_loops)."""
+    """The same, averaged over the numbers of loops that steps draw from (run.train_loops)."""
     flops = [training_flops_per_token(replace(config, loops=loops)) for loops in train_loops]
     return sum(flops) / len(flops)
 

@@ -1,16 +1,17 @@
 """Bytes that training takes on one device, from the model's configuration and the way it is run.
 
-Torch-free. Counted is what PyTorch allocates: weights, gradients and AdamW's moments, what the
-forward pass saves for the backward pass, and what loss and backward pass need at work. Saved by one
-pass of a sublayer, per token, with products of e bytes (2 in bf16), weights of w and the residual
-stream of r (4 in float32), d the model width, d_kv that of keys and values, h the FFN's:
+Torch-free. Counts what PyTorch allocates: weights, gradients and AdamW's moments, what the forward
+pass saves for the backward pass, and the temporary memory of loss and backward pass. One pass of a
+sublayer saves per token so many bytes, where e are the bytes of a product (2 in bf16), w those of a
+weight, r those of a number of the residual stream (4 in float32), d is the model width, d_kv the
+width of keys and values, and h the FFN's:
 
     selective   e (4 d + 2 d_kv + 2 h)           q, k, v, attention, o_proj, down_proj, gate, up
     none        e (8 d + 3 h) + 2 w d + 2 r d    compiled, what torch's partitioner chooses to save
                 (10 w + 9 e) d + 4 e h           eager, in mixed precision; else 16 w d + 4 w h
 
-and the float32 statistics of norms and softmax (on a CPU in bf16 it has none). To `selective` and
-`full` a block adds its input, r d. docs/benchmarks/memory.md has these beside measured bytes.
+and the float32 statistics of norms and softmax (which has none on a CPU in bf16). To `selective`
+and `full` a block adds its input, r d. docs/benchmarks/memory.md has these beside measured bytes.
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Execution:
-    """How a model is run, as far as it decides its memory."""
+    """The settings of a run that decide its memory."""
 
     checkpointing: Checkpointing = "selective"
     """The activations that a block recomputes in its backward pass."""
@@ -52,7 +53,7 @@ class Memory:
     """Bytes on one device."""
 
     states: int
-    """Weights, gradients and moments; with FSDP2 also what is gathered of them at once."""
+    """Weights, gradients and moments; with FSDP2 its part of them, and what it holds whole."""
     saved: int
     """Saved by the forward pass of one micro-batch for the backward pass."""
     working: int
@@ -76,7 +77,7 @@ def step_memory(config: ModelConfig, micro_batch: int, execution: Execution) -> 
     cast = execution.casts and (execution.checkpointing == "none" or not execution.compiled)
     casts = execution.product_bytes * sum(block_weights(config)) if cast else 0
     kept_casts = casts if execution.checkpointing == "none" else 0
-    # The final norm's input, what it puts out, and that in the type of the products.
+    # The final norm's input, its output, and the output cast to the type of the products.
     head = tokens * config.d_model * (residual + execution.weight_bytes)
     head += tokens * config.d_model * execution.product_bytes if execution.casts else 0
     loss = loss_bytes(config, tokens, execution) + casts - kept_casts
@@ -109,7 +110,7 @@ def state_bytes(config: ModelConfig, execution: Execution) -> int:
 def gathered_weights(config: ModelConfig) -> int:
     """Number of weights that FSDP2 has whole at once.
 
-    The root unit's are whole for a pass; of blocks one is at work while the next one arrives.
+    Those of the root unit for the whole pass, and of two blocks: one at work, the next arriving.
     """
     return numbers(units(config)[-1]) + 2 * max(block_weights(config))
 
@@ -141,7 +142,7 @@ def saved_by_block(config: ModelConfig, kind: BlockKind, execution: Execution) -
     n, h = passes(kind, config.loops), sum(pass_widths(config, kind))
     routed = config.routes_steps and kind != "wide"
     softmax = n * FLOAT32 * heads
-    outputs = GATE_OUTPUTS.get(config.gate, 2)  # a user's gate: g_d and g_w
+    outputs = GATE_OUTPUTS.get(config.gate, 2)  # a custom gate: g_d and g_w
     choices = w * ((config.loops - 1) * routed + outputs * (kind == "dual"))
     if execution.checkpointing == "selective":
         products = n * (4 * d + 2 * config.head_dim * kv_heads) + 2 * h
@@ -151,17 +152,17 @@ def saved_by_block(config: ModelConfig, kind: BlockKind, execution: Execution) -
         # Where steps are not mixed, the state after the last pass is not needed.
         states = r * d * (2 * n - (not routed))
         return states + n * d * (8 * e + 2 * w) + 3 * e * h + norms + choices
-    numbers = 10 * w + 9 * e if execution.casts else 16 * w
+    per_channel = 10 * w + 9 * e if execution.casts else 16 * w
     mixed = r * d * (routed + (kind == "dual"))
-    return n * d * numbers + 4 * e * h + mixed + norms + choices
+    return n * d * per_channel + 4 * e * h + mixed + norms + choices
 
 
 def backward_bytes(config: ModelConfig, kind: BlockKind, execution: Execution) -> int:
     """Bytes a token that the backward pass of a block needs beside what is saved.
 
-    Read off measurements, within some 15 % of them. In eager mode all that was not saved is there
-    again before the first gradient is. Compiled, `selective` computes it again where it is needed;
-    only the states of a loop are there together.
+    Fitted to measurements, within some 15 % of them. In eager mode all that was not saved has been
+    computed again before the first gradient. Compiled, `selective` computes each part again where
+    it is needed, and only the states of a loop are held together.
     """
     state = residual_bytes(config, execution) * config.d_model
     e, widths = execution.product_bytes, list(pass_widths(config, kind))
@@ -178,7 +179,7 @@ def backward_bytes(config: ModelConfig, kind: BlockKind, execution: Execution) -
         working = max(working, (2 * config.loops + 4) * state + 3 * e * widths[0])
     if execution.checkpointing != "full":
         return working
-    if kind != "dual":  # all is there again as the first gradients are computed
+    if kind != "dual":  # all is computed again before the first gradients
         return everything - kept + 2 * state + 3 * e * widths[0]
     products = saved_by_block(config, kind, replace(execution, checkpointing="selective"))
     return max(everything, products + working) - kept
@@ -187,10 +188,10 @@ def backward_bytes(config: ModelConfig, kind: BlockKind, execution: Execution) -
 def loss_bytes(config: ModelConfig, tokens: int, execution: Execution) -> int:
     """Bytes that the loss needs: logits of a part of the tokens, the head's cast and gradient.
 
-    Compiled, a logit is there as itself and as its gradient, else three times in float32.
+    Compiled, a logit is held as itself and as its gradient; otherwise three times in float32.
     """
     parts = min(tokens, -(-tokens * config.vocab_size // MAX_LOGITS))
     logits = -(-tokens // parts) * config.vocab_size
     e, w = execution.product_bytes, execution.weight_bytes
-    a_logit = 2 * e if execution.compiled else 3 * max(FLOAT32, w)
-    return logits * a_logit + config.vocab_size * config.d_model * (w + e * execution.casts)
+    per_logit = 2 * e if execution.compiled else 3 * max(FLOAT32, w)
+    return logits * per_logit + config.vocab_size * config.d_model * (w + e * execution.casts)

@@ -28,7 +28,7 @@ ASSUMED = (
 def as_text(descriptions: Sequence[Description], width: int | None) -> str:
     """One model under one or two readings, side by side, with units and what differs.
 
-    `width` is the terminal's, None where the output is none.
+    `width` is the terminal's; None where the output is no terminal.
     """
     first = descriptions[0]
     paragraphs = [_training(first.hardware)] if _shows_hours(first) else []
@@ -173,7 +173,7 @@ def _distance_notes(description: Description) -> list[str]:
 
 
 def what_differs(written: Description, trained: Description) -> str:
-    """One sentence: what the reading changes, and what that costs in FLOPs and parameters."""
+    """One sentence: the changes by the reading, and their cost in FLOPs and parameters."""
     causes = []
     multiples = (written.config.ffn_multiple_of, trained.config.ffn_multiple_of)
     if multiples[0] != multiples[1]:
@@ -247,7 +247,7 @@ def _readings(table_of: Callable[[Groups], Table], groups: Groups, width: int | 
 
 
 def _table_of_all(groups: Groups) -> Table:
-    """Widths of the paper's solver, which both readings share, then what each makes of them."""
+    """The solved widths, which both readings share, then parameters and FLOPs under each."""
     columns = [Column("\nconfiguration"), *_width_columns("\n")]
     for description in groups[0]:
         columns += _spending_columns("\n", "linear/budget", _heading(description))

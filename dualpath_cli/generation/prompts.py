@@ -14,26 +14,26 @@ from dualpath_cli.text.tokenizer import Tokenizer
 
 STDIN = "-"
 KEYS = ("prompt", "question", "text")
-"""Fields of a row that hold its prompt, the first that is there."""
+"""Fields that may hold a row's prompt; the first one present does."""
 
 _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a text begins with."""
+    """The beginning of a text, which a model continues."""
 
     text: str
     place: str
-    """Where it stands, for messages."""
+    """Its origin, for messages: an option's number, a line of a file, stdin."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else its row holds."""
+    """The other fields of its row."""
 
 
 def read_prompts(words: Sequence[str], file: str | None, taken: Sequence[str]) -> list[Prompt]:
     """Reads `--prompt` and `--file`; without either there is one prompt, which is empty.
 
-    `taken` are keys that a row may not have beside its prompt, as what is written has them.
+    `taken` are keys of the output, which a row may not have beside its prompt.
 
     Raises:
         UserError: where something cannot be read, or holds no prompt.
@@ -105,7 +105,7 @@ def _of_row(row: dict[str, Any] | BadRow, kind: str, place: str, taken: Sequence
 def ids_of(
     prompts: Sequence[Prompt], tokenizer: Tokenizer, window: int, most_new: int, truncate: bool
 ) -> list[list[int]]:
-    """The ids of each prompt after end-of-text, which stands before every text in training.
+    """The ids of each prompt, with end-of-text before them, as before every text in training.
 
     With `truncate` a long prompt loses its beginning, so that `most_new` ids fit behind it.
 

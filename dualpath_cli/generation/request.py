@@ -37,7 +37,7 @@ class Request:
     tokenizer: Tokenizer
     prompts: tuple[Prompt, ...]
     ids: tuple[list[int], ...]
-    """Of each prompt, after end-of-text."""
+    """Token ids of each prompt, end-of-text before them."""
     num_samples: int
     max_new_tokens: int
     stops: tuple[str, ...]
@@ -46,10 +46,10 @@ class Request:
     seed: int
     intervention: Intervention | None
     speculate: int
-    """Ids of a draft at most; 0 for no drafts."""
+    """Length of a draft in ids, at most; 0 for no drafts."""
     compiled: bool
     batch_size: int
-    """Texts that are written together; one with drafts."""
+    """Number of texts written together; 1 with drafts."""
     precision: str
     device: str
     out: Path | None
@@ -116,7 +116,7 @@ def _sampling(options: Namespace) -> Sampling:
         text = getattr(options, name)
         if text is not None:
             given[name] = number(f"--{name}", text, wanted, least, most)
-    if options.top_k not in (None, "0"):  # as in transformers 0 is off
+    if options.top_k not in (None, "0"):  # 0 turns it off, as in transformers
         given["top_k"] = whole_number("--top_k", options.top_k, 1, _MOST)
     useless = [name for name in given if name != "repetition_penalty"]
     if options.greedy and useless:

@@ -16,7 +16,7 @@ class Trained:
     """A checkpoint, and the settings that it was trained with."""
 
     path: str
-    """As it was given."""
+    """As the user gave it."""
     run: Run
     settings: Settings
 
@@ -26,7 +26,7 @@ class Trained:
             raise UserError(f"{change.name}: {problem} ({self.path})")
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the training data. Raises UserError where the model lacks ids of it."""
+        """The training data's tokenizer. Raises UserError if it has more ids than the model."""
         tokenizer = Tokenizer.load(self.run.folder / TOKENIZER)
         ids, rows = tokenizer.vocab_size, self.settings.model.vocab_size
         if ids > rows:

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod
 
 LOG_WIDTH = 160
-"""Columns of characters that prose is wrapped to where the output is no terminal."""
+"""Characters a line that prose is wrapped to where the output is no terminal."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The characters of a line that are no cell's."""
+    """Numbers of characters in a line that belong to no cell."""
 
     beside: int
-    """For each column."""
+    """A column."""
     around: int
-    """In all; negative where the last column needs no space after it."""
+    """A line; negative where the last column needs no space after it."""
 
 
 def show(console: "Console", table: Table, *, box: bool = True) -> None:

@@ -1,1 +1,1 @@
-"""Gates and combinations from outside the project: found, allowed, tried, written down."""
+"""Custom gates and combinations: found, allowed, tried, written down."""

@@ -1,4 +1,4 @@
-"""Classes from outside that a recipe names: tried before anything slow, and compared with a run's.
+"""Custom classes that a recipe names: tried before anything slow, and compared with a run's.
 
 A run folder keeps their source under `classes/` and its hash in versions.json, as numbers follow
 from it as they do from the recipe.

@@ -1,7 +1,7 @@
-"""Classes from outside that a model is made with: found by their dotted path, counted, hashed.
+"""Custom classes of a model's gate and combination: found by dotted path, counted, hashed.
 
 `model.gate` and `model.combination` take `my.module.Gate` beside the built-in names; docs/custom.md
-says what such a class has to have. Torch-free until a model asks for one.
+lists the methods of such a class. Imports torch only once a model names one.
 """
 
 import hashlib
@@ -32,27 +32,27 @@ class Source(NamedTuple):
 
     @property
     def sha256(self) -> str:
-        """Of the text."""
+        """Hash of the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def own_roles(config: ModelConfig) -> list[Role]:
-    """The parts of a model that are classes from outside, if a block uses them."""
+    """The roles that a model fills with custom classes, where a block uses them."""
     roles: list[Role] = []
     if config.gate not in GATE_OUTPUTS and "dual" in config.block_kinds:
         roles.append("gate")
-    loops = config.routes_steps and set(config.block_kinds) != {"wide"}
-    if config.combination not in COMBINATIONS and loops:
+    combines = config.routes_steps and set(config.block_kinds) != {"wide"}
+    if config.combination not in COMBINATIONS and combines:
         roles.append("combination")
     return roles
 
 
 def own_class(config: ModelConfig, role: Role) -> Any:
-    """The class that a model names for a role, which is not built in.
+    """The custom class that a model names for a role.
 
     Raises:
-        UserError: where it may not or cannot be imported, is no module of PyTorch, or lacks a
-            method.
+        UserError: where its import is not allowed or fails, or it is no module of PyTorch, or
+            lacks a method.
     """
     path = getattr(config, role)
     start = f"model.{role} '{path}'"
@@ -65,7 +65,7 @@ def own_class(config: ModelConfig, role: Role) -> Any:
 
 
 def gives_mass(config: ModelConfig) -> bool:
-    """Whether steps leave a mass to later ones, as the router's probabilities do."""
+    """Whether steps have probabilities, as the router's do, that leave a mass to later steps."""
     if not config.routes_steps or config.combination == "router":
         return config.routes_steps
     return hasattr(own_class(config, "combination"), "step_probability")
@@ -75,7 +75,7 @@ def declared_flops(config: ModelConfig, role: Role) -> int:
     """Forward FLOPs per token and layer that a class declares.
 
     Raises:
-        UserError: where they are no whole number from 0 on.
+        UserError: unless they are a whole number, 0 or more.
     """
     path = getattr(config, role)
     try:
@@ -93,10 +93,11 @@ def declared_flops(config: ModelConfig, role: Role) -> int:
 
 
 def on_meta(config: ModelConfig, role: Role) -> Any:
-    """A module of the class, without memory.
+    """A module of the class on the meta device, where it takes no memory.
 
     Raises:
-        UserError: where it cannot be built, or has what cannot be sharded or is not saved.
+        UserError: where it cannot be built, has a buffer, which no checkpoint would hold, or a
+            parameter without a dimension, which FSDP2 cannot shard.
     """
     import torch
 
@@ -119,12 +120,12 @@ def on_meta(config: ModelConfig, role: Role) -> Any:
 
 
 def own_shapes(config: ModelConfig, role: Role) -> dict[str, tuple[int, ...]]:
-    """Shapes of a class's parameters by their names, read off a module without memory."""
+    """Shapes of a class's parameters by their names."""
     return {name: tuple(p.shape) for name, p in on_meta(config, role).named_parameters()}
 
 
 def sources(config: ModelConfig) -> dict[str, Source]:
-    """The source of each class of a model's own, by class path.
+    """The source of each custom class of a model, by class path.
 
     Raises:
         UserError: where a class cannot be found, or was not read from a file.
@@ -143,7 +144,7 @@ def _source(config: ModelConfig, role: Role) -> Source:
 
 
 def _find(path: str, start: str) -> Any:
-    """Imports a class, and checks what can be seen of it."""
+    """Imports a class, and checks its declarations."""
     name, _, attribute = path.rpartition(".")
     try:
         module = importlib.import_module(name)
@@ -174,5 +175,5 @@ def _find(path: str, start: str) -> Any:
 
 
 def _said(error: Exception) -> str:
-    """An exception of the user's own code in a few words."""
+    """An exception of the user's code, in a few words."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

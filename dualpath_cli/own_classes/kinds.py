@@ -1,6 +1,6 @@
 """Kinds of parameters: the group that they decay with, and what they start from.
 
-A class from outside may say of which kinds its parameters are; else these follow from their shapes.
+A custom class may give the kinds of its parameters; otherwise they follow from names and shapes.
 The model's own are in the table of `model/parameters.py`.
 """
 
@@ -26,10 +26,10 @@ class ParameterKind(NamedTuple):
 
 
 def own_kind(name: str, cls: type, dimensions: int) -> ParameterKind:
-    """The kind of a parameter of a class from outside, by the name that the class gives it.
+    """The kind of a parameter of a custom class, by the name that the class gives it.
 
-    What `parameter_kinds` of the class says. Else a weight of a norm is one, other matrices are
-    drawn, and vectors are zero and decay as biases do.
+    The class's `parameter_kinds` decide. By default a weight of a norm starts at one, a matrix is
+    drawn, and a vector starts at zero and decays as biases do.
     """
     for pattern, kind in getattr(cls, "parameter_kinds", {}).items():
         if fnmatchcase(name, pattern):

@@ -1,4 +1,4 @@
-"""Tries the classes from outside that a model names on a few tokens, before the model is made.
+"""Tries the custom classes that a model names on a few tokens, before the model is made.
 
 A gate or combination that gives something else than the model adds up, that looks at other tokens,
 or that leaves a weight without a gradient would otherwise show late, or not at all.

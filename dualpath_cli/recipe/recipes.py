@@ -20,7 +20,8 @@ from dualpath_cli.files.text_file import read_text
 Recipe = dict[str, Any]
 
 MOST_CHARACTERS, MOST_VALUES, MOST_LEVELS, MOST_DIGITS = 50_000, 10_000, 50, 100
-"""Of a recipe, of all its values with those that aliases repeat, of its nesting, of a number."""
+"""Characters of a recipe, its values (counted again for each alias), its levels of nesting, and
+digits of a number."""
 
 
 def recipe_folder() -> Path:
@@ -114,7 +115,7 @@ def parse_value(text: str) -> Any:
 
 
 def _kind(content: Any) -> str:
-    """The kind of a file that is no recipe, without a quotation: it may be any file."""
+    """The kind of content that is no recipe. Quotes none of it: the file may hold anything."""
     return {str: "a text", list: "a list", type(None): "None"}.get(type(content), "one value")
 
 
@@ -136,7 +137,7 @@ def _read(text: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except RecursionError:
         raise yaml.MarkedYAMLError(problem=_TOO_DEEP) from None
-    except ValueError:  # such as 0x_, which is a number by its form
+    except ValueError:  # such as 0x_, which has the form of a number
         raise yaml.MarkedYAMLError(problem="it holds a number without digits") from None
 
 
@@ -148,9 +149,10 @@ _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 def _check(
     node: yaml.Node, measured: dict[int, tuple[int, int]], above: frozenset[int]
 ) -> tuple[int, int]:
-    """Returns the number of values of a node, aliases repeated, and of their levels.
+    """Returns a node's number of values, counted again for each alias, and of levels of nesting.
 
-    Scalar keys become text. `measured` are the nodes that are done, `above` those that hold this.
+    Scalar keys become text. `measured` has the results of earlier nodes by their ids, `above` the
+    ids of the nodes around this one.
 
     Raises:
         MarkedYAMLError: for more than a recipe may have, and for a value that holds itself.
@@ -186,7 +188,7 @@ def _check(
 class _Loader(yaml.SafeLoader):
     """YAML with 1.2's numbers (PyYAML alone reads `5e-4` as a string), no dates, no key twice.
 
-    Keys are text, values are what JSON has, and aliases may not make a small text a large value.
+    Keys are text, values those of JSON, and aliases cannot make a huge value of a small text.
     """
 
     def get_single_node(self) -> yaml.Node | None:
@@ -197,7 +199,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
-        """Stops at brackets in brackets in brackets, each of which takes longer than the last."""
+        """Refuses deeply nested brackets while they are read: each takes longer than the last."""
         if self.flow_level >= MOST_LEVELS:
             raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=self.get_mark())
         super().fetch_flow_collection_start(token)

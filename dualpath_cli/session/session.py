@@ -1,4 +1,4 @@
-"""Session: what a command works with once Lightning is up."""
+"""Session: a checked launch, and the trainer, module and data module built for its command."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from dualpath_cli.training.module import DualPathModule
 
 @dataclass(frozen=True)
 class Session:
-    """A checked launch, and what was built for it."""
+    """All that a task gets (`Command.task`)."""
 
     launch: Launch
     trainer: Trainer

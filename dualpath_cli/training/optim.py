@@ -21,7 +21,7 @@ def build_optimizer(
     """Returns AdamW with its parameters in groups; those in `settings.decay` decay, others don't.
 
     An untied head is a matrix; a tied one is the embedding. `total_steps` are the run's. `config`
-    is that of a model with classes from outside the project; None means that it has none.
+    is that of a model with custom classes; None means that it has none.
 
     Raises:
         ValueError: for a parameter that `model.parameters` does not know.

@@ -30,7 +30,8 @@ SIGNALS = [
 TIME_OVER = signal.SIGALRM
 """Stands for the end of `trainer.max_time`; no signal is sent."""
 SECOND = 1.0
-"""Seconds after which another signal ends the process at once; before, it may be the same one."""
+"""Seconds after a signal from which on another one ends the process at once; an earlier one may be
+the same, sent twice."""
 
 
 class StopTraining(BaseException):
@@ -98,7 +99,7 @@ class Stopping(EachStep):
         if self.signum and now - self._noted > SECOND:
             if self._launcher is not None:
                 self._launcher.kill(signal.SIGKILL)
-            os._exit(128 + signum)  # a checkpoint has its name only when it is whole
+            os._exit(128 + signum)  # safe: a checkpoint gets its name only when it is whole
         if not self.signum:
             self.signum, self._noted = signum, now
 
@@ -111,9 +112,9 @@ class Stopping(EachStep):
         raise StopTraining(signum)
 
     def _agreed(self, trainer: Trainer) -> int:
-        """The signal that any rank had noted at the last call; the same on all ranks.
+        """The signal that any rank had noted by the previous call, or 0; the same on all ranks.
 
-        A call late, so that no rank waits: the numbers are exchanged meanwhile.
+        One call late, so that no rank waits: the numbers are exchanged between the calls.
         """
         if not self.signum and time.monotonic() > self._deadline:
             self.signum = TIME_OVER

@@ -1,4 +1,4 @@
-"""Classes from outside in a folder for transformers: their source goes beside the model's code.
+"""Custom classes in a folder for transformers: their source goes beside the model's code.
 
 A folder loads where nothing of dualpath is installed, so a class may import PyTorch, what comes
 with Python, and `dualpath_cli.config`, which the folder has as `configuration_dualpath`.
