@@ -1,4 +1,4 @@
-"""Causal attention, over a whole sequence or over the tokens that follow one.
+"""Causal attention, over a whole sequence or over tokens that follow cached ones.
 
 Shapes: B batch, T positions, S positions with those seen before, H heads, N head size, D model
 width.
@@ -30,22 +30,24 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor, here: SublayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
-        rope, mask = here.positions
-        q_BTHN = self._placed(self._by_head(self.q_proj(x_BTD)), self.q_norm, rope)
+        q_BTHN = self._by_head(self.q_proj(x_BTD))
+        q_BTHN = self._rotated_and_normed(q_BTHN, self.q_norm, here.positions.rope)
         k_BSHN, v_BSHN = here.seen(*self.keys_and_values(x_BTD, here.positions))
-        return self.o_proj(attend(q_BTHN, k_BSHN, v_BSHN, mask).flatten(2))
+        return self.o_proj(attend(q_BTHN, k_BSHN, v_BSHN, here.positions.mask).flatten(2))
 
     def keys_and_values(
         self, x_BTD: torch.Tensor, positions: Positions
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of these tokens, (B, T, H, N) each."""
+        """Keys and values of these tokens, (B, T, H, N) each; H is `n_kv_heads`."""
         k_BTHN, v_BTHN = self._by_head(self.k_proj(x_BTD)), self._by_head(self.v_proj(x_BTD))
-        return self._placed(k_BTHN, self.k_norm, positions.rope), v_BTHN
+        return self._rotated_and_normed(k_BTHN, self.k_norm, positions.rope), v_BTHN
 
     def _by_head(self, x_BTC: torch.Tensor) -> torch.Tensor:
         return x_BTC.view(*x_BTC.shape[:2], -1, self.config.head_dim)
 
-    def _placed(self, x_BTHN: torch.Tensor, norm: nn.Module, rope: Rope) -> torch.Tensor:
+    def _rotated_and_normed(
+        self, x_BTHN: torch.Tensor, norm: nn.Module, rope: Rope
+    ) -> torch.Tensor:
         """Queries or keys, rotated and normalised; float32, the type of tables and weights."""
         if self.config.qk_norm == "before_rope":
             return rotate(norm(x_BTHN), rope)

@@ -44,9 +44,9 @@ class StepRouter(nn.Module):
 
     def step_probability(self, h_BTD: torch.Tensor, step_index: float) -> torch.Tensor:
         """q_k of states (B, T, D), (B, T, 1)."""
+        w_h, w_index = self.weight[:, :-1], self.weight[:, -1]
         # The index is the same for all tokens: it joins the bias instead of widening h by one.
-        bias = self.bias + step_index * self.weight[:, -1]
-        return F.linear(h_BTD, self.weight[:, :-1], bias).sigmoid()
+        return F.linear(h_BTD, w_h, self.bias + step_index * w_index).sigmoid()
 
 
 def learned_combination(config: ModelConfig) -> nn.Module:

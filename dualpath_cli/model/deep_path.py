@@ -27,9 +27,9 @@ class DeepPath(nn.Module):
         self.config = config
         ffn = SwiGLU(config.d_model, config.effective_width(config.d_ffn))
         self.sublayer = Sublayer(config, ffn)
-        self.gains = nn.Parameter(torch.empty(config.loops))
+        self.gains = nn.Parameter(torch.empty(config.loops))  # alpha_1 .. alpha_K
         if config.routes_steps:
-            self.router = learned_combination(config)
+            self.router = learned_combination(config)  # so named also where it is a custom one
 
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
@@ -67,6 +67,6 @@ class DeepPath(nn.Module):
 
 
 def mixture(weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``sum_k w_k h_k``, (B, T, D); fewer weights than states are those of the last ones."""
+    """``sum_k w_k h_k``, (B, T, D); if there are fewer weights than states, of the last states."""
     weighed = states[-len(weights) :]
     return reduce(torch.add, (w * h for w, h in zip(weights, weighed, strict=True)))

@@ -14,7 +14,10 @@ Gates = tuple[torch.Tensor, torch.Tensor]
 
 
 class PathGate(nn.Module):
-    """``(g_d, g_w) = sigmoid(x W_g + b_g)``, or one of the paper's variants of it."""
+    """``g_d, g_w = sigmoid(l_d), sigmoid(l_w)`` of the logits ``l = x W_g + b_g``, the paper's.
+
+    The other kinds are variants of the authors' revision (docs/paper.md).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -27,11 +30,16 @@ class PathGate(nn.Module):
         if self.kind == "fixed":
             half = torch.full_like(x_BTD[..., :1], 0.5)
             return half, half
-        logits = self.proj(x_BTD)
+        logits = self.proj(x_BTD)  # l_d, l_w; of `convex` one
         if self.kind == "convex":
             g_BT1 = logits.sigmoid()
             return g_BT1, 1 - g_BT1
-        gates_BT2 = logits.softmax(-1) if self.kind == "softmax" else logits.sigmoid()
+        if self.kind == "two_gates":
+            gates_BT2 = logits.sigmoid()
+        elif self.kind == "softmax":
+            gates_BT2 = logits.softmax(-1)
+        else:
+            raise NotImplementedError(f"gate '{self.kind}' has no equation")
         return gates_BT2[..., :1], gates_BT2[..., 1:]
 
 

@@ -57,7 +57,7 @@ class LayerPass:
     token_mask: torch.Tensor | None = None
     """Which tokens the intervention is about, (B, T)."""
     order: torch.Tensor | None = None
-    """This layer's of `shuffled_positions`, (B, 2, T)."""
+    """This layer's permutations, from `shuffled_positions`, (B, 2, T)."""
 
     @property
     def loops(self) -> int | None:
@@ -66,7 +66,7 @@ class LayerPass:
 
     @property
     def writes(self) -> bool:
-        """Whether the layer records anything: then it must not be computed twice."""
+        """Whether the layer records anything: then activation checkpointing must not rerun it."""
         return self.trace is not None
 
     def wide(self) -> SublayerPass:
@@ -81,8 +81,8 @@ class LayerPass:
         """g_d and g_w, (B, T, 1) each: as learned, or as overridden."""
         g_d, g_w = learned
         if self.intervention is not None and self.intervention.gates is not None:
-            constants = self.intervention.gates
-            g_d, g_w = overridden(learned, constants, self.token_mask, self.order)
+            forced = self.intervention.gates
+            g_d, g_w = overridden(learned, forced, self.token_mask, self.order)
         if self.trace is not None:
             self.trace.gate_deep, self.trace.gate_wide = g_d.squeeze(-1), g_w.squeeze(-1)
         return g_d, g_w
@@ -90,14 +90,14 @@ class LayerPass:
     def run_deep(
         self, path: nn.Module, x_BTD: torch.Tensor, g_d: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """h_deep, (B, T, D); `g_d` (B, T, 1) is None in a block without gates."""
+        """h_deep, (B, T, D). Only decoding looks at `g_d`, (B, T, 1), to skip the path by it."""
         h_BTD: torch.Tensor = path(x_BTD, self)
         return h_BTD
 
     def run_wide(
         self, path: nn.Module, x_BTD: torch.Tensor, g_w: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """h_wide, (B, T, D); `g_w` (B, T, 1) is None in a block without gates."""
+        """h_wide, (B, T, D). Only decoding looks at `g_w`, (B, T, 1), to skip the path by it."""
         h_BTD: torch.Tensor = path(x_BTD, self)
         return h_BTD
 
@@ -136,24 +136,24 @@ PLAIN = ModelPass()
 
 def overridden(
     learned: Gates,
-    constants: tuple[float, float] | str,
+    forced: tuple[float, float] | str,
     token_mask: torch.Tensor | None,
     order_B2T: torch.Tensor | None,
 ) -> Gates:
     """The gates that `Intervention.gates` puts in place of the learned ones.
 
-    Constants hold where `token_mask` (B, T) is True; `order_B2T` is the layer's of
-    `shuffled_positions`.
+    Constants hold where `token_mask` (B, T) is True; `order_B2T` are the layer's permutations,
+    from `shuffled_positions`.
     """
     g_d, g_w = learned
-    if constants == SHUFFLED:
+    if forced == SHUFFLED:
         assert order_B2T is not None
         return g_d.gather(1, order_B2T[:, 0, :, None]), g_w.gather(1, order_B2T[:, 1, :, None])
-    assert not isinstance(constants, str)
+    assert not isinstance(forced, str)
     if token_mask is None:
-        return torch.full_like(g_d, constants[0]), torch.full_like(g_w, constants[1])
+        return torch.full_like(g_d, forced[0]), torch.full_like(g_w, forced[1])
     mask_BT1 = token_mask[..., None]
-    return torch.where(mask_BT1, constants[0], g_d), torch.where(mask_BT1, constants[1], g_w)
+    return torch.where(mask_BT1, forced[0], g_d), torch.where(mask_BT1, forced[1], g_w)
 
 
 def shuffled_positions(

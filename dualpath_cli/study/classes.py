@@ -52,8 +52,9 @@ PAPER = (ARITHMETIC, STRUCTURE, FUNCTION, CLOSED)
 paper names `STRUCTURE` as leaning deep; `CLOSED` are function words as grammars have them."""
 
 OTHERS: tuple[TokenClass, ...] = ()
-"""Further classes: routing measures them too and shows them in a table, a figure and on the page,
-apart from the paper's claims and from the tests that are corrected together with these."""
+"""Further classes. `routing` measures them and shows them in a table, a figure and on the page;
+`ablate --suite token-classes` forces those that are `forced`. Their tests are corrected apart from
+the paper's."""
 
 
 def measured() -> tuple[TokenClass, ...]:

@@ -18,6 +18,7 @@ from dualpath_cli.output.terminal import show
 from dualpath_cli.statistics.levels import holm
 from dualpath_cli.statistics.significance import signed_rank_p
 from dualpath_cli.study.ablation.table import REPORT
+from dualpath_cli.study.classes import PAPER
 from dualpath_cli.study.passes import read_arrays
 from dualpath_cli.study.routing.claim_table import as_row, claim_table, runs_table, verdicts
 from dualpath_cli.study.routing.claims import Claim, decided, same_profile
@@ -87,7 +88,10 @@ def differences_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
 
 
 def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
-    """Returns a row for each class and source that all runs have, from their `excess` rows."""
+    """Returns a row for each class and source that all runs have, from their `excess` rows.
+
+    The tests of the paper's classes are corrected together, those of all other classes apart.
+    """
     groups = _in_all(runs, ("token_class", "path", "source"))
     records = [
         {
@@ -104,10 +108,12 @@ def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
         for (token_class, path, source), rows in groups.items()
         if None not in (values := [row["excess"] for row in rows])  # a class without tokens
     ]
-    corrected = holm([record["p"] for record in records])
-    return [
-        without_nan(record | {"p_holm": p}) for record, p in zip(records, corrected, strict=True)
-    ]
+    paper = {token_class.name for token_class in PAPER}
+    for of_paper in (True, False):
+        family = [r for r in records if (r["forced"].rpartition(" ")[0] in paper) is of_paper]
+        for record, p in zip(family, holm([r["p"] for r in family]), strict=True):
+            record["p_holm"] = p
+    return [without_nan(record) for record in records]
 
 
 def _show(rows: Sequence[Record], runs: int, console: Console) -> None:

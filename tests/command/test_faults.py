@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dualpath_cli.command import checks
+from dualpath_cli.config import GATE_OUTPUTS
 from dualpath_cli.errors import LONGEST, UserError, one_line
 from dualpath_cli.recipe.settings import TrainerSettings, settings_from
 from tests.command.test_cli import TINY, run_without_slow_imports, write_home
@@ -46,7 +47,7 @@ RECIPES = {
     "{model: {loops: 2}, model: {loops: 3}}": "the key 'model' appears twice",
     # values
     "seed_everything: -1": "seed_everything must be at least 0, not -1",
-    "model: {gate: two_gate}": "model: gate must be one of two_gates, convex, softmax, fixed "
+    "model: {gate: two_gate}": f"model: gate must be one of {', '.join(GATE_OUTPUTS)} "
     "or the path of a class such as my.module.Gate, not 'two_gate'; did you mean 'two_gates'?",
     "optim: {decay: matrices}": "norms, gains, biases), not 'matrices'\n",
     "optim: {lr: 0}": "optim: lr must be above 0, not 0",

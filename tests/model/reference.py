@@ -64,6 +64,7 @@ def gates(
     if config.gate == "softmax":
         total = torch.exp(l_d) + torch.exp(l_w)
         return torch.exp(l_d) / total, torch.exp(l_w) / total
+    assert config.gate == "two_gates", f"no equation for gate '{config.gate}'"
     return sigmoid(l_d), sigmoid(l_w)
 
 

@@ -173,8 +173,13 @@ def test_too_few_runs_are_said_to_be_too_few(tmp_path: Path):
 
 def test_the_tests_over_runs_are_corrected_for_their_number(tmp_path: Path):
     (row,) = json.loads(written(tmp_path, [result()], [EXCESS])["ablations.json"])["excess"]
-    runs = [[{**row, "source": name, "excess": 0.1 + n} for name in "abc"] for n in range(6)]
-    assert [one["p_holm"] for one in excess_over_runs(runs)] == [3 * 2 / 64] * 3
+    further = {**row, "token_class": "punctuation"}
+    runs = [
+        [*({**row, "source": name, "excess": 0.1 + n} for name in "abc"), {**further, "excess": 1}]
+        for n in range(6)
+    ]
+    found = [one["p_holm"] for one in excess_over_runs(runs)]
+    assert found == [3 * 2 / 64] * 3 + [2 / 64], "a further class is a family of its own"
 
 
 def test_a_class_that_not_all_runs_have_is_left_out(tmp_path: Path):
