@@ -1,6 +1,6 @@
-"""Draws docs/block.svg, the dual-path block, in colours that follow the reader's light or dark theme.
+"""Draws docs/block.svg, the dual-path block, in the colours of the reader's light or dark theme.
 
-    python docs/block.py
+python docs/block.py
 """
 
 from pathlib import Path
@@ -92,7 +92,8 @@ def drawing() -> str:
 def main() -> None:
     """Writes the picture beside this script."""
     tip = '<path class="tip" d="M0 0 L8 4 L0 8 Z"/>'
-    marker = f'<marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">{tip}</marker>'
+    size = 'markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto"'
+    marker = f'<marker id="tip" {size}>{tip}</marker>'
     svg = (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -6 780 334" role="img">\n'
         "<title>The dual-path block: y = g_d h_deep + g_w h_wide</title>\n"

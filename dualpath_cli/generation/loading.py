@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.options.trained import Trained
@@ -31,12 +32,18 @@ def load_model(trained: Trained, device: torch.device) -> DualPathLM:
     Raises:
         UserError: where it cannot be read.
     """
-    with torch.device("meta"):
-        model = DualPathLM(trained.settings.model)
-    model.to_empty(device="cpu")
-    model.tie_weights()
+    model = empty_model(trained.settings.model)
     load_weights(model, trained.run.checkpoint)
     return model.to(device).eval().requires_grad_(False)
+
+
+def empty_model(config: ModelConfig) -> DualPathLM:
+    """A model on the CPU whose weights are yet to be filled in."""
+    with torch.device("meta"):
+        model = DualPathLM(config)
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    return model
 
 
 def round_weights(model: DualPathLM, dtype: torch.dtype) -> None:

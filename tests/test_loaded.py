@@ -1,0 +1,133 @@
+"""`dualpath_cli.load`: a trained model in Python, against the model itself and the commands."""
+
+import inspect
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dualpath_cli as dualpath
+from dualpath_cli.cli import main
+from dualpath_cli.errors import UserError
+from dualpath_cli.model.loss import IGNORE
+from tests.conftest import OutputOf
+from tests.study.conftest import OPEN, model_of
+from tests.tiny_run import Fit
+
+TEXT = "the shell of the sea"
+
+
+@pytest.fixture
+def run(trained: Fit) -> Path:
+    return trained(**OPEN)
+
+
+def test_the_names_that_a_user_may_rely_on() -> None:
+    assert dualpath.__all__ == ["LoadedModel", "Loss", "Routing", "__version__", "load"]
+    public = {name for name in vars(dualpath.LoadedModel) if not name.startswith("_")}
+    assert public == {"generate", "logits", "loss", "routing"}
+    assert dualpath.Loss._fields == ("nats_per_token", "bits_per_byte", "tokens")
+    assert list(inspect.signature(dualpath.load).parameters) == ["run", "own_classes", "device"]
+    with pytest.raises(AttributeError, match="no attribute 'open'"):
+        dualpath.open  # noqa: B018
+
+
+def test_a_run_a_checkpoint_a_file_and_an_exported_folder_are_one_model(
+    run: Path, tmp_path: Path, output_of: OutputOf
+) -> None:
+    export = ("export", "--ckpt_path", run, "--format")
+    output_of(*export, "consolidated", "--out", tmp_path / "one.safetensors")
+    output_of(*export, "hf", "--out", tmp_path / "folder")
+    model, tokenizer = model_of(run)
+    ids = torch.tensor([[tokenizer.eot_id, *tokenizer.encode(TEXT)]])
+    expected = model(ids)[0, :, : tokenizer.vocab_size].detach()
+    places = (run, run / "checkpoints" / "last", tmp_path / "one.safetensors", tmp_path / "folder")
+    for place in places:
+        loaded = dualpath.load(place)
+        torch.testing.assert_close(loaded.logits(TEXT), expected)
+        assert loaded.config == model.config
+        assert loaded.tokenizer.fingerprint == tokenizer.fingerprint
+
+
+def test_losses_are_those_of_the_model_in_windows_of_its_length(run: Path) -> None:
+    loaded = dualpath.load(run)
+    model, tokenizer = model_of(run)
+    texts, nats, sizes = [TEXT, "sea " * 60], [], 0
+    for text in texts:
+        ids = tokenizer.encode(text)
+        for start in range(0, len(ids), model.config.max_seq_len):
+            part = ids[start : start + model.config.max_seq_len]
+            tokens = torch.tensor([[tokenizer.eot_id, *part[:-1]]])
+            assert IGNORE not in part
+            nats += model(tokens, torch.tensor([part])).flatten().tolist()
+            sizes += len(tokenizer.decode(part).encode())
+    loss = loaded.loss(texts)
+    assert loss.tokens == len(nats)
+    assert loss.nats_per_token == pytest.approx(np.mean(nats), rel=1e-5)
+    assert loss.bits_per_byte == pytest.approx(sum(nats) / (math.log(2) * sizes), rel=1e-5)
+    assert loaded.loss(TEXT, "K=1") != loaded.loss(TEXT) == loaded.loss([TEXT])
+
+
+def test_routing_obeys_the_equations(run: Path) -> None:
+    routing = dualpath.load(run).routing(TEXT)
+    deep = routing.gate_deep * routing.update_deep
+    share = deep / (deep + routing.gate_wide * routing.update_wide)  # Eq. 6
+    torch.testing.assert_close(routing.deep_share, share)
+    loops = (routing.step_weights * torch.arange(1, 4)).sum(-1)
+    torch.testing.assert_close(routing.expected_loops, loops)
+    assert "".join(routing.tokens[1:]) == TEXT
+    assert routing.step_weights.shape == (len(routing.tokens), 2, 3)
+
+
+def test_routing_as_a_frame_has_a_row_for_each_token_and_layer(run: Path) -> None:
+    pytest.importorskip("pandas")
+    routing = dualpath.load(run).routing(TEXT, "gates=1,0 layers=1")
+    frame = routing.frame().set_index(["position", "layer"])
+    for place, token in enumerate(routing.tokens):
+        for layer in range(2):
+            row = frame.loc[place, layer]
+            assert row["token"] == token
+            assert row["gate_deep"] == routing.gate_deep[place, layer]
+            assert row["step_weight_3"] == routing.step_weights[place, layer, 2]
+    assert (frame.xs(1, level="layer")["gate_wide"] == 0).all()
+
+
+def test_what_a_block_has_not_is_nan(trained: Fit) -> None:
+    routing = dualpath.load(trained(model={"block": "wide"})).routing(TEXT)
+    assert routing.gate_deep.isnan().all()
+    assert not routing.update_wide.isnan().any()
+    assert routing.step_weights.shape[-1] == 0
+
+
+def test_texts_are_those_of_the_command(run: Path, tmp_path: Path, output_of: OutputOf) -> None:
+    words = ["--prompt", "the", "--max_new_tokens", "12", "--greedy"]
+    output_of("generate", "--ckpt_path", run, *words, "--out", tmp_path / "text.jsonl")
+    text = json.loads((tmp_path / "text.jsonl").read_text())["text"]
+    loaded = dualpath.load(run)
+    assert loaded.generate("the", max_new_tokens=12, greedy=True) == text
+    drawn = [loaded.generate("the", max_new_tokens=12, seed=seed) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_mistakes_are_one_line(run: Path) -> None:
+    loaded = dualpath.load(run)
+    for intervention, word in (("K=0", "K"), ("layers=7 K=1", "layers"), ("gate=1,0", "gates")):
+        with pytest.raises(UserError, match=word):
+            loaded.logits(TEXT, intervention)
+    with pytest.raises(UserError, match="`loss` cuts longer ones"):
+        loaded.routing("sea " * 400)
+    with pytest.raises(UserError, match="no token"):
+        loaded.loss([""])
+
+
+def test_classes_of_a_run_are_imported_with_consent_alone(trained: Fit) -> None:
+    run = trained(model={"gate": "tests.custom_classes.MlpGate"})
+    with pytest.raises(UserError, match="own_classes"):
+        dualpath.load(run)
+    assert dualpath.load(run, own_classes=True).routing(TEXT).gate_deep.shape[1] == 2
+    with pytest.raises(UserError, match="own_classes"):  # consent ends with the call
+        dualpath.load(run)
+    assert main(["routing", "--ckpt_path", str(run), "--text", TEXT]) == 2
