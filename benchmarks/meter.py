@@ -1,4 +1,4 @@
-"""What a rank holds and sends in one optimizer step of training by Lightning, counted."""
+"""The bytes that a rank holds and sends in one optimizer step of training by Lightning, counted."""
 
 import gc
 from collections.abc import Iterable

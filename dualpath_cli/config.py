@@ -14,13 +14,13 @@ from dualpath_cli.ranges import Range, check_ranges
 BlockKind = Literal["dual", "loop", "wide"]
 Gate = Literal["two_gates", "convex", "softmax", "fixed"]
 GATE_OUTPUTS: dict[str, int] = {"two_gates": 2, "convex": 1, "softmax": 2, "fixed": 0}
-"""Outputs of the linear layer of each built-in gate; a gate without outputs has none."""
+"""Outputs of the linear layer of each built-in gate; 0: it has no such layer."""
 Combination = Literal["router", "final", "mean"]
 COMBINATIONS: tuple[Combination, ...] = ("router", "final", "mean")
 CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 """A dotted path, such as my.module.Gate, of a custom class."""
 ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases"]
-"""What weight decay tells apart."""
+"""Groups of parameters that weight decay may include."""
 Checkpointing = Literal["none", "selective", "full"]
 """The operations that blocks compute again in the backward pass: none, pointwise ones, all."""
 RANGES: dict[str, Range] = {
@@ -45,7 +45,7 @@ RANGES: dict[str, Range] = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a model is. The defaults are the paper's backbone as trained (docs/paper.md)."""
+    """A model as data. The defaults are the paper's backbone as trained (docs/paper.md)."""
 
     vocab_size: int = 50304
     """Rows of the embedding and of the head; at least the tokenizer's size."""

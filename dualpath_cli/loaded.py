@@ -53,7 +53,7 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True)
 class Routing:
-    """What a model does with each token of a text; NaN where a layer's block has no such choice.
+    """The routing of each token of a text; NaN where a layer's block has no such choice.
 
     Row n is about the n-th id, of which the first is end-of-text.
     """
@@ -122,7 +122,7 @@ class LoadedModel:
         return logits_1NV[0, :, : self.tokenizer.vocab_size]
 
     def routing(self, text: str, intervention: Intervention | str | None = None) -> Routing:
-        """What the gates and the router do with each token of a text.
+        """Gates, weights of steps and norms of each token of a text.
 
         Raises:
             UserError: as `logits`.
@@ -177,7 +177,7 @@ class LoadedModel:
         intervention: Intervention | str | None = None,
         **sampling: Any,
     ) -> str:
-        """What the model writes after a prompt, without it, up to its end-of-text.
+        """The text that the model writes after a prompt, up to its end-of-text.
 
         `sampling` are fields of `decoding.sampling.Sampling`, such as ``temperature=0.8`` or
         ``greedy=True``; the default draws from the model's own probabilities.

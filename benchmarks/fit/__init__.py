@@ -1,1 +1,1 @@
-"""What `dualpath fit` costs beside its training steps: its start, and every step."""
+"""The cost of `dualpath fit` beside its training steps: of its start, and of every step."""

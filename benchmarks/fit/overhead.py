@@ -1,4 +1,4 @@
-"""What `dualpath fit` costs beside the training step: against a bare loop over the same step.
+"""The cost of `dualpath fit` beside the training step: against a bare loop over the same step.
 
 python -m benchmarks.fit.overhead --data data/sample
 

@@ -1,4 +1,4 @@
-"""What each saving buys and costs: a text, read token by token after a prompt."""
+"""The gain and the cost of each saving: a text, read token by token after a prompt."""
 
 import argparse
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def savings_of(loops: int) -> dict[str, Intervention | None]:
-    """What is tried, by name, plain decoding first."""
+    """The ways to decode, by name, the plain one first."""
     changes = [
         *(Intervention(kv_slots=slots) for slots in range(1, loops)),
         *(Intervention(loops=fewer) for fewer in range(1, loops)),

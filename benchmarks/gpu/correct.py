@@ -105,7 +105,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "float32, compiled, selective": {"checkpointing": "selective"},
     "float32, compiled, full": {"checkpointing": "full"},
 }
-"""What is compared with float64, as changes to a float32 step."""
+"""The steps that are compared with float64, as changes to a float32 step."""
 DUAL_ALONE = {"float32, compiled, selective", "float32, compiled, full"}
 """Compared with dual blocks alone."""
 

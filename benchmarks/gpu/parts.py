@@ -54,7 +54,7 @@ class Part:
     """Heading of the first column, which holds the names of the rows."""
     columns: Columns[Row]
     cells: Callable[[Bench], dict[str, Cell]]
-    """What is measured, by name."""
+    """The measurements, by name."""
 
 
 def number(

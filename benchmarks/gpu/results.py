@@ -1,4 +1,4 @@
-"""What was measured: a JSON file a part, written after every cell, and the tables made of it."""
+"""The results: a JSON file a part, written after every cell, and the tables made of it."""
 
 import hashlib
 import json
@@ -106,7 +106,7 @@ def fill(page: Path, folder: Path, parts: list[Part], bench: Bench) -> None:
 
 
 def describe_machine(device: torch.device, rehearsal: bool) -> dict[str, Any]:
-    """What the numbers depend on: device, driver, versions, source; nothing left to chance.
+    """The conditions of the numbers: device, driver, versions, source; nothing left to chance.
 
     `source` is a hash of the files in MEASURED, for folders without git.
     """

@@ -48,7 +48,7 @@ class Sizes:
     memory_limit: float = 80e9
     """Bytes that a configuration may use to count as fitting."""
     compiler: Literal["inductor", "aot_eager", "eager"] = "inductor"
-    """What compiles; `aot_eager` traces as well and generates no code, `eager` leaves out the
+    """The compiler; `aot_eager` traces as well and generates no code, `eager` leaves out the
     backward pass."""
     tiny: bool = False
     """Whether models shrink to a thousandth, and lists to their first entries."""

@@ -1,4 +1,4 @@
-"""What a run is continued on: other data (`--new-data`), or another run's stable part.
+"""A run that goes on from elsewhere: on other data (`--new-data`), or from another run.
 
 `run.branch_from`: under schedule `wsd` runs of all lengths are alike up to the cool-down of the
 shortest. So one long run, the trunk, gives the stable part of the shorter ones.

@@ -26,7 +26,7 @@ SEED = "seed_everything"
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What the words say."""
+    """A command line, parsed."""
 
     configs: list[str]
     runs: list[str]

@@ -23,7 +23,7 @@ or it fills the model's window."""
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a text."""
+    """The limits at which a text ends."""
 
     max_new_tokens: int
     window: int
@@ -48,7 +48,7 @@ class Piece:
     """Place of the prompt in its batch."""
     id: int
     text: str
-    """What is certain by now; a later id may be needed to complete a character."""
+    """The part that is certain by now; a later id may be needed to complete a character."""
     end: End | None = None
     """Why it is the last one, if it is."""
 
@@ -97,7 +97,7 @@ def write_on(
 def step(
     stream: TextStream, id: int, new: int, read: int, limits: Limits
 ) -> tuple[str, End | None]:
-    """What an id adds to a text that has `new` ids now, and why that ends, if it does."""
+    """The addition of an id to a text that has `new` ids now, and why the text ends, if it does."""
     if id == limits.eot_id:
         return stream.finish(), "eot"
     text = stream.push(id)

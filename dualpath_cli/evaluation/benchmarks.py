@@ -9,7 +9,7 @@ from dualpath_cli.evaluation.formats import Render
 from dualpath_cli.flops.paper import COMMONSENSE, MATH
 
 Kind = Literal["choice", "gold", "word", "writing", "text"]
-"""What is asked: the likelihood of each choice; of the right continuation; of it, and whether it is
+"""The request: the likelihood of each choice; of the right continuation; of it, and whether it is
 what the model would write; an answer; the likelihood of a whole text."""
 
 ROLLING = "rolling_bpb"
@@ -44,11 +44,11 @@ class Benchmark:
     """Worked examples before a question."""
     hub: Hub | None = None
     files: tuple[str, ...] = ()
-    """What its local file may be called beside its name, without the suffix."""
+    """Another name of its local file, without the suffix."""
     subject: str | None = None
-    """What the field `subject` of its rows says where a file holds several benchmarks."""
+    """The value of its rows' field `subject`, where a file holds several benchmarks."""
     paper: str | None = None
-    """What the paper's table calls it; accuracies end in ` Acc.`, bits per byte in ` BPB`."""
+    """Its name in the paper's table; accuracies end in ` Acc.`, bits per byte in ` BPB`."""
 
 
 _ARC = "allenai/ai2_arc"
@@ -65,7 +65,7 @@ _MATH = {
 """Subsets of MATH in the paper's order, and what their rows call them."""
 
 STOPS = ("Question:", "\n\n")
-"""What ends an answer of GSM8K."""
+"""Texts that end an answer of GSM8K."""
 NEW_TOKENS = 512
 """The longest answer of GSM8K."""
 

@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 """A row as the Hugging Face dataset or a line of JSON has it."""
 
 ANSWER = "Answer:"
-"""What a question ends in; alone, the context of likelihoods without the question."""
+"""The end of a question; alone, the context of likelihoods without the question."""
 
 
 class BadQuestion(ValueError):

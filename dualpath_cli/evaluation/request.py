@@ -41,7 +41,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Request:
-    """What is evaluated, on what, and how."""
+    """The models, benchmarks and settings of an evaluation."""
 
     subjects: tuple[Subject, ...]
     """None where the requests alone are wanted."""

@@ -32,7 +32,7 @@ class Result:
 
     benchmark: Benchmark
     facts: Mapping[str, Any]
-    """What was asked."""
+    """The request."""
     whole: bool
     """Whether they are the benchmark's own documents."""
     metrics: Mapping[str, Metric]

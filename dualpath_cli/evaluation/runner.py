@@ -53,7 +53,7 @@ def run(
 
 
 def _samples(model: Any, asked: Asked, window: int) -> list[Sample]:
-    """What lm-evaluation-harness makes of a benchmark: a sample a document, in their order."""
+    """The samples of lm-evaluation-harness for a benchmark: one a document, in their order."""
     name = asked.benchmark.name
     tasks = {"tasks": {name: HarnessTask(asked, window)}, "groups": {}}
     report: Any = evaluate(lm=model, task_dict=tasks, bootstrap_iters=0)

@@ -31,7 +31,7 @@ class Text:
 
 @dataclass
 class Took:
-    """What writing took so far."""
+    """Time, tokens and memory of the writing so far."""
 
     first_seconds: list[float] = field(default_factory=list)
     """From the beginning of each batch to its first token: the time of its prompts."""

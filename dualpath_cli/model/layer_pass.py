@@ -1,4 +1,4 @@
-"""What a pass does besides the equations: read-outs, overrides, and the entry for decoding.
+"""The parts of a pass besides the equations: read-outs, overrides, and the entry for decoding.
 
 Training takes plain passes, each method of which is one call of the equations. `decoding` derives
 passes that keep keys and values, and that leave steps and paths out.
@@ -33,7 +33,7 @@ class AuxiliaryLoss:
 
 @dataclass
 class SublayerPass:
-    """What one application of a sublayer gets besides its input and its gain."""
+    """The arguments of one application of a sublayer, besides its input and its gain."""
 
     positions: Positions
     auxiliary: AuxiliaryLoss | None = None
@@ -46,7 +46,7 @@ class SublayerPass:
 
 @dataclass
 class LayerPass:
-    """What one layer gets besides its input."""
+    """The arguments of one layer, besides its input."""
 
     positions: Positions
     auxiliary: AuxiliaryLoss | None = None

@@ -49,7 +49,7 @@ class Column:
     label: str = ""
     """Its name in the note on columns that are left out, where it is not the heading."""
     note: str = ""
-    """What the caption says of it where it is shown, before all else."""
+    """Its explanation, which begins the caption where the column is shown."""
     style: Callable[[Any], str] | None = None
     """The style of a value on the terminal, in rich's words, such as `#1F2A44 on #4C8CB8`."""
 

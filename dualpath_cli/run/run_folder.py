@@ -84,7 +84,7 @@ class Run:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What `start` wrote down for the part of the run that wrote the checkpoint."""
+        """The facts that `start` recorded for the part of the run that wrote the checkpoint."""
         return facts_at(self.folder, self.checkpoint)
 
 

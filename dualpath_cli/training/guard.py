@@ -84,7 +84,7 @@ class StepGuard:
         return count
 
     def state_dict(self) -> dict[str, Any]:
-        """What a continued run needs to judge as if it had never stopped."""
+        """The state with which a continued run judges as if it had never stopped."""
         return {name: value for name, value in vars(self).items() if name != "sigma"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ _WORLD: dict[str, list[str]] = GRAMMAR["world"]
 
 @dataclass(frozen=True)
 class Town:
-    """What is known of a town; no two towns have the same name or ruler."""
+    """The facts about a town; no two towns have the same name or ruler."""
 
     name: str
     river: str

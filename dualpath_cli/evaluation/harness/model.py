@@ -79,7 +79,7 @@ class HarnessModel(InParts):
         return self._tokenizer.encode(string)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """What the model writes after each context, greedily, up to a stop."""
+        """The text that the model writes after each context, greedily, up to a stop."""
         self.progress.begin(len(requests))
         texts = [""] * len(requests)
         prompts = [self.tok_encode(request.args[0]) for request in requests]

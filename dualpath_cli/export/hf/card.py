@@ -73,7 +73,7 @@ norms, router, gates, gains and the embedding stay float32."""
 
 
 def _layers(config: ModelConfig) -> str:
-    """What the layers are, as sentences."""
+    """The layers, in sentences."""
     sentences = {
         "dual": "a dual layer runs a deep sublayer K times with shared weights beside a wide one, "
         "and gates per token add them up.",
@@ -146,7 +146,7 @@ def _table(rows: Iterable[Sequence[str]], headings: Sequence[str] = ("", "")) ->
 
 
 _MARKS = re.compile(r"[^\w\s,;/()=%+'.-]|\.(?=[A-Za-z])|(?<![^\W_])_|_(?![^\W_])")
-"""What means something in Markdown or HTML, or makes a link of what stands around it."""
+"""Characters with a meaning in Markdown or HTML, or which make links."""
 
 
 def as_text(value: str) -> str:

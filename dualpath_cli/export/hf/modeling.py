@@ -283,7 +283,7 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         return output if whole else output.to_tuple()
 
     def lens(self, states: torch.Tensor) -> torch.Tensor:
-        """What states (B, T, D) of the stream or of a loop would have said: logits (B, T, V)."""
+        """The logits (B, T, V) that states (B, T, D) of the stream or of a loop would give."""
         with self._autocast(states.device):
             logits: torch.Tensor = self.model.head(self.model.norm(states))
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

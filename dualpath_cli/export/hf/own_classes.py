@@ -26,7 +26,7 @@ def own_files(config: ModelConfig) -> dict[str, str]:
 
 
 def registration(config: ModelConfig) -> str:
-    """What the model's code ends with, so that it finds the classes in those files."""
+    """The end of the model's code, by which it finds the classes in those files."""
     lines = []
     for role in own_roles(config):
         path, cls = getattr(config, role), own_class(config, role)
