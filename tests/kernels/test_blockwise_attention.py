@@ -1,5 +1,6 @@
 """Attention by blocks is attention: values and gradients, against one plain softmax in float64."""
 
+import importlib.util
 import math
 
 import pytest
@@ -82,7 +83,21 @@ def test_it_keeps_pytorchs_rules_for_operators():
     drawn = inputs(1, 150, 2, 8, dtype=torch.float32)[:3]
     seen = torch.ones(1, 150, 150, dtype=torch.bool)
     for mask in (None, seen):
-        torch.library.opcheck(torch.ops.dualpath.blockwise_attention.default, (*drawn, mask))
+        torch.library.opcheck(blockwise_attention._opoverload, (*drawn, mask))
+
+
+def test_a_copy_of_the_code_in_the_same_process_takes_nothing_from_it():
+    """As exported folders have one: torch drops an operation whose name is registered again."""
+    ours = blockwise_attention._opoverload
+    spec = importlib.util.spec_from_file_location("a_copy", by_blocks.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    assert copy.blockwise_attention._opoverload.name() != ours.name()
+    assert getattr(torch.ops.dualpath, ours.name().split("::")[1]).default is ours
+    drawn = inputs(1, 150, 2, 8, dtype=torch.float32)[:3]
+    assert torch.equal(copy.blockwise_attention(*drawn, None), blockwise_attention(*drawn, None))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
