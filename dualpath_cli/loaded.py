@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoder import Decoder
@@ -32,6 +33,7 @@ from dualpath_cli.options import overrides, trained
 from dualpath_cli.options.trained import Trained
 from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_trained
+from dualpath_cli.ranges import check_range
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, collate, document_windows
 from dualpath_cli.training.metrics import LanguageModelLoss
@@ -65,7 +67,7 @@ class Routing:
     gate_wide: torch.Tensor
     """g_w, (N, L) (Eq. 5)."""
     step_weights: torch.Tensor
-    """Weight of each step in h_deep, (N, L, K) (Eq. 3)."""
+    """Weight of each step in h_deep, (N, L, K) (Eq. 3); 0 for steps that a layer did not run."""
     expected_loops: torch.Tensor
     """Mean step number under these weights, (N, L)."""
     update_deep: torch.Tensor
@@ -135,16 +137,18 @@ class LoadedModel:
             for field in fields(Routing)
             if field.name != "tokens"
         }
-        found = [layer.step_weights for layer in trace.layers if layer.step_weights is not None]
-        values["step_weights"] = torch.full((*shape, found[0].shape[-1] if found else 0), torch.nan)
+        steps = [0 if w is None else w.shape[-1] for w in (t.step_weights for t in trace.layers)]
+        values["step_weights"] = torch.full((*shape, max(steps)), torch.nan)
         for number, layer in enumerate(trace.layers):
             for name, tensor in values.items():
                 value = getattr(layer, name)
+                if name == "step_weights" and value is not None:  # an override may be of one layer
+                    value = F.pad(value, (0, max(steps) - value.shape[-1]))
                 if value is not None:
                     tensor[:, number] = value[0].cpu()
         return Routing([self.tokenizer.decode([id]) for id in ids], **values)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def loss(
         self, texts: str | Sequence[str], intervention: Intervention | str | None = None
     ) -> Loss:
@@ -185,7 +189,9 @@ class LoadedModel:
         Raises:
             UserError: as `logits`.
             TypeError: for a name that `Sampling` does not have.
+            ValueError: for a number out of its range.
         """
+        check_range("max_new_tokens", max_new_tokens, (1, 1 << 24))  # the window ends it before
         ids = self._ids(prompt)
         decoder = Decoder(self.model, self._change(intervention))
         limits = Limits(max_new_tokens, self.config.max_seq_len, self.tokenizer.eot_id)
@@ -216,9 +222,11 @@ class LoadedModel:
         assert not isinstance(change, str)
         if change is not None and (problem := change.problem(self.config)):
             raise UserError(f"{change.name}: {problem}")
+        if change is not None and change.tokens is not None:
+            raise UserError(f"{change.name}: `dualpath ablate` alone tags classes of tokens")
         return change
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _forward(
         self,
         ids: list[int],

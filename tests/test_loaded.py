@@ -95,6 +95,18 @@ def test_routing_as_a_frame_has_a_row_for_each_token_and_layer(run: Path) -> Non
     assert (frame.xs(1, level="layer")["gate_wide"] == 0).all()
 
 
+@pytest.mark.parametrize("loops", [1, 5])
+def test_layers_of_other_numbers_of_steps_share_a_tensor(loops: int, run: Path) -> None:
+    loaded = dualpath.load(run)
+    weights = loaded.routing(TEXT, f"K={loops} layers=1").step_weights
+    assert weights.shape[-1] == max(loops, loaded.config.loops)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:2]))
+    assert (weights[:, 1, loops:] == 0).all()
+    assert (weights[:, 0, loaded.config.loops :] == 0).all()
+    assert not weights.requires_grad
+    assert not weights.is_inference(), "a user may compute on with it"
+
+
 def test_what_a_block_has_not_is_nan(trained: Fit) -> None:
     routing = dualpath.load(trained(model={"block": "wide"})).routing(TEXT)
     assert routing.gate_deep.isnan().all()
@@ -114,9 +126,16 @@ def test_texts_are_those_of_the_command(run: Path, tmp_path: Path, output_of: Ou
 
 def test_mistakes_are_one_line(run: Path) -> None:
     loaded = dualpath.load(run)
-    for intervention, word in (("K=0", "K"), ("layers=7 K=1", "layers"), ("gate=1,0", "gates")):
-        with pytest.raises(UserError, match=word):
-            loaded.logits(TEXT, intervention)
+    for intervention, word in (
+        ("K=0", "K"), ("layers=7 K=1", "layers"), ("gate=1,0", "gates"),
+        ("gates=1,0 tokens=verbs", "ablate"),
+    ):  # fmt: skip
+        for read in (loaded.logits, loaded.loss):
+            with pytest.raises(UserError, match=word):
+                read(TEXT, intervention)
+    for wrong in ({"temperature": 0.0}, {"top_p": 1.5}, {"top_k": 0}, {"max_new_tokens": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            loaded.generate(TEXT, **wrong)
     with pytest.raises(UserError, match="`loss` cuts longer ones"):
         loaded.routing("sea " * 400)
     with pytest.raises(UserError, match="no token"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.decoding.sampling import Sampling
+from dualpath_cli.decoding.sampling import RANGES, Sampling
 from dualpath_cli.errors import UserError, is_mistake
 from dualpath_cli.generation.options import BATCH_SIZE
 from dualpath_cli.generation.prompts import Prompt, ids_of, read_prompts
@@ -107,17 +107,17 @@ def read(options: Namespace) -> Request:
 
 def _sampling(options: Namespace) -> Sampling:
     given: dict[str, Any] = {}
-    for name, wanted, least, most in (
-        ("temperature", "above 0; 0 would be --greedy", 1e-6, 1e6),
-        ("top_p", "above 0 and at most 1", 1e-9, 1),
-        ("min_p", "from 0 to 1", 0, 1),
-        ("repetition_penalty", "above 0; 1 changes nothing", 1e-6, 1e6),
+    for name, wanted in (
+        ("temperature", "above 0; 0 would be --greedy"),
+        ("top_p", "above 0 and at most 1"),
+        ("min_p", "from 0 to 1"),
+        ("repetition_penalty", "above 0; 1 changes nothing"),
     ):
         text = getattr(options, name)
         if text is not None:
-            given[name] = number(f"--{name}", text, wanted, least, most)
+            given[name] = number(f"--{name}", text, wanted, *RANGES[name])
     if options.top_k not in (None, "0"):  # 0 turns it off, as in transformers
-        given["top_k"] = whole_number("--top_k", options.top_k, 1, _MOST)
+        given["top_k"] = whole_number("--top_k", options.top_k, 1, int(RANGES["top_k"][1]))
     useless = [name for name in given if name != "repetition_penalty"]
     if options.greedy and useless:
         raise UserError(f"--greedy takes the likeliest token: leave out --{useless[0]}")
