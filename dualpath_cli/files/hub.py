@@ -83,7 +83,7 @@ def explained(what: str, page: str, api: "HfApi", again: str = "run this again")
             f": {api.endpoint} cannot be reached ({_line(str(error) or 'no answer')}); check the "
             f"network, and HF_ENDPOINT where it is set, then {again}"
         )
-    except (RuntimeError, ValueError) as error:  # of a transfer, or of an answer that is no hub's
+    except (OSError, RuntimeError, ValueError) as error:  # of a transfer, or an answer of no hub
         problem = f" failed: {_line(str(error.__cause__ or error))}; {again}"
     raise UserError(f"{what}{problem}")
 

@@ -54,12 +54,21 @@ def test_a_folder_comes_whole_once_and_in_one_commit(
     assert repo.files == contents(out)
 
 
+@pytest.mark.parametrize("xet", [False, True])
 def test_an_upload_that_was_cut_off_goes_on(
-    hub: ModelHub, trained: Fit, tmp_path: Path, said: Said, output_of: OutputOf
-) -> None:
+    xet: bool, hub: ModelHub, trained: Fit, tmp_path: Path, said: Said, output_of: OutputOf,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     given = words(trained(), tmp_path / "hf", "--push", NAME)
-    hub.faults[COMMIT] = [Fault(status=500)]
-    assert "answered 500 (no reason given); run this again with --overwrite" in said(*given)
+    hub.faults[COMMIT] = [] if xet else [Fault(status=500)]
+    with monkeypatch.context() as patch:
+        if xet:
+            pytest.importorskip("hf_xet")
+            patch.setattr(hub_constants, "HF_HUB_DISABLE_XET", False)
+        error = said(*given)
+    assert f"--push '{NAME}'" + (" failed: " if xet else ": http") in error
+    assert "; run this again with --overwrite" in error
+    assert not hub.repos[NAME].commits
     output_of(*given, "--overwrite")
     assert [request.method for request in hub.requests].count("PUT") == 1
     assert hub.repos[NAME].files == contents(tmp_path / "hf")
