@@ -13,10 +13,10 @@ from dualpath_cli.recipe.recipes import parse, parse_value, recipe_folder
 from dualpath_cli.recipe.validation import build
 from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import NAME, split_name, stem
+from dualpath_cli.text.manifest import HUB
 
 SAMPLE = "sample"
 NEMOTRON = "nemotron-cc"
-HUB = "hf:"
 
 Duplicates = Literal["keep", "exact", "near"]
 

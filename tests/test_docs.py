@@ -1,4 +1,4 @@
-"""The Markdown of the repository: links lead somewhere, and README lists the commands there are."""
+"""The pages of the repository: links lead somewhere, and README lists the commands there are."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 from dualpath_cli.command.records import COMMANDS
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+FOLDERS = ("*.md", "docs/**/*.md", "docs/*.ipynb", "benchmarks/*.md")
+PAGES = sorted(page for pattern in FOLDERS for page in ROOT.glob(pattern))
 
 
 def anchors(page: Path) -> set[str]:

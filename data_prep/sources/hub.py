@@ -2,8 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -11,6 +10,7 @@ from urllib.parse import quote
 from data_prep.download.contact import first_contact
 from data_prep.download.remote_file import RemoteFile
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.files.hub import connect, explained
 from dualpath_cli.text.deadline import within
 
 if TYPE_CHECKING:
@@ -42,16 +42,9 @@ def hub_files(
     missing, the dataset is not found or its terms are not accepted, the hub does not answer, the
     config is unknown or one has to be chosen, and where it has no file that can be read.
     """
-    try:
-        from huggingface_hub import HfApi, get_token
-    except ImportError:
-        raise UserError(
-            f"dataset '{dataset}' is on the Hugging Face hub, which needs huggingface_hub: "
-            "pip install 'dualpath[hub]'"
-        ) from None
-    token = get_token()
-    api = HfApi(endpoint=endpoint, token=token or False)
-    with _explained(dataset, api.endpoint, token):
+    what = f"dataset '{dataset}'"
+    api = connect(what, endpoint)
+    with explained(what, f"{api.endpoint}/datasets/{dataset}", api):
         # huggingface_hub itself waits without end for a server that accepts and never answers.
         info = within(
             first_contact.seconds,
@@ -62,6 +55,7 @@ def hub_files(
         if info.gated:  # anybody may list the files, so listing them proves nothing
             api.auth_check(info.id, repo_type="dataset")
         files = _files(api, info)
+    token = api.token if isinstance(api.token, str) else None
     chosen = _readable(_of_config(list(files), info, config), info.id, config)
     root = f"{api.endpoint}/datasets/{info.id}/resolve/{info.sha}/"
     folder = f"huggingface/{info.id}/{info.sha[:12]}/"
@@ -81,66 +75,6 @@ def _files(api: "HfApi", info: "DatasetInfo") -> "dict[str, RepoFile]":
 def _sha256(file: "RepoFile") -> str | None:
     sha256 = file.lfs.sha256 if file.lfs else ""
     return sha256 if re.fullmatch(r"[0-9a-f]{64}", sha256) else None
-
-
-@contextmanager
-def _explained(dataset: str, endpoint: str, token: str | None) -> Iterator[None]:
-    """Turns what the hub answers into one line with the next step."""
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        HTTPError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
-
-    page = f"{endpoint}/datasets/{dataset}"
-    not_found = (
-        f" is not on the hub, or is private: check its name at {page}; for a private one log in "
-        "by `hf auth login` or set HF_TOKEN, then run this again"
-    )
-    try:
-        yield
-        return
-    except HFValidationError:
-        problem = " is not a name on the hub; give OWNER/NAME as on its page"
-    except GatedRepoError:
-        if token is None:
-            steps = f"accept them at {page}, log in by `hf auth login` or set HF_TOKEN"
-        else:
-            steps = (
-                f"the account of your token (HF_TOKEN or `hf auth login`) has no access: accept "
-                f"them at {page} with that account, wait where the authors approve each request, "
-                "allow a fine-grained token to read gated repositories"
-            )
-        problem = f" is given out under terms: {steps}, then run this again"
-    except RepositoryNotFoundError:
-        problem = not_found
-    except OfflineModeIsEnabled:
-        problem = ": HF_HUB_OFFLINE is set; unset it and run this again"
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        if status == 401 and token is None:
-            problem = not_found
-        elif status == 401:
-            problem = (
-                ": the hub does not accept your token (HF_TOKEN or `hf auth login`); make "
-                f"another at {endpoint}/settings/tokens and run this again"
-            )
-        else:
-            reason = _line(error.server_message)
-            problem = f": {endpoint} answered {status} ({reason}); run this again later"
-    except (HTTPError, TimeoutError) as error:  # httpx's, by huggingface_hub's name for it
-        problem = (
-            f": {endpoint} cannot be reached ({_line(str(error) or 'no answer')}); check the "
-            "network, and HF_ENDPOINT where it is set, then run this again"
-        )
-    raise UserError(f"dataset '{dataset}'{problem}")
-
-
-def _line(text: str | None) -> str:
-    return " ".join((text or "no reason given").split())
 
 
 def _of_config(paths: list[str], info: "DatasetInfo", config: str | None) -> list[str]:

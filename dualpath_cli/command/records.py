@@ -171,7 +171,8 @@ _RECORDS = (
     Command(
         "export",
         "Write a trained model to hand on: one file, or a folder for transformers.",
-        "--ckpt_path RUN --format FORMAT [--out PATH] [--results PATH] [--overwrite]",
+        "--ckpt_path RUN --format FORMAT [--out PATH] [--results PATH] [--license NAME] "
+        "[--push USER/REPO [--public]] [--overwrite]",
         needs="nothing",
         run="dualpath_cli.export.command:run",
         description="Writes a run's model, from a checkpoint of shards or of one file, in a format "

@@ -1,5 +1,6 @@
 """`dualpath export`: options, their checks, and the answer. Torch comes once all is checked."""
 
+import re
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.export.formats import FORMATS, Format
 from dualpath_cli.export.hf.listing import check_ours
 from dualpath_cli.export.hf.reading import is_exported
-from dualpath_cli.export.hf.results import Results, read_results
+from dualpath_cli.export.hf.results import read_results
 from dualpath_cli.options.values import path_of
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
@@ -21,6 +22,8 @@ from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_file, run_folder
 from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.run_folder import Run
+
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
 def add_arguments(parser: Any) -> None:
@@ -41,6 +44,19 @@ def add_arguments(parser: Any) -> None:
         help="A results.json of dualpath evaluate, or its folder, for the model card of hf.",
     )  # fmt: skip
     parser.add_argument(
+        "--license", metavar="NAME",
+        help="The licence that the model card of hf names, as the hub spells it: apache-2.0.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--push", metavar="USER/REPO",
+        help="Upload the folder of hf to this repository of the Hugging Face hub, which is made "
+        "where there is none, with the token of HF_TOKEN or of `hf auth login`.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--public", action="store_true",
+        help="Let everybody see what --push uploads; without it a new repository is private.",
+    )  # fmt: skip
+    parser.add_argument(
         "--overwrite", action="store_true", help="Replace PATH where it is there already."
     )
 
@@ -54,6 +70,7 @@ def run(options: Namespace) -> str:
     if options.ckpt_path is None:
         raise UserError("export needs --ckpt_path RUN: a run folder or a checkpoint inside one")
     format_ = _format(options.format)
+    _check_for_hub(options, format_)
     found = run_file.find(options.ckpt_path)
     settings = settings_from(run_folder.read_recipe(found.folder))
     check_as_trained(found, settings.model)
@@ -66,7 +83,12 @@ def run(options: Namespace) -> str:
         raise UserError(f"'{out}' is there already; give another --out, or --overwrite")
     if not format_.suffix:
         check_ours(out, out)
-    write = partial(resolve(format_.write), **_results(options.results, found, settings, format_))
+    write = partial(resolve(format_.write), **_card(options, found, settings))
+    repository = None
+    if options.push is not None:
+        from dualpath_cli.export.hf.push import Repository
+
+        repository = Repository(options.push, options.public)
     console = plain_console()
     from dualpath_cli.export.weights import Weights
     from dualpath_cli.training.state.integrity import verify
@@ -77,7 +99,11 @@ def run(options: Namespace) -> str:
     weights = Weights(found.checkpoint, settings.model)
     with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
         write(found, settings, weights, out, progress)
-    return _answer(found, settings, weights, out, format_)
+    answer = _answer(found, settings, weights, out, format_)
+    if repository is None:
+        return answer
+    commit = repository.upload(out, f"{name}, step {found.step:,}")
+    return f"{answer}\nuploaded: {repository.page}, commit {commit.rpartition('/')[2]}"
 
 
 def _format(given: str | None) -> Format:
@@ -89,16 +115,28 @@ def _format(given: str | None) -> Format:
     return FORMATS[given]
 
 
-def _results(
-    given: str | None, run: Run, settings: Settings, format_: Format
-) -> dict[str, Results]:
-    """The argument that `--results` adds to the call of the format's writer."""
-    if given is None:
-        return {}
-    if not format_.has_card:
-        raise UserError("--results goes with --format hf alone: it is for the model card")
-    name = f"{settings.run.recipe}/{settings.run.name}"
-    return {"results": read_results(Path(given), name, run.step)}
+def _check_for_hub(options: Namespace, format_: Format) -> None:
+    """Raises UserError for options that the format, or another option, makes meaningless."""
+    for name in ("results", "license", "push"):
+        if getattr(options, name) is not None and not format_.for_hub:
+            what = "it takes such folders" if name == "push" else "it is for the model card"
+            raise UserError(f"--{name} goes with --format hf alone: {what}")
+    if options.public and options.push is None:
+        raise UserError("--public says who sees what --push USER/REPO uploads; give that, too")
+    if options.license is not None and not _LICENSE.fullmatch(options.license):
+        raise UserError(
+            f"--license '{options.license}' is no name of the hub's, such as apache-2.0 or other; "
+            "https://huggingface.co/docs/hub/repositories-licenses lists them"
+        )
+
+
+def _card(options: Namespace, run: Run, settings: Settings) -> dict[str, Any]:
+    """The arguments that the words for the model card add to the call of the format's writer."""
+    given: dict[str, Any] = {} if options.license is None else {"license": options.license}
+    if options.results is not None:
+        name = f"{settings.run.recipe}/{settings.run.name}"
+        given["results"] = read_results(Path(options.results), name, run.step)
+    return given
 
 
 def _check_out(out: Path, format_: Format) -> None:

@@ -19,8 +19,9 @@ class Format:
     the Progress, which it advances by the bytes of the weights written."""
     next: str
     """A command that uses it, with {out} and maybe {own_classes}, the option for them."""
-    has_card: bool = False
-    """Whether it has a model card, for which the writer takes `results` of an evaluation."""
+    for_hub: bool = False
+    """Whether the hub takes it: the writer then takes the `results` of an evaluation and a
+    `license` for its model card."""
 
 
 FORMATS = {
@@ -37,6 +38,6 @@ FORMATS = {
         "",
         "dualpath_cli.export.hf.folder:write",
         "lm_eval --model hf --model_args pretrained={out},trust_remote_code=True --tasks piqa",
-        has_card=True,
+        for_hub=True,
     ),
 }

@@ -71,6 +71,7 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
         "model": launch.settings.as_recipe()["model"],
         "tokenizer": launch.manifest.tokenizer,
         "data_fingerprint": launch.manifest.fingerprint,
+        "data_sources": [source.public_name for source in launch.manifest.sources],
         "data_since": launch.data_since,
         "taken_back": launch.taken_back,
         "branched_from": None if launch.trunk is None else f"{launch.trunk} at step {step}",

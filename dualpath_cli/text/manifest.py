@@ -20,6 +20,8 @@ MANIFEST = "manifest.json"
 INDEX = "index.json"
 HEADER = 12
 """Bytes in front of a chunk's tokens: litdata's count of items, 1, and the bounds of that one."""
+HUB = "hf:"
+"""Begins the path of a source that is a dataset of the Hugging Face hub: `hf:DATASET[:CONFIG]`."""
 FORMATS = {"uint16": "no_header_numpy:5", "uint32": "no_header_numpy:6"}
 """The name of a bare array of a type in litdata's index."""
 AGAIN = "copy the folder here again, or prepare it again with `python -m data_prep ... --overwrite`"
@@ -85,6 +87,11 @@ class SourceCount:
     """Documents whose text was changed by cleaning, of those met."""
     faults: list[str]
     """Files that could not be read to their end, and why."""
+
+    @property
+    def public_name(self) -> str:
+        """What others may know it by: the path of a dataset on the hub, else the name alone."""
+        return self.path if self.path.startswith(HUB) else self.name
 
     @property
     def total_rejected(self) -> int:

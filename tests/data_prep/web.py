@@ -2,6 +2,7 @@
 
 import email.utils
 import hashlib
+import json
 import re
 import threading
 import time
@@ -91,6 +92,10 @@ class Web:
         """Returns the requests for one path."""
         return [r for r in list(self.requests) if (r.path, r.method) == (path, method)]
 
+    def post(self, request: Request, body: bytes) -> tuple[int, dict]:
+        """Returns status and JSON of the answer to a POST or PUT; for servers that take any."""
+        return 404, {}
+
     def fault(self, request: Request) -> Fault:
         """Logs a request and returns what is to go wrong with its answer."""
         with self._lock:
@@ -119,17 +124,22 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
+    def do_PUT(self) -> None:
+        self.do_POST()
+
+    def do_POST(self) -> None:
+        request, fault = self._arrived()
+        body = self.rfile.read(int(request.headers.get("content-length", 0)))
+        if not self._failed(fault):
+            status, answer = self.web.post(request, body)
+            content = json.dumps(answer).encode()
+            self._head(status, {"Content-Length": str(len(content))}, fault)
+            self.wfile.write(content)
+
     def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Request(self.command, path, headers)
-        fault = self.web.fault(request)
-        time.sleep(fault.silent)
-        if fault.reset:
-            self.close_connection = True
-            return
-        if fault.status is not None:
-            self._head(fault.status, {"Content-Length": "0"}, fault)
+        request, fault = self._arrived()
+        path, headers = request.path, request.headers
+        if self._failed(fault):
             return
         if (token := self.web.tokens.get(path)) and headers.get("authorization") != (
             f"Bearer {token}"
@@ -142,6 +152,21 @@ class _Handler(BaseHTTPRequestHandler):
             self._head(404, {"Content-Length": "0"}, fault)
             return
         self._file(content, request, fault)
+
+    def _arrived(self) -> tuple[Request, Fault]:
+        path = unquote(urlsplit(self.path).path)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request(self.command, path, headers)
+        return request, self.web.fault(request)
+
+    def _failed(self, fault: Fault) -> bool:
+        """Whether the fault leaves nothing to answer."""
+        time.sleep(fault.silent)
+        if fault.reset:
+            self.close_connection = True
+        elif fault.status is not None:
+            self._head(fault.status, {"Content-Length": "0"}, fault)
+        return fault.reset or fault.status is not None
 
     def _file(self, content: bytes, request: Request, fault: Fault) -> None:
         etag = f'"{hashlib.md5(content).hexdigest()}"'

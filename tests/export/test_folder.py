@@ -170,6 +170,25 @@ def test_the_card_says_what_the_run_says(folder: Path, tmp_path: Path) -> None:
     assert f"| held_out | {row['loss']} | {row['bits_per_byte']} |" in text
 
 
+def test_the_card_names_the_licence_and_the_data_sets_as_the_hub_reads_them(
+    trained: Fit, tmp_path: Path
+) -> None:
+    cards = pytest.importorskip("huggingface_hub")
+    run = trained()
+    plain = cards.ModelCard.load(export(run, tmp_path / "plain") / "README.md").data
+    assert plain.license is plain.datasets is plain.language is None
+    sources = ["hf:owner/corpus:en", "novels", "hf:owner/corpus:de"]
+    for path in (run / "checkpoints" / "manifests").iterdir():
+        path.write_text(
+            json.dumps(json.loads(path.read_text()) | {"run": {"data_sources": sources}})
+        )
+    card = cards.ModelCard.load(
+        export(run, tmp_path / "hf", "--license", "cc-by-4.0") / "README.md"
+    )
+    assert (card.data.license, card.data.datasets) == ("cc-by-4.0", ["owner/corpus"])
+    assert f"| data | {', '.join(sources)} |" in html.unescape(card.text)
+
+
 def test_the_card_shows_names_and_values_as_they_are(trained: Fit, tmp_path: Path) -> None:
     name, mark = "<b>_x_[a](b) www.a.b `c`", "|<script>|\n\ud800\\"
     run = trained(run={"name": name})

@@ -270,16 +270,31 @@ def test_rows_without_a_token_are_never_drawn(exported: Exported) -> None:
     assert made.max() < real
 
 
-def test_the_tokenizer_gives_the_same_ids(exported: Exported) -> None:
+@pytest.mark.parametrize(
+    ("by", "given", "asks"),
+    [
+        ("PreTrainedTokenizerFast", {}, False),
+        ("AutoTokenizer", {"trust_remote_code": False}, False),
+        ("AutoTokenizer", {}, not transformers.__version__.startswith("4.")),
+    ],
+)
+def test_the_tokenizer_gives_the_same_ids_and_runs_no_code(
+    by: str, given: dict[str, bool], asks: bool, exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers 5 asks because config.json names code, and goes on whatever the answer is."""
     run, folder = exported()
-    theirs = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda words: asked.append(words) or "n")
+    monkeypatch.setattr("transformers.dynamic_module_utils.get_cached_module_file", None)
+    theirs = getattr(transformers, by).from_pretrained(folder, **given)
+    assert bool(asked) == asks
     from dualpath_cli.text.tokenizer import Tokenizer
 
     ours = Tokenizer.load(run / "tokenizer.json")
     for text in ("Tom has 5 apples.", " two  spaces \n\nÜnï 日本 \U0001f600", "a , b ."):
         assert theirs(text)["input_ids"] == ours.encode(text)
         assert theirs.decode(ours.encode(text)) == text
-    assert theirs.eos_token_id == theirs.pad_token_id == ours.eot_id
+    assert theirs.bos_token_id == theirs.eos_token_id == theirs.pad_token_id == ours.eot_id
     assert theirs.padding_side == "left"
 
 

@@ -48,6 +48,7 @@ def test_a_run_folder_holds_what_the_run_was(trained: Fit, texts: Path) -> None:
     versions = json.loads((run / "versions.json").read_text())
     manifest = json.loads((texts / "train" / "manifest.json").read_text())
     assert versions["data_fingerprint"] == manifest["fingerprint"]
+    assert versions["data_sources"] == [source["name"] for source in manifest["sources"]]
     assert versions["packages"]["torch"] == torch.__version__.split("+")[0]
     tokenizers = (texts / "train" / "tokenizer.json", run / "tokenizer.json")
     assert tokenizers[0].read_bytes() == tokenizers[1].read_bytes()

@@ -15,6 +15,7 @@ from dualpath_cli.output.table import Column, Table, markdown
 from dualpath_cli.recipe.schedule import weight_decay
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run.run_folder import Run
+from dualpath_cli.text.manifest import HUB
 
 PAPER = "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs"
 
@@ -25,12 +26,19 @@ def model_card(
     described: dict[str, str],
     parameters: int,
     results: Results | None,
+    license: str | None,
 ) -> str:
     """README.md: front matter as the hub reads it, then tables and an example."""
-    front = {
+    versions: dict[str, Any] = json.loads(described["versions"])
+    given = versions.get("data_sources")  # an earlier version wrote none
+    sources = [str(name) for name in given] if isinstance(given, list) else []
+    on_hub = sorted({name.split(":")[1] for name in sources if name.startswith(HUB)})
+    front: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["dualpath", "looped-transformer", "custom_code"],
+        **({} if license is None else {"license": license}),
+        **({"datasets": on_hub} if on_hub else {}),
     }
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
@@ -38,7 +46,7 @@ def model_card(
         f'A language model in the terms of "{PAPER}": {_layers(settings.model)} Written by '
         f"dualpath {described['exported_with']}.",
         "## Model\n\n" + _table(_model_rows(settings.model, parameters)),
-        "## Training\n\n" + _table(_training_rows(settings, described)),
+        "## Training\n\n" + _table(_training_rows(settings, described, versions, sources)),
     ]
     if losses := _validation_rows(run):
         parts.append("## Validation\n\n" + _table(losses, ("set", "loss, nats", "bits per byte")))
@@ -50,10 +58,10 @@ def model_card(
 
 
 USE = """```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 folder = "path/to/this/folder"
-tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 prompts = ["Question: What is 3 + 4?\\nAnswer:"]
 inputs = tokenizer([tokenizer.bos_token + text for text in prompts], return_tensors="pt")
@@ -107,8 +115,9 @@ def _model_rows(config: ModelConfig, parameters: int) -> list[tuple[str, str]]:
     return rows
 
 
-def _training_rows(settings: Settings, described: dict[str, str]) -> list[tuple[str, str]]:
-    versions: dict[str, Any] = json.loads(described["versions"])
+def _training_rows(
+    settings: Settings, described: dict[str, str], versions: dict[str, Any], sources: list[str]
+) -> list[tuple[str, str]]:
     packages = versions.get("packages")
     packages = packages if isinstance(packages, dict) else {}
     optim, steps = settings.optim, settings.run.max_tokens // settings.run.batch_tokens
@@ -118,6 +127,7 @@ def _training_rows(settings: Settings, described: dict[str, str]) -> list[tuple[
         ("learning rate", f"{optim.lr:g}, to {optim.lr_end:g}"),
         ("weight decay", f"{weight_decay(steps, optim):.4g}"),
         ("precision", str(versions.get("precision", ""))),
+        ("data", ", ".join(sources)),
         ("fingerprint of the data", str(versions.get("data_fingerprint", ""))),
         ("commit", str(versions.get("git_commit", ""))),
         ("packages", ", ".join(f"{name} {version}" for name, version in packages.items())),

@@ -58,8 +58,9 @@ def write(
     out: Path,
     progress: Progress,
     results: Results | None = None,
+    license: str | None = None,
 ) -> None:
-    """Writes the folder, whole or not at all; its bytes follow from the run and `results` alone.
+    """Writes the folder, whole or not at all; its bytes follow from what is given alone.
 
     Raises:
         UserError: where a weight is of a kind that training does not make, a small file of the run
@@ -75,7 +76,7 @@ def write(
         "configuration_dualpath.py": flatten(CONFIGURATION),
         "modeling_dualpath.py": flatten(MODELING, beside=[CONFIGURATION])
         + registration(settings.model),
-        CARD: model_card(run, settings, described, weights.parameters, results),
+        CARD: model_card(run, settings, described, weights.parameters, results, license),
         TOKENIZER: described["tokenizer"],
         RECIPE: described["recipe"],
         VERSIONS: described["versions"],

@@ -14,12 +14,13 @@ from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS
 
 LISTING = "SHA256SUMS"
 CONFIG = "config.json"
+MODELING = "modeling_dualpath.py"
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
 SCORES = ".eval_results"
 NAMES = {
     CONFIG, "generation_config.json", "tokenizer_config.json", TOKENIZER, RECIPE, VERSIONS,
-    "configuration_dualpath.py", "modeling_dualpath.py", WEIGHTS, CARD,
+    "configuration_dualpath.py", MODELING, WEIGHTS, CARD,
 }  # fmt: skip
 """The files of every exported folder beside the list."""
 PREFIX = "model."

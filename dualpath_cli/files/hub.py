@@ -1,0 +1,92 @@
+"""The Hugging Face hub by huggingface_hub, the extra `hub`, with its answers as one line each.
+
+The hub is the one that HF_ENDPOINT names, the token that of HF_TOKEN or `hf auth login`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dualpath_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+
+def connect(what: str, endpoint: str | None = None) -> "HfApi":
+    """The hub's client, with the user's token or with False; nothing is asked yet.
+
+    Raises:
+        UserError: where huggingface_hub is missing.
+    """
+    try:
+        from huggingface_hub import HfApi, get_token
+    except ImportError:
+        raise UserError(f"{what} needs huggingface_hub: pip install 'dualpath[hub]'") from None
+    return HfApi(endpoint=endpoint, token=get_token() or False)
+
+
+@contextmanager
+def explained(what: str, page: str, api: "HfApi", again: str = "run this again") -> Iterator[None]:
+    """Turns what the hub answers about `what` into one line with the next step.
+
+    `page` is its address, `again` the last step of each way out.
+    """
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        HTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    yours, tokens = "your token (HF_TOKEN or `hf auth login`)", f"{api.endpoint}/settings/tokens"
+    not_found = (
+        f" is not on the hub, or is private: check its name at {page}; for a private one log in "
+        f"by `hf auth login` or set HF_TOKEN, then {again}"
+    )
+    try:
+        yield
+        return
+    except HFValidationError:
+        problem = " is not a name on the hub; give OWNER/NAME as on its page"
+    except GatedRepoError:
+        if not api.token:
+            steps = f"accept them at {page}, log in by `hf auth login` or set HF_TOKEN"
+        else:
+            steps = (
+                f"the account of {yours} has no access: accept them at {page} with that account, "
+                "wait where the authors approve each request, allow a fine-grained token to read "
+                "gated repositories"
+            )
+        problem = f" is given out under terms: {steps}, then {again}"
+    except RepositoryNotFoundError:
+        problem = not_found
+    except OfflineModeIsEnabled:
+        problem = f": HF_HUB_OFFLINE is set; unset it and {again}"
+    except HfHubHTTPError as error:
+        status, reason = error.response.status_code, _line(error.server_message)
+        if status == 401 and not api.token:
+            problem = not_found
+        elif status == 401:
+            problem = f": the hub does not accept {yours}; make another at {tokens} and {again}"
+        elif status == 403:
+            problem = (
+                f": {yours} does not allow this ({reason}); allow it at {tokens}, or take a name "
+                f"that it has rights to, and {again}"
+            )
+        else:
+            problem = f": {api.endpoint} answered {status} ({reason}); {again} later"
+    except (HTTPError, TimeoutError) as error:  # httpx's, by huggingface_hub's name for it
+        problem = (
+            f": {api.endpoint} cannot be reached ({_line(str(error) or 'no answer')}); check the "
+            f"network, and HF_ENDPOINT where it is set, then {again}"
+        )
+    except (OSError, RuntimeError, ValueError) as error:  # of a transfer, or an answer of no hub
+        problem = f" failed: {_line(str(error.__cause__ or error))}; {again}"
+    raise UserError(f"{what}{problem}")
+
+
+def _line(text: str | None) -> str:
+    return " ".join((text or "no reason given").split())

@@ -1,0 +1,119 @@
+"""`export --push`: what comes to the hub, who sees it, and one line where it does not come."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import OutputOf
+from tests.data_prep.web import Fault
+from tests.export.conftest import Said, contents, words
+from tests.export.model_hub import TOKEN, ModelHub, Repo
+from tests.tiny_run import Fit
+
+hub_constants = pytest.importorskip(
+    "huggingface_hub.constants", reason="the extra `hub` is not installed"
+)
+
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars  # noqa: E402
+
+NAME = "me/tiny"
+CREATE, COMMIT = "/api/repos/create", f"/api/models/{NAME}/commit/main"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModelHub]:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(hub_constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(hub_constants, "HF_HUB_DISABLE_XET", True)  # its storage is not imitated
+    disable_progress_bars()
+    with ModelHub() as hub:
+        monkeypatch.setattr(hub_constants, "ENDPOINT", hub.url)
+        yield hub
+    enable_progress_bars()
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_a_folder_comes_whole_once_and_in_one_commit(
+    public: bool, hub: ModelHub, trained: Fit, tmp_path: Path, output_of: OutputOf
+) -> None:
+    out = tmp_path / "hf"
+    given = words(trained(), out, "--push", NAME, *(["--public"] if public else []))
+    said = output_of(*given)
+    repo = hub.repos[NAME]
+    assert repo.private is not public
+    assert repo.files == contents(out)
+    assert list(hub.blobs.values()) == [(out / "model.safetensors").read_bytes()]
+    assert said.splitlines()[-1] == f"uploaded: {hub.url}/{NAME}, commit {1:040x}"
+    assert output_of(*given, "--overwrite").splitlines()[-1] == said.splitlines()[-1]
+    assert len(repo.commits) == 1
+    said = output_of(*given, "--overwrite", "--license", "apache-2.0")
+    assert said.endswith(f"commit {2:040x}\n")
+    assert repo.commits[1] == {"README.md", "SHA256SUMS"}
+    assert repo.files == contents(out)
+
+
+@pytest.mark.parametrize("xet", [False, True])
+def test_an_upload_that_was_cut_off_goes_on(
+    xet: bool, hub: ModelHub, trained: Fit, tmp_path: Path, said: Said, output_of: OutputOf,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    given = words(trained(), tmp_path / "hf", "--push", NAME)
+    hub.faults[COMMIT] = [] if xet else [Fault(status=500)]
+    with monkeypatch.context() as patch:
+        if xet:
+            pytest.importorskip("hf_xet")
+            patch.setattr(hub_constants, "HF_HUB_DISABLE_XET", False)
+        error = said(*given)
+    assert f"--push '{NAME}'" + (" failed: " if xet else ": http") in error
+    assert "; run this again with --overwrite" in error
+    assert not hub.repos[NAME].commits
+    output_of(*given, "--overwrite")
+    assert [request.method for request in hub.requests].count("PUT") == 1
+    assert hub.repos[NAME].files == contents(tmp_path / "hf")
+
+
+@pytest.mark.parametrize(
+    ("more", "token", "fault", "message"),
+    [
+        (["--push", NAME], None, Fault(), "needs a token: make one with the right"),
+        (["--push", NAME], "hf_other", Fault(), "does not accept your token (HF_TOKEN or"),
+        (["--push", "you/tiny"], TOKEN, Fault(), "does not allow this (You don't have the rights"),
+        (["--push", NAME], TOKEN, Fault(status=404), "answered 404"),
+        (["--push", NAME], TOKEN, Fault(reset=True), "cannot be reached (Server disconnected"),
+        (["--push", "tiny"], TOKEN, Fault(), "'tiny' is not a name on the hub; give USER/REPO"),
+        (["--push", "datasets/me/x"], TOKEN, Fault(), "'datasets/me/x' is not a name on the hub"),
+        (["--push", "me/a b"], TOKEN, Fault(), "'me/a b' is not a name on the hub"),
+        (["--push", "me/open"], TOKEN, Fault(), "me/open is public; say --public, or give another"),
+        (["--push", "me/shut", "--public"], TOKEN, Fault(), "me/shut is private; leave --public"),
+        (["--push", "me/gpt2"], TOKEN, Fault(), "me/gpt2 holds a model that is none of dualpath's"),
+        (["--public"], TOKEN, Fault(), "--public says who sees what --push USER/REPO uploads"),
+        (["--license", "Apache 2"], TOKEN, Fault(), "--license 'Apache 2' is no name of the hub's"),
+    ],
+)  # fmt: skip
+def test_what_the_hub_would_not_take_is_said_before_anything_is_written(
+    more: list[str], token: str | None, fault: Fault, message: str, hub: ModelHub, trained: Fit,
+    tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name, private, path in (("open", False, "x"), ("shut", True, "x")):
+        hub.add(f"me/{name}", Repo(private, {path: b""}))
+    hub.add("me/gpt2", Repo(True, {"config.json": b"{}"}))
+    if token is None:
+        monkeypatch.delenv("HF_TOKEN")
+    else:
+        monkeypatch.setenv("HF_TOKEN", token)
+    hub.faults[CREATE] = [fault]
+    assert message in said(*words(trained(), tmp_path / "hf", *more))
+    assert not (tmp_path / "hf").exists()
+
+
+def test_only_a_folder_for_transformers_is_pushed(
+    trained: Fit, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    run = trained()
+    given = words(run, tmp_path / "x.safetensors", "--push", NAME, form="consolidated")
+    assert "--push goes with --format hf alone" in said(*given)
+    given = words(run, tmp_path / "hf", "--push", NAME)
+    assert f"--push '{NAME}' needs huggingface_hub: pip install 'dualpath[hub]'" in said(*given)
