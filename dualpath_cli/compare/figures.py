@@ -9,9 +9,9 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dualpath_cli.compare.configurations import Configuration, Group
+from dualpath_cli.compare.configurations import FAMILIES, Configuration, Group
 from dualpath_cli.compare.quality import COUNTS, quality
-from dualpath_cli.output.colors import MUTED, SOURCES
+from dualpath_cli.output.colors import FAMILY_COLORS, MUTED, shades
 from dualpath_cli.output.figures import panels, plain, save
 
 DASHES = ("-", "--", "-.", ":")
@@ -96,8 +96,13 @@ def _differences(ax: Axes, group: Group, baseline: Configuration) -> None:
 
 
 def _styles(group: Group) -> list[tuple[Configuration, str, str]]:
-    """Each configuration with a colour and dashes, which no other of 36 has."""
-    return list(zip(group.configurations, cycle(SOURCES), cycle(DASHES), strict=False))
+    """Each configuration with a shade of its family's colour, and dashes unlike its neighbours'."""
+    return [
+        style
+        for family in FAMILIES
+        if (its := [c for c in group.configurations if c.family == family])
+        for style in zip(its, shades(FAMILY_COLORS[family], len(its)), cycle(DASHES), strict=False)
+    ]
 
 
 def _line(ax: Axes, x: Floats, values_SP: Floats, color: str, dashes: str, name: str) -> None:

@@ -10,8 +10,9 @@ from dualpath_cli.compare import paper
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.figures import LOSS, TOKENS, draw, shared_points
 from dualpath_cli.compare.groups import groups_of
-from dualpath_cli.compare.quality import COLORS, COUNTS, MARKERS, quality
+from dualpath_cli.compare.quality import COUNTS, MARKERS, quality
 from dualpath_cli.compare.runs import find_folders, read_run
+from dualpath_cli.output.colors import FAMILY_COLORS
 from tests.compare.groups import configuration, group, wide
 from tests.compare.run_folders import BATCH, model_of, write_run, write_sweep
 
@@ -37,7 +38,7 @@ def test_quality_has_a_point_a_configuration_a_line_an_alpha_and_a_curve(swept):
         for bars in ax.containers
     }
     assert points == {
-        (c.parameters, c.mean("aggregate")): (COLORS[c.family], MARKERS[c.loops or 1])
+        (c.parameters, c.mean("aggregate")): (FAMILY_COLORS[c.family], MARKERS[c.loops or 1])
         for c in swept.configurations
     }
     bars = [line.get_segments()[0][:, 1] for bar in ax.containers for line in bar[2]]
