@@ -49,8 +49,9 @@ def pictures(figures: Mapping[str, "Figure | None"], captions: Mapping[str, str]
     """Returns those of the figures that are there, in the order of their captions."""
     from dualpath_cli.output.figures import svg
 
-    return "\n".join(
+    shown = "\n".join(
         f"<figure>\n{svg(figure, words)}<figcaption>{escape(words)}</figcaption>\n</figure>"
         for name, words in captions.items()
         if (figure := figures.get(name)) is not None
     )
+    return f'<div class="figures">\n{shown}\n</div>'
