@@ -10,7 +10,7 @@ from dualpath_cli.command.launch import Launch
 from dualpath_cli.files.atomic import write_texts
 from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.output.figures import save
-from dualpath_cli.output.table import Column, Table, interval
+from dualpath_cli.output.table import Column, Table, with_interval
 from dualpath_cli.output.terminal import show
 from dualpath_cli.statistics import bootstrap
 from dualpath_cli.statistics.bootstrap import LEAST_CLUSTERS, clusters_text
@@ -124,24 +124,25 @@ def _show(
     """Prints a row a layer and source, and a row a claim."""
     columns = [
         Column("source"), Column("layer", "d", importance=3),
-        Column("deep share", ".3f", importance=3), Column("95 % interval", interval(".3f")),
+        Column("deep share,\n95 % interval", with_interval(".3f"), importance=3),
         Column("g_d", ".3f"), Column("g_w", ".3f"), Column("cosine", ".3f", importance=2),
-        Column("|g_d - g_w|", ".3f"), Column("loops", ".3f", importance=2),
+        Column("|g_d\n- g_w|", ".3f"), Column("loops", ".3f", importance=2),
     ]  # fmt: skip
     names = ("gate_deep", "gate_wide", "cosine", "gate_difference", "expected_loops")
     rows: list[Sequence[Any]] = []
     for source, summary in summaries.items():
         shares = summary.means["deep_share"]
         low, high = summary.interval(shares)
-        facts = sources[source]
-        clusters = clusters_text(**facts["clusters"])
-        lines = [source, f"  {facts['tokens']:,} tokens, {clusters}"]
         for place, layer in enumerate(summary.layers):
             means = (summary.means[name][0, place] for name in names)
-            line = lines[place] if place < len(lines) else ""
-            rows.append([line, layer, shares[0, place], (low[place], high[place]), *means])
+            estimate = (shares[0, place], low[place], high[place])
+            rows.append(["" if place else source, layer, estimate, *means])
         rows.append(())
-    note = f"{DEFINITION}. {LAST_LAYER}" if average.is_last(-1) else DEFINITION
+    amounts = "; ".join(
+        f"{source}: {facts['tokens']:,} tokens, {clusters_text(**facts['clusters'])}"
+        for source, facts in sources.items()
+    )
+    note = f"{amounts}; {DEFINITION}" + (f". {LAST_LAYER}" if average.is_last(-1) else "")
     show(console, Table(columns, rows, "routing by layer", note))
     bands = ", ".join(f"{name} {_range(band)}" for name, band in average.layers_of_bands.items())
     show(console, claim_table(statements, f"bands of layers: {bands}; "))
@@ -157,15 +158,15 @@ def _show(
 def _classes(summaries: Mapping[str, Summary]) -> Table:
     """The classes that no claim is about: a row a class and source."""
     columns = [
-        Column("class"), Column("source", importance=2), Column("difference", "+.3f", importance=3),
-        Column("95 % interval", interval("+.3f")),
+        Column("class"), Column("source", importance=2),
+        Column("difference, 95 % interval", with_interval("+.3f"), importance=3),
     ]  # fmt: skip
     rows: list[Sequence[Any]] = []
     for chosen in classes.OTHERS:
         for source, summary in summaries.items():
             values = summary.class_differences[chosen].mean(1)
             low, high = map(float, summary.interval(values))
-            rows.append([chosen.name, source, float(values[0]), (low, high)])
+            rows.append([chosen.name, source, (float(values[0]), low, high)])
     note = "difference: mean deep share of the class minus that of other tokens; not tested"
     return Table(columns, rows, "further classes of tokens", note)
 

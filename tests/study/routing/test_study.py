@@ -263,8 +263,8 @@ def test_the_command_writes_and_names_everything(whole: Studied):
     for name in FIGURES:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-    assert re.search(r"a +│ +0 │ +0\.\d{3} │ 0\.\d{3} to 0\.\d{3} │", shown)
-    assert re.search(r"  \d+ tokens, 15 windows +│ +1 │", shown)
+    assert re.search(r"a +│ +0 │ +0\.\d{3} \(0\.\d{3} to 0\.\d{3}\) │", shown)
+    assert re.search(r" a: [\d,]+ tokens, 15 windows; b: ", " ".join(shown.split()))
     assert "arithmetic (NUM, SYM) leans deep" in shown
 
 
@@ -313,7 +313,7 @@ def test_a_further_class_is_measured_and_shown_apart_from_the_claims(
         assert found["mean"] == pytest.approx(expected, rel=1e-4)
         mean, low, high = (f"{found[name]:+.3f}" for name in ("mean", "low", "high"))
         assert f"{mean} in {source}" in page
-        assert f"mine │ {source} │ {mean} │ {low} to {high}" in " ".join(shown.split())
+        assert f"mine │ {source} │ {mean} ({low} to {high})" in " ".join(shown.split())
     assert figures["classes"] is not None
     assert "<dt>class mine</dt><dd>NOUN, X: deep share minus that of other tokens" in page
 
