@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from dualpath_cli.command.launch import Launch
+from dualpath_cli.config import ModelConfig
 from dualpath_cli.files.atomic import write_texts
 from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.output.figures import save
@@ -45,7 +47,7 @@ def write(
     """
     options, model = launch.options, launch.settings.model
     out = options.out
-    layers = tuple(n for n, kind in enumerate(model.block_kinds) if kind == "dual")
+    layers = gated_layers(model)
     summaries, untrained = (
         {
             name: Summary.from_sums(read[name], layers, model.loops, model.n_layers)
@@ -92,13 +94,7 @@ def write(
             "parts_of_speech_box": speech_figures.boxes(sums, average),
         },
     )
-    title = (
-        f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {facts['checkpoint']['step']:,}"
-    )
-    names = (f"K = {model.loops}, as trained", f"K = {options.beside_loops}, forced")
-    read = details.models(out, list(sources), *names)
-    tokenizer = Tokenizer.load(launch.run_folder / TOKENIZER)
-    page.write(out / PAGE, title, page_facts(content), layers, read, tokenizer.token_values())
+    path = write_page(launch, list(sources), page_facts(content))
     texts = {
         CLAIMS: format_csv(content["claims"]) if statements else "",
         SUMMARY: json.dumps(content, indent=2, allow_nan=False) + "\n",
@@ -109,9 +105,24 @@ def write(
         "tokens": out / TOKENS,
         "numbers": f"{out / SUMMARY}, {CLAIMS}",
         "figures": f"{out}: {', '.join(drawn_names)} (PNG, PDF)",
-        "page": (out / PAGE).resolve().as_uri(),
+        "page": path.resolve().as_uri(),
     }.items():
         console.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
+
+
+def gated_layers(model: ModelConfig) -> tuple[int, ...]:
+    """Numbers of the layers with gates."""
+    return tuple(n for n, kind in enumerate(model.block_kinds) if kind == "dual")
+
+
+def write_page(launch: Launch, sources: Sequence[str], terms: Sequence[tuple[str, str]]) -> Path:
+    """Writes the page of what lies in the folder of sources; returns its path."""
+    options, model = launch.options, launch.settings.model
+    title = f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {launch.step:,}"
+    names = (f"K = {model.loops}, as trained", f"K = {options.beside_loops}, forced")
+    read = details.models(options.out, sources, *names)
+    values = Tokenizer.load(launch.run_folder / TOKENIZER).token_values()
+    return page.write(options.out / PAGE, title, terms, gated_layers(model), read, values)
 
 
 def _show(

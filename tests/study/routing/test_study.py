@@ -23,6 +23,7 @@ from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.training.data.windows import document_windows
 from dualpath_cli.training.parallel import build_model
 from tests.study.conftest import OPEN, Forwards, Studied, Study, model_of
+from tests.study.routing.pages import data_of
 from tests.tiny_run import SEQ_LEN, Fit
 
 FIGURES = {
@@ -373,3 +374,22 @@ def test_a_text_is_printed_with_its_deep_shares(run: Path, capsys):
     assert not (run / "routing").exists()
     assert main(["routing", "--ckpt_path", str(run), "--text", "hell", "--layer", "1"]) == 0
     assert "deep share, layer 1\n" in capsys.readouterr().out
+
+
+def test_the_page_of_a_text_is_that_of_a_source_with_it_alone(
+    run: Path, tmp_path: Path, figures, capsys
+):
+    (tmp_path / "text.txt").write_text("hell the")
+    words = ["--tagger", "none", "--beside_loops", "1"]
+    study = [*words, "--sources", f"text={tmp_path / 'text.txt'}", "--out", str(tmp_path / "study")]
+    assert main(["routing", "--ckpt_path", str(run), *study]) == 0
+    capsys.readouterr()
+    text = [*words, "--text", "hell the", "--out"]
+    assert main(["routing", "--ckpt_path", str(run), *text, str(tmp_path / "text")]) == 0
+    written = tmp_path / "text" / "index.html"
+    assert f"page     {written.as_uri()}\n" in capsys.readouterr().out
+    ours, theirs = data_of(written), data_of(tmp_path / "study" / "index.html")
+    assert np.array_equal(ours.pop("codes"), theirs.pop("codes"))
+    assert ours == theirs
+    assert main(["routing", "--ckpt_path", str(run), *text, str(tmp_path / "study")]) == 2
+    assert "study' has the routing of whole sources; give another" in capsys.readouterr().err
