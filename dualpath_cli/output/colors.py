@@ -27,7 +27,8 @@ def shades(color: str, count: int) -> list[str]:
 
     lab = _oklab(np.array(to_rgb(color)))
     steps = np.linspace(REACH, -REACH, count) if count > 1 else [0.0]
-    return [to_hex(_srgb(lab + np.array([step, 0, 0]))) for step in steps]
+    found = (_srgb(lab + np.array([step, 0, 0])) for step in steps)
+    return [to_hex((red, green, blue)) for red, green, blue in found]
 
 
 @cache

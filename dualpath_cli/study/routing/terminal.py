@@ -51,12 +51,12 @@ def run(launch: Launch) -> int:
     with torch.inference_mode():
         model(torch.tensor([[tokenizer.eot_id, *ids]]), trace=trace)
     values_of = tokenizer.token_values()
+    written = of_text.write(launch, options.text, model, tokenizer) if options.text_page else []
     console = plain_console()
     show(console, [values_of[id] for id in ids], trace, options.layer)
-    if options.text_page:
-        tokens, page = of_text.write(launch, options.text, model, tokenizer)
-        console.print(f"tokens   {tokens}", highlight=False, soft_wrap=True)
-        console.print(f"page     {page.resolve().as_uri()}", highlight=False, soft_wrap=True)
+    for name, path in zip(("tokens", "page"), written, strict=False):
+        place = path.resolve().as_uri() if name == "page" else path
+        console.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
     return 0
 
 
