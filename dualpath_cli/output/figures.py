@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from dualpath_cli.files.atomic import replacing
-from dualpath_cli.output.colors import MUTED, share_colormap
+from dualpath_cli.output.colors import INK, MUTED, share_colormap
 
 
 def panels(
@@ -80,7 +80,11 @@ def save(folder: Path, figures: Mapping[str, Figure | None]) -> list[Path]:
     return written
 
 
-ON_PAGE = {"#000000": "currentColor", "#ffffff": "var(--page)", MUTED.lower(): "var(--muted)"}
+ON_PAGE = {
+    **dict.fromkeys(("#000000", INK.lower()), "currentColor"),
+    "#ffffff": "var(--page)",
+    MUTED.lower(): "var(--muted)",
+}
 """The colours that are a page's own; all others are lighter where it is dark."""
 
 
