@@ -99,6 +99,7 @@ def svg(figure: Figure, words: str) -> str:
         figure.savefig(written, format="svg", transparent=True, metadata=undated)
     text = written.getvalue()
     text = text[text.index("<svg") :]
+    # Hundredths of a point are enough for lines; scales of glyphs need all digits.
     text = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)
     text = re.sub(r"(?<=: )#[0-9a-f]{6}", lambda found: _on_page(found[0]), text)
     return text.replace("<svg", f'<svg role="img" aria-label="{escape(words)}"', 1)
