@@ -10,11 +10,11 @@ from restore import STUDY
 
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import Difference
-from dualpath_cli.compare.quality import COLORS, quality
+from dualpath_cli.compare.quality import quality
 from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.files.atomic import replacing
 from dualpath_cli.files.csv_text import read_csv
-from dualpath_cli.output.colors import MUTED, SOURCES
+from dualpath_cli.output.colors import FAMILY_COLORS, MUTED, SOURCES
 from dualpath_cli.output.figures import panels, plain
 
 CONTROLS = ["wide", "loop_k4"]
@@ -80,7 +80,7 @@ def interval_plot(ax: Axes, group: Group, rows: Sequence[Difference], name: str)
     found = {row.configuration: row for row in rows if row.baseline == name}
     shown = [c for c in group.configurations if c.name in found]
     for place, c in enumerate(shown):
-        row, color = found[c.name], COLORS[c.family]
+        row, color = found[c.name], FAMILY_COLORS[c.family]
         ax.errorbar(
             row.difference, place, xerr=[[row.difference - row.low], [row.high - row.difference]],
             marker="o", markersize=6, color=color, capsize=3,

@@ -9,7 +9,7 @@ from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, is_run, read_run
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files.atomic import write_texts
 from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.ranges import check_path
 
@@ -86,6 +86,7 @@ def answer(
     from dualpath_cli.compare import figures, page, tables
     from dualpath_cli.compare.differences import differences_of
     from dualpath_cli.output.console import plain_console
+    from dualpath_cli.output.figures import save
     from dualpath_cli.output.table import latex, markdown
     from dualpath_cli.output.terminal import show
 
@@ -95,15 +96,23 @@ def answer(
     rows = differences_of(groups, aggregate_only=aggregate_only)
     made = sum(row.tested for row in rows)
     for group in groups:
-        show(console, tables.group_table(group, errors=False))
+        for table in tables.group_tables(group, errors=False):
+            show(console, table)
         aggregates = [
             row for row in rows if (row.group, row.measure) == (group.name, group.measures[0])
         ]
         for table in tables.tables_of_tests(aggregates, made):
             show(console, table)
-    main = [tables.group_table(group) for group in groups]
+    main = [table for group in groups for table in tables.group_tables(group)]
     tests = tables.tables_of_tests(rows, made)
     runs = tables.records_of_runs(groups)
+    drawn = figures.draw(groups)
+    printed = sum(not c.runs for group in groups for c in group.configurations)
+    facts = [
+        *([("runs", f"{len(runs):,}")] if runs else []),
+        *([("of the paper", f"{printed} configurations, as printed")] if printed else []),
+        *(("left out", line) for line in left_out),
+    ]
     texts = {
         "table.csv": format_csv(*tables.records_of_groups(groups)),
         "table.md": "\n".join(map(markdown, main)),
@@ -113,14 +122,8 @@ def answer(
         "tests.csv": format_csv(tables.records_of_tests(rows)) if rows else "",
         "runs.csv": format_csv(runs) if runs else "",
     }
-    written = []
-    for name, text in texts.items():
-        if text:
-            write_text(out / name, text)
-            written.append(out / name)
-        else:  # of an earlier comparison
-            (out / name).unlink(missing_ok=True)
-    written += figures.draw(out, groups)
-    facts = [("runs", f"{len(runs):,}"), *(("left out", line) for line in left_out)]
-    written.append(page.write(out / "index.html", facts, main, tests))
-    return written
+    texts["index.html"] = page.text(facts, main, tests, drawn)
+    for name in (name for name, text in texts.items() if not text):  # of an earlier comparison
+        (out / name).unlink(missing_ok=True)
+    written = write_texts(out, {name: text for name, text in texts.items() if text})
+    return [*written, *save(out, drawn)]

@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from itertools import cycle
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dualpath_cli.compare.configurations import Configuration, Group
+from dualpath_cli.compare.configurations import FAMILIES, Configuration, Group
 from dualpath_cli.compare.quality import COUNTS, quality
-from dualpath_cli.output.colors import MUTED, SOURCES
-from dualpath_cli.output.figures import panels, plain, save
+from dualpath_cli.output.colors import FAMILY_COLORS, MUTED, shades
+from dualpath_cli.output.figures import panels, plain
 
 DASHES = ("-", "--", "-.", ":")
 START = 0.1
@@ -23,14 +22,14 @@ TOKENS, LOSS, HOURS = 0, 1, 2
 Floats = npt.NDArray[np.float64]
 
 
-def draw(folder: Path, groups: Sequence[Group]) -> list[Path]:
-    """Writes the figures for which there are numbers, as PNG and PDF; returns their paths."""
+def draw(groups: Sequence[Group]) -> dict[str, Figure | None]:
+    """Returns the figures by name, None where there are no numbers for one."""
     trained = [group for group in groups if any(c.runs for c in group.configurations)]
-    return save(folder, {
+    return {
         "quality": quality(groups),
         "tokens": _against_tokens(trained) if trained else None,
         "hours": _against_hours(trained) if trained else None,
-    })  # fmt: skip
+    }
 
 
 def _against_tokens(groups: Sequence[Group]) -> Figure:
@@ -96,8 +95,13 @@ def _differences(ax: Axes, group: Group, baseline: Configuration) -> None:
 
 
 def _styles(group: Group) -> list[tuple[Configuration, str, str]]:
-    """Each configuration with a colour and dashes, which no other of 36 has."""
-    return list(zip(group.configurations, cycle(SOURCES), cycle(DASHES), strict=False))
+    """Each configuration with a shade of its family's colour, and dashes unlike its neighbours'."""
+    return [
+        style
+        for family in FAMILIES
+        if (its := [c for c in group.configurations if c.family == family])
+        for style in zip(its, shades(FAMILY_COLORS[family], len(its)), cycle(DASHES), strict=False)
+    ]
 
 
 def _line(ax: Axes, x: Floats, values_SP: Floats, color: str, dashes: str, name: str) -> None:

@@ -10,15 +10,12 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
 from dualpath_cli.compare.configurations import FAMILIES, Configuration, Family, Group
-from dualpath_cli.output.colors import DEEP, MUTED, WIDE
+from dualpath_cli.output.colors import FAMILY_COLORS, MUTED
 from dualpath_cli.output.figures import panels, plain
 from dualpath_cli.sizes import format_size
 
 FAMILY_NAMES: dict[Family, str] = {
     "wide": "PureWide", "expanded": "expanded", "loop": "PureLoop", "dual": "dual path",
-}  # fmt: skip
-COLORS: dict[Family, str] = {
-    "wide": WIDE, "expanded": "#2F7F86", "loop": DEEP, "dual": "#8E6F96",
 }  # fmt: skip
 MARKERS = {1: "o", 2: "^", 3: "s", 4: "D", 5: "p", 6: "h", 8: "*"}
 OTHER_MARKER = "X"
@@ -33,11 +30,13 @@ def quality(groups: Sequence[Group]) -> Figure:
     for ax, group in zip(axes[0], groups, strict=True):
         for line in _lines(group):
             x = [c.parameters for c in line]
-            ax.plot(x, [c.mean(group.quality) for c in line], color=COLORS["dual"], linewidth=1.2)
+            ax.plot(
+                x, [c.mean(group.quality) for c in line], color=FAMILY_COLORS["dual"], linewidth=1.2
+            )
         for c in group.configurations:
             ax.errorbar(
                 c.parameters, c.mean(group.quality), yerr=c.standard_error(group.quality),
-                color=COLORS[c.family], marker=marker(c), markersize=7, capsize=3,
+                color=FAMILY_COLORS[c.family], marker=marker(c), markersize=7, capsize=3,
                 markeredgecolor="white", markeredgewidth=0.6, linestyle="none",
             )  # fmt: skip
         _name_lines(ax, group)
@@ -96,7 +95,7 @@ def _name_lines(ax: Axes, group: Group) -> None:
         named.add(alpha)
         ax.annotate(
             text, (line[0].parameters, line[0].mean(group.quality)), xytext=(place, -3), ha=side,
-            textcoords="offset points", fontsize=size, color=COLORS["dual"], zorder=1,
+            textcoords="offset points", fontsize=size, color=FAMILY_COLORS["dual"], zorder=1,
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )  # fmt: skip
 
@@ -105,7 +104,7 @@ def _legend(configurations: Sequence[Configuration], curve: bool) -> list[Line2D
     families = [family for family in FAMILIES if any(c.family == family for c in configurations)]
     markers = {c.loops or 1: marker(c) for c in configurations}
     handles = [
-        Line2D([], [], color=COLORS[family], linewidth=5, label=FAMILY_NAMES[family])
+        Line2D([], [], color=FAMILY_COLORS[family], linewidth=5, label=FAMILY_NAMES[family])
         for family in families
     ]
     handles += [

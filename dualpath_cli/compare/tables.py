@@ -8,65 +8,79 @@ from typing import Any
 from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.compare.differences import Difference
 from dualpath_cli.files.csv_text import without_nan
-from dualpath_cli.output.table import Column, Columns, Table, interval, with_error
+from dualpath_cli.output.table import Column, Columns, Table, with_error, with_interval
 
 TESTS = (
-    "interval and p: each by itself; Holm: p corrected for the number of tests; detectable: the "
-    "smallest true difference found at 5 % with a probability of 80 %, before that correction; "
-    "undecided: the interval holds 0"
+    "interval and p: each by itself; Holm: p corrected for the number of tests; alone: undecided "
+    "after that; detectable: the smallest true difference found at 5 % with a probability of 80 %, "
+    "before it; undecided: the interval holds 0"
 )
 
 
-def group_table(group: Group, errors: bool = True) -> Table:
-    """A row a configuration; without `errors` the standard error of the aggregate alone."""
+def group_tables(group: Group, errors: bool = True) -> list[Table]:
+    """A row a configuration: its costs and aggregate, then each set, if there are several.
+
+    Without `errors` the standard error of the aggregate alone.
+    """
     wide = group.wide
     lengths = len({c.tokens for c in group.configurations}) > 1
     routed = any(c.expected_loops is not None for c in group.configurations)
-
-    def score(n: int, measure: str) -> tuple[Column, Callable[[Configuration], Any]]:
-        with_errors = errors or n == 0
-        return (
-            Column(measure, with_error(".4f"), importance=1 if n else 3, marks_lowest=True),
-            lambda c: (c.mean(measure), c.standard_error(measure) if with_errors else None),
-        )
-
+    name: Columns[Configuration] = [(Column("configuration"), lambda c: c.name)]
     columns: Columns[Configuration] = [
-        (Column("configuration"), lambda c: c.name),
-        (Column("family", importance=0), lambda c: c.family),
-        (Column("α %", ".0f"), lambda c: c.alpha),
+        *name,
+        (Column("α", ".0f"), lambda c: c.alpha),
         (Column("K", "d"), lambda c: c.loops),
     ]
     if routed:
         columns.append((Column("loops", ".2f"), lambda c: c.expected_loops))
+    columns.append((Column("params", count, importance=2), lambda c: c.parameters))
+    if wide:
+        columns.append((Column("params\n/wide", ".2f"), lambda c: c.parameters / wide.parameters))
     columns += [
-        (Column("params", count, importance=2), lambda c: c.parameters),
-        (Column("params/wide", ".2f"), lambda c: wide and c.parameters / wide.parameters),
-        (Column("linear", count), lambda c: c.flops_linear),
-        (Column("total", count, importance=0), lambda c: c.flops_total),
+        (Column("linear\nFLOPs", count, importance=0), lambda c: c.flops_linear),
+        (Column("total\nFLOPs", count), lambda c: c.flops_total),
     ]
     if lengths:
         columns += [
             (Column("tokens", count, importance=2), lambda c: c.tokens),
             (Column("hours", ".3g", importance=2), lambda c: c.hours),
         ]
+    if wide:
+        columns.append((Column("time\n/wide", ".2f"),
+                        lambda c: c.seconds_per_token / wide.seconds_per_token))  # fmt: skip
+    else:
+        columns.append((Column("µs\n/token", _micro), lambda c: 1e6 * c.seconds_per_token))
     columns += [
-        (Column("seeds", "d", importance=2), lambda c: len(c.seeds)),
-        *(score(n, measure) for n, measure in enumerate(group.measures)),
-        (Column("µs/token", _micro, importance=0), lambda c: 1e6 * c.seconds_per_token),
-        (Column("time/wide", ".2f"),
-         lambda c: wide and c.seconds_per_token / wide.seconds_per_token),
-    ]  # fmt: skip
-    caption = (
-        "bits per byte, the lowest of each column marked; ± one standard error over seeds, not "
-        "that of a difference; linear, total: FLOPs per token and layer; time as measured"
-    )
+        (Column("seeds", "d", importance=2, once=True), lambda c: len(c.seeds)),
+        _score(group.measures[0], True, importance=3),
+    ]
+    marks = "the lowest of each column marked"
+    if any(len(c.seeds) > 1 for c in group.configurations):
+        marks += "; ± one standard error over seeds, not that of a difference"
+    caption = f"bits per byte, {marks}; α in %; FLOPs: per token and layer; time as measured"
     if routed:
         caption += "; loops: that the router expects to make, as last logged in training"
     if lengths:
         caption += "; hours: of one run, its tokens at its measured speed"
     if group.note:
         caption += f"; {group.note}"
-    return Table.of(group.configurations, columns, group.name, caption)
+    found = [Table.of(group.configurations, columns, group.name, caption)]
+    if len(group.measures) > 2:
+        scores = [_score(measure, errors) for measure in group.measures[1:]]
+        title = f"{group.name}: bits per byte by set"
+        found.append(
+            Table.of(group.configurations, [*name, *scores], title, marks if errors else "")
+        )
+    return found
+
+
+def _score(
+    measure: str, error: bool, importance: int = 1
+) -> tuple[Column, Callable[[Configuration], Any]]:
+    return (
+        Column(measure, with_error(".4f"), importance=importance, marks_lowest=True),
+        lambda c: (c.mean(measure), c.standard_error(measure) if error else None),
+    )
 
 
 def tables_of_tests(rows: Sequence[Difference], total: int) -> list[Table]:
@@ -75,28 +89,23 @@ def tables_of_tests(rows: Sequence[Difference], total: int) -> list[Table]:
     for row in rows:
         parts.setdefault((row.group, row.baseline), []).append(row)
     tests = f"{total:,} {'test' if total == 1 else 'tests'} in all"
+    columns: Columns[Difference] = [
+        (Column("configuration"), lambda d: d.configuration),
+        (Column("on", once=True), lambda d: d.measure),
+        (Column("verdict", importance=3), lambda d: d.verdict.partition(";")[0]),
+        (
+            Column("difference, 95 % interval", with_interval("+.4f"), importance=3),
+            lambda d: (d.difference, d.low, d.high),
+        ),
+        (Column("p", ".2g"), lambda d: d.p),
+        (Column("Holm", ".2g", importance=2), lambda d: d.p_holm),
+        (Column("detectable", ".4f", once=True), lambda d: d.detectable),
+        (Column("test", importance=0, once=True), lambda d: d.test if d.tested else ""),
+        (Column("df", ".0f", importance=0, once=True), lambda d: d.df if d.tested else nan),
+        (Column("seeds", "d", once=True), lambda d: d.seeds),
+    ]
     return [
-        Table.of(
-            part,
-            [
-                (Column("configuration"), lambda d: d.configuration),
-                (Column("on", importance=0), lambda d: d.measure),
-                (Column("verdict", importance=3), lambda d: d.verdict),
-                (Column("test", importance=0), lambda d: d.test if d.tested else ""),
-                (Column("seeds", "d"), lambda d: d.seeds),
-                (Column("difference", "+.4f", importance=3), lambda d: d.difference),
-                (
-                    Column("95 % interval", interval("+.4f"), importance=2),
-                    lambda d: (d.low, d.high),
-                ),
-                (Column("p", ".2g"), lambda d: d.p),
-                (Column("Holm", ".2g", importance=2), lambda d: d.p_holm),
-                (Column("df", ".0f", importance=0), lambda d: d.df if d.tested else nan),
-                (Column("detectable", ".4f"), lambda d: d.detectable),
-            ],
-            f"{group}: bits per byte less those of {baseline}, {tests}",
-            TESTS,
-        )
+        Table.of(part, columns, f"{group}: bits per byte less those of {baseline}, {tests}", TESTS)
         for (group, baseline), part in parts.items()
     ]
 

@@ -1,4 +1,4 @@
-"""The colours of figures and pages: wide steel blue, deep terracotta, and what lies between."""
+"""The colours of all figures and pages: of paths, of families of models, of sources and runs."""
 
 from functools import cache
 from itertools import pairwise
@@ -13,8 +13,22 @@ DEEP, WIDE = "#C7734C", "#4C8CB8"
 EVEN = "#F6F5F2"
 """Between the two, where both paths have equal shares."""
 INK, MUTED = "#1F2A44", "#56607A"
-SOURCES = (INK, DEEP, WIDE, "#8E6F96", "#5F8A5A", "#B08D2F", "#A04A5A", "#2F7F86", "#8C7B6B")
-"""The colours of lines, one a source or run."""
+FAMILY_COLORS = {"wide": WIDE, "expanded": "#1F5C4A", "loop": DEEP, "dual": "#7D4570"}
+"""A family of models each, those of one path in its colour."""
+SOURCES = ("#7B5AAE", "#B18E15", "#4EA683", "#86281D", "#2E7065", "#AB8BE3", "#856B1B")
+"""A source or run each: no path's and no family's colour."""
+REACH = 0.1
+"""How much lighter and darker, in OKLab, the ends of a colour's shades are."""
+
+
+def shades(color: str, count: int) -> list[str]:
+    """A colour's shades from light to dark, as many as are asked for; of one, the colour itself."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    lab = _oklab(np.array(to_rgb(color)))
+    steps = np.linspace(REACH, -REACH, count) if count > 1 else [0.0]
+    found = (_srgb(lab + np.array([step, 0, 0])) for step in steps)
+    return [to_hex((red, green, blue)) for red, green, blue in found]
 
 
 @cache

@@ -42,6 +42,8 @@ class Column:
     importance: int = 1
     """The columns of the least importance are left out first, of equal ones the last; the first
     column stays."""
+    once: bool = False
+    """Whether a value that all rows have stands in the caption instead, by `Table.of`."""
     prose: bool = False
     """Whether its words are wrapped even where the output is no terminal."""
     marks_lowest: bool = False
@@ -70,6 +72,21 @@ Columns = list[tuple[Column, Callable[[T], Any]]]
 def interval(spec: str) -> Callable[[tuple[float, float]], str]:
     """Returns a format of both ends of an interval, each in a format such as `.3f`."""
     return lambda ends: f"{ends[0]:{spec}} to {ends[1]:{spec}}"
+
+
+def with_interval(spec: str) -> Callable[[tuple[float, float, float]], str]:
+    """Returns a format of a number and both ends of its interval, which may be nan."""
+
+    def text(value: tuple[float, float, float]) -> str:
+        number, *ends = value
+        known = all(end == end for end in ends)
+        return (
+            f"{number:{spec}} ({ends[0]:{spec}} to {ends[1]:{spec}})"
+            if known
+            else f"{number:{spec}}"
+        )
+
+    return text
 
 
 def with_error(spec: str) -> Callable[[tuple[float, float | None]], str]:
@@ -121,8 +138,19 @@ class Table:
         caption: str = "",
     ) -> "Table":
         """Returns a table with a row an item; each column has a function that gives its value."""
-        rows = [[value(item) for _, value in columns] for item in items]
-        return cls([column for column, _ in columns], rows, title, caption)
+        kept, values, same = [], [], []
+        rows = list(items)
+        for column, value in columns:
+            of_column = [value(item) for item in rows]
+            texts = set(map(column.text, of_column))
+            if not column.once or len(texts) > 1:
+                kept.append(column)
+                values.append(of_column)
+            elif any(texts):
+                same.append(f"{_one_line(column.heading)} {texts.pop()}")
+        in_all = f"in all rows: {', '.join(same)}" if same else ""
+        caption = "; ".join(filter(None, (caption, in_all)))
+        return cls(kept, list(zip(*values, strict=True)), title, caption)
 
     def cells(self) -> list[list[Cell]]:
         """Returns the rows as text, each as long as the columns, or empty where it divides."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import rich.table
     from rich.console import Console, JustifyMethod
 
-LOG_WIDTH = 160
+LOG_WIDTH = 100
 """Characters a line that prose is wrapped to where the output is no terminal."""
 
 

@@ -28,14 +28,9 @@ LAST_LAYER = (
 
 def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
     """Returns what all passes of a study share, for its report."""
-    assert launch.checkpoint is not None
     device = trainer.strategy.root_device
     return {
-        "checkpoint": {
-            "path": str(launch.checkpoint),
-            "step": launch.step,
-            "sha256": checkpoint_digest(launch.checkpoint),
-        },
+        "checkpoint": checkpoint_facts(launch),
         "model": dataclasses.asdict(launch.settings.model),
         "seed": launch.settings.seed_everything,
         "precision": str(trainer.precision),
@@ -45,6 +40,16 @@ def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
         "micro_batch": launch.settings.run.micro_batch,
         "max_tokens": launch.settings.data.val_tokens,
         "val_seed": launch.settings.data.val_seed,
+    }
+
+
+def checkpoint_facts(launch: Launch) -> dict[str, Any]:
+    """Returns which checkpoint is read."""
+    assert launch.checkpoint is not None
+    return {
+        "path": str(launch.checkpoint),
+        "step": launch.step,
+        "sha256": checkpoint_digest(launch.checkpoint),
     }
 
 

@@ -171,15 +171,17 @@ def routings(folders: Sequence[Path], out: Path, console: Console) -> list[Path]
         for key in ("key", "untrained_key")
     )
     rows = [{"run": name, **row} for name, report in runs.items() for row in report["claims"]]
-    by_claim = verdicts(rows)
     profiles = _profiles(lines, untrained)
     rows += [{"run": claim.source, **as_row(claim)} for claim in profiles]
     if profiles:
         show(console, claim_table(profiles))
+    by_claim = verdicts(rows)
     show(console, runs_table(by_claim, names))
     nulls = [line for line in untrained.values() if line.layers == lines[names[0]].layers]
-    written = save(out, {"depth": layer_figures.depth(lines, Summary.average(nulls)),
-                         "polarisation": layer_figures.polarisation(lines)})  # fmt: skip
+    figures = {
+        "depth": layer_figures.depth(lines, Summary.average(nulls)),
+        "polarisation": layer_figures.polarisation(lines),
+    }
     content = {
         "runs": {
             name: {
@@ -198,9 +200,9 @@ def routings(folders: Sequence[Path], out: Path, console: Console) -> list[Path]
     texts = {
         SUMMARY: json.dumps(content, indent=2, allow_nan=False) + "\n",
         CLAIMS: format_csv(rows) if rows else "",
-        PAGE: index.page(out, pages, by_claim, both, files=(CLAIMS, SUMMARY)),
+        PAGE: index.text(pages, runs_table(by_claim, names, sortable=True), both, figures),
     }
-    return [*written, *both, *write_texts(out, texts)]
+    return [*save(out, figures), *both, *write_texts(out, texts)]
 
 
 def _profiles(lines: dict[str, Summary], untrained: dict[str, Summary]) -> list[Claim]:

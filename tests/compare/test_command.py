@@ -23,7 +23,7 @@ WRITTEN = {
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures are drawn where they are looked at."""
-    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda folder, groups: [])
+    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups: {})
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_runs_alone_need_a_folder_and_are_compared_as_a_sweep_is(swept, tmp_path
 def test_one_seed_has_scores_and_no_test(tmp_path, capsys, undrawn):
     sweep = write_sweep(tmp_path / "sweep", CELLS, [4])
     assert main(["compare", str(sweep)]) == 0
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     assert "0 tests in all" in out
     assert out.count("one seed, no test") == 3
     assert "±" not in out.replace("± one standard error", "")

@@ -8,7 +8,7 @@ import pytest
 from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
-from dualpath_cli.compare.tables import group_table
+from dualpath_cli.compare.tables import group_tables
 from dualpath_cli.errors import UserError
 from tests.compare.run_folders import BATCH, CELLS, STEPS, model_of, write_run, write_sweep
 
@@ -26,7 +26,7 @@ def by_name(group: Group) -> dict[str, Configuration]:
 
 
 def headings_of(group: Group) -> list[str]:
-    return [column.heading for column in group_table(group).columns]
+    return [column.heading for column in group_tables(group)[0].columns]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_loops_that_the_router_makes_are_those_last_logged_of_looped_layers(tmp_
         "wide": None, "loop_k4": 2.0,
     }  # fmt: skip
     place = headings_of(group).index("loops")
-    assert [row[place].text for row in group_table(group).cells()] == ["", "2.00"]
+    assert [row[place].text for row in group_tables(group)[0].cells()] == ["", "2.00"]
     (alone,) = groups_of([run for run in runs if run.settings.run.recipe == "wide"])
     assert "loops" not in headings_of(alone)
 

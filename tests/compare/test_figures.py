@@ -10,16 +10,12 @@ from dualpath_cli.compare import paper
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.figures import LOSS, TOKENS, draw, shared_points
 from dualpath_cli.compare.groups import groups_of
-from dualpath_cli.compare.quality import COLORS, COUNTS, MARKERS, quality
+from dualpath_cli.compare.quality import COUNTS, MARKERS, quality
 from dualpath_cli.compare.runs import find_folders, read_run
+from dualpath_cli.output.colors import FAMILY_COLORS
+from dualpath_cli.output.figures import save
 from tests.compare.groups import configuration, group, wide
 from tests.compare.run_folders import BATCH, model_of, write_run, write_sweep
-
-
-@pytest.fixture
-def unsaved(monkeypatch):
-    """Figures are made, and not saved."""
-    monkeypatch.setattr("dualpath_cli.compare.figures.save", lambda folder, figures: [])
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +33,7 @@ def test_quality_has_a_point_a_configuration_a_line_an_alpha_and_a_curve(swept):
         for bars in ax.containers
     }
     assert points == {
-        (c.parameters, c.mean("aggregate")): (COLORS[c.family], MARKERS[c.loops or 1])
+        (c.parameters, c.mean("aggregate")): (FAMILY_COLORS[c.family], MARKERS[c.loops or 1])
         for c in swept.configurations
     }
     bars = [line.get_segments()[0][:, 1] for bar in ax.containers for line in bar[2]]
@@ -95,7 +91,7 @@ def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
 
 
 @pytest.mark.parametrize(("kept", "steps"), [((1, 3), (20, 40)), ((0, 2), (10, 30)), ((), ())])
-def test_runs_that_logged_at_other_steps_share_some_or_have_no_line(tmp_path, kept, steps, unsaved):
+def test_runs_that_logged_at_other_steps_share_some_or_have_no_line(tmp_path, kept, steps):
     scores = {"novels": 2.0, "peps": 2.0}
     folders = [write_run(tmp_path / f"{n}", model_of("wide"), scores, seed=n) for n in range(2)]
     head, *rows = (folders[1] / "metrics.csv").read_text().splitlines(keepends=True)
@@ -105,14 +101,14 @@ def test_runs_that_logged_at_other_steps_share_some_or_have_no_line(tmp_path, ke
     (points,) = shared_points(made.configurations)
     assert points.shape == (2, len(steps), 3)
     assert points[0, :, TOKENS].tolist() == [step * BATCH for step in steps]
-    draw(tmp_path / "out", [made])
+    draw([made])
 
 
 def test_figures_are_drawn_and_none_stays_of_an_earlier_comparison(swept, tmp_path: Path):
-    written = draw(tmp_path, [swept])
+    written = save(tmp_path, draw([swept]))
     assert [path.name for path in written] == [
         f"{name}.{suffix}" for name in ("quality", "tokens", "hours") for suffix in ("png", "pdf")
     ]
     assert all(imread(path).std() > 0.01 for path in written if path.suffix == ".png")
-    draw(tmp_path, paper.groups())
+    save(tmp_path, draw(paper.groups()))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["quality.pdf", "quality.png"]

@@ -1,33 +1,40 @@
-"""The page of a comparison in Chromium: names stand as they are, and headings sort."""
+"""The page of a comparison in Chromium: literal names, headings that sort, figures, widths."""
 
 import math
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
-from dualpath_cli.compare.page import write
+from dualpath_cli.compare.page import text
+from dualpath_cli.output.colors import MUTED, WIDE
+from dualpath_cli.output.figures import panels
 from dualpath_cli.output.table import Column, Table
 
 NAMES = ("a_k10", "a_k2", "<b>&amp;</b>", "none")
 NUMBERS = (-1.5, 2.0, -20.0, math.nan)
-PIXEL = bytes.fromhex(
-    "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
-    "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
-)
 
 
 def table() -> Table:
     rows = list(zip(NAMES, NUMBERS, strict=True))
     columns = [Column("name"), Column("score", "{:+.1f} ±".format, marks_lowest=True)]
-    return Table(columns, rows, "budget <i>1M</i>", "a caption")
+    wide = [Column("n" * 60, "", importance=n) for n in range(4)]
+    return Table([*columns, *wide], rows, "budget <i>1M</i>", "a caption")
+
+
+def figure() -> Figure:
+    drawn, axes = panels(8, 2)
+    axes[0, 0].plot([0, 1], [1, 0], color=WIDE)
+    axes[0, 0].annotate("a <b>", (0.5, 0.5), color=MUTED)
+    return drawn
 
 
 @pytest.fixture
 def tab(chromium, tmp_path: Path):
     """The page, which asks for nothing and meets no error."""
     met: list[str] = []
-    (tmp_path / "quality.png").write_bytes(PIXEL)
-    path = write(tmp_path / "index.html", [("runs", "<4>")], [table()], [])
+    path = tmp_path / "index.html"
+    path.write_text(text([("runs", "<4>")], [table()], [], {"quality": figure(), "hours": None}))
     context = chromium.new_context(offline=True)
     opened = context.new_page()
     opened.on("console", lambda message: met.append(message.text))
@@ -60,7 +67,26 @@ def test_names_stand_literally_and_headings_sort_both_ways(tab):
     assert tab.get_attribute("th:nth-child(2)", "aria-sort") is None
 
 
-def test_figures_are_in_the_page(tab):
-    sizes = tab.eval_on_selector_all("img", "list => list.map(e => [e.naturalWidth, e.alt])")
-    assert [width for width, _ in sizes] == [1]
-    assert sizes[0][1].startswith("Bits per byte against parameters")
+INKS = """svg => [svg.getAttribute("aria-label"), ...["fill", "background-color", "width"].map(
+  name => getComputedStyle(svg)[name]), getComputedStyle(document.body).color,
+  ...[...svg.querySelectorAll("path[clip-path]")].map(e => getComputedStyle(e).stroke)]"""
+
+
+def test_figures_take_the_ink_of_the_page_light_or_dark(tab):
+    label, ink, ground, _, text_ink, *lines = tab.eval_on_selector("svg", INKS)
+    assert label.startswith("Bits per byte against parameters")
+    assert (ink, ground, lines[-1]) == (text_ink, "rgba(0, 0, 0, 0)", "rgb(76, 140, 184)")
+    tab.emulate_media(color_scheme="dark")
+    _, dark_ink, _, _, text_ink, *lines = tab.eval_on_selector("svg", INKS)
+    assert ink != dark_ink == text_ink
+    assert lines[-1] != "rgb(76, 140, 184)"
+
+
+@pytest.mark.parametrize("width", [1400, 800, 390])
+def test_a_wide_table_scrolls_in_its_box_beside_its_first_column(tab, width):
+    tab.set_viewport_size({"width": width, "height": 800})
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    tab.eval_on_selector(".scroll", "box => { box.scrollLeft = 300; }")
+    assert tab.locator(".scroll").evaluate("box => box.scrollLeft") == 300
+    box, cell = (tab.locator(place).first.bounding_box() for place in (".scroll", "td"))
+    assert cell["x"] == pytest.approx(box["x"], abs=2)

@@ -2,12 +2,13 @@
 
 import csv
 import io
+import re
 from dataclasses import replace
 
 import pytest
 
 from dualpath_cli.compare.differences import differences_of
-from dualpath_cli.compare.tables import count, group_table, records_of_groups, tables_of_tests
+from dualpath_cli.compare.tables import count, group_tables, records_of_groups, tables_of_tests
 from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.output.table import Cell, Table
 from tests.compare.groups import configuration, group, wide
@@ -26,15 +27,22 @@ def cells_of(table: Table) -> list[dict[str, Cell]]:
 
 
 def test_the_main_table_is_relative_to_the_wide_model():
-    rows = cells_of(group_table(TABLE))
-    assert [row["params/wide"].text for row in rows] == ["1.00", "0.50", "0.50"]
-    assert [row["time/wide"].text for row in rows] == ["1.00", "1.50", "1.00"]
-    assert [row["µs/token"].text for row in rows] == ["100", "150", "100"]
+    rows = cells_of(group_tables(TABLE)[0])
+    assert [row["params\n/wide"].text for row in rows] == ["1.00", "0.50", "0.50"]
+    assert [row["time\n/wide"].text for row in rows] == ["1.00", "1.50", "1.00"]
     assert [row["aggregate"].text for row in rows] == ["2.1000 ± 0.1000", "1.9500 ± 0.0500",
                                                       "1.9700"]  # fmt: skip
     assert [row["aggregate"].marked for row in rows] == [False, True, False]
-    short = cells_of(group_table(TABLE, errors=False))[0]
-    assert (short["aggregate"].text, short["text"].text) == ("2.1000 ± 0.1000", "2.1000")
+    (alone,) = group_tables(replace(TABLE, wide=None))
+    assert [row["µs\n/token"].text for row in cells_of(alone)] == ["100", "150", "100"]
+
+
+def test_several_sets_have_a_table_of_their_own():
+    sets = replace(TABLE, measures=("aggregate", "text", "text"))
+    for errors, text in ((True, "2.1000 ± 0.1000"), (False, "2.1000")):
+        main, by_set = group_tables(sets, errors)
+        assert cells_of(main)[0]["aggregate"].text == "2.1000 ± 0.1000"
+        assert cells_of(by_set)[0]["text"].text == text
 
 
 def test_the_csv_has_full_numbers_and_leaves_empty_what_a_group_has_not():
@@ -54,7 +62,10 @@ def test_tests_say_their_number_and_leave_empty_what_was_not_tested():
     assert table.title.endswith("bits per byte less those of wide, 2 tests in all")
     cells = cells_of(table)[1]
     assert cells["verdict"].text == "one seed, no test"
-    assert [cells[name].text for name in ("95 % interval", "p", "Holm", "df")] == [""] * 4
+    assert re.fullmatch(r"-\d\.\d{4}", cells["difference, 95 % interval"].text)
+    assert [cells[name].text for name in ("p", "Holm", "df")] == [""] * 3
+    (same,) = tables_of_tests(rows[:1], 2)
+    assert "in all rows: on aggregate, detectable" in same.explanation()
 
 
 @pytest.mark.parametrize(("value", "text"), [

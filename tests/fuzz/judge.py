@@ -9,6 +9,7 @@ import signal
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +20,7 @@ from dualpath_cli.command.launch import Launch
 from dualpath_cli.command.records import resolve
 from dualpath_cli.compare import command as compare
 from dualpath_cli.compare.differences import differences_of
-from dualpath_cli.compare.tables import group_table, tables_of_tests
+from dualpath_cli.compare.tables import group_tables, tables_of_tests
 from dualpath_cli.errors import LONGEST, UserError
 from dualpath_cli.files.atomic import write_text
 from dualpath_cli.output.table import latex, markdown
@@ -132,7 +133,7 @@ def _compare(options: Any) -> str:
 
     def answer(groups: Any, left_out: Any, out: Path, aggregate_only: bool) -> list[Path]:
         rows = differences_of(groups, aggregate_only=aggregate_only)
-        tables = [*map(group_table, groups), *tables_of_tests(rows, len(rows))]
+        tables = [*chain(*map(group_tables, groups)), *tables_of_tests(rows, len(rows))]
         assert all(latex(table) and markdown(table) for table in tables)
         return [out]
 

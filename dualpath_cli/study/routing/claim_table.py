@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dualpath_cli.files.csv_text import without_nan
-from dualpath_cli.output.table import Column, Table, interval
+from dualpath_cli.output.table import Column, Columns, Table, with_interval
 from dualpath_cli.study.routing.claims import Claim, number_of_tests, together
 
 VERDICTS = (
@@ -21,34 +21,44 @@ def as_row(claim: Claim) -> dict[str, Any]:
 
 
 def claim_table(statements: Sequence[Claim], bands: str = "") -> Table:
-    """The claims as a table: a row each, what its sources say one after the other in it.
+    """The claims as a table: a row each, of all sources together.
 
     `bands` says which layers are meant, for the caption.
     """
-    columns = [
-        Column("claim", prose=True), Column("value", "", importance=2),
-        Column("95 % interval", interval("+.3f"), importance=2), Column("untrained", ""),
-        Column("test", ""), Column("verdict", importance=3),
-        Column("source by source", importance=0, prose=True),
-    ]  # fmt: skip
     by_claim: dict[tuple[str, str], list[Claim]] = {}
     for claim in statements:
         by_claim.setdefault((claim.claim, claim.number), []).append(claim)
-    rows = []
-    for of_one in by_claim.values():
-        claim = of_one[0]
-        one = len(of_one) == 1
-        rows.append((
-            f"{claim.claim}: {claim.number}",
-            _span([row.value for row in of_one]),
-            (claim.low, claim.high) if one else None,
-            _span([row.untrained for row in of_one]),
-            f"{'>' if claim.above else '<'} {claim.bound:g}",
-            together([row.verdict for row in of_one]),
-            claim.source if one else _by_verdict(of_one),
-        ))  # fmt: skip
+    columns: Columns[list[Claim]] = [
+        (Column("claim", prose=True), lambda rows: f"{rows[0].claim}: {rows[0].number}"),
+        (Column("value, 95 % interval", _value, importance=2), list),
+        (Column("untrained", ""), lambda rows: _span([row.untrained for row in rows])),
+        (Column("test", ""), lambda rows: f"{'>' if rows[0].above else '<'} {rows[0].bound:g}"),
+        (Column("verdict", importance=3, prose=True), _verdict),
+        (Column("source", importance=0, prose=True, once=True), _sources),
+    ]
     tests = f"{number_of_tests(statements)} tests, corrected for their number (Holm)"
-    return Table(columns, rows, "the paper's claims", f"{bands}{tests}; {VERDICTS}")
+    caption = f"{bands}value: of several sources the lowest and highest; {tests}; {VERDICTS}"
+    return Table.of(list(by_claim.values()), columns, "the paper's claims", caption)
+
+
+def _value(rows: Sequence[Claim]) -> str:
+    if len(rows) > 1 or rows[0].value != rows[0].value:
+        return _span([row.value for row in rows])
+    return with_interval("+.3f")((rows[0].value, rows[0].low, rows[0].high))
+
+
+def _verdict(rows: Sequence[Claim]) -> str:
+    """That of all sources; where it is mixed, also which source has which."""
+    all_of_them = together([row.verdict for row in rows])
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(row.verdict, []).append(row.source)
+    by_verdict = "; ".join(f"{verdict}: {', '.join(of)}" for verdict, of in names.items())
+    return all_of_them if len(names) == 1 else f"{all_of_them} ({by_verdict})"
+
+
+def _sources(rows: Sequence[Claim]) -> str:
+    return ", ".join(row.source for row in rows)
 
 
 Verdicts = dict[tuple[str, str, str], dict[str, str]]
@@ -67,13 +77,16 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> Verdicts:
     return {key: found[key] for key in sorted(found, key=lambda key: claims.index(key[0]))}
 
 
-def runs_table(found: Verdicts, runs: Sequence[str]) -> Table:
-    """The claims run by run: a row a claim and source, a column a run."""
+def runs_table(found: Verdicts, runs: Sequence[str], *, sortable: bool = False) -> Table:
+    """The claims run by run: a row a claim and source, a column a run.
+
+    Rows name their claim where those before do not, or all where they are `sortable`.
+    """
     columns = [Column("claim", prose=True), *(Column(name) for name in ("source", "test", *runs))]
     rows = []
     before = ""
     for (claim, source, test), cells in found.items():
-        name = "" if claim == before else claim
+        name = "" if claim == before and not sortable else claim
         rows.append((name, source, test, *(cells.get(run) for run in runs)))
         before = claim
     return Table(columns, rows, "the paper's claims, run by run", VERDICTS)
@@ -83,10 +96,3 @@ def _span(values: Sequence[float]) -> str:
     known = [value for value in values if value == value]
     ends = dict.fromkeys(f"{value:+.3f}" for value in (min(known), max(known))) if known else ()
     return " to ".join(ends)
-
-
-def _by_verdict(rows: Sequence[Claim]) -> str:
-    names: dict[str, list[str]] = {}
-    for row in rows:
-        names.setdefault(row.verdict, []).append(row.source)
-    return "; ".join(f"{verdict}: {', '.join(sources)}" for verdict, sources in names.items())

@@ -27,7 +27,9 @@ class RoutingOptions:
 
     out: Path
     text: str | None
-    """A text to print in the terminal; nothing else is done then."""
+    """A text to print in the terminal, instead of a study of sources."""
+    text_page: bool
+    """Whether `out` gets the page of `text`."""
     layer: int | None
     """The layer that colours `text`; None: the mean of all."""
     tagger: str | None
@@ -56,7 +58,7 @@ class RoutingOptions:
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the options of `routing`."""
     add_text_arguments(parser)
-    text = "Print the routing of this text in the terminal, and write nothing."
+    text = "Print the routing of this text in the terminal; with --out, write its page there."
     parser.add_argument("--text", metavar="TEXT", help=text)
     text = "Colour --text by this layer instead of the mean of all."
     parser.add_argument("--layer", metavar="N", help=text)
@@ -95,9 +97,12 @@ def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> 
             raise UserError("--layer goes with --text; the page shows every layer")
         take_sources(recipe, given["sources"], given["max_tokens"])
     else:
-        for name in ("sources", "max_tokens", "examples", "no_costs", "beside_loops", "out"):
+        for name in ("sources", "max_tokens", "sequences", "examples"):
             if given[name]:
-                raise UserError(f"--{name} goes with sources; --text alone is printed")
+                raise UserError(f"--{name} goes with sources, not with --text")
+        for name in ("no_costs", "beside_loops"):
+            if given[name] and given["out"] is None:
+                raise UserError(f"--{name} is about the page; give --text an --out DIR")
         if not given["text"].strip():
             raise UserError("--text is empty")
         recipe["data"]["val"] = {}
@@ -106,6 +111,7 @@ def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> 
     return RoutingOptions(
         out=out_folder(given["out"], run, "routing"),
         text=given["text"],
+        text_page=given["text"] is not None and given["out"] is not None,
         layer=_whole("--layer", given["layer"]),
         tagger=None if given["tagger"].lower() == NO_TAGGER else given["tagger"],
         anchor=given["anchor"],

@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from dualpath_cli.command.launch import Launch
+from dualpath_cli.config import ModelConfig
 from dualpath_cli.files.atomic import write_texts
 from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.output.figures import save
-from dualpath_cli.output.table import Column, Table, interval
+from dualpath_cli.output.table import Column, Table, with_interval
 from dualpath_cli.output.terminal import show
 from dualpath_cli.statistics import bootstrap
 from dualpath_cli.statistics.bootstrap import LEAST_CLUSTERS, clusters_text
@@ -45,7 +47,7 @@ def write(
     """
     options, model = launch.options, launch.settings.model
     out = options.out
-    layers = tuple(n for n, kind in enumerate(model.block_kinds) if kind == "dual")
+    layers = gated_layers(model)
     summaries, untrained = (
         {
             name: Summary.from_sums(read[name], layers, model.loops, model.n_layers)
@@ -92,13 +94,7 @@ def write(
             "parts_of_speech_box": speech_figures.boxes(sums, average),
         },
     )
-    title = (
-        f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {facts['checkpoint']['step']:,}"
-    )
-    names = (f"K = {model.loops}, as trained", f"K = {options.beside_loops}, forced")
-    read = details.models(out, list(sources), *names)
-    tokenizer = Tokenizer.load(launch.run_folder / TOKENIZER)
-    page.write(out / PAGE, title, page_facts(content), layers, read, tokenizer.token_values())
+    path = write_page(launch, list(sources), page_facts(content))
     texts = {
         CLAIMS: format_csv(content["claims"]) if statements else "",
         SUMMARY: json.dumps(content, indent=2, allow_nan=False) + "\n",
@@ -109,9 +105,24 @@ def write(
         "tokens": out / TOKENS,
         "numbers": f"{out / SUMMARY}, {CLAIMS}",
         "figures": f"{out}: {', '.join(drawn_names)} (PNG, PDF)",
-        "page": (out / PAGE).resolve().as_uri(),
+        "page": path.resolve().as_uri(),
     }.items():
         console.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
+
+
+def gated_layers(model: ModelConfig) -> tuple[int, ...]:
+    """Numbers of the layers with gates."""
+    return tuple(n for n, kind in enumerate(model.block_kinds) if kind == "dual")
+
+
+def write_page(launch: Launch, sources: Sequence[str], terms: Sequence[tuple[str, str]]) -> Path:
+    """Writes the page of what lies in the folder of sources; returns its path."""
+    options, model = launch.options, launch.settings.model
+    title = f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {launch.step:,}"
+    names = (f"K = {model.loops}, as trained", f"K = {options.beside_loops}, forced")
+    read = details.models(options.out, sources, *names)
+    values = Tokenizer.load(launch.run_folder / TOKENIZER).token_values()
+    return page.write(options.out / PAGE, title, terms, gated_layers(model), read, values)
 
 
 def _show(
@@ -124,24 +135,25 @@ def _show(
     """Prints a row a layer and source, and a row a claim."""
     columns = [
         Column("source"), Column("layer", "d", importance=3),
-        Column("deep share", ".3f", importance=3), Column("95 % interval", interval(".3f")),
+        Column("deep share,\n95 % interval", with_interval(".3f"), importance=3),
         Column("g_d", ".3f"), Column("g_w", ".3f"), Column("cosine", ".3f", importance=2),
-        Column("|g_d - g_w|", ".3f"), Column("loops", ".3f", importance=2),
+        Column("|g_d\n- g_w|", ".3f"), Column("loops", ".3f", importance=2),
     ]  # fmt: skip
     names = ("gate_deep", "gate_wide", "cosine", "gate_difference", "expected_loops")
     rows: list[Sequence[Any]] = []
     for source, summary in summaries.items():
         shares = summary.means["deep_share"]
         low, high = summary.interval(shares)
-        facts = sources[source]
-        clusters = clusters_text(**facts["clusters"])
-        lines = [source, f"  {facts['tokens']:,} tokens, {clusters}"]
         for place, layer in enumerate(summary.layers):
             means = (summary.means[name][0, place] for name in names)
-            line = lines[place] if place < len(lines) else ""
-            rows.append([line, layer, shares[0, place], (low[place], high[place]), *means])
+            estimate = (shares[0, place], low[place], high[place])
+            rows.append(["" if place else source, layer, estimate, *means])
         rows.append(())
-    note = f"{DEFINITION}. {LAST_LAYER}" if average.is_last(-1) else DEFINITION
+    amounts = "; ".join(
+        f"{source}: {facts['tokens']:,} tokens, {clusters_text(**facts['clusters'])}"
+        for source, facts in sources.items()
+    )
+    note = f"{amounts}; {DEFINITION}" + (f". {LAST_LAYER}" if average.is_last(-1) else "")
     show(console, Table(columns, rows, "routing by layer", note))
     bands = ", ".join(f"{name} {_range(band)}" for name, band in average.layers_of_bands.items())
     show(console, claim_table(statements, f"bands of layers: {bands}; "))
@@ -157,15 +169,15 @@ def _show(
 def _classes(summaries: Mapping[str, Summary]) -> Table:
     """The classes that no claim is about: a row a class and source."""
     columns = [
-        Column("class"), Column("source", importance=2), Column("difference", "+.3f", importance=3),
-        Column("95 % interval", interval("+.3f")),
+        Column("class"), Column("source", importance=2),
+        Column("difference, 95 % interval", with_interval("+.3f"), importance=3),
     ]  # fmt: skip
     rows: list[Sequence[Any]] = []
     for chosen in classes.OTHERS:
         for source, summary in summaries.items():
             values = summary.class_differences[chosen].mean(1)
             low, high = map(float, summary.interval(values))
-            rows.append([chosen.name, source, float(values[0]), (low, high)])
+            rows.append([chosen.name, source, (float(values[0]), low, high)])
     note = "difference: mean deep share of the class minus that of other tokens; not tested"
     return Table(columns, rows, "further classes of tokens", note)
 

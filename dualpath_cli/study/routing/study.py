@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.session.session import Session
 from dualpath_cli.study import bench
 from dualpath_cli.study.classes import UPOS
@@ -25,8 +24,7 @@ from dualpath_cli.study.routing import report
 from dualpath_cli.study.routing.anchors import anchor_positions
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page import details
-from dualpath_cli.study.routing.page.encoding import likely_tokens
-from dualpath_cli.study.routing.page.passes import Forced, Lens, PagePass, first_tokens, forced
+from dualpath_cli.study.routing.page.passes import PagePass, page_passes
 from dualpath_cli.study.routing.reader import TABLE, Reading
 from dualpath_cli.study.routing.tokens import TOKENS, merge
 from dualpath_cli.study.tags import tag
@@ -119,21 +117,9 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
         options, config = self._options, self._session.launch.settings.model
         shown = self.shown[source] = options.shown(source, windows.n_filled)
         sources = self._session.launch.settings.data.val
-        changes = [row for rows in forced(config) for row in rows] if options.costs else []
-        beside = [] if options.beside_loops is None else [Intervention(loops=options.beside_loops)]
-        room = likely_tokens(
-            sum(len(options.shown(name, options.sequences)) for name in sources),
-            config.block_kinds.count("dual"),
-            [config.loops, *(change.loops or 0 for change in beside)],
-            len(changes),
-        )
+        of_all = sum(len(options.shown(name, options.sequences)) for name in sources)
         ranks = self._session.trainer.world_size
-        first = first_tokens(windows, shown, room, ranks)
-        return [
-            Lens(source, first, room, vocabulary=vocabulary),
-            *(Lens(source, first, room, change, vocabulary=vocabulary) for change in beside),
-            *(Forced(source, first, room, change) for change in changes),
-        ]
+        return page_passes(source, windows, shown, of_all, config, options, vocabulary, ranks)
 
     def finish(self, source: str, passes: Sequence[Reading | PagePass]) -> None:
         """Keeps all for the report."""

@@ -16,6 +16,7 @@ from dualpath_cli.output.colors import INK, share_colormap
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import Column, Table
 from dualpath_cli.run.run_folder import TOKENIZER
+from dualpath_cli.study.routing.page import of_text
 from dualpath_cli.study.routing.readouts import DEFINITION, READOUTS, dual_layers
 from dualpath_cli.study.routing.tokens import token_texts
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -28,8 +29,8 @@ def run(launch: Launch) -> int:
 
     Without a text, starts the study of whole sources.
 
-    Colours are the mean over layers, or those of `--layer`. On the CPU, in float32. Returns 0.
-    Raises UserError where the text is longer than the model.
+    Colours are the mean over layers, or those of `--layer`. On the CPU, in float32. With `--out`
+    the text also has a page. Returns 0. Raises UserError where the text is longer than the model.
     """
     config, options = launch.settings.model, launch.options
     if options.text is None:
@@ -50,7 +51,12 @@ def run(launch: Launch) -> int:
     with torch.inference_mode():
         model(torch.tensor([[tokenizer.eot_id, *ids]]), trace=trace)
     values_of = tokenizer.token_values()
-    show(plain_console(), [values_of[id] for id in ids], trace, options.layer)
+    written = of_text.write(launch, options.text, model, tokenizer) if options.text_page else []
+    console = plain_console()
+    show(console, [values_of[id] for id in ids], trace, options.layer)
+    for name, path in zip(("tokens", "page"), written, strict=False):
+        place = path.resolve().as_uri() if name == "page" else path
+        console.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -4,6 +4,7 @@
 """
 
 import sys
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,6 @@ from dualpath_cli.output.colors import DEEP, MUTED, SOURCES, WIDE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-SETS = [color for color in SOURCES if color not in (DEEP, WIDE)]
 
 Row = dict[str, str]
 
@@ -43,7 +42,7 @@ def draw(run: Path) -> Path:
                 ax, metrics, "bits_per_byte", per_step, "training", color=MUTED, lw=0.9, alpha=0.7
             )
             names = dict.fromkeys(row["set"] for row in validation)
-            for name, color in zip(names, SETS * 9, strict=False):
+            for name, color in zip(names, cycle(SOURCES), strict=False):
                 rows = [row for row in validation if row["set"] == name]
                 _line(ax, rows, "bits_per_byte", per_step, name, color=color, marker="o", ms=3)
             ax.legend(frameon=False, fontsize=8)

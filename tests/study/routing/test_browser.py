@@ -4,6 +4,7 @@ from tests.study.routing.pages import (
     FIRST,
     LAYERS,
     NASTY,
+    SECOND,
     WORDS,
     panel,
     place,
@@ -36,7 +37,7 @@ def test_a_token_pointed_at_shows_its_exact_numbers(visit):
 
 
 def test_two_models_are_side_by_side_and_point_at_the_same_token(visit):
-    tab = visit(models=TWO, width=1500)
+    tab = visit(models=TWO, width=1300)
     assert tab.locator(".source:visible").count() == 2  # of the first source alone
     assert tab.locator("h2:has-text('gsm8k · k4'), h2:has-text('gsm8k · k2')").count() == 2
     press(tab, "n")
@@ -58,3 +59,12 @@ def test_two_models_are_side_by_side_and_point_at_the_same_token(visit):
     assert place(tab).endswith("position 5")
     assert "echo" in left.nth(5).get_attribute("class")
     assert "echo" not in left.nth(4).get_attribute("class")
+    tab.locator("#names input").nth(1).check()
+    places = "l => l.map(e => [e.dataset.source, e.getBoundingClientRect().top])"
+    tops = tab.eval_on_selector_all(".source:not([hidden])", places)
+    assert len(tops) == 4
+    assert len(set(map(tuple, tops))) == 2
+
+
+def test_without_parts_of_speech_there_is_no_row_of_them(visit):
+    assert visit(examples=[SECOND]).locator("#of-token dt").all_inner_texts() == ["loss, nats"]

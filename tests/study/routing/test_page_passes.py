@@ -133,7 +133,7 @@ def test_the_first_tokens_of_a_sequence_give_what_the_whole_one_gives(
     whole: Studied, tmp_path: Path, monkeypatch
 ):
     expected_page = page_of(whole.folder)
-    monkeypatch.setattr("dualpath_cli.study.routing.study.likely_tokens", lambda *_: 4)
+    monkeypatch.setattr("dualpath_cli.study.routing.page.passes.likely_tokens", lambda *_: 4)
     folder = routing(whole.copied(tmp_path), "--tagger", "none", "--sequences", "3")
     first, counts = page_of(folder), expected_page["counts"]
     assert first["counts"].tolist() == np.minimum(counts, 4).tolist() == [4, 4, 1]

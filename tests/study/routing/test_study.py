@@ -23,6 +23,7 @@ from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.training.data.windows import document_windows
 from dualpath_cli.training.parallel import build_model
 from tests.study.conftest import OPEN, Forwards, Studied, Study, model_of
+from tests.study.routing.pages import data_of
 from tests.tiny_run import SEQ_LEN, Fit
 
 FIGURES = {
@@ -263,9 +264,9 @@ def test_the_command_writes_and_names_everything(whole: Studied):
     for name in FIGURES:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-    assert re.search(r"a +│ +0 │ +0\.\d{3} │ 0\.\d{3} to 0\.\d{3} │", shown)
-    assert re.search(r"  \d+ tokens, 15 windows +│ +1 │", shown)
-    assert "arithmetic (NUM, SYM) leans deep" in shown
+    assert re.search(r"a +│ +0 │ +0\.\d{3} \(0\.\d{3} to 0\.\d{3}\) │", shown)
+    assert re.search(r" a: [\d,]+ tokens, 15 windows; b: ", " ".join(shown.split()))
+    assert "│ arithmetic (NUM," in shown
 
 
 def test_chosen_sequences_come_first_and_others_are_a_mistake(run: Path, capsys):
@@ -313,7 +314,7 @@ def test_a_further_class_is_measured_and_shown_apart_from_the_claims(
         assert found["mean"] == pytest.approx(expected, rel=1e-4)
         mean, low, high = (f"{found[name]:+.3f}" for name in ("mean", "low", "high"))
         assert f"{mean} in {source}" in page
-        assert f"mine │ {source} │ {mean} │ {low} to {high}" in " ".join(shown.split())
+        assert f"mine │ {source} │ {mean} ({low} to {high})" in " ".join(shown.split())
     assert figures["classes"] is not None
     assert "<dt>class mine</dt><dd>NOUN, X: deep share minus that of other tokens" in page
 
@@ -373,3 +374,22 @@ def test_a_text_is_printed_with_its_deep_shares(run: Path, capsys):
     assert not (run / "routing").exists()
     assert main(["routing", "--ckpt_path", str(run), "--text", "hell", "--layer", "1"]) == 0
     assert "deep share, layer 1\n" in capsys.readouterr().out
+
+
+def test_the_page_of_a_text_is_that_of_a_source_with_it_alone(
+    run: Path, tmp_path: Path, figures, capsys
+):
+    (tmp_path / "text.txt").write_text("hell the")
+    words = ["--tagger", "none", "--beside_loops", "1"]
+    study = [*words, "--sources", f"text={tmp_path / 'text.txt'}", "--out", str(tmp_path / "study")]
+    assert main(["routing", "--ckpt_path", str(run), *study]) == 0
+    capsys.readouterr()
+    text = [*words, "--text", "hell the", "--out"]
+    assert main(["routing", "--ckpt_path", str(run), *text, str(tmp_path / "text")]) == 0
+    written = tmp_path / "text" / "index.html"
+    assert f"page     {written.as_uri()}\n" in capsys.readouterr().out
+    ours, theirs = data_of(written), data_of(tmp_path / "study" / "index.html")
+    assert np.array_equal(ours.pop("codes"), theirs.pop("codes"))
+    assert ours == theirs
+    assert main(["routing", "--ckpt_path", str(run), *text, str(tmp_path / "study")]) == 2
+    assert "study' has the routing of whole sources; give another" in capsys.readouterr().err

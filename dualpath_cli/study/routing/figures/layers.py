@@ -13,15 +13,12 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from dualpath_cli.output.colors import DEEP, INK, MUTED, SOURCES, WIDE
+from dualpath_cli.output.colors import INK, MUTED, SOURCES
 from dualpath_cli.output.figures import panels, plain
 from dualpath_cli.statistics.bootstrap import Floats
 from dualpath_cli.study.classes import TokenClass
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import CONTRIBUTION_BINS, CONTRIBUTION_END, CORNER, Sums
-
-LINES = [color for color in SOURCES if color not in (INK, DEEP, WIDE)]
-"""Of sources and runs: not the mean's colour, nor those of the paths."""
 
 
 def depth(lines: Mapping[str, Summary], untrained: Summary) -> Figure:
@@ -36,7 +33,7 @@ def depth(lines: Mapping[str, Summary], untrained: Summary) -> Figure:
         (axes[0, 0], "deep_share", "deep share", 0.5),
         (axes[0, 1], "cosine", "cosine of the paths' updates", 0),
     ):
-        for color, (label, line) in zip(cycle(LINES), lines.items(), strict=False):
+        for color, (label, line) in zip(cycle(SOURCES), lines.items(), strict=False):
             _line(ax, line, line.means[name], color, label)
         if len(lines) > 1 and len({line.layers for line in lines.values()}) == 1:
             mean = Summary.average(list(lines.values()))
@@ -54,7 +51,7 @@ def polarisation(lines: Mapping[str, Summary]) -> Figure:
     """How far apart a token's gates are, and how many tokens are in a corner, per layer."""
     figure, axes = panels(7.2, 3.0, 1, 2)
     gap, corner = axes[0]
-    for color, (label, line) in zip(cycle(LINES), lines.items(), strict=False):
+    for color, (label, line) in zip(cycle(SOURCES), lines.items(), strict=False):
         _line(gap, line, line.means["gate_difference"], color, label)
         for name, style in (("only_deep", "-"), ("only_wide", "--")):
             _line(corner, line, line.means[name], color, None, style)
@@ -78,7 +75,7 @@ def classes(lines: Mapping[str, Summary], chosen: Sequence[TokenClass]) -> Figur
         return None
     figure, axes = panels(0.8 + 3.2 * len(chosen), 3.0, 1, len(chosen), sharey=True)
     for ax, token_class in zip(axes[0], chosen, strict=True):
-        for color, (label, line) in zip(cycle(LINES), lines.items(), strict=False):
+        for color, (label, line) in zip(cycle(SOURCES), lines.items(), strict=False):
             _line(ax, line, line.class_differences[token_class], color, label)
         _layer_axis(ax, line.layers, f"{token_class.name} ({', '.join(token_class.upos)})")
         ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=":")

@@ -53,7 +53,7 @@ function draw() {
     const e = of[dd.dataset.model];
     dd.textContent = e ? read(dd.dataset.field, e, i, row) : "–";
   }
-  $("tag").textContent = shown && tags[code(0, of[0].first + i) - 1] || "–";
+  if (tags.length) $("tag").textContent = shown && tags[code(0, of[0].first + i) - 1] || "–";
   of.forEach((e, m) => {
     drawCharts(e, m, i);
     drawEarly(e, m, i);
@@ -77,8 +77,10 @@ function draw() {
   const shares = of.map((other) => read("share", other, i, row)).join(" and ");
   $("spoken").textContent = `${text}, ${where(row)}: deep share ${shares}`;
 }
-$("of-token").append(...readOuts(["nats"]),
-  make("div", {}, make("dt", {}, "UPOS"), make("dd", { id: "tag" })));
+$("of-token").append(...readOuts(["nats"]));
+if (tags.length) {
+  $("of-token").append(make("div", {}, make("dt", {}, "UPOS"), make("dd", { id: "tag" })));
+}
 $("of-layer").append(...readOuts(Object.keys(FIELDS).filter((name) => name !== "nats")));
 if (models.length > 1) {
   $("panel").classList.add("several");

@@ -25,6 +25,8 @@ from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.study.facts import override_facts
 from dualpath_cli.study.passes import FILLER, Arrays, Pass
+from dualpath_cli.study.routing.options import RoutingOptions
+from dualpath_cli.study.routing.page.encoding import likely_tokens
 from dualpath_cli.study.routing.readouts import dual_layers, is_text
 from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.module import DualPathModule
@@ -59,6 +61,36 @@ def forced(config: ModelConfig) -> list[list[Intervention]]:
             *(Intervention(gates=gates, layers=layers) for gates in GATES),
         ]
         for layers in places
+    ]
+
+
+def page_passes(
+    source: str,
+    windows: Windows,
+    shown: Sequence[int],
+    of_all: int,
+    config: ModelConfig,
+    options: RoutingOptions,
+    vocabulary: int,
+    ranks: int = 1,
+) -> "list[PagePass]":
+    """Returns the passes over the sequences of a source that are on the page.
+
+    `shown` are their numbers, `of_all` is how many sequences all sources have on it.
+    """
+    changes = [row for rows in forced(config) for row in rows] if options.costs else []
+    beside = [] if options.beside_loops is None else [Intervention(loops=options.beside_loops)]
+    room = likely_tokens(
+        of_all,
+        config.block_kinds.count("dual"),
+        [config.loops, *(change.loops or 0 for change in beside)],
+        len(changes),
+    )
+    first = first_tokens(windows, shown, room, ranks)
+    return [
+        Lens(source, first, room, vocabulary=vocabulary),
+        *(Lens(source, first, room, change, vocabulary=vocabulary) for change in beside),
+        *(Forced(source, first, room, change) for change in changes),
     ]
 
 

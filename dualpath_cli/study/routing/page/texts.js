@@ -22,6 +22,7 @@ const span = (text, i) => {
 
 // The columns of a source are its group: they show the same sequence.
 const columns = [];
+$("sources").classList.toggle("pairs", models.length === 2);
 const groups = [...new Set(examples.map((e) => e.source))].map((name, place) => {
   const group = models.map((model, m) => column(name, m));
   for (const c of group) c.group = group;
