@@ -8,6 +8,7 @@ from typing import Any, Literal
 from dualpath_cli.config import ModelConfig, ParameterGroup
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.ranges import Range, check_name, check_path, check_ranges, shown
+from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.validation import build
 from dualpath_cli.sizes import LARGEST, Size
@@ -336,7 +337,8 @@ def check_sections(recipe: Recipe) -> None:
     known = [section.name for section in fields(Settings)]
     for name, section in recipe.items():
         if name not in known:
-            hint = did_you_mean(str(name), known) or f"; sections are {', '.join(known)}"
+            near = did_you_mean(str(name), [*known, *OTHER_NAMES], OTHER_NAMES)
+            hint = near or f"; sections are {', '.join(known)}"
             raise UserError(f"unknown key '{name}' in the recipe{hint}")
         if name in SECTIONS and not isinstance(section, dict):
             raise UserError(

@@ -17,6 +17,7 @@ from dualpath_cli.files.atomic import PARTIAL
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.ranges import check_path
 from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import SECTIONS
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
@@ -257,7 +258,8 @@ def _varied(words: Sequence[str]) -> Varied:
                 "--alphas, --loops, --budget and --seeds say how, or give a sweep for each"
             )
         if key not in known:
-            hint = did_you_mean(key, known) or "; dualpath fit --help lists what there is"
+            hint = did_you_mean(OTHER_NAMES.get(name, key), known)
+            hint = hint or "; dualpath fit --help-recipe lists what there is"
             raise UserError(f"--set: no key '{key}' in a recipe{hint}")
         if key in DATA:
             raise UserError(
