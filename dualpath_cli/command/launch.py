@@ -65,16 +65,16 @@ class Launch:
     trunk: Path | None = None
     """Folder of another run whose checkpoint fit continues from, in a run folder that is new."""
     taken_back: int | None = None
-    """The step of the older checkpoint that this run was last taken back to by --ckpt_path."""
+    """The step of the older checkpoint that this run was last taken back to by --ckpt-path."""
 
 
 def prepare(command: Command, line: CommandLine) -> Launch:
     """Checks the words of a command with one RUN at most; the first mistake is a UserError.
 
-    Raises SystemExit after --print_config.
+    Raises SystemExit after --print-config.
     """
     if len(line.runs) > 1:
-        raise UserError(f"--ckpt_path takes one RUN, not {len(line.runs)}")
+        raise UserError(f"--ckpt-path takes one RUN, not {len(line.runs)}")
     if command.needs == "recipe":
         consent.agree({}, to_all=True)  # other runs must have the recipe's own classes
         settings = settings_from(_recipe_to_train(line))
@@ -116,7 +116,7 @@ def prepare_several(command: Command, line: CommandLine) -> tuple[list[Launch], 
         run = run_file.find(given)
         folder = out / f"{run.folder.parent.name}-{run.folder.name}-step-{run.step:08d}"
         if folder in lines:
-            raise UserError(f"--ckpt_path names two runs whose files would go to '{folder}'")
+            raise UserError(f"--ckpt-path names two runs whose files would go to '{folder}'")
         lines[folder] = replace(line, runs=[given], options=line.options | {"out": str(folder)})
     launches = [prepare(command, own_line) for own_line in lines.values()]
     if any(launch.settings.trainer.devices not in (1, "1") for launch in launches):

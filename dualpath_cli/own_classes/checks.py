@@ -45,7 +45,7 @@ def check_classes(config: ModelConfig) -> None:
 
 
 def option_of(config: ModelConfig) -> str:
-    """The option that a command needs to read this model: ` --own_classes`, or nothing."""
+    """The option that a command needs to read this model: ` --own-classes`, or nothing."""
     return f" {OPTION}" if own_roles(config) else ""
 
 

@@ -112,7 +112,7 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     if trainer.is_global_zero:
         session.say(f"curve: {curve.draw(folder)}")
     classes = option_of(session.launch.settings.model)
-    session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt_path {folder}{classes}")
+    session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt-path {folder}{classes}")
 
 
 def _lost_contact(session: Session, error: Exception) -> RunFailed | None:

@@ -86,7 +86,7 @@ class DualPathCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses our words, those of the process itself are done with, for the wanted command.
 
-        Lightning would take hyperparameters from the file that a command's own --ckpt_path names.
+        Lightning would take hyperparameters from the file that a command's own --ckpt-path names.
         """
         self._parsed = parser.parse_args(args)
         self.config = self._parsed[self._wanted]

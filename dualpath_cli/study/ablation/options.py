@@ -57,7 +57,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="DIR", help=text)
     text = "Set the paper's numbers beside the loss, where source and row are in its table."
-    parser.add_argument("--compare_paper", action="store_true", help=text)
+    parser.add_argument("--compare-paper", action="store_true", help=text)
 
 
 def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> AblateOptions:
