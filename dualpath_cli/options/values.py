@@ -31,6 +31,11 @@ def add_device(group: Any) -> None:
     group.add_argument("--device", metavar="DEVICE", default="auto", help=text)
 
 
+def percent(text: str) -> float:
+    """Reads percents, such as 50 or 50%. Raises ValueError where it is no number."""
+    return float(text.removesuffix("%"))
+
+
 def whole_number(option: str, text: str, least: int, most: int) -> int:
     """Reads a number such as 16 or 2K. Raises UserError where it is none, or out of its range."""
     size = parse_size(str(text), option)
