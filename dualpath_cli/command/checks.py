@@ -17,6 +17,9 @@ from dualpath_cli.text.storage import exists, is_remote, local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.text.verification import verify_chunks
 
+MOST_OF_A_CORE = 8
+"""Processes: more than one are slower, but serve to try out what several devices do."""
+
 
 def check_training_data(settings: Settings) -> Manifest:
     """Raises UserError unless the data folder is whole and fits the model; returns its manifest."""
@@ -69,6 +72,25 @@ def check_schedule(settings: Settings) -> None:
         )
 
 
+def check_batch(settings: Settings) -> None:
+    """Raises UserError unless a step is whole micro-batches on its devices, as far as known here.
+
+    Else `fit` finds out once it has its devices.
+    """
+    run, trainer = settings.run, settings.trainer
+    devices = trainer.devices_of_a_node
+    if devices is None and _is_on_cpu(trainer):
+        devices = 1
+    ranks = None if devices is None else devices * trainer.num_nodes
+    sequences = 1 if run.micro_batch == "auto" or ranks is None else run.micro_batch
+    micro_batches(run.batch_tokens, settings.model.max_seq_len, ranks or 1, sequences)
+
+
+def _is_on_cpu(trainer: TrainerSettings) -> bool:
+    """Whether a run will be on the CPU, as far as can be told without torch."""
+    return trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and visible_gpus() == 0)
+
+
 def check_train_loops(settings: Settings) -> None:
     """Raises UserError for a number in `run.train_loops` that the model cannot loop."""
     for loops in settings.run.train_loops or []:
@@ -77,7 +99,13 @@ def check_train_loops(settings: Settings) -> None:
 
 
 def check_devices(trainer: TrainerSettings) -> None:
-    """Raises UserError unless there are as many GPUs as are asked for by name."""
+    """Raises UserError for more GPUs than there are, and for far more processes than cores."""
+    given, cores = trainer.devices_of_a_node or 1, os.cpu_count() or 1
+    if given > MOST_OF_A_CORE * cores and _is_on_cpu(trainer):
+        raise UserError(
+            f"trainer.devices={trainer.devices} on the CPU would be {given} processes on {cores} "
+            f"cores; use at most {cores}"
+        )
     if trainer.accelerator not in ("cuda", "gpu"):
         return
     count = visible_gpus()

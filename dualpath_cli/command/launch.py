@@ -16,6 +16,7 @@ import yaml
 
 from dualpath_cli.command import words
 from dualpath_cli.command.checks import (
+    check_batch,
     check_devices,
     check_epochs,
     check_schedule,
@@ -30,12 +31,14 @@ from dualpath_cli.command.records import Command, resolve
 from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.command.words import CommandLine
 from dualpath_cli.errors import UserError
+from dualpath_cli.files.csv_text import has_step
 from dualpath_cli.output.streams import is_first_rank
 from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, check_classes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import Settings, check_sections, settings_from
 from dualpath_cli.run import run_file, run_folder
+from dualpath_cli.run.run_folder import VALIDATION, step_of
 from dualpath_cli.text.manifest import Manifest
 
 _HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
@@ -71,7 +74,7 @@ class Launch:
 def prepare(command: Command, line: CommandLine) -> Launch:
     """Checks the words of a command with one RUN at most; the first mistake is a UserError.
 
-    Raises SystemExit after --print-config.
+    Raises SystemExit after --print-config, and where `fit` has nothing to do.
     """
     if len(line.runs) > 1:
         raise UserError(f"--ckpt-path takes one RUN, not {len(line.runs)}")
@@ -79,7 +82,9 @@ def prepare(command: Command, line: CommandLine) -> Launch:
         consent.agree({}, to_all=True)  # other runs must have the recipe's own classes
         settings = settings_from(_recipe_to_train(line))
         _print_if_asked(settings, line)
-        return to_train(command, settings, line.runs, line.options["new_data"])
+        launch = to_train(command, settings, line.runs, line.options["new_data"])
+        _end_if_finished(launch)
+        return launch
     run = run_file.find(line.runs[0])
     recipe = _recipe_of(run, line)
     settings_from(recipe)  # before options are read into it
@@ -158,6 +163,19 @@ def _print_if_asked(settings: Settings, line: CommandLine) -> None:
         raise SystemExit(0)
 
 
+def _end_if_finished(launch: Launch) -> None:
+    """Ends the command for a run that has made all of its steps, and their last validation."""
+    settings, checkpoint = launch.settings, launch.checkpoint
+    if checkpoint is None or launch.trunk is not None:
+        return
+    steps, step = settings.run.max_tokens // settings.run.batch_tokens, step_of(checkpoint)
+    lacks = settings.data.val and not has_step(launch.run_folder / VALIDATION, step)
+    if step >= steps and not lacks:
+        if is_first_rank():
+            print(f"{launch.run_folder} is finished: nothing to do")
+        raise SystemExit(0)
+
+
 def to_train(
     command: Command, settings: Settings, runs: Sequence[str] = (), new_data: bool = False
 ) -> Launch:
@@ -170,6 +188,7 @@ def to_train(
     check_size(settings)
     manifest = check_training_data(settings)
     check_schedule(settings)
+    check_batch(settings)
     check_train_loops(settings)
     check_validation_sets(settings, f"{settings.data.path}/{run_folder.TOKENIZER}")
     folder = Path(settings.run.dir) / settings.run.recipe / settings.run.name
