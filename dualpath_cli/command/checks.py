@@ -3,6 +3,7 @@
 import ctypes
 import glob
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
@@ -19,6 +20,10 @@ from dualpath_cli.text.verification import verify_chunks
 
 MOST_OF_A_CORE = 8
 """Processes: more than one are slower, but serve to try out what several devices do."""
+
+
+CLASSES = ("callbacks", "plugins", "profiler")
+"""The keys of a trainer's section that name classes, whose code would run."""
 
 
 def check_training_data(settings: Settings) -> Manifest:
@@ -118,6 +123,20 @@ def check_devices(trainer: TrainerSettings) -> None:
         raise UserError(
             f"trainer.devices={trainer.devices}, but {count} GPUs are to be seen here; use as many"
         )
+
+
+def check_trainer_classes(trainer: TrainerSettings) -> None:
+    """Raises UserError for a class whose package is not there; all else Lightning finds out."""
+    for key in (*CLASSES, "strategy"):
+        section = getattr(trainer, key)
+        for given in section if isinstance(section, list) else [section]:
+            path = given.get("class_path") if isinstance(given, dict) else None
+            package, dot, _ = str(path).partition(".")
+            if dot and package.isidentifier() and find_spec(package) is None:
+                raise UserError(
+                    f"trainer.{key}: '{path}' cannot be imported: there is no module '{package}'; "
+                    "Python looks on PYTHONPATH"
+                )
 
 
 def visible_gpus() -> int | None:

@@ -16,12 +16,14 @@ import yaml
 
 from dualpath_cli.command import words
 from dualpath_cli.command.checks import (
+    CLASSES,
     check_batch,
     check_devices,
     check_epochs,
     check_schedule,
     check_size,
     check_train_loops,
+    check_trainer_classes,
     check_training_data,
     check_validation_sets,
     verify_data,
@@ -42,8 +44,6 @@ from dualpath_cli.run.run_folder import VALIDATION, step_of
 from dualpath_cli.text.manifest import Manifest
 
 _HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
-_CLASSES = ("callbacks", "plugins", "profiler")
-"""The keys of a trainer's section that name classes, whose code would run."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ def prepare(command: Command, line: CommandLine) -> Launch:
     settings = settings_from(recipe)
     _print_if_asked(settings, line)
     check_devices(settings.trainer)
+    check_trainer_classes(settings.trainer)
     check_as_trained(run, settings.model)
     check_size(settings)
     if command.check is not None:
@@ -138,10 +139,10 @@ def _recipe_to_train(line: CommandLine) -> recipes.Recipe:
 def _recipe_of(run: run_folder.Run, line: CommandLine) -> recipes.Recipe:
     """A run's recipe, without what was true only of the machine that trained it."""
     recipe = run_folder.read_recipe(run.folder)
-    left_out = [f"trainer.{key}" for key in _CLASSES if recipe.get("trainer", {}).get(key)]
+    left_out = [f"trainer.{key}" for key in CLASSES if recipe.get("trainer", {}).get(key)]
     if left_out and is_first_rank():
         print(f"left out, as the run names it: {', '.join(left_out)}", file=sys.stderr)
-    recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(_CLASSES)})
+    recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(CLASSES)})
     given = recipes.load_recipes(line.configs)
     recipe = line.changed(recipes.merge(recipe, given))
     check_sections(recipe)
@@ -184,6 +185,7 @@ def to_train(
     Raises UserError for the first mistake.
     """
     check_devices(settings.trainer)
+    check_trainer_classes(settings.trainer)
     check_classes(settings.model)
     check_size(settings)
     manifest = check_training_data(settings)

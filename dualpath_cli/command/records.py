@@ -122,6 +122,7 @@ _RECORDS = (
         "class of token, with halting: each paired with the learned router on identical tokens.",
         add_arguments=f"{_ABLATION}.options:add_arguments",
         read_options=f"{_ABLATION}.options:read_options",
+        check=f"{_ABLATION}.options:check_options",
         combine="dualpath_cli.study.runs:ablations",
         reads_models=True,
     ),

@@ -75,6 +75,8 @@ RECIPES = {
     "trainer: {strategy: single, devices: 2}": "choose ddp, fsdp or hsdp",
     "trainer: {strategy: single, num_nodes: 2}": "choose ddp, fsdp or hsdp",
     "trainer: {max_time: soon}": "trainer: max_time must be days:hours:minutes:seconds",
+    "trainer: {callbacks: [{class_path: qqqq.Callback}]}": "trainer.callbacks: 'qqqq.Callback' "
+    "cannot be imported: there is no module 'qqqq'",
     "trainer: {profiler: simpel}": "profiler must be",
     # names and places
     "run: {name: ../../x}": "run: name must be a plain name, without '/', '\\', '$' and control "
@@ -135,6 +137,9 @@ LINES = {
     "fit --config tiny.yaml --run.batch_tokens 40": "is no whole number of sequences of 16 tokens",
     "fit --config tiny.yaml --trainer.devices 500": "would be 500 processes on",
     "fit --config tiny.yaml --trainer.devices 3": "to 3 devices, but to 2",
+    "fit --config tiny.yaml --model.gate qqqq.Gate": "No module named 'qqqq'; Python looks in",
+    "ablate --ckpt-path runs/begun/default --sources a=novels.jsonl --suite token-classes "
+    "--tagger qqqq": "spaCy",
     "fit --config tiny.yaml --model 3": "model must be a mapping",
     f"fit --config tiny.yaml --model.loops {'[' * 3000}": "model.loops must be a whole number",
     "fit --config tiny.yaml --run.batch_tokens 4096": "is less than one batch",
