@@ -20,6 +20,10 @@ LOG_WIDTH = 160
 """Characters a line that prose is wrapped to where the output is no terminal."""
 
 
+EMPTY = -1
+"""Importance of a column without a value: it is left out before all others."""
+
+
 @dataclass(frozen=True)
 class Frame:
     """Numbers of characters in a line that belong to no cell."""
@@ -155,7 +159,11 @@ def _widest(texts: Iterable[str], length: Callable[[str], int]) -> int:
 def _fitted(
     table: Table, natural: Sequence[int], least: Sequence[int], width: int | None, frame: Frame
 ) -> tuple[list[int], list[int]]:
-    importance = [column.importance for column in table.columns]
+    rows = [row for row in table.cells() if row]
+    importance = [
+        column.importance if any(row[place].text for row in rows) else EMPTY
+        for place, column in enumerate(table.columns)
+    ]
     room = LOG_WIDTH if width is None else width
     return fit(natural, least, importance, room, frame, may_drop=width is not None)
 
