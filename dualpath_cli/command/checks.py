@@ -1,6 +1,5 @@
 """Checks of a recipe against the world: data, validation sets, devices, memory. Torch-free."""
 
-import ctypes
 import glob
 import os
 from importlib.util import find_spec
@@ -9,6 +8,7 @@ from pathlib import Path
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.intervention import Intervention
+from dualpath_cli.options.values import visible_gpus
 from dualpath_cli.recipe.settings import Settings, TrainerSettings
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.text.documents import FORMATS, Source, source_files
@@ -137,19 +137,6 @@ def check_trainer_classes(trainer: TrainerSettings) -> None:
                     f"trainer.{key}: '{path}' cannot be imported: there is no module '{package}'; "
                     "Python looks on PYTHONPATH"
                 )
-
-
-def visible_gpus() -> int | None:
-    """How many GPUs CUDA's driver shows to this process; None where that cannot be told."""
-    if Path("/dev/kfd").exists():  # AMD's: counted by ROCm alone
-        return None
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int()
-    ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
-    return count.value if ready else 0
 
 
 def epochs(settings: Settings, manifest: Manifest, since: int = 0) -> float:
