@@ -32,9 +32,9 @@ def add_device(group: Any) -> None:
     group.add_argument("--device", metavar="DEVICE", default="auto", help=text)
 
 
-def percent(text: str) -> float:
+def percent(value: str | float) -> float:
     """Reads percents, such as 50 or 50%. Raises ValueError where it is no number."""
-    return float(text.removesuffix("%"))
+    return float(str(value).removesuffix("%"))  # jsonargparse reads what it has read again
 
 
 def whole_number(option: str, text: str, least: int, most: int) -> int:

@@ -11,7 +11,7 @@ from tests.sweep.sweeps import asked
 
 def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path: Path) -> None:
     wanted = asked(
-        tmp_path, "--budget", "100K,0.2M", "--alphas", "12.5, 50,50", "--loops", "4,2"
+        tmp_path, "--budget", "100K,0.2M", "--alphas", "12.5, 50,50%", "--loops", "4,2"
     ).wanted
     assert wanted.budgets == [100_000, 200_000]
     assert wanted.alphas == [12.5, 50]
@@ -25,7 +25,10 @@ def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path: Path
 def test_settings_are_recipe_values(tmp_path: Path) -> None:
     words = ["--set", "optim.decay=[matrices],[matrices, gains]", "--set", "model.gain_init=-7,-2"]
     words += ["--set", "model.gate=convex", "--set", "model.gate=fixed,convex"]
-    assert asked(tmp_path, *words).varied == {
+    words += ["--set", "run.compile=false"]  # of no numbers: in all runs alike
+    request = asked(tmp_path, *words)
+    assert request.recipe["run"]["compile"] is False
+    assert request.varied == {
         "optim.decay": [["matrices"], ["matrices", "gains"]],
         "model.gain_init": [-7, -2],
         "model.gate": ["convex", "fixed"],
