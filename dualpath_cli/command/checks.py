@@ -21,7 +21,6 @@ from dualpath_cli.text.verification import verify_chunks
 MOST_OF_A_CORE = 8
 """Processes: more than one are slower, but serve to try out what several devices do."""
 
-
 CLASSES = ("callbacks", "plugins", "profiler")
 """The keys of a trainer's section that name classes, whose code would run."""
 
