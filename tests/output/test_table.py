@@ -156,6 +156,15 @@ def test_a_column_without_values_is_left_out_first() -> None:
     ]  # fmt: skip
 
 
+def test_words_are_broken_into_two_lines_at_most_before_columns_are_left_out() -> None:
+    rows = [("one two three four five six", 1.0, 2.0)]
+    table = Table([Column("name"), Column("loss", ".4f"), Column("more", ".4f")], rows)
+    text = shown(table, 30)
+    assert "one two three " in text
+    assert "four five six " in text
+    assert text.rstrip().endswith("more")
+
+
 @settings(max_examples=40)
 @given(width=st.integers(30, 110))
 def test_no_line_of_plain_text_is_wider_than_the_terminal(width: int) -> None:
