@@ -12,8 +12,8 @@ from dualpath_cli.cli import main
 RUN = "runs/quickstart/default"
 COMMANDS = f"""\
 dualpath fit --config quickstart
-dualpath ablate --ckpt_path {RUN} --max_tokens 3000
-dualpath routing --ckpt_path {RUN} --max_tokens 3000 --tagger none
+dualpath ablate --ckpt-path {RUN} --max-tokens 3000
+dualpath routing --ckpt-path {RUN} --max-tokens 3000 --tagger none
 """
 
 

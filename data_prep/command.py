@@ -39,12 +39,7 @@ def prepare_command(arguments: list[str]) -> int:
 
 
 def _prepare(settings: Settings, options: argparse.Namespace) -> int:
-    from data_prep.prepare import Request, finished, prepare
-    from data_prep.sources import sample
     from data_prep.sources.corpora import find
-    from data_prep.sources.estimate import announce, estimate
-    from data_prep.sources.fetching import Fetcher
-    from data_prep.writing.mix import wanted_tokens
 
     # A folder for S3 is made here first, and stays: `fit` may read either.
     remote = options.out if options.out.startswith("s3://") else None
@@ -53,6 +48,12 @@ def _prepare(settings: Settings, options: argparse.Namespace) -> int:
     _check_places(settings, out, downloads)
     corpora = [find(s, downloads, options.mirror, settings.num_files) for s in settings.sources]
     tokenizer = _tokenizer(settings)
+    from data_prep.prepare import Request, finished, prepare  # imports requests
+    from data_prep.sources import sample
+    from data_prep.sources.estimate import announce, estimate
+    from data_prep.sources.fetching import Fetcher
+    from data_prep.writing.mix import wanted_tokens
+
     evaluations = _contamination(settings)
     request = Request(settings, corpora, tokenizer, out, evaluations, strict=options.strict)
     if manifest := finished(request, options.overwrite):

@@ -7,17 +7,20 @@ from data_prep.sources.nemotron import MIRROR
 from dualpath_cli.command.parser import OneLineParser
 
 _DESCRIPTION = """\
-Turns corpora into shards of tokens for `dualpath fit`: downloads, cleans, removes duplicates,
-holds out validation documents, mixes, tokenises and writes a folder with chunks, tokenizer.json
-and manifest.json. Each document is followed by an end-of-text token. Interrupted, the same command
-continues. `python -m data_prep inspect DIR` verifies and describes a folder."""
+Turns corpora into shards of tokens for `dualpath fit`: downloads, cleans,
+removes duplicates, holds out validation documents, mixes, tokenises and writes
+a folder with chunks, tokenizer.json and manifest.json. Each document is
+followed by an end-of-text token. Interrupted, the same command continues.
+`python -m data_prep inspect DIR` verifies and describes a folder."""
 
 _EPILOG = """\
 examples:
   python -m data_prep --source sample --out data/sample
-  python -m data_prep --source novels=texts/novels.jsonl.gz --tokenizer gpt2 --out data/novels
-  python -m data_prep --source nemotron-cc --num-files 1 --tokenizer gpt2 --out data/nemotron-cc
-  python -m data_prep --config recipes/data/paper.yaml --out data/nemotron-cc --yes"""
+  python -m data_prep --source novels=novels.jsonl.gz --tokenizer gpt2 \\
+      --out data/novels
+  python -m data_prep --source nemotron-cc --num-files 1 --tokenizer gpt2 \\
+      --out data/nemotron-cc
+  python -m data_prep --config paper --out data/nemotron-cc --yes"""
 
 
 def parser() -> OneLineParser:

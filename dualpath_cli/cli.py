@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from textwrap import fill
 from typing import TextIO
 
 from dualpath_cli.command.records import COMMANDS, Command, resolve
@@ -21,14 +22,21 @@ from dualpath_cli.errors import (
 from dualpath_cli.output.streams import escape_unprintable, to_nobody
 from dualpath_cli.own_classes import consent
 
+
+def _line(name: str, purpose: str) -> str:
+    text = f"  {name:10}{purpose}"
+    return fill(text, 80, subsequent_indent=" " * 12, break_on_hyphens=False)
+
+
 HELP = f"""usage: dualpath COMMAND ...
 
 Pretrain and study dual-path language models.
 
 commands:
-{chr(10).join(f"  {name:10}{command.purpose}" for name, command in COMMANDS.items())}
+{chr(10).join(_line(name, command.purpose) for name, command in COMMANDS.items())}
 
-dualpath COMMAND --help explains a command. A recipe is a path or a packaged name:
+dualpath COMMAND --help explains a command. A recipe is a path or a packaged
+name:
   dualpath fit --config recipes/f160m_a25_k4.yaml
   dualpath flops --budget 80M --alpha 50 --k 4
 """
@@ -86,7 +94,7 @@ def _main(words: Sequence[str]) -> int:
             return _interrupted(name, end.__context__)
         if end.code:
             raise
-        return 0  # after --help and --print_config
+        return 0  # after --help and --print-config
     except Stopped as stop:
         if not stop.quiet:
             _say(f"dualpath {name}: {stop.text}", sys.stdout)
@@ -149,7 +157,7 @@ def _run(command: Command, words: Sequence[str]) -> int:
     if command.needs == "nothing":
         from dualpath_cli.command import parser
 
-        answer = parser.answer(command, parser.parse(parser.parser_of(command), words))
+        answer = parser.answer(command, parser.parser_of(command).parse_args(words))
         if answer:
             print(answer)
         return 0

@@ -4,10 +4,15 @@ import difflib
 import errno
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 LONGEST = 800
 """Characters of a message; a longer one loses its middle, as both ends say what to do."""
+
+
+NEAR = 0.7
+"""The least similarity, of difflib, of a word that is suggested: `ablation` has 0.71 to `ablate`,
+`score` 0.67 to `compare`."""
 
 
 class UserError(Exception):
@@ -29,10 +34,17 @@ class NumbersFailed(RunFailed):
     """The numbers failed, not the machine: the same command would end in the same way."""
 
 
-def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """Returns ``"; did you mean 'x'?"`` for the nearest candidate, or an empty string."""
-    near = difflib.get_close_matches(word[:LONGEST], list(candidates), n=1)
-    return f"; did you mean '{near[0]}'?" if near else ""
+def did_you_mean(word: str, candidates: Iterable[str], shown: Mapping[str, str] = {}) -> str:
+    """Returns ``"; did you mean 'x'?"`` for the nearest candidate, or an empty string.
+
+    A candidate that begins with the word, of three letters or more, is near as well. `shown` is
+    named in place of a candidate.
+    """
+    known = list(candidates)
+    near = difflib.get_close_matches(word[:LONGEST], known, n=1, cutoff=NEAR)
+    if len(word) >= 3:
+        near += [candidate for candidate in known if candidate.startswith(word)]
+    return f"; did you mean '{shown.get(near[0], near[0])}'?" if near else ""
 
 
 class Stopped(BaseException):

@@ -5,7 +5,6 @@ import hashlib
 import zlib
 from pathlib import Path
 
-from data_prep.download.ahead import Downloads
 from data_prep.download.remote_file import RemoteFile, Unavailable
 from dualpath_cli.errors import UserError, did_you_mean
 
@@ -42,6 +41,8 @@ def _url(mirror: str, path: str) -> str:
 
 
 def _paths(mirror: str, folder: Path) -> list[str]:
+    from data_prep.download.ahead import Downloads  # imports requests
+
     url = _url(mirror, _LIST)
     try:
         listing = RemoteFile(url, f"{_NAME}/{Path(_LIST).name}")

@@ -1,13 +1,14 @@
 """Checks of a recipe against the world: data, validation sets, devices, memory. Torch-free."""
 
-import ctypes
 import glob
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.intervention import Intervention
+from dualpath_cli.options.values import visible_gpus
 from dualpath_cli.recipe.settings import Settings, TrainerSettings
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.text.documents import FORMATS, Source, source_files
@@ -16,6 +17,12 @@ from dualpath_cli.text.rows import is_known
 from dualpath_cli.text.storage import exists, is_remote, local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.text.verification import verify_chunks
+
+MOST_OF_A_CORE = 8
+"""Processes: more than one are slower, but serve to try out what several devices do."""
+
+CLASSES = ("callbacks", "plugins", "profiler")
+"""The keys of a trainer's section that name classes, whose code would run."""
 
 
 def check_training_data(settings: Settings) -> Manifest:
@@ -69,6 +76,25 @@ def check_schedule(settings: Settings) -> None:
         )
 
 
+def check_batch(settings: Settings) -> None:
+    """Raises UserError unless a step is whole micro-batches on its devices, as far as known here.
+
+    Else `fit` finds out once it has its devices.
+    """
+    run, trainer = settings.run, settings.trainer
+    devices = trainer.devices_of_a_node
+    if devices is None and _is_on_cpu(trainer):
+        devices = 1
+    ranks = None if devices is None else devices * trainer.num_nodes
+    sequences = 1 if run.micro_batch == "auto" or ranks is None else run.micro_batch
+    micro_batches(run.batch_tokens, settings.model.max_seq_len, ranks or 1, sequences)
+
+
+def _is_on_cpu(trainer: TrainerSettings) -> bool:
+    """Whether a run will be on the CPU, as far as can be told without torch."""
+    return trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and visible_gpus() == 0)
+
+
 def check_train_loops(settings: Settings) -> None:
     """Raises UserError for a number in `run.train_loops` that the model cannot loop."""
     for loops in settings.run.train_loops or []:
@@ -77,7 +103,13 @@ def check_train_loops(settings: Settings) -> None:
 
 
 def check_devices(trainer: TrainerSettings) -> None:
-    """Raises UserError unless there are as many GPUs as are asked for by name."""
+    """Raises UserError for more GPUs than there are, and for far more processes than cores."""
+    given, cores = trainer.devices_of_a_node or 1, os.cpu_count() or 1
+    if given > MOST_OF_A_CORE * cores and _is_on_cpu(trainer):
+        raise UserError(
+            f"trainer.devices={trainer.devices} on the CPU would be {given} processes on {cores} "
+            f"cores; use at most {cores}"
+        )
     if trainer.accelerator not in ("cuda", "gpu"):
         return
     count = visible_gpus()
@@ -92,17 +124,18 @@ def check_devices(trainer: TrainerSettings) -> None:
         )
 
 
-def visible_gpus() -> int | None:
-    """How many GPUs CUDA's driver shows to this process; None where that cannot be told."""
-    if Path("/dev/kfd").exists():  # AMD's: counted by ROCm alone
-        return None
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int()
-    ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
-    return count.value if ready else 0
+def check_trainer_classes(trainer: TrainerSettings) -> None:
+    """Raises UserError for a class whose package is not there; all else Lightning finds out."""
+    for key in (*CLASSES, "strategy"):
+        section = getattr(trainer, key)
+        for given in section if isinstance(section, list) else [section]:
+            path = given.get("class_path") if isinstance(given, dict) else None
+            package, dot, _ = str(path).partition(".")
+            if dot and package.isidentifier() and find_spec(package) is None:
+                raise UserError(
+                    f"trainer.{key}: '{path}' cannot be imported: there is no module '{package}'; "
+                    "Python looks on PYTHONPATH"
+                )
 
 
 def epochs(settings: Settings, manifest: Manifest, since: int = 0) -> float:

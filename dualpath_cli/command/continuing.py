@@ -25,7 +25,7 @@ _LENGTH = {"run": {"max_tokens", "recipe"}}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the option to fit's."""
     parser.add_argument(
-        "--new_data", action="store_true",
+        "--new-data", action="store_true",
         help="Continue the run on other data than it has been trained on up to now, from their "
         "beginning; else they are refused.",
     )  # fmt: skip

@@ -16,11 +16,14 @@ import yaml
 
 from dualpath_cli.command import words
 from dualpath_cli.command.checks import (
+    CLASSES,
+    check_batch,
     check_devices,
     check_epochs,
     check_schedule,
     check_size,
     check_train_loops,
+    check_trainer_classes,
     check_training_data,
     check_validation_sets,
     verify_data,
@@ -30,17 +33,17 @@ from dualpath_cli.command.records import Command, resolve
 from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.command.words import CommandLine
 from dualpath_cli.errors import UserError
+from dualpath_cli.files.csv_text import has_step
 from dualpath_cli.output.streams import is_first_rank
 from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, check_classes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import Settings, check_sections, settings_from
 from dualpath_cli.run import run_file, run_folder
+from dualpath_cli.run.run_folder import VALIDATION, step_of
 from dualpath_cli.text.manifest import Manifest
 
 _HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
-_CLASSES = ("callbacks", "plugins", "profiler")
-"""The keys of a trainer's section that name classes, whose code would run."""
 
 
 @dataclass(frozen=True)
@@ -65,21 +68,23 @@ class Launch:
     trunk: Path | None = None
     """Folder of another run whose checkpoint fit continues from, in a run folder that is new."""
     taken_back: int | None = None
-    """The step of the older checkpoint that this run was last taken back to by --ckpt_path."""
+    """The step of the older checkpoint that this run was last taken back to by --ckpt-path."""
 
 
 def prepare(command: Command, line: CommandLine) -> Launch:
     """Checks the words of a command with one RUN at most; the first mistake is a UserError.
 
-    Raises SystemExit after --print_config.
+    Raises SystemExit after --print-config, and where `fit` has nothing to do.
     """
     if len(line.runs) > 1:
-        raise UserError(f"--ckpt_path takes one RUN, not {len(line.runs)}")
+        raise UserError(f"--ckpt-path takes one RUN, not {len(line.runs)}")
     if command.needs == "recipe":
         consent.agree({}, to_all=True)  # other runs must have the recipe's own classes
         settings = settings_from(_recipe_to_train(line))
         _print_if_asked(settings, line)
-        return to_train(command, settings, line.runs, line.options["new_data"])
+        launch = to_train(command, settings, line.runs, line.options["new_data"])
+        _end_if_finished(launch)
+        return launch
     run = run_file.find(line.runs[0])
     recipe = _recipe_of(run, line)
     settings_from(recipe)  # before options are read into it
@@ -89,6 +94,7 @@ def prepare(command: Command, line: CommandLine) -> Launch:
     settings = settings_from(recipe)
     _print_if_asked(settings, line)
     check_devices(settings.trainer)
+    check_trainer_classes(settings.trainer)
     check_as_trained(run, settings.model)
     check_size(settings)
     if command.check is not None:
@@ -116,7 +122,7 @@ def prepare_several(command: Command, line: CommandLine) -> tuple[list[Launch], 
         run = run_file.find(given)
         folder = out / f"{run.folder.parent.name}-{run.folder.name}-step-{run.step:08d}"
         if folder in lines:
-            raise UserError(f"--ckpt_path names two runs whose files would go to '{folder}'")
+            raise UserError(f"--ckpt-path names two runs whose files would go to '{folder}'")
         lines[folder] = replace(line, runs=[given], options=line.options | {"out": str(folder)})
     launches = [prepare(command, own_line) for own_line in lines.values()]
     if any(launch.settings.trainer.devices not in (1, "1") for launch in launches):
@@ -133,10 +139,10 @@ def _recipe_to_train(line: CommandLine) -> recipes.Recipe:
 def _recipe_of(run: run_folder.Run, line: CommandLine) -> recipes.Recipe:
     """A run's recipe, without what was true only of the machine that trained it."""
     recipe = run_folder.read_recipe(run.folder)
-    left_out = [f"trainer.{key}" for key in _CLASSES if recipe.get("trainer", {}).get(key)]
+    left_out = [f"trainer.{key}" for key in CLASSES if recipe.get("trainer", {}).get(key)]
     if left_out and is_first_rank():
         print(f"left out, as the run names it: {', '.join(left_out)}", file=sys.stderr)
-    recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(_CLASSES)})
+    recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(CLASSES)})
     given = recipes.load_recipes(line.configs)
     recipe = line.changed(recipes.merge(recipe, given))
     check_sections(recipe)
@@ -158,6 +164,19 @@ def _print_if_asked(settings: Settings, line: CommandLine) -> None:
         raise SystemExit(0)
 
 
+def _end_if_finished(launch: Launch) -> None:
+    """Ends the command for a run that has made all of its steps, and their last validation."""
+    settings, checkpoint = launch.settings, launch.checkpoint
+    if checkpoint is None or launch.trunk is not None:
+        return
+    steps, step = settings.run.max_tokens // settings.run.batch_tokens, step_of(checkpoint)
+    lacks = settings.data.val and not has_step(launch.run_folder / VALIDATION, step)
+    if step >= steps and not lacks:
+        if is_first_rank():
+            print(f"{launch.run_folder} is finished: nothing to do")
+        raise SystemExit(0)
+
+
 def to_train(
     command: Command, settings: Settings, runs: Sequence[str] = (), new_data: bool = False
 ) -> Launch:
@@ -166,10 +185,12 @@ def to_train(
     Raises UserError for the first mistake.
     """
     check_devices(settings.trainer)
+    check_trainer_classes(settings.trainer)
     check_classes(settings.model)
     check_size(settings)
     manifest = check_training_data(settings)
     check_schedule(settings)
+    check_batch(settings)
     check_train_loops(settings)
     check_validation_sets(settings, f"{settings.data.path}/{run_folder.TOKENIZER}")
     folder = Path(settings.run.dir) / settings.run.recipe / settings.run.name

@@ -1,38 +1,73 @@
 """argparse for a command's options, with mistakes of one line; imports nothing slow."""
 
 import argparse
-import difflib
-from collections.abc import Mapping, Sequence
+import os
+import re
+import shutil
+import textwrap
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from dualpath_cli.command.records import Command, resolve
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.own_classes import consent
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """argparse whose errors are UserErrors."""
+    """argparse whose errors are UserErrors.
+
+    Options are added with hyphens, and may be written with underscores as well.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        # Abbreviations are none: a mistyped option must not pass for another one.
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raises what argparse found."""
         raise UserError(message.removeprefix("argument "))
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses words that are all options of its own; a UserError for another."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            raise UserError(unknown_word(unknown[0], options_of(self)))
+        return options
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuses `--option=--` first, which argparse takes for no value at all."""
+        """Writes options with hyphens, and refuses `--option=--`, for argparse no value at all."""
+        known, words = options_of(self).values(), []
         for word in args:
-            option, _, value = word.partition("=")
+            option, equals, value = word.partition("=")
             if value == "--" and option.startswith("--"):
                 raise UserError(f"{option} needs a value")
-        return super().parse_known_args(args, namespace)
+            hyphens = option.replace("_", "-")
+            words.append(f"{hyphens}{equals}{value}" if hyphens in known else word)
+        return super().parse_known_args(words, namespace)
+
+    def format_help(self) -> str:
+        """Breaks a given usage into lines, between brackets, as argparse does with its own."""
+        given, begin = self.usage, f"usage: {self.prog} "
+        if given is not None:
+            whole = re.sub(r"\[[^]]*\]", lambda group: group[0].replace(" ", "\0"), given)
+            room = shutil.get_terminal_size().columns - 2
+            lines = textwrap.wrap(
+                whole, max(room - len(begin), 20), break_long_words=False, break_on_hyphens=False
+            )
+            indent = "\n" + " " * len(begin)
+            self.usage = f"{self.prog} {indent.join(lines)}".replace("\0", " ")
+        try:
+            return super().format_help()
+        finally:
+            self.usage = given
 
 
 def parser_of(command: Command) -> OneLineParser:
     """Returns a parser of a command's options; the keys of a recipe are not among them."""
     parser = OneLineParser(
         prog=f"dualpath {command.name}",
-        usage=f"dualpath {command.name} {command.usage}",
+        usage=command.usage,
         description=command.description or command.purpose,
-        allow_abbrev=False,  # a mistyped option must not pass for another one
     )
     add_options(command, parser)
     if command.needs == "nothing":
@@ -49,12 +84,16 @@ def parser_of(command: Command) -> OneLineParser:
         "Run folder or checkpoint to score; its recipe, tokenizer and model are read from there."
     )
     parser.add_argument(
-        "--ckpt_path", nargs="+", action="extend", default=[], metavar="RUN",
+        "--ckpt-path", nargs="+", action="extend", default=[], metavar="RUN",
         help=one if command.needs == "recipe" else several,
     )  # fmt: skip
     parser.add_argument(
-        "--print_config", action="store_true", help="Print the resolved recipe and do nothing else."
+        "--print-config", action="store_true", help="Print the resolved recipe and do nothing else."
     )
+    parser.add_argument(
+        "--help-recipe", action="store_true",
+        help="List the keys of the recipe, which --SECTION.KEY VALUE sets.",
+    )  # fmt: skip
     return parser
 
 
@@ -77,14 +116,6 @@ def answer(command: Command, options: Any) -> str | None:
     return text
 
 
-def parse(parser: OneLineParser, words: Sequence[str]) -> argparse.Namespace:
-    """Parses words that are all a command's own; a UserError for another names the nearest."""
-    namespace, unknown = parser.parse_known_args(words)
-    if unknown:
-        raise UserError(unknown_word(unknown[0], options_of(parser)))
-    return namespace
-
-
 def options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
     """Every option of a parser, by its name without hyphens before it.
 
@@ -98,11 +129,20 @@ def unknown_word(word: str, options: Mapping[str, str]) -> str:
     """Says that a word means nothing; `options` are those there are, by what they are called.
 
     Of `--model.loop` the last part alone is compared: a key is more often put into the wrong
-    section than mistyped.
+    section than mistyped. A word without an option gets the one that it is likely for.
     """
     option = word.partition("=")[0]
     if not option.startswith("-"):
-        return f"unexpected argument '{word}'; every value follows its option: see --help"
-    near = difflib.get_close_matches(option.lstrip("-").rpartition(".")[2], options, n=1)
-    hint = f"; did you mean '{options[near[0]]}'?" if near else "; --help lists what there is"
+        from dualpath_cli.recipe import recipes  # imports YAML
+
+        if "config" in options and (word.endswith(".yaml") or word in recipes.names()):
+            way_out = f"did you mean '--config {word}'?"
+        elif "ckpt-path" in options and os.path.exists(word):
+            way_out = f"did you mean '--ckpt-path {word}'?"
+        else:
+            way_out = "every value follows its option: see --help"
+        return f"unexpected argument '{word}'; {way_out}"
+    called = {name.replace("_", "-"): shown for name, shown in options.items()}
+    name = option.lstrip("-").rpartition(".")[2].replace("_", "-")
+    hint = did_you_mean(name, called, called) or "; --help lists what there is"
     return f"unknown option '{option}'{hint}"

@@ -60,7 +60,7 @@ _RECORDS = (
     Command(
         "fit",
         "Train a model from a recipe; the same command continues an interrupted run.",
-        f"--config RECIPE [--ckpt_path RUN] [--new-data] {SECTION_WORDS}",
+        f"--config RECIPE [--ckpt-path RUN] [--new-data] {SECTION_WORDS}",
         needs="recipe",
         task="dualpath_cli.session.fit:fit",
         add_arguments="dualpath_cli.command.continuing:add_arguments",
@@ -68,7 +68,7 @@ _RECORDS = (
     Command(
         "validate",
         "Score a trained model on named validation sets.",
-        f"--ckpt_path RUN [--data.val.NAME PATH ...] {SECTION_WORDS}",
+        f"--ckpt-path RUN [--data.val.NAME PATH ...] {SECTION_WORDS}",
         needs="run",
         task="dualpath_cli.session.validate:validate",
         description="Scores a run's model on its validation sets, and on those that "
@@ -113,8 +113,8 @@ _RECORDS = (
     Command(
         "ablate",
         "Override a trained model's loops and gates, and measure what each override costs.",
-        "--ckpt_path RUN [RUN ...] [--sources NAME=PATH ...] [--suite SUITE ...] "
-        f"[--max_tokens N] [--out DIR] {SECTION_WORDS}",
+        "--ckpt-path RUN [RUN ...] [--sources NAME=PATH ...] [--suite SUITE ...] "
+        f"[--max-tokens N] [--out DIR] {SECTION_WORDS}",
         needs="run",
         task=f"{_ABLATION}.study:run",
         module="dualpath_cli.study.bench:StudyModule",
@@ -122,13 +122,14 @@ _RECORDS = (
         "class of token, with halting: each paired with the learned router on identical tokens.",
         add_arguments=f"{_ABLATION}.options:add_arguments",
         read_options=f"{_ABLATION}.options:read_options",
+        check=f"{_ABLATION}.options:check_options",
         combine="dualpath_cli.study.runs:ablations",
         reads_models=True,
     ),
     Command(
         "routing",
         "Read what the gates do token by token: tables, figures, a page to explore.",
-        "--ckpt_path RUN [RUN ...] [--sources NAME=PATH ...] [--max_tokens N] [--out DIR] "
+        "--ckpt-path RUN [RUN ...] [--sources NAME=PATH ...] [--max-tokens N] [--out DIR] "
         f"[--text TEXT] {SECTION_WORDS}",
         needs="run",
         run=f"{_ROUTING}.terminal:run",
@@ -146,7 +147,7 @@ _RECORDS = (
     Command(
         "evaluate",
         "Score a trained model on the paper's benchmarks, through lm-evaluation-harness.",
-        "--ckpt_path RUN [RUN ...] | --hf DIR [--suite SUITE | --tasks TASK ...] "
+        "--ckpt-path RUN [RUN ...] | --hf DIR [--suite SUITE | --tasks TASK ...] "
         "[--data DIR] [--fewshot DIR] [--sources NAME=PATH ...] --out DIR [options]",
         needs="nothing",
         run="dualpath_cli.evaluation.command:run",
@@ -160,7 +161,7 @@ _RECORDS = (
     Command(
         "generate",
         "Let a trained model write, with fewer loops and caches where that is wanted.",
-        "--ckpt_path RUN [--prompt TEXT ... | --file FILE] [--out FILE] [options]",
+        "--ckpt-path RUN [--prompt TEXT ... | --file FILE] [--out FILE] [options]",
         needs="nothing",
         run="dualpath_cli.generation.command:run",
         description="Writes on after prompts, or without any, with sampling as in transformers. "
@@ -171,7 +172,7 @@ _RECORDS = (
     Command(
         "export",
         "Write a trained model to hand on: one file, or a folder for transformers.",
-        "--ckpt_path RUN --format FORMAT [--out PATH] [--results PATH] [--license NAME] "
+        "--ckpt-path RUN --format FORMAT [--out PATH] [--results PATH] [--license NAME] "
         "[--push USER/REPO [--public]] [--overwrite]",
         needs="nothing",
         run="dualpath_cli.export.command:run",

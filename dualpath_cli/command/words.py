@@ -4,7 +4,6 @@
 other options are argparse's.
 """
 
-import argparse
 import dataclasses
 import json
 import typing
@@ -12,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dualpath_cli.command.parser import options_of, parser_of, unknown_word
-from dualpath_cli.command.records import Command
+from dualpath_cli.command.parser import OneLineParser, options_of, parser_of, unknown_word
+from dualpath_cli.command.records import SECTION_WORDS, Command
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import DECIDED_ELSEWHERE, SECTIONS
 from dualpath_cli.recipe.validation import describe
@@ -30,7 +30,7 @@ class CommandLine:
 
     configs: list[str]
     runs: list[str]
-    """After --ckpt_path."""
+    """After --ckpt-path."""
     keys: list[tuple[list[str], Any]]
     """Paths into the recipe, and the values to put there."""
     options: dict[str, Any]
@@ -53,16 +53,20 @@ class CommandLine:
 def read(command: Command, words: Sequence[str]) -> CommandLine:
     """Splits a command's words; raises UserError for the first that means nothing.
 
-    Raises SystemExit after --help.
+    Raises SystemExit after --help and --help-recipe.
     """
     parser = parser_of(command)
     if {"-h", "--help"} & set(words):
-        _add_sections(parser)
         parser.print_help()
         raise SystemExit(0)
     keys, rest = _split(words)
     namespace, unknown = parser.parse_known_args(rest)
     options = vars(namespace)
+    if options.pop("help_recipe"):
+        _parser_of_sections(command).print_help()
+        raise SystemExit(0)
+    if unknown:
+        raise UserError(unknown_word(unknown[0], options_of(parser) | _keys()))
     line = CommandLine(
         options.pop("config"), options.pop("ckpt_path"), [], options, options.pop("print_config")
     )
@@ -72,10 +76,8 @@ def read(command: Command, words: Sequence[str]) -> CommandLine:
         )
     if command.needs == "run" and not line.runs:
         raise UserError(
-            f"{command.name} needs --ckpt_path RUN: a run folder or a checkpoint inside one"
+            f"{command.name} needs --ckpt-path RUN: a run folder or a checkpoint inside one"
         )
-    if unknown:
-        raise UserError(unknown_word(unknown[0], options_of(parser) | _keys()))
     line.keys.extend((path, _value(path, text)) for path, text in keys)
     return line
 
@@ -87,14 +89,13 @@ def _split(words: Sequence[str]) -> tuple[list[tuple[list[str], str]], list[str]
     for word in queue:
         name, equals, text = word.partition("=")
         path = name.removeprefix("--").split(".")
+        path = [SEED] if path == [SEED.replace("_", "-")] else path
         if name.startswith("--") and path[0] in (*SECTIONS, SEED):
             if not equals:
                 text = next(queue, "--")
                 if text.startswith("--"):
                     raise UserError(f"{name} needs a value")
             keys.append((path, text))
-        elif name.startswith("--"):  # options may be written with hyphens: --max-tokens
-            rest.append("--" + name[2:].replace("-", "_") + equals + text)
         else:
             rest.append(word)
     return keys, rest
@@ -128,18 +129,21 @@ def _value(path: Sequence[str], text: str) -> Any:
 
 
 def _keys() -> dict[str, str]:
-    """The keys of a recipe as options, by their last part."""
-    return {
-        field.name: f"--{name}.{field.name}"
-        for name, section in SECTIONS.items()
-        for field in dataclasses.fields(section)
-    }
+    """The keys of a recipe as options, by their last part, and by other tools' names."""
+    keys = {name: f"--{key}" for name, key in OTHER_NAMES.items()}
+    for name, section in SECTIONS.items():
+        keys |= {field.name: f"--{name}.{field.name}" for field in dataclasses.fields(section)}
+    return keys
 
 
-def _add_sections(parser: argparse.ArgumentParser) -> None:
-    """Adds the keys of the recipe, for --help: the texts are those under the fields."""
+def _parser_of_sections(command: Command) -> OneLineParser:
+    """The parser of --help-recipe, with all keys: the texts are those under the fields."""
     from docstring_parser import parse_from_object
 
+    parser = OneLineParser(
+        prog=f"dualpath {command.name}", usage=SECTION_WORDS, add_help=False,
+        description="Keys of the recipe: an option sets one, as the recipe's file would.",
+    )  # fmt: skip
     parser.add_argument(
         "--seed_everything", metavar="N",
         help="Seed of the weights and of the data order (a whole number; default: 0).",
@@ -157,3 +161,4 @@ def _add_sections(parser: argparse.ArgumentParser) -> None:
                 f"--{name}.{field.name}", metavar="VALUE",
                 help=" ".join(sentence.split()).replace("%", "%%"),
             )  # fmt: skip
+    return parser

@@ -14,7 +14,7 @@ from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.ranges import check_path
 
 FOLDER = "comparison"
-"""In a folder of runs."""
+"""In a folder of runs, or here."""
 
 
 def run(options: Namespace) -> str:
@@ -72,7 +72,7 @@ def _out(options: Namespace) -> Path:
     elif len(options.runs) == 1 and not is_run(Path(options.runs[0])):
         out = Path(options.runs[0]) / FOLDER
     else:
-        raise UserError("compare needs --out DIR, a folder for tables and figures")
+        out = Path(FOLDER)
     existing = next(path for path in (out, *out.parents) if path.exists())
     if not existing.is_dir():
         raise UserError(f"--out '{out}': '{existing}' is a file; give a folder")

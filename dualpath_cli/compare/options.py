@@ -9,7 +9,10 @@ def add_arguments(parser: Any) -> None:
         "Run folders, or a folder of runs: of `dualpath sweep`, or DIR/RECIPE/NAME as fit has it."
     )
     parser.add_argument("runs", metavar="RUN", nargs="*", help=text)
-    text = "Folder for tables, figures and the page; by default `comparison` in the folder of runs."
+    text = (
+        "Folder for tables, figures and the page; by default `comparison` in the folder "
+        "of runs, or here for several RUNs and --paper."
+    )
     parser.add_argument("--out", metavar="DIR", help=text)
     text = (
         "Configurations that the others are tested against, separated by commas or by repeating "

@@ -18,11 +18,11 @@ def add_arguments(parser: Any) -> None:
     """Adds the options to an argparse or a jsonargparse parser."""
     what = parser.add_argument_group("what is evaluated")
     text = "One or more: a run folder, a checkpoint inside one, or an exported file."
-    add_list_option(what, "--ckpt_path", "RUN", text)
+    add_list_option(what, "--ckpt-path", "RUN", text)
     text = "A Hugging Face directory instead."
     what.add_argument("--hf", metavar="DIR", help=text)
     text = "Run the code that is in DIR, as transformers does by the option of this name."
-    what.add_argument("--trust_remote_code", action="store_true", help=text)
+    what.add_argument("--trust-remote-code", action="store_true", help=text)
     text = "Folder for the scores; what it holds already is not computed again."
     what.add_argument("--out", metavar="DIR", help=text)
     _add_documents(parser.add_argument_group("on what"))
@@ -57,7 +57,7 @@ def _add_settings(group: Any) -> None:
     text = f"Tokens that the model sees at most; by default {WINDOW:,}, or its length if smaller."
     group.add_argument("--window", metavar="T", default=str(WINDOW), help=text)
     text = f"Requests of a batch (default {BATCH_SIZE}); scores move with it."
-    group.add_argument("--batch_size", metavar="N", default=str(BATCH_SIZE), help=text)
+    group.add_argument("--batch-size", metavar="N", default=str(BATCH_SIZE), help=text)
     add_precision(group)
     text = "Keys and values: exact, those of every step are kept (default), or none."
     group.add_argument("--cache", metavar="POLICY", default=CACHES[0], help=text)
@@ -66,4 +66,4 @@ def _add_settings(group: Any) -> None:
         "Set a row of the paper's tables beside the scores, such as f80m_a50_k4; by default that "
         "of the run's recipe."
     )
-    group.add_argument("--compare_paper", metavar="ROW", nargs="?", const=OF_THE_RECIPE, help=text)
+    group.add_argument("--compare-paper", metavar="ROW", nargs="?", const=OF_THE_RECIPE, help=text)

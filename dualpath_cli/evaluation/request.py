@@ -74,7 +74,7 @@ def read(options: Namespace) -> Request:
         UserError: for the first mistake in them.
     """
     if bool(options.ckpt_path) + (options.hf is not None) + options.requests != 1:
-        raise UserError("evaluate needs either --ckpt_path RUN or --hf DIR, or --requests alone")
+        raise UserError("evaluate needs either --ckpt-path RUN or --hf DIR, or --requests alone")
     if options.out is None:
         raise UserError("evaluate needs --out DIR, a folder for the scores")
     out = _folder("--out", options.out, must_exist=False)
@@ -97,7 +97,7 @@ def read(options: Namespace) -> Request:
         limit=_limit(options),
         intervention=overrides.read(options),
         window=whole_number("--window", options.window, 2, 1 << 24),
-        batch_size=whole_number("--batch_size", options.batch_size, 1, 1 << 16),
+        batch_size=whole_number("--batch-size", options.batch_size, 1, 1 << 16),
         precision=options.precision,
         cache=options.cache,
         device=options.device,
@@ -160,7 +160,7 @@ def _directory(path: str, trusted: bool) -> Subject:
         if not trusted and "auto_map" in read_text(file):
             raise UserError(
                 f"--hf '{path}': its {file.name} names code of its own (auto_map); give "
-                "--trust_remote_code to run it, if you trust it"
+                "--trust-remote-code to run it, if you trust it"
             )
     return Subject(folder.resolve().name, path)
 
@@ -200,12 +200,12 @@ def _paper(row: str | None, subjects: tuple[Subject, ...]) -> str | None:
         return None
     rows = [configuration.recipe for configuration in configurations()]
     if row != OF_THE_RECIPE:
-        check_choice("--compare_paper", row, tuple(rows))
+        check_choice("--compare-paper", row, tuple(rows))
         return row
     for subject in subjects:
         if subject.trained is None or subject.trained.settings.run.recipe not in rows:
             raise UserError(
-                f"--compare_paper: {subject.name} is of none of the paper's recipes; name a row, "
+                f"--compare-paper: {subject.name} is of none of the paper's recipes; name a row, "
                 f"such as {rows[-1]}"
             )
     return row

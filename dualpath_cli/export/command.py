@@ -29,7 +29,7 @@ _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 def add_arguments(parser: Any) -> None:
     """Adds the options to an argparse or a jsonargparse parser."""
     parser.add_argument(
-        "--ckpt_path", metavar="RUN",
+        "--ckpt-path", metavar="RUN",
         help="Run folder, or a checkpoint inside one: a file, or a folder of shards.",
     )  # fmt: skip
     formats = "; ".join(f"{name}: {format_.purpose}" for name, format_ in FORMATS.items())
@@ -68,7 +68,7 @@ def run(options: Namespace) -> str:
         UserError: for the first mistake, and where the checkpoint is damaged.
     """
     if options.ckpt_path is None:
-        raise UserError("export needs --ckpt_path RUN: a run folder or a checkpoint inside one")
+        raise UserError("export needs --ckpt-path RUN: a run folder or a checkpoint inside one")
     format_ = _format(options.format)
     _check_for_hub(options, format_)
     found = run_file.find(options.ckpt_path)

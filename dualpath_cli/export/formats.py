@@ -30,7 +30,7 @@ FORMATS = {
         "their RUN",
         ".safetensors",
         "dualpath_cli.export.consolidated:write",
-        "dualpath validate --ckpt_path {out}{own_classes}",
+        "dualpath validate --ckpt-path {out}{own_classes}",
     ),
     "hf": Format(
         "a folder for transformers: configuration, safetensors, tokenizer, the model's code, a "

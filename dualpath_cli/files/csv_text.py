@@ -35,6 +35,11 @@ def without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: None if value != value else value for key, value in record.items()}
 
 
+def has_step(path: Path, step: int) -> bool:
+    """Whether a table of a run has a row of an optimizer step."""
+    return any(int(row["step"]) == step for row in read_csv(path))
+
+
 def read_csv(path: Path) -> list[dict[str, str]]:
     """Returns the rows of a file, none if it is missing.
 

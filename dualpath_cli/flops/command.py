@@ -21,6 +21,7 @@ from dualpath_cli.flops.report import Description, as_json, as_records, as_yaml
 from dualpath_cli.flops.request import HARDWARE_OPTIONS, Options, from_recipes, solved, solved_table
 from dualpath_cli.flops.table import as_text, configurations_text
 from dualpath_cli.flops.widths import Match
+from dualpath_cli.options.values import percent
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "block": get_args(BlockKind),
@@ -63,7 +64,7 @@ def add_arguments(parser: Any) -> None:
     )
     block.add_argument(
         "--alpha",
-        type=float,
+        type=percent,
         metavar="PERCENT",
         help="Percent of a dual block's FLOPs that its deep path gets. Default: 50.",
     )

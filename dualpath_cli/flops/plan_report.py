@@ -35,7 +35,7 @@ def as_text(
     )
     columns = [Column("each GPU"), *(Column(plan.strategy, "") for plan in plans)]
     table = aligned(Table(columns, _rows(plans)), width)
-    lines = [*title(description), *wrapped([step], width)[1:], "", *table]
+    lines = [*title(description, width), *wrapped([step], width)[1:], "", *table]
     return "\n".join([*lines, *wrapped(_assumptions(cluster), width)])
 
 

@@ -37,7 +37,7 @@ def as_text(descriptions: Sequence[Description], width: int | None) -> str:
     if len(descriptions) == 2:
         paragraphs.append(what_differs(*descriptions))
     table = _readings(_table_of_one, [descriptions], width)
-    return "\n".join([*title(first), *table, *wrapped(paragraphs, width)])
+    return "\n".join([*title(first, width), *table, *wrapped(paragraphs, width)])
 
 
 def _table_of_one(groups: Groups) -> Table:
@@ -54,8 +54,8 @@ def wrapped(paragraphs: Iterable[str], width: int | None) -> list[str]:
     return [line for paragraph in paragraphs for line in ("", *wrap(paragraph, most))]
 
 
-def title(description: Description) -> list[str]:
-    """Two or three lines that name the model."""
+def title(description: Description, width: int | None) -> list[str]:
+    """Two lines or more that name the model, on a terminal no wider than it."""
     config, target = description.config, description.target
     kinds = " + ".join(f"{len(list(run))} {kind}" for kind, run in groupby(config.block_kinds))
     deep = "" if set(config.block_kinds) == {"wide"} else f", K = {config.loops}"
@@ -76,7 +76,8 @@ def title(description: Description) -> list[str]:
         f"{config.n_kv_heads} key/value heads, vocabulary {config.vocab_size}, "
         f"{description.seq_len} tokens a sequence"
     )
-    return [what, backbone]
+    lines = [*what.splitlines(), backbone]
+    return lines if width is None else [part for line in lines for part in wrap(line, width)]
 
 
 def _numbers(description: Description) -> list[tuple[str, Any]]:

@@ -1,6 +1,5 @@
 """The words of `dualpath generate`; `request` says what they mean."""
 
-from argparse import SUPPRESS
 from typing import Any
 
 from dualpath_cli.options import overrides
@@ -14,7 +13,7 @@ def add_arguments(parser: Any) -> None:
     """Adds the options to an argparse or a jsonargparse parser."""
     what = parser.add_argument_group("what is written")
     text = "A run folder, a checkpoint inside one, or an exported file."
-    what.add_argument("--ckpt_path", metavar="RUN", help=text)
+    what.add_argument("--ckpt-path", metavar="RUN", help=text)
     text = "Texts to go on from; without any, and without --file, the model begins by itself."
     add_list_option(what, "--prompt", "TEXT", text)
     text = (
@@ -23,7 +22,7 @@ def add_arguments(parser: Any) -> None:
     )
     what.add_argument("--file", metavar="FILE", help=text)
     text = "Texts to write for each prompt (default 1)."
-    what.add_argument("--num_samples", metavar="N", default="1", help=text)
+    what.add_argument("--num-samples", metavar="N", default="1", help=text)
     text = "Write a JSON object for each text into this file instead of the texts to the terminal."
     what.add_argument("--out", metavar="FILE", help=text)
     _add_ends(parser.add_argument_group("where a text ends"))
@@ -34,11 +33,11 @@ def add_arguments(parser: Any) -> None:
 
 def _add_ends(group: Any) -> None:
     text = f"Tokens of a text at most (default {MAX_NEW_TOKENS}); also where the window ends."
-    group.add_argument("--max_new_tokens", metavar="N", default=str(MAX_NEW_TOKENS), help=text)
+    group.add_argument("--max-new-tokens", metavar="N", default=str(MAX_NEW_TOKENS), help=text)
     add_list_option(group, "--stop", "TEXT", "End before any of these.")
     text = "Let end-of-text be a token like any other."
-    group.add_argument("--ignore_eot", action="store_true", help=text)
-    text = "Cut a prompt on the left so that --max_new_tokens fit into the window behind it."
+    group.add_argument("--ignore-eot", action="store_true", help=text)
+    text = "Cut a prompt on the left so that --max-new-tokens fit into the window behind it."
     group.add_argument("--truncate", action="store_true", help=text)
 
 
@@ -47,13 +46,13 @@ def _add_sampling(group: Any) -> None:
     text = "Divide logits by this; below 1 what is likely gets likelier (default 1)."
     group.add_argument("--temperature", metavar="X", help=text)
     text = "Draw from the K likeliest tokens alone."
-    group.add_argument("--top_k", metavar="K", help=text)
+    group.add_argument("--top-k", metavar="K", help=text)
     text = "Draw from the likeliest tokens that together have this probability."
-    group.add_argument("--top_p", metavar="X", help=text)
+    group.add_argument("--top-p", metavar="X", help=text)
     text = "Draw from the tokens that have at least this fraction of the likeliest's probability."
-    group.add_argument("--min_p", metavar="X", help=text)
+    group.add_argument("--min-p", metavar="X", help=text)
     text = "Divide positive logits of tokens that are in the text by this, multiply negative ones."
-    group.add_argument("--repetition_penalty", metavar="X", help=text)
+    group.add_argument("--repetition-penalty", metavar="X", help=text)
     text = "Each text draws by this, its prompt's number and its own (default 0)."
     group.add_argument("--seed", metavar="N", default="0", help=text)
 
@@ -70,14 +69,12 @@ def _add_savings(group: Any) -> None:
         "are distributed as without. One text at a time."
     )
     group.add_argument("--speculate", metavar="N", help=text)
-    for name in ("kv_slots", "exit_below", "skip_below"):
-        group.add_argument(f"--{name}", help=SUPPRESS)  # as all other options are spelt
 
 
 def _add_settings(group: Any) -> None:
     overrides.add_arguments(group)
     text = f"Texts that are written together (default {BATCH_SIZE})."
-    group.add_argument("--batch_size", metavar="N", help=text)
+    group.add_argument("--batch-size", metavar="N", help=text)
     add_precision(group)
     text = "Compile the model, a minute or so, for many texts: small batches are then faster."
     group.add_argument("--compile", action="store_true", help=text)

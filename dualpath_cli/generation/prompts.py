@@ -114,7 +114,7 @@ def ids_of(
     """
     if truncate and most_new >= window:
         raise UserError(
-            f"--truncate: --max_new_tokens {most_new:,} leave nothing of the model's window of "
+            f"--truncate: --max-new-tokens {most_new:,} leave nothing of the model's window of "
             f"{window:,} tokens to prompts"
         )
     found = []

@@ -62,12 +62,12 @@ def read(options: Namespace) -> Request:
         UserError: for the first mistake in them.
     """
     if options.ckpt_path is None:
-        raise UserError("generate needs --ckpt_path RUN: a run folder or a checkpoint inside one")
+        raise UserError("generate needs --ckpt-path RUN: a run folder or a checkpoint inside one")
     check_choice("--precision", options.precision, PRECISIONS)
     check_device(options.device)
     if "" in options.stop:
         raise UserError("--stop '' would end every text at once; give a text")
-    max_new_tokens = whole_number("--max_new_tokens", options.max_new_tokens, 1, _MOST)
+    max_new_tokens = whole_number("--max-new-tokens", options.max_new_tokens, 1, _MOST)
     sampling, out = _sampling(options), _out(options.out)
     change = overrides.read(options)
     trained = find(options.ckpt_path)
@@ -105,6 +105,10 @@ def read(options: Namespace) -> Request:
     )
 
 
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _sampling(options: Namespace) -> Sampling:
     given: dict[str, Any] = {}
     for name, wanted in (
@@ -115,12 +119,12 @@ def _sampling(options: Namespace) -> Sampling:
     ):
         text = getattr(options, name)
         if text is not None:
-            given[name] = number(f"--{name}", text, wanted, *RANGES[name])
+            given[name] = number(_option(name), text, wanted, *RANGES[name])
     if options.top_k not in (None, "0"):  # 0 turns it off, as in transformers
-        given["top_k"] = whole_number("--top_k", options.top_k, 1, int(RANGES["top_k"][1]))
+        given["top_k"] = whole_number("--top-k", options.top_k, 1, int(RANGES["top_k"][1]))
     useless = [name for name in given if name != "repetition_penalty"]
     if options.greedy and useless:
-        raise UserError(f"--greedy takes the likeliest token: leave out --{useless[0]}")
+        raise UserError(f"--greedy takes the likeliest token: leave out {_option(useless[0])}")
     return Sampling(greedy=options.greedy, **given)
 
 
@@ -143,7 +147,7 @@ def _speculate(text: str | None, change: Intervention | None, model: ModelConfig
 
 
 def _num_samples(text: str, greedy: bool) -> int:
-    count = whole_number("--num_samples", text, 1, _MOST)
+    count = whole_number("--num-samples", text, 1, _MOST)
     if greedy and count > 1:
         raise UserError(
             f"--greedy would write the same text {count:,} times; leave out one of both"
@@ -152,9 +156,9 @@ def _num_samples(text: str, greedy: bool) -> int:
 
 
 def _batch_size(text: str | None, speculate: int) -> int:
-    size = BATCH_SIZE if text is None else whole_number("--batch_size", text, 1, 1 << 16)
+    size = BATCH_SIZE if text is None else whole_number("--batch-size", text, 1, 1 << 16)
     if speculate and text is not None and size > 1:
-        raise UserError(f"--batch_size {text}: --speculate writes one text at a time")
+        raise UserError(f"--batch-size {text}: --speculate writes one text at a time")
     return 1 if speculate else size
 
 

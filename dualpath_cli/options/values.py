@@ -1,5 +1,6 @@
 """Values of options: numbers, choices, devices and paths; imports nothing slow."""
 
+import ctypes
 import math
 import re
 from collections.abc import Sequence
@@ -29,6 +30,11 @@ def add_device(group: Any) -> None:
     """Adds `--device`."""
     text = "auto (default), cpu, cuda or cuda:N."
     group.add_argument("--device", metavar="DEVICE", default="auto", help=text)
+
+
+def percent(value: str | float) -> float:
+    """Reads percents, such as 50 or 50%. Raises ValueError where it is no number."""
+    return float(str(value).removesuffix("%"))  # jsonargparse reads what it has read again
 
 
 def whole_number(option: str, text: str, least: int, most: int) -> int:
@@ -68,10 +74,27 @@ def check_choice(option: str, value: str, allowed: Sequence[str]) -> None:
         raise UserError(f"{option} '{value}' is none{hint}")
 
 
+def visible_gpus() -> int | None:
+    """How many GPUs CUDA's driver shows to this process; None where that cannot be told."""
+    if Path("/dev/kfd").exists():  # AMD's: counted by ROCm alone
+        return None
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value if ready else 0
+
+
 def check_device(name: str) -> None:
-    """Raises UserError unless it is a name of a device; whether that is there, torch knows."""
+    """Raises UserError unless it is a name of a device, which is there as far as known here."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name):
         raise UserError(f"--device '{name}' is none: give auto, cpu, cuda or cuda:N")
+    kind, _, number = name.partition(":")
+    there = visible_gpus() if kind == "cuda" else None
+    if there is not None and int(number or 0) >= there:
+        raise UserError(f"--device {name}: this machine has {there} such devices; give cpu or auto")
 
 
 def path_of(option: str, text: str) -> Path:

@@ -83,17 +83,23 @@ class Progress:
         self._bar.stop()
 
     def begin(self, total: int | None, done: int = 0) -> None:
-        """Starts the clock; `done` of `total` was done before, in no time of this one."""
+        """Starts anew; `done` of `total` was done before."""
         self._total, self._done, self._before = total, done, done
-        self._start = self._last = time.monotonic()
+        self._start: float | None = None
+        self._last = time.monotonic()
         self._bar.update(self._task, total=total, completed=done)
 
     def advance(self, amount: int = 1, title: str | None = None, status: str | None = None) -> None:
-        """Adds finished work; title and status, words beside the amounts, stay until changed."""
+        """Adds finished work; title and status, words beside the amounts, stay until changed.
+
+        The time left follows from the pace after the first part, which may compile or open files.
+        """
+        now = time.monotonic()
         self._done += amount
+        if self._start is None and amount:
+            self._start, self._before = now, self._done
         self._title = self._title if title is None else title
         self._status = self._status if status is None else status
-        now = time.monotonic()
         if now - self._last >= (REDRAW_EVERY if self._console.is_terminal else LINE_EVERY):
             self._show(now, line=not self._console.is_terminal)
 
@@ -104,7 +110,7 @@ class Progress:
         self._bar.update(self._task, completed=self._done, description=self._title, state=state)
         if not line:
             return
-        if self._total and self._done > self._before:
+        if self._total and self._start is not None and self._done > self._before:
             pace = (now - self._start) / (self._done - self._before)
             state += f", {duration(pace * (self._total - self._done))} left"
         text = f"{self._title}: {state}"

@@ -1,7 +1,7 @@
 """Tables on a terminal, which they fit, and as plain text.
 
-Words are wrapped, and where that is not enough, the least important columns are left out and named
-below the table. Files and pipes get every column.
+Words are wrapped, in a drawn table to two lines (prose to more), and where that is not enough, the
+least important columns are left out and named below it. Files and pipes get every column.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 LOG_WIDTH = 100
 """Characters a line that prose is wrapped to where the output is no terminal."""
+
+
+EMPTY = -1
+"""Importance of a column without a value: it is left out before all others."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,11 @@ def drawn(table: Table, width: int | None, *, box: bool = True) -> "rich.table.T
         # A heading is broken at every space, as words are; a number is not.
         broken = [*column.heading.split(), *(words if column.format is None else texts)]
         may_break = width is not None or column.prose
-        least.append(_widest(broken, cell_len) if may_break else natural[-1])
+        narrowest = _widest(broken, cell_len) if may_break else natural[-1]
+        if column.format is None and not column.prose:
+            fitting = (w for w in range(narrowest, natural[-1]) if _fit_two_lines(texts, w))
+            narrowest = next(fitting, natural[-1])
+        least.append(narrowest)
     frame = Frame(3, 1) if box else Frame(2, 0)
     places, widths = _fitted(table, natural, least, width, frame)
     text = RichTable(
@@ -148,6 +156,14 @@ def _wrapped(text: str, width: int) -> list[str]:
     )
 
 
+def _fit_two_lines(texts: Iterable[str], width: int) -> bool:
+    """Whether each text takes two lines at most: more would hide which row is which."""
+    return all(
+        len(wrap(text, width, break_long_words=False, break_on_hyphens=False)) <= 2
+        for text in texts
+    )
+
+
 def _widest(texts: Iterable[str], length: Callable[[str], int]) -> int:
     return max(map(length, texts), default=0)
 
@@ -155,7 +171,11 @@ def _widest(texts: Iterable[str], length: Callable[[str], int]) -> int:
 def _fitted(
     table: Table, natural: Sequence[int], least: Sequence[int], width: int | None, frame: Frame
 ) -> tuple[list[int], list[int]]:
-    importance = [column.importance for column in table.columns]
+    rows = [row for row in table.cells() if row]
+    importance = [
+        column.importance if any(row[place].text for row in rows) else EMPTY
+        for place, column in enumerate(table.columns)
+    ]
     room = LOG_WIDTH if width is None else width
     return fit(natural, least, importance, room, frame, may_drop=width is not None)
 

@@ -13,7 +13,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.files.atomic import write_text
 from dualpath_cli.output.streams import is_first_rank
-from dualpath_cli.own_classes.classes import own_roles, sources
+from dualpath_cli.own_classes.classes import own_class, own_roles, sources
 from dualpath_cli.own_classes.consent import OPTION
 
 CLASSES = "classes"
@@ -38,14 +38,16 @@ def check_classes(config: ModelConfig) -> None:
     Raises:
         UserError: for the first that cannot be found, or does not do what it has to.
     """
-    if own_roles(config):
+    if roles := own_roles(config):
+        for role in roles:  # found before torch is imported to try them
+            own_class(config, role)
         from dualpath_cli.own_classes.trial import try_classes
 
         try_classes(config)
 
 
 def option_of(config: ModelConfig) -> str:
-    """The option that a command needs to read this model: ` --own_classes`, or nothing."""
+    """The option that a command needs to read this model: ` --own-classes`, or nothing."""
     return f" {OPTION}" if own_roles(config) else ""
 
 

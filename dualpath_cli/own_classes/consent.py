@@ -13,7 +13,7 @@ from typing import Any
 
 from dualpath_cli.errors import UserError
 
-OPTION = "--own_classes"
+OPTION = "--own-classes"
 ROLES = ("gate", "combination")
 """The fields of ModelConfig that may name a class."""
 ALL = "*"

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from dualpath_cli.config import ModelConfig, ParameterGroup
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.ranges import Range, check_name, check_path, check_ranges, shown
+from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.validation import build
 from dualpath_cli.sizes import LARGEST, Size
@@ -223,7 +224,7 @@ class TrainerSettings:
     """More Lightning callbacks, each by class_path and init_args."""
     plugins: list[dict[str, Any]] | dict[str, Any] | str | None = None
     """Lightning plugins, each by class_path and init_args."""
-    profiler: dict[str, Any] | str | None = None
+    profiler: dict[str, Any] | Literal["simple", "advanced"] | None = None
     """Lightning's profiler: simple, advanced, or a class_path with init_args."""
     max_time: dict[str, float] | str | None = None
     """When to stop at the latest, as days:hours:minutes:seconds; the run can be continued."""
@@ -237,12 +238,25 @@ class TrainerSettings:
     def __post_init__(self) -> None:
         check_ranges(self, {"num_nodes": (1, 10**5)})
         _check_devices(self.devices)
+        _check_max_time(self.max_time)
         if self.strategy == "single" and self.num_nodes > 1:
             raise ValueError(f"strategy 'single' cannot use num_nodes={self.num_nodes}; choose "
                              "ddp, fsdp or hsdp")  # fmt: skip
         if self.strategy == "single" and str(self.devices) not in ("auto", "1", "-1"):
             raise ValueError(f"strategy 'single' cannot use devices={self.devices}; choose ddp, "
                              "fsdp or hsdp")  # fmt: skip
+
+    @property
+    def devices_of_a_node(self) -> int | None:
+        """The number of devices of a node; None is all that there are."""
+        if self.strategy == "single":
+            return 1
+        devices = self.devices
+        if str(devices) in ("auto", "-1"):
+            return None
+        if isinstance(devices, str) and not devices.isdecimal():
+            devices = [int(number) for number in devices.split(",") if number.strip()]
+        return len(devices) if isinstance(devices, list) else int(devices)
 
     @property
     def is_sharded(self) -> bool:
@@ -262,6 +276,19 @@ def _check_devices(devices: int | list[int] | str) -> None:
         raise ValueError(
             "devices must be auto, -1, a number from 1 to 999 or a list of different devices, "
             f"not {shown(str(devices))}"
+        )
+
+
+def _check_max_time(given: dict[str, float] | str | None) -> None:
+    """Raises ValueError for what Lightning's Timer takes for no length of time."""
+    if isinstance(given, str):
+        fine = re.fullmatch(r"\d+:\d\d:\d\d:\d\d", given.strip()) is not None
+    else:
+        fine = {"days", "hours", "minutes", "seconds"}.issuperset(given or {})
+    if not fine:
+        raise ValueError(
+            "max_time must be days:hours:minutes:seconds as 00:11:30:00 is, not "
+            f"{shown(str(given))}"
         )
 
 
@@ -336,7 +363,8 @@ def check_sections(recipe: Recipe) -> None:
     known = [section.name for section in fields(Settings)]
     for name, section in recipe.items():
         if name not in known:
-            hint = did_you_mean(str(name), known) or f"; sections are {', '.join(known)}"
+            near = did_you_mean(str(name), [*known, *OTHER_NAMES], OTHER_NAMES)
+            hint = near or f"; sections are {', '.join(known)}"
             raise UserError(f"unknown key '{name}' in the recipe{hint}")
         if name in SECTIONS and not isinstance(section, dict):
             raise UserError(

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import pydantic
 
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.sizes import Size
 
 T = TypeVar("T")
@@ -88,7 +89,8 @@ def _explain(cls: type, error: Any, prefix: str) -> str:
         case "unexpected_keyword_argument":
             keys = [field.name for field in dataclasses.fields(annotation)]
             unknown = str(error["loc"][-1])
-            hint = did_you_mean(unknown, keys) or f"; there are {', '.join(keys)}"
+            near = did_you_mean(unknown, [*keys, *OTHER_NAMES], OTHER_NAMES)
+            hint = near or f"; there are {', '.join(keys)}"
             return f"unknown key '{name}{'.' if path else ''}{unknown}'{hint}"
         case "missing":
             return f"{name} is missing"

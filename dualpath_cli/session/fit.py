@@ -21,7 +21,7 @@ from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training.data import order
 from dualpath_cli.training.data.loading_faults import loading_fault
 from dualpath_cli.training.logs import curve
-from dualpath_cli.training.logs.metrics_log import VALIDATION, MetricsLog, has_validation
+from dualpath_cli.training.logs.metrics_log import MetricsLog
 from dualpath_cli.training.logs.peaks import peak_tflops
 from dualpath_cli.training.ranks import Ranks, lost_contact
 from dualpath_cli.training.stopping import TIME_OVER, StopTraining
@@ -113,7 +113,7 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     if trainer.is_global_zero:
         session.say(f"curve: {curve.draw(folder)}")
     classes = option_of(session.launch.settings.model)
-    session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt_path {folder}{classes}")
+    session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt-path {folder}{classes}")
 
 
 def _lost_contact(session: Session, error: Exception) -> RunFailed | None:
@@ -130,12 +130,8 @@ def _lost_contact(session: Session, error: Exception) -> RunFailed | None:
 
 
 def _finish(session: Session, step: int) -> None:
-    """Makes up for the last validation of a run that has made all of its steps."""
+    """Makes up for the last validation of a run that has made all of its steps and lacks it."""
     launch, trainer = session.launch, session.trainer
-    lacks = not has_validation(launch.run_folder / VALIDATION, step)
-    if not launch.settings.data.val or not trainer.strategy.broadcast(lacks):
-        session.say(f"{launch.run_folder} is finished: nothing to do")
-        return
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, MetricsLog):
             callback.step = step

@@ -86,7 +86,7 @@ class DualPathCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses our words, those of the process itself are done with, for the wanted command.
 
-        Lightning would take hyperparameters from the file that a command's own --ckpt_path names.
+        Lightning would take hyperparameters from the file that a command's own --ckpt-path names.
         """
         self._parsed = parser.parse_args(args)
         self.config = self._parsed[self._wanted]
@@ -186,6 +186,11 @@ def _quiet() -> None:
     threading.excepthook = _of_thread
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # A compiler of CUDA without a GPU, which torch looks for as it compiles for the CPU.
+    found = "No CUDA runtime is found"
+    logging.getLogger("torch.utils.cpp_extension").addFilter(
+        lambda record: not record.getMessage().startswith(found)
+    )
     for message in (
         ".*does not have many workers.*",
         ".*srun. command is available.*",
@@ -196,6 +201,7 @@ def _quiet() -> None:
         ".*sync_dist=True.*",  # our metrics reduce over ranks themselves
         ".*isinstance.treespec, LeafSpec.*",
         ".*your dataloader is not resumable.*",  # it begins at the step that the trainer is at
+        ".*smaller than the logging interval.*",  # rows are written by run.log_every
         ".*across ranks is zero.*",  # an ablation all of whose passes are there already
     ):
         warnings.filterwarnings("ignore", message=message)

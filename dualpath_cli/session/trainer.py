@@ -36,7 +36,9 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
     accelerator = section["accelerator"]
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "auto" and section["num_nodes"] * _devices_of_a_node(devices, accelerator) > 1:
+    there = torch.cuda.device_count() if accelerator in ("cuda", "gpu") else 1
+    given = launch.settings.trainer.devices_of_a_node
+    if name == "auto" and section["num_nodes"] * (there if given is None else given) > 1:
         name = "ddp"
     if fitting and name == "ddp" and 1 in (run.train_loops or []) and model.routes_steps:
         raise UserError(
@@ -118,25 +120,9 @@ def _loggers(launch: Launch, say: Callable[[str], None]) -> list[Logger]:
     return loggers
 
 
-def _devices_of_a_node(devices: int | list[int] | str, accelerator: str) -> int:
-    """How many devices `trainer.devices` means."""
-    if str(devices) in ("auto", "-1"):
-        return torch.cuda.device_count() if accelerator in ("cuda", "gpu") else 1
-    if isinstance(devices, str) and not devices.isdecimal():
-        devices = [int(number) for number in devices.split(",") if number.strip()]
-    return len(devices) if isinstance(devices, list) else int(devices)
-
-
 def _seconds(max_time: Any) -> float | None:
     """Returns `trainer.max_time` in seconds; Lightning's own timer would validate once more."""
-    if max_time is None:
-        return None
-    try:
-        return Timer(max_time).time_remaining()
-    except (MisconfigurationException, TypeError, ValueError) as error:
-        raise UserError(
-            f"trainer.max_time must be days:hours:minutes:seconds as 00:11:30:00 is, not {max_time}"
-        ) from error
+    return None if max_time is None else Timer(max_time).time_remaining()
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -17,7 +17,7 @@ TAGGER = "en_core_web_sm"
 
 
 def add_text_arguments(parser: ArgumentParser) -> None:
-    """Adds `--sources` and `--max_tokens`."""
+    """Adds `--sources` and `--max-tokens`."""
     text = (
         "Texts, .txt, .jsonl or .parquet, or prepared data folders; by default the run's "
         "validation sets."
@@ -27,7 +27,7 @@ def add_text_arguments(parser: ArgumentParser) -> None:
         "At most so many tokens of each source, such as 20K, drawn at random from all of its "
         "documents with the seed data.val_seed; by default data.val_tokens."
     )
-    parser.add_argument("--max_tokens", metavar="N", help=text)
+    parser.add_argument("--max-tokens", metavar="N", help=text)
 
 
 def take_sources(recipe: Recipe, sources: list[str], max_tokens: str | None) -> None:
@@ -46,7 +46,7 @@ def take_sources(recipe: Recipe, sources: list[str], max_tokens: str | None) -> 
     if not recipe["data"]["val"]:
         raise UserError("the run names no validation set; give a text: --sources NAME=PATH")
     if max_tokens is not None:
-        recipe["data"]["val_tokens"] = parse_size(str(max_tokens), "--max_tokens")
+        recipe["data"]["val_tokens"] = parse_size(str(max_tokens), "--max-tokens")
 
 
 def _name_and_location(spec: str) -> tuple[str, str]:

@@ -5,13 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from dualpath_cli.command import launch
-from dualpath_cli.command.checks import micro_batches
 from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.errors import UserError
 from dualpath_cli.own_classes.checks import check_as_begun
 from dualpath_cli.own_classes.classes import own_roles
 from dualpath_cli.recipe.schedule import cooldown_start
-from dualpath_cli.recipe.settings import Settings, TrainerSettings
 from dualpath_cli.run.run_folder import RECIPE, check_same_recipe, decisive_part, facts_now
 from dualpath_cli.sweep.runs import Run
 
@@ -71,7 +69,6 @@ def check_settings(runs: Sequence[Run]) -> None:
             continue  # checked as it was begun
         try:
             _check_as_fit(run)
-            _check_batch(run.settings)
             _check_branch(run)
         except UserError as error:
             name = f"{run.configuration.name}: " if run.configuration.settings else ""
@@ -84,23 +81,6 @@ def _check_as_fit(run: Run) -> None:
     if not run.is_ready:
         settings = replace(settings, run=replace(settings.run, branch_from=None))
     launch.to_train(COMMANDS["fit"], settings)
-
-
-def _check_batch(settings: Settings) -> None:
-    """Checks that a step is whole micro-batches, as far as its devices are known from here."""
-    run, ranks = settings.run, _ranks(settings.trainer)
-    sequences = 1 if run.micro_batch == "auto" or ranks is None else run.micro_batch
-    micro_batches(run.batch_tokens, settings.model.max_seq_len, ranks or 1, sequences)
-
-
-def _ranks(trainer: TrainerSettings) -> int | None:
-    """Processes of a run; None where only the machine tells how many."""
-    devices = trainer.devices
-    if isinstance(devices, list):
-        return len(devices) * trainer.num_nodes
-    if trainer.accelerator == "cpu" and devices == "auto":
-        return trainer.num_nodes
-    return devices * trainer.num_nodes if isinstance(devices, int) and devices > 0 else None
 
 
 def _check_branch(run: Run) -> None:

@@ -17,6 +17,7 @@ from dualpath_cli.files.atomic import PARTIAL
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.ranges import check_path
 from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import SECTIONS
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
@@ -92,7 +93,7 @@ def read(options: Namespace) -> Request:
             "compared; give it one"
         )
     known = _known_rates(options.tune) if "=" in (options.tune or "") else {}
-    varied, rates = _varied(options.set), [] if known else _rates(options.tune)
+    varied, rates = _varied(options.set, recipe), [] if known else _rates(options.tune)
     if (rates or known) and "optim.lr" in varied:
         raise UserError(
             "--tune chooses optim.lr, which --set varies as well; leave one of them out"
@@ -164,7 +165,7 @@ def _loops(text: str) -> int:
 
 
 def _alpha(text: str) -> float:
-    value = _positive("--alphas", text)
+    value = _positive("--alphas", text.removesuffix("%"))
     if value >= 100:
         raise UserError(f"--alphas are percents below 100, not '{text:.60}'")
     return value
@@ -241,8 +242,11 @@ def _known_rates(text: str) -> dict[str, float]:
     return known
 
 
-def _varied(words: Sequence[str]) -> Varied:
-    """The keys and values of --set; those of a key that is given twice add up."""
+def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
+    """The keys and values of --set; those of a key that is given twice add up.
+
+    One that decides no numbers is the same in all runs, and put into the recipe.
+    """
     varied: Varied = {}
     known = [f"{s}.{name}" for s, cls in SECTIONS.items() for name in typing.get_type_hints(cls)]
     for word in words:
@@ -257,14 +261,18 @@ def _varied(words: Sequence[str]) -> Varied:
                 "--alphas, --loops, --budget and --seeds say how, or give a sweep for each"
             )
         if key not in known:
-            hint = did_you_mean(key, known) or "; dualpath fit --help lists what there is"
+            hint = did_you_mean(OTHER_NAMES.get(name, key), known)
+            hint = hint or "; dualpath fit --help-recipe lists what there is"
             raise UserError(f"--set: no key '{key}' in a recipe{hint}")
         if key in DATA:
             raise UserError(
                 f"--set {key}: runs that read other data cannot be compared; give a sweep for each"
             )
         if key in without_numbers():
-            raise UserError(f"--set {key}: it decides no numbers of a run; set it in the recipe")
+            if len(values) > 1:
+                raise UserError(f"--set {key}: it decides no numbers of a run; give one value")
+            recipe.setdefault(section, {})[name] = values[0]
+            continue
         if key == "optim.lr":
             values = [_positive(f"--set {key}", _as_text(value)) for value in values]
         if _is_list(section, name) and not all(isinstance(v, list | None) for v in values):

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 
-from dualpath_cli.command.checks import visible_gpus
 from dualpath_cli.ending import of_children
 from dualpath_cli.errors import UserError
+from dualpath_cli.options.values import visible_gpus
 from dualpath_cli.sweep.runs import Run
 
 

@@ -186,9 +186,9 @@ def dualpath(
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]], ids=["nothing", "--help", "-h"])
 def test_help_lists_every_command_with_what_it_does(words: list[str], dualpath: Command) -> None:
-    shown = [line.split(maxsplit=1) for line in dualpath(*words).splitlines()]
+    shown = " ".join(dualpath(*words).split())
     for name, command in COMMANDS.items():
-        assert [name, command.purpose] in shown
+        assert f" {name} {command.purpose} " in shown
 
 
 def test_the_version_is_one_line(dualpath: Command) -> None:
@@ -196,8 +196,8 @@ def test_the_version_is_one_line(dualpath: Command) -> None:
 
 
 @pytest.mark.parametrize("command", ["fit", "validate"])
-def test_help_has_a_sentence_for_every_field(command: str, dualpath: Command) -> None:
-    text = " ".join(dualpath(command, "--help").split())
+def test_help_recipe_has_a_sentence_for_every_field(command: str, dualpath: Command) -> None:
+    text = " ".join(dualpath(command, "--help-recipe").split())
     for section, settings in SECTIONS.items():
         for field in dataclasses.fields(settings):
             option = re.escape(f" --{section}.{field.name} VALUE ")

@@ -74,6 +74,10 @@ RECIPES = {
     "trainer: {devices: 1000}": "devices must be auto, -1, a number from 1 to 999 or a list",
     "trainer: {strategy: single, devices: 2}": "choose ddp, fsdp or hsdp",
     "trainer: {strategy: single, num_nodes: 2}": "choose ddp, fsdp or hsdp",
+    "trainer: {max_time: soon}": "trainer: max_time must be days:hours:minutes:seconds",
+    "trainer: {callbacks: [{class_path: qqqq.Callback}]}": "trainer.callbacks: 'qqqq.Callback' "
+    "cannot be imported: there is no module 'qqqq'",
+    "trainer: {profiler: simpel}": "profiler must be",
     # names and places
     "run: {name: ../../x}": "run: name must be a plain name, without '/', '\\', '$' and control "
     "characters, not '../../x'; --run.name NAME gives another",
@@ -97,6 +101,7 @@ RECIPES = {
     "'data'; its end-of-text token is 256",
     "run: {max_tokens: 4096}": "run.max_tokens=4096 is 4.00 epochs of the 1024 tokens in 'data'; "
     "raise data.max_epochs to allow it",
+    "optim: {learning_rate: 1}": "unknown key 'optim.learning_rate'; did you mean 'optim.lr'?",
     "data: {path: nowhere}": "data folder 'nowhere' does not exist; make it with `python -m "
     "data_prep",
     "data: {path: empty}": "data folder 'empty' has no manifest.json",
@@ -123,7 +128,18 @@ LINES = {
     "fit --config tiny.yaml --run.max_tokens": "--run.max_tokens needs a value",
     "fit --config tiny.yaml --model.loops --run.name x": "--model.loops needs a value",
     "fit --config tiny.yaml --run.loops 3": "did you mean '--model.loops'?",
-    "fit --config tiny.yaml --ckpt_pth x": "did you mean '--ckpt_path'?",
+    "fit --config tiny.yaml --ckpt_pth x": "did you mean '--ckpt-path'?",
+    "fit --config tiny.yaml --optim.learning_rate 1": "did you mean '--optim.lr'?",
+    "fit --config tiny.yaml --optim.qqqq 1": "'--optim.qqqq'; --help lists what there is",
+    "fit tiny.yaml": "unexpected argument 'tiny.yaml'; did you mean '--config tiny.yaml'?",
+    "fit quickstart": "did you mean '--config quickstart'?",
+    "validate runs/begun/default": "did you mean '--ckpt-path runs/begun/default'?",
+    "fit --config tiny.yaml --run.batch_tokens 40": "is no whole number of sequences of 16 tokens",
+    "fit --config tiny.yaml --trainer.devices 500": "would be 500 processes on",
+    "fit --config tiny.yaml --trainer.devices 3": "to 3 devices, but to 2",
+    "fit --config tiny.yaml --model.gate qqqq.Gate": "No module named 'qqqq'; Python looks in",
+    "ablate --ckpt-path runs/begun/default --sources a=novels.jsonl --suite token-classes "
+    "--tagger qqqq": "spaCy",
     "fit --config tiny.yaml --model 3": "model must be a mapping",
     f"fit --config tiny.yaml --model.loops {'[' * 3000}": "model.loops must be a whole number",
     "fit --config tiny.yaml --run.batch_tokens 4096": "is less than one batch",
@@ -138,8 +154,8 @@ LINES = {
     "fit --config tiny.yaml --ckpt_path a b": "fit takes one RUN; give the command for each",
     "fit --config begun.yaml": "runs/begun/default holds a run with model.loops=2, this one has 4; "
     "give this one a name (--run.name NAME)",
-    "validate --ckpt_path": "--ckpt_path: expected at least one argument",
-    "validate --config tiny.yaml": "validate needs --ckpt_path RUN",
+    "validate --ckpt_path": "--ckpt-path: expected at least one argument",
+    "validate --config tiny.yaml": "validate needs --ckpt-path RUN",
     "validate --ckpt_path nowhere": "no run or checkpoint at 'nowhere'",
     f"validate --ckpt_path {LONG}": "File name too long; give a shorter name",
     "validate --ckpt_path 'a\nb\x1b[31m'": "no run or checkpoint at 'a\\nb\\x1b[31m'; runs are",

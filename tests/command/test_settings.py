@@ -45,10 +45,14 @@ def test_a_new_option_is_a_decision() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself_and_refuses_an_option_that_there_is_not(
-    name: str, capsys: pytest.CaptureFixture[str]
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([name, "--help"]) == 0
-    assert f"usage: dualpath {name} " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"usage: dualpath {name} " in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.count("\n") < 80
     given = {"recipe": ["--config", "x"], "run": ["--ckpt_path", "x"], "nothing": []}
     assert main([name, *given[COMMANDS[name].needs], "--qqqq"]) == 2
     said = capsys.readouterr().err

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from data_prep.options import parser as preparation
+from dualpath_cli.command.parser import OneLineParser, options_of, parser_of
 from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.command.words import read
+from dualpath_cli.errors import UserError
 
 
 def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:
@@ -50,11 +53,31 @@ def test_an_entry_of_a_mapping_is_added_and_the_mapping_itself_replaced() -> Non
     assert recipe == {"data": {"val": {"a": "a.txt"}, "workers": 1}}
 
 
-def test_options_may_be_written_with_hyphens_and_runs_one_after_the_other() -> None:
-    line = read(
-        COMMANDS["ablate"],
-        ["--ckpt-path", "a", "b", "--max-tokens", "20K", "--ckpt_path=c", "--out", "x"],
-    )
+def test_runs_may_be_given_one_after_the_other() -> None:
+    line = read(COMMANDS["ablate"], ["--ckpt-path", "a", "b", "--ckpt_path=c", "--out", "x"])
     assert line.runs == ["a", "b", "c"]
-    assert line.options["max_tokens"] == "20K"
     assert line.options["out"] == "x"
+
+
+@pytest.mark.parametrize(
+    "parser", [*map(parser_of, COMMANDS.values()), preparation()], ids=lambda parser: parser.prog
+)
+def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(
+    parser: OneLineParser,
+) -> None:
+    def parsed(option: str) -> Any:
+        try:
+            return parser.parse_known_args([*needed, f"{option}=a_b"])
+        except UserError as error:  # it takes no value, or a number
+            return str(error)
+
+    options = options_of(parser)
+    needed = ["--out=x"] if "out" in options else []
+    for option in filter(lambda option: option.startswith("--"), options.values()):
+        assert "_" not in option
+        assert "['--" not in str(parsed(option)), option
+        assert parsed(option) == parsed(f"--{option[2:].replace('-', '_')}")
+
+
+def test_the_seed_is_an_option_of_either_spelling() -> None:
+    assert changed({}, "--seed-everything", "3") == changed({}, "--seed_everything=3")

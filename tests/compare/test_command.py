@@ -65,16 +65,15 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
         assert float(row["difference"]) == pytest.approx(mean[row["configuration"]] - mean["wide"])
 
 
-def test_runs_alone_need_a_folder_and_are_compared_as_a_sweep_is(swept, tmp_path, capsys, undrawn):
+def test_runs_alone_are_compared_as_a_sweep_is_in_this_folder(
+    swept, tmp_path, monkeypatch, undrawn
+):
+    monkeypatch.chdir(tmp_path)
     folders = [str(path.parent) for path in swept.rglob("recipe.yaml")]
-    assert main(["compare", *folders]) == 2
-    assert capsys.readouterr().err == (
-        "dualpath compare: error: compare needs --out DIR, a folder for tables and figures\n"
-    )
-    for name, runs in {"one": folders, "other": [str(swept)]}.items():
-        assert main(["compare", *runs, "--out", str(tmp_path / name)]) == 0
+    assert main(["compare", *folders]) == 0
+    assert main(["compare", str(swept), "--out", "other"]) == 0
     for name in ("table.csv", "tests.csv", "table.tex"):
-        one, other = ((tmp_path / out / name).read_text() for out in ("one", "other"))
+        one, other = ((tmp_path / out / name).read_text() for out in ("comparison", "other"))
         assert one == other
 
 
@@ -150,7 +149,6 @@ def mistaken(tmp_path_factory) -> Path:
     ("words", "said"),
     [
         ([], "compare needs a RUN, a folder of runs, or --paper"),
-        (["--paper"], "compare needs --out DIR"),
         (["--paper", "--out", "x", "--baseline", "wide"], "--baseline is one of RUN's"),
         (["--paper", "--out", "x", "--any-length"], "--any-length joins tables of RUNs"),
         (["--paper", "--aggregate-only"], "--aggregate-only is about tests of RUNs"),

@@ -132,7 +132,7 @@ def test_any_texts_of_a_glob_are_prepared_a_file_a_document(tmp_path, small_fold
         ("--source FILE --out OUT --tokenizer TOKENIZER --chunk-tokens 5", "not between 64"),
         ("--source FILE --out OUT --tokenizer TOKENIZER --workers 0", "--workers"),
         ("--source FILE --out OUT --tokenizer TOKENIZER --decontaminate none", "'none' does not"),
-        ("--source FILE --out OUT --tokenizer TOKENIZER --frob", "unrecognized arguments: --frob"),
+        ("--source FILE --out OUT --tokenizer TOKENIZER --frob", "unknown option '--frob'"),
         ("--source FILE --out OUT --executor dask", "needs --scheduler ADDRESS"),
         ("--source FILE --out OUT --scheduler tcp://a:1", "--scheduler 'tcp://a:1' needs --exec"),
         (

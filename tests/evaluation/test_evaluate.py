@@ -332,7 +332,7 @@ def test_a_mean_needs_all_of_its_benchmarks() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--out o", "needs either --ckpt_path RUN or --hf DIR"),
+        ("--out o", "needs either --ckpt-path RUN or --hf DIR"),
         ("--ckpt_path RUN --requests --out o", "or --requests alone"),
         ("--ckpt_path RUN", "needs --out DIR"),
         ("--ckpt_path nowhere --out o", "no run or checkpoint at 'nowhere'"),

@@ -160,7 +160,7 @@ def test_code_in_a_directory_is_run_with_consent_alone(
     words = ["--data", str(tasks), "--out", str(tmp_path / "o"), "--tasks", "piqa"]
     assert main(["evaluate", "--hf", str(hostile), *words]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert f"{name} names code of its own (auto_map); give --trust_remote_code" in line
+    assert f"{name} names code of its own (auto_map); give --trust-remote-code" in line
     assert not (tmp_path / "ran").exists()
 
 

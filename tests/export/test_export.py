@@ -136,7 +136,7 @@ def test_what_the_disk_gives_back_otherwise_gets_no_name(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("", "export needs --ckpt_path RUN"),
+        ("", "export needs --ckpt-path RUN"),
         ("--ckpt_path RUN", "export needs --format FORMAT: consolidated"),
         ("--ckpt_path RUN --format consolidate", "; did you mean 'consolidated'?"),
         ("--ckpt_path RUN/nothing --format consolidated", "no run or checkpoint at "),

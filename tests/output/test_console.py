@@ -45,6 +45,18 @@ def test_a_line_of_progress_shows_a_name_as_it_is() -> None:
     assert screen.getvalue().startswith("[/x] [red]: 0 of 1 steps")
 
 
+def test_the_time_left_leaves_out_the_first_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0, 600, 660])  # begun; compiled with the first step; a minute for the second
+    monkeypatch.setattr("dualpath_cli.output.progress.time.monotonic", lambda: next(clock))
+    screen = io.StringIO()
+    progress = Progress(plain_console(file=screen), "training", counted("steps"), 10)
+    progress.advance()
+    progress.advance()
+    assert screen.getvalue().splitlines() == [
+        "training: 1 of 10 steps", "training: 2 of 10 steps, 8.0 min left"
+    ]  # fmt: skip
+
+
 def test_the_package_makes_no_console_that_reads_markup() -> None:
     package = Path(dualpath_cli.__file__).parent
     makers = [

@@ -149,6 +149,22 @@ def test_plain_text_wraps_words_and_then_leaves_columns_out() -> None:
     ]
 
 
+def test_a_column_without_values_is_left_out_first() -> None:
+    columns = [Column("name"), Column("of no value", ",", importance=9), Column("loss", ".1f")]
+    assert aligned(Table(columns, [("a", None, 1.0), ("b", None, 2.0)]), 18)[:3] == [
+        "name  loss", "a      1.0", "b      2.0"
+    ]  # fmt: skip
+
+
+def test_words_are_broken_into_two_lines_at_most_before_columns_are_left_out() -> None:
+    rows = [("one two three four five six", 1.0, 2.0)]
+    table = Table([Column("name"), Column("loss", ".4f"), Column("more", ".4f")], rows)
+    text = shown(table, 30)
+    assert "one two three " in text
+    assert "four five six " in text
+    assert text.rstrip().endswith("more")
+
+
 @settings(max_examples=40)
 @given(width=st.integers(30, 110))
 def test_no_line_of_plain_text_is_wider_than_the_terminal(width: int) -> None:

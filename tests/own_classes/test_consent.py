@@ -98,11 +98,11 @@ def test_a_class_that_a_run_names_is_imported_with_consent_alone(
     for words in commands:
         line = said(*words)
         assert "model.gate 'evil.Gate'" in line, words
-        assert "give --own_classes" in line, words
+        assert "give --own-classes" in line, words
     assert main(["validate", "--ckpt_path", str(run), "--model.gate", "evil.Gate"]) == 0
     assert Path(MARK).exists()
     Path(MARK).unlink()
-    assert "give --own_classes" in said("validate", "--ckpt_path", run)
+    assert "give --own-classes" in said("validate", "--ckpt_path", run)
     Path("mine.yaml").write_text("model:\n  gate: evil.Gate\n")
     assert main(["validate", "--ckpt_path", str(run), "--config", "mine.yaml"]) == 0
     # A project is not what is read where its runs are compared.
@@ -140,7 +140,7 @@ def test_an_exported_folder_does_not_bring_its_own_classes_to_import(
     for name in ("config.json", "recipe.yaml", "versions.json"):
         text = Path("brought", name).read_text()
         Path("brought", name).write_text(text.replace("evil.Gate", "brought.evil.Gate"))
-    assert "give --own_classes" in said("import", "--hf", "brought")
+    assert "give --own-classes" in said("import", "--hf", "brought")
     line = said("import", "--hf", "brought", "--own_classes")
     assert f"inside of '{Path('brought').resolve()}'" in line
 

@@ -204,7 +204,7 @@ def test_a_run_keeps_the_source_and_is_continued_with_the_same_alone(
     model = {"gate": f"{module}.Gate"}
     capsys.readouterr()
     run = fit(model=model)
-    assert capsys.readouterr().out.endswith(f"--ckpt_path {run} --own_classes\n")
+    assert capsys.readouterr().out.endswith(f"--ckpt-path {run} --own-classes\n")
     assert (run / "classes" / f"{module}.py").read_text() == GATE
     before = tables(run)
     back_to_step(run, 4)

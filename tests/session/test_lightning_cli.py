@@ -94,7 +94,6 @@ DEEPSPEED = "lightning.pytorch.strategies.DeepSpeedStrategy"
         ({"plugins": "x"}, "trainer.plugins"),
         ({"plugins": [{"class_path": HALF}]}, "Received both `precision=32-true` and `plugins="),
         ({"strategy": {"class_path": DEEPSPEED}}, "you must have DeepSp"),
-        ({"profiler": "x"}, "`profiler`"),
         ({"precision": "transformer-engine"}, "transformer_engine"),
         ({"devices": [0, 1]}, "`devices` selected with `CPUAccelerator`"),
         ({"devices": -1}, "`devices` selected with `CPUAccelerator`"),

@@ -21,7 +21,7 @@ SCORED, READ = (f"{words} --data.val.held_out text.txt" for words in (ABLATE, RO
         (f"{ABLATE} --sources a=txet.txt", "did you mean 'text.txt'?"),
         (f"{ABLATE} --sources a=text.txt a=recipe.yaml", "its format is not known"),
         (f"{ABLATE} --sources text.txt text=text.txt", "has two texts named 'text'"),
-        (f"{SCORED} --max_tokens lots", "--max_tokens must be a whole"),
+        (f"{SCORED} --max_tokens lots", "--max-tokens must be a whole"),
         (f"{SCORED} --out text.txt/x", "'text.txt' is a file"),
         (f"{SCORED} --suite layer", "did you mean 'layers'?"),
         (f"{SCORED} --loops 3-1", "--loops '3-1': '3-1' is no number"),
@@ -49,15 +49,15 @@ SCORED, READ = (f"{words} --data.val.held_out text.txt" for words in (ABLATE, RO
         (f"{READ} --examples held_oot:1", "no source 'held_oot'; did you mean 'held_out'?"),
         (f"{READ} --examples held_out", "give SOURCE:N, such as gsm8k:0"),
         (f"{READ} --anchor=", "--anchor is empty"),
-        (f"{READ} --beside_loops 0", "--beside_loops must be a whole number from 1 on, not '0'"),
+        (f"{READ} --beside_loops 0", "--beside-loops must be a whole number from 1 on, not '0'"),
         (f"{READ} --beside_loops 4", "4: these are the loops that the model was trained with"),
         (
             f"{ROUTING} --text a --beside_loops 2",
-            "--beside_loops is about the page; give --text an --out DIR",
+            "--beside-loops is about the page; give --text an --out DIR",
         ),
         (
             f"{ROUTING} --text a --no_costs",
-            "--no_costs is about the page; give --text an --out DIR",
+            "--no-costs is about the page; give --text an --out DIR",
         ),
         (f"{READ} --sequences 0", "--sequences must be a whole number from 1 on, not '0'"),
         (

@@ -11,7 +11,7 @@ from tests.sweep.sweeps import asked
 
 def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path: Path) -> None:
     wanted = asked(
-        tmp_path, "--budget", "100K,0.2M", "--alphas", "12.5, 50,50", "--loops", "4,2"
+        tmp_path, "--budget", "100K,0.2M", "--alphas", "12.5, 50,50%", "--loops", "4,2"
     ).wanted
     assert wanted.budgets == [100_000, 200_000]
     assert wanted.alphas == [12.5, 50]
@@ -25,7 +25,10 @@ def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path: Path
 def test_settings_are_recipe_values(tmp_path: Path) -> None:
     words = ["--set", "optim.decay=[matrices],[matrices, gains]", "--set", "model.gain_init=-7,-2"]
     words += ["--set", "model.gate=convex", "--set", "model.gate=fixed,convex"]
-    assert asked(tmp_path, *words).varied == {
+    words += ["--set", "run.compile=false"]  # of no numbers: in all runs alike
+    request = asked(tmp_path, *words)
+    assert request.recipe["run"]["compile"] is False
+    assert request.varied == {
         "optim.decay": [["matrices"], ["matrices", "gains"]],
         "model.gain_init": [-7, -2],
         "model.gate": ["convex", "fixed"],
@@ -81,7 +84,8 @@ def test_a_number_that_cannot_be_is_named_with_its_option(
         (["--set", "model.loops=2,4"], "--set model.loops: the sweep decides it"),
         (["--set", "seed_everything=1"], "--set seed_everything: the sweep decides it"),
         (["--set", "model.gates=fixed"], "no key 'model.gates' in a recipe; did you mean"),
-        (["--set", "trainer.devices=1,2"], "--set trainer.devices: it decides no numbers"),
+        (["--set", "trainer.devices=1,2"], "--set trainer.devices: it decides no numbers of a run"),
+        (["--set", "optim.learning_rate=1"], "in a recipe; did you mean 'optim.lr'?"),
         (["--set", "data.path=a,b"], "--set data.path: runs that read other data cannot be comp"),
         (["--set", "optim.lr=1e-3,null"], "--set optim.lr must be a number above 0, not 'null'"),
         (["--set", "optim.lr=[1e-3]"], "--set optim.lr must be a number above 0, not '[0.001]'"),

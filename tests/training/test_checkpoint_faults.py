@@ -122,7 +122,7 @@ def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
         assert message in error
         assert error.count("\n") == 1
     if fault == "a flipped byte":
-        assert f"; give --ckpt_path {run.resolve()}/checkpoints/{BEFORE}" in error
+        assert f"; give --ckpt-path {run.resolve()}/checkpoints/{BEFORE}" in error
 
 
 @pytest.mark.parametrize("fault", PASSED_OVER)

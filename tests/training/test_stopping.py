@@ -144,7 +144,7 @@ def test_a_signal_ends_the_command_validate_with_its_code(
 
 def test_a_time_that_is_none_is_refused(refused: Refused) -> None:
     said = refused(trainer={"max_time": "soon"})
-    assert "trainer.max_time must be days:hours:minutes:seconds" in said
+    assert "max_time must be days:hours:minutes:seconds" in said
 
 
 # Two ranks

@@ -72,7 +72,7 @@ def run(options: Namespace) -> str:
         consolidated.write(found, settings, weights, out, progress)
     name = f"{settings.run.recipe}/{settings.run.name}, step {found.step:,}"
     return f"{name}: {weights.parameters / 1e6:,.1f}M parameters\n{out}\n" + (
-        f"next: dualpath validate --ckpt_path {out}{option_of(settings.model)}"
+        f"next: dualpath validate --ckpt-path {out}{option_of(settings.model)}"
     )
 
 

@@ -9,10 +9,12 @@ from typing import Any
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.options.values import add_list_option, whole_number
 from dualpath_cli.recipe.recipes import Recipe
+from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run import run_folder
-from dualpath_cli.study.ablation.suites import SUITES, Selection
+from dualpath_cli.study.ablation.suites import SUITES, Selection, applicable
 from dualpath_cli.study.classes import PATHS, RANDOM, UPOS, ForcedClass, measured
 from dualpath_cli.study.options import TAGGER, add_text_arguments, out_folder, take_sources
+from dualpath_cli.study.parts_of_speech import check_pipeline
 
 MOST_LOOPS = 100
 CONTROLS = 5
@@ -57,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="DIR", help=text)
     text = "Set the paper's numbers beside the loss, where source and row are in its table."
-    parser.add_argument("--compare_paper", action="store_true", help=text)
+    parser.add_argument("--compare-paper", action="store_true", help=text)
 
 
 def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> AblateOptions:
@@ -82,6 +84,13 @@ def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> 
         tagger=given["tagger"],
         compare_paper=given["compare_paper"],
     )
+
+
+def check_options(options: AblateOptions, settings: Settings) -> None:
+    """Raises UserError for a tagger that is wanted and not there."""
+    rows, _ = applicable(options.selection.rows(settings.model), settings.model)
+    if any(row.token_class for row in rows):
+        check_pipeline(options.tagger)
 
 
 def _suites(names: list[str]) -> tuple[str, ...]:

@@ -79,9 +79,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_list_option(parser, "--examples", "SOURCE:N", text)
     text = "Leave out what forcing loops or gates would cost: most of the page's passes."
-    parser.add_argument("--no_costs", action="store_true", help=text)
+    parser.add_argument("--no-costs", action="store_true", help=text)
     text = "Read the page's sequences with so many loops as well, side by side with the learned."
-    parser.add_argument("--beside_loops", metavar="K", help=text)
+    parser.add_argument("--beside-loops", metavar="K", help=text)
     text = "Folder for tokens, figures and the page; by default RUN/routing/step-N."
     parser.add_argument("--out", metavar="DIR", help=text)
 
@@ -99,10 +99,12 @@ def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> 
     else:
         for name in ("sources", "max_tokens", "sequences", "examples"):
             if given[name]:
-                raise UserError(f"--{name} goes with sources, not with --text")
+                option = name.replace("_", "-")
+                raise UserError(f"--{option} goes with sources, not with --text")
         for name in ("no_costs", "beside_loops"):
             if given[name] and given["out"] is None:
-                raise UserError(f"--{name} is about the page; give --text an --out DIR")
+                option = name.replace("_", "-")
+                raise UserError(f"--{option} is about the page; give --text an --out DIR")
         if not given["text"].strip():
             raise UserError("--text is empty")
         recipe["data"]["val"] = {}
@@ -118,7 +120,7 @@ def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> 
         sequences=_whole("--sequences", given["sequences"], least=1) or PAGE_SEQUENCES,
         examples=tuple(_example(spec, recipe["data"]["val"]) for spec in given["examples"]),
         costs=not given["no_costs"],
-        beside_loops=_whole("--beside_loops", given["beside_loops"], least=1),
+        beside_loops=_whole("--beside-loops", given["beside_loops"], least=1),
     )
 
 
@@ -135,7 +137,7 @@ def check_options(options: RoutingOptions, settings: Settings) -> None:
         if options.beside_loops == settings.model.loops:
             problem = "these are the loops that the model was trained with"
         if problem is not None:
-            raise UserError(f"--beside_loops {options.beside_loops}: {problem}")
+            raise UserError(f"--beside-loops {options.beside_loops}: {problem}")
     if options.text is None and options.tagger is not None:
         try:
             check_pipeline(options.tagger)

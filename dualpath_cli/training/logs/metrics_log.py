@@ -14,18 +14,17 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from dualpath_cli.files.atomic import write_text
-from dualpath_cli.files.csv_text import format_csv, read_csv
+from dualpath_cli.files.csv_text import format_csv, has_step, read_csv
 from dualpath_cli.flops.count import sampled_training_flops_per_token
 from dualpath_cli.recipe.schedule import learning_rate
 from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.run.run_folder import VALIDATION
 from dualpath_cli.training import internals
 from dualpath_cli.training.each_step import EachStep
 from dualpath_cli.training.logs.peaks import peak_tflops
 from dualpath_cli.training.module import DualPathModule
 
 Row = dict[str, Any]
-
-VALIDATION = "validation.csv"
 
 
 class CsvTable:
@@ -47,11 +46,6 @@ class CsvTable:
         ]
         with self.path.open("a", newline="") as file:
             file.write(format_csv(short, self.columns, header=False))
-
-
-def has_validation(table: Path, step: int) -> bool:
-    """Whether a validation of a step is written down."""
-    return any(int(row["step"]) == step for row in read_csv(table))
 
 
 class MetricsLog(EachStep):
@@ -96,7 +90,7 @@ class MetricsLog(EachStep):
         """Whether the run was stopped after this step and before its validation was over."""
         every = self.settings.validate_every
         due = bool(module.val_names) and self.step > 0 and every > 0 and self.step % every == 0
-        lacks = due and not has_validation(self.validation.path, self.step)
+        lacks = due and not has_step(self.validation.path, self.step)
         return bool(trainer.strategy.broadcast(lacks))
 
     def on_train_batch_start(

@@ -42,7 +42,7 @@ def verify(checkpoint: Path, read: Callable[[int], object] | None = None) -> Non
         intact = [path for path in run_folder.complete_checkpoints(checkpoint.parents[1])
                   if path != checkpoint and fault_of(path) is None]  # fmt: skip
         newest = max(intact, key=run_folder.step_of, default=None)
-        way_out = f"; give --ckpt_path {newest}" if newest else ""
+        way_out = f"; give --ckpt-path {newest}" if newest else ""
         raise UserError(f"checkpoint '{checkpoint}' is damaged: {fault}{way_out}")
 
 

@@ -44,7 +44,7 @@ def write(
         counts = {len(model.examples) for model in read}
         pairs = list(zip(read[0].examples, read[1].examples, strict=False))
         if len(counts) > 1 or not all(_same(*pair) for pair in pairs):
-            reason = "their sequences differ; give --max_tokens and --data.val_seed for both"
+            reason = "their sequences differ; give --max-tokens and --data.val_seed for both"
     if reason is not None:
         text = f"no page of both runs side by side: {reason}"
         console.print(text, highlight=False, soft_wrap=True)
