@@ -132,7 +132,7 @@ def test_a_value_that_no_key_can_have_is_named_with_its_key(key, value):
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("papr", None, "'papr': no such file; did you mean 'paper'"),
+        ("papr", None, "no recipe 'papr': .*; did you mean 'paper'"),
         ("a.yaml", "sources: [", "cannot be read"),
         ("a.yaml", "- 1", "must be a mapping"),
         ("a.yaml", "[a]: 1", "unhashable key"),
