@@ -68,7 +68,7 @@ quickstart: setup ## Trains a small model on a generated corpus, ablates it, wri
 	@echo "      $(BIN)/dualpath flops --budget 80M --alpha 50 --k 4"
 
 prepare-data: setup ## Makes a data folder, by default of a file of Nemotron-CC: see docs/data.md.
-	$(BIN)/python -m data_prep $(if $(CONFIG),--config $(CONFIG),--source $(SOURCE)) \
+	$(BIN)/dualpath prepare $(if $(CONFIG),--config $(CONFIG),--source $(SOURCE)) \
 		$(if $(TOKENIZER),--tokenizer $(TOKENIZER)) $(if $(NUM_FILES),--num-files $(NUM_FILES)) \
 		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(YES),--yes) \
 		$(if $(SCHEDULER),--executor dask --scheduler $(SCHEDULER)) --out "$(OUT)"

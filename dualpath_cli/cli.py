@@ -26,7 +26,7 @@ HELP = f"""usage: dualpath COMMAND ...
 Pretrain and study dual-path language models.
 
 commands:
-{chr(10).join(f"  {name:10}{command.purpose}" for name, command in COMMANDS.items())}
+{chr(10).join(f"  {name:17}{command.purpose}" for name, command in COMMANDS.items())}
 
 dualpath COMMAND --help explains a command. A recipe is a path or a packaged name:
   dualpath fit --config recipes/f160m_a25_k4.yaml
@@ -53,7 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(words: Sequence[str]) -> int:
-    name, rest = (words[0], words[1:]) if words else ("--help", [])
+    first = 2 if " ".join(words[:2]) in COMMANDS else 1  # `prepare inspect` is a command
+    name, rest = (" ".join(words[:first]), words[first:]) if words else ("--help", [])
     # Waiting threads must not spin: beside a busy process, spinning ones take each other's cores.
     # OpenMP reads this as torch is imported. docs/benchmarks/speed.md has the numbers.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

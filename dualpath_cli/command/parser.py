@@ -2,6 +2,8 @@
 
 import argparse
 import difflib
+import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -28,10 +30,13 @@ class OneLineParser(argparse.ArgumentParser):
 
 def parser_of(command: Command) -> OneLineParser:
     """Returns a parser of a command's options; the keys of a recipe are not among them."""
+    width = shutil.get_terminal_size().columns - 2  # argparse's
     parser = OneLineParser(
         prog=f"dualpath {command.name}",
         usage=f"dualpath {command.name} {command.usage}",
-        description=command.description or command.purpose,
+        description=textwrap.fill(command.description or command.purpose, width),
+        epilog="\n  ".join(["examples:", *command.examples]) if command.examples else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # an example is one line
         allow_abbrev=False,  # a mistyped option must not pass for another one
     )
     add_options(command, parser)

@@ -32,6 +32,8 @@ class Command:
     """The LightningModule that is built for the task."""
     description: str = ""
     """For its own --help, where the purpose is not enough."""
+    examples: tuple[str, ...] = ()
+    """Command lines that end its --help; the tests run each of them."""
     add_arguments: str | None = None
     """Adds the command's own options to an argparse parser."""
     read_options: str | None = None
@@ -57,6 +59,37 @@ def resolve(name: str) -> Any:
 _ABLATION, _ROUTING = "dualpath_cli.study.ablation", "dualpath_cli.study.routing"
 
 _RECORDS = (
+    Command(
+        "prepare",
+        "Turn corpora into a data folder: cleaned, deduplicated, mixed, tokenised.",
+        "--source SOURCE ... | --config RECIPE [--tokenizer gpt2|PATH] --out DIR [options]",
+        needs="nothing",
+        run="data_prep.command:run",
+        description="Turns corpora into shards of tokens for `dualpath fit`: downloads, cleans, "
+        "removes duplicates, holds out validation documents, mixes, tokenises and writes a folder "
+        "with chunks, tokenizer.json and manifest.json. Each document is followed by an "
+        "end-of-text token. Interrupted, the same command continues.",
+        examples=(
+            "dualpath prepare --source sample --out data/sample",
+            "dualpath prepare --source novels=texts/novels.jsonl.gz --tokenizer gpt2 "
+            "--out data/novels",
+            "dualpath prepare --source nemotron-cc --num-files 1 --tokenizer gpt2 "
+            "--out data/nemotron-cc",
+            "dualpath prepare --config recipes/data/paper.yaml --out data/nemotron-cc --yes",
+        ),
+        add_arguments="data_prep.options:add_arguments",
+    ),
+    Command(
+        "prepare inspect",
+        "Verify every byte of a data folder, and show what is in it.",
+        "DIR [--samples N] [--seed S]",
+        needs="nothing",
+        run="data_prep.report.report:run",
+        description="Reads every byte of a data folder, compares it with the manifest, and says "
+        "what is in it: what became of each source's documents, how long documents are, and what "
+        "some of them say. The exit code is 1 where anything is not as it was prepared.",
+        add_arguments="data_prep.report.report:add_arguments",
+    ),
     Command(
         "fit",
         "Train a model from a recipe; the same command continues an interrupted run.",

@@ -186,7 +186,7 @@ def dualpath(
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]], ids=["nothing", "--help", "-h"])
 def test_help_lists_every_command_with_what_it_does(words: list[str], dualpath: Command) -> None:
-    shown = [line.split(maxsplit=1) for line in dualpath(*words).splitlines()]
+    shown = [re.split("  +", line.strip()) for line in dualpath(*words).splitlines()]
     for name, command in COMMANDS.items():
         assert [name, command.purpose] in shown
 

@@ -70,7 +70,7 @@ def test_a_preparation_says_that_the_mirror_cannot_be_reached(
     words = ["--source", "nemotron-cc", "--mirror", nowhere, "--tokenizer", str(small_folder)]
     assert main([*words, "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"error: {nowhere}")
+    assert said.startswith(f"dualpath prepare: failed: {nowhere}")
     assert "cannot be reached" in said
     assert "check the network" in said
     assert said.count("\n") == 1
