@@ -141,11 +141,10 @@ def _check_places(settings: Settings, out: Path, downloads: Path) -> None:
 
 def _tokenizer(settings: Settings) -> "Tokenizer":
     from data_prep.sources import sample
-    from data_prep.sources.sample.bpe import train_tokenizer
     from dualpath_cli.text.tokenizer import Tokenizer
 
     if settings.tokenizer is None:
-        return train_tokenizer(sample.documents("train"))
+        return sample.tokenizer()
     return Tokenizer.load(settings.tokenizer)
 
 

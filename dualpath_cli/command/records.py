@@ -60,6 +60,21 @@ _ABLATION, _ROUTING = "dualpath_cli.study.ablation", "dualpath_cli.study.routing
 
 _RECORDS = (
     Command(
+        "tokenizer",
+        "Train a byte-level BPE on any texts.",
+        "--source SOURCE [SOURCE ...] --vocab-size N --out DIR [--overwrite]",
+        needs="nothing",
+        run="data_prep.tokenizer:run",
+        description="Trains a byte-level BPE with an end-of-text token, and writes it as a "
+        "tokenizer.json that `dualpath prepare --tokenizer DIR` takes. Equal texts give equal "
+        "bytes.",
+        examples=(
+            "dualpath tokenizer --source novels=texts/novels.jsonl.gz docs=folder/ "
+            "--vocab-size 8192 --out data/bpe8192",
+        ),
+        add_arguments="data_prep.tokenizer:add_arguments",
+    ),
+    Command(
         "prepare",
         "Turn corpora into a data folder: cleaned, deduplicated, mixed, tokenised.",
         "--source SOURCE ... | --config RECIPE [--tokenizer gpt2|PATH] --out DIR [options]",
