@@ -60,6 +60,16 @@ _ABLATION, _ROUTING = "dualpath_cli.study.ablation", "dualpath_cli.study.routing
 
 _RECORDS = (
     Command(
+        "quickstart",
+        "Make a sample corpus, train a small model on it, ablate it, write a page of its routing.",
+        "",
+        needs="nothing",
+        run="dualpath_cli.quickstart:run",
+        description="Runs four commands, each shown as it can be typed, in the current folder: the "
+        "sample corpus, a model of 1.6M parameters in some 80 seconds on two cores, its ablation, "
+        "and the page of its routing. Interrupted, the same command continues.",
+    ),
+    Command(
         "tokenizer",
         "Train a byte-level BPE on any texts.",
         "--source SOURCE [SOURCE ...] --vocab-size N --out DIR [--overwrite]",
