@@ -83,9 +83,10 @@ def test_a_command_finds_what_it_needs(words: str, shown: str, installed: Path) 
 
 
 def in_helps() -> list[str]:
-    """The commands that stand in a --help, each a line of its own."""
+    """The commands that stand in a --help, each on lines of its own."""
     texts = [HELP, *(parser_of(command).format_help() for command in COMMANDS.values())]
-    return re.findall(r"^  (dualpath .*)$", "\n".join(texts), re.MULTILINE)
+    text = re.sub(r"\\\n *", "", "\n".join(texts))
+    return re.findall(r"^  (dualpath .*)$", text, re.MULTILINE)
 
 
 def in_readme() -> list[str]:

@@ -33,7 +33,7 @@ class Command:
     description: str = ""
     """For its own --help, where the purpose is not enough."""
     examples: tuple[str, ...] = ()
-    """Command lines that end its --help; the tests run each of them."""
+    """Commands that end its --help, each of 78 characters a line; the tests run them."""
     add_arguments: str | None = None
     """Adds the command's own options to an argparse parser."""
     read_options: str | None = None
@@ -79,8 +79,8 @@ _RECORDS = (
         "tokenizer.json that `dualpath prepare --tokenizer DIR` takes. Equal texts give equal "
         "bytes.",
         examples=(
-            "dualpath tokenizer --source novels=texts/novels.jsonl.gz docs=folder/ "
-            "--vocab-size 8192 --out data/bpe8192",
+            "dualpath tokenizer --source novels=texts/novels.jsonl.gz docs=folder/ \\\n"
+            "      --vocab-size 8192 --out data/bpe8192",
         ),
         add_arguments="data_prep.tokenizer:add_arguments",
     ),
@@ -96,10 +96,10 @@ _RECORDS = (
         "end-of-text token. Interrupted, the same command continues.",
         examples=(
             "dualpath prepare --source sample --out data/sample",
-            "dualpath prepare --source novels=texts/novels.jsonl.gz --tokenizer gpt2 "
-            "--out data/novels",
-            "dualpath prepare --source nemotron-cc --num-files 1 --tokenizer gpt2 "
-            "--out data/nemotron-cc",
+            "dualpath prepare --source novels=texts/novels.jsonl.gz --tokenizer gpt2 \\\n"
+            "      --out data/novels",
+            "dualpath prepare --source nemotron-cc --num-files 1 --tokenizer gpt2 \\\n"
+            "      --out data/nemotron-cc",
             "dualpath prepare --config recipes/data/paper.yaml --out data/nemotron-cc --yes",
         ),
         add_arguments="data_prep.options:add_arguments",
