@@ -62,13 +62,10 @@ lint: $(VENV)/dev ## Checks style, formatting and types.
 	$(BIN)/mypy
 
 quickstart: setup ## Trains a small model on a generated corpus, ablates it, writes a page of its routing.
-	$(BIN)/python -m data_prep --source sample --out data/sample
-	@$(BIN)/python quickstart.py
-	@echo "try:  $(BIN)/dualpath fit --config quickstart --run.name wide --model.block wide --model.d_ffn_wide 1920"
-	@echo "      $(BIN)/dualpath flops --budget 80M --alpha 50 --k 4"
+	@$(BIN)/dualpath quickstart
 
 prepare-data: setup ## Makes a data folder, by default of a file of Nemotron-CC: see docs/data.md.
-	$(BIN)/python -m data_prep $(if $(CONFIG),--config $(CONFIG),--source $(SOURCE)) \
+	$(BIN)/dualpath prepare $(if $(CONFIG),--config $(CONFIG),--source $(SOURCE)) \
 		$(if $(TOKENIZER),--tokenizer $(TOKENIZER)) $(if $(NUM_FILES),--num-files $(NUM_FILES)) \
 		$(if $(TOKENS),--tokens $(TOKENS)) $(if $(YES),--yes) \
 		$(if $(SCHEDULER),--executor dask --scheduler $(SCHEDULER)) --out "$(OUT)"

@@ -75,7 +75,7 @@ fit=($dualpath fit --config "$recipe" "${device[@]}" --data.path "$data" --data.
      --run.save_every $((steps / 2)) --run.keep 0 --run.tensorboard false
      --optim.warmup_steps 4 --trainer.precision bf16-mixed)
 middle=$(printf 'checkpoints/step-%08d' $((steps / 2)))
-sources=(--sources "facts=$texts/facts.jsonl" "arithmetic=$texts/arithmetic.jsonl" --max_tokens 8K)
+sources=(--sources "facts=$texts/facts.jsonl" "arithmetic=$texts/arithmetic.jsonl" --max-tokens 8K)
 
 summary=$out/summary.md failed=0
 [[ -e $summary ]] ||
@@ -121,7 +121,7 @@ for strategy in single fsdp; do
   words=(--run.name "$strategy" --trainer.strategy "$strategy")
   step $strategy 540 "${fit[@]}" "${words[@]}"
   step $strategy-continued 540 "${fit[@]}" "${words[@]}" \
-    --ckpt_path "$work/runs/gpu/$strategy/$middle"
+    --ckpt-path "$work/runs/gpu/$strategy/$middle"
   step $strategy-compared 60 "$python" -c "$compare" "$out/$strategy-metrics.csv" \
     "$out/$strategy-continued-metrics.csv"
 done
@@ -130,15 +130,15 @@ step profile 400 "${fit[@]}" --run.name profile --trainer.strategy single --run.
   --run.batch_tokens $((4 * length)) --run.max_tokens $((12 * 4 * length)) --run.save_every 12
 cp "$work"/runs/gpu/profile/profile/* "$out" 2>/dev/null
 for strategy in single fsdp; do
-  step validate-$strategy 300 $dualpath validate --ckpt_path "$work/runs/gpu/$strategy" \
+  step validate-$strategy 300 $dualpath validate --ckpt-path "$work/runs/gpu/$strategy" \
     --data.val.facts "$texts/facts.jsonl" --data.val_tokens 8K
 done
-step ablate 400 $dualpath ablate --ckpt_path "$work/runs/gpu/single" "${sources[@]}" \
+step ablate 400 $dualpath ablate --ckpt-path "$work/runs/gpu/single" "${sources[@]}" \
   --out "$work/ablate"
-step routing 400 $dualpath routing --ckpt_path "$work/runs/gpu/single" "${sources[@]}" \
+step routing 400 $dualpath routing --ckpt-path "$work/runs/gpu/single" "${sources[@]}" \
   --tagger none --out "$work/routing"
-step generate 300 $dualpath generate --ckpt_path "$work/runs/gpu/single" --prompt "Tom has" \
-  --greedy --max_new_tokens 20 --compile
+step generate 300 $dualpath generate --ckpt-path "$work/runs/gpu/single" --prompt "Tom has" \
+  --greedy --max-new-tokens 20 --compile
 # Small runs one after another, then four at once on the same device: what sharing it buys.
 cat >"$work/shared.yaml" <<EOF
 trainer: {accelerator: $([[ $rehearse ]] && echo cpu || echo auto), precision: bf16-mixed}

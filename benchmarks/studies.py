@@ -76,8 +76,8 @@ def seconds(work: Callable[[], object]) -> float:
 
 def launched(command: str, options: argparse.Namespace, *words: str) -> launch.Launch:
     """A study of the run and the source, ready to be run."""
-    given = ["--ckpt_path", options.run, "--sources", options.source]
-    return launch.read(COMMANDS[command], [*given, "--max_tokens", options.tokens, *words])
+    given = ["--ckpt-path", options.run, "--sources", options.source]
+    return launch.read(COMMANDS[command], [*given, "--max-tokens", options.tokens, *words])
 
 
 def ablate(options: argparse.Namespace, out: str) -> Works:
@@ -107,7 +107,7 @@ def ablate(options: argparse.Namespace, out: str) -> Works:
 def routing(options: argparse.Namespace, out: str) -> Works:
     name, _, path = options.source.partition("=")
     plain = ["--data.val", f'{{"{name}": "{path}"}}', "--data.val_tokens", options.tokens]
-    validate = launch.read(COMMANDS["validate"], ["--ckpt_path", options.run, *plain])
+    validate = launch.read(COMMANDS["validate"], ["--ckpt-path", options.run, *plain])
     prepared = launched("routing", options, "--tagger", options.tagger, "--out", out)
     sequences, tokenizer = cut(prepared, options.source)
     works = {"dualpath validate, twice": lambda: [lightning_cli.run(validate) for _ in range(2)]}
@@ -118,8 +118,8 @@ def routing(options: argparse.Namespace, out: str) -> Works:
 
 def page(options: argparse.Namespace, out: str) -> Works:
     pages = {
-        "a page of 1 sequence": ["--sequences", "1", "--no_costs"],
-        "of all sequences": ["--sequences", options.sequences, "--no_costs"],
+        "a page of 1 sequence": ["--sequences", "1", "--no-costs"],
+        "of all sequences": ["--sequences", options.sequences, "--no-costs"],
         "and what forcing costs": ["--sequences", options.sequences],
     }
     works = {}

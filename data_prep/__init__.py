@@ -1,4 +1,4 @@
-"""A corpus of texts into tokenised, hashed litdata shards: `python -m data_prep`.
+"""A corpus of texts into tokenised, hashed litdata shards: `dualpath prepare`.
 
 - Part: what has arrived so far of a file that is downloaded.
 - Piece: some documents of one file, cleaned and tokenised; what a preparation is continued by.

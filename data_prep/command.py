@@ -7,9 +7,8 @@ from dataclasses import fields, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from data_prep.options import parser
 from data_prep.settings import NEMOTRON, SAMPLE, Settings, read_recipe, settings_from, value_of
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import RunFailed, UserError, of_system
 from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import Source, source_files
 
@@ -20,12 +19,27 @@ if TYPE_CHECKING:
     from dualpath_cli.text.tokenizer import Tokenizer
 
 
-def prepare_command(arguments: list[str]) -> int:
-    """Prepares a data folder and returns the exit code.
+def run(options: argparse.Namespace) -> None:
+    """Prepares a data folder.
 
-    Raises UserError for a user's mistake, OSError for the disk's and the network's.
+    Raises UserError for a user's mistake, RunFailed where the network, a worker or the disk fails.
     """
-    options = parser().parse_args(arguments)
+    again = "the same command continues"
+    try:
+        _prepare(_settings(options), options)
+    except KeyboardInterrupt as interrupt:
+        interrupt.args = (again,)
+        raise
+    except OSError as error:
+        code, reason = of_system(error)
+        if code == 2 or isinstance(error, BrokenPipeError):
+            raise
+        raise RunFailed(f"{reason}; {again}") from error
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    if options.out is None:
+        raise UserError("prepare needs --out DIR: the data folder to write")
     _check_executor(options)
     values = read_recipe(options.config) if options.config else {}
     for key in (field.name for field in fields(Settings)):
@@ -35,10 +49,10 @@ def prepare_command(arguments: list[str]) -> int:
     unlimited = settings.tokens is None and settings.num_files is None
     if unlimited and any(s.path.partition(":")[0] == NEMOTRON for s in settings.sources):
         settings = replace(settings, num_files=Size(1))  # terabytes otherwise
-    return _prepare(settings, options)
+    return settings
 
 
-def _prepare(settings: Settings, options: argparse.Namespace) -> int:
+def _prepare(settings: Settings, options: argparse.Namespace) -> None:
     from data_prep.sources.corpora import find
 
     # A folder for S3 is made here first, and stays: `fit` may read either.
@@ -60,7 +74,7 @@ def _prepare(settings: Settings, options: argparse.Namespace) -> int:
         print(f"{out} holds this already, nothing to do: {_summary(manifest)}")
     elif remote and _is_uploaded(remote, request.digest):
         print(f"{remote} holds this already, nothing to do")
-        return 0
+        return
     else:
         with_val = any(source.path == SAMPLE for source in settings.sources)
         with _executor(options, out.resolve().parent) as executor:
@@ -78,7 +92,6 @@ def _prepare(settings: Settings, options: argparse.Namespace) -> int:
         _warn(settings, manifest)
     if remote:
         _upload(out, remote, options.overwrite)
-    return 0
 
 
 def _check_executor(options: argparse.Namespace) -> None:
@@ -129,11 +142,10 @@ def _check_places(settings: Settings, out: Path, downloads: Path) -> None:
 
 def _tokenizer(settings: Settings) -> "Tokenizer":
     from data_prep.sources import sample
-    from data_prep.sources.sample.bpe import train_tokenizer
     from dualpath_cli.text.tokenizer import Tokenizer
 
     if settings.tokenizer is None:
-        return train_tokenizer(sample.documents("train"))
+        return sample.tokenizer()
     return Tokenizer.load(settings.tokenizer)
 
 

@@ -4,33 +4,10 @@ import argparse
 from pathlib import Path
 
 from data_prep.sources.nemotron import MIRROR
-from dualpath_cli.command.parser import OneLineParser
-
-_DESCRIPTION = """\
-Turns corpora into shards of tokens for `dualpath fit`: downloads, cleans,
-removes duplicates, holds out validation documents, mixes, tokenises and writes
-a folder with chunks, tokenizer.json and manifest.json. Each document is
-followed by an end-of-text token. Interrupted, the same command continues.
-`python -m data_prep inspect DIR` verifies and describes a folder."""
-
-_EPILOG = """\
-examples:
-  python -m data_prep --source sample --out data/sample
-  python -m data_prep --source novels=novels.jsonl.gz --tokenizer gpt2 \\
-      --out data/novels
-  python -m data_prep --source nemotron-cc --num-files 1 --tokenizer gpt2 \\
-      --out data/nemotron-cc
-  python -m data_prep --config paper --out data/nemotron-cc --yes"""
 
 
-def parser() -> OneLineParser:
-    """Returns the parser of a preparation's options; those of `Settings` are left as text."""
-    options = OneLineParser(
-        prog="python -m data_prep",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(options: argparse.ArgumentParser) -> None:
+    """Adds the options to a parser; those of `Settings` are left as text."""
     what = options.add_argument_group("what to prepare (also keys of a recipe, with _ for -)")
     what.add_argument(
         "--config", metavar="RECIPE",
@@ -85,7 +62,7 @@ def parser() -> OneLineParser:
     )  # fmt: skip
     how = options.add_argument_group("how")
     how.add_argument(
-        "--out", required=True, metavar="DIR",
+        "--out", metavar="DIR",
         help="The data folder to write, or s3://BUCKET/PREFIX to upload it to.",
     )  # fmt: skip
     how.add_argument(
@@ -121,7 +98,6 @@ def parser() -> OneLineParser:
         help="Replace OUT where it holds other data, and discard an unfinished preparation of "
         "something else; without this both are left alone.",
     )  # fmt: skip
-    return options
 
 
 def _workers(text: str) -> int:

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.recipe.recipes import parse, parse_value, recipe_folder
+from dualpath_cli.errors import UserError
+from dualpath_cli.recipe.recipes import find, parse_value, read
 from dualpath_cli.recipe.validation import build
 from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import NAME, split_name, stem
@@ -143,16 +143,7 @@ def read_recipe(recipe: str) -> dict[str, Any]:
 
     Raises UserError where there is none or it cannot be read.
     """
-    packaged = recipe_folder() / "data"
-    path = next((p for p in (Path(recipe), packaged / f"{recipe}.yaml") if p.is_file()), None)
-    if path is None:
-        names = sorted(p.stem for p in packaged.glob("*.yaml"))
-        hint = did_you_mean(Path(recipe).stem, names) or f" (packaged: {', '.join(names)})"
-        raise UserError(f"--config '{recipe}': no such file{hint}")
-    try:
-        return parse(path.read_text(encoding="utf-8"), f"'{path}'")
-    except (OSError, ValueError) as error:
-        raise UserError(f"--config '{recipe}' cannot be read: {error}") from None
+    return read(find(recipe, kind="data"))
 
 
 def settings_from(values: Mapping[str, Any]) -> Settings:

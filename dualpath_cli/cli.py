@@ -24,8 +24,8 @@ from dualpath_cli.own_classes import consent
 
 
 def _line(name: str, purpose: str) -> str:
-    text = f"  {name:10}{purpose}"
-    return fill(text, 80, subsequent_indent=" " * 12, break_on_hyphens=False)
+    text = f"  {name:17}{purpose}"
+    return fill(text, 80, subsequent_indent=" " * 19, break_on_hyphens=False)
 
 
 HELP = f"""usage: dualpath COMMAND ...
@@ -61,7 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(words: Sequence[str]) -> int:
-    name, rest = (words[0], words[1:]) if words else ("--help", [])
+    first = 2 if " ".join(words[:2]) in COMMANDS else 1  # `prepare inspect` is a command
+    name, rest = (" ".join(words[:first]), words[first:]) if words else ("--help", [])
     # Waiting threads must not spin: beside a busy process, spinning ones take each other's cores.
     # OpenMP reads this as torch is imported. docs/benchmarks/speed.md has the numbers.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -6,6 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dualpath_cli"
 ROWS = [
+    ["quickstart"],
     ["cli", "loaded"],
     ["export"],
     ["evaluation"],

@@ -31,5 +31,5 @@ def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
 
 def test_readme_lists_the_commands_as_help_does() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[`dualpath (\w+)`\]\(.*?\) \| (.*) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| \[`dualpath (\w+(?: \w+)?)`\]\(.*?\) \| (.*) \|$", text, re.MULTILINE)
     assert rows == [(command.name, command.purpose) for command in COMMANDS.values()]

@@ -3,11 +3,13 @@
 import json
 import os
 import shlex
+from pathlib import Path
 
 import pytest
 
-import quickstart
+from dualpath_cli import quickstart
 from dualpath_cli.cli import main
+from dualpath_cli.files.atomic import write_text
 from dualpath_cli.recipe import recipes
 
 
@@ -22,19 +24,32 @@ def test_the_recipe_names_the_command_that_solves_its_widths(
         assert (reading["d_ffn"], reading["d_ffn_wide"]) == (model["d_ffn"], model["d_ffn_wide"])
 
 
-def test_a_command_that_fails_ends_the_quickstart(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_command_that_fails_ends_the_quickstart_which_then_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran: list[str] = []
+    codes = {"ablate": 130}
 
-    def fails_at_ablate(words: list[str]) -> int:
+    def pretend(words: list[str]) -> int:
         ran.append(words[0])
-        return 2 * (words[0] == "ablate")
+        made = next(made for line, made in quickstart.STEPS.items() if line.startswith(words[0]))
+        if words[0] not in codes:
+            write_text(Path(made), "")
+        return codes.get(words[0], 0)
 
-    monkeypatch.setattr(quickstart, "main", fails_at_ablate)
-    assert quickstart.run() == 2
-    assert ran == ["fit", "ablate"]
-    assert "/dualpath fit --config quickstart\n" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(quickstart, "main", pretend)
+    monkeypatch.setattr("sys.argv", ["some/bin/dualpath", "quickstart"])
+    monkeypatch.setenv("PATH", "")
+    assert main(["quickstart"]) == 130
+    assert ran == ["prepare", "fit", "ablate"]
+    said = capsys.readouterr().out
+    assert "some/bin/dualpath fit --config quickstart\n" in said
+    assert said.endswith("dualpath quickstart: ended at ablate; the same command continues\n")
+    codes.clear()
+    assert main(["quickstart"]) == 0
+    assert ran[3:] == ["ablate", "routing"]
+    assert "nothing to do: data/sample/manifest.json is there\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("given", "used"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])

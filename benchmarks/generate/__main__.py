@@ -1,7 +1,7 @@
 """How fast a model decodes, and what each saving buys and costs.
 
 python -m benchmarks.generate speed                       # beside a Llama of equal FLOPs
-python -m benchmarks.generate savings --ckpt_path RUN --source gsm8k=test.jsonl
+python -m benchmarks.generate savings --ckpt-path RUN --source gsm8k=test.jsonl
 
 All variants take turns in one process. On a CPU seconds are those of the process, so that other
 work on the machine counts less.

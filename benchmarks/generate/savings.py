@@ -24,7 +24,7 @@ from dualpath_cli.text.tokenizer import Tokenizer
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `savings`."""
-    parser.add_argument("--ckpt_path", metavar="RUN", required=True)
+    parser.add_argument("--ckpt-path", metavar="RUN", required=True)
     parser.add_argument("--source", metavar="NAME=PATH", required=True)
     parser.add_argument("--windows", type=int, default=8, help="Documents that are read.")
     parser.add_argument("--length", type=int, default=192, help="Tokens of each.")

@@ -1,1 +1,1 @@
-"""The content of a finished data folder: `python -m data_prep inspect`."""
+"""The content of a finished data folder: `dualpath prepare inspect`."""

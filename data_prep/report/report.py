@@ -1,5 +1,6 @@
-"""`python -m data_prep inspect`: what an inspection found, as tables and samples."""
+"""`dualpath prepare inspect`: what an inspection found, as tables and samples."""
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -9,8 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from data_prep.report.inspection import Inspection, inspect
-from dualpath_cli.command.parser import OneLineParser
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import Column, Table
 from dualpath_cli.output.terminal import drawn
@@ -20,19 +20,10 @@ _LOG_WIDTH = 1000  # outside of a terminal no line of a table is folded
 _TEXT_WIDTH = 120
 _BAR = 15
 
-_DESCRIPTION = """\
-Reads every byte of a data folder, compares it with the manifest, and says what is in it: what
-became of each source's documents, how long documents are, and what some of them say. The exit code
-is 1 where anything is not as it was prepared."""
 
-
-def inspect_command(arguments: list[str]) -> int:
-    """Inspects a data folder and returns the exit code: 1 where it is damaged, else 0.
-
-    Raises UserError for a user's mistake.
-    """
-    parser = OneLineParser(prog="python -m data_prep inspect", description=_DESCRIPTION)
-    parser.add_argument("folder", metavar="DIR", help="The data folder, on a disk.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options to a parser."""
+    parser.add_argument("folder", nargs="?", metavar="DIR", help="The data folder, on a disk.")
     parser.add_argument(
         "--samples",
         type=int,
@@ -43,7 +34,15 @@ def inspect_command(arguments: list[str]) -> int:
     parser.add_argument(
         "--seed", type=int, default=0, metavar="S", help="Seed of that choice (default 0)."
     )
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> str:
+    """Inspects a data folder, prints what is in it, and returns the last line.
+
+    Raises UserError for a user's mistake, RunFailed where the folder is damaged.
+    """
+    if options.folder is None:
+        raise UserError("prepare inspect needs DIR: a data folder")
     for name in ("samples", "seed"):
         if (value := getattr(options, name)) < 0:
             raise UserError(f"--{name} {value} is negative; give 0 or more")
@@ -57,10 +56,10 @@ def inspect_command(arguments: list[str]) -> int:
     for problem in inspection.problems:
         print(problem)
     if count := len(inspection.problems):
-        print(f"{folder}: damaged: {count} problem{'s' * (count > 1)}; copy or prepare it again")
-        return 1
-    print(f"{folder}: intact: every byte is as it was prepared, and the counts add up")
-    return 0
+        raise RunFailed(
+            f"{folder}: damaged: {count} problem{'s' * (count > 1)}; copy or prepare it again"
+        )
+    return f"{folder}: intact: every byte is as it was prepared, and the counts add up"
 
 
 def report(inspection: Inspection, console: Console) -> None:

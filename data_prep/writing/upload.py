@@ -57,7 +57,7 @@ def upload(
         if name in known and storage.sha256_of(path) != sha256:
             raise UserError(
                 f"{path}: changed since it was prepared (its sha256 differs); prepare it again "
-                "with `python -m data_prep ... --overwrite`"
+                "with `dualpath prepare ... --overwrite`"
             )
         storage.upload(path, target, sha256, on_bytes)
 

@@ -64,10 +64,13 @@ class OneLineParser(argparse.ArgumentParser):
 
 def parser_of(command: Command) -> OneLineParser:
     """Returns a parser of a command's options; the keys of a recipe are not among them."""
+    width = shutil.get_terminal_size().columns - 2  # argparse's
     parser = OneLineParser(
         prog=f"dualpath {command.name}",
         usage=command.usage,
-        description=command.description or command.purpose,
+        description=textwrap.fill(command.description or command.purpose, width),
+        epilog="\n  ".join(["examples:", *command.examples]) if command.examples else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # an example is one line
     )
     add_options(command, parser)
     if command.needs == "nothing":

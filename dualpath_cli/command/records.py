@@ -32,6 +32,8 @@ class Command:
     """The LightningModule that is built for the task."""
     description: str = ""
     """For its own --help, where the purpose is not enough."""
+    examples: tuple[str, ...] = ()
+    """Commands that end its --help, each of 78 characters a line; the tests run them."""
     add_arguments: str | None = None
     """Adds the command's own options to an argparse parser."""
     read_options: str | None = None
@@ -57,6 +59,62 @@ def resolve(name: str) -> Any:
 _ABLATION, _ROUTING = "dualpath_cli.study.ablation", "dualpath_cli.study.routing"
 
 _RECORDS = (
+    Command(
+        "quickstart",
+        "Make a sample corpus, train a small model on it, ablate it, write a page of its routing.",
+        "",
+        needs="nothing",
+        run="dualpath_cli.quickstart:run",
+        description="Runs four commands, each shown as it can be typed, in the current folder: the "
+        "sample corpus, a model of 1.6M parameters in some 80 seconds on two cores, its ablation, "
+        "and the page of its routing. Interrupted, the same command continues.",
+    ),
+    Command(
+        "tokenizer",
+        "Train a byte-level BPE on any texts.",
+        "--source SOURCE [SOURCE ...] --vocab-size N --out DIR [--overwrite]",
+        needs="nothing",
+        run="data_prep.tokenizer:run",
+        description="Trains a byte-level BPE with an end-of-text token, and writes it as a "
+        "tokenizer.json that `dualpath prepare --tokenizer DIR` takes. Equal texts give equal "
+        "bytes.",
+        examples=(
+            "dualpath tokenizer --source novels=texts/novels.jsonl.gz docs=folder/ \\\n"
+            "      --vocab-size 8192 --out data/bpe8192",
+        ),
+        add_arguments="data_prep.tokenizer:add_arguments",
+    ),
+    Command(
+        "prepare",
+        "Turn corpora into a data folder: cleaned, deduplicated, mixed, tokenised.",
+        "--source SOURCE ... | --config RECIPE [--tokenizer gpt2|PATH] --out DIR [options]",
+        needs="nothing",
+        run="data_prep.command:run",
+        description="Turns corpora into shards of tokens for `dualpath fit`: downloads, cleans, "
+        "removes duplicates, holds out validation documents, mixes, tokenises and writes a folder "
+        "with chunks, tokenizer.json and manifest.json. Each document is followed by an "
+        "end-of-text token. Interrupted, the same command continues.",
+        examples=(
+            "dualpath prepare --source sample --out data/sample",
+            "dualpath prepare --source novels=texts/novels.jsonl.gz --tokenizer gpt2 \\\n"
+            "      --out data/novels",
+            "dualpath prepare --source nemotron-cc --num-files 1 --tokenizer gpt2 \\\n"
+            "      --out data/nemotron-cc",
+            "dualpath prepare --config recipes/data/paper.yaml --out data/nemotron-cc --yes",
+        ),
+        add_arguments="data_prep.options:add_arguments",
+    ),
+    Command(
+        "prepare inspect",
+        "Verify every byte of a data folder, and show what is in it.",
+        "DIR [--samples N] [--seed S]",
+        needs="nothing",
+        run="data_prep.report.report:run",
+        description="Reads every byte of a data folder, compares it with the manifest, and says "
+        "what is in it: what became of each source's documents, how long documents are, and what "
+        "some of them say. The exit code is 1 where anything is not as it was prepared.",
+        add_arguments="data_prep.report.report:add_arguments",
+    ),
     Command(
         "fit",
         "Train a model from a recipe; the same command continues an interrupted run.",
@@ -171,7 +229,7 @@ _RECORDS = (
     ),
     Command(
         "export",
-        "Write a trained model to hand on: one file, or a folder for transformers.",
+        "Write a trained model to hand on: one file, or a folder for transformers and the hub.",
         "--ckpt-path RUN --format FORMAT [--out PATH] [--results PATH] [--license NAME] "
         "[--push USER/REPO [--public]] [--overwrite]",
         needs="nothing",

@@ -6,8 +6,9 @@ by key.
 """
 
 import re
+import sys
 from collections.abc import Iterable
-from functools import reduce
+from functools import cache, reduce
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import yaml
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files.text_file import read_text
+from dualpath_cli.output.streams import is_first_rank
 
 Recipe = dict[str, Any]
 
@@ -31,27 +33,37 @@ def recipe_folder() -> Path:
     return packaged if packaged.is_dir() else package.parent / "recipes"
 
 
-def names() -> list[str]:
-    """Bare names of all packaged recipes, sorted."""
-    return sorted(path.stem for path in recipe_folder().glob("*.yaml"))
+def names(kind: str = "") -> list[str]:
+    """Bare names of all packaged recipes of a kind, sorted: see `find`."""
+    return sorted(path.stem for path in (recipe_folder() / kind).glob("*.yaml"))
 
 
-def find(recipe: str, beside: Path | None = None) -> Path:
+def find(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
     """Returns the file that `recipe` means: a path, a path relative to `beside`, or a bare name.
 
+    The repository's path of a packaged recipe means that one where no such file is here, and
+    standard error says so. `kind` is the folder of packaged recipes, `data` for preparations.
     Raises UserError if there is no such file and no packaged recipe of that name.
     """
     named = recipe if "/" in recipe or recipe.endswith(".yaml") else f"{recipe}.yaml"
     for candidate in (Path(recipe), beside and beside / recipe, beside and beside / named):
         if candidate and candidate.is_file():
             return candidate
-    packaged = recipe_folder() / named
-    if "/" not in recipe and packaged.is_file():
+    folder = recipe_folder() / kind
+    packaged = folder / Path(named).name
+    in_repository = Path(recipe) == Path("recipes", kind, packaged.name)
+    if packaged.is_file() and ("/" not in recipe or in_repository):
+        if in_repository:
+            _say_packaged(recipe)
         return packaged
-    hint = (
-        did_you_mean(Path(recipe).stem, names()) or f"; the packaged ones are in {recipe_folder()}"
-    )
+    hint = did_you_mean(Path(recipe).stem, names(kind)) or f"; the packaged ones are in {folder}"
     raise UserError(f"no recipe '{recipe}': neither a file nor a packaged name{hint}")
+
+
+@cache  # once: a command may read its recipe several times
+def _say_packaged(recipe: str) -> None:
+    if is_first_rank():
+        print(f"'{recipe}' is not a file here; the packaged recipe is taken", file=sys.stderr)
 
 
 def load_recipes(names: Iterable[str]) -> Recipe:

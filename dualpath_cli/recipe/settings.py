@@ -178,7 +178,7 @@ class DataSettings:
     """Where tokens come from."""
 
     path: str = "data/nemotron-cc"
-    """Prepared data folder to train on (make prepare-data, python -m data_prep); a path or s3://."""
+    """Prepared data folder to train on (dualpath prepare); a path or s3://."""
     val: dict[str, str] = field(default_factory=dict)
     """Validation sets by name: prepared data folders or text, JSONL, Parquet files; also s3://."""
     val_tokens: Size | None = None

@@ -87,7 +87,7 @@ def parse_source(spec: str) -> Source:
     name, rest = split_name(spec)
     if rest.startswith("hf:"):
         raise UserError(
-            f"source '{spec}': only `python -m data_prep` reads datasets of the Hugging Face hub; "
+            f"source '{spec}': only `dualpath prepare` reads datasets of the Hugging Face hub; "
             f"here give {FORMATS}"
         )
     source = Source(name or stem(Path(rest)), Path(rest))

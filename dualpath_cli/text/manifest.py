@@ -24,8 +24,15 @@ HUB = "hf:"
 """Begins the path of a source that is a dataset of the Hugging Face hub: `hf:DATASET[:CONFIG]`."""
 FORMATS = {"uint16": "no_header_numpy:5", "uint32": "no_header_numpy:6"}
 """The name of a bare array of a type in litdata's index."""
-AGAIN = "copy the folder here again, or prepare it again with `python -m data_prep ... --overwrite`"
+AGAIN = "copy the folder here again, or prepare it again with `dualpath prepare ... --overwrite`"
 """The way out where a data folder is damaged."""
+_SOURCES = {
+    "data/sample": "--source sample",
+    "data/text": "--source NAME=FILES --tokenizer gpt2",
+    "data/nemotron-cc": "--config paper",
+}
+"""Options of `dualpath prepare` that make the data folder of a packaged recipe."""
+_OWN = "--source NAME=FILES --tokenizer TOKENIZER"
 _SHA256 = re.compile("[0-9a-f]{64}")
 _LONGEST_NAME = 255  # what file systems allow
 _MOST = 2**63  # bytes and tokens that 64 bits can count
@@ -127,7 +134,7 @@ class Manifest:
     request: str
     """Digest of the request: an equal one need not be prepared again."""
     settings: dict[str, Any]
-    """The request, as a recipe of `python -m data_prep`."""
+    """The request, as a recipe of `dualpath prepare`."""
 
     def __post_init__(self) -> None:
         names = [chunk.name for chunk in self.chunks]
@@ -179,7 +186,7 @@ class Manifest:
         if not there:
             raise UserError(
                 f"data folder '{folder}' does not exist; "
-                f"make it with `python -m data_prep --source ... --out {folder}`"
+                f"make it with `dualpath prepare {_SOURCES.get(str(folder), _OWN)} --out {folder}`"
             )
         if not found:
             raise UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")

@@ -173,7 +173,9 @@ def _download_gpt2() -> Definition:
     except Exception as error:  # requests' errors, hash mismatch, a cache that is not writable
         raise UserError(
             f"tokenizer 'gpt2': its vocabulary cannot be downloaded ({type(error).__name__}); "
-            "check the network, or give a folder with GPT-2's vocab.json and merges.txt"
+            "check the network, or train one by `dualpath tokenizer --source NAME=FILES "
+            "--vocab-size 8192 --out data/bpe8192` and give data/bpe8192 instead of gpt2, or give "
+            "a folder with GPT-2's vocab.json and merges.txt"
         ) from None
     # GPT-2's ids: the 256 bytes in the alphabet's order, then one per merge, then end-of-text.
     tokens = list(byte_level.byte_of_character())

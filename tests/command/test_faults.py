@@ -102,8 +102,8 @@ RECIPES = {
     "run: {max_tokens: 4096}": "run.max_tokens=4096 is 4.00 epochs of the 1024 tokens in 'data'; "
     "raise data.max_epochs to allow it",
     "optim: {learning_rate: 1}": "unknown key 'optim.learning_rate'; did you mean 'optim.lr'?",
-    "data: {path: nowhere}": "data folder 'nowhere' does not exist; make it with `python -m "
-    "data_prep",
+    "data: {path: nowhere}": "data folder 'nowhere' does not exist; make it with `dualpath prepare "
+    "--source NAME=FILES --tokenizer TOKENIZER --out nowhere`",
     "data: {path: empty}": "data folder 'empty' has no manifest.json",
     "data: {path: cut}": "1000 bytes instead of 2060",
     "data: {val: {novels: nowhere.jsonl}}": "data.val.novels: 'nowhere.jsonl' does not exist",
@@ -113,11 +113,17 @@ RECIPES = {
 
 LINES = {
     # commands, recipes, words
-    "qqqq": "no command 'qqqq'; choose from fit, validate, flops",
+    "qqqq": "prepare, prepare inspect, fit, validate, flops, ",
     "fit": "--config",
     "fit --config": "--config/-c: expected one argument",
     "fit --config f80m_a50_k5": "no recipe 'f80m_a50_k5': neither a file nor a packaged name; "
     "did you mean 'f80m_a50_k4'?",
+    "fit --config quickstart": "data folder 'data/sample' does not exist; make it with `dualpath "
+    "prepare --source sample --out data/sample`",
+    "fit --config small_text": "make it with `dualpath prepare --source NAME=FILES --tokenizer "
+    "gpt2 --out data/text`",
+    "fit --config f160m_a25_k4": "make it with `dualpath prepare --config paper --out "
+    "data/nemotron-cc`",
     "fit --config recipes/quikstart.yaml": "did you mean 'quickstart'?",
     "fit --config qqqq": "no recipe 'qqqq': neither a file nor a packaged name; the packaged ones",
     "fit --config empty": "no recipe 'empty'",

@@ -71,21 +71,24 @@ def test_whatever_ends_it_is_one_line_and_the_same_command_continues(start, tmp_
     stopped = start()
     workers = workers_of(stopped)
     os.killpg(stopped.pid, signal.SIGINT)  # a terminal signals the whole group
-    assert end(stopped) == (130, "", "interrupted; the same command continues\n")
+    said = "dualpath prepare: interrupted; the same command continues\n"
+    assert end(stopped) == (130, said, "")
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
     bereft = start()
     os.kill(workers_of(bereft)[0], signal.SIGKILL)
     code, out, err = end(bereft)
     assert (code, out) == (1, "")
-    assert re.fullmatch(
-        r"error: a worker process was killed, .*; the same command continues\n", err
+    said = (
+        r"dualpath prepare: failed: a worker process was killed, .*; the same command continues\n"
     )
+    assert re.fullmatch(said, err)
 
     first = start()
     workers_of(first)
     code, _, err = end(start())
     assert code == 2
-    assert re.fullmatch(r"error: another preparation is writing '.*'; wait .*\n", err)
+    said = r"dualpath prepare: error: another preparation is writing '.*'; wait .*\n"
+    assert re.fullmatch(said, err)
     assert end(first)[::2] == (0, "")
     assert intact(Manifest.read(tmp_path / "out"), tmp_path / "out")

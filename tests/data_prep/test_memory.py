@@ -11,7 +11,6 @@ import pytest
 from data_prep.documents import duplicates
 from data_prep.documents.duplicates import repeats
 from data_prep.sources import sample
-from data_prep.sources.sample.bpe import train_tokenizer
 from tests.data_prep.preparing import write_jsonl
 
 MEASURED = """
@@ -33,7 +32,7 @@ if __name__ == "__main__":
 def test_the_main_process_needs_less_than_a_gigabyte(workers, tmp_path):
     # One process does a worker's work as well.
     texts = list(sample.documents("train"))
-    train_tokenizer(texts).save(tmp_path)
+    sample.tokenizer().save(tmp_path)
     draw = random.Random(0)
     # More pieces than are worked on at a time, and one long document.
     corpus = [" ".join(draw.choices(texts, k=40)) for _ in range(4000)]

@@ -1,4 +1,4 @@
-"""`python -m data_prep`: what it writes, what it says, how it ends."""
+"""`dualpath prepare`: what it writes, what it says, how it ends."""
 
 import re
 import subprocess
@@ -20,6 +20,7 @@ def test_the_sample_comes_with_tokenizer_and_held_out_texts(tmp_path, capsys):
     assert main(["--source", "sample", "--out", str(out)]) == 0
     manifest = Manifest.read(out)
     assert intact(manifest, out)
+    assert manifest.fingerprint.startswith("bebe093e372f")  # documented numbers rest on it
     assert manifest.documents == len(list(sample.documents("train")))
     assert Tokenizer.load(out).vocab_size == 2048
     assert {path.name for path in (out / "val").iterdir()} == {
@@ -139,6 +140,8 @@ def test_any_texts_of_a_glob_are_prepared_a_file_a_document(tmp_path, small_fold
             "--source FILE --out OUT --executor dask --scheduler tcp://a:1 --workers 2",
             "--workers 2 are processes of this machine",
         ),
+        ("--source FILE --tokenizer TOKENIZER", "prepare needs --out DIR"),
+        ("inspect", "prepare inspect needs DIR"),
         ("inspect OUT", "does not exist"),
     ],
 )
@@ -162,7 +165,8 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, small_folder, capsys, a
     assert main(["--workers", "1", *words] if local else words) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("error: ")
+    command = "prepare inspect" if words[0] == "inspect" else "prepare"
+    assert captured.err.startswith(f"dualpath {command}: error: ")
     assert reason in captured.err
     assert captured.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -174,8 +178,8 @@ def test_a_cluster_without_its_package_is_one_line(tmp_path, small_folder, capsy
     words = ["--source", str(tmp_path / "a.txt"), "--tokenizer", str(small_folder), "--out"]
     words += [str(tmp_path / "out"), "--executor", "dask", "--scheduler", "tcp://127.0.0.1:1"]
     assert main(words) == 2
-    line = "error: --executor dask needs the package distributed: pip install 'dualpath[dask]'\n"
-    assert capsys.readouterr().err == line
+    said = "--executor dask needs the package distributed: pip install 'dualpath[dask]'"
+    assert capsys.readouterr().err == f"dualpath prepare: error: {said}\n"
 
 
 @pytest.mark.parametrize(("name", "code"), [("none.txt", 2), ("a.txt", 0)])

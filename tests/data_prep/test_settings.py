@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from data_prep.settings import Settings, SourceSettings, read_recipe, settings_from
+from dualpath_cli.command.parser import parser_of
+from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.recipes import recipe_folder
 
@@ -132,7 +134,7 @@ def test_a_value_that_no_key_can_have_is_named_with_its_key(key, value):
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("papr", None, "'papr': no such file; did you mean 'paper'"),
+        ("papr", None, "no recipe 'papr': .*; did you mean 'paper'"),
         ("a.yaml", "sources: [", "cannot be read"),
         ("a.yaml", "- 1", "must be a mapping"),
         ("a.yaml", "[a]: 1", "unhashable key"),
@@ -150,7 +152,5 @@ def test_a_recipe_that_cannot_be_read_is_named(name, content, reason, tmp_path, 
 
 
 def test_every_setting_is_an_option_and_a_key():
-    from data_prep.options import parser
-
-    options = {action.dest for action in parser()._actions}
+    options = {action.dest for action in parser_of(COMMANDS["prepare"])._actions}
     assert set(names_of(Settings)) <= options

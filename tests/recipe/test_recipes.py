@@ -229,9 +229,29 @@ def test_name_name_with_extension_and_path_mean_the_same_file(name: str, folder:
         assert recipes.find(spelling).samefile(file)
 
 
-def test_a_file_in_the_current_folder_comes_before_a_packaged_recipe(folder: Path) -> None:
-    write(folder / "quickstart.yaml", "run: {micro_batch: 3}")
-    assert recipes.load("quickstart.yaml") == {"run": {"micro_batch": 3}}
+@pytest.mark.parametrize("name", ["quickstart.yaml", "recipes/quickstart.yaml"])
+def test_a_file_in_the_current_folder_comes_before_a_packaged_recipe(
+    name: str, folder: Path
+) -> None:
+    write(folder / name, "run: {micro_batch: 3}")
+    assert recipes.load(name) == {"run": {"micro_batch": 3}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("", "f160m_a25_k4"), ("", "quickstart"), ("data", "paper")]
+)
+def test_the_repositorys_path_means_the_packaged_recipe_where_there_is_no_repository(
+    kind: str, name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipes._say_packaged.cache_clear()
+    path = Path("recipes", kind, f"{name}.yaml")
+    for _ in range(2):
+        found = recipes.find(str(path), kind=kind)
+        assert found.samefile(recipes.recipe_folder() / kind / f"{name}.yaml")
+    said = capsys.readouterr()
+    assert said == ("", f"'{path}' is not a file here; the packaged recipe is taken\n")
+    with pytest.raises(UserError, match=f"no recipe 'elsewhere/{name}.yaml'"):
+        recipes.find(f"elsewhere/{name}.yaml", kind=kind)
 
 
 @pytest.mark.parametrize("name", ["quickstart.yml", "quickstart.bak", "quickstart.v2"])

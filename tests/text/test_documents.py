@@ -229,8 +229,8 @@ def test_a_missing_column_is_named_with_those_there_are(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("hf:openai/gsm8k", r"only `python -m data_prep` reads .*\.jsonl"),
-        ("gsm8k=hf:openai/gsm8k:main", r"only `python -m data_prep` reads .*\.jsonl"),
+        ("hf:openai/gsm8k", r"only `dualpath prepare` reads .*\.jsonl"),
+        ("gsm8k=hf:openai/gsm8k:main", r"only `dualpath prepare` reads .*\.jsonl"),
         ("a=novel.jsonl", r"'novel\.jsonl' does not exist.*did you mean 'novels\.jsonl'"),
         ("notes=*.tex", r"'\*\.tex': no file matches this glob, seen from '/.*'$"),
         ("folder", "no readable file in the folder; give a .txt"),

@@ -14,7 +14,9 @@ from typing import Literal
 
 from data_prep.sources.sample import arithmetic, facts, prose
 from data_prep.sources.sample.world import distinct
+from data_prep.tokenizer import train
 from dualpath_cli.files.atomic import write_text
+from dualpath_cli.text.tokenizer import Tokenizer
 
 Kind = Literal["arithmetic", "facts", "prose"]
 Split = Literal["train", "val"]
@@ -22,6 +24,8 @@ KINDS: list[Kind] = ["arithmetic", "facts", "prose"]
 
 N_TRAIN = {"arithmetic": 6000, "prose": 1500}
 N_VAL = {"arithmetic": 320, "prose": 80}
+
+VOCAB_SIZE = 2048
 
 
 def documents(split: Split, kind: Kind | None = None, n: int | None = None) -> Iterator[str]:
@@ -42,6 +46,11 @@ def write_val(folder: Path) -> None:
     for kind in KINDS:
         lines = [json.dumps({"text": text}) + "\n" for text in documents("val", kind)]
         write_text(folder / f"{kind}.jsonl", "".join(lines))
+
+
+def tokenizer() -> Tokenizer:
+    """Trains the sample's own tokenizer, of 2,048 entries, on its training texts."""
+    return Tokenizer(json.loads(train(documents("train"), VOCAB_SIZE)), "the sample's own")
 
 
 def _texts(split: Split, kind: Kind) -> list[str]:

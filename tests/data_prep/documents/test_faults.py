@@ -203,7 +203,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(out, limit, smal
 
     failed = run(limit)
     assert failed.returncode == 1
-    assert failed.stderr.startswith("error: ")
+    assert failed.stderr.startswith("dualpath prepare: failed: ")
     assert failed.stderr.count("\n") == 1
     assert "continues" in failed.stderr
     assert not out.exists()

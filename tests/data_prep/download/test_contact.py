@@ -70,7 +70,7 @@ def test_a_preparation_says_that_the_mirror_cannot_be_reached(
     words = ["--source", "nemotron-cc", "--mirror", nowhere, "--tokenizer", str(small_folder)]
     assert main([*words, "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"error: {nowhere}")
+    assert said.startswith(f"dualpath prepare: failed: {nowhere}")
     assert "cannot be reached" in said
     assert "check the network" in said
     assert said.count("\n") == 1
@@ -85,7 +85,7 @@ def test_files_of_a_list_that_is_here_are_given_up_as_soon(nowhere, tmp_path):
 def test_gpt2_is_given_up_as_soon(nowhere, tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tokenizer, "_GPT2_MERGES_URL", f"{nowhere}vocab.bpe")
-    with pytest.raises(UserError, match=r"folder with GPT-2's vocab\.json and merges\.txt"):
+    with pytest.raises(UserError, match="train one by `dualpath tokenizer --source"):
         Tokenizer.load("gpt2")
 
 

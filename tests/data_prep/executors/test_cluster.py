@@ -232,7 +232,7 @@ def test_a_scheduler_that_is_none_is_one_line(
     monkeypatch.setattr(module, "CONNECT_SECONDS", 0.2)
     assert main(words_for(tmp_path, small_folder, scheduler)) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith(f"error: --scheduler '{scheduler}' {reason}")
+    assert captured.err.startswith(f"dualpath prepare: error: --scheduler '{scheduler}' {reason}")
     assert (captured.out, captured.err.count("\n")) == ("", 1)
 
 

@@ -122,7 +122,7 @@ def test_a_server_that_stays_away_stops_the_run_and_the_same_command_continues(
     web.faults[f"/{order[1]}"] = [Fault(status=503)] * 9
     assert run("out", "--num-files", "2") == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("error: ")
+    assert said.startswith("dualpath prepare: failed: ")
     assert "503" in said
     assert not (tmp_path / "out").exists()
     web.faults.clear()

@@ -1,0 +1,149 @@
+"""`dualpath tokenizer`: trains a byte-level BPE on any texts."""
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import tokenizers
+from rich.console import Console
+from rich.filesize import decimal
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from data_prep.documents.clean import clean
+from dualpath_cli.errors import UserError
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files.text_file import read_text
+from dualpath_cli.options.values import add_list_option, path_of, whole_number
+from dualpath_cli.output.console import plain_console
+from dualpath_cli.output.progress import Progress, bytes_of_bytes
+from dualpath_cli.output.table import Column, Table
+from dualpath_cli.output.terminal import show
+from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
+from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
+
+SIZES = (257, 1 << 20)
+"""Entries of the smallest vocabulary, the 256 bytes and end-of-text, and of the largest."""
+MEASURED_BYTES = 4_000_000
+"""Text of each source that is kept while it is read, to be encoded afterwards."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options to a parser."""
+    add_list_option(
+        parser, "--source", "SOURCE",
+        "Texts to train on: NAME=PATH or PATH of files, folders and globs, as `dualpath prepare` "
+        "reads and cleans them. A source that is given again counts again.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--vocab-size", metavar="N",
+        help="Entries, such as 8192: the 256 bytes, end-of-text and the merges.",
+    )  # fmt: skip
+    parser.add_argument("--out", metavar="DIR", help="Folder to write tokenizer.json to.")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="Replace another tokenizer that is in DIR."
+    )
+
+
+def run(options: argparse.Namespace) -> str:
+    """Trains a tokenizer, prints what it was trained on, and returns the last line.
+
+    Raises UserError for a mistake, where a text cannot be read, where the texts are too few for the
+    vocabulary, and where DIR holds another tokenizer that may not be replaced.
+    """
+    for name in ("source", "vocab_size", "out"):
+        if not getattr(options, name):
+            raise UserError(f"tokenizer needs --{name.replace('_', '-')}: see --help")
+    sources = list(map(parse_source, options.source))
+    size = whole_number("--vocab-size", options.vocab_size, *SIZES)
+    path = path_of("--out", options.out) / TOKENIZER
+    if path.parent.exists() and not path.parent.is_dir():
+        raise UserError(f"--out '{options.out}' is a file; give a folder")
+    other = UserError(f"'{path}' is another tokenizer; give another --out or add --overwrite")
+    protected = path.exists() and not options.overwrite
+    if protected and Tokenizer.load(path).vocab_size != size:
+        raise other
+    kept = {source: _Kept() for source in sources}
+    text = train(_texts(sources, kept), size)
+    tokenizer = Tokenizer(json.loads(text), str(path))
+    if tokenizer.vocab_size < size:
+        raise UserError(
+            f"these texts give {tokenizer.vocab_size:,} entries, fewer than --vocab-size {size:,}; "
+            "lower it or give more text"
+        )
+    same = path.exists() and read_text(path) == text
+    if protected and not same:
+        raise other
+    if not same:
+        write_text(path, text)
+    show(plain_console(highlight=False), _table(kept, tokenizer))
+    done = "holds this already" if same else f"{size:,} entries"
+    return f"{path}: {done}, fingerprint {tokenizer.fingerprint[:12]}"
+
+
+def train(texts: Iterable[str], vocab_size: int) -> str:
+    """Trains a BPE and returns its `tokenizer.json`; equal texts give an equal one.
+
+    It has `vocab_size` entries, or fewer where no more pairs are left to merge. End-of-text is the
+    first one.
+    """
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.to_str(pretty=True)
+
+
+class _Kept:
+    """Some texts of a source, at equal distances from its first to its last."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.every = 1
+        self.documents = self.bytes = self._bytes_kept = 0
+
+    def add(self, text: str) -> None:
+        size = len(text.encode())
+        if self.documents % self.every == 0:
+            self.texts.append(text)
+            self._bytes_kept += size
+        self.documents += 1
+        self.bytes += size
+        while self._bytes_kept > MEASURED_BYTES and len(self.texts) > 1:
+            self.every *= 2
+            self.texts = self.texts[::2]
+            self._bytes_kept = sum(len(text.encode()) for text in self.texts)
+
+
+def _texts(sources: Sequence[Source], kept: dict[Source, _Kept]) -> Iterator[str]:
+    """Yields the texts of the sources, cleaned, and shows how much is read."""
+    files: list[Path] = [file for source in sources for file in source_files(source)]
+    size = sum(file.stat().st_size for file in files)
+    console = Console(stderr=True)
+    with Progress(console, "reading", bytes_of_bytes, size, transient=True) as progress:
+        for source in sources:
+            for text in map(clean, read_documents(source, progress.advance)):
+                kept[source].add(text)
+                yield text
+        progress.advance(0, title="read; merging")  # about a tenth of the time
+
+
+def _table(kept: dict[Source, _Kept], tokenizer: Tokenizer) -> Table:
+    """What was read of each source, and how long tokens are on the texts that were kept of it."""
+    rows = []
+    for source, part in kept.items():
+        tokens = sum(len(ids) + 1 for ids in tokenizer.encode_batch(part.texts))
+        size = sum(len(text.encode()) for text in part.texts)
+        rows.append((source.name, part.documents, part.bytes, size / max(tokens, 1), part.every))
+    columns = [
+        Column("source"), Column("documents", ","), Column("text", decimal),
+        Column("bytes a token", ".2f"), Column("measured on", lambda every: f"1 of {every:,}"),
+    ]  # fmt: skip
+    return Table(columns, rows, caption="Bytes a token, end-of-text included, are of documents "
+                 "that the tokenizer was trained on.")  # fmt: skip
