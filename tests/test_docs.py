@@ -1,6 +1,7 @@
 """The pages of the repository: links lead somewhere, and README lists the commands there are."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,8 @@ def test_readme_lists_the_commands_as_help_does() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \[`dualpath (\w+(?: \w+)?)`\]\(.*?\) \| (.*) \|$", text, re.MULTILINE)
     assert rows == [(command.name, command.purpose) for command in COMMANDS.values()]
+
+
+def test_the_page_of_a_recipe_has_every_key_as_it_is() -> None:
+    written = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
+    assert written == runpy.run_path(str(ROOT / "docs" / "recipe.py"))["page"](), "docs/recipe.py"

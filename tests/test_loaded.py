@@ -144,9 +144,9 @@ def test_mistakes_are_one_line(run: Path) -> None:
 
 def test_classes_of_a_run_are_imported_with_consent_alone(trained: Fit) -> None:
     run = trained(model={"gate": "tests.custom_classes.MlpGate"})
-    with pytest.raises(UserError, match="own_classes"):
+    with pytest.raises(UserError, match="own-classes"):
         dualpath.load(run)
     assert dualpath.load(run, own_classes=True).routing(TEXT).gate_deep.shape[1] == 2
-    with pytest.raises(UserError, match="own_classes"):  # consent ends with the call
+    with pytest.raises(UserError, match="own-classes"):  # consent ends with the call
         dualpath.load(run)
     assert main(["routing", "--ckpt_path", str(run), "--text", TEXT]) == 2

@@ -5,7 +5,6 @@ other options are argparse's.
 """
 
 import dataclasses
-import json
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ from dualpath_cli.command.parser import OneLineParser, options_of, parser_of, un
 from dualpath_cli.command.records import SECTION_WORDS, Command
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.keys import documented
 from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import DECIDED_ELSEWHERE, SECTIONS
-from dualpath_cli.recipe.validation import describe
 
 SEED = "seed_everything"
 """The one key of a recipe that is in no section."""
@@ -137,28 +136,16 @@ def _keys() -> dict[str, str]:
 
 
 def _parser_of_sections(command: Command) -> OneLineParser:
-    """The parser of --help-recipe, with all keys: the texts are those under the fields."""
-    from docstring_parser import parse_from_object
-
+    """The parser of --help-recipe, with all keys."""
     parser = OneLineParser(
         prog=f"dualpath {command.name}", usage=SECTION_WORDS, add_help=False,
         description="Keys of the recipe: an option sets one, as the recipe's file would.",
     )  # fmt: skip
-    parser.add_argument(
-        "--seed_everything", metavar="N",
-        help="Seed of the weights and of the data order (a whole number; default: 0).",
-    )  # fmt: skip
-    for name, section in SECTIONS.items():
-        group = parser.add_argument_group(f"{name} of the recipe")
-        kinds = typing.get_type_hints(section)
-        texts = {text.arg_name: text.description for text in parse_from_object(section).params}
-        for field in dataclasses.fields(section):
-            factory = field.default_factory
-            default = field.default if factory is dataclasses.MISSING else factory()
-            shown = default if isinstance(default, str) else json.dumps(default)
-            sentence = f"{texts[field.name]} ({describe(kinds[field.name])}; default: {shown})"
-            group.add_argument(
-                f"--{name}.{field.name}", metavar="VALUE",
-                help=" ".join(sentence.split()).replace("%", "%%"),
-            )  # fmt: skip
+    groups: dict[str, Any] = {"": parser}
+    for key in documented():
+        if key.section not in groups:
+            groups[key.section] = parser.add_argument_group(f"{key.section} of the recipe")
+        text = f"{key.sentence} ({key.kind}; default: {key.default})".replace("%", "%%")
+        name = ".".join(filter(None, key[:2]))
+        groups[key.section].add_argument(f"--{name}", metavar="VALUE", help=text)
     return parser

@@ -89,7 +89,8 @@ def _explain(cls: type, error: Any, prefix: str) -> str:
         case "unexpected_keyword_argument":
             keys = [field.name for field in dataclasses.fields(annotation)]
             unknown = str(error["loc"][-1])
-            near = did_you_mean(unknown, [*keys, *OTHER_NAMES], OTHER_NAMES)
+            others = {other: key for other, key in OTHER_NAMES.items() if other not in keys}
+            near = did_you_mean(unknown, [*keys, *others], others)
             hint = near or f"; there are {', '.join(keys)}"
             return f"unknown key '{name}{'.' if path else ''}{unknown}'{hint}"
         case "missing":

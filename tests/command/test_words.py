@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from data_prep.options import parser as preparation
 from dualpath_cli.command.parser import OneLineParser, options_of, parser_of
 from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.command.words import read
@@ -60,7 +59,7 @@ def test_runs_may_be_given_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "parser", [*map(parser_of, COMMANDS.values()), preparation()], ids=lambda parser: parser.prog
+    "parser", map(parser_of, COMMANDS.values()), ids=lambda parser: parser.prog
 )
 def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(
     parser: OneLineParser,

@@ -202,8 +202,8 @@ def test_a_run_is_named_after_the_first_recipe(fit: Fit) -> None:
 
 
 def test_a_word_on_the_command_line_beats_every_recipe(fit: Fit) -> None:
-    settings = fit("f80m_wide", words=("--run.micro_batch", "7", "--optim.lr=5e-3")).settings
-    assert (settings.run.micro_batch, settings.optim.lr) == (7, 5e-3)
+    settings = fit("f80m_wide", words=("--run.micro_batch", "8", "--optim.lr=5e-3")).settings
+    assert (settings.run.micro_batch, settings.optim.lr) == (8, 5e-3)
 
 
 # Finding a recipe
