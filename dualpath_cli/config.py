@@ -19,7 +19,7 @@ Combination = Literal["router", "final", "mean"]
 COMBINATIONS: tuple[Combination, ...] = ("router", "final", "mean")
 CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 """A dotted path, such as my.module.Gate, of a custom class."""
-ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases"]
+ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases", "conditioning"]
 """Groups of parameters that weight decay may include."""
 Checkpointing = Literal["none", "selective", "full"]
 """The operations that blocks compute again in the backward pass: none, pointwise ones, all."""
@@ -85,6 +85,9 @@ class ModelConfig:
     mixture of a class of your own: my.module.Combination."""
     step_index: Literal["zero_based", "one_based"] = "zero_based"
     """The router's step input: (k-1)/(K-1) as trained, or k/(K-1) as the text says."""
+    step_conditioning: Literal["none", "film"] = "none"
+    """How the steps of a loop differ besides their gains: film gives each a learned scale and shift
+    after the two norms of the shared sublayer, zero at the start."""
     gain_init: float = -7.0
     """Initial value of the gains before the softplus."""
     init_std: float = 0.02

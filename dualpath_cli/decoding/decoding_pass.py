@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from dualpath_cli.config import ModelConfig
@@ -162,9 +161,9 @@ class DecodingLayerPass(LayerPass):
             return torch.where(awake_BT1, path(x_BTD, self), x_BTD)
         assert self.cache is not None
         assert isinstance(path, WidePath)
-        awake_B, gain = awake_BT1[:, 0, 0], F.softplus(path.gain[0])
-        keep(path.sublayer, x_BTD, ~awake_B, self.positions, [self.cache.wide])
-        return only_some(path.sublayer, x_BTD, awake_B, gain, self.wide())
+        awake_B, scales = awake_BT1[:, 0, 0], path.scales()
+        keep(path.sublayer, x_BTD, ~awake_B, scales, self.positions, [self.cache.wide])
+        return only_some(path.sublayer, x_BTD, awake_B, scales, self.wide())
 
     def _awake(self, gate_BT1: torch.Tensor | None) -> torch.Tensor | None:
         """Which tokens take a path, by its gate, (B, T, 1); None: all do."""

@@ -20,7 +20,7 @@ from dualpath_cli.decoding.positions import rows_of
 from dualpath_cli.model.deep_path import DeepPath, mixture
 from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.positions import Positions
-from dualpath_cli.model.sublayer import Sublayer
+from dualpath_cli.model.sublayer import Scales, Sublayer
 
 
 class EarlyExit:
@@ -115,7 +115,7 @@ class EarlyExit:
 class EarlyExitOfRows(EarlyExit):
     """The same loop for the next token of each sequence, computed for those that go on.
 
-    The keys and values of one that has stopped, computed once, serve all later steps.
+    One that has stopped leaves each later step the keys and values of its last state.
     """
 
     may_end = True
@@ -124,13 +124,18 @@ class EarlyExitOfRows(EarlyExit):
         """h_k, (B, 1, D), where `active_BT1` is True; elsewhere h_{k-1}, which is given."""
         here = self.layer.step(k)
         assert isinstance(here, CachedSublayerPass)
-        return only_some(self.path.sublayer, h_BTD, active_BT1[:, 0, 0], self.path.gain(k), here)
+        return only_some(self.path.sublayer, h_BTD, active_BT1[:, 0, 0], self.path.scales(k), here)
 
     def leave(self, h_BTD: torch.Tensor, who_BT1: torch.Tensor, k: int) -> None:
         """Keeps what tokens to come see, from step k on, of those that stop before it."""
         assert self.cache is not None
-        caches = map(self.cache.step, range(k - 1, self.loops))
-        keep(self.path.sublayer, h_BTD, who_BT1[:, 0, 0], self.layer.positions, caches)
+        later = range(k, self.loops + 1)
+        alike = self.path.config.step_conditioning == "none"  # one pair serves all steps
+        for steps in [later] if alike else [[j] for j in later]:
+            scales, caches = self.path.scales(steps[0]), (self.cache.step(j - 1) for j in steps)
+            keep(
+                self.path.sublayer, h_BTD, who_BT1[:, 0, 0], scales, self.layer.positions, caches
+            )  # fmt: skip
 
     def counted(self, active_BT1: torch.Tensor) -> torch.Tensor:
         """All active tokens: a row that is not computed costs nothing."""
@@ -141,7 +146,7 @@ def only_some(
     sublayer: Sublayer,
     x_B1D: torch.Tensor,
     chosen_B: torch.Tensor,
-    gain: torch.Tensor,
+    scales: Scales,
     here: CachedSublayerPass,
 ) -> torch.Tensor:
     """Maps the next tokens of a batch, (B, 1, D), where `chosen_B` is True.
@@ -155,8 +160,8 @@ def only_some(
         assert isinstance(here.cache, KeyValueCache)
         part = RowsOfCache(here.cache, rows_R)
         here = replace(here, positions=rows_of(here.positions, rows_R), cache=part)
-        return x_B1D.index_copy(0, rows_R, sublayer(x_B1D[rows_R], gain, here))
-    y_B1D: torch.Tensor = sublayer(x_B1D, gain, here)
+        return x_B1D.index_copy(0, rows_R, sublayer(x_B1D[rows_R], scales, here))
+    y_B1D: torch.Tensor = sublayer(x_B1D, scales, here)
     return y_B1D
 
 
@@ -164,6 +169,7 @@ def keep(
     sublayer: Sublayer,
     x_B1D: torch.Tensor,
     chosen_B: torch.Tensor,
+    scales: Scales,
     positions: Positions,
     caches: Iterable[KeysAndValues],
 ) -> None:
@@ -171,7 +177,7 @@ def keep(
     (rows_R,) = chosen_B.nonzero(as_tuple=True)
     if len(rows_R) == 0:
         return
-    x_R1D = sublayer.attn_norm(x_B1D[rows_R])
+    x_R1D = scales.attn_input(sublayer.attn_norm(x_B1D[rows_R]))
     k_R1HN, v_R1HN = sublayer.attn.keys_and_values(x_R1D, rows_of(positions, rows_R))
     for cache in caches:
         assert isinstance(cache, KeyValueCache)

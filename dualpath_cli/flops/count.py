@@ -142,7 +142,7 @@ def sampled_training_flops_per_token(config: ModelConfig, train_loops: Sequence[
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:
     """Number of weights by part of the model, summed over layers.
 
-    Parts: embedding, head (0 when tied), final_norm, deep, wide, gains, router, gate.
+    Parts: embedding, head (0 when tied), final_norm, deep, wide, gains, conditioning, router, gate.
     """
     d, kinds = config.d_model, config.block_kinds
     duals = kinds.count("dual")
@@ -158,6 +158,7 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
         "deep": deep_paths * sublayer(config.d_ffn) if deep_paths else 0,
         "wide": wide_paths * sublayer(config.d_ffn_wide) if wide_paths else 0,
         "gains": deep_paths * config.loops + wide_paths,
+        "conditioning": deep_paths * shapes.numbers(shapes.film(config)),
         "router": deep_paths * shapes.numbers(shapes.router(config)) if deep_paths else 0,
         "gate": duals * shapes.numbers(shapes.gate(config)) if duals else 0,
     }

@@ -154,6 +154,8 @@ def saved_by_block(config: ModelConfig, kind: BlockKind, execution: Execution) -
         return states + n * d * (8 * e + 2 * w) + 3 * e * h + norms + choices
     per_channel = 10 * w + 9 * e if execution.casts else 16 * w
     mixed = r * d * (routed + (kind == "dual"))
+    if config.step_conditioning == "film" and kind != "wide":  # the norms' outputs, for gamma
+        mixed += 2 * w * d * config.loops
     return n * d * per_channel + 4 * e * h + mixed + norms + choices
 
 

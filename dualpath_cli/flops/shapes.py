@@ -23,7 +23,8 @@ def block(config: ModelConfig, kind: BlockKind) -> list[Shape]:
     """Shapes of a block's parameters."""
     shapes: list[Shape] = []
     if kind != "wide":
-        shapes += [*sublayer(config, config.d_ffn or 0), (config.loops,), *router(config)]
+        shapes += [*sublayer(config, config.d_ffn or 0), (config.loops,), *film(config)]
+        shapes += router(config)
     if kind != "loop":
         shapes += [*sublayer(config, config.d_ffn_wide or 0), (1,)]
     if kind == "dual":
@@ -37,6 +38,11 @@ def sublayer(config: ModelConfig, d_ffn: int) -> list[Shape]:
     heads: list[Shape] = [] if config.qk_norm == "none" else [(config.head_dim,)] * 2
     attention = [(d, d), (kv * config.head_dim, d), (kv * config.head_dim, d), (d, d)]
     return [*attention, *heads, (d,), (d,), (width, d), (width, d), (d, width)]
+
+
+def film(config: ModelConfig) -> list[Shape]:
+    """Shapes of the scales and shifts of a deep path's steps."""
+    return [(config.loops, 2, 2, config.d_model)] if config.step_conditioning == "film" else []
 
 
 def gate(config: ModelConfig) -> list[Shape]:

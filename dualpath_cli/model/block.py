@@ -13,7 +13,7 @@ from dualpath_cli.config import BlockKind, ModelConfig
 from dualpath_cli.model.deep_path import DeepPath
 from dualpath_cli.model.gates import Gates, path_gate
 from dualpath_cli.model.layer_pass import LayerPass
-from dualpath_cli.model.sublayer import Sublayer, SwiGLU
+from dualpath_cli.model.sublayer import Scales, Sublayer, SwiGLU
 
 
 class WidePath(nn.Module):
@@ -28,7 +28,11 @@ class WidePath(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D)."""
-        return self.sublayer(x_BTD, F.softplus(self.gain[0]), layer.wide())
+        return self.sublayer(x_BTD, self.scales(), layer.wide())
+
+    def scales(self) -> Scales:
+        """``s_w = softplus(beta)`` alone."""
+        return Scales(F.softplus(self.gain[0]))
 
 
 class DualPathBlock(nn.Module):

@@ -15,7 +15,7 @@ from torch import nn
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model.combinations import learned_combination
 from dualpath_cli.model.layer_pass import LayerPass
-from dualpath_cli.model.sublayer import Sublayer, SwiGLU
+from dualpath_cli.model.sublayer import Scales, Sublayer, SwiGLU
 
 
 class DeepPath(nn.Module):
@@ -28,6 +28,8 @@ class DeepPath(nn.Module):
         ffn = SwiGLU(config.d_model, config.effective_width(config.d_ffn))
         self.sublayer = Sublayer(config, ffn)
         self.gains = nn.Parameter(torch.empty(config.loops))  # alpha_1 .. alpha_K
+        if config.step_conditioning == "film":  # gamma and beta of each step, norm by norm
+            self.film = nn.Parameter(torch.empty(config.loops, 2, 2, config.d_model))
         if config.routes_steps:
             self.router = learned_combination(config)  # so named also where it is a custom one
 
@@ -44,11 +46,13 @@ class DeepPath(nn.Module):
 
     def next_state(self, h_BTD: torch.Tensor, k: int, layer: LayerPass) -> torch.Tensor:
         """``h_k = Phi_deep(h_{k-1}; s_k)``, (B, T, D), of h_{k-1} (Eq. 2)."""
-        return self.sublayer(h_BTD, self.gain(k), layer.step(k))
+        return self.sublayer(h_BTD, self.scales(k), layer.step(k))
 
-    def gain(self, k: int) -> torch.Tensor:
-        """``s_k = softplus(alpha_k)``, a 0-d tensor; of more than K forced steps s_K repeats."""
-        return F.softplus(self.gains[min(k, self.config.loops) - 1])
+    def scales(self, k: int) -> Scales:
+        """``s_k = softplus(alpha_k)`` and step k's own FiLM; of more than K forced steps K's."""
+        last = min(k, self.config.loops) - 1
+        film = self.film[last] if self.config.step_conditioning == "film" else None
+        return Scales(F.softplus(self.gains[last]), film)
 
     def step_weights(
         self, states: Sequence[torch.Tensor], step_indices: Sequence[float]

@@ -29,6 +29,7 @@ KINDS = {
     "*.gate.proj.bias": ParameterKind("biases", "zero"),
     "*.deep.gains": ParameterKind("gains", "gain_init"),
     "*.wide.gain": ParameterKind("gains", "gain_init"),
+    "*.deep.film": ParameterKind("conditioning", "zero"),
     "norm.weight": ParameterKind("norms", "one"),
     "*.*_norm.weight": ParameterKind("norms", "one"),
 }

@@ -1,10 +1,15 @@
 """The sublayer Phi(x; s) that both paths are made of: attention, then feed-forward, scaled by s.
 
+In a loop a step may also have a scale and a shift of its own after both norms: FiLM (Perez et al.
+2018, arXiv 1709.07871), which the paper has not.
+
 A feed-forward is a module whose ``forward(x_BTD, auxiliary)`` maps (B, T, D) to (B, T, D), and may
 add to an `AuxiliaryLoss`.
 
 Shapes: B batch, T positions, D model width.
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +19,29 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.model.attention import Attention
 from dualpath_cli.model.layer_pass import AuxiliaryLoss, SublayerPass
 from dualpath_cli.model.precision import RMSNorm
+
+
+class Scales(NamedTuple):
+    """What one application of a sublayer does not share with others of the same sublayer."""
+
+    gain: torch.Tensor
+    """s > 0, a 0-d tensor (Eq. 1)."""
+    film: torch.Tensor | None = None
+    """gamma and beta after the norm of the attention, and after the feed-forward's, (2, 2, D)."""
+
+    def attn_input(self, normed_BTD: torch.Tensor) -> torch.Tensor:
+        """``(1 + gamma) x + beta`` of the attention's normed input x, (B, T, D); or x."""
+        return self._film(normed_BTD, 0)
+
+    def ffn_input(self, normed_BTD: torch.Tensor) -> torch.Tensor:
+        """``(1 + gamma) x + beta`` of the feed-forward's normed input x, (B, T, D); or x."""
+        return self._film(normed_BTD, 1)
+
+    def _film(self, normed_BTD: torch.Tensor, norm: int) -> torch.Tensor:
+        if self.film is None:
+            return normed_BTD
+        gamma_D, beta_D = self.film[norm]
+        return (1 + gamma_D) * normed_BTD + beta_D
 
 
 class Sublayer(nn.Module):
@@ -27,14 +55,14 @@ class Sublayer(nn.Module):
         self.ffn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
         self.ffn = ffn
 
-    def forward(self, x_BTD: torch.Tensor, gain: torch.Tensor, here: SublayerPass) -> torch.Tensor:
-        """Maps (B, T, D) to (B, T, D) in the type of x; `gain` is s > 0, a 0-d tensor."""
+    def forward(self, x_BTD: torch.Tensor, scales: Scales, here: SublayerPass) -> torch.Tensor:
+        """Maps (B, T, D) to (B, T, D) in the type of x."""
         # The branches may come out in bf16 under autocast. They are scaled in x's type: at
         # s = 9e-4 a bf16 residual would swallow the update (docs/paper.md).
-        attn_BTD = self.attn(self.attn_norm(x_BTD), here)
-        u_BTD = x_BTD + gain * attn_BTD.to(x_BTD.dtype)
-        ffn_BTD = self.ffn(self.ffn_norm(u_BTD), here.auxiliary)
-        return u_BTD + gain * ffn_BTD.to(x_BTD.dtype)
+        attn_BTD = self.attn(scales.attn_input(self.attn_norm(x_BTD)), here)
+        u_BTD = x_BTD + scales.gain * attn_BTD.to(x_BTD.dtype)
+        ffn_BTD = self.ffn(scales.ffn_input(self.ffn_norm(u_BTD)), here.auxiliary)
+        return u_BTD + scales.gain * ffn_BTD.to(x_BTD.dtype)
 
 
 class SwiGLU(nn.Module):

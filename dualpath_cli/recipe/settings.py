@@ -50,7 +50,8 @@ class OptimSettings:
     decay: list[ParameterGroup] = field(
         default_factory=lambda: ["matrices", "norms", "gains", "biases"]
     )
-    """Groups that decay: matrices, embeddings (with the head when tied), norms, gains, biases."""
+    """Groups that decay: matrices, embeddings (with the head when tied), norms, gains, biases,
+    conditioning (scales and shifts of steps)."""
     clip: float = 1.0
     """Global L2 norm that gradients are clipped to; 0 switches clipping off."""
     skip_sigma: float | None = None

@@ -33,6 +33,7 @@ MODELS = st.builds(
     n_kv_heads=st.sampled_from([1, 2, 4]),
     qk_norm=st.sampled_from(["after_rope", "before_rope", "none"]),
     combination=st.sampled_from(COMBINATIONS),
+    step_conditioning=st.sampled_from(["none", "film"]),
     gate=st.sampled_from(list(GATE_OUTPUTS)),
     document_start=st.sampled_from([None, 3]),
 )

@@ -21,6 +21,7 @@ MODELS = st.builds(
     loops=st.integers(1, 4),
     block=st.sampled_from([{}, ALL_KINDS]),
     combination=st.sampled_from(COMBINATIONS),
+    step_conditioning=st.sampled_from(["none", "film"]),
     qk_norm=st.sampled_from(["after_rope", "before_rope"]),
     n_kv_heads=st.sampled_from([1, 4]),
 )

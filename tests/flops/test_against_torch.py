@@ -26,6 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "multi_query_wide": {"block": "wide", "n_kv_heads": 1},
     "tied": {"tie_embeddings": True, "loops": 2},
     "as_written": {**paper.AS_WRITTEN, "loops": 3},
+    "film": {"step_conditioning": "film", "loops": 2},
     "no_qk_norm": {"qk_norm": "none", "loops": 2},
     **{gate: {"gate": gate} for gate in GATE_OUTPUTS},
     **{combination: {"combination": combination} for combination in COMBINATIONS},
@@ -41,7 +42,7 @@ def counted(config: ModelConfig) -> tuple[int, int]:
     Attention is done as batched products, for not every version counts the CPU's kernel.
     """
     tokens = torch.zeros(BATCH, config.max_seq_len, dtype=torch.long)
-    model = DualPathLM(config)
+    model = DualPathLM(config).requires_grad_(False)  # the counter hooks gradients of arguments
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         model(tokens)

@@ -33,6 +33,7 @@ def shape(**changes: Any) -> ModelConfig:
 SHAPES = {
     "dual": shape(),
     "dual, one step": shape(loops=1),
+    "dual, scale and shift a step": shape(step_conditioning="film"),
     "loop": shape(block="loop", n_heads=6, n_kv_heads=6),
     "wide": shape(block="wide", d_ffn_wide=960),
 }

@@ -83,7 +83,8 @@ def _deep(
     remaining: Tensor | float = 1.0
     h, states, kept, frozen, count = x, [], [], skipped, 0
     for k in range(1, K + 1):
-        kept.append(_seen(at, config, h, t))  # of the state that the step begins with
+        film = reference.step_film(weights, config, k)
+        kept.append(_seen(at, config, h, t, film))  # of the state that the step begins with
         if not frozen:
             s = reference.softplus(weights["gains"][min(k, config.loops) - 1])
             others = [
@@ -92,7 +93,7 @@ def _deep(
                 else steps[last_in_slot[(k - 1) % slots]]
                 for past, steps in enumerate(before)
             ]
-            h = _sublayer(at, config, h, t, s, [*others, kept[-1]])
+            h = _sublayer(at, config, h, t, s, [*others, kept[-1]], film)
             count += 1
             if k < K and config.combination == "router":
                 remaining = remaining * (1 - reference.halting(weights, config, h, k, K))
@@ -104,12 +105,18 @@ def _deep(
 
 
 def _sublayer(
-    weights: Weights, config: ModelConfig, x: Tensor, t: int, s: Tensor, seen: Sequence[Seen]
+    weights: Weights,
+    config: ModelConfig,
+    x: Tensor,
+    t: int,
+    s: Tensor,
+    seen: Sequence[Seen],
+    film: Tensor | None = None,
 ) -> Tensor:
     """Phi(x; s) of token t, which looks at `seen`, the last of which is itself."""
     eps, group = config.norm_eps, config.n_heads // config.n_kv_heads
     N = config.d_model // config.n_heads
-    normed = reference.rms_norm(x, weights["attn_norm.weight"], eps)
+    normed = reference.filmed(film, 0, reference.rms_norm(x, weights["attn_norm.weight"], eps))
     heads = []
     for j, head in enumerate((weights["attn.q_proj.weight"] @ normed).split(N)):
         q = reference.placed(below(weights, "attn"), config, "q_norm.weight", head, t)
@@ -119,13 +126,16 @@ def _sublayer(
             sum(share * values[j // group] for share, (_, values) in zip(shares, seen, strict=True))
         )
     u = x + s * (weights["attn.o_proj.weight"] @ torch.cat(heads))
-    normed = reference.rms_norm(u, weights["ffn_norm.weight"], eps)
+    normed = reference.filmed(film, 1, reference.rms_norm(u, weights["ffn_norm.weight"], eps))
     return u + s * reference.ffn(below(weights, "ffn"), normed)
 
 
-def _seen(weights: Weights, config: ModelConfig, x: Tensor, t: int) -> Seen:
+def _seen(
+    weights: Weights, config: ModelConfig, x: Tensor, t: int, film: Tensor | None = None
+) -> Seen:
     """What later tokens see of token t with state x."""
     normed = reference.rms_norm(x, weights["attn_norm.weight"], config.norm_eps)
+    normed = reference.filmed(film, 0, normed)
     N, attn = config.d_model // config.n_heads, below(weights, "attn")
     keys = (attn["k_proj.weight"] @ normed).split(N)
     placed = [reference.placed(attn, config, "k_norm.weight", key, t) for key in keys]

@@ -87,15 +87,28 @@ def deep_states(
 ) -> list[Stream]:
     """``h^(k) = Phi_deep(h^(k-1); softplus(alpha^(k)))``, h^(0) = x: the streams of k = 1..K.
 
-    Of more loops than were trained, all further ones have the last gain.
+    Of more loops than were trained, all further ones have the last gain, and the last gamma and
+    beta where steps have their own.
     """
     states = []
     h = x
     for k in range(1, (loops or config.loops) + 1):
         s = softplus(weights["gains"][k - 1] if k <= config.loops else weights["gains"][-1])
-        h = sublayer(below(weights, "sublayer"), config, h, s)
+        h = sublayer(below(weights, "sublayer"), config, h, s, step_film(weights, config, k))
         states.append(h)
     return states
+
+
+def step_film(weights: Weights, config: ModelConfig, k: int) -> Tensor | None:
+    """gamma and beta of step k, (2, 2, D): of the attention's input, of the feed-forward's."""
+    if config.step_conditioning == "none":
+        return None
+    return weights["film"][k - 1] if k <= config.loops else weights["film"][-1]
+
+
+def filmed(film: Tensor | None, norm: int, x: Tensor) -> Tensor:
+    """``x + gamma * x + beta`` by the first or the second pair; x without film."""
+    return x if film is None else x + film[norm][0] * x + film[norm][1]
 
 
 def step_weights(weights: Weights, config: ModelConfig, h: list[Tensor]) -> list[Tensor]:
@@ -135,17 +148,18 @@ def wide_path(weights: Weights, config: ModelConfig, x: Stream) -> Stream:
     return sublayer(below(weights, "sublayer"), config, x, softplus(weights["gain"].sum()))
 
 
-def sublayer(weights: Weights, config: ModelConfig, x: Stream, s: Tensor) -> Stream:
+def sublayer(
+    weights: Weights, config: ModelConfig, x: Stream, s: Tensor, film: Tensor | None = None
+) -> Stream:
     """``u = x + s Attn(RMSNorm(x))``, ``Phi(x; s) = u + s FFN(RMSNorm(u))`` (Eq. sublayer)."""
     eps = config.norm_eps
-    normed = [rms_norm(x_t, weights["attn_norm.weight"], eps) for x_t in x]
+    normed = [filmed(film, 0, rms_norm(x_t, weights["attn_norm.weight"], eps)) for x_t in x]
     attended = attention(below(weights, "attn"), config, normed)
     out = []
     for x_t, a_t in zip(x, attended, strict=True):
         u_t = x_t + s * a_t
-        out.append(
-            u_t + s * ffn(below(weights, "ffn"), rms_norm(u_t, weights["ffn_norm.weight"], eps))
-        )
+        normed_t = filmed(film, 1, rms_norm(u_t, weights["ffn_norm.weight"], eps))
+        out.append(u_t + s * ffn(below(weights, "ffn"), normed_t))
     return out
 
 
@@ -255,6 +269,8 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if kind != "wide":
             shapes |= sublayer_shapes(config, f"{here}.deep.sublayer", config.d_ffn)
             shapes[f"{here}.deep.gains"] = (K,)
+            if config.step_conditioning == "film":
+                shapes[f"{here}.deep.film"] = (K, 2, 2, d)
             if K > 1 and config.combination == "router":
                 shapes[f"{here}.deep.router.weight"] = (1, d + 1)
                 shapes[f"{here}.deep.router.bias"] = (1,)

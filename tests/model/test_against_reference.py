@@ -39,6 +39,8 @@ VARIANTS = {
     "no QK-norm": {"qk_norm": "none"},
     "step index from one": {"step_index": "one_based", "loops": 3},
     "step index from one, one loop": {"step_index": "one_based", "loops": 1},
+    "scale and shift a step": {"step_conditioning": "film", "loops": 3},
+    "scale and shift, loop": {"step_conditioning": "film", "block": "loop"},
     "grouped queries": {"d_model": 16, "n_heads": 4, "n_kv_heads": 2},
     "one key-value head": {"d_model": 16, "n_heads": 4, "n_kv_heads": 1},
     "tied": {"tie_embeddings": True},
@@ -82,6 +84,7 @@ def small_configs(draw) -> ModelConfig:
         gate=draw(st.sampled_from(list(GATE_OUTPUTS))),
         combination=draw(st.sampled_from(["router", *COMBINATIONS])),
         step_index=draw(st.sampled_from(["zero_based", "one_based"])),
+        step_conditioning=draw(st.sampled_from(["none", "film"])),
         rope_dtype=draw(st.sampled_from(["float32", "bfloat16"])),
     )
 

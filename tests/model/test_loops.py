@@ -23,6 +23,7 @@ VARIANTS = {
     "one-based": {"step_index": "one_based"},
     "loop blocks": {"block": "loop"},
     "mixed blocks": {"block": ["wide", "dual", "loop"], "n_layers": 3},
+    "scale and shift a step": {"step_conditioning": "film"},
 }
 FORCED = VARIANTS | {
     "two loops": {"loops": 2},
@@ -56,7 +57,8 @@ def halting_deep_path(weights: Weights, config: ModelConfig, x: Stream, threshol
     K = config.loops
     for k in range(1, K + 1):
         gain = reference.softplus(weights["gains"][k - 1])
-        new = reference.sublayer(reference.below(weights, "sublayer"), config, h, gain)
+        film = reference.step_film(weights, config, k)
+        new = reference.sublayer(reference.below(weights, "sublayer"), config, h, gain, film)
         h = [new[t] if going[t] else h[t] for t in range(len(x))]
         for t in range(len(x)):
             if not going[t]:

@@ -22,7 +22,7 @@ from tests.model.small_models import ALL_KINDS, MEDIUM, SMALL, medium, same_weig
 VARIANTS = [
     small(gate=gate, combination=combination, **ALL_KINDS)
     for gate, combination in itertools.product(GATE_OUTPUTS, COMBINATIONS)
-] + [small(qk_norm="none", tie_embeddings=True)]
+] + [small(qk_norm="none", tie_embeddings=True), small(step_conditioning="film")]
 
 
 def test_every_parameter_of_every_variant_is_of_exactly_one_kind():

@@ -97,6 +97,9 @@ EQUAL_MODELS = {
         ({}, filled({"gate.proj.weight": 0.0, "gate.proj.bias": 0.0})), ({"gate": "fixed"}, keep)
     ),
     # A rotation keeps the RMS: only learned norm weights tell the two orders apart.
+    "scales and shifts of zero are none": (
+        ({"step_conditioning": "film"}, filled({".film": 0.0})), ({}, keep)
+    ),
     "query and key norms of one are the same before and after rotating": (
         ({}, filled({"q_norm.weight": 1.0, "k_norm.weight": 1.0})),
         ({"qk_norm": "before_rope"}, filled({"q_norm.weight": 1.0, "k_norm.weight": 1.0})),
@@ -112,6 +115,25 @@ def test_two_models_are_equal(one, other):
         with_weights(small(**changes), edit(weights))(TOKENS) for changes, edit in (one, other)
     )
     assert difference(second, first) <= EXACT
+
+
+def test_scales_and_shifts_start_as_none_and_move_by_themselves():
+    """Loss, shared gradients and their first update are bit for bit those without."""
+    plain, film = (DualPathLM(small(step_conditioning=kind), seed=0) for kind in ("none", "film"))
+    losses, gradients = [], {}
+    for model in (plain, film):
+        optimizer = torch.optim.AdamW(model.parameters())
+        loss = model(TOKENS, TOKENS.roll(-1, 1)).mean()
+        loss.backward()
+        gradients |= {name: p.grad.abs().max() for name, p in model.named_parameters()}
+        optimizer.step()
+        losses.append(loss)
+    assert losses[0] == losses[1]
+    shared = dict(film.named_parameters())
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(parameter, shared[name]), name
+        assert torch.equal(parameter.grad, shared[name].grad), name
+    assert all(size > 0 for name, size in gradients.items() if name.endswith("film"))
 
 
 class TestSteps:

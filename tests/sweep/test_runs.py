@@ -40,6 +40,12 @@ def test_settings_multiply_where_they_make_a_difference(tmp_path: Path) -> None:
         "a50_k2-gate_convex-combination_router",
         "a50_k2-gate_convex-combination_mean",
     ]
+    words = ["--set", "model.step_conditioning=none,film", "--controls", "wide"]
+    assert [found.name for found in found_for(asked(tmp_path, *words))] == [
+        "wide",
+        "a50_k2-step_conditioning_none",
+        "a50_k2-step_conditioning_film",
+    ]
     words = ["--set", "optim.decay=[matrices],[matrices, gains]", "--controls", "none"]
     assert [found.name for found in found_for(asked(tmp_path, *words))] == [
         "a50_k2-decay_matrices",

@@ -53,6 +53,11 @@ def log_sequences(folder: Path) -> None:
     DualPathModule.training_step = logged  # type: ignore[method-assign]
 
 
+def model_of(tied: bool) -> dict[str, Any]:
+    """The model of a run; the tied one's steps also have scales and shifts of their own."""
+    return {"tie_embeddings": tied, "step_conditioning": "film" if tied else "none"}
+
+
 class Runs:
     """Nine steps of eight sequences of twenty, so that epochs end within a step, two of them."""
 
@@ -90,8 +95,7 @@ class Runs:
     def single(self, tied: bool = False) -> Path:
         """The run of one process; a finished one is left alone."""
         name = f"single-{tied}"
-        model = {"tie_embeddings": tied}
-        return self.train(name, 1, "single", self.folder / name, model=model)
+        return self.train(name, 1, "single", self.folder / name, model=model_of(tied))
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +159,7 @@ def test_a_run_is_the_same_however_its_parts_are_trained(
         more = ["--run.micro_batch", str(micro_batch), "--data.workers", str(number)]
         if strategy == "hsdp":
             more += ["--run.shard_size", "2"]
-        runs.train(way, ranks, strategy, log, *more, model={"tie_embeddings": tied})
+        runs.train(way, ranks, strategy, log, *more, model=model_of(tied))
         sharded = strategy in ("fsdp", "hsdp")
         assert find_run(str(run)).checkpoint.is_dir() == sharded, "each rank writes its shard"
         assert_same_run(run, expected)
