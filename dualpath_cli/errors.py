@@ -37,11 +37,12 @@ class NumbersFailed(RunFailed):
 def did_you_mean(word: str, candidates: Iterable[str], shown: Mapping[str, str] = {}) -> str:
     """Returns ``"; did you mean 'x'?"`` for the nearest candidate, or an empty string.
 
-    A candidate that begins with the word, of three letters or more, is near as well. `shown` is
-    named in place of a candidate.
+    One of the same letters is near as well, and one that begins with the word, of three letters or
+    more. `shown` is named in place of a candidate.
     """
     known = list(candidates)
     near = difflib.get_close_matches(word[:LONGEST], known, n=1, cutoff=NEAR)
+    near += [candidate for candidate in known if sorted(candidate) == sorted(word)]
     if len(word) >= 3:
         near += [candidate for candidate in known if candidate.startswith(word)]
     return f"; did you mean '{shown.get(near[0], near[0])}'?" if near else ""

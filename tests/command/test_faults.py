@@ -49,7 +49,7 @@ RECIPES = {
     "seed_everything: -1": "seed_everything must be at least 0, not -1",
     "model: {gate: two_gate}": f"model: gate must be one of {', '.join(GATE_OUTPUTS)} "
     "or the path of a class such as my.module.Gate, not 'two_gate'; did you mean 'two_gates'?",
-    "optim: {decay: matrices}": "norms, gains, biases), not 'matrices'\n",
+    "optim: {decay: matrices}": "norms, gains, biases, conditioning), not 'matrices'\n",
     "optim: {lr: 0}": "optim: lr must be above 0, not 0",
     "optim: {betas: [1.5, 0.9]}": "optim: betas must be from 0 to below 1, not [1.5, 0.9]",
     "run: {micro_batch: 0}": "run: micro_batch must be at least 1, not 0",

@@ -135,7 +135,7 @@ def tag_by_letter(patch: pytest.MonkeyPatch) -> None:
     """Takes `ByLetter` for whatever pipeline is asked for."""
     for study in ("ablation", "routing"):
         patch.setattr(f"dualpath_cli.study.{study}.study.Tagger", lambda name: ByLetter())
-    patch.setattr("dualpath_cli.study.routing.options.check_pipeline", lambda name: "")
+        patch.setattr(f"dualpath_cli.study.{study}.options.check_pipeline", lambda name: "")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import shutil
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
+from dualpath_cli.training.data.loading_faults import loading_fault
 from dualpath_cli.training.state import checkpoint
 from tests.faulty_data import CHANGED, flip, one_line
 from tests.tiny_run import SEQ_LEN, Fit, Refused, rows, tiny_recipe, train
@@ -85,3 +87,17 @@ def test_a_killed_loader_ends_the_run(
     kept = newest_checkpoint(run)
     assert kept is not None
     assert step_of(kept) == 2
+
+
+def test_a_loader_whose_signal_comes_late_is_named_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch's handler raises wherever the process is: here, as the first error is looked at."""
+
+    def interrupted(*_: object) -> list[str]:
+        monkeypatch.undo()
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed. ")
+
+    monkeypatch.setattr(traceback, "format_exception", interrupted)
+    fault = loading_fault(ConnectionResetError("Connection reset by peer"))
+    assert str(fault).startswith("DataLoader worker (pid 1) is killed by signal: Killed; if memory")

@@ -208,7 +208,9 @@ def test_groups_that_do_not_make_up_all_devices_are_refused(refused: Refused) ->
         strategy_of(3, 2, shard_size=4).check_shards()
     with pytest.raises(UserError, match="each node has one device; use ddp or fsdp"):
         strategy_of(4, 1).check_shards()
-    error = refused(run={"shard_size": 3}, trainer={"strategy": "hsdp", "devices": 4})
+    error = refused(
+        run={"shard_size": 3, "micro_batch": 1}, trainer={"strategy": "hsdp", "devices": 4}
+    )
     assert "run.shard_size=3 does not divide the 4 devices of this run; 2 or 4 would" in error
     assert error.count("\n") == 1
 

@@ -17,6 +17,13 @@ def loading_fault(error: BaseException) -> UserError | RunFailed | None:
 
     A message that is one line already stays as it is.
     """
+    try:
+        return _fault(error)
+    except RuntimeError as late:  # PyTorch's, as the signal of a lost loader arrives only now
+        return _fault(late)
+
+
+def _fault(error: BaseException) -> UserError | RunFailed | None:
     if isinstance(error, RunFailed):
         return None
     if isinstance(error, UserError) and not str(error).startswith(_FORWARDED):

@@ -290,7 +290,7 @@ def test_runs_of_other_sequences_are_not_side_by_side(both, tmp_path: Path):
     np.savez(path, **{**arrays, "numbers": arrays["numbers"][::-1]})
     console = Console(width=200, file=io.StringIO())
     written = routings(folders, tmp_path, console)
-    reason = "their sequences differ; give --max_tokens and --data.val_seed for both"
+    reason = "their sequences differ; give --max-tokens and --data.val_seed for both"
     assert f"no page of both runs side by side: {reason}" in console.file.getvalue()
     assert tmp_path / "beside.html" not in written
     assert (tmp_path / "index.html").exists()
