@@ -40,7 +40,8 @@ def run(options: Namespace) -> str:
         if Path(made).exists():
             print(f"nothing to do: {made} is there\n")
         elif code := main(words.split()):
-            raise Stopped(f"ended at {words.split()[0]}; the same command continues", code, False)
+            again = "" if code == 2 else "; the same command continues"  # not a mistake here
+            raise Stopped(f"ended at {words.split()[0]}{again}", code, False)
         else:
             print()
     tries = "\n      ".join(f"{dualpath} {words}" for words in NEXT)

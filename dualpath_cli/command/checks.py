@@ -18,7 +18,7 @@ from dualpath_cli.text.storage import exists, is_remote, local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.text.verification import verify_chunks
 
-MOST_OF_A_CORE = 8
+PROCESSES_PER_CORE = 8
 """Processes: more than one are slower, but serve to try out what several devices do."""
 
 CLASSES = ("callbacks", "plugins", "profiler")
@@ -105,10 +105,10 @@ def check_train_loops(settings: Settings) -> None:
 def check_devices(trainer: TrainerSettings) -> None:
     """Raises UserError for more GPUs than there are, and for far more processes than cores."""
     given, cores = trainer.devices_of_a_node or 1, os.cpu_count() or 1
-    if given > MOST_OF_A_CORE * cores and _is_on_cpu(trainer):
+    if given > PROCESSES_PER_CORE * cores and _is_on_cpu(trainer):
         raise UserError(
             f"trainer.devices={trainer.devices} on the CPU would be {given} processes on {cores} "
-            f"cores; use at most {cores}"
+            f"cores; use at most {PROCESSES_PER_CORE * cores}"
         )
     if trainer.accelerator not in ("cuda", "gpu"):
         return

@@ -185,8 +185,8 @@ def to_train(
     Raises UserError for the first mistake.
     """
     check_devices(settings.trainer)
-    check_trainer_classes(settings.trainer)
     check_classes(settings.model)
+    check_trainer_classes(settings.trainer)
     check_size(settings)
     manifest = check_training_data(settings)
     check_schedule(settings)

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import textwrap
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from dualpath_cli.command.records import Command, resolve
@@ -128,7 +127,7 @@ def options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
     return {option.lstrip("-"): option for option in options}
 
 
-def unknown_word(word: str, options: Mapping[str, str]) -> str:
+def unknown_word(word: str, options: dict[str, str]) -> str:
     """Says that a word means nothing; `options` are those there are, by what they are called.
 
     Of `--model.loop` the last part alone is compared: a key is more often put into the wrong
@@ -138,14 +137,18 @@ def unknown_word(word: str, options: Mapping[str, str]) -> str:
     if not option.startswith("-"):
         from dualpath_cli.recipe import recipes  # imports YAML
 
-        if "config" in options and (word.endswith(".yaml") or word in recipes.names()):
+        kind = "" if "ckpt-path" in options else "data"
+        if "config" in options and (word.endswith(".yaml") or word in recipes.names(kind)):
             way_out = f"did you mean '--config {word}'?"
-        elif "ckpt-path" in options and os.path.exists(word):
+        elif "ckpt-path" in options and (os.path.isdir(word) or word.endswith(".safetensors")):
             way_out = f"did you mean '--ckpt-path {word}'?"
         else:
             way_out = "every value follows its option: see --help"
         return f"unexpected argument '{word}'; {way_out}"
-    called = {name.replace("_", "-"): shown for name, shown in options.items()}
-    name = option.lstrip("-").rpartition(".")[2].replace("_", "-")
-    hint = did_you_mean(name, called, called) or "; --help lists what there is"
+    # The first of a name counts: a command's own option before a key of the recipe.
+    called = {name.replace("_", "-"): shown for name, shown in reversed(options.items())}
+    section, _, name = option.lstrip("-").rpartition(".")
+    keys = any("." in shown for shown in options.values())
+    help_ = "--help-recipe" if section and keys else "--help"
+    hint = did_you_mean(name.replace("_", "-"), called, called) or f"; {help_} lists what there is"
     return f"unknown option '{option}'{hint}"

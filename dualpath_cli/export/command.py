@@ -50,7 +50,8 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--push", metavar="USER/REPO",
         help="Upload the folder of hf to this repository of the Hugging Face hub, which is made "
-        "where there is none, with the token of HF_TOKEN or of `hf auth login`.",
+        "where there is none, with the token of HF_TOKEN or of `hf auth login`. Its recipe.yaml "
+        "has the paths of data and runs as they were given.",
     )  # fmt: skip
     parser.add_argument(
         "--public", action="store_true",
@@ -66,6 +67,7 @@ def run(options: Namespace) -> str:
 
     Raises:
         UserError: for the first mistake, and where the checkpoint is damaged.
+        RunFailed: where an upload fails.
     """
     if options.ckpt_path is None:
         raise UserError("export needs --ckpt-path RUN: a run folder or a checkpoint inside one")
@@ -83,12 +85,12 @@ def run(options: Namespace) -> str:
         raise UserError(f"'{out}' is there already; give another --out, or --overwrite")
     if not format_.suffix:
         check_ours(out, out)
-    write = partial(resolve(format_.write), **_card(options, found, settings))
-    repository = None
+    card, repository = _card(options, found, settings), None
     if options.push is not None:
         from dualpath_cli.export.hf.push import Repository
 
-        repository = Repository(options.push, options.public)
+        repository = Repository(options.push)
+    write = partial(resolve(format_.write), **card)
     console = plain_console()
     from dualpath_cli.export.weights import Weights
     from dualpath_cli.training.state.integrity import verify
@@ -97,6 +99,8 @@ def run(options: Namespace) -> str:
     with Progress(console, "checking", bytes_of_bytes, size) as progress:
         verify(found.checkpoint, progress.advance)
     weights = Weights(found.checkpoint, settings.model)
+    if repository is not None:  # before the slowest part, and once there is something to upload
+        repository.make(options.public)
     with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
         write(found, settings, weights, out, progress)
     answer = _answer(found, settings, weights, out, format_)

@@ -3,11 +3,12 @@
 The hub is the one that HF_ENDPOINT names, the token that of HF_TOKEN or `hf auth login`.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -31,6 +32,10 @@ def explained(what: str, page: str, api: "HfApi", again: str = "run this again")
     """Turns what the hub answers about `what` into one line with the next step.
 
     `page` is its address, `again` the last step of each way out.
+
+    Raises:
+        UserError: for names, rights and terms.
+        RunFailed: where the network, a transfer or the hub itself fails.
     """
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -76,17 +81,22 @@ def explained(what: str, page: str, api: "HfApi", again: str = "run this again")
                 f": {yours} does not allow this ({reason}); allow it at {tokens}, or take a name "
                 f"that it has rights to, and {again}"
             )
+        elif status >= 500:
+            raise RunFailed(
+                f"{what}: {api.endpoint} answered {status} ({reason}); {again} later"
+            ) from None
         else:
             problem = f": {api.endpoint} answered {status} ({reason}); {again} later"
     except (HTTPError, TimeoutError) as error:  # httpx's, by huggingface_hub's name for it
-        problem = (
-            f": {api.endpoint} cannot be reached ({_line(str(error) or 'no answer')}); check the "
-            f"network, and HF_ENDPOINT where it is set, then {again}"
-        )
+        raise RunFailed(
+            f"{what}: {api.endpoint} cannot be reached ({_line(str(error) or 'no answer')}); check "
+            f"the network, and HF_ENDPOINT where it is set, then {again}"
+        ) from None
     except (OSError, RuntimeError, ValueError) as error:  # of a transfer, or an answer of no hub
-        problem = f" failed: {_line(str(error.__cause__ or error))}; {again}"
+        raise RunFailed(f"{what} failed: {_line(str(error.__cause__ or error))}; {again}") from None
     raise UserError(f"{what}{problem}")
 
 
 def _line(text: str | None) -> str:
-    return " ".join((text or "no reason given").split())
+    """A reason in one line; without the queries of addresses, which may sign an upload."""
+    return " ".join(re.sub(r"(https?://[^\s?]+)\?\S+", r"\1", text or "no reason given").split())

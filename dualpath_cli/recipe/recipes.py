@@ -60,7 +60,7 @@ def find(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
     raise UserError(f"no recipe '{recipe}': neither a file nor a packaged name{hint}")
 
 
-@cache  # once: a command may read its recipe several times
+@cache  # once a process: a command may read its recipe several times
 def _say_packaged(recipe: str) -> None:
     if is_first_rank():
         print(f"'{recipe}' is not a file here; the packaged recipe is taken", file=sys.stderr)

@@ -225,8 +225,8 @@ class TrainerSettings:
     """More Lightning callbacks, each by class_path and init_args."""
     plugins: list[dict[str, Any]] | dict[str, Any] | str | None = None
     """Lightning plugins, each by class_path and init_args."""
-    profiler: dict[str, Any] | Literal["simple", "advanced"] | None = None
-    """Lightning's profiler: simple, advanced, or a class_path with init_args."""
+    profiler: dict[str, Any] | Literal["simple", "advanced", "pytorch", "xla"] | None = None
+    """Lightning's profiler: simple, advanced, pytorch, xla, or a class_path with init_args."""
     max_time: dict[str, float] | str | None = None
     """When to stop at the latest, as days:hours:minutes:seconds; the run can be continued."""
     deterministic: bool | Literal["warn"] | None = None
@@ -280,12 +280,16 @@ def _check_devices(devices: int | list[int] | str) -> None:
         )
 
 
+_TIMES = {"weeks", "days", "hours", "minutes", "seconds", "milliseconds", "microseconds"}
+"""Those of `timedelta`, which Lightning hands them to."""
+
+
 def _check_max_time(given: dict[str, float] | str | None) -> None:
     """Raises ValueError for what Lightning's Timer takes for no length of time."""
     if isinstance(given, str):
         fine = re.fullmatch(r"\d+:\d\d:\d\d:\d\d", given.strip()) is not None
     else:
-        fine = {"days", "hours", "minutes", "seconds"}.issuperset(given or {})
+        fine = _TIMES.issuperset(given or {})
     if not fine:
         raise ValueError(
             "max_time must be days:hours:minutes:seconds as 00:11:30:00 is, not "

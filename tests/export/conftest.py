@@ -61,11 +61,11 @@ def exported(trained: Fit, share: Share) -> Exported:
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    """`said(*words)`: the one line with which a command refuses them."""
+    """`said(*words)`: the one line with which a command refuses them, or fails with `code` 1."""
 
-    def run(*given: object) -> str:
+    def run(*given: object, code: int = 2) -> str:
         capsys.readouterr()
-        assert main([str(word) for word in given]) == 2
+        assert main([str(word) for word in given]) == code
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         return error

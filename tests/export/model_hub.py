@@ -36,7 +36,7 @@ class ModelHub(Web):
 
     def post(self, request: Request, body: bytes) -> tuple[int, dict]:
         if request.path.startswith("/lfs/"):  # signed addresses need no token
-            return self._store(request.path.removeprefix("/lfs/"), body)
+            return self._store(request.path.removeprefix("/lfs/").partition("?")[0], body)
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
             return 401, {"error": "Invalid credentials in Authorization header"}
         if request.path == "/api/repos/create":
@@ -72,7 +72,7 @@ class ModelHub(Web):
         return 200, {"files": files}
 
     def _action(self, asked: dict) -> dict:
-        upload = {"upload": {"href": f"{self.url}/lfs/{asked['oid']}"}}
+        upload = {"upload": {"href": f"{self.url}/lfs/{asked['oid']}?X-Amz-Signature=secret"}}
         return asked | ({} if asked["oid"] in self.blobs else {"actions": upload})
 
     def _store(self, oid: str, body: bytes) -> tuple[int, dict]:

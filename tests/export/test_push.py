@@ -10,6 +10,7 @@ from tests.conftest import OutputOf
 from tests.data_prep.web import Fault
 from tests.export.conftest import Said, contents, words
 from tests.export.model_hub import TOKEN, ModelHub, Repo
+from tests.faulty_data import flip
 from tests.tiny_run import Fit
 
 hub_constants = pytest.importorskip(
@@ -65,7 +66,7 @@ def test_an_upload_that_was_cut_off_goes_on(
         if xet:
             pytest.importorskip("hf_xet")
             patch.setattr(hub_constants, "HF_HUB_DISABLE_XET", False)
-        error = said(*given)
+        error = said(*given, code=1)
     assert f"--push '{NAME}'" + (" failed: " if xet else ": http") in error
     assert "; run this again with --overwrite" in error
     assert not hub.repos[NAME].commits
@@ -87,7 +88,7 @@ def test_an_upload_that_was_cut_off_goes_on(
         (["--push", "me/a b"], TOKEN, Fault(), "'me/a b' is not a name on the hub"),
         (["--push", "me/open"], TOKEN, Fault(), "me/open is public; say --public, or give another"),
         (["--push", "me/shut", "--public"], TOKEN, Fault(), "me/shut is private; leave --public"),
-        (["--push", "me/gpt2"], TOKEN, Fault(), "me/gpt2 holds a model that is none of dualpath's"),
+        (["--push", "me/gpt2"], TOKEN, Fault(), "me/gpt2 holds files of something else"),
         (["--public"], TOKEN, Fault(), "--public says who sees what --push USER/REPO uploads"),
         (["--license", "Apache 2"], TOKEN, Fault(), "--license 'Apache 2' is no name of the hub's"),
     ],
@@ -96,16 +97,35 @@ def test_what_the_hub_would_not_take_is_said_before_anything_is_written(
     more: list[str], token: str | None, fault: Fault, message: str, hub: ModelHub, trained: Fit,
     tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    for name, private, path in (("open", False, "x"), ("shut", True, "x")):
+    for name, private, path in (("open", False, "README.md"), ("shut", True, "README.md")):
         hub.add(f"me/{name}", Repo(private, {path: b""}))
-    hub.add("me/gpt2", Repo(True, {"config.json": b"{}"}))
+    hub.add("me/gpt2", Repo(True, {"pytorch_model.bin": b"", "README.md": b""}))
     if token is None:
         monkeypatch.delenv("HF_TOKEN")
     else:
         monkeypatch.setenv("HF_TOKEN", token)
     hub.faults[CREATE] = [fault]
-    assert message in said(*words(trained(), tmp_path / "hf", *more))
+    code = 1 if fault.reset else 2  # of the machine, or the user's
+    assert message in said(*words(trained(), tmp_path / "hf", *more), code=code)
     assert not (tmp_path / "hf").exists()
+
+
+def test_a_damaged_checkpoint_makes_no_repository(
+    hub: ModelHub, trained: Fit, tmp_path: Path, said: Said
+) -> None:
+    run = trained()
+    flip(max((run / "checkpoints").glob("step-*")))
+    said(*words(run, tmp_path / "hf", "--push", NAME, "--public"))
+    assert not hub.repos
+
+
+def test_a_refused_transfer_does_not_print_the_signed_address(
+    hub: ModelHub, trained: Fit, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_store", lambda oid, body: (403, {"error": "expired"}))
+    error = said(*words(trained(), tmp_path / "hf", "--push", NAME), code=1)
+    assert "/lfs/" in error
+    assert "Signature" not in error
 
 
 def test_only_a_folder_for_transformers_is_pushed(

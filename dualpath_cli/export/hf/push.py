@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.export.hf.listing import CONFIG, MODELING
+from dualpath_cli.export.hf.listing import MODELING
 from dualpath_cli.files import hub
 from dualpath_cli.text.deadline import FIRST_ANSWER_SECONDS, within
 
@@ -17,15 +17,13 @@ AGAIN = "run this again with --overwrite"
 
 
 class Repository:
-    """A repository of models that the user may write to; made where there is none."""
+    """A repository of models on the hub."""
 
-    def __init__(self, name: str, public: bool) -> None:
-        """`name` is USER/REPO.
+    def __init__(self, name: str) -> None:
+        """`name` is USER/REPO; nothing is asked yet.
 
         Raises:
-            UserError: without huggingface_hub, a token or its right to write, for a name that no
-                repository can have, one of another visibility or with another model, and where
-                the hub does not answer.
+            UserError: without huggingface_hub or a token, and for another name.
         """
         self._name, self._what = name, f"--push '{name}'"
         if name.count("/") != 1:
@@ -37,6 +35,15 @@ class Repository:
                 f"{self._what} needs a token: make one with the right to write at "
                 f"{self._api.endpoint}/settings/tokens, then `hf auth login` or set HF_TOKEN"
             )
+
+    def make(self, public: bool) -> None:
+        """Makes the repository where there is none, and looks what is in it.
+
+        Raises:
+            UserError: for a token without the right to write, a name that no repository can have,
+                and a repository of another visibility or with anything but a model of dualpath's.
+            RunFailed: where the hub does not answer.
+        """
         with hub.explained(self._what, self.page, self._api):
             # huggingface_hub itself waits without end for a server that accepts and never answers.
             info = within(FIRST_ANSWER_SECONDS, lambda: self._made(public))
@@ -45,8 +52,8 @@ class Repository:
         if not public and not info.private:
             raise UserError(f"{self.page} is public; say --public, or give another name")
         names = {file.rfilename for file in info.siblings or ()}
-        if CONFIG in names and MODELING not in names:
-            raise UserError(f"{self.page} holds a model that is none of dualpath's; give another")
+        if MODELING not in names and names - {".gitattributes", "README.md"}:
+            raise UserError(f"{self.page} holds files of something else; give another name")
 
     def _made(self, public: bool) -> "ModelInfo":
         self._api.create_repo(self._name, private=not public, exist_ok=True)
@@ -60,7 +67,8 @@ class Repository:
         stay.
 
         Raises:
-            UserError: where the hub takes them not, or cannot be reached.
+            UserError: where the hub does not take them.
+            RunFailed: where the transfer fails, or the hub.
         """
         from huggingface_hub import CommitOperationAdd
 
