@@ -2,14 +2,13 @@
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import tokenizers
 from rich.console import Console
 from rich.filesize import decimal
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from data_prep.bpe import train
 from data_prep.documents.clean import clean
 from dualpath_cli.errors import UserError
 from dualpath_cli.files.atomic import write_text
@@ -61,7 +60,7 @@ def run(options: argparse.Namespace) -> str:
         raise UserError(f"--out '{options.out}' is a file; give a folder")
     other = UserError(f"'{path}' is another tokenizer; give another --out or add --overwrite")
     protected = path.exists() and not options.overwrite
-    if protected and Tokenizer.load(path).vocab_size != size:
+    if protected and _size(path) != size:
         raise other
     kept = {source: _Kept() for source in sources}
     text = train(_texts(sources, kept), size)
@@ -81,23 +80,12 @@ def run(options: argparse.Namespace) -> str:
     return f"{path}: {done}, fingerprint {tokenizer.fingerprint[:12]}"
 
 
-def train(texts: Iterable[str], vocab_size: int) -> str:
-    """Trains a BPE and returns its `tokenizer.json`; equal texts give an equal one.
-
-    It has `vocab_size` entries, or fewer where no more pairs are left to merge. End-of-text is the
-    first one.
-    """
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer.to_str(pretty=True)
+def _size(path: Path) -> int | None:
+    """Entries of a tokenizer, as far as it is one that can be read."""
+    try:
+        return Tokenizer.load(path).vocab_size
+    except UserError:
+        return None
 
 
 class _Kept:

@@ -19,6 +19,7 @@ from data_prep.sources import sample
 from dualpath_cli.cli import HELP
 from dualpath_cli.command.parser import parser_of
 from dualpath_cli.command.records import COMMANDS
+from dualpath_cli.quickstart import STEPS
 from dualpath_cli.recipe import recipes
 
 CHECKOUT = Path(__file__).parents[1]
@@ -155,6 +156,7 @@ def typed(installed: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
     done = run("dualpath quickstart")
     assert done.returncode == 0, done.stderr
     assert "\ndualpath fit --config quickstart\n" in done.stdout
+    assert all((home / made).is_file() for made in STEPS.values())
     return run
 
 

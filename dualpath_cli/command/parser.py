@@ -54,7 +54,7 @@ class OneLineParser(argparse.ArgumentParser):
                 whole, max(room - len(begin), 20), break_long_words=False, break_on_hyphens=False
             )
             indent = "\n" + " " * len(begin)
-            self.usage = f"{self.prog} {indent.join(lines)}".replace("\0", " ")
+            self.usage = f"{self.prog} {indent.join(lines)}".replace("\0", " ").rstrip()
         try:
             return super().format_help()
         finally:

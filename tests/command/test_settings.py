@@ -50,7 +50,7 @@ def test_every_command_explains_itself_and_refuses_an_option_that_there_is_not(
     monkeypatch.setenv("COLUMNS", "80")
     assert main([name, "--help"]) == 0
     shown = capsys.readouterr().out
-    assert f"usage: dualpath {name} " in shown
+    assert f"usage: dualpath {name}" in shown
     assert max(map(len, shown.splitlines())) <= 80
     assert shown.count("\n") < 90
     given = {"recipe": ["--config", "x"], "run": ["--ckpt_path", "x"], "nothing": []}

@@ -12,9 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
+from data_prep.bpe import train
 from data_prep.sources.sample import arithmetic, facts, prose
 from data_prep.sources.sample.world import distinct
-from data_prep.tokenizer import train
 from dualpath_cli.files.atomic import write_text
 from dualpath_cli.text.tokenizer import Tokenizer
 

@@ -14,6 +14,9 @@ from dualpath_cli.run import run_folder
 from dualpath_cli.study.options import TAGGER, add_text_arguments, out_folder, take_sources
 from dualpath_cli.study.parts_of_speech import check_pipeline
 
+SUMMARY = "summary.json"
+"""The file of a folder that holds the routing of whole sources."""
+
 NO_TAGGER = "none"
 PAGE_SEQUENCES = 12
 """Sequences of each source on the page by default: 48 of the usual four."""
@@ -138,6 +141,10 @@ def check_options(options: RoutingOptions, settings: Settings) -> None:
             problem = "these are the loops that the model was trained with"
         if problem is not None:
             raise UserError(f"--beside-loops {options.beside_loops}: {problem}")
+    if options.text_page and (options.out / SUMMARY).exists():
+        raise UserError(
+            f"--out '{options.out}' has the routing of whole sources; give another folder"
+        )
     if options.text is None and options.tagger is not None:
         try:
             check_pipeline(options.tagger)

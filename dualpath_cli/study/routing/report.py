@@ -23,6 +23,7 @@ from dualpath_cli.study.routing.claims import Claim, claims, number_of_tests
 from dualpath_cli.study.routing.figures import layers as layer_figures
 from dualpath_cli.study.routing.figures import speech as speech_figures
 from dualpath_cli.study.routing.figures import tokens as token_figures
+from dualpath_cli.study.routing.options import SUMMARY
 from dualpath_cli.study.routing.page import details, page
 from dualpath_cli.study.routing.readouts import DEFINITION
 from dualpath_cli.study.routing.summary import Summary
@@ -30,7 +31,7 @@ from dualpath_cli.study.routing.sums import Sums
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
-SUMMARY, CLAIMS, PAGE = "summary.json", "claims.csv", "index.html"
+CLAIMS, PAGE = "claims.csv", "index.html"
 
 
 def write(

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from dualpath_cli.command.launch import Launch
-from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.study.facts import checkpoint_facts
 from dualpath_cli.study.routing import report
@@ -26,14 +25,9 @@ def write(launch: Launch, text: str, model: DualPathLM, tokenizer: Tokenizer) ->
     """Writes the rows of a text's tokens, and its page; returns their paths.
 
     One process on the model's device runs the passes that the page of a source has.
-
-    Raises:
-        UserError: where the folder holds a study, whose numbers are not those of the text.
     """
     options, settings = launch.options, launch.settings
     config, out = settings.model, options.out
-    if (out / report.SUMMARY).exists():
-        raise UserError(f"--out '{out}' has the routing of whole sources; give another folder")
     windows = Windows(document_windows([text], tokenizer, config.max_seq_len)[0])
     tokens, targets = collate(list(windows.windows), last_is_input=True)
     module = DualPathModule(
