@@ -50,7 +50,12 @@ class Pool(ProcessPoolExecutor, PieceExecutor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         with _uninterrupted():
-            return super().submit(fn, *args, **kwargs)
+            try:
+                return super().submit(fn, *args, **kwargs)
+            except BrokenProcessPool as error:  # raised where the result is wanted, as any other
+                future: Future[Any] = Future()
+                future.set_exception(error)
+                return future
 
     def failure(self, error: Exception) -> str | None:
         if isinstance(error, BrokenProcessPool):

@@ -23,8 +23,12 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raises what argparse found."""
-        raise UserError(message.removeprefix("argument "))
+        """Raises what argparse found; of an option without its value, what that would be."""
+        message = message.removeprefix("argument ")
+        if found := re.fullmatch(r"(--[\w-]+)\S*: expected .*argument", message):
+            (value,) = {a.metavar for a in self._actions if found[1] in a.option_strings}
+            message = f"{found[1]} needs {value or 'a value'}; see --help"
+        raise UserError(message)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses words that are all options of its own; a UserError for another."""

@@ -115,7 +115,6 @@ LINES = {
     # commands, recipes, words
     "qqqq": "prepare, prepare inspect, fit, validate, flops, ",
     "fit": "--config",
-    "fit --config": "--config/-c: expected one argument",
     "fit --config f80m_a50_k5": "no recipe 'f80m_a50_k5': neither a file nor a packaged name; "
     "did you mean 'f80m_a50_k4'?",
     "fit --config quickstart": "data folder 'data/sample' does not exist; make it with `dualpath "
@@ -139,6 +138,7 @@ LINES = {
     "fit --config tiny.yaml --optim.qqqq 1": "'--optim.qqqq'; --help-recipe lists what there is",
     "ablate --ckpt-path runs/begun/default --max-tokns 3": "did you mean '--max-tokens'?",
     "prepare quickstart": "every value follows its option",
+    "fit --config": "--config needs RECIPE; see --help",
     "fit tiny.yaml": "unexpected argument 'tiny.yaml'; did you mean '--config tiny.yaml'?",
     "fit quickstart": "did you mean '--config quickstart'?",
     "validate runs/begun/default": "did you mean '--ckpt-path runs/begun/default'?",
@@ -162,7 +162,7 @@ LINES = {
     "fit --config tiny.yaml --ckpt_path a b": "fit takes one RUN; give the command for each",
     "fit --config begun.yaml": "runs/begun/default holds a run with model.loops=2, this one has 4; "
     "give this one a name (--run.name NAME)",
-    "validate --ckpt_path": "--ckpt-path: expected at least one argument",
+    "validate --ckpt_path": "--ckpt-path needs RUN; see --help",
     "validate --config tiny.yaml": "validate needs --ckpt-path RUN",
     "validate --ckpt_path nowhere": "no run or checkpoint at 'nowhere'",
     f"validate --ckpt_path {LONG}": "File name too long; give a shorter name",

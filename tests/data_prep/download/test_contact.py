@@ -16,7 +16,7 @@ from data_prep.download.contact import first_contact
 from data_prep.download.remote_file import RemoteFile, Unreachable
 from data_prep.download.sizes import with_sizes
 from data_prep.sources.hub import hub_files
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.text import deadline, tokenizer
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.web import Fault, Web
@@ -91,7 +91,7 @@ def test_gpt2_is_given_up_as_soon(nowhere, tmp_path, monkeypatch):
 
 def test_a_hub_that_does_not_answer_is_given_up_as_soon(nowhere):
     pytest.importorskip("huggingface_hub")
-    with pytest.raises(UserError, match=r"cannot be reached .*check the network"):
+    with pytest.raises(RunFailed, match=r"cannot be reached .*check the network"):
         hub_files("owner/corpus", endpoint=nowhere.rstrip("/"))
 
 
