@@ -1,7 +1,7 @@
 """Bytes that ranks hold and send in a step, counted, beside `dualpath flops --plan`'s.
 
 python -m benchmarks.scaling --out scaling.json     # counts on 2 and 4 gloo processes here
-python -m benchmarks.scaling --plan                 # the plans behind docs/scaling.md, 8 to 4,096 GPUs
+python -m benchmarks.scaling --plan                 # plans behind docs/scaling.md, to 4,096 GPUs
 
 Each strategy trains two steps of two micro-batches by Lightning, as `dualpath fit` does; the second
 one is counted on the first rank. What crosses a wire is not seen: that depends on how a library
@@ -175,7 +175,7 @@ def row_of(config: ModelConfig, gpus: int, planned: Plan) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--plan", action="store_true", help="Print the plans behind docs/scaling.md.")
+    parser.add_argument("--plan", action="store_true", help="Print plans, behind docs/scaling.md.")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--out", help="A JSON file for the results.")
     options = parser.parse_args(arguments)

@@ -24,7 +24,7 @@ SOURCE = "text"
 def write(launch: Launch, text: str, model: DualPathLM, tokenizer: Tokenizer) -> list[Path]:
     """Writes the rows of a text's tokens, and its page; returns their paths.
 
-    One process on the model's device runs the passes that the page of a source has.
+    One process runs the passes that the page of a source has, on the CPU.
     """
     options, settings = launch.options, launch.settings
     config, out = settings.model, options.out
