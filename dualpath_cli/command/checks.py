@@ -97,6 +97,8 @@ def _is_on_cpu(trainer: TrainerSettings) -> bool:
 
 def check_train_loops(settings: Settings) -> None:
     """Raises UserError for a number in `run.train_loops` that the model cannot loop."""
+    if settings.run.train_loops and not isinstance(settings.model.loops, int):
+        raise UserError("run.train_loops goes with one number in model.loops, not with a list")
     for loops in settings.run.train_loops or []:
         if problem := Intervention(loops=loops).problem(settings.model):
             raise UserError(f"run.train_loops has {loops}: {problem}")

@@ -98,7 +98,7 @@ def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Co
         name=name,
         family=family,
         alpha=alpha_of(model) if family == "dual" else None,
-        loops=model.loops if family in ("dual", "loop") else None,
+        loops=model.most_loops if family in ("dual", "loop") else None,
         layers=model.n_layers,
         tokens=runs[0].tokens,
         parameters=parameters(model),

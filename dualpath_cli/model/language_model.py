@@ -38,7 +38,7 @@ class DualPathLM(nn.Module):
         device = torch.get_default_device()
         with torch.device("meta"):  # or torch's modules would draw values of their own first
             self.embed = nn.Embedding(config.vocab_size, config.d_model)
-            self.blocks = nn.ModuleList(DualPathBlock(config, kind) for kind in config.block_kinds)
+            self.blocks = nn.ModuleList(map(DualPathBlock, config.layers))
             self.norm = RMSNorm(config.d_model, eps=config.norm_eps)
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.loss = NextTokenLoss()

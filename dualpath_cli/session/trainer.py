@@ -62,7 +62,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         if run.profile:
             callbacks.append(Profile(folder, say))
         if run.gates_every:
-            callbacks.append(RoutingLog(folder, run.gates_every, model.loops))
+            callbacks.append(RoutingLog(folder, run.gates_every, model.most_loops))
         checkpoints = Checkpoints(folder, run)
         # After all that write rows.
         callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds)]

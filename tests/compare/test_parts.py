@@ -1,5 +1,6 @@
 """A budget's configurations in parts: by what is matched, and by the PureWide of their settings."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def write_matched(folder: Path, budget: str = "") -> list[TrainedRun]:
     wanted = Wanted([BUDGET], [50], [2, 4], ["wide", "loop"], ["linear", "total"])
     for number, cell in enumerate(solve(wanted, BACKBONE)[0]):
         for seed in (0, 1):
-            model = {**vars(BACKBONE), **cell.model}
+            model = {**asdict(BACKBONE), **cell.model}
             name = budget + cell.name
             scores = {"novels": 2.0 + number / 10 + seed / 100 * (1 + number % 2)}
             write_run(folder / "runs" / name / f"{seed}", model, scores, cell=name, seed=seed)

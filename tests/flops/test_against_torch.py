@@ -27,10 +27,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {"tie_embeddings": True, "loops": 2},
     "as_written": {**paper.AS_WRITTEN, "loops": 3},
     "film": {"step_conditioning": "film", "loops": 2},
+    "by_layer": {
+        "block": ["wide", "dual", "loop"], "n_layers": 3, "loops": [1, 3, 2],
+        "d_ffn": [None, 40, 64], "d_ffn_wide": [96, 80, None],
+    },
     "no_qk_norm": {"qk_norm": "none", "loops": 2},
     **{gate: {"gate": gate} for gate in GATE_OUTPUTS},
     **{combination: {"combination": combination} for combination in COMBINATIONS},
-}
+}  # fmt: skip
 each_variant = pytest.mark.parametrize(
     "config", [small(**changes) for changes in VARIANTS.values()], ids=VARIANTS
 )

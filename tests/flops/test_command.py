@@ -269,7 +269,7 @@ def test_table_matched_in_total_spends_the_same_everywhere(
             block=model["block"], loops=model["loops"], d_ffn=model["d_ffn"],
             d_ffn_wide=model["d_ffn_wide"], ffn_multiple_of=model["ffn_multiple_of"],
         )  # fmt: skip
-        layer = flops.layer_flops(config, model["block"])
+        layer = flops.layer_flops(config.layers[0])
         spent = layer.linear_total + layer.attention_scores
         assert spent / matched == pytest.approx(1, abs=0.01)
         assert model["matched_budget"] == matched

@@ -43,7 +43,7 @@ each_policy = pytest.mark.parametrize("policy", POLICIES)
 
 def assert_saved(config: ModelConfig, execution: Execution, **options: Any) -> None:
     measured = saved(config, execution, sequences=6, **options)
-    predicted = saved_by_block(config, config.block_kinds[-1], execution)
+    predicted = saved_by_block(config.layers[-1], execution)
     assert measured.a_token == pytest.approx(predicted, rel=0.02, abs=16)
     cast = execution.casts and execution.checkpointing == "none"
     assert measured.casts == pytest.approx(cast * 2 * block_weights(config)[-1], rel=0.01)
@@ -126,8 +126,8 @@ def test_f80m_a50_k4_meets_the_goal() -> None:
     """115 kB a token and layer at most, where keeping everything takes 200."""
     (row,) = [row for row in configurations() if row.recipe == "f80m_a50_k4"]
     config = row.model_config("as_trained")
-    assert saved_by_block(config, "dual", Execution("selective")) == 100_612
-    assert saved_by_block(config, "dual", Execution("none")) == 200_420
+    assert saved_by_block(config.layers[0], Execution("selective")) == 100_612
+    assert saved_by_block(config.layers[0], Execution("none")) == 200_420
 
 
 def test_all_26_are_predicted_to_train_four_sequences_at_once_on_80_gb() -> None:

@@ -17,12 +17,14 @@ from dualpath_cli.model.parameters import KINDS, kind_of
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.optim import build_optimizer
 from tests.model.reference import random_tokens
-from tests.model.small_models import ALL_KINDS, MEDIUM, SMALL, medium, same_weights, small
+from tests.model.small_models import ALL_KINDS, MEDIUM, SMALL, UNEVEN, medium, same_weights, small
 
 VARIANTS = [
     small(gate=gate, combination=combination, **ALL_KINDS)
     for gate, combination in itertools.product(GATE_OUTPUTS, COMBINATIONS)
-] + [small(qk_norm="none", tie_embeddings=True), small(step_conditioning="film")]
+] + [
+    small(qk_norm="none", tie_embeddings=True), small(step_conditioning="film"), small(**UNEVEN)
+]  # fmt: skip
 
 
 def test_every_parameter_of_every_variant_is_of_exactly_one_kind():

@@ -66,14 +66,14 @@ class Reading(Pass):
         layers = config.block_kinds.count("dual")
         self._module = module
         self._clusters = clusters_of(self.windows)
-        self._sums = RoutingSums(layers, config.loops).to(module.device)
+        self._sums = RoutingSums(layers, config.most_loops).to(module.device)
         loss = module.train_loss.clone()  # nothing was trained, so that it is empty
         assert isinstance(loss, LanguageModelLoss)
         self._loss = loss
         self._rows: TokenTable | None = None
         if module.trainer.is_global_zero and self.table is not None:
             path = self.path.with_suffix(self.table)
-            table = token_table(path, self.token_values, layers, config.loops)
+            table = token_table(path, self.token_values, layers, config.most_loops)
             self._rows = files.enter_context(table)
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]) -> None:

@@ -4,6 +4,7 @@ Shapes: B sequences, T positions, L layers with gates.
 """
 
 import torch
+import torch.nn.functional as F
 
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
@@ -18,14 +19,19 @@ DEFINITION = "deep share = g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖) of
 
 
 def dual_layers(trace: RoutingTrace) -> torch.Tensor:
-    """Stacks the read-outs of the layers with gates: (B, T, L, READOUTS and a weight a step)."""
-    layers = []
+    """Stacks the read-outs of the layers with gates: (B, T, L, READOUTS and a weight a step).
+
+    A layer of fewer steps than another gives those that it has not a weight of 0.
+    """
+    layers, steps = [], [layer.step_weights for layer in trace.layers]
+    most = max(weights.shape[-1] for weights in steps if weights is not None)
     for layer in trace.layers:
         if layer.gate_deep is None:
             continue
         values = [getattr(layer, name) for name in READOUTS]
         assert layer.step_weights is not None
-        layers.append(torch.cat([torch.stack(values, -1), layer.step_weights], -1))
+        weights = F.pad(layer.step_weights, (0, most - layer.step_weights.shape[-1]))
+        layers.append(torch.cat([torch.stack(values, -1), weights], -1))
     return torch.stack(layers, 2)
 
 

@@ -80,7 +80,7 @@ class RoutingLog(EachStep):
                     row[key] = values.float().mean().item()
             assert isinstance(block, DualPathBlock)
             if block.kind != "wide":
-                row |= dict(zip(self.gain_columns, _gains(block.deep.gains), strict=True))
+                row |= dict(zip(self.gain_columns, _gains(block.deep.gains), strict=False))
             if block.kind != "loop":
                 (row["gain_wide"],) = _gains(block.wide.gain)
             rows.append(row)
