@@ -46,6 +46,8 @@ class Configuration:
     """Bits per byte by measure and seed."""
     seconds_per_token: float
     """Of training, the median of the runs' medians."""
+    place: int | None = None
+    """The only layer with a deep path, where all others are wide."""
     expected_loops: float | None = None
     """Mean over the runs that logged it: near 1, the loops that are paid for are not used."""
     runs: tuple[TrainedRun, ...] = ()
@@ -109,6 +111,7 @@ def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Co
             measure: {run.seed: run.scores[measure] for run in runs} for measure in runs[0].scores
         },
         seconds_per_token=median(1 / run.tokens_per_second for run in runs),
+        place=_place(model),
         expected_loops=fmean(logged) if logged else None,
         runs=runs,
     )
@@ -119,7 +122,12 @@ def family_of(model: ModelConfig, fewest: int) -> Family:
     kinds = set(model.block_kinds)
     if kinds == {"wide"}:
         return "expanded" if model.n_layers > fewest else "wide"
-    return "loop" if kinds == {"loop"} else "dual"
+    return "dual" if "dual" in kinds else "loop"
+
+
+def _place(model: ModelConfig) -> int | None:
+    deep = [n for n, kind in enumerate(model.block_kinds) if kind != "wide"]
+    return deep[0] if len(deep) == 1 < model.n_layers else None
 
 
 def alpha_of(model: ModelConfig) -> float:
@@ -161,7 +169,8 @@ def _with_folder(run: TrainedRun, runs: Sequence[TrainedRun]) -> str:
     return "/".join([*run.folder.absolute().parts[shared : shared + 1], recipe])
 
 
-def place_of(configuration: Configuration) -> tuple[int, float, int, str]:
+def place_of(configuration: Configuration) -> tuple[int, float, int, int, str]:
     """Sorts rows as the paper's table does: by family, share of the deep path, loops."""
     c = configuration
-    return FAMILIES.index(c.family), round(c.alpha or 0), c.loops or 0, c.name
+    place = -1 if c.place is None else c.place
+    return FAMILIES.index(c.family), round(c.alpha or 0), c.loops or 0, place, c.name

@@ -86,7 +86,10 @@ def read(options: Namespace) -> Request:
         loops=_list("--loops", options.loops, _loops),
         controls=_list("--controls", options.controls, _control, may_be_none=True),
         matches=_list("--match", options.match, _match),
+        positions=options.positions,
     )
+    if wanted.positions and {*wanted.controls} - {"wide", "loop"}:
+        raise UserError("--positions goes with the controls wide and loop alone")
     if not recipe.get("data", {}).get("val"):
         raise UserError(
             "the recipe has no validation sets (data.val), by which rates are chosen and models "

@@ -103,7 +103,7 @@ def _name(cell: Cell, settings: Mapping[str, Any]) -> str:
 
 def _matters(key: str, cell: Cell) -> bool:
     if key == "model.gate":
-        return cell.model["block"] == "dual"
+        return "dual" in cell.model["block"]
     if key == "model.step_conditioning":
         return cell.model["block"] != "wide"
     return key not in ROUTER_KEYS or (cell.model["block"] != "wide" and cell.model["loops"] > 1)
