@@ -212,6 +212,31 @@ def test_a_recipe_is_described_as_it_is(
     assert "1 dual + 1 loop + 1 wide blocks" in answer("--config small.yaml")
 
 
+def test_a_list_solves_each_layer_as_a_model_of_its_kind(described: Described) -> None:
+    model = described(
+        "--block wide,dual,dual,loop --loops 3,4,1,2 --budget 80M --alpha 40 --reading as_trained"
+    )
+    alone = [
+        described(f"--block {kind} --k {k} --budget 80M --alpha 40 --reading as_trained")
+        for kind, k in (("wide", 3), ("dual", 4), ("dual", 1), ("loop", 2))
+    ]
+    for name in ("d_ffn", "d_ffn_wide", "d_ffn_effective", "d_ffn_wide_effective"):
+        assert model[name] == [layer[name] for layer in alone]
+    assert model["loops"] == [1, 4, 1, 2]
+    for part, mean in model["flops_per_token_per_layer"].items():
+        layers = [layer["flops_per_token_per_layer"][part] for layer in alone]
+        assert mean == pytest.approx(sum(layers) / 4)
+
+
+def test_a_list_is_written_only_where_layers_differ(answer: Answer) -> None:
+    words = "--block wide,dual,wide --loops 1,4,1 --budget 80M"
+    section = yaml.safe_load(answer(f"{words} --format yaml"))["model"]
+    assert (section["loops"], section["d_ffn"], len(section["d_ffn_wide"])) == (4, 1600, 3)
+    text = answer(words)
+    assert "1 wide + 1 dual + 1 wide blocks, K = 4, each layer for 80M linear FLOPs" in text
+    assert "24,576, 11,392, 24,576" in text
+
+
 def test_later_recipes_win_and_a_reading_goes_on_top(recipe_files: None, answer: Answer) -> None:
     words = "--config small.yaml --config longer.yaml --reading as_written"
     section = yaml.safe_load(answer(f"{words} --format yaml"))

@@ -6,6 +6,7 @@ Shapes: B sequences, T positions, L layers with gates.
 import torch
 import torch.nn.functional as F
 
+from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 
@@ -18,16 +19,20 @@ DEFINITION = "deep share = g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖) of
 """The caption of tables."""
 
 
+def most_steps(config: ModelConfig) -> int:
+    """The largest K of the layers with gates."""
+    return max(layer.loops for layer in config.layers if layer.block == "dual")
+
+
 def dual_layers(trace: RoutingTrace) -> torch.Tensor:
     """Stacks the read-outs of the layers with gates: (B, T, L, READOUTS and a weight a step).
 
     A layer of fewer steps than another gives those that it has not a weight of 0.
     """
-    layers, steps = [], [layer.step_weights for layer in trace.layers]
-    most = max(weights.shape[-1] for weights in steps if weights is not None)
-    for layer in trace.layers:
-        if layer.gate_deep is None:
-            continue
+    gated = [layer for layer in trace.layers if layer.gate_deep is not None]
+    most = max(layer.step_weights.shape[-1] for layer in gated if layer.step_weights is not None)
+    layers = []
+    for layer in gated:
         values = [getattr(layer, name) for name in READOUTS]
         assert layer.step_weights is not None
         weights = F.pad(layer.step_weights, (0, most - layer.step_weights.shape[-1]))

@@ -25,7 +25,7 @@ from dualpath_cli.study.routing.figures import speech as speech_figures
 from dualpath_cli.study.routing.figures import tokens as token_figures
 from dualpath_cli.study.routing.options import SUMMARY
 from dualpath_cli.study.routing.page import details, page
-from dualpath_cli.study.routing.readouts import DEFINITION
+from dualpath_cli.study.routing.readouts import DEFINITION, most_steps
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import Sums
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
@@ -51,7 +51,7 @@ def write(
     layers = gated_layers(model)
     summaries, untrained = (
         {
-            name: Summary.from_sums(read[name], layers, model.most_loops, model.n_layers)
+            name: Summary.from_sums(read[name], layers, most_steps(model), model.n_layers)
             for name in sources
         }
         for read in (sums, untrained_sums)

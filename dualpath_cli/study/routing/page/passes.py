@@ -27,7 +27,7 @@ from dualpath_cli.study.facts import override_facts
 from dualpath_cli.study.passes import FILLER, Arrays, Pass
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page.encoding import likely_tokens
-from dualpath_cli.study.routing.readouts import dual_layers, is_text
+from dualpath_cli.study.routing.readouts import dual_layers, is_text, most_steps
 from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.state.integrity import from_all_ranks
@@ -84,7 +84,7 @@ def page_passes(
     room = likely_tokens(
         of_all,
         config.block_kinds.count("dual"),
-        [config.most_loops, *(change.loops or 0 for change in beside)],
+        [most_steps(config), *(change.loops or 0 for change in beside)],
         len(changes),
     )
     first = first_tokens(windows, shown, room, ranks)
@@ -168,7 +168,7 @@ class Lens(PagePass):
 
     Gives `said` and `shares`, (N, L, S, TOP) each: ids of the likeliest next tokens, likeliest
     first, and their probabilities. The S = K + 3 states of a layer are its input, h_1 .. h_K,
-    h_wide and its output; K is the largest of all layers, and a layer of fewer steps, whose numbers
+    h_wide and its output; K is the largest of these layers, and one of fewer steps, whose numbers
     are `steps`, (L,), repeats its last one. `next` is the id of the token that really comes next,
     -1 at the end of a window, and `nats` its loss, (N,) each. Under an intervention also
     `read_outs`, (N, L, 7 + K), and `own_nats`, the loss of the token itself, (N,).
@@ -242,7 +242,7 @@ def _states(trace: RoutingTrace) -> Iterator[list[torch.Tensor]]:
 
     All have as many: a layer of fewer steps repeats its last one.
     """
-    most = max(len(layer.deep_states) for layer in trace.layers)
+    most = max(len(layer.deep_states) for layer in trace.layers if layer.gate_deep is not None)
     outputs = [*(layer.x for layer in trace.layers[1:]), trace.output]
     for layer, output in zip(trace.layers, outputs, strict=True):
         if layer.gate_deep is not None:
