@@ -244,7 +244,8 @@ def test_two_runs_are_on_one_page_with_the_same_texts(both: tuple[Path, str]):
     assert str(out / "beside.html") in shown
     assert 'href="beside.html"' in (out / "index.html").read_text()
     page = data_of(out / "beside.html")
-    assert [(model["name"], model["loops"]) for model in page["models"]] == [("k2", 2), ("k3", 3)]
+    models = [(model["name"], model["steps"]) for model in page["models"]]
+    assert models == [("k2", [2, 2]), ("k3", [3, 3])]
     for name, read in zip(("k2", "k3"), page["models"], strict=True):
         own = data_of(out / f"runs-{name}-step-00000006" / "index.html")
         assert own["models"][0]["means"] == read["means"]
