@@ -85,7 +85,8 @@ class RunSettings:
     """Training budget in tokens, rounded down to whole optimizer steps."""
     branch_from: str | None = None
     """Run folder of a run of another length that this one takes over, at its last checkpoint before
-    either's cool-down; both have optim.schedule wsd and differ in run.max_tokens alone."""
+    either's cool-down, or second phase of loop_schedule; both have optim.schedule wsd and differ in
+    run.max_tokens alone."""
     batch_tokens: Size = Size(2_097_152)
     """Tokens of one optimizer step, over all devices and accumulation."""
     micro_batch: int | Literal["auto"] = 2
@@ -94,6 +95,10 @@ class RunSettings:
     train_loops: list[int] | None = None
     """Numbers of loops, one of which is drawn for each optimizer step; each has a separate
     compiled graph. null trains with model.loops, which also validates."""
+    loop_schedule: list[tuple[float, int]] | None = None
+    """Pairs of the part of all steps after which a number of loops holds and that number:
+    [[0, 1], [0.35, 4]] trains with one loop, after 35 % of the steps with four. Numbers do not
+    fall, and the last is model.loops, which validates throughout. null trains with model.loops."""
     compile: bool = True
     """Whether each block is compiled; without a C++ compiler the run continues, with a line."""
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
@@ -155,6 +160,8 @@ class RunSettings:
                 f"train_loops must be one to {MOST_TRAIN_LOOPS} different numbers from 1 on, not "
                 f"{shown(str(self.train_loops))}"
             )
+        if self.loop_schedule is not None:
+            _check_loop_schedule(self.loop_schedule, self.train_loops)
         if self.save_every % self.log_every:
             # Or the first row after a continuation would lack the tokens before it.
             raise ValueError(
@@ -168,6 +175,44 @@ MOST_TRAIN_LOOPS = 8
 
 def _are_loops(values: list[int]) -> bool:
     return 0 < len(values) == len(set(values)) <= MOST_TRAIN_LOOPS and min(values) >= 1
+
+
+def _check_loop_schedule(pairs: list[tuple[float, int]], drawn: list[int] | None) -> None:
+    """Raises ValueError for a schedule that is none, and for one beside numbers to draw from."""
+    if drawn is not None:
+        raise ValueError(f"loop_schedule and train_loops={drawn} exclude each other; leave one out")
+    if not 0 < len(pairs) <= MOST_TRAIN_LOOPS:
+        raise ValueError(
+            f"loop_schedule must be one to {MOST_TRAIN_LOOPS} pairs such as [0, 1], not "
+            f"{len(pairs)} of them"
+        )
+    parts, loops = map(list, zip(*pairs, strict=True))
+    if parts[0] != 0 or parts[-1] >= 1 or parts != sorted(set(parts)):
+        raise ValueError(
+            "loop_schedule: the parts of the run must begin at 0 and rise, all below 1, not "
+            f"{shown(str(parts))}"
+        )
+    if loops[0] < 1 or loops != sorted(loops):
+        raise ValueError(
+            "loop_schedule: the numbers of loops must be from 1 on and not fall, not "
+            f"{shown(str(loops))}"
+        )
+
+
+def check_last_loops(schedule: list[tuple[float, int]] | None, model: ModelConfig) -> None:
+    """Raises ValueError for a schedule that does not end with the model's own loops."""
+    if schedule is None:
+        return
+    if not isinstance(model.loops, int):
+        raise ValueError(
+            f"run.loop_schedule goes with one number of loops for all layers, not model.loops="
+            f"{model.loops}; leave it out"
+        )
+    if schedule[-1][1] != model.loops:
+        raise ValueError(
+            f"run.loop_schedule ends with {schedule[-1][1]} loops, but model.loops={model.loops} "
+            f"is what is validated; end it with {model.loops}"
+        )
 
 
 MOST_WORKERS = 64
@@ -332,6 +377,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"seed_everything": _SEED})
+        check_last_loops(self.run.loop_schedule, self.model)
 
     def as_recipe(self) -> Recipe:
         """All fields as plain values, defaults filled in: what a run folder keeps."""
