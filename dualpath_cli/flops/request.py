@@ -175,16 +175,13 @@ def from_recipes(options: Options) -> Description:
 
 def _step_loops(run: dict[str, Any], config: ModelConfig, tokens: int) -> dict[int, float]:
     """Steps by their number of loops, from what a `run` section says of it."""
-    from dualpath_cli.recipe.schedule import loop_counts
-    from dualpath_cli.recipe.settings import RunSettings, check_last_loops
+    from dualpath_cli.recipe.schedule import check_last_loops, loop_counts
+    from dualpath_cli.recipe.settings import RunSettings
     from dualpath_cli.recipe.validation import build
 
     keys = run.keys() & {"train_loops", "loop_schedule", "batch_tokens"}
     settings = build(RunSettings, {key: run[key] for key in keys} | {"max_tokens": tokens}, "run.")
-    try:
-        check_last_loops(settings.loop_schedule, config)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    check_last_loops(settings.loop_schedule, config)
     return loop_counts(settings)
 
 

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings, Settings
 from dualpath_cli.seeds import seed_from
 
@@ -82,6 +84,22 @@ def step_loops(run: RunSettings, seed: int = 0) -> StepLoops | None:
         phases = ((round(part * steps), (loops,)) for part, loops in run.loop_schedule)
         return StepLoops(tuple(phases), steps)
     return None
+
+
+def check_last_loops(schedule: list[tuple[float, int]] | None, model: ModelConfig) -> None:
+    """Raises UserError for a schedule that does not end with the loops of the model."""
+    if schedule is None:
+        return
+    if not isinstance(model.loops, int):
+        raise UserError(
+            f"run.loop_schedule takes one number of loops for all layers, not model.loops="
+            f"{model.loops}; leave it out"
+        )
+    if schedule[-1][1] != model.loops:
+        raise UserError(
+            f"run.loop_schedule ends with {schedule[-1][1]} loops, but model.loops={model.loops} "
+            f"is what is validated; end it with {model.loops}"
+        )
 
 
 def loop_counts(run: RunSettings, since: int = 0) -> dict[int, float]:

@@ -199,22 +199,6 @@ def _check_loop_schedule(pairs: list[tuple[float, int]], drawn: list[int] | None
         )
 
 
-def check_last_loops(schedule: list[tuple[float, int]] | None, model: ModelConfig) -> None:
-    """Raises ValueError for a schedule that does not end with the model's own loops."""
-    if schedule is None:
-        return
-    if not isinstance(model.loops, int):
-        raise ValueError(
-            f"run.loop_schedule goes with one number of loops for all layers, not model.loops="
-            f"{model.loops}; leave it out"
-        )
-    if schedule[-1][1] != model.loops:
-        raise ValueError(
-            f"run.loop_schedule ends with {schedule[-1][1]} loops, but model.loops={model.loops} "
-            f"is what is validated; end it with {model.loops}"
-        )
-
-
 MOST_WORKERS = 64
 """Loader processes per device at most: each takes some 300 MB, and one feeds most GPUs."""
 
@@ -377,7 +361,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"seed_everything": _SEED})
-        check_last_loops(self.run.loop_schedule, self.model)
 
     def as_recipe(self) -> Recipe:
         """All fields as plain values, defaults filled in: what a run folder keeps."""

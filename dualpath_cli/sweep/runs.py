@@ -110,8 +110,10 @@ def _matters(key: str, cell: Cell) -> bool:
 
 
 def _word(key: str, value: Any) -> str:
-    """A setting as part of a name: `gate_convex`, `decay_matrices+norms`."""
-    text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
+    """A setting as part of a name: `gate_convex`, `decay_matrices+norms`, pairs as `0_1+0.5_4`."""
+    text = str(value)
+    if isinstance(value, list):  # of pairs, maybe
+        text = "+".join(str(part).strip("[]").replace(", ", "_") for part in value)
     if value is None or isinstance(value, bool):
         text = json.dumps(value)  # as a recipe has it
     return f"{key.rpartition('.')[2]}_" + re.sub(r"[^\w.+-]", "_", text)
