@@ -138,9 +138,9 @@ def over_loops(
 ) -> float:
     """A count, averaged over numbers of loops by the steps that run each of them.
 
-    `steps` are `StepLoops.counts`; where they are empty it is the count of the model itself.
+    `steps` are `StepLoops.counts`; where there are none it is the count of the model itself.
     """
-    if not steps:
+    if not any(steps.values()):
         return counted(config)
     total = sum(n * counted(replace(config, loops=loops)) for loops, n in steps.items())
     return total / sum(steps.values())
