@@ -106,14 +106,10 @@ def check_step_loops(settings: Settings) -> None:
     for number in loops.counts():
         if problem := Intervention(loops=number).problem(settings.model):
             raise UserError(f"run.{key} has {number}: {problem}")
-    starts = [first for first, _ in loops.phases]
-    for (part, _), first, end in zip(
-        run.loop_schedule or [], starts, [*starts[1:], loops.steps], strict=False
-    ):
-        if first == end:
+        if not loops.counts()[number]:
             raise UserError(
-                f"run.loop_schedule: the phase from {part:g} has none of the run's {loops.steps} "
-                "steps; leave it out, or raise run.max_tokens"
+                f"run.{key} trains with {number} in none of the run's {loops.steps} steps; leave "
+                "it out, or raise run.max_tokens"
             )
 
 

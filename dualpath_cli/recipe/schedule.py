@@ -88,17 +88,12 @@ def step_loops(run: RunSettings, seed: int = 0) -> StepLoops | None:
 
 def check_last_loops(schedule: list[tuple[float, int]] | None, model: ModelConfig) -> None:
     """Raises UserError for a schedule that does not end with the loops of the model."""
-    if schedule is None:
-        return
-    if not isinstance(model.loops, int):
-        raise UserError(
-            f"run.loop_schedule takes one number of loops for all layers, not model.loops="
-            f"{model.loops}; leave it out"
-        )
-    if schedule[-1][1] != model.loops:
+    if schedule is not None and schedule[-1][1] != model.loops:
+        by_layer = "; leave it out, where layers have numbers of their own"
         raise UserError(
             f"run.loop_schedule ends with {schedule[-1][1]} loops, but model.loops={model.loops} "
-            f"is what is validated; end it with {model.loops}"
+            "is what is validated"
+            + (f"; end it with {model.loops}" if isinstance(model.loops, int) else by_layer)
         )
 
 

@@ -181,22 +181,16 @@ def _check_loop_schedule(pairs: list[tuple[float, int]], drawn: list[int] | None
     """Raises ValueError for a schedule that is none, and for one beside numbers to draw from."""
     if drawn is not None:
         raise ValueError(f"loop_schedule and train_loops={drawn} exclude each other; leave one out")
+    parts, loops = [part for part, _ in pairs], [number for _, number in pairs]
     if not 0 < len(pairs) <= MOST_TRAIN_LOOPS:
-        raise ValueError(
-            f"loop_schedule must be one to {MOST_TRAIN_LOOPS} pairs such as [0, 1], not "
-            f"{len(pairs)} of them"
-        )
-    parts, loops = map(list, zip(*pairs, strict=True))
-    if parts[0] != 0 or parts[-1] >= 1 or parts != sorted(set(parts)):
-        raise ValueError(
-            "loop_schedule: the parts of the run must begin at 0 and rise, all below 1, not "
-            f"{shown(str(parts))}"
-        )
-    if loops[0] < 1 or loops != sorted(loops):
-        raise ValueError(
-            "loop_schedule: the numbers of loops must be from 1 on and not fall, not "
-            f"{shown(str(loops))}"
-        )
+        must, given = f"must be one to {MOST_TRAIN_LOOPS} pairs such as [0, 1]", f"{len(pairs)}"
+    elif parts[0] != 0 or parts[-1] >= 1 or parts != sorted(set(parts)):
+        must, given = "must have parts that begin at 0 and rise, all below 1", shown(str(parts))
+    elif loops[0] < 1 or loops != sorted(loops):
+        must, given = "must have loops from 1 on that do not fall", shown(str(loops))
+    else:
+        return
+    raise ValueError(f"loop_schedule {must}, not {given}")
 
 
 MOST_WORKERS = 64

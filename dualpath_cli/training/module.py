@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.config import Checkpointing, ModelConfig
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.recipe.schedule import StepLoops
@@ -21,13 +22,7 @@ from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.state.weights import check_weights, load_weights
-from dualpath_cli.training.step_loops import (
-    allow_graphs,
-    at_rest,
-    intervention,
-    router_of,
-    settle_router,
-)
+from dualpath_cli.training.step_loops import allow_graphs, at_rest, router_of, settle_router
 from dualpath_cli.training.strategies import sharding_mesh
 
 
@@ -80,16 +75,10 @@ class DualPathModule(LightningModule):
         return self.config.loops if self.step_loops is None else self.step_loops.at(step)
 
     @property
-    def unrouted(self) -> bool:
-        """Whether this step leaves out a router that the model has."""
-        return self.config.routes_steps and self.loops == 1
-
-    @property
     def most_loops(self) -> int:
         """The most loops that steps up to this one can have had."""
-        if self.step_loops is None:
-            return self.config.loops
-        return max(self.step_loops.choices(self.trainer.global_step))
+        step = self.trainer.global_step
+        return self.config.loops if self.step_loops is None else max(self.step_loops.choices(step))
 
     def configure_model(self) -> None:
         """Builds the model once; a sharding strategy has set the device mesh by now."""
@@ -121,14 +110,15 @@ class DualPathModule(LightningModule):
         """
         assert self.model is not None
         tokens, targets = batch
-        auxiliary, forced = AuxiliaryLoss(), intervention(self.loops, self.config)
+        own = self.loops == self.config.loops
+        auxiliary, forced = AuxiliaryLoss(), None if own else Intervention(loops=self.loops)
         nll = self.model(tokens, targets, auxiliary=auxiliary, intervention=forced)
         finite = nll.detach().isfinite().all()
         self.train_loss.update(
             torch.where(finite, nll.detach(), 0.0), torch.where(finite, targets, IGNORE)
         )
         loss = nll.mean() + auxiliary.total
-        if self.unrouted and self.device_mesh is None:
+        if self.loops == 1 and self.device_mesh is None:
             # Adds nothing; DDP waits for a gradient of every weight in each backward pass.
             loss = loss + 0 * sum(parameter.sum() for parameter in router_of(self.model))
         self._micro_batches.append((batch, loss.detach()))
@@ -162,15 +152,14 @@ class DualPathModule(LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Settles the router's gradients before they are clipped."""
-        if self.unrouted:
-            assert self.model is not None
+        assert self.model is not None
+        if self.loops == 1:
             settle_router(self.model, self.most_loops)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Makes a step; weights of steps of the loop that were never run rest (`step_loops`)."""
+        """Makes a step; weights of steps of the loop that were never run rest (`at_rest`)."""
         assert self.model is not None
-        rest = self.most_loops < self.config.loops
-        with at_rest(self.model, self.most_loops) if rest else nullcontext():
+        with nullcontext() if self.step_loops is None else at_rest(self.model, self.most_loops):
             super().optimizer_step(*args, **kwargs)
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:

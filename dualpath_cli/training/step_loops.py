@@ -12,8 +12,6 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.recipe.schedule import StepLoops
 from dualpath_cli.training.state.training_state import sharded_as
 
@@ -23,11 +21,6 @@ and by the first length met."""
 
 ROUTER, BY_STEP = ".deep.router.", (".deep.gains", ".deep.film")
 """Names of weights that one loop does not use, and of those with a row for each step."""
-
-
-def intervention(loops: int, config: ModelConfig) -> Intervention | None:
-    """The intervention that forces a number of loops; None where it is the model's own."""
-    return None if loops == config.loops else Intervention(loops=loops)
 
 
 def allow_graphs(step_loops: StepLoops) -> None:
@@ -42,10 +35,10 @@ def router_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 def settle_router(model: nn.Module, most: int) -> None:
-    """Replaces the routers' gradients after a backward pass through one loop, which has none.
+    """Replaces the routers' gradients after a backward pass through one loop, which uses none.
 
-    Zeros where no step up to now had more than one (`most`), so that the optimizer keeps a state of
-    every weight, as sharded checkpoints must have. Else None, and the optimizer passes them over.
+    They are zero where no step up to now had more than one (`most`), since sharded checkpoints must
+    have the optimizer's state of all weights. Else None, and the optimizer passes them over.
     """
     for parameter in router_of(model):
         parameter.grad = torch.zeros_like(parameter) if most == 1 else None
@@ -61,7 +54,7 @@ def at_rest(model: nn.Module, most: int) -> Iterator[None]:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             part = _own_part(parameter)
-            if name.endswith(BY_STEP):
+            if name.endswith(BY_STEP) and most < len(parameter):
                 rows = torch.arange(len(parameter), device=parameter.device)
                 rests = _own_part(sharded_as(parameter, rows)) >= most
                 kept.append((part, part.clone(), rests.view(-1, *[1] * (part.ndim - 1))))

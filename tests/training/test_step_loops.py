@@ -20,7 +20,7 @@ from dualpath_cli.model.parameters import initial_value
 from dualpath_cli.recipe.schedule import StepLoops, step_loops
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import read_recipe
-from dualpath_cli.training.step_loops import allow_graphs, intervention
+from dualpath_cli.training.step_loops import allow_graphs
 from tests.model.small_models import SMALL
 from tests.tiny_run import Fit, Refused, back_to_step, tables, weights
 
@@ -44,12 +44,6 @@ def test_draws_depend_on_seed_and_step_alone_and_reach_all_choices(
 def test_all_choices_are_drawn_alike_often() -> None:
     drawn = [drawn_from(1, 2, 4).at(step) for step in range(3000)]
     assert chisquare([drawn.count(k) for k in (1, 2, 4)]).pvalue > 0.001
-
-
-def test_the_models_own_number_needs_no_intervention() -> None:
-    assert intervention(2, ModelConfig(loops=2, d_ffn=64, d_ffn_wide=64)) is None
-    other = ModelConfig(loops=4, d_ffn=64, d_ffn_wide=64)
-    assert intervention(2, other) == Intervention(loops=2)
 
 
 SCHEDULES = st.lists(
@@ -237,18 +231,18 @@ def test_numbers_that_make_no_sense_are_refused(refused: Refused) -> None:
 
 
 FAULTS: dict[str, tuple[Any, str]] = {
-    "nothing": ([], "must be one to 8 pairs such as [0, 1], not 0 of them"),
-    "too many": ([[n / 10, 2] for n in range(9)], "such as [0, 1], not 9 of them"),
-    "no start": ([[0.1, 1], [0.5, 2]], "must begin at 0 and rise, all below 1, not '[0.1, 0.5]'"),
+    "nothing": ([], "must be one to 8 pairs such as [0, 1], not 0"),
+    "too many": ([[n / 10, 2] for n in range(9)], "pairs such as [0, 1], not 9"),
+    "no start": ([[0.1, 1], [0.5, 2]], "that begin at 0 and rise, all below 1, not '[0.1, 0.5]'"),
     "backwards": ([[0, 1], [0.5, 1], [0.5, 2]], "all below 1, not '[0.0, 0.5, 0.5]'"),
     "past the end": ([[0, 1], [1, 2]], "all below 1, not '[0.0, 1.0]'"),
-    "fall": ([[0, 3], [0.5, 2]], "must be from 1 on and not fall, not '[3, 2]'"),
-    "none": ([[0, 0], [0.5, 2]], "must be from 1 on and not fall, not '[0, 2]'"),
+    "fall": ([[0, 3], [0.5, 2]], "have loops from 1 on that do not fall, not '[3, 2]'"),
+    "none": ([[0, 0], [0.5, 2]], "from 1 on that do not fall, not '[0, 2]'"),
     "type": ([[0, 1.5]], "must be a list (each a list of a number and a whole number) or null"),
     "other end": ([[0, 1]], "ends with 1 loops, but model.loops=2 is what is validated; end it"),
     "no step": (
         [[0, 1], [0.95, 2]],
-        "the phase from 0.95 has none of the run's 6 steps; leave it out, or raise run.max_tokens",
+        "trains with 2 in none of the run's 6 steps; leave it out, or raise run.max_tokens",
     ),
 }
 

@@ -101,7 +101,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(folder: Path, name: str) -> Path:
     """The folder of a case, whose group is trained if it was not before."""
     for ranks, group in GROUPS:
-        if name in [case.name for case in group] and not (folder / group[0].name).exists():
+        names = {case.name for case in group}
+        if name in names and not (folder / group[0].name).exists():
+            for before in {case.after for case in group if case.after} - names:
+                trained(folder, before)
             call_on_ranks(ranks, partial(train_all, group, ranks, folder), folder)
     return folder / name
 
