@@ -22,7 +22,7 @@ from dualpath_cli.command.checks import (
     check_epochs,
     check_schedule,
     check_size,
-    check_train_loops,
+    check_step_loops,
     check_trainer_classes,
     check_training_data,
     check_validation_sets,
@@ -191,7 +191,7 @@ def to_train(
     manifest = check_training_data(settings)
     check_schedule(settings)
     check_batch(settings)
-    check_train_loops(settings)
+    check_step_loops(settings)
     check_validation_sets(settings, f"{settings.data.path}/{run_folder.TOKENIZER}")
     folder = Path(settings.run.dir) / settings.run.recipe / settings.run.name
     recipe = settings.as_recipe()

@@ -13,7 +13,8 @@ from typing import Literal
 
 from dualpath_cli.compare.runs import TrainedRun
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.flops.count import flops_by_layer, parameters
+from dualpath_cli.flops.count import flops_by_layer, over_loops, parameters
+from dualpath_cli.recipe.schedule import loop_counts
 
 Family = Literal["wide", "expanded", "loop", "dual"]
 FAMILIES: tuple[Family, ...] = ("wide", "expanded", "loop", "dual")
@@ -40,6 +41,8 @@ class Configuration:
     """Per token, and layer of the models with the fewest layers."""
     flops_total: float
     """The same with router and attention scores."""
+    flops_trained: float
+    """`flops_total`, mean over the steps of training, if these run fewer loops or others."""
     line: str
     """Dual configurations of one line differ in loops and widths, not in alpha (whole percents)."""
     scores: Mapping[str, Mapping[int, float]]
@@ -92,7 +95,7 @@ class Group:
 
 
 def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Configuration:
-    model = runs[0].settings.model
+    model, steps = runs[0].settings.model, loop_counts(runs[0].settings.run)
     layers = flops_by_layer(model)
     family = family_of(model, fewest)
     logged = [run.expected_loops for run in runs if run.expected_loops is not None]
@@ -105,7 +108,8 @@ def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Co
         tokens=runs[0].tokens,
         parameters=parameters(model),
         flops_linear=sum(layer.linear_total for layer in layers) / fewest,
-        flops_total=sum(layer.total for layer in layers) / fewest,
+        flops_total=_total(model) / fewest,
+        flops_trained=over_loops(_total, model, steps) / fewest,
         line=_line(runs[0], alpha_of(model)) if family == "dual" else name,
         scores={
             measure: {run.seed: run.scores[measure] for run in runs} for measure in runs[0].scores
@@ -115,6 +119,10 @@ def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Co
         expected_loops=fmean(logged) if logged else None,
         runs=runs,
     )
+
+
+def _total(model: ModelConfig) -> int:
+    return sum(layer.total for layer in flops_by_layer(model))
 
 
 def family_of(model: ModelConfig, fewest: int) -> Family:

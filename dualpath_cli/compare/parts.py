@@ -26,7 +26,7 @@ Part = tuple[str, list[Configuration]]
 
 
 def by_match(configurations: Sequence[Configuration]) -> list[Part]:
-    """Those of equal linear FLOPs, then those of equal total FLOPs, if there are both.
+    """Those of equal linear FLOPs, then those of equal total FLOPs in training, if there are both.
 
     A sweep's names say which were matched in total FLOPs (`wide_total`); others belong there, too,
     where their total FLOPs are the same, unless one of them was matched so itself.
@@ -34,10 +34,11 @@ def by_match(configurations: Sequence[Configuration]) -> list[Part]:
     totals = [c for c in configurations if _cell(c).endswith(TOTAL)]
     if not totals or len(totals) == len(configurations):
         return [("", list(configurations))]
-    due = median(c.flops_total for c in totals)
+    due = median(c.flops_trained for c in totals)
     linear = [c for c in configurations if c not in totals]
     matched = {_cell(c).removesuffix(TOTAL) for c in totals}
-    equal = [c for c in linear if _cell(c) not in matched and abs(c.flops_total / due - 1) <= NEAR]
+    near = [c for c in linear if abs(c.flops_trained / due - 1) <= NEAR]
+    equal = [c for c in near if _cell(c) not in matched]
     return [("equal linear FLOPs", linear), ("equal total FLOPs", [*totals, *equal])]
 
 

@@ -14,7 +14,7 @@ a module of the class.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, LayerConfig, ModelConfig
@@ -131,12 +131,17 @@ def training_flops_per_token(config: ModelConfig, seq_len: int | None = None) ->
     return 3 * forward_flops_per_token(config, seq_len)
 
 
-def sampled_training_flops_per_token(
-    config: ModelConfig, train_loops: Sequence[int | list[int]]
+def over_loops(
+    counted: Callable[[ModelConfig], float], config: ModelConfig, steps: Mapping[int, float]
 ) -> float:
-    """The same, averaged over the numbers of loops that steps draw from (run.train_loops)."""
-    flops = [training_flops_per_token(replace(config, loops=loops)) for loops in train_loops]
-    return sum(flops) / len(flops)
+    """A count, averaged over numbers of loops by the steps that run each of them.
+
+    `steps` are `StepLoops.counts`; where there are none it is the count of the model itself.
+    """
+    if not any(steps.values()):
+        return counted(config)
+    total = sum(n * counted(replace(config, loops=loops)) for loops, n in steps.items())
+    return total / sum(steps.values())
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:

@@ -1,8 +1,9 @@
 """A model as `dualpath flops` prints it: the record behind every format, and the formats."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from dualpath_cli.config import ModelConfig
@@ -43,6 +44,8 @@ class Description:
     solved: tuple[tuple[Target, Widths], ...] = ()
     """What widths were solved for, and the widths, which know what was clamped: one for all layers,
     or one for each. Empty for a recipe's model."""
+    step_loops: Mapping[int, float] = field(default_factory=dict)
+    """Training steps that run each number of loops; empty where all run the model's own."""
 
     @property
     def target(self) -> Target | None:
@@ -73,9 +76,10 @@ class Description:
         return None if self.budget is None else self.layer["linear_total"] / self.budget
 
     @property
-    def training_flops(self) -> int:
-        """FLOPs of one token in training, head included."""
-        return count.training_flops_per_token(self.config, self.seq_len)
+    def training_flops(self) -> float:
+        """FLOPs of one token in training, head included: their mean over steps."""
+        counted = partial(count.training_flops_per_token, seq_len=self.seq_len)
+        return count.over_loops(counted, self.config, self.step_loops)
 
     @property
     def hours(self) -> float:
@@ -154,11 +158,11 @@ def as_yaml(description: Description) -> str:
     if ratio is not None and description.budget is not None:
         lines[0] += f", {ratio:.4f} of {_budget_in_words(description)}"
     lines.append("model:")
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.name in NUMERICS and value == field.default:
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if entry.name in NUMERICS and value == entry.default:
             continue
-        lines.append(f"  {field.name}: {_yaml_scalar(value)}")
+        lines.append(f"  {entry.name}: {_yaml_scalar(value)}")
     return "\n".join(lines)
 
 

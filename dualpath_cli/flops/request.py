@@ -218,14 +218,27 @@ def from_recipes(options: Options) -> Description:
     merged = _merged(options["config"])
     config = _model_config(" + ".join(options["config"]), merged["model"], options["reading"])
     seq_len = _count(options, "seq_len", config.max_seq_len)
-    budget = options["budget"]
+    budget, hardware = options["budget"], _hardware(options, merged["run"].get("max_tokens"))
     return Description(
         config,
         reading=next((r for r in paper.READINGS if _reads_as(config, r)), None),
-        hardware=_hardware(options, merged["run"].get("max_tokens")),
+        hardware=hardware,
         seq_len=seq_len,
         budget=None if budget is None else parse_size(str(budget), "--budget"),
+        step_loops=_step_loops(merged["run"], config, hardware.tokens),
     )
+
+
+def _step_loops(run: dict[str, Any], config: ModelConfig, tokens: int) -> dict[int, float]:
+    """Steps by their number of loops, from what a `run` section says of it."""
+    from dualpath_cli.recipe.schedule import check_last_loops, loop_counts
+    from dualpath_cli.recipe.settings import RunSettings
+    from dualpath_cli.recipe.validation import build
+
+    keys = run.keys() & {"train_loops", "loop_schedule", "batch_tokens"}
+    settings = build(RunSettings, {key: run[key] for key in keys} | {"max_tokens": tokens}, "run.")
+    check_last_loops(settings.loop_schedule, config)
+    return loop_counts(settings)
 
 
 def run_section(options: Options) -> dict[str, Any]:

@@ -93,6 +93,7 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
     has_deep, has_wide, in_total = kinds != {"wide"}, kinds != {"loop"}, _in_total(description)
     mixed = " (mean of layers)" if len(set(config.layers)) > 1 else ""
     spent = "linear + attention" if in_total else "linear total"
+    mean = ", mean of steps" if description.step_loops else ""
     lines: list[tuple[bool, str, Any]] = [
         (has_deep, "d_ffn, deep path", description.width("d_ffn")),
         (has_deep, "  effective width", description.effective("d_ffn")),
@@ -110,7 +111,7 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
         (True, f"  attention scores, {_times(passes)}", layer["attention_scores"]),
         (True, "  total", layer["total"]),
         (ratio is not None, f"ratio to the budget, {spent}", ratio and f"{ratio:.4f}"),
-        (True, "training FLOPs per token", description.training_flops),
+        (True, f"training FLOPs per token{mean}", description.training_flops),
         (_shows_hours(description), "training hours", _hours(description.hours)),
     ]
     return [(label, number) for shown, label, number in lines if shown]

@@ -85,7 +85,8 @@ class RunSettings:
     """Training budget in tokens, rounded down to whole optimizer steps."""
     branch_from: str | None = None
     """Run folder of a run of another length that this one takes over, at its last checkpoint before
-    either's cool-down; both have optim.schedule wsd and differ in run.max_tokens alone."""
+    either's cool-down, or second phase of loop_schedule; both have optim.schedule wsd and differ in
+    run.max_tokens alone."""
     batch_tokens: Size = Size(2_097_152)
     """Tokens of one optimizer step, over all devices and accumulation."""
     micro_batch: int | Literal["auto"] = 2
@@ -94,6 +95,10 @@ class RunSettings:
     train_loops: list[int] | None = None
     """Numbers of loops, one of which is drawn for each optimizer step; each has a separate
     compiled graph. null trains with model.loops, which also validates."""
+    loop_schedule: list[tuple[float, int]] | None = None
+    """Pairs of the part of all steps after which a number of loops holds and that number:
+    [[0, 1], [0.35, 4]] trains with one loop, after 35 % of the steps with four. Numbers do not
+    fall, and the last is model.loops, which validates throughout. null trains with model.loops."""
     compile: bool = True
     """Whether each block is compiled; without a C++ compiler the run continues, with a line."""
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
@@ -155,6 +160,8 @@ class RunSettings:
                 f"train_loops must be one to {MOST_TRAIN_LOOPS} different numbers from 1 on, not "
                 f"{shown(str(self.train_loops))}"
             )
+        if self.loop_schedule is not None:
+            _check_loop_schedule(self.loop_schedule, self.train_loops)
         if self.save_every % self.log_every:
             # Or the first row after a continuation would lack the tokens before it.
             raise ValueError(
@@ -168,6 +175,22 @@ MOST_TRAIN_LOOPS = 8
 
 def _are_loops(values: list[int]) -> bool:
     return 0 < len(values) == len(set(values)) <= MOST_TRAIN_LOOPS and min(values) >= 1
+
+
+def _check_loop_schedule(pairs: list[tuple[float, int]], drawn: list[int] | None) -> None:
+    """Raises ValueError for a schedule that is none, and for one beside numbers to draw from."""
+    if drawn is not None:
+        raise ValueError(f"loop_schedule and train_loops={drawn} exclude each other; leave one out")
+    parts, loops = [part for part, _ in pairs], [number for _, number in pairs]
+    if not 0 < len(pairs) <= MOST_TRAIN_LOOPS:
+        must, given = f"must be one to {MOST_TRAIN_LOOPS} pairs such as [0, 1]", f"{len(pairs)}"
+    elif parts[0] != 0 or parts[-1] >= 1 or parts != sorted(set(parts)):
+        must, given = "must have parts that begin at 0 and rise, all below 1", shown(str(parts))
+    elif loops[0] < 1 or loops != sorted(loops):
+        must, given = "must have loops from 1 on that do not fall", shown(str(loops))
+    else:
+        return
+    raise ValueError(f"loop_schedule {must}, not {given}")
 
 
 MOST_WORKERS = 64

@@ -27,14 +27,14 @@ from dualpath_cli.files.csv_text import read_csv
 from dualpath_cli.files.lock import FIT, holder_of
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.recipes import Recipe
-from dualpath_cli.recipe.schedule import cooldown_start
+from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.sweep.cells import Cell
 from dualpath_cli.sweep.request import Varied
 
-ROUTER_KEYS = ("model.combination", "model.step_index", "run.train_loops")
+ROUTER_KEYS = ("model.combination", "model.step_index", "run.train_loops", "run.loop_schedule")
 """Keys without effect on blocks without a loop; `model.gate` has one on dual blocks alone."""
 LENGTH, RATE = "run.max_tokens", "optim.lr"
 
@@ -110,8 +110,10 @@ def _matters(key: str, cell: Cell) -> bool:
 
 
 def _word(key: str, value: Any) -> str:
-    """A setting as part of a name: `gate_convex`, `decay_matrices+norms`."""
-    text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
+    """A setting as part of a name: `gate_convex`, `decay_matrices+norms`, pairs as `0_1+0.5_4`."""
+    text = str(value)
+    if isinstance(value, list):  # of pairs, maybe
+        text = "+".join(str(part).strip("[]").replace(", ", "_") for part in value)
     if value is None or isinstance(value, bool):
         text = json.dumps(value)  # as a recipe has it
     return f"{key.rpartition('.')[2]}_" + re.sub(r"[^\w.+-]", "_", text)
@@ -184,7 +186,7 @@ class Run:
         if trunk is None or self.folder.exists():
             return True
         steps = [run_folder.step_of(p) for p in run_folder.complete_checkpoints(Path(trunk))]
-        return max(steps, default=0) >= cooldown_start(self.steps, self.settings.optim)
+        return max(steps, default=0) >= stable_steps(self.settings)
 
     @property
     def writer(self) -> str | None:

@@ -49,11 +49,13 @@ def described(answer: Answer) -> Described:
 
 @pytest.fixture
 def recipe_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe of a small mixed model, and one that changes its length."""
+    """A recipe of a small mixed model, one that changes its length, and one for its loops."""
     monkeypatch.chdir(tmp_path)
     recipe = {"model": asdict(MIXED), "run": {"max_tokens": 1000}}
     Path("small.yaml").write_text(yaml.safe_dump(recipe))
     Path("longer.yaml").write_text(yaml.safe_dump({"model": {"max_seq_len": 64}}))
+    growing = {"batch_tokens": 100, "loop_schedule": [[0, 1], [0.3, MIXED.loops]]}
+    Path("growing.yaml").write_text(yaml.safe_dump({"run": growing}))
 
 
 # Formats
@@ -251,6 +253,22 @@ def test_hours_of_a_recipe_are_for_its_own_tokens_and_only_when_asked(
     text = answer("--config small.yaml --gpus 1 --tflops 1")
     assert "Training: 1,000 tokens on 1 GPU" in text
     assert "Training: 5 tokens" in answer("--config small.yaml --tokens 5")
+
+
+def test_training_flops_of_a_recipe_follow_its_schedule_of_loops(
+    recipe_files: None, answer: Answer, described: Described
+) -> None:
+    """Three of ten steps have one loop, of six rounded two; of none it is the model's own."""
+    words = "--config small.yaml --config growing.yaml --gpus 1"
+    one, all_loops = (
+        flops.training_flops_per_token(replace(MIXED, loops=k)) for k in (1, MIXED.loops)
+    )
+    assert described(words)["training_flops_per_token"] == (3 * one + 7 * all_loops) / 10
+    shorter = described(f"{words} --tokens 600")
+    assert shorter["training_flops_per_token"] == (2 * one + 4 * all_loops) / 6
+    too_short = described(f"{words} --tokens 50")
+    assert too_short["training_flops_per_token"] == all_loops
+    assert "training FLOPs per token, mean of steps" in answer(words)
 
 
 def test_a_recipe_is_compared_to_a_budget(recipe_files: None, described: Described) -> None:

@@ -51,6 +51,12 @@ def test_settings_multiply_where_they_make_a_difference(tmp_path: Path) -> None:
         "a50_k2-decay_matrices",
         "a50_k2-decay_matrices+gains",
     ]
+    words = ["--set", "run.loop_schedule=null,[[0, 1], [0.5, 2]]", "--controls", "wide"]
+    assert [found.name for found in found_for(asked(tmp_path, *words))] == [
+        "wide",
+        "a50_k2-loop_schedule_null",
+        "a50_k2-loop_schedule_0_1+0.5_2",
+    ]
 
 
 def test_values_that_would_have_one_name_are_refused(tmp_path: Path) -> None:
@@ -149,6 +155,29 @@ def test_sampled_loops_cost_their_mean(tmp_path: Path) -> None:
     }
     both = costs_of(tmp_path, "--controls", "none", run={"train_loops": [1, 3]})["a50_k2"]
     assert both.training_flops == (flops[1].training_flops + flops[3].training_flops) / 2
+
+
+def test_a_schedule_of_loops_costs_its_steps_and_a_branch_those_after_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """Four of ten steps have one loop, and two of five; the branch begins with the third."""
+    words = ["--controls", "none", "--seeds", "1"]
+    schedule = {"loop_schedule": [[0, 1], [0.4, 2]], "save_every": 1}
+    steps = {
+        k: costs_of(tmp_path, *words, run={"train_loops": [k]})["a50_k2"].training_flops / 10
+        for k in (1, 2)
+    }
+    asked_for = asked(tmp_path, *words, "--set", "run.max_tokens=640,320", optim=WSD, run=schedule)
+    cells, _ = solve(asked_for.wanted, _shared(asked_for).model)
+    found = configurations(cells, asked_for.varied, branches=True)
+    long, short = _runs(asked_for, _shared(asked_for), found, {})
+    costs = {row.tokens: row.training_flops for row in plan.costs([long, short], {})}
+    assert costs[640] == pytest.approx(4 * steps[1] + 6 * steps[2])
+    assert costs[320] == pytest.approx(3 * steps[2])
+    (long.folder / "checkpoints").mkdir(parents=True)
+    for step, ready in ((1, False), (2, True)):
+        (long.folder / "checkpoints" / f"step-{step:08d}").write_text("")
+        assert short.is_ready == ready
 
 
 def test_representatives_have_the_most_loops_and_the_middle_alpha(tmp_path: Path) -> None:

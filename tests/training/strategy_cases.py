@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.meter import Meter
 from dualpath_cli.config import Checkpointing, ModelConfig
+from dualpath_cli.recipe.schedule import StepLoops
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.module import DualPathModule
@@ -55,14 +56,28 @@ class Case:
     """Of the schedule's STEPS; the rest is left out."""
     after: str | None = None
     """Case whose checkpoint of step HALF this one goes on from."""
+    loops: Literal["scheduled", "drawn"] | None = None
+    """Whether steps run one or two loops, and have a FiLM each."""
+
+    @property
+    def reference(self) -> str:
+        """The case of one process that trains the same."""
+        return self.loops or ("tied" if self.tied else "untied")
 
     @property
     def config(self) -> ModelConfig:
         config = replace(MODEL, tie_embeddings=self.tied)
+        if self.loops is not None:
+            config = replace(config, step_conditioning="film")
         return replace(config, **OWN) if self.own else config
 
 
 HALF = STEPS // 2
+LOOPS = {
+    "scheduled": StepLoops(((0, (1,)), (12, (2,))), STEPS),
+    "drawn": StepLoops(((0, (1, 2)),), STEPS),
+}
+"""The second number begins after HALF, and is not the first one drawn."""
 
 
 class Recorder(Callback):
@@ -139,6 +154,7 @@ def train(case: Case, ranks: int, folder: Path) -> None:
         compile_blocks=case.compiled,
         checkpointing=case.checkpointing,
         reduce_dtype=reduce_dtype(case.run),
+        step_loops=None if case.loops is None else LOOPS[case.loops],
     )
     recorder, meter = Recorder(case, folder), Meter(step=3)
     strategy = build_strategy(case.strategy, case.run)

@@ -7,6 +7,7 @@ not in the means. Training time includes compiling, saving and read-outs, but no
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from dualpath_cli.files.atomic import write_text
 from dualpath_cli.files.csv_text import format_csv, has_step, read_csv
-from dualpath_cli.flops.count import sampled_training_flops_per_token
+from dualpath_cli.flops.count import over_loops, training_flops_per_token
 from dualpath_cli.recipe.schedule import learning_rate
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import VALIDATION
@@ -113,12 +114,12 @@ class MetricsLog(EachStep):
         self._pause()
         seconds, self.seconds = self.seconds, 0.0
         self.since = time.perf_counter()
-        new_tokens = (self.step - self.logged_step) * self.settings.batch_tokens
+        steps = range(self.logged_step, self.step)
+        new_tokens = len(steps) * self.settings.batch_tokens
         self.logged_step = self.step
         speed = new_tokens / seconds
-        flops = speed * sampled_training_flops_per_token(
-            module.config, self.settings.train_loops or [module.config.loops]
-        )
+        loops = {} if module.step_loops is None else Counter(map(module.step_loops.at, steps))
+        flops = speed * over_loops(training_flops_per_token, module.config, loops)
         row: Row = {
             "step": self.step,
             "tokens": self.step * self.settings.batch_tokens,

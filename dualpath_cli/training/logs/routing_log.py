@@ -1,7 +1,8 @@
 """Writes gates, gains and expected loops of each layer, measured on one sequence, to routing.csv.
 
 One extra forward pass every `gates_every` steps, so that the training graph stays free of
-read-outs, with the step's first sequence: the first rank's first, on any number of ranks.
+read-outs, with the step's first sequence: the first rank's first, on any number of ranks. It runs
+`model.loops`, as validation does, whatever the step was trained with.
 """
 
 from pathlib import Path
