@@ -71,7 +71,9 @@ class DualPathModule(LightningModule):
     @property
     def forced_loops(self) -> int | None:
         """The loops that the trainer's optimizer step forces; None where they are the model's."""
-        loops = self.step_loops and self.step_loops.at(self.trainer.global_step)
+        if self.step_loops is None:
+            return None
+        loops = self.step_loops.at(self.trainer.global_step)
         return None if loops == self.config.loops else loops
 
     @property
