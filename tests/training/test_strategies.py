@@ -31,12 +31,14 @@ SOME = 5
 REFERENCES = [
     Case("untied"),
     Case("tied", tied=True),
+    Case("muon", muon=True),
 ]
 MIXED = [Case("mixed", precision="bf16-mixed", steps=SOME)]
 
 SMOKE = [
     Case("ddp, accumulated, tied", "ddp", accumulate=2, tied=True),
     Case("fsdp, compiled", "fsdp", compiled=True, accumulate=2, checkpointing="selective"),
+    Case("fsdp, muon", "fsdp", muon=True, accumulate=2),
 ]
 
 TWO = [
@@ -47,6 +49,7 @@ TWO = [
     Case("fsdp, mixed", "fsdp", precision="bf16-mixed", steps=SOME),
     Case("fsdp, accumulated, rounded", "fsdp", run=ROUNDED, accumulate=2, steps=SOME),
     Case("fsdp, compiled, own classes", "fsdp", own=True, compiled=True),
+    Case("ddp, muon", "ddp", muon=True),
 ]
 
 FOUR = [
@@ -64,6 +67,9 @@ FOUR = [
     Case("fsdp on four, accumulated", "fsdp", accumulate=2, saves=True),
     Case("fsdp after hsdp", "fsdp", after="hsdp"),
     Case("hsdp after fsdp", "hsdp", run=PAIRS, accumulate=2, after="fsdp on four, accumulated"),
+    Case("hsdp, muon", "hsdp", run=PAIRS, muon=True, accumulate=2),
+    Case("fsdp on four, muon", "fsdp", muon=True, saves=True),
+    Case("hsdp after fsdp, muon", "hsdp", run=PAIRS, muon=True, after="fsdp on four, muon"),
 ]
 
 EXACT = [
@@ -108,7 +114,7 @@ def weights(folder: Path, name: str, when: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("case", marked(EXACT))
 def test_twenty_steps_are_those_of_one_process(case: Case, folder: Path) -> None:
     """Losses, gradient norms, validation, and the weights at the start and at the end."""
-    reference = "tied" if case.tied else "untied"
+    reference = "muon" if case.muon else "tied" if case.tied else "untied"
     found, wanted = result(folder, case.name), result(folder, reference)
     assert wanted["rows"][-1]["loss"] < 0.85 * wanted["rows"][0]["loss"], "it learns"
     first = 0 if case.after is None else HALF
