@@ -80,10 +80,9 @@ class OptimSettings:
         ranges |= {"warmup_steps": _EVERY, "weight_decay": _RATE, "clip": (0, 1e12)}
         ranges |= {"skip_sigma": (0.1, 1000), "cooldown": (0, 1), "decay_sum": (0, 1e6)}
         check_ranges(self, ranges)
-        if self.lr == 0:
-            raise ValueError("lr must be above 0, not 0")
-        if self.muon_lr == 0:
-            raise ValueError("muon_lr must be above 0, not 0")
+        for name in ("lr", "muon_lr"):
+            if getattr(self, name) == 0:
+                raise ValueError(f"{name} must be above 0, not 0")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import ParamsT
 
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.state.training_state import sharded_as
@@ -51,8 +50,7 @@ class Muon(torch.optim.Optimizer):
             eps=settings.eps,
             fused=True,
         )
-        params: ParamsT = groups
-        super().__init__(params, self.adamw.defaults)
+        super().__init__(groups, self.adamw.defaults)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
