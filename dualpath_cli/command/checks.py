@@ -77,6 +77,15 @@ def check_schedule(settings: Settings) -> None:
         )
 
 
+def check_muon(settings: Settings) -> None:
+    """Raises UserError for Muon with a strategy that may cut matrices into what are none."""
+    if settings.optim.name == "muon" and isinstance(settings.trainer.strategy, dict):
+        raise UserError(
+            "optim.name=muon needs whole matrices, which trainer.strategy given as a class may "
+            "not leave; choose single, ddp, fsdp or hsdp, or optim.name=adamw"
+        )
+
+
 def check_batch(settings: Settings) -> None:
     """Raises UserError unless a step is whole micro-batches on its devices, as far as known here.
 

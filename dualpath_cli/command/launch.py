@@ -20,6 +20,7 @@ from dualpath_cli.command.checks import (
     check_batch,
     check_devices,
     check_epochs,
+    check_muon,
     check_schedule,
     check_size,
     check_step_loops,
@@ -190,6 +191,7 @@ def to_train(
     check_size(settings)
     manifest = check_training_data(settings)
     check_schedule(settings)
+    check_muon(settings)
     check_batch(settings)
     check_step_loops(settings)
     check_validation_sets(settings, f"{settings.data.path}/{run_folder.TOKENIZER}")

@@ -21,6 +21,9 @@ from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, LayerConf
 from dualpath_cli.flops import shapes
 from dualpath_cli.own_classes.classes import declared_flops
 
+NEWTON_SCHULZ_STEPS = 5
+"""`training.muon.STEPS`."""
+
 
 @dataclass(frozen=True)
 class LayerFlops:
@@ -142,6 +145,15 @@ def over_loops(
         return counted(config)
     total = sum(n * counted(replace(config, loops=loops)) for loops, n in steps.items())
     return total / sum(steps.values())
+
+
+def newton_schulz_flops(config: ModelConfig) -> int:
+    """FLOPs of Muon's five Newton-Schulz iterations over all of its matrices, an optimizer step.
+
+    An iteration over a matrix of m x n, m <= n, is products of 2 m^2 n, 2 m^3 and 2 m^2 n.
+    """
+    sides = [sorted(shape) for shape in shapes.hidden(config)]
+    return sum(NEWTON_SCHULZ_STEPS * (4 * m**2 * n + 2 * m**3) for m, n in sides)
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:

@@ -16,10 +16,13 @@ and `full` a block adds its input, r d. docs/benchmarks/memory.md has these besi
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from dualpath_cli.config import GATE_OUTPUTS, Checkpointing, LayerConfig, ModelConfig
 from dualpath_cli.flops.count import parameters, passes
-from dualpath_cli.flops.shapes import numbers, units
+from dualpath_cli.flops.shapes import hidden, numbers, units
+
+Optimizer = Literal["adamw", "muon"]
 
 MAX_LOGITS = 2**28
 """Logits that the loss holds at once; `model.loss.MAX_LOGITS`."""
@@ -36,11 +39,13 @@ class Execution:
     compiled: bool = True
     """Whether blocks are compiled."""
     weight_bytes: int = 4
-    """Bytes of a weight, its gradient, each of its two moments, and of the norms' outputs."""
+    """Bytes of a weight, its gradient, each of its moments, and of the norms' outputs."""
     product_bytes: int = 2
     """Bytes of a matrix product's output: 2 under bf16 autocast."""
     shards: int | None = None
     """Devices that FSDP2 divides weights, gradients and moments among; None without it."""
+    optimizer: Optimizer = "adamw"
+    """muon holds one number instead of two moments for each weight of its matrices."""
 
     @property
     def casts(self) -> bool:
@@ -68,7 +73,8 @@ class Memory:
 def step_memory(config: ModelConfig, micro_batch: int, execution: Execution) -> Memory:
     """Memory of training with micro-batches of so many sequences of `max_seq_len` tokens.
 
-    AdamW itself is fused and needs nothing; gradients stay allocated between steps.
+    AdamW itself is fused and needs nothing; gradients stay allocated between steps. Muon works when
+    nothing is saved.
     """
     tokens = micro_batch * config.max_seq_len
     residual = residual_bytes(config, execution)
@@ -94,18 +100,36 @@ def step_memory(config: ModelConfig, micro_batch: int, execution: Execution) -> 
         gone += tokens * saved_by_block(layer, execution)
         gradients = (execution.weight_bytes + execution.product_bytes) * weights
         working = max(working, gradients - gone)
-    return Memory(states=state_bytes(config, execution), saved=blocks + kept_casts, working=working)
+    saved = blocks + kept_casts
+    working = max(working, muon_bytes(config, execution) - saved)
+    return Memory(states=state_bytes(config, execution), saved=saved, working=working)
 
 
 def state_bytes(config: ModelConfig, execution: Execution) -> int:
-    """Bytes of weights, gradients and AdamW's two moments, and of what FSDP2 gathers."""
+    """Bytes of weights, gradients and the optimizer's moments, and of what FSDP2 gathers."""
     weights = execution.weight_bytes * parameters(config)
+    states = 4 * weights
+    if execution.optimizer == "muon":
+        states -= execution.weight_bytes * numbers(hidden(config))
     if execution.shards is None:
-        return 4 * weights
+        return states
     # Between the micro-batches of a step each device has whole gradients (`block_backward_sync` in
     # training/parallel.py).
     whole = weights + execution.weight_bytes * gathered_weights(config)
-    return 4 * weights // execution.shards + whole
+    return states // execution.shards + whole
+
+
+def muon_bytes(config: ModelConfig, execution: Execution) -> int:
+    """The most bytes at once as Muon makes a matrix orthogonal, which it gathers where it is cut.
+
+    Of m x n numbers, m <= n: the momentum, the iteration before and after, and two of m x m; or the
+    momentum, the last iteration and its cast to a weight's type.
+    """
+    if execution.optimizer == "adamw":
+        return 0
+    e, w = execution.product_bytes, execution.weight_bytes
+    sides = [sorted(shape) for shape in hidden(config)]
+    return max(max(e * (3 * m * n + 2 * m**2), (2 * e + w) * m * n) for m, n in sides)
 
 
 def gathered_weights(config: ModelConfig) -> int:

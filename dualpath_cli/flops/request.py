@@ -241,19 +241,19 @@ def _step_loops(run: dict[str, Any], config: ModelConfig, tokens: int) -> dict[i
     return loop_counts(settings)
 
 
-def run_section(options: Options) -> dict[str, Any]:
-    """The `run` section of the recipes in ``config``; empty without any."""
-    section: dict[str, Any] = _merged(options["config"] or [])["run"]
-    return section
+def section(options: Options, name: str) -> dict[str, Any]:
+    """A section of the recipes in ``config``, `run` or `optim`; empty without any."""
+    found: dict[str, Any] = _merged(options["config"] or [])[name]
+    return found
 
 
 def _merged(names: list[str]) -> dict[str, Any]:
     from dualpath_cli.recipe import recipes
 
     merged = recipes.load_recipes(names)
-    for section in ("model", "run"):
-        if not isinstance(merged.setdefault(section, {}), dict):
-            raise UserError(f"recipe '{' + '.join(names)}': '{section}' must be a mapping")
+    for name in ("model", "run", "optim"):
+        if not isinstance(merged.setdefault(name, {}), dict):
+            raise UserError(f"recipe '{' + '.join(names)}': '{name}' must be a mapping")
     return merged
 
 

@@ -43,6 +43,13 @@ def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
     return shapes
 
 
+def hidden(config: ModelConfig) -> list[Shape]:
+    """Shapes of the matrices of attention and FFNs in all blocks, which Muon moves."""
+    parts = [by_part(layer) for layer in config.layers]
+    paths = [part.get(path, []) for part in parts for path in ("deep", "wide")]
+    return [shape for shape in chain.from_iterable(paths) if len(shape) == 2]
+
+
 def sublayer(config: ModelConfig, d_ffn: int) -> list[Shape]:
     """Shapes of the attention, feed-forward and norms of a path."""
     d, width, kv = config.d_model, config.effective_width(d_ffn), config.n_kv_heads

@@ -36,6 +36,9 @@ KINDS = {
 """Kinds by pattern of the name that ``DualPathLM.named_parameters`` gives a parameter."""
 
 
+HIDDEN = ("*.[qkvo]_proj.weight", "*.gate_proj.weight", "*.up_proj.weight", "*.down_proj.weight")
+"""Names of the matrices of attention and feed-forward networks."""
+
 PLACES: dict[Role, re.Pattern[str]] = {
     "gate": re.compile(r"blocks\.\d+\.gate\.(.+)"),
     "combination": re.compile(r"blocks\.\d+\.deep\.router\.(.+)"),
@@ -57,6 +60,12 @@ def kind_of(name: str, config: ModelConfig | None = None, dimensions: int = 2) -
         if fnmatchcase(name, pattern):
             return kind
     raise ValueError(f"parameter '{name}' is of no known kind: enter it in model/parameters.py")
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a parameter is a matrix of a block's attention or feed-forward network."""
+    elsewhere = any(place.fullmatch(name) for place in PLACES.values())
+    return not elsewhere and any(fnmatchcase(name, pattern) for pattern in HIDDEN)
 
 
 def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> torch.Tensor:

@@ -22,8 +22,11 @@ _RATE: Range = (0, 1e9)
 
 @dataclass(frozen=True)
 class OptimSettings:
-    """AdamW and its learning rate over the run. The defaults are the paper's (appendix A)."""
+    """The optimizer and its learning rate. The defaults are the paper's (appendix A)."""
 
+    name: Literal["adamw", "muon"] = "adamw"
+    """The optimizer: adamw; or muon, which is Muon for the matrices of attention and FFNs, and
+    AdamW for all others."""
     lr: float = 5e-4
     """Peak learning rate."""
     lr_start: float = 5e-6
@@ -37,6 +40,15 @@ class OptimSettings:
     linear down to lr_end over the last steps (`cooldown`)."""
     cooldown: float = 0.2
     """The last part of all steps, in which schedule wsd goes down."""
+    muon_lr: float | None = None
+    """Peak learning rate of Muon's matrices, on the schedule of lr with all rates in proportion;
+    null is lr. Only under name muon, as the next two."""
+    muon_momentum: float = 0.95
+    """Decay rate of Muon's momentum, which is Nesterov's."""
+    muon_adjust: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """Factor on Muon's rate by a matrix's shape: match_rms_adamw is 0.2 sqrt(max(rows, columns)),
+    so that Muon takes a rate and decay that suit AdamW (arXiv 2502.16982); original is
+    sqrt(max(1, rows / columns)), Keller Jordan's, whose muon_lr is 0.02."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the two moments."""
     eps: float = 1e-8
@@ -61,12 +73,16 @@ class OptimSettings:
     def __post_init__(self) -> None:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be from 0 to below 1, not {list(self.betas)}")
-        ranges: dict[str, Range] = dict.fromkeys(("lr", "lr_start", "lr_end", "eps"), _RATE)
+        if not 0 <= self.muon_momentum < 1:
+            raise ValueError(f"muon_momentum must be from 0 to below 1, not {self.muon_momentum}")
+        rates = ("lr", "lr_start", "lr_end", "muon_lr", "eps")
+        ranges: dict[str, Range] = dict.fromkeys(rates, _RATE)
         ranges |= {"warmup_steps": _EVERY, "weight_decay": _RATE, "clip": (0, 1e12)}
         ranges |= {"skip_sigma": (0.1, 1000), "cooldown": (0, 1), "decay_sum": (0, 1e6)}
         check_ranges(self, ranges)
-        if self.lr == 0:
-            raise ValueError("lr must be above 0, not 0")
+        for name in ("lr", "muon_lr"):
+            if getattr(self, name) == 0:
+                raise ValueError(f"{name} must be above 0, not 0")
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ class DualPathModule(LightningModule):
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         """Clips by the global L2 norm, `optim.clip`, and keeps the norm before clipping.
 
-        A step that the guard skips loses its gradients: AdamW then changes neither weights nor
+        A step that the guard skips loses its gradients: the optimizer changes neither weights nor
         moments, and nothing decays. Schedule, step count and data go on.
         """
         limit = self.optim.clip if self.optim.clip > 0 else float("inf")
@@ -197,11 +197,14 @@ class DualPathModule(LightningModule):
         self.guard.load_state_dict(checkpoint.get("guard", {}))
 
     def configure_optimizers(self) -> Any:
-        """AdamW by parameter kind and the warm-up and cosine schedule, stepped with it."""
+        """The optimizer by parameter kind and the schedule, stepped with it."""
         assert self.model is not None
+        # Muon's products are of the type of the model's own.
+        products = torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else None
         optimizer = build_optimizer(
-            self.model.named_parameters(), self.optim, int(self.trainer.max_steps), self.config
-        )
+            self.model.named_parameters(), self.optim, int(self.trainer.max_steps), self.config,
+            products,
+        )  # fmt: skip
         scheduler = build_scheduler(optimizer, self.trainer.max_steps, self.optim)
         return {
             "optimizer": optimizer,

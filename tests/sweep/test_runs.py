@@ -110,6 +110,15 @@ def test_a_chosen_or_varied_rate_keeps_its_ratio_to_the_rates_at_both_ends(tmp_p
     assert ends == {1e-3: 1e-4, 8e-3: 8e-4}
 
 
+def test_optimizers_are_varied_and_muons_rate_keeps_its_ratio(tmp_path: Path) -> None:
+    words = ("--set", "optim.name=adamw,muon", "--set", "optim.lr=4e-3,8e-3")
+    runs = runs_for(asked(tmp_path, *words, optim={"muon_lr": 2e-2}))
+    found = {(o.name, o.lr, o.muon_lr) for o in (run.settings.optim for run in runs)}
+    assert found == {(name, lr, 5 * lr) for name in ("adamw", "muon") for lr in (4e-3, 8e-3)}
+    wide = [run for run in runs if run.configuration.cell.family == "wide" and run.seed == 0]
+    assert len({run.configuration.name for run in wide}) == len(wide) == 4
+
+
 def test_a_run_begun_with_other_numbers_is_not_taken_for_this_one(tmp_path: Path) -> None:
     runs = runs_for(asked(tmp_path))
     other = runs_for(asked(tmp_path, optim={"weight_decay": 0.1}))

@@ -33,6 +33,8 @@ MODEL = ModelConfig(
 )  # fmt: skip
 OWN = {"gate": "tests.custom_classes.TwoGates", "combination": "tests.custom_classes.Router"}
 OPTIM = OptimSettings(lr=1e-2, lr_start=1e-3, lr_end=1e-3, warmup_steps=4, clip=0.5)
+FEW_ROWS = {"n_heads": 8, "n_kv_heads": 1}
+"""Keys and values of two rows, which leave some of four ranks without one."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Case:
     tied: bool = False
     own: bool = False
     """Whether gate and router are copies of the built-in ones, by class path."""
+    muon: bool = False
+    """Whether by Muon, and with matrices of FEW_ROWS."""
     compiled: bool = False
     """By graphs that are run as they are: inductor's kernels take minutes, and send nothing."""
     checkpointing: Checkpointing = "none"
@@ -62,14 +66,19 @@ class Case:
     @property
     def reference(self) -> str:
         """The case of one process that trains the same."""
-        return self.loops or ("tied" if self.tied else "untied")
+        plain = "muon" if self.muon else "tied" if self.tied else "untied"
+        return self.loops or plain
 
     @property
     def config(self) -> ModelConfig:
-        config = replace(MODEL, tie_embeddings=self.tied)
+        config = replace(MODEL, tie_embeddings=self.tied, **(FEW_ROWS if self.muon else {}))
         if self.loops is not None:
             config = replace(config, step_conditioning="film")
         return replace(config, **OWN) if self.own else config
+
+    @property
+    def optim(self) -> OptimSettings:
+        return replace(OPTIM, name="muon" if self.muon else "adamw")
 
 
 HALF = STEPS // 2
@@ -147,7 +156,7 @@ def train(case: Case, ranks: int, folder: Path) -> None:
     torch._dynamo.reset()
     module = DualPathModule(
         case.config,
-        OPTIM,
+        case.optim,
         [1] * VOCABULARY,
         ["held_out"],
         seed=3,

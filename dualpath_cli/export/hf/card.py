@@ -128,6 +128,7 @@ def _training_rows(
     rows = [
         ("tokens", f"{int(described['tokens']):,}"),
         ("tokens a step", f"{settings.run.batch_tokens:,}"),
+        ("optimizer", optim.name),
         ("learning rate", f"{optim.lr:g}, to {optim.lr_end:g}"),
         ("weight decay", f"{weight_decay(steps, optim):.4g}"),
         ("precision", str(versions.get("precision", ""))),
