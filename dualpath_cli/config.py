@@ -23,6 +23,23 @@ CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 """A dotted path, such as my.module.Gate, of a custom class."""
 ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases", "conditioning"]
 """Groups of parameters that weight decay may include."""
+Kind = Literal[
+    "hidden", "embedding", "head", "router", "gate", "norms", "gains", "biases", "conditioning"
+]
+"""Kinds of parameters, each with a learning rate: matrices from width to width (`hidden`), the
+embedding (also as a tied head), the head, the matrices of routers and gates, and the vectors."""
+GROUP_OF: dict[Kind, ParameterGroup] = {
+    "hidden": "matrices",
+    "embedding": "embeddings",
+    "head": "matrices",
+    "router": "matrices",
+    "gate": "matrices",
+    "norms": "norms",
+    "gains": "gains",
+    "biases": "biases",
+    "conditioning": "conditioning",
+}
+"""The group that a kind decays with."""
 Checkpointing = Literal["none", "selective", "full"]
 """The operations that blocks compute again in the backward pass: none, pointwise ones, all."""
 RANGES: dict[str, Range] = {

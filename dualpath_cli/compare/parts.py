@@ -69,7 +69,7 @@ def by_wide(configurations: Sequence[Configuration]) -> list[Part]:
         {key for wide in wides for key in _different(settings[wide.name], settings[wides[0].name])}
     )
     return [
-        (", ".join(f"{key.rpartition('.')[2]} {_shown(settings[name].get(key))}" for key in varied),
+        (", ".join(f"{key.partition('.')[2]} {_shown(settings[name].get(key))}" for key in varied),
          members)
         for name, members in parts.items()
     ]  # fmt: skip
@@ -82,7 +82,10 @@ def _settings(configuration: Configuration) -> dict[str, Any]:
     for name, section in recipe.items():
         values = section if isinstance(section, dict) else {"": section}
         kept = values.keys() - OF_CELL.get(name, set())
-        flat |= {f"{name}.{key}": values[key] for key in kept}
+        for key in kept:
+            value = values[key]
+            entries = {f".{k}": v for k, v in value.items()} if isinstance(value, dict) else {}
+            flat |= {f"{name}.{key}{k}": v for k, v in (entries or {"": value}).items()}
     return flat
 
 

@@ -40,7 +40,7 @@ def try_classes(config: ModelConfig) -> None:
         module.to_empty(device="cpu")
         cls, generator = own_class(layer, role), torch.Generator().manual_seed(0)
         for name, parameter in module.named_parameters():
-            start_of = own_kind(name, cls, parameter.ndim).start
+            start_of = own_kind(name, cls, role, parameter.ndim).start
             parameter.data.copy_(start_value(start_of, parameter.shape, layer, generator))
         try:
             problem = _problem_of(role, module, layer)

@@ -33,15 +33,12 @@ def cooldown_start(total_steps: int, settings: OptimSettings) -> int:
     return max(settings.warmup_steps, total_steps - round(settings.cooldown * total_steps))
 
 
-def weight_decay(total_steps: int, settings: OptimSettings, rate: float = 1.0) -> float:
-    """Weight decay of a run of `total_steps`: as set, or by the sum that is set.
-
-    It is that of parameters whose learning rate is `rate` times `learning_rate`.
-    """
+def weight_decay(total_steps: int, settings: OptimSettings) -> float:
+    """Weight decay of a run of `total_steps`: as set, or by the sum that is set."""
     if settings.decay_sum is None:
         return settings.weight_decay
     rates = (learning_rate(step, total_steps, settings) for step in range(total_steps))
-    return settings.decay_sum / (rate * math.fsum(rates))
+    return settings.decay_sum / math.fsum(rates)
 
 
 @dataclass(frozen=True)

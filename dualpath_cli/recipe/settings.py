@@ -5,9 +5,9 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from dualpath_cli.config import ModelConfig, ParameterGroup
+from dualpath_cli.config import GROUP_OF, RANGES, ModelConfig, ParameterGroup
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.ranges import Range, check_name, check_path, check_ranges, shown
+from dualpath_cli.ranges import Range, check_name, check_path, check_range, check_ranges, shown
 from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.validation import build
@@ -49,16 +49,27 @@ class OptimSettings:
     """Factor on Muon's rate by a matrix's shape: match_rms_adamw is 0.2 sqrt(max(rows, columns)),
     so that Muon takes a rate and decay that suit AdamW (arXiv 2502.16982); original is
     sqrt(max(1, rows / columns)), Keller Jordan's, whose muon_lr is 0.02."""
+    lr_scale: dict[str, float] = field(default_factory=dict)
+    """Factors of the learning rate by kind of parameter: hidden (projections of attention, FFNs),
+    embedding (also as a tied head), head, router, gate (their matrices), norms, gains, biases,
+    conditioning. A kind that is not named has 1; 0 freezes it, and it does not decay."""
+    base_width: int | None = None
+    """Width transfer: the model.d_model that lr and model.init_std were tuned at. With r =
+    base_width / d_model, the rate of hidden, head, router and gate is r times lr, and their initial
+    standard deviation times sqrt(r) (hidden) or r (the others): table 3 of arXiv 2203.03466.
+    Muon's rate is times sqrt(r) under match_rms_adamw, else as it is (arXiv 2310.17813). Keep the
+    head size and d_ffn / d_model. null scales nothing."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the two moments."""
     eps: float = 1e-8
     """Epsilon in AdamW's denominator."""
     weight_decay: float = 0.3
-    """Decoupled weight decay of the groups in `decay`."""
+    """Decoupled weight decay of the groups in `decay`: a step shrinks by it times the rate of the
+    kind, with lr_scale and base_width."""
     decay_sum: float | None = None
     """Sum of learning rate times weight decay over all steps, which then replaces
-    weight_decay: runs of any length and peak rate shrink their weights alike. The paper's is 1.51;
-    null keeps weight_decay."""
+    weight_decay: runs of any length and peak rate shrink their weights alike, and so do kinds of
+    any lr_scale but 0 and base_width. The paper's is 1.51; null keeps weight_decay."""
     decay: list[ParameterGroup] = field(
         default_factory=lambda: ["matrices", "norms", "gains", "biases"]
     )
@@ -79,10 +90,16 @@ class OptimSettings:
         ranges: dict[str, Range] = dict.fromkeys(rates, _RATE)
         ranges |= {"warmup_steps": _EVERY, "weight_decay": _RATE, "clip": (0, 1e12)}
         ranges |= {"skip_sigma": (0.1, 1000), "cooldown": (0, 1), "decay_sum": (0, 1e6)}
+        ranges["base_width"] = RANGES["d_model"]
         check_ranges(self, ranges)
         for name in ("lr", "muon_lr"):
             if getattr(self, name) == 0:
                 raise ValueError(f"{name} must be above 0, not 0")
+        for kind, factor in self.lr_scale.items():
+            if kind not in GROUP_OF:
+                hint = did_you_mean(kind, GROUP_OF) or f"; there are {', '.join(GROUP_OF)}"
+                raise ValueError(f"lr_scale has no kind {shown(kind)}{hint}")
+            check_range(f"lr_scale.{kind}", factor, (0, 1000))
 
 
 @dataclass(frozen=True)
@@ -371,6 +388,17 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"seed_everything": _SEED})
+        if self.model.tie_embeddings and self.optim.base_width is not None:
+            raise ValueError(
+                f"optim.base_width={self.optim.base_width} needs an untied head: one matrix cannot "
+                "be scaled both as embedding and as head; set model.tie_embeddings to false, or "
+                "base_width to null"
+            )
+        if self.model.tie_embeddings and "head" in self.optim.lr_scale:
+            raise ValueError(
+                "optim.lr_scale.head has no effect under model.tie_embeddings, where the head is "
+                "the embedding; set optim.lr_scale.embedding instead"
+            )
 
     def as_recipe(self) -> Recipe:
         """All fields as plain values, defaults filled in: what a run folder keeps."""

@@ -14,6 +14,8 @@ from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.model.parameters import kind_of
+from dualpath_cli.recipe.rates import std_factors
 from dualpath_cli.recipe.schedule import StepLoops
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.data.data_module import Batch
@@ -21,6 +23,7 @@ from dualpath_cli.training.guard import BadStep, StepGuard
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
+from dualpath_cli.training.state.groups import regroup
 from dualpath_cli.training.state.weights import check_weights, load_weights
 from dualpath_cli.training.step_loops import allow_graphs, at_rest, router_of, settle_router
 from dualpath_cli.training.strategies import sharding_mesh
@@ -93,6 +96,7 @@ class DualPathModule(LightningModule):
                 self.checkpointing,
                 mesh,
                 self.reduce_dtype,
+                std_factors(self.optim, self.config.d_model),
             )
             if self.compile_blocks and self.step_loops is not None:
                 allow_graphs(self.step_loops)
@@ -189,8 +193,10 @@ class DualPathModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Checks that all weights are there, and loads the guard's state, if there is one."""
+        assert self.model is not None
+        parameters = self.model.named_parameters()
+        regroup(checkpoint, [kind_of(name, self.config, p.ndim).kind for name, p in parameters])
         if "state_dict" in checkpoint:  # shards are loaded and checked elsewhere
-            assert self.model is not None
             saved = checkpoint["state_dict"]
             weights = {name.removeprefix("model."): value for name, value in saved.items()}
             check_weights(self.model, weights, Path(self.trainer.ckpt_path or ""))

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from dualpath_cli.config import Kind
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.state.training_state import sharded_as
 
@@ -26,14 +27,14 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic, which they make steep at 0: after STEPS singular values from 0.002 of the norm on
 are between 0.68 and 1.21. Keller Jordan's, as in torch.optim.Muon."""
 STEPS = 5
-HIDDEN = "hidden"
-"""The name of Muon's groups."""
+HIDDEN: Kind = "hidden"
+"""The kind of parameters that Muon moves, and the name of their group."""
 EPS = 1e-7
 """The least norm that a matrix is divided by: one of zeros stays so."""
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for the groups named HIDDEN, AdamW for the others."""
+    """Muon for the group named HIDDEN, AdamW for the others."""
 
     def __init__(
         self,

@@ -142,8 +142,8 @@ class TestParameters:
             id(p): group["name"] for group in optimizer.param_groups for p in group["params"]
         }
         assert {name: grouped[id(parameter)] for name, parameter in gate.named_parameters()} == {
-            "norm.weight": "norms", "hidden.weight": "matrices", "hidden.bias": "biases",
-            "out.weight": "matrices", "out.bias": "biases",
+            "norm.weight": "norms", "hidden.weight": "gate", "hidden.bias": "biases",
+            "out.weight": "gate", "out.bias": "biases",
         }  # fmt: skip
         declared = DualPathLM(small(gate=COPIES["gate"]), seed=0).blocks[0].gate
         assert (declared.proj.weight == 0).all()

@@ -57,6 +57,37 @@ def test_settings_multiply_where_they_make_a_difference(tmp_path: Path) -> None:
         "a50_k2-loop_schedule_null",
         "a50_k2-loop_schedule_0_1+0.5_2",
     ]
+    words = ["--set", "optim.lr_scale.gate=0.5,2", "--set", "optim.lr_scale.router=1,3"]
+    assert [found.name for found in found_for(asked(tmp_path, *words))] == [
+        "wide",
+        "loop_k2-lr_scale_router_1",
+        "loop_k2-lr_scale_router_3",
+        "a50_k2-lr_scale_gate_0.5-lr_scale_router_1",
+        "a50_k2-lr_scale_gate_0.5-lr_scale_router_3",
+        "a50_k2-lr_scale_gate_2-lr_scale_router_1",
+        "a50_k2-lr_scale_gate_2-lr_scale_router_3",
+    ]
+    words = ["--set", "optim.lr_scale={hidden: 2},{}", "--set", "optim.base_width=16,32"]
+    assert [found.name for found in found_for(asked(tmp_path, *words, "--controls", "wide"))] == [
+        f"{cell}-lr_scale_{scale}-base_width_{width}"
+        for cell in ("wide", "a50_k2")
+        for scale in ("hidden_2", "")
+        for width in (16, 32)
+    ]
+
+
+def test_a_varied_entry_of_a_mapping_leaves_the_others(tmp_path: Path) -> None:
+    words = ["--set", "optim.lr_scale.gate=0.5,2", "--controls", "none"]
+    runs = runs_for(asked(tmp_path, *words, optim={"lr_scale": {"head": 3}}))
+    scales = [run.settings.optim.lr_scale for run in runs[:2]]
+    assert scales == [{"head": 3, "gate": 0.5}, {"head": 3, "gate": 2}]
+    for word, reason in {
+        "optim.lr_scale.gates=1,2": "lr_scale has no kind 'gates'; did you mean 'gate'",
+        "optim.lr.gate=1,2": "no key 'optim.lr.gate' in a recipe",
+        "data.val.held_out=a,b": "runs that read other data cannot be compared",
+    }.items():
+        with pytest.raises(UserError, match=reason):
+            runs_for(asked(tmp_path, "--set", word, "--controls", "none"))
 
 
 def test_values_that_would_have_one_name_are_refused(tmp_path: Path) -> None:
