@@ -15,6 +15,7 @@ from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.recipe.rates import std_factors
 from dualpath_cli.recipe.schedule import cooldown_start, learning_rate, weight_decay
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
+from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
 from tests.model.small_models import SMALL, TARGETS, TOKENS
@@ -168,3 +169,18 @@ def test_a_frozen_kind_stays_and_the_base_width_itself_changes_no_bit() -> None:
         assert torch.equal(values, same[name])
         assert torch.equal(frozen[name], start[name]) == (kind_of(name).kind == "gate"), name
         assert not torch.equal(narrower[name], values), "other kinds get other gradients"
+
+
+def test_a_run_starts_from_the_values_of_its_width() -> None:
+    module = DualPathModule(
+        SMALL, OptimSettings(base_width=8), [1] * SMALL.vocab_size, [], seed=0, compile_blocks=False
+    )
+    module.configure_model()
+    assert module.model is not None
+    plain = build_model(SMALL, 0)
+    for layer, own in zip(plain.blocks, module.model.blocks, strict=True):
+        assert torch.equal(own.deep.router.weight, layer.deep.router.weight / 2)
+        before, after = (one.wide.sublayer.attn.q_proj.weight for one in (layer, own))
+        torch.testing.assert_close(after, before / math.sqrt(2))
+    assert torch.equal(module.model.head.weight, plain.head.weight / 2)
+    assert torch.equal(module.model.embed.weight, plain.embed.weight)
