@@ -168,7 +168,7 @@ class Lens(PagePass):
     Gives `said` and `shares`, (N, L, S, TOP) each: ids of the likeliest next tokens, likeliest
     first, and their probabilities. The S = K + 3 states of a layer are its input, h_1 .. h_K,
     h_wide and its output. `next` is the id of the token that really comes next, -1 at the end of a
-    window, and `nats` its loss, (N,) each. Under an intervention also `read_outs`, (N, L, 7 + K),
+    window, and `nats` its loss, (N,) each. Under an intervention also `read_outs`, (N, L, columns),
     and `own_nats`, the loss of the token itself, (N,).
     """
 
