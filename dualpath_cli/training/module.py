@@ -19,7 +19,7 @@ from dualpath_cli.training.loop_sampling import LoopSampling
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
-from dualpath_cli.training.state.weights import check_weights, load_weights
+from dualpath_cli.training.state.weights import check_weights, load_average
 from dualpath_cli.training.strategies import sharding_mesh
 
 
@@ -37,14 +37,14 @@ class DualPathModule(LightningModule):
         compile_blocks: bool,
         checkpointing: Checkpointing = "none",
         reduce_dtype: torch.dtype | None = None,
-        weights: Path | None = None,
+        weights: Sequence[Path] = (),
         loop_sampling: LoopSampling | None = None,
     ) -> None:
         """`seed` draws the initial weights; None draws none, as a checkpoint is loaded.
 
-        That is `weights`, or the one that the Trainer loads to continue a run. Sharded gradients
-        are reduced in `reduce_dtype`; None is their own. Without `loop_sampling` each step trains
-        with the model's own number of loops.
+        That is the mean of `weights`, or the one that the Trainer loads to continue a run. Sharded
+        gradients are reduced in `reduce_dtype`; None is their own. Without `loop_sampling` each
+        step trains with the model's own number of loops.
         """
         super().__init__()
         self.config = config
@@ -79,8 +79,8 @@ class DualPathModule(LightningModule):
             )
             if self.compile_blocks and self.loop_sampling is not None:
                 self.loop_sampling.allow_graphs()
-            if self.weights is not None:
-                load_weights(self.model, self.weights)
+            if self.weights:
+                load_average(self.model, self.weights)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Losses in nats per position, (B, T)."""
