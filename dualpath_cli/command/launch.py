@@ -35,13 +35,14 @@ from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.command.words import CommandLine
 from dualpath_cli.errors import UserError
 from dualpath_cli.files.csv_text import has_step
+from dualpath_cli.options import average as averages
 from dualpath_cli.output.streams import is_first_rank
 from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, check_classes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import Settings, check_sections, settings_from
 from dualpath_cli.run import run_file, run_folder
-from dualpath_cli.run.run_folder import VALIDATION, step_of
+from dualpath_cli.run.run_folder import VALIDATION, Run, step_of
 from dualpath_cli.text.manifest import Manifest
 
 _HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
@@ -64,6 +65,8 @@ class Launch:
     """A checkpoint of another run whose weights fit starts from, at step 0."""
     step: int | None = None
     """Of the checkpoint that is scored or read; None for fit."""
+    averaged: Run | None = None
+    """The RUN, where the mean of several checkpoints is scored in its place."""
     data_since: int = 0
     """The step at which the run that fit continues began to train on its data."""
     trunk: Path | None = None
@@ -86,7 +89,7 @@ def prepare(command: Command, line: CommandLine) -> Launch:
         launch = to_train(command, settings, line.runs, line.options["new_data"])
         _end_if_finished(launch)
         return launch
-    run = run_file.find(line.runs[0])
+    run = averages.averaged(run_file.find(line.runs[0]), averages.read(line.options.get("average")))
     recipe = _recipe_of(run, line)
     settings_from(recipe)  # before options are read into it
     options = None
@@ -102,7 +105,8 @@ def prepare(command: Command, line: CommandLine) -> Launch:
         resolve(command.check)(options, settings)
     check_validation_sets(settings, f"{run.folder}/{run_folder.TOKENIZER}", _other_sets(line))
     verify_data(settings, training=False)
-    return Launch(command, settings, run.folder, run.checkpoint, options, step=run.step)
+    return Launch(command, settings, run.folder, run.checkpoint, options, step=run.step,
+                  averaged=run if run.average else None)  # fmt: skip
 
 
 def prepare_several(command: Command, line: CommandLine) -> tuple[list[Launch], Path]:

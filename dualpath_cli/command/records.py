@@ -126,13 +126,14 @@ _RECORDS = (
     Command(
         "validate",
         "Score a trained model on named validation sets.",
-        f"--ckpt-path RUN [--data.val.NAME PATH ...] {SECTION_WORDS}",
+        f"--ckpt-path RUN [--average N] [--data.val.NAME PATH ...] {SECTION_WORDS}",
         needs="run",
         task="dualpath_cli.session.validate:validate",
         description="Scores a run's model on its validation sets, and on those that "
         "--data.val.NAME adds to them; --data.val '{NAME: PATH}' takes the place of all. Windows "
         "of a text are read after end-of-text; for evaluate's rolling_bpb, which is mostly lower, "
         "after the token before.",
+        add_arguments="dualpath_cli.options.average:add_arguments",
         reads_models=True,
     ),
     Command(
@@ -230,7 +231,8 @@ _RECORDS = (
     Command(
         "export",
         "Write a trained model to hand on: one file, or a folder for transformers and the hub.",
-        "--ckpt-path RUN --format FORMAT [--out PATH] [--results PATH] [--license NAME] "
+        "--ckpt-path RUN --format FORMAT [--average N] [--out PATH] [--results PATH] "
+        "[--license NAME] "
         "[--push USER/REPO [--public]] [--overwrite]",
         needs="nothing",
         run="dualpath_cli.export.command:run",

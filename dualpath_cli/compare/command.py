@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dualpath_cli.compare import paper
@@ -11,6 +12,7 @@ from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders,
 from dualpath_cli.errors import UserError
 from dualpath_cli.files.atomic import write_texts
 from dualpath_cli.files.csv_text import format_csv
+from dualpath_cli.options import average
 from dualpath_cli.ranges import check_path
 
 FOLDER = "comparison"
@@ -29,13 +31,18 @@ def run(options: Namespace) -> str:
         (options.baseline, "--baseline is one of RUN's configurations"),
         (options.any_length, "--any-length joins tables of RUNs"),
         (options.aggregate_only, "--aggregate-only is about tests of RUNs"),
+        (options.average, "--average is about checkpoints of RUNs"),
     ):
         if given and not options.runs:
             raise UserError(f"{problem}; give a RUN as well")
     baselines = _names(options.baseline)
-    runs, left_out = _read(options.runs)
+    count = average.read(options.average)
+    runs, left_out = _read(options.runs, count)
     out = _out(options)
     groups = groups_of(runs, baselines, options.any_length)
+    if count > 1:
+        named = f"average of {count} checkpoints"
+        groups = [replace(group, name=f"{group.name}, {named}") for group in groups]
     groups += paper.groups() if options.paper else []
     return "\n".join(map(str, answer(groups, left_out, out, options.aggregate_only)))
 
@@ -47,11 +54,11 @@ def _names(given: Sequence[str]) -> list[str]:
     return names
 
 
-def _read(paths: Sequence[str]) -> tuple[list[TrainedRun], list[str]]:
+def _read(paths: Sequence[str], count: int) -> tuple[list[TrainedRun], list[str]]:
     """The finished runs, and a line for each of the others."""
     runs, left_out = [], []
     for folder in find_folders(paths):
-        run = read_run(folder)
+        run = read_run(folder, count)
         if isinstance(run, str):
             left_out.append(f"{folder}: left out, unfinished at {run}")
         else:

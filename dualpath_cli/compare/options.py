@@ -30,6 +30,11 @@ def add_arguments(parser: Any) -> None:
     )
     parser.add_argument("--aggregate-only", action="store_true", help=text)
     text = (
+        "Compare the mean of the weights of each run's last N checkpoints, as sweep --average N "
+        "and validate --average N have scored it."
+    )
+    parser.add_argument("--average", metavar="N", help=text)
+    text = (
         "Show the paper's own 26 configurations in the same tables and figures, as single runs; "
         "needs no RUN."
     )

@@ -16,8 +16,10 @@ from dualpath_cli.own_classes.consent import note_read
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import (
+    AVERAGES,
     RECIPE,
     TOKENIZER,
+    VALIDATION,
     VERSIONS,
     decisive_part,
     facts_now,
@@ -104,11 +106,14 @@ def _below(path: Path) -> list[Path]:
     return []
 
 
-def read_run(folder: Path) -> TrainedRun | str:
+def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
     """Reads a run folder; of a run that is not at its end returns how far it is, in words.
 
+    Its scores are those of the mean of the last `average` checkpoints.
+
     Raises:
-        UserError: for a recipe or a table that cannot be read, and a run without validation sets.
+        UserError: for a recipe or a table that cannot be read, and a run without validation sets
+            or without the scores of such an average.
     """
     try:
         settings = settings_from(read_recipe(folder))
@@ -123,16 +128,20 @@ def read_run(folder: Path) -> TrainedRun | str:
         )
     last = settings.run.max_tokens // settings.run.batch_tokens
     rows = read_csv(folder / "metrics.csv")
-    final = {
-        row.get("set", ""): row
-        for row in read_csv(folder / "validation.csv")
-        if row.get("step") == str(last)
-    }
+    table, at = folder / VALIDATION, {"step": str(last)}
+    final = {row.get("set", ""): row for row in read_csv(table) if at.items() <= row.items()}
     if not rows or not final.keys() >= set(sets):
         step = rows[-1].get("step", "0") if rows else "0"
         return f"step {int(step) if step.isdecimal() else 0:,} of {last:,}"
-    scores = {name: _number(folder / "validation.csv", final[name], "bits_per_byte")
-              for name in sets}  # fmt: skip
+    if average > 1:
+        table, at = folder / AVERAGES, at | {"average": str(average)}
+        final = {row.get("set", ""): row for row in read_csv(table) if at.items() <= row.items()}
+        if not final.keys() >= set(sets):
+            raise UserError(
+                f"run '{folder}' has no scores of an average of {average} checkpoints; dualpath "
+                f"validate --ckpt-path {folder} --average {average} adds them"
+            )
+    scores = {name: _number(table, final[name], "bits_per_byte") for name in sets}
     metrics = folder / "metrics.csv"
     facts = _facts(folder)
     return TrainedRun(
@@ -145,7 +154,7 @@ def read_run(folder: Path) -> TrainedRun | str:
         expected_loops=_expected_loops(folder / "routing.csv"),
         data=_data(folder, settings, facts),
         bytes_per_token={
-            name: _number(folder / "validation.csv", row, "loss") / (scores[name] or math.inf) / LN2
+            name: _number(table, row, "loss") / (scores[name] or math.inf) / LN2
             for name, row in final.items()
             if name in scores
         },

@@ -67,7 +67,7 @@ class EarlyExit:
         if self.threshold is None:
             weights = self.weights_of_awake(states, taken[0])
         if self.layer.trace is not None:
-            self.layer.trace.record_steps(states, weights, self.loops, taken)
+            self.layer.trace.record_steps(x_BTD, states, weights, self.loops, taken)
         return mixture(weights, states)
 
     @property

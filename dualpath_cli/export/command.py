@@ -14,6 +14,7 @@ from dualpath_cli.export.formats import FORMATS, Format
 from dualpath_cli.export.hf.listing import check_ours
 from dualpath_cli.export.hf.reading import is_exported
 from dualpath_cli.export.hf.results import read_results
+from dualpath_cli.options import average
 from dualpath_cli.options.values import path_of
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
@@ -32,6 +33,7 @@ def add_arguments(parser: Any) -> None:
         "--ckpt-path", metavar="RUN",
         help="Run folder, or a checkpoint inside one: a file, or a folder of shards.",
     )  # fmt: skip
+    average.add_arguments(parser)
     formats = "; ".join(f"{name}: {format_.purpose}" for name, format_ in FORMATS.items())
     parser.add_argument("--format", metavar="FORMAT", help=f"{formats}.")
     parser.add_argument(
@@ -73,11 +75,14 @@ def run(options: Namespace) -> str:
         raise UserError("export needs --ckpt-path RUN: a run folder or a checkpoint inside one")
     format_ = _format(options.format)
     _check_for_hub(options, format_)
-    found = run_file.find(options.ckpt_path)
+    found = average.averaged(run_file.find(options.ckpt_path), average.read(options.average))
+    if found.average and options.results is not None:
+        raise UserError("--results are of a checkpoint's weights, not of their --average")
     settings = settings_from(run_folder.read_recipe(found.folder))
     check_as_trained(found, settings.model)
     name = f"{settings.run.recipe}-{settings.run.name}"
-    default = found.home / "export" / f"{name}-step-{found.step:08d}{format_.suffix}"
+    of = f"-average-{len(found.average)}" if found.average else ""
+    default = found.home / "export" / f"{name}-step-{found.step:08d}{of}{format_.suffix}"
     out = default if options.out is None else path_of("--out", options.out)
     out = out if format_.suffix else out.resolve()  # of a link, what it links to is replaced
     _check_out(out, format_)
@@ -95,10 +100,12 @@ def run(options: Namespace) -> str:
     from dualpath_cli.export.weights import Weights
     from dualpath_cli.training.state.integrity import verify
 
-    size = sum(path.stat().st_size for path in files_of(found.checkpoint))
+    checkpoints = found.average or (found.checkpoint,)
+    size = sum(path.stat().st_size for one in checkpoints for path in files_of(one))
     with Progress(console, "checking", bytes_of_bytes, size) as progress:
-        verify(found.checkpoint, progress.advance)
-    weights = Weights(found.checkpoint, settings.model)
+        for checkpoint in checkpoints:
+            verify(checkpoint, progress.advance)
+    weights = Weights.of_average(checkpoints, settings.model)
     if repository is not None:  # before the slowest part, and once there is something to upload
         repository.make(options.public)
     with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
@@ -160,6 +167,7 @@ def _check_out(out: Path, format_: Format) -> None:
 def _answer(run: Run, settings: Settings, weights: Any, out: Path, format_: Format) -> str:
     size = sum(path.stat().st_size for path in [out, *out.rglob("*")] if path.is_file())
     name = f"{run.folder.parent.name}/{run.folder.name}, step {run.step:,}"
+    name += f", {average.label(run)}" if run.average else ""
     return (
         f"{name}: {weights.parameters / 1e6:,.1f}M parameters, {decimal(size)}\n{out}\n"
         f"next: {format_.next.format(out=out, own_classes=option_of(settings.model))}"

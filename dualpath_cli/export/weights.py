@@ -1,14 +1,15 @@
 """The weights of any checkpoint by the model's own names, read a part at a time on one process."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.generation.loading import empty_model
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.training.state import shards
-from dualpath_cli.training.state.weights import check_weights, map_weights
+from dualpath_cli.training.state.weights import check_weights, load_average, map_weights
 
 AT_ONCE = 256 << 20
 """Bytes of weights that are read from shards before they are handed on, if no single tensor has
@@ -42,6 +43,19 @@ class Weights:
             for name, _ in model.named_parameters()
         }
         """Shapes and dtypes by name, in the order of the model, without data."""
+
+    @classmethod
+    def of_average(cls, checkpoints: Sequence[Path], config: ModelConfig) -> "Weights":
+        """The mean of several checkpoints, in float32 and all in memory; of one its own weights.
+
+        Raises:
+            UserError: as for one.
+        """
+        if len(checkpoints) == 1:
+            return cls(checkpoints[0], config)
+        model = empty_model(config)
+        load_average(model, checkpoints)
+        return cls(checkpoints[-1], config, model.state_dict())
 
     @property
     def bytes(self) -> int:

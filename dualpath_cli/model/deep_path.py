@@ -41,7 +41,7 @@ class DeepPath(nn.Module):
             h_BTD = self.next_state(h_BTD, k, layer)  # Eq. 2
             states.append(h_BTD)
         weights = self.step_weights(states, step_indices)
-        layer.record_steps(states, weights, len(step_indices))
+        layer.record_steps(x_BTD, states, weights, len(step_indices))
         return mixture(weights, states)  # Eq. 3
 
     def next_state(self, h_BTD: torch.Tensor, k: int, layer: LayerPass) -> torch.Tensor:

@@ -102,11 +102,15 @@ class LayerPass:
         return h_BTD
 
     def record_steps(
-        self, states: list[torch.Tensor], weights: list[torch.Tensor], loops: int
+        self,
+        x_BTD: torch.Tensor,
+        states: list[torch.Tensor],
+        weights: list[torch.Tensor],
+        loops: int,
     ) -> None:
         """Records the steps of the deep path, see `LayerTrace.record_steps`."""
         if self.trace is not None:
-            self.trace.record_steps(states, weights, loops)
+            self.trace.record_steps(x_BTD, states, weights, loops)
 
     def record_updates(
         self, x_BTD: torch.Tensor, deep_BTD: torch.Tensor | None, wide_BTD: torch.Tensor | None

@@ -4,6 +4,7 @@ Shapes: B batch, T positions, D model width, K loops.
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,12 @@ class LayerTrace:
     """g_w of every token, (B, T) (Eq. 5)."""
     step_weights: torch.Tensor | None = None
     """Weight of each step in h_deep, pi_k q_k and pi_K, (B, T, K) (Eq. 3); sums to 1 over K."""
+    step_sizes: torch.Tensor | None = None
+    """Size of each step's update beside the state that it starts from, ‖h_k - h_{k-1}‖ /
+    ‖h_{k-1}‖ with h_0 = x, (B, T, K); 0 for a step that was not taken."""
+    step_cosines: torch.Tensor | None = None
+    """Cosine of each step's update h_k - h_{k-1} and the one before it, (B, T, K); nan at k = 1,
+    which has none before it; 0 where one of them is zero."""
     loops_run: int | None = None
     """Steps that were run: fewer than K where every token of the batch had halted."""
     steps_taken: torch.Tensor | None = None
@@ -83,13 +90,14 @@ class LayerTrace:
 
     def record_steps(
         self,
+        x_BTD: torch.Tensor,
         states: list[torch.Tensor],
         weights: list[torch.Tensor],
         loops: int,
         active: list[torch.Tensor] | None = None,
     ) -> None:
-        """Records the states (B, T, D) of the steps that were run, and the weights (B, T, 1) of the
-        last of them; the others of `loops` steps weigh nothing.
+        """Records the states (B, T, D) of the steps that were run from x = h_0 on, and the weights
+        (B, T, 1) of the last of them; the others of `loops` steps weigh nothing.
 
         `active` tells for each step which tokens took it, (B, T, 1); None: all tokens took all.
         """
@@ -100,6 +108,9 @@ class LayerTrace:
             self.steps_taken = torch.cat(active, dim=-1).sum(-1)
         unweighed = (self.loops_run - len(weights), loops - self.loops_run)
         self.step_weights = F.pad(torch.cat(weights, dim=-1), unweighed)
+        sizes_BTK, cosines_BTK = _updates_of_steps([x_BTD, *states])
+        self.step_sizes = F.pad(sizes_BTK, (0, loops - self.loops_run))
+        self.step_cosines = F.pad(cosines_BTK, (0, loops - self.loops_run))
         if self.keeps_states:
             self.deep_states = states
 
@@ -125,6 +136,21 @@ class LayerTrace:
             self.update_wide = None if wide is None else wide.norm(dim=-1)
             if deep is not None and wide is not None:
                 self.cosine = F.cosine_similarity(deep, wide, dim=-1)
+
+
+def _updates_of_steps(states: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sizes and cosines of the steps between h_0 .. h_K, (B, T, K) each: see `LayerTrace`.
+
+    In float32 at least, also under autocast: updates may be a thousandth of the state.
+    """
+    precise = torch.promote_types(states[0].dtype, torch.float32)
+    with torch.autocast(states[0].device.type, enabled=False):
+        states = [h_BTD.to(precise) for h_BTD in states]
+        updates = [after - before for before, after in pairwise(states)]
+        sizes = [u.norm(dim=-1) / h.norm(dim=-1) for u, h in zip(updates, states, strict=False)]
+        cosines = [F.cosine_similarity(u, v, dim=-1) for u, v in pairwise(updates)]
+    none_BT = torch.full_like(sizes[0], torch.nan)
+    return torch.stack(sizes, -1), torch.stack([none_BT, *cosines], -1)
 
 
 def _filled(states: list[torch.Tensor], count: int) -> list[torch.Tensor]:

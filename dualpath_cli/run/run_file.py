@@ -9,7 +9,8 @@ each tensor lies in the bytes that follow, and under `__metadata__` further text
     run             recipe/name of the run
     step, tokens    optimizer steps made, and tokens trained on
     recipe          recipe.yaml of the run folder, as it was
-    versions        versions.json: packages, git commit, data fingerprint
+    versions        versions.json: packages, git commit, data fingerprint; `averaged_steps` are
+                    those of the checkpoints whose mean weights these are, where there are several
     tokenizer       tokenizer.json
     exported_with   the version of dualpath that wrote the file
     sha256          of the whole file, with 64 zeros in the place of this hash
@@ -59,6 +60,9 @@ def find(path: str) -> Run:
 
 def describe(run: Run, settings: Settings) -> dict[str, str]:
     """The header of a file of this run; its hash is filled in once all is written."""
+    facts = run_folder.facts_at(run.folder, run.checkpoint)
+    if run.average:
+        facts |= {"averaged_steps": [run_folder.step_of(path) for path in run.average]}
     return {
         "format": "pt",
         "dualpath": LAYOUT,
@@ -66,7 +70,7 @@ def describe(run: Run, settings: Settings) -> dict[str, str]:
         "step": str(run.step),
         "tokens": str(run.step * settings.run.batch_tokens),
         **{key: read_text(run.folder / name, PUT_BACK) for name, key in _TEXTS.items()},
-        _TEXTS[VERSIONS]: json.dumps(run_folder.facts_at(run.folder, run.checkpoint), indent=2),
+        _TEXTS[VERSIONS]: json.dumps(facts, indent=2),
         "exported_with": importlib.metadata.version("dualpath"),
         "sha256": NO_HASH,  # the last, as a text before it may hold as many zeros
     }

@@ -8,6 +8,7 @@ runs/<recipe>/<name>/
     tokenizer.json   the tokenizer of the training data
     classes/         source of the model's custom classes, if any
     metrics.csv      a row per logged step; routing.csv and validation.csv beside it
+    validation_average.csv  scores of the mean of checkpoints, until training goes on
     bad_steps.csv    a row per step that was left out, if any was; bad_steps/ holds their tokens
     went_wrong.txt   where the numbers ended it: the words that fit said
     wandb_id         the id of its W&B run, if it has one
@@ -43,6 +44,7 @@ VERSIONS = "versions.json"
 TOKENIZER = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
 VALIDATION = "validation.csv"
+AVERAGES = "validation_average.csv"
 TABLES = ("metrics.csv", VALIDATION, "routing.csv", "bad_steps.csv")
 LAST = "last"
 WENT_WRONG = "went_wrong.txt"
@@ -82,6 +84,8 @@ class Run:
     """Optimizer step at which the checkpoint was written."""
     home: Path
     """The default folder of commands' output about it."""
+    average: tuple[Path, ...] = ()
+    """Checkpoints whose mean weights are meant in place of the checkpoint's, oldest first."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -299,6 +303,7 @@ def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None 
         for begun, path in _parts(folder, name).items():
             if begun >= (step or 0):
                 path.unlink()
+    (folder / AVERAGES).unlink(missing_ok=True)
     suffix = "" if step is None else f"-{step:08d}"
     recipe_text = yaml.safe_dump(recipe, sort_keys=False)
     versions_text = json.dumps({**versions(), **facts}, indent=2) + "\n"

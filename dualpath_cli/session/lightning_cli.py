@@ -140,8 +140,9 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
             f"vocab_size={settings.model.vocab_size}: it is not the run's; copy the run again"
         )
     token_bytes = tokenizer.token_bytes()
-    weights = launch.weights if fitting else launch.checkpoint
-    drawn = weights is None and launch.checkpoint is None  # else they are loaded
+    start = launch.weights if fitting else launch.checkpoint
+    weights = launch.averaged.average if launch.averaged else [start] if start else []
+    drawn = start is None and launch.checkpoint is None  # else they are loaded
     module: DualPathModule = resolve(launch.command.module)(
         settings.model,
         settings.optim,

@@ -180,6 +180,7 @@ def routings(folders: Sequence[Path], out: Path, console: Console) -> list[Path]
     nulls = [line for line in untrained.values() if line.layers == lines[names[0]].layers]
     figures = {
         "depth": layer_figures.depth(lines, Summary.average(nulls)),
+        "steps": layer_figures.steps(lines, Summary.average(nulls)),
         "polarisation": layer_figures.polarisation(lines),
     }
     content = {

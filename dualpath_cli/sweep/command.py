@@ -4,7 +4,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import yaml
 from rich.console import Console
@@ -21,6 +21,7 @@ from dualpath_cli.own_classes.consent import OPTION
 from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.sweep import plan, request, tuning
+from dualpath_cli.sweep.averages import averages_of, with_kept
 from dualpath_cli.sweep.cells import FAMILIES, Cell, solve
 from dualpath_cli.sweep.checks import check_begun, check_different, check_settings
 from dualpath_cli.sweep.request import Request
@@ -53,6 +54,7 @@ def run(options: Namespace) -> str:
 
 
 def _run(wanted: Request, console: Console) -> str:
+    wanted = replace(wanted, recipe=with_kept(wanted.recipe, wanted.average))
     shared = _shared(wanted)
     cells, notes = solve(wanted.wanted, shared.model)
     found = configurations(cells, wanted.varied, branches=_branches(wanted, shared))
@@ -67,6 +69,7 @@ def _run(wanted: Request, console: Console) -> str:
     if chosen is not None:
         check_begun(runs)
     check_settings([*runs, *trials])
+    averages_of(runs, wanted.average)
     _write_down(wanted, cells, notes)
     # What is tuned has its recipes once its rates are known.
     write_recipes(runs if chosen is not None else trials)
@@ -91,6 +94,8 @@ def _run(wanted: Request, console: Console) -> str:
     if not tuned and wanted.tflops is None:  # their trials tell how long they take
         _show_plan(wanted, runs, trials, console)
     check_none(run_all(runs, wanted.jobs, "sweep", console), len(runs))
+    if averages := averages_of(runs, wanted.average):
+        check_none(run_all(averages, wanted.jobs, "averages", console), len(averages))
     return f"next: {_comparison(wanted, runs)}"
 
 
@@ -252,13 +257,16 @@ def _array(wanted: Request, runs: Sequence[Run], tuned: bool) -> str:
     """Writes the array of what is not finished; returns what to do with it."""
     left = [run for run in runs if not run.is_finished and run.is_ready]
     if not left:
+        if not all(each.is_finished for each in averages_of(runs, wanted.average)):
+            return "all runs are finished; this command without --slurm scores their averages"
         return f"all runs are finished; next: {_comparison(wanted, runs)}"
     script = write_array(left, wanted.jobs, wanted.out, trials=not tuned)
-    last = tuned and all(run.is_ready for run in runs)
+    last = tuned and all(run.is_ready for run in runs) and wanted.average == 1
     after = _comparison(wanted, runs) if last else "this command again"
     return f"{len(left)} runs: sbatch {script}; when they are finished, {after}"
 
 
 def _comparison(wanted: Request, runs: Sequence[Run]) -> str:
     own = any(option_of(run.settings.model) for run in runs)
-    return f"dualpath compare {wanted.out}" + (f" {OPTION}" if own else "")
+    average = f" --average {wanted.average}" if wanted.average > 1 else ""
+    return f"dualpath compare {wanted.out}{average}" + (f" {OPTION}" if own else "")

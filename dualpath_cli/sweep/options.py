@@ -67,6 +67,11 @@ def add_arguments(parser: Any) -> None:
     )
     how.add_argument("--slurm", action="store_true", help=text)
     text = (
+        "Also score the mean of the weights of each run's last N checkpoints, of which it keeps as "
+        "many, for `dualpath compare OUT --average N`. Rates are chosen by the last one."
+    )
+    how.add_argument("--average", metavar="N", help=text)
+    text = (
         "TFLOP/s that a run sustains, for the hours of the plan; by default they follow from the "
         "first run of each family, once it has begun."
     )

@@ -15,6 +15,7 @@ from dualpath_cli.config import RANGES
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files.atomic import PARTIAL
 from dualpath_cli.flops.widths import Match
+from dualpath_cli.options import average
 from dualpath_cli.ranges import check_path
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.other_names import OTHER_NAMES
@@ -67,6 +68,8 @@ class Request:
     slurm: bool
     tflops: float | None
     yes: bool
+    average: int = 1
+    """Checkpoints of each run whose mean weights are scored; 1: the last one alone."""
 
 
 def read(options: Namespace) -> Request:
@@ -106,7 +109,7 @@ def read(options: Namespace) -> Request:
         recipe, wanted, varied, _count("--seeds", options.seeds, MOST_SEEDS), rates, known,
         None if options.tune_tokens is None else parse_size(options.tune_tokens, "--tune-tokens"),
         out, _count("--jobs", options.jobs, MOST_JOBS), options.slurm, tflops,
-        options.yes,
+        options.yes, average.read(options.average),
     )  # fmt: skip
 
 

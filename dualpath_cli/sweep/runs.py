@@ -151,6 +151,11 @@ class Run:
         return Path(run.dir) / run.recipe / run.name
 
     @property
+    def words(self) -> list[str]:
+        """The words that train it."""
+        return ["fit", "--config", str(self.path)]
+
+    @property
     def steps(self) -> int:
         """Optimizer steps that it has in all."""
         return self.settings.run.max_tokens // self.settings.run.batch_tokens

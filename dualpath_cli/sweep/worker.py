@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from itertools import takewhile
-from pathlib import Path
 
 from dualpath_cli.ending import of_children
 from dualpath_cli.errors import UserError
@@ -13,9 +12,9 @@ from dualpath_cli.options.values import visible_gpus
 from dualpath_cli.sweep.runs import Run
 
 
-def command_of(recipe: Path) -> list[str]:
-    """The words that train a recipe."""
-    return [sys.executable, "-m", "dualpath_cli", "fit", "--config", str(recipe)]
+def command_of(run: Run) -> list[str]:
+    """The words of its process."""
+    return [sys.executable, "-m", "dualpath_cli", *run.words]
 
 
 def environment(run: Run, slot: int, jobs: int) -> Mapping[str, str]:
@@ -81,7 +80,7 @@ def start(run: Run, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
     run.log.parent.mkdir(parents=True, exist_ok=True)
     with run.log.open("ab") as log, of_children():
         return subprocess.Popen(
-            command_of(run.path), env=environment(run, slot, jobs), stdin=subprocess.DEVNULL,
+            command_of(run), env=environment(run, slot, jobs), stdin=subprocess.DEVNULL,
             stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 

@@ -24,7 +24,7 @@ from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.state.groups import regroup
-from dualpath_cli.training.state.weights import check_weights, load_weights
+from dualpath_cli.training.state.weights import check_weights, load_average
 from dualpath_cli.training.step_loops import allow_graphs, at_rest, router_of, settle_router
 from dualpath_cli.training.strategies import sharding_mesh
 
@@ -43,14 +43,14 @@ class DualPathModule(LightningModule):
         compile_blocks: bool,
         checkpointing: Checkpointing = "none",
         reduce_dtype: torch.dtype | None = None,
-        weights: Path | None = None,
+        weights: Sequence[Path] = (),
         step_loops: StepLoops | None = None,
     ) -> None:
         """`seed` draws the initial weights; None draws none, as a checkpoint is loaded.
 
-        That is `weights`, or the one that the Trainer loads to continue a run. Sharded gradients
-        are reduced in `reduce_dtype`; None is their own. Without `step_loops` each step trains
-        with the model's own number of loops.
+        That is the mean of `weights`, or the one that the Trainer loads to continue a run. Sharded
+        gradients are reduced in `reduce_dtype`; None is their own. Without `step_loops` each step
+        trains with the model's own number of loops.
         """
         super().__init__()
         self.config = config
@@ -100,8 +100,8 @@ class DualPathModule(LightningModule):
             )
             if self.compile_blocks and self.step_loops is not None:
                 allow_graphs(self.step_loops)
-            if self.weights is not None:
-                load_weights(self.model, self.weights)
+            if self.weights:
+                load_average(self.model, self.weights)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Losses in nats per position, (B, T)."""

@@ -1,5 +1,8 @@
 """What forward writes down when asked: nothing else changes, and read-outs mean what they say."""
 
+import itertools
+import math
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -7,7 +10,17 @@ from hypothesis import strategies as st
 
 from dualpath_cli.model import Intervention, RoutingTrace
 from dualpath_cli.model.routing import LayerTrace
-from tests.model.small_models import ALL_KINDS, EXACT, SMALL, TOKENS, small, traced, with_weights
+from tests.model import reference
+from tests.model.small_models import (
+    ALL_KINDS,
+    EXACT,
+    SMALL,
+    TOKENS,
+    small,
+    streams,
+    traced,
+    with_weights,
+)
 
 
 def test_recording_changes_nothing():
@@ -71,3 +84,54 @@ def test_updates_are_summed_in_float32_where_the_stream_is_bfloat16():
     layer.record_updates(x, x.float() + 1e-4, x.float() - 1e-4)
     assert layer.update_deep.item() == pytest.approx(64e-4, rel=1e-3)
     assert layer.cosine.item() == pytest.approx(-1, rel=1e-5)
+
+
+def updates_by_hand(states: list[list[float]]) -> tuple[list[float], list[float]]:
+    """Sizes and cosines of the steps between h_0 .. h_K of one token, number by number."""
+    updates = [[b - a for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(states)]
+    sizes = [math.hypot(*u) / math.hypot(*h) for u, h in zip(updates, states, strict=False)]
+    cosines = [
+        math.fsum(a * b for a, b in zip(u, v, strict=True)) / (math.hypot(*u) * math.hypot(*v))
+        for u, v in itertools.pairwise(updates)
+    ]
+    return sizes, cosines
+
+
+@pytest.mark.parametrize("loops", [1, 2, 3, 5])
+def test_what_a_step_does_follows_from_the_states_of_the_slow_model(loops):
+    """Of the trained number of loops, of fewer and of more."""
+    config = small(**ALL_KINDS)
+    model, weights = with_weights(config), reference.random_weights(config, seed=0)
+    for layer in (0, 1):  # the last one is wide
+        change = Intervention(loops=loops, layers=(layer,))
+        trace = traced(model, TOKENS, intervention=change).layers[layer]
+        own = reference.below(weights, f"blocks.{layer}.deep")
+        for row, stream in enumerate(streams(model, TOKENS)[layer][0]):
+            slow = reference.deep_states(own, config, list(stream), loops)
+            for t in range(len(stream)):
+                states = [stream[t].tolist(), *(h[t].tolist() for h in slow)]
+                sizes, cosines = updates_by_hand(states)
+                assert trace.step_sizes[row, t].tolist() == pytest.approx(sizes, rel=1e-9)
+                assert trace.step_cosines[row, t, 0].isnan()
+                assert trace.step_cosines[row, t, 1:].tolist() == pytest.approx(cosines, abs=1e-9)
+
+
+def test_a_step_that_a_token_does_not_take_does_nothing():
+    change = Intervention(halting=0.7)
+    for layer in traced(with_weights(small(loops=4)), TOKENS, intervention=change).layers:
+        taken = torch.arange(4) < layer.steps_taken[..., None]
+        assert not taken.all()
+        assert ((layer.step_sizes > 0) == taken).all()
+        assert ((layer.step_cosines[..., 1:] != 0) == taken[..., 1:]).all()
+        assert layer.step_cosines[..., 0].isnan().all()
+
+
+def test_small_steps_are_measured_in_float32_where_the_stream_is_bfloat16():
+    """As an untrained model's are, a thousandth of the state."""
+    x = torch.full((1, 1, 64), 1.0)
+    layer = LayerTrace()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        weights = [torch.ones(1, 1, 1)]
+        layer.record_steps(x.bfloat16(), [x * 1.001, x * 1.0], weights, loops=2)
+    assert layer.step_sizes.flatten().tolist() == pytest.approx([1e-3, 1e-3], rel=2e-3)
+    assert layer.step_cosines[0, 0, 1].item() == pytest.approx(-1, abs=1e-5)

@@ -19,7 +19,7 @@ import sys
 from dualpath_cli import cli
 from dualpath_cli.command import launch
 from dualpath_cli.sweep import worker
-worker.command_of = lambda recipe: [*{FAKE_FIT}, str(recipe)]
+worker.command_of = lambda run: [*{FAKE_FIT}, str(run.path)]
 launch.to_train = lambda *_: None
 sys.exit(cli.main(sys.argv[1:]))
 """

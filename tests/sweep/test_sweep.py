@@ -14,6 +14,7 @@ import pytest
 from dualpath_cli import cli
 from dualpath_cli.files.csv_text import read_csv
 from dualpath_cli.files.lock import FIT, alone_in
+from dualpath_cli.run.run_folder import AVERAGES
 from dualpath_cli.sweep import worker
 from dualpath_cli.sweep.board import Board
 from dualpath_cli.sweep.request import LOCK
@@ -489,3 +490,38 @@ def test_slurm_tunes_first(
     assert cli.main([*words, "--yes"]) == 0
     assert cli.main([*words, "--slurm"]) == 0
     assert "all runs are finished; next: dualpath compare" in capsys.readouterr().out
+
+
+def test_averages_are_scored_once_all_runs_are_trained(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "sweep"
+    words = [*words, "--yes", "--tune", "off"]
+    assert cli.main([*words, "--average", "3"]) == 2
+    assert capsys.readouterr().err == (
+        "dualpath sweep: error: --average 3: wide-seed_0 has 10 steps, a checkpoint every 5: 2; "
+        "lower run.save_every\n"
+    )
+    assert not (out / "recipes").exists(), "a mistake writes nothing"
+    recipe = Path(words[2])
+    recipe.write_text(recipe.read_text().replace("save_every: 5", "save_every: 1"))
+    assert cli.main(words) == 0  # the recipe keeps 3 by default
+    assert cli.main([*words, "--average", "5"]) == 0
+    assert f"dualpath compare {out} --average 5" in capsys.readouterr().out
+    assert "keep: 5" in (out / "recipes" / "wide-seed_0.yaml").read_text()
+    assert all(len(lines) == 1 for lines in starts(out).values()), "nothing is trained again"
+    assert cli.main([*words, "--average", "5"]) == 0
+    assert "averages: 6 of 6 are finished already" in capsys.readouterr().out
+    for run in (out / "runs").glob("*/*"):
+        assert [row["average"] for row in read_csv(run / AVERAGES)] == ["5"]
+    assert cli.main(["compare", str(out)]) == 0
+    plain = read_csv(out / "comparison" / "table.csv")
+    assert cli.main(["compare", str(out), "--average", "5"]) == 0
+    assert "average of 5 checkpoints" in capsys.readouterr().out
+    for row, before in zip(read_csv(out / "comparison" / "table.csv"), plain, strict=True):
+        assert "0.5" in row.values()
+        assert "0.5" not in before.values()
+    assert cli.main(["compare", str(out), "--average", "4"]) == 2
+    assert "has no scores of an average of 4 checkpoints; dualpath validate" in (
+        capsys.readouterr().err
+    )

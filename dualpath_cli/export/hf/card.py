@@ -14,7 +14,7 @@ from dualpath_cli.files.csv_text import read_csv
 from dualpath_cli.output.table import Column, Table, markdown
 from dualpath_cli.recipe.schedule import weight_decay
 from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.run.run_folder import Run
+from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run
 from dualpath_cli.text.manifest import HUB
 
 PAPER = "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs"
@@ -124,9 +124,11 @@ def _training_rows(
 ) -> list[tuple[str, str]]:
     packages = versions.get("packages")
     packages = packages if isinstance(packages, dict) else {}
+    averaged = ", ".join(f"{step:,}" for step in versions.get("averaged_steps", []))
     optim, steps = settings.optim, settings.run.max_tokens // settings.run.batch_tokens
     rows = [
         ("tokens", f"{int(described['tokens']):,}"),
+        ("weights", "" if not averaged else f"mean of the checkpoints of steps {averaged}"),
         ("tokens a step", f"{settings.run.batch_tokens:,}"),
         ("optimizer", optim.name),
         ("learning rate", f"{optim.lr:g}, to {optim.lr_end:g}"),
@@ -141,17 +143,20 @@ def _training_rows(
 
 
 def _validation_rows(run: Run) -> list[tuple[str, ...]]:
-    """The validation of this step, where the run folder has one.
+    """The validation of this step, or of this average, where the run folder has one.
 
     Raises:
         UserError: where what it has is no table.
     """
-    name = "validation.csv"
-    check_tables(run.folder, [name])
+    name, wanted = VALIDATION, {"step": str(run.step)}
+    if run.average:
+        name, wanted = AVERAGES, wanted | {"average": str(len(run.average))}
+    else:
+        check_tables(run.folder, [name])
     return [
         (row["set"], row.get("loss", ""), row.get("bits_per_byte", ""))
         for row in read_csv(run.folder / name)
-        if row["step"] == str(run.step)
+        if wanted.items() <= row.items()
     ]
 
 

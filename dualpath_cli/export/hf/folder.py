@@ -109,6 +109,8 @@ def config(
     dtype = reduce(torch.promote_types, (t.dtype for t in weights.described.values()))
     facts: dict[str, Any] = {key: described[key] for key in ("run", "exported_with")}
     facts |= {key: int(described[key]) for key in ("step", "tokens")}
+    if averaged := json.loads(described["versions"]).get("averaged_steps"):
+        facts["averaged_steps"] = averaged
     return {
         "architectures": ["DualPathForCausalLM"],
         "model_type": "dualpath",

@@ -115,7 +115,7 @@ class Reading(Pass):
         """Writes the rows of all ranks' sequences, in the order of their places.
 
         `columns` are places (B,), tokens, which of them are text, their losses (B, T) and
-        read-outs (B, T, L, 7 + K).
+        read-outs (B, T, L, columns).
         """
         gathered = [[column] for column in columns]
         if self._module.trainer.world_size > 1:

@@ -1,8 +1,12 @@
 """Read-outs: what is read of every token in every layer with gates, as one tensor; which tokens.
 
-Shapes: B sequences, T positions, L layers with gates.
+Shapes: B sequences, T positions, L layers with gates, K loops.
 """
 
+import math
+from typing import TypeVar
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -10,13 +14,23 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 
+Values = TypeVar("Values", torch.Tensor, np.ndarray)
+
 READOUTS = (
     "gate_deep", "gate_wide", "update_deep", "update_wide", "cosine", "deep_share",
     "expected_loops",
 )  # fmt: skip
 """Fields of LayerTrace, each a number for every token and layer."""
+STEP_READOUTS = {"step_weights": 0.0, "step_sizes": math.nan, "step_cosines": math.nan}
+"""Fields of LayerTrace, each K numbers; what stands for a step that a layer of fewer does not have.
+"""
 DEFINITION = "deep share = g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖) of a token, then averaged"
 """The caption of tables."""
+STEP_DEFINITION = (
+    "size = ‖h_k - h_{k-1}‖ / ‖h_{k-1}‖, h_0 = x; cosine of h_k - h_{k-1} and h_{k-1} - h_{k-2}; "
+    "of a token, then averaged"
+)
+"""The caption of tables of steps."""
 
 
 def most_steps(config: ModelConfig) -> int:
@@ -25,19 +39,33 @@ def most_steps(config: ModelConfig) -> int:
 
 
 def dual_layers(trace: RoutingTrace) -> torch.Tensor:
-    """Stacks the read-outs of the layers with gates: (B, T, L, READOUTS and a weight a step).
+    """Stacks the read-outs of the layers with gates: (B, T, L, READOUTS and K STEP_READOUTS each).
 
-    A layer of fewer steps than another gives those that it has not a weight of 0.
+    Where layers have different numbers of steps, K is the largest.
     """
-    gated = [layer for layer in trace.layers if layer.gate_deep is not None]
-    most = max(layer.step_weights.shape[-1] for layer in gated if layer.step_weights is not None)
+    dual = [layer for layer in trace.layers if layer.gate_deep is not None]
+    loops = max(layer.step_weights.shape[-1] for layer in dual if layer.step_weights is not None)
     layers = []
-    for layer in gated:
+    for layer in dual:
         values = [getattr(layer, name) for name in READOUTS]
-        assert layer.step_weights is not None
-        weights = F.pad(layer.step_weights, (0, most - layer.step_weights.shape[-1]))
-        layers.append(torch.cat([torch.stack(values, -1), weights], -1))
+        steps = ((getattr(layer, name), blank) for name, blank in STEP_READOUTS.items())
+        padded = [F.pad(x, (0, loops - x.shape[-1]), value=blank) for x, blank in steps]
+        layers.append(torch.cat([torch.stack(values, -1), *padded], -1))
     return torch.stack(layers, 2)
+
+
+def by_name(values: Values) -> dict[str, Values]:
+    """Takes the tensor or array of `dual_layers`, (..., columns), apart: (...) or (..., K)."""
+    split, loops = len(READOUTS), (values.shape[-1] - len(READOUTS)) // len(STEP_READOUTS)
+    found = {name: values[..., column] for column, name in enumerate(READOUTS)}
+    for place, name in enumerate(STEP_READOUTS):
+        found[name] = values[..., split + place * loops : split + (place + 1) * loops]
+    return found
+
+
+def two_digits(size: float) -> str:
+    """A size as tables have it, such as 0.30 or 0.00091."""
+    return f"{size:#.2g}".rstrip(".")
 
 
 def is_text(

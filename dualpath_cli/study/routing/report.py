@@ -25,7 +25,12 @@ from dualpath_cli.study.routing.figures import speech as speech_figures
 from dualpath_cli.study.routing.figures import tokens as token_figures
 from dualpath_cli.study.routing.options import SUMMARY
 from dualpath_cli.study.routing.page import details, page
-from dualpath_cli.study.routing.readouts import DEFINITION, most_steps
+from dualpath_cli.study.routing.readouts import (
+    DEFINITION,
+    STEP_DEFINITION,
+    most_steps,
+    two_digits,
+)
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import Sums
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
@@ -56,7 +61,7 @@ def write(
         }
         for read in (sums, untrained_sums)
     )
-    average = Summary.average(list(summaries.values()))
+    average, null = (Summary.average(list(read.values())) for read in (summaries, untrained))
     statements = claims(summaries, untrained)
     for name, source_facts in sources.items():
         source_facts |= {"tokens": int(sums[name]["tokens"][0])}
@@ -72,7 +77,7 @@ def write(
         "tests": number_of_tests(statements),
         "claims": [as_row(claim) for claim in statements],
     }
-    _show(summaries, sources, average, statements, console)
+    _show(summaries, sources, average, null, statements, console)
     if len(sources) > 1 and not any(source["anchored"] for source in sources.values()):
         console.print(f"no sequence has the anchor '{options.anchor}': nothing is aligned")
     drawn = [
@@ -83,7 +88,8 @@ def write(
     figures = save(
         out,
         {
-            "depth": layer_figures.depth(summaries, Summary.average(list(untrained.values()))),
+            "depth": layer_figures.depth(summaries, null),
+            "steps": layer_figures.steps(summaries, null),
             "polarisation": layer_figures.polarisation(summaries),
             "classes": layer_figures.classes(summaries, classes.OTHERS),
             "gate_density": layer_figures.bands(sums, average),
@@ -130,10 +136,11 @@ def _show(
     summaries: Mapping[str, Summary],
     sources: Mapping[str, dict[str, Any]],
     average: Summary,
+    untrained: Summary,
     statements: Sequence[Claim],
     console: Console,
 ) -> None:
-    """Prints a row a layer and source, and a row a claim."""
+    """Prints a row a layer and source, twice, and a row a claim."""
     columns = [
         Column("source"), Column("layer", "d", importance=3),
         Column("deep share,\n95 % interval", with_interval(".3f"), importance=3),
@@ -156,6 +163,7 @@ def _show(
     )
     note = f"{amounts}; {DEFINITION}" + (f". {LAST_LAYER}" if average.is_last(-1) else "")
     show(console, Table(columns, rows, "routing by layer", note))
+    show(console, _steps({**summaries, "untrained": untrained}))
     bands = ", ".join(f"{name} {_range(band)}" for name, band in average.layers_of_bands.items())
     show(console, claim_table(statements, f"bands of layers: {bands}; "))
     if classes.OTHERS:
@@ -165,6 +173,25 @@ def _show(
             counted = clusters_text(**facts["clusters"])
             text = f"fewer than {LEAST_CLUSTERS} have no intervals and no tests"
             console.print(f"{source} has {counted}: {text}", highlight=False, soft_wrap=True)
+
+
+def _steps(lines: Mapping[str, Summary]) -> Table:
+    """What each step does: a row a layer of each source, and of the untrained model's mean."""
+    steps = range(1, 1 + max(line.loops for line in lines.values()))
+    columns = [
+        Column("source"), Column("layer", "d", importance=3),
+        *(Column(f"size\nk = {k}", two_digits, importance=2) for k in steps),
+        *(Column(f"cosine\nk = {k}", ".3f") for k in steps[1:]),
+    ]  # fmt: skip
+    names = [*(f"step_size_{k}" for k in steps), *(f"step_cosine_{k}" for k in steps[1:])]
+    rows: list[Sequence[Any]] = []
+    for source, line in lines.items():
+        for place, layer in enumerate(line.layers):
+            means = (line.means[name][0, place] for name in names)
+            rows.append(["" if place else source, layer, *means])
+        rows.append(())
+    note = f"{STEP_DEFINITION}; untrained: before training, mean of all sources"
+    return Table(columns, rows, "what each step does", note)
 
 
 def _classes(summaries: Mapping[str, Summary]) -> Table:

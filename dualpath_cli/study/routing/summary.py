@@ -80,6 +80,11 @@ class Summary:
             first.n_layers,
         )
 
+    @property
+    def loops(self) -> int:
+        """The largest number of steps of a layer; of several, of the one with the least."""
+        return sum(name.startswith("step_size_") for name in self.means)
+
     @cached_property
     def bands(self) -> dict[str, list[int]]:
         """Early, middle and late layers, as places in `layers`: thirds, the last one the largest.

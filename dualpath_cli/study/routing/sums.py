@@ -22,6 +22,8 @@ Sums = dict[str, npt.NDArray[np.float64]]
 CORNERS = ("only_deep", "only_wide", "both_open", "both_closed")
 DERIVED = ("gate_difference", *CORNERS)
 """|g_d - g_w|, and whether a token's gates are in a corner of the unit square."""
+STEP_COLUMNS = ("step", "step_size", "step_cosine")
+"""What the columns of `STEP_READOUTS` are called before the number of the step."""
 CORNER = 0.1
 """A gate below this is closed, one above 1 - this is open."""
 
@@ -34,8 +36,12 @@ BEFORE, AFTER = 16, 48
 
 
 def columns(loops: int) -> tuple[str, ...]:
-    """Names of what is averaged: read-outs, what follows from the gates, each step's weight."""
-    return (*READOUTS, *DERIVED, *(f"step_{k}" for k in range(1, loops + 1)))
+    """Names of what is averaged: read-outs, what follows from the gates, those of each step.
+
+    Of step k `step_k` is its weight, and what it does `step_size_k` and `step_cosine_k`.
+    """
+    steps = (f"{name}_{k}" for name in STEP_COLUMNS for k in range(1, loops + 1))
+    return (*READOUTS, *DERIVED, *steps)
 
 
 class RoutingSums(Metric):

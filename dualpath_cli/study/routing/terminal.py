@@ -17,7 +17,14 @@ from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import Column, Table
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.study.routing.page import of_text
-from dualpath_cli.study.routing.readouts import DEFINITION, READOUTS, dual_layers
+from dualpath_cli.study.routing.readouts import (
+    DEFINITION,
+    READOUTS,
+    STEP_DEFINITION,
+    by_name,
+    dual_layers,
+    two_digits,
+)
 from dualpath_cli.study.routing.tokens import token_texts
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.parallel import build_model
@@ -97,13 +104,22 @@ def _layers(values: np.ndarray, layers: list[int]) -> Table:
     names = {"deep_share": "deep share", "gate_deep": "g_d", "gate_wide": "g_w",
              "update_deep": "‖Δ_d‖", "update_wide": "‖Δ_w‖", "cosine": "cosine",
              "expected_loops": "loops"}  # fmt: skip
-    columns = [Column("layer", "d"), *(Column(heading, ".3f") for heading in names.values()),
-               Column("steps", "", importance=0)]  # fmt: skip
+    columns = [
+        Column("layer", "d"), *(Column(heading, ".3f") for heading in names.values()),
+        *(Column(name, "", importance=0) for name in ("weights", "sizes", "cosines")),
+    ]  # fmt: skip
     rows = []
     for layer, means in zip(layers, values.mean(0), strict=True):
-        steps = " ".join(f"{weight:.2f}" for weight in means[len(READOUTS) :])
-        rows.append([layer, *(means[READOUTS.index(name)] for name in names), steps])
-    return Table(columns, rows, "means over tokens", DEFINITION)
+        read = by_name(means)
+        steps = {"step_weights": "{:.2f}".format, "step_sizes": two_digits,
+                 "step_cosines": "{:.2f}".format}  # fmt: skip
+        of_steps = (
+            " ".join(text(value) for value in read[name] if value == value)
+            for name, text in steps.items()
+        )
+        rows.append([layer, *(read[name] for name in names), *of_steps])
+    note = f"{DEFINITION}; of each step its weight, and what it does: {STEP_DEFINITION}"
+    return Table(columns, rows, "means over tokens", note)
 
 
 def _visible(text: str) -> str:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from dualpath_cli.files.atomic import replacing
 from dualpath_cli.study.routing.page.examples import Example
-from dualpath_cli.study.routing.readouts import READOUTS
+from dualpath_cli.study.routing.readouts import READOUTS, STEP_READOUTS, by_name
 
 TOKENS = "routing.parquet"
 ROWS = 1 << 16
@@ -41,7 +41,7 @@ def token_table(
             ("upos", pa.string()),
             ("nats", pa.float32()),
             *((name, per_layer) for name in READOUTS),
-            ("step_weights", pa.list_(pa.list_(pa.float32(), loops), layers)),
+            *((name, pa.list_(pa.list_(pa.float32(), loops), layers)) for name in STEP_READOUTS),
         ]
     )
     with replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as file:
@@ -55,7 +55,8 @@ class TokenTable:
 
     `sequence` counts within the source, `position` within the sequence's text tokens, both from 0;
     `upos` is null where nothing was tagged; `nats` is the token's loss given those before it. Each
-    of `READOUTS` is a list over the layers with gates, (L,), `step_weights` one of lists, (L, K).
+    of `READOUTS` is a list over the layers with gates, (L,), each of `STEP_READOUTS` a list of
+    lists, (L, K).
     """
 
     def __init__(self, file: pq.ParquetWriter, token_values: Sequence[bytes]) -> None:
@@ -72,7 +73,7 @@ class TokenTable:
         nats: npt.NDArray[np.floating],
         values: npt.NDArray[np.floating],
     ) -> None:
-        """Adds tokens of a sequence; `values` is (N, L, READOUTS and a weight a step)."""
+        """Adds tokens of a sequence; `values` is of `dual_layers`, (N, L, columns)."""
         columns = {
             "source": [source] * len(ids),
             "sequence": np.full(len(ids), sequence),
@@ -81,8 +82,7 @@ class TokenTable:
             "token": token_texts(self._values[id] for id in ids.tolist()),
             "upos": [None] * len(ids) if upos is None else upos,
             "nats": nats,
-            **{name: _lists(values[..., column]) for column, name in enumerate(READOUTS)},
-            "step_weights": _lists(values[..., len(READOUTS) :]),
+            **{name: _lists(array) for name, array in by_name(values).items()},
         }
         self._held.append(pa.RecordBatch.from_pydict(columns, schema=self._file.schema))
         if sum(map(len, self._held)) >= ROWS:
@@ -128,7 +128,8 @@ def read_examples(tokens: Path, source: str, numbers: Sequence[int]) -> list[Exa
 def _example(source: str, number: int, rows: pa.Table) -> Example:
     rows = rows.sort_by("position")
     upos = rows["upos"].to_pylist()
-    names = [name for name in Example.__dataclass_fields__ if name in READOUTS]
+    known = (*READOUTS, *STEP_READOUTS)
+    names = [name for name in Example.__dataclass_fields__ if name in known]
     read_outs: dict[str, Any] = {name: _stacked(rows[name]) for name in names}
     return Example(
         source,
@@ -136,7 +137,6 @@ def _example(source: str, number: int, rows: pa.Table) -> Example:
         tokens=tuple(rows["token"].to_pylist()),
         upos=tuple(tag or "" for tag in upos) if any(upos) else None,
         nats=rows["nats"].to_numpy(),
-        step_weights=_stacked(rows["step_weights"]),
         length=len(rows),
         **read_outs,
     )

@@ -1,6 +1,6 @@
 """The weights of a checkpoint, whatever wrote it, into a model, however it is sharded."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,28 @@ def load_weights(model: DualPathLM, checkpoint: Path) -> None:
     weights = map_weights(checkpoint, model.config)
     check_weights(model, weights, checkpoint)
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+
+
+def load_average(model: DualPathLM, checkpoints: Sequence[Path]) -> None:
+    """Loads the mean of the weights of some checkpoints, of one its own weights.
+
+    They are added in float64 in their order, each rank its own part, and rounded once. Needs the
+    weights twice more in memory.
+
+    Raises:
+        UserError: as `load_weights`.
+    """
+    load_weights(model, checkpoints[0])
+    if len(checkpoints) == 1:
+        return
+    totals = [parameter.detach().double() for parameter in model.parameters()]
+    for checkpoint in checkpoints[1:]:
+        load_weights(model, checkpoint)
+        for total, parameter in zip(totals, model.parameters(), strict=True):
+            total += parameter.detach()
+    with torch.no_grad():
+        for parameter, total in zip(model.parameters(), totals, strict=True):
+            parameter.copy_(total / len(checkpoints))
 
 
 def map_weights(checkpoint: Path, config: ModelConfig) -> dict[str, Any]:

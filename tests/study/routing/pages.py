@@ -43,8 +43,18 @@ def example(
         draw.uniform(-1, 1, shape).astype(np.float32),
         gated[0] / gated.sum(0),
         weights,
+        *step_updates(shape, loops),
         length or len(tokens),
     )
+
+
+def step_updates(shape: tuple[int, ...], loops: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random sizes and cosines of the steps' updates: the first step has no cosine."""
+    draw = np.random.default_rng([*shape, loops])
+    sizes = (10 ** draw.uniform(-4, 1, (*shape, loops))).astype(np.float32)
+    cosines = draw.uniform(-1, 1, (*shape, loops)).astype(np.float32)
+    cosines[..., 0] = np.nan
+    return sizes, cosines
 
 
 VALUES = [b"never", *(f" w{n}".encode() for n in range(1, 40)), b"\xff", b"</script>", b" \n"]
@@ -124,7 +134,9 @@ def shown(example: Example, token: int, layer: int | None) -> dict[str, str]:
         return numbers.mean(axis=0) if len(numbers) else np.nan
 
     steps = np.arange(1, example.step_weights.shape[-1] + 1)
-    weights = value(example.step_weights)
+    weights, sizes, cosines = (
+        value(array) for array in (example.step_weights, example.step_sizes, example.step_cosines)
+    )
     return {
         "nats": three(example.nats[token]),
         "deep": fixed(value(example.gate_deep)),
@@ -135,6 +147,10 @@ def shown(example: Example, token: int, layer: int | None) -> dict[str, str]:
         "share": fixed(value(example.deep_share)),
         "loops": three(value((example.step_weights * steps).sum(-1))),
         "weights": " ".join(f"{k}: {fixed(w)}" for k, w in zip(steps, weights, strict=True)),
+        "updates": [
+            f"{k} {three(size)} {fixed(cosine)}"
+            for k, size, cosine in zip(steps, sizes, cosines, strict=True)
+        ],
     }
 
 
@@ -152,9 +168,11 @@ SECOND.deep_share[7] = 0.5
 def panel(tab) -> dict[str, str]:
     fields = "list => Object.fromEntries(list.map(e => [e.dataset.field, e.textContent]))"
     weights = "list => list.map(e => e.textContent).join(' ')"
+    rows = "list => list.map(e => [...e.children].map(cell => cell.textContent).join(' '))"
     return {
         **tab.eval_on_selector_all("#panel [data-field]", fields),
         "weights": tab.eval_on_selector_all(".weights span", weights),
+        "updates": tab.eval_on_selector_all(".updates tbody tr", rows),
     }
 
 

@@ -27,8 +27,8 @@ from tests.study.routing.pages import data_of
 from tests.tiny_run import SEQ_LEN, Fit
 
 FIGURES = {
-    "depth", "polarisation", "gate_density", "gate_density_layers", "tokens", "layers_by_token",
-    "parts_of_speech", "parts_of_speech_box",
+    "depth", "steps", "polarisation", "gate_density", "gate_density_layers", "tokens",
+    "layers_by_token", "parts_of_speech", "parts_of_speech_box",
 }  # fmt: skip
 FILES = {"routing.parquet", "passes", "page", "summary.json", "claims.csv", "index.html"}
 PER_LAYER = ["gate_deep", "gate_wide", "update_deep", "update_wide", "cosine", "deep_share",
@@ -96,6 +96,12 @@ def test_every_token_has_a_row_with_what_the_model_did(whole: Studied, texts: Pa
                     assert rows[name][row] == pytest.approx(expected, rel=1e-4, abs=1e-5), name
                 steps = [layer.step_weights[0, position + 1].tolist() for layer in trace.layers]
                 assert rows["step_weights"][row] == pytest.approx(np.array(steps), abs=1e-5)
+                for name in ("step_sizes", "step_cosines"):
+                    expected = [getattr(layer, name)[0, position + 1].tolist()
+                                for layer in trace.layers]  # fmt: skip
+                    assert rows[name][row] == pytest.approx(
+                        np.array(expected), rel=1e-3, abs=1e-4, nan_ok=True
+                    )
                 row += 1
             sequence += 1
     assert row == len(rows["token"]) > 100
@@ -129,9 +135,15 @@ def test_the_summary_is_what_plain_means_over_the_rows_give(whole: Studied):
             assert report["layers"][name]["mean"] == pytest.approx(mean, rel=1e-5), name
         gap = np.abs(columns["gate_deep"] - columns["gate_wide"])
         assert report["layers"]["gate_difference"]["mean"] == pytest.approx(gap.mean(0), rel=1e-5)
-        steps = columns["step_weights"].mean(0)
-        for k in range(3):
-            assert report["layers"][f"step_{k + 1}"]["mean"] == pytest.approx(steps[:, k], rel=1e-5)
+        for name in ("step", "step_size", "step_cosine"):
+            rows_of_steps = columns["step_weights" if name == "step" else f"{name}s"].astype(float)
+            steps = rows_of_steps.mean(0)
+            for k in range(3):
+                found = report["layers"][f"{name}_{k + 1}"]["mean"]
+                if (name, k) == ("step_cosine", 0):
+                    assert found == [None] * len(steps)
+                else:
+                    assert found == pytest.approx(steps[:, k], rel=1e-5), name
         for tag in ("NUM", "NOUN", "SPACE"):
             mean = columns["deep_share"][columns["upos"] == tag].mean(0)
             assert report["upos"][tag]["layers"]["mean"] == pytest.approx(mean, rel=1e-5)

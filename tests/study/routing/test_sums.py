@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dualpath_cli.statistics.bootstrap import resample_weights
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.routing import sums
-from dualpath_cli.study.routing.readouts import READOUTS
+from dualpath_cli.study.routing.readouts import READOUTS, STEP_READOUTS
 from dualpath_cli.study.routing.sums import (
     AFTER,
     BEFORE,
@@ -30,7 +30,7 @@ COLUMN = {name: number for number, name in enumerate(columns(LOOPS))}
 def batch(seed: int, sequences: int, length: int) -> dict[str, torch.Tensor]:
     """Random read-outs of sequences, some of whose positions are not text."""
     draw = np.random.default_rng(seed)
-    values = draw.random((sequences, length, LAYERS, len(READOUTS) + LOOPS))
+    values = draw.random((sequences, length, LAYERS, len(READOUTS) + len(STEP_READOUTS) * LOOPS))
     values[..., :2] = draw.choice(
         [0.02, 0.4, 0.97], values[..., :2].shape
     )  # gates, many in corners
@@ -79,7 +79,11 @@ def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
                 g_d, g_w, norm_d, norm_w, _, share = read[:6]
                 for name, value in {
                     **dict(zip(READOUTS, read, strict=False)),
-                    **{f"step_{k + 1}": read[len(READOUTS) + k] for k in range(LOOPS)},
+                    **{
+                        f"{name}_{k + 1}": read[len(READOUTS) + place * LOOPS + k]
+                        for place, name in enumerate(("step", "step_size", "step_cosine"))
+                        for k in range(LOOPS)
+                    },
                     "gate_difference": abs(g_d - g_w),
                     "only_deep": g_d > 0.9 and g_w < 0.1,
                     "only_wide": g_w > 0.9 and g_d < 0.1,

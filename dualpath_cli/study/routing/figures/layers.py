@@ -1,4 +1,4 @@
-"""Figures over layers: deep share and cosine, polarisation, classes, densities of the gates.
+"""Figures over layers: deep share and cosine, steps, polarisation, classes, gate densities.
 
 Shapes: L layers with gates, S sources.
 """
@@ -13,7 +13,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from dualpath_cli.output.colors import INK, MUTED, SOURCES
+from dualpath_cli.output.colors import DEEP, INK, MUTED, SOURCES, shades
 from dualpath_cli.output.figures import panels, plain
 from dualpath_cli.statistics.bootstrap import Floats
 from dualpath_cli.study.classes import TokenClass
@@ -42,6 +42,38 @@ def depth(lines: Mapping[str, Summary], untrained: Summary) -> Figure:
                 label="untrained")  # fmt: skip
         _layer_axis(ax, max((line.layers for line in lines.values()), key=len), title)
         ax.axhline(even, color=MUTED, linewidth=0.8, linestyle=":")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
+    return figure
+
+
+def steps(lines: Mapping[str, Summary], untrained: Summary) -> Figure:
+    """What each step of the deep path does, per layer: a row of panels a line, a colour a step.
+
+    The size of its update on a logarithmic scale and, from the second step on, the cosine of the
+    update and the one before it; dashed of the model before training.
+    """
+    most = max(line.loops for line in lines.values())
+    kinds = [("step_size", "size of the update beside the state", 1)]
+    kinds += [("step_cosine", "cosine with the update before it", 2)] if most > 1 else []
+    figure, axes = panels(4.1 * len(kinds), 0.4 + 2.4 * len(lines), len(lines), len(kinds),
+                          sharex=True, sharey="col")  # fmt: skip
+    for row, (label, line) in zip(axes, lines.items(), strict=True):
+        for ax, (kind, title, first) in zip(row, kinds, strict=True):
+            _layer_axis(ax, line.layers, title if ax in axes[0] else "")
+            for k, color in enumerate(shades(DEEP, most), 1):
+                name = f"{kind}_{k}"
+                if k < first or name not in line.means:
+                    continue
+                _line(ax, line, line.means[name], color, f"step {k}")
+                if name in untrained.means:
+                    ax.plot(untrained.layers, untrained.means[name][0], "--", color=color,
+                            linewidth=1.2)  # fmt: skip
+            if kind == "step_size":
+                ax.set(yscale="log", ylabel=label)
+            if ax not in axes[-1]:
+                ax.set(xlabel="")
+    axes[0, 0].plot([], [], "--", color=MUTED, linewidth=1.2, label="untrained")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
     return figure

@@ -16,7 +16,7 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.study.passes import Arrays, read_arrays
 from dualpath_cli.study.routing.page.examples import Example, Model
 from dualpath_cli.study.routing.page.passes import GATES, Forced, Lens, PagePass
-from dualpath_cli.study.routing.readouts import READOUTS
+from dualpath_cli.study.routing.readouts import by_name
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
 
 DETAILS = "page"
@@ -106,8 +106,7 @@ def joined(examples: Sequence[Example], details: Arrays, lead: str = "") -> list
         if lead:
             read_outs = details[f"{lead}read_outs"][rows]
             fields = Example.__dataclass_fields__
-            values |= {n: read_outs[..., i] for i, n in enumerate(READOUTS) if n in fields}
-            values |= {"step_weights": read_outs[..., len(READOUTS) :]}
+            values |= {n: array for n, array in by_name(read_outs).items() if n in fields}
             values |= {"nats": details[f"{lead}own_nats"][rows]}
         elif "costs" in details:
             values["costs"] = details["costs"][rows]

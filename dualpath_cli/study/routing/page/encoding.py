@@ -22,6 +22,8 @@ MOST_BYTES = 5_000_000
 NAN, INFINITE = 2**24 - 1, 2**24 - 2
 LEAST_EXPONENT = -145
 """Of a number with three digits."""
+STEP_BYTES = 4.5
+"""Of a token, layer and step: weight, size and cosine of its update, compressed."""
 ZERO_COST = 2**15
 """Code of a cost of nothing; costs reach 320 nats up and down, far beyond any."""
 
@@ -96,6 +98,6 @@ def likely_tokens(sequences: int, layers: int, loops: Sequence[int], forced: int
     the number of interventions. What a token takes was measured (docs/benchmarks/studies.md), and
     is a fifth more than is reckoned with: sequences that are shorter leave room for others.
     """
-    read_outs = sum((layers + 1) * (7 + 1.5 * steps) for steps in loops)
+    read_outs = sum((layers + 1) * (7 + STEP_BYTES * steps) for steps in loops)
     states = sum(layers * (steps + 2) * 3.5 for steps in loops)
     return max(1, int(MOST_BYTES / (sequences * (6 + read_outs + states + forced))))

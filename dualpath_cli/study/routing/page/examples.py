@@ -37,7 +37,11 @@ class Example:
     cosine: Floats
     deep_share: Floats
     step_weights: Floats
-    """Weight of each step in h_deep, (N, L, K)."""
+    """Weight of each step in h_deep, (N, L, K); so are those that follow."""
+    step_sizes: Floats
+    """‖h_k - h_{k-1}‖ / ‖h_{k-1}‖."""
+    step_cosines: Floats
+    """Of each step's update and the one before it; nan at k = 1."""
     length: int
     """Tokens of the whole sequence, of which these are the first."""
     said: npt.NDArray[np.int32] | None = None

@@ -12,6 +12,7 @@ from dualpath_cli.study.routing.report import CLAIMS
 
 CAPTIONS = {
     "depth": "Deep share and cosine per layer, a line a run.",
+    "steps": "What each step does per layer, a row of panels a run; dashed before training.",
     "polarisation": "Difference of the gates per layer, a line a run.",
 }
 

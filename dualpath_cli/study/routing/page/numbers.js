@@ -41,8 +41,9 @@ for (const model of models) {
   model.states = model.loops + 3;  // of a layer: its input, each loop, the wide path, its output
   model.at = { nats: take(1) };
   for (const name of ["deep", "wide", "cosine", "share"]) model.at[name] = take(rows);
-  model.at.steps = take(rows * model.loops);
+  for (const name of ["steps", "stepCosines"]) model.at[name] = take(rows * model.loops);
   for (const name of ["sizeDeep", "sizeWide", "loops"]) model.at[name] = take(rows);
+  model.at.stepSizes = take(rows * model.loops);
   if (model.said) {
     model.at.next = take(1), model.at.nextNats = take(1);
     model.at.ids = take(3 * model.states * layers.length);
@@ -90,8 +91,10 @@ const signed = (v) => Number.isNaN(v) ? "–" : v === 0 ? "0.00"
 // Each read-out: its symbol, how it is read and written, and for colours its name, place from 0
 // to 1 (one half is neutral) and the labels of the legend.
 const at = (name, read) => (e, token, row) => read(e.model.at[name] + row, e.first + token);
-const weight = (e, token, row, k) =>
-  short(e.model.at.steps + k * rows + row, e.first + token);
+const ofStep = (name, read) => (e, token, row, k) =>
+  read(e.model.at[name] + k * rows + row, e.first + token);
+const weight = ofStep("steps", short), stepSize = ofStep("stepSizes", long);
+const stepCosine = (...place) => ofStep("stepCosines", short)(...place) - 1;
 const half = (v) => 0.5 + Math.min(v, 1) / 2;
 const reach = () => $("full").checked ? 0.5 : widest;
 const mostLoops = Math.max(...models.map((model) => model.loops));

@@ -134,14 +134,18 @@ def _read_outs(examples: Sequence[Example]) -> list[Codes]:
     def all_of(name: str) -> Floats:
         return _joined([getattr(example, name) for example in examples])
 
+    def by_step(name: str) -> Floats:
+        return np.moveaxis(all_of(name), -1, 0)
+
     short = [
         all_of("gate_deep"),
         all_of("gate_wide"),
         all_of("cosine") + 1.0,  # codes have no signs
         all_of("deep_share"),
-        *np.moveaxis(steps, -1, 0),
+        *by_step("step_weights"),
+        *(by_step("step_cosines") + 1.0),
     ]
-    long = [all_of("update_deep"), all_of("update_wide"), loops]
+    long = [all_of("update_deep"), all_of("update_wide"), loops, *by_step("step_sizes")]
     columns = [encoding.digits(all_of("nats"))]
     for values in short:
         columns += list(encoding.thousandths(_with_mean(values)).T)

@@ -9,6 +9,10 @@ const readOuts = (names) => names.flatMap((name) => {
   return make("div", {}, make("dt", { innerHTML: FIELDS[name][0] }), ...values);
 });
 const named = (model) => models.length > 1 ? [make("p", { className: "of" }, model.name)] : [];
+const updateHead = () => make("thead", {}, make("tr", {}, ...[
+  ["k", "Step of the deep path"], ["‖Δ<sub>k</sub>‖ / ‖h‖", "Size of the step’s update beside the "
+    + "state that it starts from"], ["cos", "Cosine of the update and the one before it"],
+].map(([innerHTML, title]) => make("th", { scope: "col", innerHTML, title }))));
 const charts = models.map((model, m) => {
   const steps = Array.from({ length: model.loops }, (_, k) => {
     const li = make("li");
@@ -16,6 +20,8 @@ const charts = models.map((model, m) => {
     return li;
   });
   const weights = steps.map(() => make("span"));
+  const updates = steps.map((_, k) => make("tr", {}, make("th", { scope: "row" }, `${k + 1}`),
+    make("td", {}, make("i"), make("span")), make("td")));
   const bars = layers.map((_, i) => make("span", { onclick: () => setRow(i + 1) }, make("i")));
   const ends = [...new Set([layers[0], layers.at(-1)])].map((n) => make("span", {}, `layer ${n}`));
   const list = make("ol", { className: "steps", ariaHidden: true }, ...steps);
@@ -26,11 +32,21 @@ const charts = models.map((model, m) => {
     make("figure", { className: "chart" }, make("figcaption", {}, "Weight of each step"), list,
       make("div", { className: "weights" }, ...weights)),
     make("figure", { className: "chart" }, caption, chart,
-      make("div", { className: "ends" }, ...ends)));
-  return { steps, weights, bars };
+      make("div", { className: "ends" }, ...ends)),
+    make("figure", { className: "chart updates" }, make("figcaption", {}, "Update of each step"),
+      make("table", {}, updateHead(), make("tbody", {}, ...updates))));
+  return { steps, weights, bars, updates };
 });
 function drawCharts(e, m, i) {
-  const { steps, weights, bars } = charts[m], { row } = state;
+  const { steps, weights, bars, updates } = charts[m], { row } = state;
+  const sizes = updates.map((_, k) => e ? stepSize(e, i, row, k) : NaN);
+  const most = Math.max(...sizes.filter(Number.isFinite), 0);
+  updates.forEach((line, k) => {
+    const [, size, cosine] = line.children, v = sizes[k] / most;
+    size.firstChild.style.setProperty("--v", Number.isFinite(v) ? v : 0);
+    size.lastChild.textContent = three(sizes[k]);
+    cosine.textContent = fixed(e ? stepCosine(e, i, row, k) : NaN);
+  });
   steps.forEach((li, k) => {
     const w = e ? weight(e, i, row, k) : NaN;
     li.style.flexGrow = w || 0;

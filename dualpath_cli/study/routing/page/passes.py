@@ -171,7 +171,7 @@ class Lens(PagePass):
     h_wide and its output; K is the largest of these layers, and one of fewer steps, whose numbers
     are `steps`, (L,), repeats its last one. `next` is the id of the token that really comes next,
     -1 at the end of a window, and `nats` its loss, (N,) each. Under an intervention also
-    `read_outs`, (N, L, 7 + K), and `own_nats`, the loss of the token itself, (N,).
+    `read_outs`, (N, L, columns), and `own_nats`, the loss of the token itself, (N,).
     """
 
     vocabulary: int = 0

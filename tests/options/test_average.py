@@ -1,0 +1,180 @@
+"""`--average N`: which checkpoints are averaged, the mean of their weights, where it shows."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualpath_cli.cli import main
+from dualpath_cli.compare.runs import read_run
+from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.options.average import lineage
+from dualpath_cli.run.checkpoint_files import manifest_of
+from dualpath_cli.run.run_folder import AVERAGES, step_of
+from dualpath_cli.training.state.weights import load_average
+from tests.export.conftest import model_of
+from tests.model.small_models import ALL_KINDS, small
+from tests.tiny_run import Fit, rows
+
+CONFIG = small(**ALL_KINDS, tie_embeddings=True)
+
+
+def written(folder: Path, number: int, weights: dict[str, torch.Tensor], shards: bool) -> Path:
+    """A checkpoint as one file or as shards."""
+    path = folder / f"step-{number:08d}"
+    state = {f"model.{name}": value for name, value in weights.items()}
+    if shards:
+        dcp.save({"state_dict": state}, checkpoint_id=path)
+    else:
+        torch.save({"state_dict": state}, path)
+    return path
+
+
+def some_weights(seed: int) -> dict[str, torch.Tensor]:
+    """Weights of very different sizes; the head is the embedding."""
+    draw = torch.Generator().manual_seed(seed)
+    sizes = {name: value.shape for name, value in DualPathLM(CONFIG).state_dict().items()}
+    found = {
+        name: torch.randn(size, generator=draw) * 10 ** torch.randint(-6, 6, (), generator=draw)
+        for name, size in sizes.items()
+    }
+    return found | {"head.weight": found["embed.weight"]}
+
+
+def loaded(*checkpoints: Path) -> dict[str, np.ndarray]:
+    model = DualPathLM(CONFIG)
+    load_average(model, checkpoints)
+    assert model.head.weight is model.embed.weight
+    return {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+@settings(max_examples=10)
+@given(st.lists(st.tuples(st.integers(0, 99), st.booleans()), min_size=1, max_size=4))
+def test_the_average_is_the_mean_in_float64_rounded_once(given):
+    """Of files and shards alike; of one, or of equal ones, bit for bit their own weights."""
+    with tempfile.TemporaryDirectory() as name:
+        each = [some_weights(seed) for seed, _ in given]
+        paths = [
+            written(Path(name), number, weights, shards)
+            for number, (weights, (_, shards)) in enumerate(zip(each, given, strict=True))
+        ]
+        mean = loaded(*paths)
+        same = loaded(*[paths[0]] * 3)
+    for key, value in mean.items():
+        by_hand = sum(weights[key].numpy().astype(np.float64) for weights in each) / len(each)
+        np.testing.assert_array_equal(value, by_hand.astype(np.float32), err_msg=key)
+        np.testing.assert_array_equal(same[key], each[0][key].numpy(), err_msg=key)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 20)), min_size=1, max_size=5))
+def test_checkpoints_of_a_part_that_was_left_are_not_the_runs_own(parts):
+    """A run is simulated: it trains some steps, is taken back to one of its own, goes on."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        own: list[int] = []
+        back = None
+        for trained, to in parts:
+            for step in range(own[-1] + 1 if own else 1, (own[-1] if own else 0) + trained + 1):
+                path = folder / f"step-{step:08d}"
+                path.touch()
+                manifest = manifest_of(path)
+                manifest.parent.mkdir(exist_ok=True)
+                manifest.write_text(json.dumps({"files": {}, "run": {"taken_back": back}}))
+                own.append(step)
+            newest = list(own)
+            back = own[to % len(own)]
+            own = own[: own.index(back) + 1]
+        found = lineage(folder / f"step-{newest[-1]:08d}", list(folder.glob("step-*")))
+        assert [step_of(path) for path in found] == newest[::-1]
+
+
+def by_hand(run: Path, *steps: int) -> DualPathLM:
+    """The run's model with the mean of its checkpoints' weights."""
+    model = model_of(run)
+    saved = [
+        torch.load(run / "checkpoints" / f"step-{step:08d}", weights_only=True)["state_dict"]
+        for step in steps
+    ]
+    mean = {
+        name.removeprefix("model."): torch.stack([one[name].double() for one in saved]).mean(0)
+        for name in saved[0]
+        if name.startswith("model.")
+    }
+    model.load_state_dict(mean)
+    return model
+
+
+def test_validation_is_of_the_average_and_says_so(fit: Fit, tmp_path: Path, capsys) -> None:
+    run = fit()
+    capsys.readouterr()
+    assert main(["validate", "--ckpt-path", str(run), "--average", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "mean of the weights of 2 checkpoints, steps 4 to 6" in shown
+    (row,) = read_csv(run / AVERAGES)
+    assert (row["step"], row["average"], row["set"]) == ("6", "2", "held_out")
+    assert f"{float(row['bits_per_byte']):.4f}" in shown
+    # The same weights as a run in one file have the same loss, another one than the last step's.
+    out = tmp_path / "mean.safetensors"
+    words = ["export", "--ckpt-path", str(run), "--format", "consolidated", "--average", "2"]
+    assert main([*words, "--out", str(out)]) == 0
+    assert main(["validate", "--ckpt-path", str(out)]) == 0
+    assert f"{float(row['loss']):.4f}" in capsys.readouterr().out
+    assert f"{float(row['loss']):.6f}" != f"{float(rows(run / 'validation.csv')[-1]['loss']):.6f}"
+    for name, value in by_hand(run, 4, 6).state_dict().items():
+        torch.testing.assert_close(model_of(out).state_dict()[name], value, rtol=0, atol=0)
+    # Other texts than the recipe's are not kept; the same ones take the place of the row.
+    for more in (["--data.val_tokens", "20"], []):
+        words = ["validate", "--ckpt-path", str(run), "--average", "2", *more]
+        assert main(words) == 0
+        assert read_csv(run / AVERAGES) == [row]
+    compared = read_run(run, 2)
+    assert compared.scores["held_out"] == float(row["bits_per_byte"])
+    checkpoint = run / "checkpoints" / "step-00000004"
+    assert main(["validate", "--ckpt-path", str(checkpoint), "--average", "2"]) == 0
+    assert "steps 2 to 4" in capsys.readouterr().out
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--ckpt-path", str(checkpoint)]
+    assert main(words) == 0
+    assert not (run / AVERAGES).exists(), "training went on"
+
+
+def test_an_exported_average_gives_its_logits_and_says_what_it_is(
+    trained: Fit, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    run = trained()
+    words = ["export", "--ckpt-path", str(run), "--format", "hf", "--average", "3"]
+    assert main([*words, "--out", str(tmp_path / "hf")]) == 0
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    exported = load(tmp_path / "hf", trust_remote_code=True)
+    model = by_hand(run, 2, 4, 6)
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(exported(tokens).logits, model(tokens), atol=1e-6, rtol=0)
+        assert (model(tokens) - model_of(run)(tokens)).abs().max() > 1e-4
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["dualpath"]["averaged_steps"] == [2, 4, 6]
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert "mean of the checkpoints of steps 2, 4, 6" in card
+    assert "## Validation" not in card, "that of the last step is not the average's"
+
+
+@pytest.mark.parametrize("command", ["validate", "export"])
+def test_mistakes_are_said_in_a_line(command: str, trained: Fit, tmp_path: Path, capsys) -> None:
+    run = trained()
+    more = [] if command == "validate" else ["--format", "hf", "--out", str(tmp_path / "hf")]
+    for count, message in (
+        ("4", f"--average 4: '{run}' keeps 3 on its way to step 6, from step 2 on; run.keep=4 in "
+              "training keeps as many"),
+        ("0", "--average must be a whole number from 1 to 10,000, not '0'"),
+    ):  # fmt: skip
+        capsys.readouterr()
+        assert main([command, "--ckpt-path", str(run), "--average", count, *more]) == 2
+        assert capsys.readouterr().err == f"dualpath {command}: error: {message}\n"
