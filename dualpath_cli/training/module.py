@@ -99,7 +99,7 @@ class DualPathModule(LightningModule):
                 std_factors(self.optim, self.config.d_model),
             )
             if self.compile_blocks and self.step_loops is not None:
-                allow_graphs(self.step_loops)
+                allow_graphs(len(set(self.config.layers)) * len(self.step_loops.counts()))
             if self.weights:
                 load_average(self.model, self.weights)
 

@@ -17,6 +17,7 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.training.activation_checkpointing import checkpoint_block
 from dualpath_cli.training.state.training_state import sharded_as
+from dualpath_cli.training.step_loops import allow_graphs
 
 
 def build_model(
@@ -47,6 +48,7 @@ def build_model(
         for block in model.blocks:
             block.compile()
         model.loss.compile()
+        allow_graphs(len(set(config.layers)))
     if mesh is not None:
         # Weights stay and are gathered in float32, for autocast to cast: a unit's `param_dtype`
         # would round its norms, gains and router as well, which the model keeps in float32.

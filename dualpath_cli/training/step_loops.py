@@ -12,21 +12,23 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dualpath_cli.recipe.schedule import StepLoops
 from dualpath_cli.training.state.training_state import sharded_as
 
 GRAPHS_EACH = 4
-"""Compiled graphs of a block for one number of loops, at most: by kind, with and without gradients,
-and by the first length met."""
+"""Compiled graphs of a kind of block, at most: with and without gradients, and by the first length
+met."""
 
 ROUTER, BY_STEP = ".deep.router.", (".deep.gains", ".deep.film")
 """Names of weights that one loop does not use, and of those with a row for each step."""
 
 
-def allow_graphs(step_loops: StepLoops) -> None:
-    """Lets torch.compile keep a graph for each number, and not fall back to eager execution."""
-    config, numbers = torch.compiler.config, len(step_loops.counts())
-    config.recompile_limit = max(config.recompile_limit, GRAPHS_EACH * numbers)
+def allow_graphs(variants: int) -> None:
+    """Lets torch.compile keep the graphs of so many kinds of blocks, and not run them eagerly.
+
+    Blocks differ in kind, widths and loops, and a block is another one with each forced number.
+    """
+    config = torch.compiler.config
+    config.recompile_limit = max(config.recompile_limit, GRAPHS_EACH * variants)
 
 
 def router_of(model: nn.Module) -> list[nn.Parameter]:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
+from torch._dynamo.utils import counters
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.files.csv_text import read_csv
@@ -20,6 +21,7 @@ from dualpath_cli.model.parameters import initial_value
 from dualpath_cli.recipe.schedule import StepLoops, step_loops
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import read_recipe
+from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.step_loops import allow_graphs
 from tests.model.small_models import SMALL
 from tests.tiny_run import Fit, Refused, back_to_step, tables, weights
@@ -198,7 +200,7 @@ def test_compiled_each_number_of_loops_has_a_graph_of_its_own_and_no_more() -> N
         return graph.forward
 
     with torch._dynamo.config.patch(recompile_limit=len(choices) - 1):
-        allow_graphs(drawn_from(*choices))
+        allow_graphs(len(choices))
         for block in model.blocks:
             block.compile(backend=counting, fullgraph=True)
         tokens = torch.arange(8)[None] % config.vocab_size
@@ -206,6 +208,17 @@ def test_compiled_each_number_of_loops_has_a_graph_of_its_own_and_no_more() -> N
             forced = None if loops == config.loops else Intervention(loops=loops)
             model(tokens, tokens, intervention=forced).sum().backward()
     assert len(graphs) == len(choices)
+
+
+def test_compiled_layers_that_differ_have_a_graph_each_and_equal_ones_share_it() -> None:
+    config = replace(SMALL, n_layers=12, d_ffn=[12 * (1 + n // 2) for n in range(12)])
+    with torch._dynamo.config.patch(recompile_limit=4):
+        model = build_model(config, seed=0, compile_blocks=True)
+        counters.clear()
+        tokens = torch.arange(8)[None] % config.vocab_size
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True), torch.no_grad():
+            model(tokens)
+    assert counters["stats"]["unique_graphs"] == 6
 
 
 @given(SCHEDULES, st.integers(1, 50))
