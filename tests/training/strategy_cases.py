@@ -27,7 +27,7 @@ from dualpath_cli.training.strategies import build_strategy, reduce_dtype, shard
 STEPS, SEQUENCES, LENGTH = 20, 8, 12
 VOCABULARY = 53  # which no number of ranks divides
 MODEL = ModelConfig(
-    vocab_size=VOCABULARY, n_layers=2, block=("dual", "wide"), d_model=16, n_heads=2,
+    vocab_size=VOCABULARY, n_layers=2, block=["dual", "wide"], d_model=16, n_heads=2,
     n_kv_heads=1, max_seq_len=LENGTH, loops=2, d_ffn=24, d_ffn_wide=40, ffn_multiple_of=8,
     gain_init=-1.0,
 )  # fmt: skip
