@@ -14,6 +14,7 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
@@ -63,7 +64,7 @@ class Saved(NamedTuple):
 
 def small(config: ModelConfig, layers: int) -> ModelConfig:
     """The model with few layers, a small vocabulary and short sequences."""
-    fields = {**vars(config), "n_layers": layers, "vocab_size": 512, "max_seq_len": LENGTH}
+    fields = {**asdict(config), "n_layers": layers, "vocab_size": 512, "max_seq_len": LENGTH}
     return ModelConfig(**fields)
 
 
@@ -160,7 +161,7 @@ def measure(name: str, execution: Execution, sequences: int) -> dict[str, Any]:
         "mode": "compiled" if execution.compiled else "eager",
         "checkpointing": execution.checkpointing,
         "saved": block.a_token,
-        "saved_predicted": saved_by_block(config, config.block_kinds[-1], execution),
+        "saved_predicted": saved_by_block(config.layers[-1], execution),
         "casts": block.casts,
         "casts_predicted": execution.product_bytes * block_weights(config)[-1] * keeps_casts,
         "peak": peak(config, execution, sequences),

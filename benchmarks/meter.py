@@ -15,8 +15,10 @@ KINDS = {
     "c10d::_allgather_base_": "all-gather",
     "c10d::_reduce_scatter_base_": "reduce-scatter",
     "c10d::allreduce_": "all-reduce",
+    "_c10d_functional::all_gather_into_tensor": "all-gather",
 }
-"""Those that carry weights and gradients, by PyTorch's name of the operation."""
+"""Those that carry weights and gradients, by PyTorch's name of the operation; the last one is
+DTensor's, for Muon."""
 
 
 Kind = tuple[str, int, str]
@@ -26,8 +28,8 @@ Kind = tuple[str, int, str]
 class Collectives(TorchDispatchMode):
     """Within it, `sent` counts the collectives of KINDS that this rank takes part in.
 
-    DistributedDataParallel's and FSDP2's go by PyTorch's dispatcher, and so through here. The few
-    numbers of a gradient norm go by DTensor, and do not.
+    DistributedDataParallel's, FSDP2's and Muon's go by PyTorch's dispatcher, and so through here.
+    The few numbers of a gradient norm are summed by DTensor, and are left out.
     """
 
     def __init__(self) -> None:
@@ -42,11 +44,16 @@ class Collectives(TorchDispatchMode):
         kind = KINDS.get(func.name().partition(".")[0])
         if kind is not None:
             tensors = args[0] if isinstance(args[0], list) else args[:2]
-            group = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
-            ranks = dist.ProcessGroup.unbox(group).size()
+            if isinstance(tensors[-1], int):  # DTensor's: a part, and the ranks
+                part, ranks = tensors
+                size = part.nbytes * ranks
+            else:
+                group = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
+                ranks = dist.ProcessGroup.unbox(group).size()
+                size = max(tensor.nbytes for tensor in tensors)
             key = (kind, ranks, str(tensors[0].dtype).removeprefix("torch."))
             calls, bytes_ = self.sent.get(key, (0, 0))
-            self.sent[key] = calls + 1, bytes_ + max(tensor.nbytes for tensor in tensors)
+            self.sent[key] = calls + 1, bytes_ + size
         return func(*args, **(kwargs or {}))
 
 

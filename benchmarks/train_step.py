@@ -44,13 +44,17 @@ def our_config(name: str, shape: ModelConfig, budget: int) -> ModelConfig:
 
 
 def training_step(
-    model: nn.Module, shape: ModelConfig, batch: int, documents: int = 0
+    model: nn.Module,
+    shape: ModelConfig,
+    batch: int,
+    documents: int = 0,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Callable[[], None]:
-    """Returns a function that makes one optimizer step on random tokens.
+    """Returns a function that makes one optimizer step on random tokens, by AdamW if by no other.
 
     With `documents` token 0, which begins a document, is drawn once in that many tokens.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = torch.randint(shape.vocab_size, (batch, shape.max_seq_len + 1))
     if documents:
         tokens[torch.rand(tokens.shape) < 1 / documents] = 0

@@ -5,8 +5,10 @@ Torch-free, so that the command line can check a recipe before anything slow is 
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import groupby
+from typing import Any, Literal
 
 from dualpath_cli.errors import did_you_mean
 from dualpath_cli.ranges import Range, check_ranges
@@ -21,6 +23,23 @@ CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 """A dotted path, such as my.module.Gate, of a custom class."""
 ParameterGroup = Literal["matrices", "embeddings", "norms", "gains", "biases", "conditioning"]
 """Groups of parameters that weight decay may include."""
+Kind = Literal[
+    "hidden", "embedding", "head", "router", "gate", "norms", "gains", "biases", "conditioning"
+]
+"""Kinds of parameters, each with a learning rate: matrices from width to width (`hidden`), the
+embedding (also as a tied head), the head, the matrices of routers and gates, and the vectors."""
+GROUP_OF: dict[Kind, ParameterGroup] = {
+    "hidden": "matrices",
+    "embedding": "embeddings",
+    "head": "matrices",
+    "router": "matrices",
+    "gate": "matrices",
+    "norms": "norms",
+    "gains": "gains",
+    "biases": "biases",
+    "conditioning": "conditioning",
+}
+"""The group that a kind decays with."""
 Checkpointing = Literal["none", "selective", "full"]
 """The operations that blocks compute again in the backward pass: none, pointwise ones, all."""
 RANGES: dict[str, Range] = {
@@ -61,12 +80,13 @@ class ModelConfig:
     """Length in tokens of the training sequences and of evaluation windows."""
     block: BlockKind | list[BlockKind] = "dual"
     """Kind of every block, or a list with one kind per layer."""
-    loops: int = 4
-    """K, how often the deep sublayer is applied."""
-    d_ffn: int | None = None
-    """Configured FFN width of the deep path (dual and loop blocks)."""
-    d_ffn_wide: int | None = None
-    """Configured FFN width of the wide path (dual and wide blocks)."""
+    loops: int | list[int] = 4
+    """K, how often the deep sublayer is applied; or a list with one number per layer."""
+    d_ffn: int | list[int | None] | None = None
+    """Configured FFN width of the deep path (dual and loop blocks); or a list with one per layer,
+    null where a layer has no such path."""
+    d_ffn_wide: int | list[int | None] | None = None
+    """Configured FFN width of the wide path (dual and wide blocks); or a list as d_ffn's."""
     ffn_multiple_of: int = 256
     """The effective FFN width is floor(2 d_ffn / 3) rounded up to a multiple of this."""
     tie_embeddings: bool = False
@@ -110,6 +130,35 @@ class ModelConfig:
         """The kind of each block, from the first layer to the last."""
         return (self.block,) * self.n_layers if isinstance(self.block, str) else tuple(self.block)
 
+    @cached_property
+    def layers(self) -> tuple["LayerConfig", ...]:
+        """Each layer's view, from the first to the last; layers that are alike share one."""
+        shared = {field.name: getattr(self, field.name) for field in fields(self)}
+        views: dict[tuple[Any, ...], LayerConfig] = {}
+        found = []
+        for n in range(self.n_layers):
+            own = {name: self._at(name, n) for name in BY_LAYER}
+            key = tuple(own.values())
+            if key not in views:
+                views[key] = LayerConfig(**{**shared, **own})
+            found.append(views[key])
+        return tuple(found)
+
+    @property
+    def most_loops(self) -> int:
+        """The largest K of all layers with a deep path."""
+        if isinstance(self.loops, int):
+            return self.loops
+        looped = zip(self.loops, self.block_kinds, strict=True)
+        return max((loops for loops, kind in looped if kind != "wide"), default=1)
+
+    @property
+    def same_loops(self) -> int | None:
+        """The K of all layers with a deep path; None where theirs differ."""
+        k = self.most_loops
+        deep = [layer for layer in self.layers if layer.block != "wide"]
+        return k if all(layer.loops == k for layer in deep) else None
+
     @property
     def head_dim(self) -> int:
         """N, the size of one attention head."""
@@ -119,21 +168,22 @@ class ModelConfig:
         """Hidden width that SwiGLU really has for a configured one (Eq. heff, appendix B)."""
         return effective_width(d_ffn, self.ffn_multiple_of)
 
+    def effective(self, name: str) -> int | list[int | None] | None:
+        """The effective width of `d_ffn` or `d_ffn_wide`, or one by layer."""
+        value: int | list[int | None] | None = getattr(self, name)
+        if isinstance(value, list):
+            return [None if width is None else self.effective_width(width) for width in value]
+        return None if value is None else self.effective_width(value)
+
     @property
     def routes_steps(self) -> bool:
         """Whether deep paths learn to weigh their steps: not with one step, `final` or `mean`."""
-        return self.combination not in ("final", "mean") and self.loops > 1
+        return self.combination not in ("final", "mean") and self.most_loops > 1
 
-    def step_indices(self, forced: int | None = None) -> list[float]:
-        """The router's input for each step k: (k - 1) / (K - 1), or k / (K - 1) for `one_based`.
-
-        With fewer `forced` loops than K it still reaches 1 at the last; with more it stays 1 from
-        step K on.
-        """
-        loops = self.loops if forced is None else forced
-        first = 1 if self.step_index == "zero_based" else 0
-        span = max(1, min(loops, self.loops) - 1)
-        return [min(1.0, (k - first) / span) for k in range(1, loops + 1)]
+    def _at(self, name: str, layer: int) -> Any:
+        """A field's value for one layer, from 0."""
+        value = getattr(self, name)
+        return value[layer] if isinstance(value, list) else value
 
     def _problems(self) -> list[str]:
         """Contradictions among the fields, as sentences."""
@@ -145,10 +195,14 @@ class ModelConfig:
             )
         if self.n_heads % self.n_kv_heads:
             found.append(f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}")
-        if len(self.block_kinds) != self.n_layers:
-            found.append(
-                f"block lists {len(self.block_kinds)} kinds for n_layers={self.n_layers} layers"
-            )
+        for name, what in BY_LAYER.items():
+            value = getattr(self, name)
+            if isinstance(value, list) and len(value) != self.n_layers:
+                found.append(
+                    f"{name} lists {len(value)} {what} for n_layers={self.n_layers} layers"
+                )
+        if found:
+            return found
         if self.document_start is not None and self.document_start >= self.vocab_size:
             found.append(
                 f"document_start={self.document_start} is no token of vocab_size={self.vocab_size}"
@@ -156,10 +210,46 @@ class ModelConfig:
         found += _unknown("gate", self.gate, GATE_OUTPUTS)
         found += _unknown("combination", self.combination, COMBINATIONS)
         for name, kinds in (("d_ffn", {"dual", "loop"}), ("d_ffn_wide", {"dual", "wide"})):
-            used = sorted(kinds & set(self.block_kinds))
-            if used and getattr(self, name) is None:
-                found.append(f"block '{used[0]}' needs {name} and has none")
+            for n, kind in enumerate(self.block_kinds):
+                if kind in kinds and self._at(name, n) is None:
+                    where = f" in layer {n}" if isinstance(getattr(self, name), list) else ""
+                    return [*found, f"block '{kind}' needs {name} and has none{where}"]
         return found
+
+
+def by_layer(value: int | list[int] | list[int | None]) -> str:
+    """A field that may be a list by layer, as text: `4`, or `1, 4, - x 2`; none is `-`."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    runs = [(number, len(list(run))) for number, run in groupby(value)]
+    texts = ["-" if number is None else f"{number:,}" for number, _ in runs]
+    ends = [f" x {times}" if times > 1 else "" for _, times in runs]
+    return ", ".join(map("".join, zip(texts, ends, strict=True)))
+
+
+BY_LAYER = {"block": "kinds", "loops": "numbers", "d_ffn": "widths", "d_ffn_wide": "widths"}
+"""The fields that may be lists by layer, and what these list."""
+
+
+@dataclass(frozen=True)
+class LayerConfig(ModelConfig):
+    """One layer's view of a model: that of a model all of whose layers are like this one."""
+
+    block: BlockKind = "dual"
+    loops: int = 4
+    d_ffn: int | None = None
+    d_ffn_wide: int | None = None
+
+    def step_indices(self, forced: int | None = None) -> list[float]:
+        """The router's input for each step k: (k - 1) / (K - 1), or k / (K - 1) for `one_based`.
+
+        With fewer `forced` loops than K it still reaches 1 at the last; with more it stays 1 from
+        step K on.
+        """
+        loops = self.loops if forced is None else forced
+        first = 1 if self.step_index == "zero_based" else 0
+        span = max(1, min(loops, self.loops) - 1)
+        return [min(1.0, (k - first) / span) for k in range(1, loops + 1)]
 
 
 def effective_width(d_ffn: int, multiple_of: int) -> int:

@@ -117,7 +117,8 @@ class Intervention:
         """Why this makes no sense for a model, as the end of a message; None if it does."""
         if self.layers is not None and self.layers[-1] >= config.n_layers:
             return f"the model has no layer {self.layers[-1]}: they go up to {config.n_layers - 1}"
-        kinds = [config.block_kinds[layer] for layer in self.layers or range(config.n_layers)]
+        numbers = self.layers or range(config.n_layers)
+        kinds = [config.block_kinds[n] for n in numbers]
         place = "the model" if self.layers is None else "that part of the model"
         if (self.gates is not None or self.skip is not None) and "dual" not in kinds:
             return f"{place} has no dual block, so it has no gates"
@@ -125,8 +126,11 @@ class Intervention:
             if set(kinds) == {"wide"}:
                 return f"{place} has only wide blocks, so it has no loop"
             mixes = config.combination not in ("final", "mean")
-            if config.loops == 1 and mixes and (self.loops or 1) > 1:
-                return "the model was trained with one loop, so it has no router to weigh more"
+            deep = [n for n in numbers if config.block_kinds[n] != "wide"]
+            single = [n for n in deep if config.layers[n].loops == 1]
+            if single and mixes and (self.loops or 1) > 1:
+                place = "the model" if config.same_loops == 1 else f"layer {single[0]}"
+                return f"{place} was trained with one loop, so it has no router to weigh more"
         if self.halting is not None and not config.routes_steps:
             return "the model has no router, so no mass remains that a threshold could be for"
         if self.halting is not None and not gives_mass(config):

@@ -14,11 +14,16 @@ LONGEST_NAME = 100
 
 
 def check_ranges(settings: object, ranges: Mapping[str, Range]) -> None:
-    """Raises ValueError for the first field that is out of its range; None is let through."""
+    """Raises ValueError for the first field, or item of a list, that is out of its range.
+
+    None is let through.
+    """
     for name, allowed in ranges.items():
         value = getattr(settings, name)
-        if value is not None:
-            check_range(name, value, allowed)
+        items = enumerate(value) if isinstance(value, list) else [(None, value)]
+        for n, item in items:
+            if item is not None:
+                check_range(name if n is None else f"{name}[{n}]", item, allowed)
 
 
 def check_range(name: str, value: float, allowed: Range) -> None:

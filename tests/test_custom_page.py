@@ -72,7 +72,7 @@ def test_its_steps_are_weighed_by_a_softmax() -> None:
         scores = [router.score.weight[0] @ h[1, 4] + 2 * i for h, i in zip(states, (0, 0.5, 1))]  # noqa: B905
         expected = torch.stack(scores).exp()
     torch.testing.assert_close(found[1, 4], expected / expected.sum())
-    assert count.layer_flops(config, "dual").router == 2 * 8 * 3
+    assert count.layer_flops(config.layers[0]).router == 2 * 8 * 3
     assert "step_probability" in str(Intervention(halting=0.1).problem(config))
 
 

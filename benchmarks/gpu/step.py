@@ -1,5 +1,6 @@
 """Part `step`: tokens/s, MFU and peak memory of training steps, as trained."""
 
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
@@ -43,11 +44,12 @@ def measure(bench: Bench, name: str, recipe: str, variant: Variant) -> dict[str,
 
 
 def cells(bench: Bench) -> dict[str, Cell]:
-    """MAIN with each micro-batch, and with several a step, as the recipes have; other recipes."""
+    """MAIN with each micro-batch, and with several a step as recipes have, also by Muon; others."""
     sizes = bench.sizes
     main = {f"micro-batch {n}": Variant(n) for n in sizes.micro_batches}
     accumulated = f"micro-batch {sizes.micro_batch}, {sizes.accumulate} a step"
     main[accumulated] = Variant(sizes.micro_batch, accumulate=sizes.accumulate)
+    main[f"{accumulated}, Muon"] = replace(main[accumulated], optimizer="muon")
     asked = {f"{MAIN}, {name}": (MAIN, variant) for name, variant in main.items()}
     asked |= {name: (name, Variant(sizes.micro_batch)) for name in OTHERS}
     return {name: partial(measure, bench, name, *of) for name, of in asked.items()}

@@ -11,6 +11,7 @@ from torch import nn
 
 from benchmarks.gpu.parts import Bench
 from dualpath_cli.config import Checkpointing, ModelConfig
+from dualpath_cli.flops.memory import Optimizer
 from dualpath_cli.model import loss
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.optim import build_optimizer
@@ -37,6 +38,7 @@ class Variant:
     """Logits held at once."""
     bfloat16: bool = True
     """Whether under bf16 autocast; weights are float32 anyway."""
+    optimizer: Optimizer = "adamw"
 
 
 class TrainingStep:
@@ -53,7 +55,9 @@ class TrainingStep:
             for part in (*self.model.blocks, self.model.loss):
                 part.compile(backend=self._compile_graph, dynamic=False)
         parameters = self.model.named_parameters()
-        self.optimizer = build_optimizer(parameters, OptimSettings(lr=RATE), total_steps=1)
+        optim = OptimSettings(name=variant.optimizer, lr=RATE)
+        products = torch.bfloat16 if variant.bfloat16 else None
+        self.optimizer = build_optimizer(parameters, optim, total_steps=1, products=products)
         shape = (BATCHES, variant.micro_batch, bench.sizes.seq_len + 1)
         self.tokens = torch.randint(config.vocab_size, shape, device=bench.device)
         self.calls = 0
@@ -64,7 +68,7 @@ class TrainingStep:
         return self.variant.micro_batch * self.variant.accumulate * self.bench.sizes.seq_len
 
     def __call__(self) -> None:
-        """Forward, loss, backward of each micro-batch, then clipping and AdamW."""
+        """Forward, loss, backward of each micro-batch, then clipping and the optimizer."""
         for _ in range(self.variant.accumulate):
             self.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -9,6 +9,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.options.values import visible_gpus
+from dualpath_cli.recipe.schedule import check_last_loops, step_loops
 from dualpath_cli.recipe.settings import Settings, TrainerSettings
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.text.documents import FORMATS, Source, source_files
@@ -76,6 +77,15 @@ def check_schedule(settings: Settings) -> None:
         )
 
 
+def check_muon(settings: Settings) -> None:
+    """Raises UserError for Muon with a strategy that may cut matrices into what are none."""
+    if settings.optim.name == "muon" and isinstance(settings.trainer.strategy, dict):
+        raise UserError(
+            "optim.name=muon needs whole matrices, which trainer.strategy given as a class may "
+            "not leave; choose single, ddp, fsdp or hsdp, or optim.name=adamw"
+        )
+
+
 def check_batch(settings: Settings) -> None:
     """Raises UserError unless a step is whole micro-batches on its devices, as far as known here.
 
@@ -95,11 +105,23 @@ def _is_on_cpu(trainer: TrainerSettings) -> bool:
     return trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and visible_gpus() == 0)
 
 
-def check_train_loops(settings: Settings) -> None:
-    """Raises UserError for a number in `run.train_loops` that the model cannot loop."""
-    for loops in settings.run.train_loops or []:
-        if problem := Intervention(loops=loops).problem(settings.model):
-            raise UserError(f"run.train_loops has {loops}: {problem}")
+def check_step_loops(settings: Settings) -> None:
+    """Raises UserError for loops of steps that the model cannot have, and phases of no step."""
+    run, loops = settings.run, step_loops(settings.run)
+    if loops is None:
+        return
+    if run.train_loops and not isinstance(settings.model.loops, int):
+        raise UserError("run.train_loops goes with one number in model.loops, not with a list")
+    check_last_loops(run.loop_schedule, settings.model)
+    key = "train_loops" if run.loop_schedule is None else "loop_schedule"
+    for number in loops.counts():
+        if problem := Intervention(loops=number).problem(settings.model):
+            raise UserError(f"run.{key} has {number}: {problem}")
+        if not loops.counts()[number]:
+            raise UserError(
+                f"run.{key} trains with {number} in none of the run's {loops.steps} steps; leave "
+                "it out, or raise run.max_tokens"
+            )
 
 
 def check_devices(trainer: TrainerSettings) -> None:

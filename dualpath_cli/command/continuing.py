@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.errors import UserError
-from dualpath_cli.recipe.schedule import cooldown_start
+from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_file, run_folder
 from dualpath_cli.run.checkpoint_files import fault_of
@@ -71,16 +71,13 @@ def find_trunk(settings: Settings) -> Run:
         raise UserError(f"run.branch_from: no run folder at '{folder}'; train that run first")
     run_folder.check_same_recipe(folder, settings.as_recipe(), free=_LENGTH)
     trunk = settings_from(run_folder.read_recipe(folder))
-    shared = min(
-        cooldown_start(one.run.max_tokens // one.run.batch_tokens, one.optim)
-        for one in (settings, trunk)
-    )
+    shared = min(stable_steps(settings), stable_steps(trunk))
     steps = {run_folder.step_of(path): path for path in run_folder.complete_checkpoints(folder)}
     usable = [step for step, path in steps.items() if step <= shared and fault_of(path) is None]
     if not usable:
         raise UserError(
-            f"run.branch_from: '{folder}' has no checkpoint up to step {shared}, where the "
-            "cool-down begins; it must save one (run.save_every) and keep it (run.keep_every)"
+            f"run.branch_from: '{folder}' has no checkpoint up to step {shared}, where cool-down "
+            "or second phase begins; it must save one (run.save_every) and keep it (run.keep_every)"
         )
     checkpoint = steps[max(usable)]
     check_tables(folder, checkpoint=checkpoint)

@@ -20,9 +20,10 @@ from dualpath_cli.command.checks import (
     check_batch,
     check_devices,
     check_epochs,
+    check_muon,
     check_schedule,
     check_size,
-    check_train_loops,
+    check_step_loops,
     check_trainer_classes,
     check_training_data,
     check_validation_sets,
@@ -194,8 +195,9 @@ def to_train(
     check_size(settings)
     manifest = check_training_data(settings)
     check_schedule(settings)
+    check_muon(settings)
     check_batch(settings)
-    check_train_loops(settings)
+    check_step_loops(settings)
     check_validation_sets(settings, f"{settings.data.path}/{run_folder.TOKENIZER}")
     folder = Path(settings.run.dir) / settings.run.recipe / settings.run.name
     recipe = settings.as_recipe()

@@ -113,7 +113,7 @@ def answer(
     main = [table for group in groups for table in tables.group_tables(group)]
     tests = tables.tables_of_tests(rows, made)
     runs = tables.records_of_runs(groups)
-    drawn = figures.draw(groups)
+    drawn = figures.draw(groups, rows)
     printed = sum(not c.runs for group in groups for c in group.configurations)
     facts = [
         *([("runs", f"{len(runs):,}")] if runs else []),

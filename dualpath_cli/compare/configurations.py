@@ -13,7 +13,8 @@ from typing import Literal
 
 from dualpath_cli.compare.runs import TrainedRun
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.flops.count import flops_by_layer, parameters
+from dualpath_cli.flops.count import flops_by_layer, over_loops, parameters
+from dualpath_cli.recipe.schedule import loop_counts
 
 Family = Literal["wide", "expanded", "loop", "dual"]
 FAMILIES: tuple[Family, ...] = ("wide", "expanded", "loop", "dual")
@@ -40,12 +41,16 @@ class Configuration:
     """Per token, and layer of the models with the fewest layers."""
     flops_total: float
     """The same with router and attention scores."""
+    flops_trained: float
+    """`flops_total`, mean over the steps of training, if these run fewer loops or others."""
     line: str
     """Dual configurations of one line differ in loops and widths, not in alpha (whole percents)."""
     scores: Mapping[str, Mapping[int, float]]
     """Bits per byte by measure and seed."""
     seconds_per_token: float
     """Of training, the median of the runs' medians."""
+    place: int | None = None
+    """The only layer with a deep path, where all others are wide."""
     expected_loops: float | None = None
     """Mean over the runs that logged it: near 1, the loops that are paid for are not used."""
     runs: tuple[TrainedRun, ...] = ()
@@ -90,7 +95,7 @@ class Group:
 
 
 def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Configuration:
-    model = runs[0].settings.model
+    model, steps = runs[0].settings.model, loop_counts(runs[0].settings.run)
     layers = flops_by_layer(model)
     family = family_of(model, fewest)
     logged = [run.expected_loops for run in runs if run.expected_loops is not None]
@@ -98,20 +103,26 @@ def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Co
         name=name,
         family=family,
         alpha=alpha_of(model) if family == "dual" else None,
-        loops=model.loops if family in ("dual", "loop") else None,
+        loops=model.most_loops if family in ("dual", "loop") else None,
         layers=model.n_layers,
         tokens=runs[0].tokens,
         parameters=parameters(model),
         flops_linear=sum(layer.linear_total for layer in layers) / fewest,
-        flops_total=sum(layer.total for layer in layers) / fewest,
+        flops_total=_total(model) / fewest,
+        flops_trained=over_loops(_total, model, steps) / fewest,
         line=_line(runs[0], alpha_of(model)) if family == "dual" else name,
         scores={
             measure: {run.seed: run.scores[measure] for run in runs} for measure in runs[0].scores
         },
         seconds_per_token=median(1 / run.tokens_per_second for run in runs),
+        place=_place(model),
         expected_loops=fmean(logged) if logged else None,
         runs=runs,
     )
+
+
+def _total(model: ModelConfig) -> int:
+    return sum(layer.total for layer in flops_by_layer(model))
 
 
 def family_of(model: ModelConfig, fewest: int) -> Family:
@@ -119,7 +130,12 @@ def family_of(model: ModelConfig, fewest: int) -> Family:
     kinds = set(model.block_kinds)
     if kinds == {"wide"}:
         return "expanded" if model.n_layers > fewest else "wide"
-    return "loop" if kinds == {"loop"} else "dual"
+    return "dual" if "dual" in kinds else "loop"
+
+
+def _place(model: ModelConfig) -> int | None:
+    deep = [n for n, kind in enumerate(model.block_kinds) if kind != "wide"]
+    return deep[0] if len(deep) == 1 < model.n_layers else None
 
 
 def alpha_of(model: ModelConfig) -> float:
@@ -161,7 +177,8 @@ def _with_folder(run: TrainedRun, runs: Sequence[TrainedRun]) -> str:
     return "/".join([*run.folder.absolute().parts[shared : shared + 1], recipe])
 
 
-def place_of(configuration: Configuration) -> tuple[int, float, int, str]:
+def place_of(configuration: Configuration) -> tuple[int, float, int, int, str]:
     """Sorts rows as the paper's table does: by family, share of the deep path, loops."""
     c = configuration
-    return FAMILIES.index(c.family), round(c.alpha or 0), c.loops or 0, c.name
+    place = -1 if c.place is None else c.place
+    return FAMILIES.index(c.family), round(c.alpha or 0), c.loops or 0, place, c.name

@@ -9,6 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dualpath_cli.compare.configurations import FAMILIES, Configuration, Group
+from dualpath_cli.compare.differences import Difference
+from dualpath_cli.compare.places import places
 from dualpath_cli.compare.quality import COUNTS, quality
 from dualpath_cli.output.colors import FAMILY_COLORS, MUTED, shades
 from dualpath_cli.output.figures import panels, plain
@@ -22,11 +24,12 @@ TOKENS, LOSS, HOURS = 0, 1, 2
 Floats = npt.NDArray[np.float64]
 
 
-def draw(groups: Sequence[Group]) -> dict[str, Figure | None]:
+def draw(groups: Sequence[Group], differences: Sequence[Difference]) -> dict[str, Figure | None]:
     """Returns the figures by name, None where there are no numbers for one."""
     trained = [group for group in groups if any(c.runs for c in group.configurations)]
     return {
         "quality": quality(groups),
+        "places": places(groups, differences),
         "tokens": _against_tokens(trained) if trained else None,
         "hours": _against_hours(trained) if trained else None,
     }

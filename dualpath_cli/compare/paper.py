@@ -52,6 +52,7 @@ def _configuration(row: paper.Configuration, scores: dict[str, float]) -> Config
         parameters=parameters(model),
         flops_linear=flops["linear_total"],
         flops_total=flops["total"],
+        flops_trained=flops["total"],
         line=f"{row.alpha}",
         scores={name: {SEED: value} for name, value in scores.items()},
         seconds_per_token=row.hours_on_64_gpus * 3600 / paper.TRAINING_TOKENS,

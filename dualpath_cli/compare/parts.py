@@ -17,7 +17,7 @@ NEAR = 0.02
 """Relative difference of FLOPs that count as equal: twice what a sweep allows from the budget."""
 OF_CELL = {
     "model": {"block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers"},
-    "optim": {"lr", "lr_start", "lr_end"},
+    "optim": {"lr", "lr_start", "lr_end", "muon_lr"},
 }
 """Keys that make a configuration of a sweep, or are tuned for it: no settings that it varies."""
 
@@ -26,7 +26,7 @@ Part = tuple[str, list[Configuration]]
 
 
 def by_match(configurations: Sequence[Configuration]) -> list[Part]:
-    """Those of equal linear FLOPs, then those of equal total FLOPs, if there are both.
+    """Those of equal linear FLOPs, then those of equal total FLOPs in training, if there are both.
 
     A sweep's names say which were matched in total FLOPs (`wide_total`); others belong there, too,
     where their total FLOPs are the same, unless one of them was matched so itself.
@@ -34,10 +34,11 @@ def by_match(configurations: Sequence[Configuration]) -> list[Part]:
     totals = [c for c in configurations if _cell(c).endswith(TOTAL)]
     if not totals or len(totals) == len(configurations):
         return [("", list(configurations))]
-    due = median(c.flops_total for c in totals)
+    due = median(c.flops_trained for c in totals)
     linear = [c for c in configurations if c not in totals]
     matched = {_cell(c).removesuffix(TOTAL) for c in totals}
-    equal = [c for c in linear if _cell(c) not in matched and abs(c.flops_total / due - 1) <= NEAR]
+    near = [c for c in linear if abs(c.flops_trained / due - 1) <= NEAR]
+    equal = [c for c in near if _cell(c) not in matched]
     return [("equal linear FLOPs", linear), ("equal total FLOPs", [*totals, *equal])]
 
 
@@ -68,7 +69,7 @@ def by_wide(configurations: Sequence[Configuration]) -> list[Part]:
         {key for wide in wides for key in _different(settings[wide.name], settings[wides[0].name])}
     )
     return [
-        (", ".join(f"{key.rpartition('.')[2]} {_shown(settings[name].get(key))}" for key in varied),
+        (", ".join(f"{key.partition('.')[2]} {_shown(settings[name].get(key))}" for key in varied),
          members)
         for name, members in parts.items()
     ]  # fmt: skip
@@ -81,7 +82,10 @@ def _settings(configuration: Configuration) -> dict[str, Any]:
     for name, section in recipe.items():
         values = section if isinstance(section, dict) else {"": section}
         kept = values.keys() - OF_CELL.get(name, set())
-        flat |= {f"{name}.{key}": values[key] for key in kept}
+        for key in kept:
+            value = values[key]
+            entries = {f".{k}": v for k, v in value.items()} if isinstance(value, dict) else {}
+            flat |= {f"{name}.{key}{k}": v for k, v in (entries or {"": value}).items()}
     return flat
 
 

@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, harmonic_mean, median
 from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files.csv_text import read_csv
 from dualpath_cli.files.text_file import read_text
 from dualpath_cli.own_classes.consent import note_read
+from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run.run_folder import (
     AVERAGES,
@@ -50,7 +51,7 @@ class TrainedRun:
     scores: dict[str, float]
     """Bits per byte after the last step, by validation set, and their mean as `aggregate`."""
     tokens_per_second: float
-    """Median over the rows of metrics.csv."""
+    """Median over the rows of metrics.csv; of a schedule of loops by phase, then their mean."""
     curve: tuple[Point, ...]
     expected_loops: float | None
     """Loops that the router expects, mean over looped layers, as last logged; None without one."""
@@ -148,7 +149,7 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
         settings=settings,
         identity=_identity(settings, facts),
         scores={AGGREGATE: fmean(scores.values()), **scores},
-        tokens_per_second=median(_number(metrics, row, "tokens_per_second") for row in rows),
+        tokens_per_second=_speed(metrics, rows, settings),
         curve=_curve(metrics, rows),
         expected_loops=_expected_loops(folder / "routing.csv"),
         data=_data(folder, settings, facts),
@@ -171,6 +172,15 @@ def _number(path: Path, row: dict[str, str], column: str) -> float:
             "number; mend it, or leave the run out"
         )
     return value
+
+
+def _speed(path: Path, rows: Sequence[dict[str, str]], settings: Settings) -> float:
+    loops = step_loops(settings.run)
+    phases: dict[tuple[int, ...], list[float]] = {}
+    for row in rows:
+        phase = () if loops is None else loops.choices(int(_number(path, row, "step")) - 1)
+        phases.setdefault(phase, []).append(_number(path, row, "tokens_per_second"))
+    return harmonic_mean(map(median, phases.values()), weights=map(len, phases.values()))
 
 
 def _curve(path: Path, rows: Sequence[dict[str, str]]) -> tuple[Point, ...]:

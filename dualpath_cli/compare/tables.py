@@ -40,6 +40,9 @@ def group_tables(group: Group, errors: bool = True) -> list[Table]:
         (Column("linear\nFLOPs", count, importance=0), lambda c: c.flops_linear),
         (Column("total\nFLOPs", count), lambda c: c.flops_total),
     ]
+    partly = any(c.flops_trained != c.flops_total for c in group.configurations)
+    if partly:
+        columns.append((Column("trained\nFLOPs", count), lambda c: c.flops_trained))
     if lengths:
         columns += [
             (Column("tokens", count, importance=2), lambda c: c.tokens),
@@ -58,6 +61,8 @@ def group_tables(group: Group, errors: bool = True) -> list[Table]:
     if any(len(c.seeds) > 1 for c in group.configurations):
         marks += "; ± one standard error over seeds, not that of a difference"
     caption = f"bits per byte, {marks}; α in %; FLOPs: per token and layer; time as measured"
+    if partly:
+        caption += "; trained: the total's mean over steps, by which compute is not equal here"
     if routed:
         caption += "; loops: that the router expects to make, as last logged in training"
     if lengths:
@@ -135,6 +140,7 @@ def records_of_groups(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], li
                 "parameters": c.parameters,
                 "parameters_to_wide": wide and c.parameters / wide.parameters,
                 "linear_flops": c.flops_linear, "total_flops": c.flops_total,
+                "trained_flops": c.flops_trained,
                 "training_tokens": c.tokens, "seeds": len(c.seeds),
                 "microseconds_per_token": 1e6 * c.seconds_per_token,
                 "time_to_wide": wide and c.seconds_per_token / wide.seconds_per_token,

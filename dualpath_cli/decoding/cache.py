@@ -217,10 +217,10 @@ class Cache:
     def open(self) -> None:
         """Makes empty slots for every layer."""
         self.layers = []
-        for number, kind in enumerate(self.config.block_kinds):
+        for number, layer in enumerate(self.config.layers):
             change = self.intervention and self.intervention.within(number)
-            slots = (change and change.loops) or self.config.loops
-            slots = 0 if kind == "wide" else slots
+            slots = (change and change.loops) or layer.loops
+            slots = 0 if layer.block == "wide" else slots
             if change is not None and change.kv_slots is not None:
                 slots = min(slots, change.kv_slots)
             wide, *deep = (KeyValueCache(self.span, self.capacity) for _ in range(1 + slots))

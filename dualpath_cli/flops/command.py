@@ -12,24 +12,29 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, get_args
 
-from dualpath_cli.config import BlockKind
-from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.errors import UserError
 from dualpath_cli.flops import paper, plan_report
 from dualpath_cli.flops.plan import STRATEGIES, plan
 from dualpath_cli.flops.plan_request import PLAN_OPTIONS, cluster_of
 from dualpath_cli.flops.report import Description, as_json, as_records, as_yaml
-from dualpath_cli.flops.request import HARDWARE_OPTIONS, Options, from_recipes, solved, solved_table
+from dualpath_cli.flops.request import (
+    HARDWARE_OPTIONS,
+    Options,
+    checked_choice,
+    from_recipes,
+    solved,
+    solved_table,
+)
 from dualpath_cli.flops.table import as_text, configurations_text
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.options.values import percent
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "block": get_args(BlockKind),
     "match": get_args(Match),
     "reading": paper.READINGS,
     "format": ("table", "json", "csv", "yaml"),
 }
-"""Options with a fixed set of values; the first of block, match and format is the default."""
+"""Options with a fixed set of values; the first of match and format is the default."""
 
 SOLVER_OPTIONS = ("alpha", "loops", "block", "match", "width_multiple", "layers", "dim", "heads",
                   "kv_heads", "vocab")  # fmt: skip
@@ -60,8 +65,10 @@ def add_arguments(parser: Any) -> None:
     what.add_argument("--audit", action="store_true", help=argparse.SUPPRESS)  # is refused
     block = parser.add_argument_group("the block that spends the budget")
     block.add_argument(
-        "--block", metavar="KIND", help="Kind of block: dual, loop or wide. Default: dual."
-    )
+        "--block", metavar="KIND",
+        help="Kind of block: dual, loop or wide; or one for each layer, as wide,dual,wide,wide. "
+        "Default: dual.",
+    )  # fmt: skip
     block.add_argument(
         "--alpha",
         type=percent,
@@ -69,8 +76,9 @@ def add_arguments(parser: Any) -> None:
         help="Percent of a dual block's FLOPs that its deep path gets. Default: 50.",
     )
     block.add_argument(
-        "--loops", "--k", dest="loops", type=int, metavar="K",
-        help="K, passes of the deep path; --k is the same. Default: 4.",
+        "--loops", "--k", dest="loops", metavar="K",
+        help="K, passes of the deep path; or one for each layer, as 1,4,1,1. --k is the same. "
+        "Default: 4.",
     )  # fmt: skip
     block.add_argument(
         "--match",
@@ -155,11 +163,8 @@ def run(namespace: Any) -> str:
     options = {name: getattr(namespace, name, None) for name in EVERY_OPTION}
     given = [name for name, value in options.items() if value not in (None, False, [])]
     for name, allowed in CHOICES.items():
-        if options[name] is not None and options[name] not in allowed:
-            raise UserError(
-                f"{_flag(name)} must be {', '.join(allowed[:-1])} or {allowed[-1]}, "
-                f"not '{options[name]}'{did_you_mean(str(options[name]), allowed)}"
-            )
+        if options[name] is not None:
+            checked_choice(name, str(options[name]), allowed)
     form = options["format"] or "table"
     if options["plan"]:
         _refuse(given, ("table", "tokens"), "--plan is of one step of one model")
@@ -202,8 +207,8 @@ def _terminal_width() -> int | None:
 
 def _name_idle_options(options: Options, given: Sequence[str]) -> None:
     block = options["block"] or "dual"
-    idle = ["alpha"] if block != "dual" else []
-    if block == "wide" and options["match"] != "total":
+    idle = ["alpha"] if "dual" not in block else []
+    if set(block.split(",")) == {"wide"} and options["match"] != "total":
         idle.append("loops")
     for name in idle:
         if name in given:

@@ -14,12 +14,15 @@ a module of the class.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
+from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, LayerConfig, ModelConfig
 from dualpath_cli.flops import shapes
 from dualpath_cli.own_classes.classes import declared_flops
+
+NEWTON_SCHULZ_STEPS = 5
+"""`training.muon.STEPS`."""
 
 
 @dataclass(frozen=True)
@@ -68,22 +71,22 @@ def passes(kind: BlockKind, loops: int) -> int:
     return {"wide": 1, "loop": loops, "dual": loops + 1}[kind]
 
 
-def layer_flops(config: ModelConfig, kind: BlockKind, seq_len: int | None = None) -> LayerFlops:
-    """Forward FLOPs per token of a layer of ``kind``; ``seq_len`` defaults to max_seq_len."""
-    d = config.d_model
-    projections = projection_flops(d, config.n_heads, config.n_kv_heads)
+def layer_flops(layer: LayerConfig, seq_len: int | None = None) -> LayerFlops:
+    """Forward FLOPs per token of a layer; ``seq_len`` defaults to max_seq_len."""
+    d, kind = layer.d_model, layer.block
+    projections = projection_flops(d, layer.n_heads, layer.n_kv_heads)
 
     def sublayer(d_ffn: int | None) -> int:
         assert d_ffn is not None  # ModelConfig refuses a path without a width
-        return projections + 6 * d * config.effective_width(d_ffn)
+        return projections + 6 * d * layer.effective_width(d_ffn)
 
     return LayerFlops(
-        deep=config.loops * sublayer(config.d_ffn) if kind != "wide" else 0,
-        wide=sublayer(config.d_ffn_wide) if kind != "loop" else 0,
-        gate=gate_flops(config) if kind == "dual" else 0,
-        router=router_flops(config) if kind != "wide" else 0,
-        attention_scores=passes(kind, config.loops)
-        * score_flops(d, config.max_seq_len if seq_len is None else seq_len),
+        deep=layer.loops * sublayer(layer.d_ffn) if kind != "wide" else 0,
+        wide=sublayer(layer.d_ffn_wide) if kind != "loop" else 0,
+        gate=gate_flops(layer) if kind == "dual" else 0,
+        router=router_flops(layer) if kind != "wide" else 0,
+        attention_scores=passes(kind, layer.loops)
+        * score_flops(d, layer.max_seq_len if seq_len is None else seq_len),
     )
 
 
@@ -94,27 +97,25 @@ def gate_flops(config: ModelConfig) -> int:
     return declared_flops(config, "gate")
 
 
-def router_flops(config: ModelConfig) -> int:
+def router_flops(layer: LayerConfig) -> int:
     """FLOPs of a deep path's router, or custom combination, for one token and all steps."""
-    if not config.routes_steps:
+    if not layer.routes_steps:
         return 0
-    if config.combination in COMBINATIONS:
-        return 2 * (config.d_model + 1) * (config.loops - 1)
-    return declared_flops(config, "combination")
+    if layer.combination in COMBINATIONS:
+        return 2 * (layer.d_model + 1) * (layer.loops - 1)
+    return declared_flops(layer, "combination")
 
 
 def flops_by_layer(config: ModelConfig, seq_len: int | None = None) -> list[LayerFlops]:
     """Forward FLOPs per token of every layer, from the first to the last."""
-    by_kind = {kind: layer_flops(config, kind, seq_len) for kind in set(config.block_kinds)}
-    return [by_kind[kind] for kind in config.block_kinds]
+    by_view = {view: layer_flops(view, seq_len) for view in set(config.layers)}
+    return [by_view[view] for view in config.layers]
 
 
 def mean_layer_flops(config: ModelConfig, seq_len: int | None = None) -> dict[str, int | float]:
-    """FLOPs per token and layer by part, averaged over layers; whole unless kinds are mixed."""
-    counts, n = Counter(config.block_kinds), config.n_layers
-    by_kind = {kind: layer_flops(config, kind, seq_len).as_dict() for kind in counts}
-    parts = next(iter(by_kind.values()))
-    sums = {part: sum(counts[kind] * by_kind[kind][part] for kind in counts) for part in parts}
+    """FLOPs per token and layer by part, averaged over layers; whole unless they differ."""
+    layers, n = [layer.as_dict() for layer in flops_by_layer(config, seq_len)], config.n_layers
+    sums = {part: sum(layer[part] for layer in layers) for part in layers[0]}
     return {part: value // n if value % n == 0 else value / n for part, value in sums.items()}
 
 
@@ -133,10 +134,26 @@ def training_flops_per_token(config: ModelConfig, seq_len: int | None = None) ->
     return 3 * forward_flops_per_token(config, seq_len)
 
 
-def sampled_training_flops_per_token(config: ModelConfig, train_loops: Sequence[int]) -> float:
-    """The same, averaged over the numbers of loops that steps draw from (run.train_loops)."""
-    flops = [training_flops_per_token(replace(config, loops=loops)) for loops in train_loops]
-    return sum(flops) / len(flops)
+def over_loops(
+    counted: Callable[[ModelConfig], float], config: ModelConfig, steps: Mapping[int, float]
+) -> float:
+    """A count, averaged over numbers of loops by the steps that run each of them.
+
+    `steps` are `StepLoops.counts`; where there are none it is the count of the model itself.
+    """
+    if not any(steps.values()):
+        return counted(config)
+    total = sum(n * counted(replace(config, loops=loops)) for loops, n in steps.items())
+    return total / sum(steps.values())
+
+
+def newton_schulz_flops(config: ModelConfig) -> int:
+    """FLOPs of Muon's five Newton-Schulz iterations over all of its matrices, an optimizer step.
+
+    An iteration over a matrix of m x n, m <= n, is products of 2 m^2 n, 2 m^3 and 2 m^2 n.
+    """
+    sides = [sorted(shape) for shape in shapes.hidden(config)]
+    return sum(NEWTON_SCHULZ_STEPS * (4 * m**2 * n + 2 * m**3) for m, n in sides)
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:
@@ -144,24 +161,17 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
 
     Parts: embedding, head (0 when tied), final_norm, deep, wide, gains, conditioning, router, gate.
     """
-    d, kinds = config.d_model, config.block_kinds
-    duals = kinds.count("dual")
-    deep_paths, wide_paths = duals + kinds.count("loop"), duals + kinds.count("wide")
-
-    def sublayer(d_ffn: int | None) -> int:
-        return shapes.numbers(shapes.sublayer(config, d_ffn or 0))
-
-    return {
+    d = config.d_model
+    counts = {
         "embedding": config.vocab_size * d,
         "head": 0 if config.tie_embeddings else config.vocab_size * d,
         "final_norm": d,
-        "deep": deep_paths * sublayer(config.d_ffn) if deep_paths else 0,
-        "wide": wide_paths * sublayer(config.d_ffn_wide) if wide_paths else 0,
-        "gains": deep_paths * config.loops + wide_paths,
-        "conditioning": deep_paths * shapes.numbers(shapes.film(config)),
-        "router": deep_paths * shapes.numbers(shapes.router(config)) if deep_paths else 0,
-        "gate": duals * shapes.numbers(shapes.gate(config)) if duals else 0,
     }
+    counts |= dict.fromkeys(shapes.PARTS, 0)
+    for layer, times in Counter(config.layers).items():
+        for part, own in shapes.by_part(layer).items():
+            counts[part] += times * shapes.numbers(own)
+    return counts
 
 
 def parameters(config: ModelConfig) -> int:

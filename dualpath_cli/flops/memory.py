@@ -16,10 +16,13 @@ and `full` a block adds its input, r d. docs/benchmarks/memory.md has these besi
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from dualpath_cli.config import GATE_OUTPUTS, BlockKind, Checkpointing, ModelConfig
+from dualpath_cli.config import GATE_OUTPUTS, Checkpointing, LayerConfig, ModelConfig
 from dualpath_cli.flops.count import parameters, passes
-from dualpath_cli.flops.shapes import numbers, units
+from dualpath_cli.flops.shapes import hidden, numbers, units
+
+Optimizer = Literal["adamw", "muon"]
 
 MAX_LOGITS = 2**28
 """Logits that the loss holds at once; `model.loss.MAX_LOGITS`."""
@@ -36,11 +39,13 @@ class Execution:
     compiled: bool = True
     """Whether blocks are compiled."""
     weight_bytes: int = 4
-    """Bytes of a weight, its gradient, each of its two moments, and of the norms' outputs."""
+    """Bytes of a weight, its gradient, each of its moments, and of the norms' outputs."""
     product_bytes: int = 2
     """Bytes of a matrix product's output: 2 under bf16 autocast."""
     shards: int | None = None
     """Devices that FSDP2 divides weights, gradients and moments among; None without it."""
+    optimizer: Optimizer = "adamw"
+    """muon holds one number instead of two moments for each weight of its matrices."""
 
     @property
     def casts(self) -> bool:
@@ -68,11 +73,12 @@ class Memory:
 def step_memory(config: ModelConfig, micro_batch: int, execution: Execution) -> Memory:
     """Memory of training with micro-batches of so many sequences of `max_seq_len` tokens.
 
-    AdamW itself is fused and needs nothing; gradients stay allocated between steps.
+    AdamW itself is fused and needs nothing; gradients stay allocated between steps. Muon works when
+    nothing is saved.
     """
     tokens = micro_batch * config.max_seq_len
     residual = residual_bytes(config, execution)
-    blocks = sum(tokens * saved_by_block(config, kind, execution) for kind in config.block_kinds)
+    blocks = sum(tokens * saved_by_block(layer, execution) for layer in config.layers)
     # Casts live as long as autograd or, in eager mode, autocast's cache holds them.
     cast = execution.casts and (execution.checkpointing == "none" or not execution.compiled)
     casts = execution.product_bytes * sum(block_weights(config)) if cast else 0
@@ -81,30 +87,49 @@ def step_memory(config: ModelConfig, micro_batch: int, execution: Execution) -> 
     head = tokens * config.d_model * (residual + execution.weight_bytes)
     head += tokens * config.d_model * execution.product_bytes if execution.casts else 0
     loss = loss_bytes(config, tokens, execution) + casts - kept_casts
-    # As the last block's backward pass begins, of the head only the gradient is left. Its weights'
-    # gradients come out at its end, when what it saved is gone.
-    last = config.block_kinds[-1]
-    backward = tokens * backward_bytes(config, last, execution)
-    if execution.casts and execution.compiled and execution.checkpointing != "none":
-        backward += execution.product_bytes * block_weights(config)[-1]
-    gradients = (execution.weight_bytes + execution.product_bytes) * block_weights(config)[-1]
-    gradients -= tokens * saved_by_block(config, last, execution)
-    return Memory(
-        states=state_bytes(config, execution),
-        saved=blocks + kept_casts,
-        working=max(head + loss, backward, gradients),
-    )
+    # As the last block's backward pass begins, of the head only the gradient is left. A block's
+    # gradients of its weights come out at its end, when what it and those after it saved is gone.
+    working, gone = head + loss, 0
+    for layer, weights in zip(
+        reversed(config.layers), reversed(block_weights(config)), strict=True
+    ):
+        backward = tokens * backward_bytes(layer, execution)
+        if execution.casts and execution.compiled and execution.checkpointing != "none":
+            backward += execution.product_bytes * weights
+        working = max(working, backward - gone)
+        gone += tokens * saved_by_block(layer, execution)
+        gradients = (execution.weight_bytes + execution.product_bytes) * weights
+        working = max(working, gradients - gone)
+    saved = blocks + kept_casts
+    working = max(working, muon_bytes(config, execution) - saved)
+    return Memory(states=state_bytes(config, execution), saved=saved, working=working)
 
 
 def state_bytes(config: ModelConfig, execution: Execution) -> int:
-    """Bytes of weights, gradients and AdamW's two moments, and of what FSDP2 gathers."""
+    """Bytes of weights, gradients and the optimizer's moments, and of what FSDP2 gathers."""
     weights = execution.weight_bytes * parameters(config)
+    states = 4 * weights
+    if execution.optimizer == "muon":
+        states -= execution.weight_bytes * numbers(hidden(config))
     if execution.shards is None:
-        return 4 * weights
+        return states
     # Between the micro-batches of a step each device has whole gradients (`block_backward_sync` in
     # training/parallel.py).
     whole = weights + execution.weight_bytes * gathered_weights(config)
-    return 4 * weights // execution.shards + whole
+    return states // execution.shards + whole
+
+
+def muon_bytes(config: ModelConfig, execution: Execution) -> int:
+    """The most bytes at once as Muon makes a matrix orthogonal, which it gathers where it is cut.
+
+    Of m x n numbers, m <= n: the momentum, the iteration before and after, and two of m x m; or the
+    momentum, the last iteration and its cast to a weight's type.
+    """
+    if execution.optimizer == "adamw":
+        return 0
+    e, w = execution.product_bytes, execution.weight_bytes
+    sides = [sorted(shape) for shape in hidden(config)]
+    return max(max(e * (3 * m * n + 2 * m**2), (2 * e + w) * m * n) for m, n in sides)
 
 
 def gathered_weights(config: ModelConfig) -> int:
@@ -125,27 +150,27 @@ def residual_bytes(config: ModelConfig, execution: Execution) -> int:
     return 2 if config.residual_dtype == "bfloat16" else execution.weight_bytes
 
 
-def pass_widths(config: ModelConfig, kind: BlockKind) -> Iterator[int]:
+def pass_widths(layer: LayerConfig) -> Iterator[int]:
     """Effective FFN width of each pass of a block."""
-    if kind != "wide":
-        yield from [config.effective_width(config.d_ffn or 0)] * config.loops
-    if kind != "loop":
-        yield config.effective_width(config.d_ffn_wide or 0)
+    if layer.block != "wide":
+        yield from [layer.effective_width(layer.d_ffn or 0)] * layer.loops
+    if layer.block != "loop":
+        yield layer.effective_width(layer.d_ffn_wide or 0)
 
 
-def saved_by_block(config: ModelConfig, kind: BlockKind, execution: Execution) -> int:
+def saved_by_block(layer: LayerConfig, execution: Execution) -> int:
     """Bytes a token that a block saves for its backward pass, without its weights' casts."""
-    d, heads, kv_heads = config.d_model, config.n_heads, config.n_kv_heads
-    e, w, r = execution.product_bytes, execution.weight_bytes, residual_bytes(config, execution)
+    d, heads, kv_heads = layer.d_model, layer.n_heads, layer.n_kv_heads
+    e, w, r = execution.product_bytes, execution.weight_bytes, residual_bytes(layer, execution)
     if execution.checkpointing == "full":
         return r * d
-    n, h = passes(kind, config.loops), sum(pass_widths(config, kind))
-    routed = config.routes_steps and kind != "wide"
+    n, h = passes(layer.block, layer.loops), sum(pass_widths(layer))
+    routed = layer.routes_steps and layer.block != "wide"
     softmax = n * FLOAT32 * heads
-    outputs = GATE_OUTPUTS.get(config.gate, 2)  # a custom gate: g_d and g_w
-    choices = w * ((config.loops - 1) * routed + outputs * (kind == "dual"))
+    outputs = GATE_OUTPUTS.get(layer.gate, 2)  # a custom gate: g_d and g_w
+    choices = w * ((layer.loops - 1) * routed + outputs * (layer.block == "dual"))
     if execution.checkpointing == "selective":
-        products = n * (4 * d + 2 * config.head_dim * kv_heads) + 2 * h
+        products = n * (4 * d + 2 * layer.head_dim * kv_heads) + 2 * h
         return r * d + e * products + softmax + choices
     norms = n * FLOAT32 * (heads + kv_heads) + softmax
     if execution.compiled:
@@ -153,37 +178,37 @@ def saved_by_block(config: ModelConfig, kind: BlockKind, execution: Execution) -
         states = r * d * (2 * n - (not routed))
         return states + n * d * (8 * e + 2 * w) + 3 * e * h + norms + choices
     per_channel = 10 * w + 9 * e if execution.casts else 16 * w
-    mixed = r * d * (routed + (kind == "dual"))
-    if config.step_conditioning == "film" and kind != "wide":  # the norms' outputs, for gamma
-        mixed += 2 * w * d * config.loops
+    mixed = r * d * (routed + (layer.block == "dual"))
+    if layer.step_conditioning == "film" and layer.block != "wide":  # the norms' outputs, for gamma
+        mixed += 2 * w * d * layer.loops
     return n * d * per_channel + 4 * e * h + mixed + norms + choices
 
 
-def backward_bytes(config: ModelConfig, kind: BlockKind, execution: Execution) -> int:
+def backward_bytes(layer: LayerConfig, execution: Execution) -> int:
     """Bytes a token that the backward pass of a block needs beside what is saved.
 
     Fitted to measurements, within some 15 % of them. In eager mode all that was not saved has been
     computed again before the first gradient. Compiled, `selective` computes each part again where
     it is needed, and only the states of a loop are held together.
     """
-    state = residual_bytes(config, execution) * config.d_model
-    e, widths = execution.product_bytes, list(pass_widths(config, kind))
-    kept = saved_by_block(config, kind, execution)
-    everything = saved_by_block(config, kind, replace(execution, checkpointing="none"))
+    state = residual_bytes(layer, execution) * layer.d_model
+    e, widths = execution.product_bytes, list(pass_widths(layer))
+    kept = saved_by_block(layer, execution)
+    everything = saved_by_block(layer, replace(execution, checkpointing="none"))
     if not execution.compiled:
         return everything - kept + 4 * state + 2 * e * widths[-1]
     if execution.checkpointing == "none":
         return 4 * state + e * widths[-1]
     working = 0
-    if kind != "loop":
+    if layer.block != "loop":
         working = 5 * state + 3 * e * widths[-1]
-    if kind != "wide":
-        working = max(working, (2 * config.loops + 4) * state + 3 * e * widths[0])
+    if layer.block != "wide":
+        working = max(working, (2 * layer.loops + 4) * state + 3 * e * widths[0])
     if execution.checkpointing != "full":
         return working
-    if kind != "dual":  # all is computed again before the first gradients
+    if layer.block != "dual":  # all is computed again before the first gradients
         return everything - kept + 2 * state + 3 * e * widths[0]
-    products = saved_by_block(config, kind, replace(execution, checkpointing="selective"))
+    products = saved_by_block(layer, replace(execution, checkpointing="selective"))
     return max(everything, products + working) - kept
 
 

@@ -8,8 +8,9 @@ micro-batches of a step. What a GPU takes part in, in one optimizer step:
             once; reduce-scatter of 4 P once. Over all GPUs: s is their number
     hsdp    the same over a group of s GPUs; then an all-reduce of 4 P / s over the replicas, once
 
-Gradients that are reduced in bfloat16 take 2 bytes. docs/scaling.md compares these with bytes that
-were counted.
+Gradients that are reduced in bfloat16 take 2 bytes. With Muon every GPU makes all hidden matrices
+orthogonal; fsdp and hsdp all-gather them for it, each by itself, in 2 bytes. docs/scaling.md
+compares these with bytes that were counted.
 """
 
 from collections.abc import Iterator
@@ -18,14 +19,14 @@ from fractions import Fraction
 from typing import Literal
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.flops.count import parameters, training_flops_per_token
-from dualpath_cli.flops.memory import Execution, gathered_weights, step_memory
-from dualpath_cli.flops.shapes import numbers, units
+from dualpath_cli.flops.count import newton_schulz_flops, parameters, training_flops_per_token
+from dualpath_cli.flops.memory import Execution, Optimizer, gathered_weights, step_memory
+from dualpath_cli.flops.shapes import hidden, numbers, units
 
 Strategy = Literal["ddp", "fsdp", "hsdp"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp", "hsdp")
 
-FLOAT32 = 4
+FLOAT32, BFLOAT16 = 4, 2
 MOMENTS = 2
 
 
@@ -50,6 +51,7 @@ class Cluster:
     """GB/s that a GPU sends to other nodes, and takes meanwhile."""
     reduce_bytes: int = FLOAT32
     """Bytes of a gradient that is sent."""
+    optimizer: Optimizer = "adamw"
 
     @property
     def sequences(self) -> int:
@@ -119,6 +121,8 @@ class Plan:
     collectives: list[Collective]
     compute_seconds: float
     """Of a step, at the cluster's TFLOP/s."""
+    muon_seconds: float
+    """The part of it that makes Muon's matrices orthogonal."""
     sending_seconds: float
     """Of a step, at the cluster's bandwidths, if nothing is computed meanwhile."""
 
@@ -129,11 +133,13 @@ def plan(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Plan:
     within = sum(call.sent - call.across for call in collectives)
     across = sum(call.across for call in collectives)
     tokens = cluster.micro_batch * cluster.accumulate * config.max_seq_len
+    muon = newton_schulz_flops(config) if cluster.optimizer == "muon" else 0
     return Plan(
         strategy,
         _memory(config, strategy, cluster),
         collectives,
-        tokens * training_flops_per_token(config) / (cluster.tflops * 1e12),
+        (tokens * training_flops_per_token(config) + muon) / (cluster.tflops * 1e12),
+        muon / (cluster.tflops * 1e12),
         float(within) / (cluster.node_bandwidth * 1e9)
         + float(across) / (cluster.network_bandwidth * 1e9),
     )
@@ -149,9 +155,13 @@ def _collectives(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> I
     sizes = [numbers(unit, shards) for unit in units(config)]
     on_a_node = min(cluster.gpus, cluster.gpus_per_node)
     if shards > 1:
-        near, whole = min(shards, on_a_node), cluster.accumulate * (2 * sum(sizes) - sizes[-1])
+        near = min(shards, on_a_node)
+        whole = FLOAT32 * cluster.accumulate * (2 * sum(sizes) - sizes[-1])
         calls = cluster.accumulate * (2 * len(sizes) - 1)
-        yield Collective("all-gather", calls, shards, near, FLOAT32 * whole)
+        if cluster.optimizer == "muon":
+            matrices = hidden(config)
+            calls, whole = calls + len(matrices), whole + BFLOAT16 * numbers(matrices, shards)
+        yield Collective("all-gather", calls, shards, near, whole)
         reduced = cluster.reduce_bytes * sum(sizes)
         yield Collective("reduce-scatter", len(sizes), shards, near, reduced)
     replicas = cluster.gpus // shards
@@ -170,5 +180,8 @@ def _memory(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Memory
         gathered = unreduced = FLOAT32 * gathered_weights(config)
         if cluster.accumulate > 1:
             unreduced = cluster.reduce_bytes * parameters(config)
-    step = step_memory(config, cluster.micro_batch, Execution())
-    return Memory(own, own, MOMENTS * own, unreduced, gathered, step.saved, step.working)
+    moments = MOMENTS * own
+    if cluster.optimizer == "muon":
+        moments -= FLOAT32 * numbers(hidden(config), shards) // shards
+    step = step_memory(config, cluster.micro_batch, Execution(optimizer=cluster.optimizer))
+    return Memory(own, own, moments, unreduced, gathered, step.saved, step.working)

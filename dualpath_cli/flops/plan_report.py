@@ -41,7 +41,10 @@ def as_text(
 
 def _rows(plans: Sequence[Plan]) -> list[list[str]]:
     rows = [["memory, GB"]]
+    muon = any(plan.muon_seconds for plan in plans)
     for name, words in MEMORY.items():
+        if name == "moments" and muon:
+            words += ", Muon's momentum"
         rows.append([f"  {words}", *[_gb(getattr(plan.memory, name)) for plan in plans]])
     rows.append(["  sum", *[_gb(plan.memory.total) for plan in plans]])
     rows.append(["sent in a step, GB"])
@@ -52,6 +55,7 @@ def _rows(plans: Sequence[Plan]) -> list[list[str]]:
         ]
     times = {
         "  computing": [plan.compute_seconds for plan in plans],
+        **({"    Muon's Newton-Schulz": [plan.muon_seconds for plan in plans]} if muon else {}),
         "  sending, nothing hidden": [plan.sending_seconds for plan in plans],
         "sending / computing": [plan.sending_seconds / plan.compute_seconds for plan in plans],
     }
@@ -103,5 +107,6 @@ def _plan_record(plan: Plan) -> dict[str, Any]:
         "memory": {**vars(plan.memory), "sum": plan.memory.total},
         "sent": calls,
         "compute_seconds": plan.compute_seconds,
+        "muon_seconds": plan.muon_seconds,
         "sending_seconds": plan.sending_seconds,
     }

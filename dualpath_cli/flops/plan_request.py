@@ -6,7 +6,7 @@ from typing import Any
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.plan import Cluster
 from dualpath_cli.flops.report import Description
-from dualpath_cli.flops.request import Options, checked, run_section
+from dualpath_cli.flops.request import Options, checked, section
 from dualpath_cli.sizes import parse_size
 
 PLAN_OPTIONS = ("gpus_per_node", "shard_size", "micro_batch", "batch_tokens", "node_bandwidth",
@@ -30,7 +30,7 @@ def cluster_of(options: Options, description: Description) -> Cluster:
     """
     gpus = description.hardware.gpus
     gpus_per_node = checked(options, "gpus_per_node", min(8, gpus), COUNTS)
-    run = run_section(options)
+    run, optim = section(options, "run"), section(options, "optim")
     shard_size = _of_recipe(options, "shard_size", run, min(gpus_per_node, gpus))
     if gpus > gpus_per_node and gpus % gpus_per_node:
         raise UserError(
@@ -56,6 +56,7 @@ def cluster_of(options: Options, description: Description) -> Cluster:
         node_bandwidth=checked(options, "node_bandwidth", NODE_BANDWIDTH, BANDWIDTHS),
         network_bandwidth=checked(options, "network_bandwidth", NETWORK_BANDWIDTH, BANDWIDTHS),
         reduce_bytes=2 if run.get("reduce_dtype") == "bfloat16" else 4,
+        optimizer="muon" if optim.get("name") == "muon" else "adamw",
     )
 
 

@@ -1,8 +1,9 @@
 """A model as `dualpath flops` prints it: the record behind every format, and the formats."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from dualpath_cli.config import ModelConfig
@@ -40,14 +41,25 @@ class Description:
     """Tokens that attention scores are averaged over."""
     budget: int | None = None
     """F_M to compare with; a recipe has none unless it is given."""
-    target: Target | None = None
-    """The target that the widths were solved for; None for a recipe's model."""
-    widths: Widths | None = None
-    """The solved widths, which know what was clamped."""
+    solved: tuple[tuple[Target, Widths], ...] = ()
+    """What widths were solved for, and the widths, which know what was clamped: one for all layers,
+    or one for each. Empty for a recipe's model."""
+    step_loops: Mapping[int, float] = field(default_factory=dict)
+    """Training steps that run each number of loops; empty where all run the model's own."""
 
     @property
-    def loops(self) -> int:
-        """K, which is 1 without a deep path."""
+    def target(self) -> Target | None:
+        """What the widths of all layers were solved for; None where layers differ."""
+        return self.solved[0][0] if len(self.solved) == 1 else None
+
+    @property
+    def clamped(self) -> tuple[str, ...]:
+        """Names of widths that were raised to the smallest multiple."""
+        return tuple(dict.fromkeys(name for _, widths in self.solved for name in widths.clamped))
+
+    @property
+    def loops(self) -> int | list[int]:
+        """K, which is 1 without a deep path; or a list by layer."""
         return 1 if set(self.config.block_kinds) == {"wide"} else self.config.loops
 
     @property
@@ -64,9 +76,10 @@ class Description:
         return None if self.budget is None else self.layer["linear_total"] / self.budget
 
     @property
-    def training_flops(self) -> int:
-        """FLOPs of one token in training, head included."""
-        return count.training_flops_per_token(self.config, self.seq_len)
+    def training_flops(self) -> float:
+        """FLOPs of one token in training, head included: their mean over steps."""
+        counted = partial(count.training_flops_per_token, seq_len=self.seq_len)
+        return count.over_loops(counted, self.config, self.step_loops)
 
     @property
     def hours(self) -> float:
@@ -74,22 +87,20 @@ class Description:
         rate = self.hardware.gpus * self.hardware.tflops * 1e12
         return self.training_flops * self.hardware.tokens / rate / 3600
 
-    def effective(self, name: str) -> int | None:
+    def effective(self, name: str) -> int | list[int | None] | None:
         """Effective width of ``d_ffn`` or ``d_ffn_wide``; None where no block has that path."""
-        width = self.width(name)
-        return None if width is None else self.config.effective_width(width)
+        return None if self.width(name) is None else self.config.effective(name)
 
-    def width(self, name: str) -> int | None:
+    def width(self, name: str) -> int | list[int | None] | None:
         """Configured ``d_ffn`` or ``d_ffn_wide``; None where no block has that path."""
         unused = {"d_ffn": "wide", "d_ffn_wide": "loop"}[name]
-        value: int | None = getattr(self.config, name)
+        value: int | list[int | None] | None = getattr(self.config, name)
         return None if set(self.config.block_kinds) == {unused} else value
 
     def record(self) -> dict[str, Any]:
         """Every number by name: the JSON object, and flattened the CSV row."""
         block = self.config.block
-        dual = self.target is not None and self.target.block == "dual"
-        alpha = self.target.alpha if self.target is not None and dual else None
+        alpha = next((t.alpha for t, _ in self.solved if t.block == "dual"), None)
         record = {
             "block": block if isinstance(block, str) else list(block),
             "alpha": int(alpha) if alpha is not None and alpha == int(alpha) else alpha,
@@ -134,7 +145,7 @@ def as_csv(records: Sequence[dict[str, Any]]) -> str:
             if isinstance(value, dict):
                 row |= {f"{name}.{part}": number for part, number in value.items()}
             else:
-                row[name] = " ".join(value) if isinstance(value, list) else value
+                row[name] = " ".join(map(str, value)) if isinstance(value, list) else value
         rows.append(row)
     return format_csv(rows).rstrip("\n")
 
@@ -147,11 +158,11 @@ def as_yaml(description: Description) -> str:
     if ratio is not None and description.budget is not None:
         lines[0] += f", {ratio:.4f} of {_budget_in_words(description)}"
     lines.append("model:")
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.name in NUMERICS and value == field.default:
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if entry.name in NUMERICS and value == entry.default:
             continue
-        lines.append(f"  {field.name}: {_yaml_scalar(value)}")
+        lines.append(f"  {entry.name}: {_yaml_scalar(value)}")
     return "\n".join(lines)
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from dualpath_cli.config import RANGES, ModelConfig
-from dualpath_cli.errors import UserError
+from dualpath_cli.config import RANGES, BlockKind, ModelConfig
+from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.report import Description, Hardware
 from dualpath_cli.flops.widths import Target, solve_widths, solve_within
@@ -32,8 +32,8 @@ Options = Mapping[str, Any]
 
 def solved(options: Options, readings: Iterable[paper.Reading]) -> list[Description]:
     """The model that a budget buys, once for each reading."""
-    target = target_of(options)
-    return [_describe(target, reading, options) for reading in readings]
+    targets = targets_of(options)
+    return [_describe(targets, reading, options) for reading in readings]
 
 
 def solved_table(
@@ -44,20 +44,23 @@ def solved_table(
     Returns one list per configuration with its readings. Under match total all 13 meet the same
     sum of linear FLOPs and attention scores, that of a dual block with the given K.
     """
-    base = target_of(options)
+    (base,) = targets_of(options)
     groups, without_room = [], []
     for row in paper.configurations("F80M"):  # the same 13 kinds at either budget
         target = replace(base, block=row.block, alpha=row.target.alpha, loops=row.loops,
                          reference_loops=base.loops)  # fmt: skip
         if target.has_room:
-            groups.append([_describe(target, reading, options) for reading in readings])
+            groups.append([_describe([target], reading, options) for reading in readings])
         else:
             without_room.append(row.label)
     return groups, without_room
 
 
-def target_of(options: Options) -> Target:
-    """The target of the widths. Raises UserError for an impossible backbone."""
+def targets_of(options: Options) -> list[Target]:
+    """What widths are solved for: one target for all layers, or one for each.
+
+    Raises UserError for an impossible backbone, and for lists that do not go together.
+    """
     dim = _count(options, "dim", 768)
     heads = _count(options, "heads", max(1, dim // 64))
     if dim % heads or dim // heads % 2:
@@ -71,11 +74,12 @@ def target_of(options: Options) -> Target:
             f"--kv-heads {kv_heads} does not divide the {heads} query heads; "
             f"{_nearest_divisor(heads, kv_heads)} would"
         )
-    return Target(
+    blocks, loops = _layers(options)
+    base = Target(
         budget=parse_size(str(options["budget"]), "--budget"),
-        block=options["block"] or "dual",
+        block=blocks[0],
         alpha=50 if options["alpha"] is None else options["alpha"],
-        loops=_count(options, "loops", 4),
+        loops=loops[0],
         match=options["match"] or "linear",
         d_model=dim,
         n_heads=heads,
@@ -83,6 +87,46 @@ def target_of(options: Options) -> Target:
         seq_len=_count(options, "seq_len", 4096),
         multiple_of=_count(options, "width_multiple", paper.SOLVER_MULTIPLE),
     )
+    return [replace(base, block=b, loops=k) for b, k in zip(blocks, loops, strict=True)]
+
+
+def _layers(options: Options) -> tuple[list[BlockKind], list[int]]:
+    """Kind and K of each layer, or of all.
+
+    Raises UserError for lists of other lengths than the layers, and where one is no list of these.
+    """
+    kinds, counts = (
+        str(default if options[name] is None else options[name]).split(",")
+        for name, default in (("block", "dual"), ("loops", 4))
+    )
+    blocks = [checked_choice("block", kind.strip(), get_args(BlockKind)) for kind in kinds]
+    if not all(count.strip().isdecimal() for count in counts):
+        raise UserError(
+            f"--loops must be a whole number, or one for each layer such as 1,4,1,1, not "
+            f"'{options['loops']}'"
+        )
+    loops = [checked({"loops": int(count)}, "loops", 1, RANGES["loops"]) for count in counts]
+    lists = {"--block": len(blocks), "--loops": len(loops)}
+    lists = {name: length for name, length in lists.items() if length > 1}
+    if not lists:
+        return blocks, loops
+    if options["match"] == "total":
+        raise UserError("--match total goes with one kind of block and one K, not with a list")
+    layers = _count(options, "layers", max(lists.values()))
+    for name, length in lists.items():
+        if length != layers:
+            raise UserError(f"{name} lists {length} layers, and the model has {layers}")
+    return blocks * (layers // len(blocks)), loops * (layers // len(loops))
+
+
+def checked_choice(name: str, value: str, allowed: tuple[Any, ...]) -> Any:
+    """A value of a fixed set. Raises UserError for another one."""
+    if value not in allowed:
+        raise UserError(
+            f"--{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, "
+            f"not '{value}'{did_you_mean(value, allowed)}"
+        )
+    return value
 
 
 def _count(options: Options, name: str, default: int) -> int:
@@ -124,25 +168,27 @@ def _hardware(options: Options, tokens_of_recipe: Any = None) -> Hardware:
     return Hardware(tokens, gpus, tflops, asked)
 
 
-def _describe(target: Target, reading: paper.Reading, options: Options) -> Description:
+def _describe(targets: list[Target], reading: paper.Reading, options: Options) -> Description:
     chosen, given = paper.reading_fields(reading), options["width_multiple"] is not None
+    target = targets[0]
     if target.match == "total" and not given:
         target, widths = solve_within(replace(target, multiple_of=chosen["ffn_multiple_of"]))
+        by_layer = [(target, widths)]
     else:
-        widths = solve_widths(target)
+        by_layer = [(target, solve_widths(target)) for target in targets]
     if target.match == "total" or given:
         chosen["ffn_multiple_of"] = target.multiple_of
     fields: dict[str, Any] = dict(
         vocab_size=_count(options, "vocab", 50304),
-        n_layers=_count(options, "layers", 16),
+        n_layers=_count(options, "layers", 16 if len(targets) == 1 else len(targets)),
         d_model=target.d_model,
         n_heads=target.n_heads,
         n_kv_heads=target.n_kv_heads,
         max_seq_len=target.seq_len,
-        block=target.block,
-        loops=1 if target.block == "wide" else target.loops,
-        d_ffn=widths.d_ffn,
-        d_ffn_wide=widths.d_ffn_wide,
+        block=_one_or_list([t.block for t, _ in by_layer]),
+        loops=_one_or_list([None if t.block == "wide" else t.loops for t, _ in by_layer], 1),
+        d_ffn=_one_or_list([widths.d_ffn for _, widths in by_layer]),
+        d_ffn_wide=_one_or_list([widths.d_ffn_wide for _, widths in by_layer]),
         **chosen,
     )
     try:
@@ -150,7 +196,17 @@ def _describe(target: Target, reading: paper.Reading, options: Options) -> Descr
     except ValueError as error:  # a budget may buy widths beyond all measure
         raise UserError(f"a budget of {format_size(target.budget)} is too large: {error}") from None
     hardware = _hardware(options)
-    return Description(config, reading, hardware, target.seq_len, target.budget, target, widths)
+    return Description(
+        config, reading, hardware, target.seq_len, target.budget, tuple(dict(by_layer).items())
+    )
+
+
+def _one_or_list(values: list[Any], without: Any = None) -> Any:
+    """The value of all layers that have one, or a list where they differ."""
+    different = {value for value in values if value is not None}
+    if len(different) < 2:
+        return different.pop() if different else without
+    return [without if value is None else value for value in values]
 
 
 def from_recipes(options: Options) -> Description:
@@ -162,29 +218,42 @@ def from_recipes(options: Options) -> Description:
     merged = _merged(options["config"])
     config = _model_config(" + ".join(options["config"]), merged["model"], options["reading"])
     seq_len = _count(options, "seq_len", config.max_seq_len)
-    budget = options["budget"]
+    budget, hardware = options["budget"], _hardware(options, merged["run"].get("max_tokens"))
     return Description(
         config,
         reading=next((r for r in paper.READINGS if _reads_as(config, r)), None),
-        hardware=_hardware(options, merged["run"].get("max_tokens")),
+        hardware=hardware,
         seq_len=seq_len,
         budget=None if budget is None else parse_size(str(budget), "--budget"),
+        step_loops=_step_loops(merged["run"], config, hardware.tokens),
     )
 
 
-def run_section(options: Options) -> dict[str, Any]:
-    """The `run` section of the recipes in ``config``; empty without any."""
-    section: dict[str, Any] = _merged(options["config"] or [])["run"]
-    return section
+def _step_loops(run: dict[str, Any], config: ModelConfig, tokens: int) -> dict[int, float]:
+    """Steps by their number of loops, from what a `run` section says of it."""
+    from dualpath_cli.recipe.schedule import check_last_loops, loop_counts
+    from dualpath_cli.recipe.settings import RunSettings
+    from dualpath_cli.recipe.validation import build
+
+    keys = run.keys() & {"train_loops", "loop_schedule", "batch_tokens"}
+    settings = build(RunSettings, {key: run[key] for key in keys} | {"max_tokens": tokens}, "run.")
+    check_last_loops(settings.loop_schedule, config)
+    return loop_counts(settings)
+
+
+def section(options: Options, name: str) -> dict[str, Any]:
+    """A section of the recipes in ``config``, `run` or `optim`; empty without any."""
+    found: dict[str, Any] = _merged(options["config"] or [])[name]
+    return found
 
 
 def _merged(names: list[str]) -> dict[str, Any]:
     from dualpath_cli.recipe import recipes
 
     merged = recipes.load_recipes(names)
-    for section in ("model", "run"):
-        if not isinstance(merged.setdefault(section, {}), dict):
-            raise UserError(f"recipe '{' + '.join(names)}': '{section}' must be a mapping")
+    for name in ("model", "run", "optim"):
+        if not isinstance(merged.setdefault(name, {}), dict):
+            raise UserError(f"recipe '{' + '.join(names)}': '{name}' must be a mapping")
     return merged
 
 

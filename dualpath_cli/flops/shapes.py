@@ -4,32 +4,50 @@ Torch-free. A unit is what is gathered and reduced at once: each block, and the 
 final norm and head. Its shapes come in no particular order.
 """
 
+from itertools import chain
 from math import prod
 
-from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
+from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, LayerConfig, ModelConfig
 from dualpath_cli.own_classes.classes import own_shapes
 
 Shape = tuple[int, ...]
+
+PARTS = ("deep", "wide", "gains", "conditioning", "router", "gate")
+"""The parts of a block."""
 
 
 def units(config: ModelConfig) -> list[list[Shape]]:
     """Shapes of the parameters of each block, and last of the root's; a tied head counts once."""
     embedding, norm = (config.vocab_size, config.d_model), (config.d_model,)
     head = [] if config.tie_embeddings else [embedding]
-    return [*(block(config, kind) for kind in config.block_kinds), [embedding, norm, *head]]
+    return [*(block(layer) for layer in config.layers), [embedding, norm, *head]]
 
 
-def block(config: ModelConfig, kind: BlockKind) -> list[Shape]:
+def block(layer: LayerConfig) -> list[Shape]:
     """Shapes of a block's parameters."""
-    shapes: list[Shape] = []
-    if kind != "wide":
-        shapes += [*sublayer(config, config.d_ffn or 0), (config.loops,), *film(config)]
-        shapes += router(config)
-    if kind != "loop":
-        shapes += [*sublayer(config, config.d_ffn_wide or 0), (1,)]
-    if kind == "dual":
-        shapes += gate(config)
+    return list(chain.from_iterable(by_part(layer).values()))
+
+
+def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
+    """Shapes of a block's parameters by part: those of PARTS that it has."""
+    shapes: dict[str, list[Shape]] = {"gains": []}
+    if layer.block != "wide":
+        shapes["deep"] = sublayer(layer, layer.d_ffn or 0)
+        shapes["gains"] += [(layer.loops,)]
+        shapes |= {"conditioning": film(layer), "router": router(layer)}
+    if layer.block != "loop":
+        shapes["wide"] = sublayer(layer, layer.d_ffn_wide or 0)
+        shapes["gains"] += [(1,)]
+    if layer.block == "dual":
+        shapes["gate"] = gate(layer)
     return shapes
+
+
+def hidden(config: ModelConfig) -> list[Shape]:
+    """Shapes of the matrices of attention and FFNs in all blocks, which Muon moves."""
+    parts = [by_part(layer) for layer in config.layers]
+    paths = [part.get(path, []) for part in parts for path in ("deep", "wide")]
+    return [shape for shape in chain.from_iterable(paths) if len(shape) == 2]
 
 
 def sublayer(config: ModelConfig, d_ffn: int) -> list[Shape]:
@@ -40,9 +58,9 @@ def sublayer(config: ModelConfig, d_ffn: int) -> list[Shape]:
     return [*attention, *heads, (d,), (d,), (width, d), (width, d), (d, width)]
 
 
-def film(config: ModelConfig) -> list[Shape]:
+def film(layer: LayerConfig) -> list[Shape]:
     """Shapes of the scales and shifts of a deep path's steps."""
-    return [(config.loops, 2, 2, config.d_model)] if config.step_conditioning == "film" else []
+    return [(layer.loops, 2, 2, layer.d_model)] if layer.step_conditioning == "film" else []
 
 
 def gate(config: ModelConfig) -> list[Shape]:
@@ -53,13 +71,13 @@ def gate(config: ModelConfig) -> list[Shape]:
     return [(outputs, config.d_model), (outputs,)] if outputs else []
 
 
-def router(config: ModelConfig) -> list[Shape]:
+def router(layer: LayerConfig) -> list[Shape]:
     """Shapes of the parameters that weigh the steps of a deep path."""
-    if not config.routes_steps:
+    if not layer.routes_steps:
         return []
-    if config.combination not in COMBINATIONS:
-        return list(own_shapes(config, "combination").values())
-    return [(1, config.d_model + 1), (1,)]  # the last column is for the step index
+    if layer.combination not in COMBINATIONS:
+        return list(own_shapes(layer, "combination").values())
+    return [(1, layer.d_model + 1), (1,)]  # the last column is for the step index
 
 
 def numbers(unit: list[Shape], shards: int = 1) -> int:

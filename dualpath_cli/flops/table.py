@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, groupby
+from statistics import fmean
 from textwrap import wrap
 from typing import Any
 
+from dualpath_cli.config import by_layer
 from dualpath_cli.flops import count
 from dualpath_cli.flops.report import Description, Hardware
 from dualpath_cli.flops.widths import TOLERANCE
@@ -58,8 +60,10 @@ def title(description: Description, width: int | None) -> list[str]:
     """Two lines or more that name the model, on a terminal no wider than it."""
     config, target = description.config, description.target
     kinds = " + ".join(f"{len(list(run))} {kind}" for kind, run in groupby(config.block_kinds))
-    deep = "" if set(config.block_kinds) == {"wide"} else f", K = {config.loops}"
+    deep = "" if set(config.block_kinds) == {"wide"} else f", K = {by_layer(config.loops)}"
     what = f"{kinds} blocks{deep}"
+    if len(description.solved) > 1 and description.budget is not None:
+        what += f", each layer for {format_size(description.budget)} linear FLOPs per token"
     if target is not None:
         split = f", alpha {target.alpha:g} %" if target.block == "dual" else ""
         what = (
@@ -84,10 +88,12 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
     """The lines of the table: a label and its number, None for a heading."""
     config, layer = description.config, description.layer
     kinds, k, ratio = set(config.block_kinds), description.loops, description.budget_ratio
-    passes = sum(count.passes(kind, k) for kind in config.block_kinds) / config.n_layers
+    passes = fmean(count.passes(layer.block, layer.loops) for layer in config.layers)
+    looped = _times(k) if isinstance(k, int) else f"K = {by_layer(k)}"
     has_deep, has_wide, in_total = kinds != {"wide"}, kinds != {"loop"}, _in_total(description)
-    mixed = " (mean of layers)" if len(kinds) > 1 else ""
+    mixed = " (mean of layers)" if len(set(config.layers)) > 1 else ""
     spent = "linear + attention" if in_total else "linear total"
+    mean = ", mean of steps" if description.step_loops else ""
     lines: list[tuple[bool, str, Any]] = [
         (has_deep, "d_ffn, deep path", description.width("d_ffn")),
         (has_deep, "  effective width", description.effective("d_ffn")),
@@ -97,7 +103,7 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
         (True, "parameters", count.parameters(config)),
         (True, "  outside embedding and head", count.parameters_non_embedding(config)),
         (True, f"FLOPs per token and layer{mixed}", None),
-        (has_deep, f"  deep path, {_times(k)}", layer["deep"]),
+        (has_deep, f"  deep path, {looped}", layer["deep"]),
         (has_wide, "  wide path", layer["wide"]),
         ("dual" in kinds, "  gate", layer["gate"]),
         (True, "  linear total", layer["linear_total"]),
@@ -105,7 +111,7 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
         (True, f"  attention scores, {_times(passes)}", layer["attention_scores"]),
         (True, "  total", layer["total"]),
         (ratio is not None, f"ratio to the budget, {spent}", ratio and f"{ratio:.4f}"),
-        (True, "training FLOPs per token", description.training_flops),
+        (True, f"training FLOPs per token{mean}", description.training_flops),
         (_shows_hours(description), "training hours", _hours(description.hours)),
     ]
     return [(label, number) for shown, label, number in lines if shown]
@@ -124,8 +130,8 @@ def _heading(description: Description) -> str:
     return (description.reading or "recipe").replace("_", " ")
 
 
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+def _number(value: float | list[int | None]) -> str:
+    return f"{value:,.1f}" if isinstance(value, float) else by_layer(value)
 
 
 def _hours(hours: float) -> str:
@@ -136,7 +142,7 @@ def _hours(hours: float) -> str:
 
 def _shows_hours(description: Description) -> bool:
     # the paper's GPUs are a fair assumption for a budget like the paper's, not for any recipe
-    return description.hardware.asked or description.target is not None
+    return description.hardware.asked or bool(description.solved)
 
 
 def _training(hardware: Hardware) -> str:
@@ -151,16 +157,16 @@ def _training(hardware: Hardware) -> str:
 
 
 def _clamp_notes(description: Description) -> list[str]:
-    if description.target is None or description.widths is None:
-        return []
-    exact = dict(zip(("d_ffn", "d_ffn_wide"), description.target.exact_widths(), strict=True))
     whose = f"{_heading(description)}, " if _in_total(description) else ""
-    above = f"{whose}above its share".capitalize()
-    return [
-        f"{above}: {name} is raised to {description.target.multiple_of}, "
-        f"the smallest multiple, as the exact effective width is {float(exact[name] or 0):.1f}."
-        for name in description.widths.clamped
-    ]
+    above, notes = f"{whose}above its share".capitalize(), []
+    for target, widths in description.solved:
+        exact = dict(zip(("d_ffn", "d_ffn_wide"), target.exact_widths(), strict=True))
+        notes += [
+            f"{above}: {name} is raised to {target.multiple_of}, "
+            f"the smallest multiple, as the exact effective width is {float(exact[name] or 0):.1f}."
+            for name in widths.clamped
+        ]
+    return notes
 
 
 def _distance_notes(description: Description) -> list[str]:
@@ -179,7 +185,7 @@ def what_differs(written: Description, trained: Description) -> str:
     multiples = (written.config.ffn_multiple_of, trained.config.ffn_multiple_of)
     if multiples[0] != multiples[1]:
         changes = [
-            f"{name} {before:,} to {after:,}"
+            f"{name} {by_layer(before)} to {by_layer(after)}"
             for name, before, after in (
                 ("deep", written.effective("d_ffn"), trained.effective("d_ffn")),
                 ("wide", written.effective("d_ffn_wide"), trained.effective("d_ffn_wide")),
@@ -234,7 +240,7 @@ def configurations_text(groups: Groups, width: int | None) -> str:
             lines += ["", *aligned(_table_in_total(reading), width)]
     else:
         lines += _readings(_table_of_all, groups, width)
-    if any(d.widths is not None and d.widths.clamped for group in groups for d in group):
+    if any(d.clamped for group in groups for d in group):
         notes.append("*: raised to the smallest multiple, above its share of the budget")
     return "\n".join([*lines, "", *(part for note in notes for part in wrapped([note], width)[1:])])
 
@@ -292,9 +298,8 @@ def _millions(value: float) -> str:
 
 def _widths(description: Description) -> list[str]:
     """Both configured widths, with a star where one was raised and a dash where there is none."""
-    clamped = () if description.widths is None else description.widths.clamped
     return [
-        f"{description.width(name) or '-'}{'*' if name in clamped else ''}"
+        f"{description.width(name) or '-'}{'*' if name in description.clamped else ''}"
         for name in ("d_ffn", "d_ffn_wide")
     ]
 

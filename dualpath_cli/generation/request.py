@@ -73,7 +73,7 @@ def read(options: Namespace) -> Request:
     trained = find(options.ckpt_path)
     trained.check(change)
     model = trained.settings.model
-    loops = (change and change.loops) or model.loops
+    loops = (change and change.loops) or model.most_loops
     if change is not None and change.kv_slots is not None and change.kv_slots >= loops:
         raise UserError(
             f"--kv-slots {change.kv_slots} leaves nothing out of a loop of {loops} steps"
@@ -139,9 +139,9 @@ def _speculate(text: str | None, change: Intervention | None, model: ModelConfig
         )
     if change is not None and change.gates == SHUFFLED:
         raise UserError("--speculate goes with a cache, which shuffled gates have none of")
-    deep = [n for n, kind in enumerate(model.block_kinds) if kind != "wide"]
-    forced = [change and change.within(layer) for layer in deep]
-    if all(((own and own.loops) or model.loops) == 1 for own in forced):
+    deep = [(n, layer.loops) for n, layer in enumerate(model.layers) if layer.block != "wide"]
+    forced = [(change and change.within(n), loops) for n, loops in deep]
+    if all(((own and own.loops) or loops) == 1 for own, loops in forced):
         raise UserError("--speculate drafts with one loop, and there is no more to verify with")
     return length
 

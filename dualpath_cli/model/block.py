@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dualpath_cli.config import BlockKind, ModelConfig
+from dualpath_cli.config import LayerConfig
 from dualpath_cli.model.deep_path import DeepPath
 from dualpath_cli.model.gates import Gates, path_gate
 from dualpath_cli.model.layer_pass import LayerPass
@@ -19,7 +19,7 @@ from dualpath_cli.model.sublayer import Scales, Sublayer, SwiGLU
 class WidePath(nn.Module):
     """Eq. 4: ``h_wide = Phi_wide(x; s_w)``, ``s_w = softplus(beta)``: a wider FFN, applied once."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         assert config.d_ffn_wide is not None  # ModelConfig refuses wide blocks without it
         ffn = SwiGLU(config.d_model, config.effective_width(config.d_ffn_wide))
@@ -38,14 +38,14 @@ class WidePath(nn.Module):
 class DualPathBlock(nn.Module):
     """One layer, Eq. 5: ``y = g_d h_deep + g_w h_wide``; `loop` and `wide` blocks keep one path."""
 
-    def __init__(self, config: ModelConfig, kind: BlockKind) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        self.kind = kind
-        if kind != "wide":
+        self.kind = config.block
+        if self.kind != "wide":
             self.deep = DeepPath(config)
-        if kind != "loop":
+        if self.kind != "loop":
             self.wide = WidePath(config)
-        if kind == "dual":
+        if self.kind == "dual":
             self.gate = path_gate(config)
 
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import LayerConfig
 from dualpath_cli.model.combinations import learned_combination
 from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.sublayer import Scales, Sublayer, SwiGLU
@@ -21,7 +21,7 @@ from dualpath_cli.model.sublayer import Scales, Sublayer, SwiGLU
 class DeepPath(nn.Module):
     """``h_k = Phi_deep(h_{k-1}; s_k)`` (Eq. 2), ``h_deep = sum_k w_k h_k`` (Eq. 3)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         assert config.d_ffn is not None  # ModelConfig refuses deep blocks without it
         self.config = config

@@ -3,12 +3,12 @@
 Shapes: B batch, T positions, D model width, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import nn
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import Kind, ModelConfig
 from dualpath_cli.intervention import SHUFFLED, Intervention
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import (
@@ -38,7 +38,7 @@ class DualPathLM(nn.Module):
         device = torch.get_default_device()
         with torch.device("meta"):  # or torch's modules would draw values of their own first
             self.embed = nn.Embedding(config.vocab_size, config.d_model)
-            self.blocks = nn.ModuleList(DualPathBlock(config, kind) for kind in config.block_kinds)
+            self.blocks = nn.ModuleList(map(DualPathBlock, config.layers))
             self.norm = RMSNorm(config.d_model, eps=config.norm_eps)
             self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.loss = NextTokenLoss()
@@ -121,13 +121,16 @@ class DualPathLM(nn.Module):
         self,
         seed: int | None = None,
         copy: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_,
+        std_factors: Mapping[Kind, float] = {},
     ) -> None:
         """Draws every parameter (see `parameters.KINDS`); without a seed, draws that as well.
 
-        `copy` puts a whole value, float32 on the CPU, into a parameter.
+        `copy` puts a whole value, float32 on the CPU, into a parameter; `std_factors` are those of
+        `initial_value`.
         """
         self.tie_weights()  # to_empty() gives tied parameters a storage each
         if seed is None:
             seed = int(torch.randint(2**62, (), device="cpu").item())
         for name, parameter in self.named_parameters():
-            copy(parameter, initial_value(name, parameter.shape, self.config, seed))
+            value = initial_value(name, parameter.shape, self.config, seed, std_factors)
+            copy(parameter, value)

@@ -1,4 +1,4 @@
-"""Every parameter of the model by its name: its group for weight decay, and its initial value.
+"""Every parameter of the model by its name: its kind in the optimizer, and its initial value.
 
 One table for initialisation, the optimizer and counts, each of which refuses a parameter that is
 not in it. Those of a custom class are what the class says in `parameter_kinds`, the same table by
@@ -6,26 +6,27 @@ the class's own names, or else follow from their shapes.
 """
 
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 import torch
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import Kind, ModelConfig
 from dualpath_cli.own_classes.classes import Role, own_class, own_roles
 from dualpath_cli.own_classes.kinds import ParameterKind, own_kind, start_value
 from dualpath_cli.seeds import seed_from
 
 KINDS = {
-    "embed.weight": ParameterKind("embeddings", "normal"),  # also as a tied head
-    "head.weight": ParameterKind("matrices", "normal"),
-    "*.[qkv]_proj.weight": ParameterKind("matrices", "normal"),
-    "*.gate_proj.weight": ParameterKind("matrices", "normal"),
-    "*.up_proj.weight": ParameterKind("matrices", "normal"),
-    "*.o_proj.weight": ParameterKind("matrices", "normal_by_depth"),
-    "*.down_proj.weight": ParameterKind("matrices", "normal_by_depth"),
-    "*.router.weight": ParameterKind("matrices", "normal"),
+    "embed.weight": ParameterKind("embedding", "normal"),  # also as a tied head
+    "head.weight": ParameterKind("head", "normal"),
+    "*.[qkv]_proj.weight": ParameterKind("hidden", "normal"),
+    "*.gate_proj.weight": ParameterKind("hidden", "normal"),
+    "*.up_proj.weight": ParameterKind("hidden", "normal"),
+    "*.o_proj.weight": ParameterKind("hidden", "normal_by_depth"),
+    "*.down_proj.weight": ParameterKind("hidden", "normal_by_depth"),
+    "*.router.weight": ParameterKind("router", "normal"),
     "*.router.bias": ParameterKind("biases", "zero"),
-    "*.gate.proj.weight": ParameterKind("matrices", "zero"),
+    "*.gate.proj.weight": ParameterKind("gate", "zero"),
     "*.gate.proj.bias": ParameterKind("biases", "zero"),
     "*.deep.gains": ParameterKind("gains", "gain_init"),
     "*.wide.gain": ParameterKind("gains", "gain_init"),
@@ -52,23 +53,30 @@ def kind_of(name: str, config: ModelConfig | None = None, dimensions: int = 2) -
     if config is not None:
         for role in own_roles(config):
             if place := PLACES[role].fullmatch(name):
-                return own_kind(place[1], own_class(config, role), dimensions)
+                return own_kind(place[1], own_class(config, role), role, dimensions)
     for pattern, kind in KINDS.items():
         if fnmatchcase(name, pattern):
             return kind
     raise ValueError(f"parameter '{name}' is of no known kind: enter it in model/parameters.py")
 
 
-def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> torch.Tensor:
+def initial_value(
+    name: str,
+    shape: torch.Size,
+    config: ModelConfig,
+    seed: int,
+    std_factors: Mapping[Kind, float] = {},
+) -> torch.Tensor:
     """Returns the whole initial value of a parameter, float32 on the CPU.
 
     Each value is drawn from another generator, seeded by seed and name: the same whatever the
     device, the number of ranks, the block kinds and the order of construction, so that two
-    architectures compared under one seed share all that they have in common.
+    architectures compared under one seed share all that they have in common. `std_factors` multiply
+    the standard deviations of kinds; one that is not among them has 1.
 
     Raises:
         ValueError: for a name that is not in the table.
     """
-    start = kind_of(name, config, len(shape)).start
+    kind, start = kind_of(name, config, len(shape))
     generator = torch.Generator().manual_seed(seed_from(seed, name) >> 1)
-    return start_value(start, shape, config, generator)
+    return start_value(start, shape, config, generator, std_factors.get(kind, 1.0))

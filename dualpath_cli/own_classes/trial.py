@@ -13,7 +13,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from dualpath_cli.config import ModelConfig, ParameterGroup
+from dualpath_cli.config import LayerConfig, ModelConfig, ParameterGroup
 from dualpath_cli.errors import UserError
 from dualpath_cli.own_classes.classes import Role, on_meta, own_class, own_roles
 from dualpath_cli.own_classes.kinds import Start, own_kind, start_value
@@ -32,18 +32,19 @@ def try_classes(config: ModelConfig) -> None:
     Raises:
         UserError: for the first that does not do what docs/custom.md says.
     """
-    for role in own_roles(config):
-        start = f"model.{role} '{getattr(config, role)}'"
-        module = on_meta(config, role)
+    uses = [(layer, role) for layer in dict.fromkeys(config.layers) for role in own_roles(layer)]
+    for layer, role in uses:
+        start = f"model.{role} '{getattr(layer, role)}'"
+        module = on_meta(layer, role)
         _check_kinds(module, start)
         module.to_empty(device="cpu")
-        cls, generator = own_class(config, role), torch.Generator().manual_seed(0)
+        cls, generator = own_class(layer, role), torch.Generator().manual_seed(0)
         for name, parameter in module.named_parameters():
-            start_of = own_kind(name, cls, parameter.ndim).start
-            parameter.data.copy_(start_value(start_of, parameter.shape, config, generator))
+            start_of = own_kind(name, cls, role, parameter.ndim).start
+            parameter.data.copy_(start_value(start_of, parameter.shape, layer, generator))
         try:
-            problem = _problem_of(role, module, config)
-            problem = problem or _problem_of(role, _stirred(module), config)
+            problem = _problem_of(role, module, layer)
+            problem = problem or _problem_of(role, _stirred(module), layer)
         except Exception as error:  # of the user's own code
             said = " ".join(str(error).split())[:200]
             raise UserError(f"{start}: forward fails: {type(error).__name__}: {said}") from error
@@ -80,13 +81,13 @@ def _stirred(module: nn.Module) -> nn.Module:
     return module
 
 
-def _problem_of(role: Role, module: nn.Module, config: ModelConfig) -> str | None:
+def _problem_of(role: Role, module: nn.Module, config: LayerConfig) -> str | None:
     if role == "gate":
         return _problem(module, lambda states_KBTD: list(module(states_KBTD[0])), 2, config)
     return _problem_of_combination(module, config)
 
 
-def _problem_of_combination(module: Any, config: ModelConfig) -> str | None:
+def _problem_of_combination(module: Any, config: LayerConfig) -> str | None:
     """The fault of weights of as many steps as were trained, or of one more."""
     for loops in (config.loops, config.loops + 1):
         indices = config.step_indices(loops)

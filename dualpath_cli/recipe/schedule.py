@@ -1,8 +1,12 @@
-"""Learning rate and weight decay over a run's optimizer steps. Torch-free."""
+"""Learning rate, weight decay and number of loops over a run's optimizer steps. Torch-free."""
 
 import math
+from dataclasses import dataclass
 
-from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError
+from dualpath_cli.recipe.settings import OptimSettings, RunSettings, Settings
+from dualpath_cli.seeds import seed_from
 
 
 def learning_rate(step: int, total_steps: int, settings: OptimSettings) -> float:
@@ -35,3 +39,75 @@ def weight_decay(total_steps: int, settings: OptimSettings) -> float:
         return settings.weight_decay
     rates = (learning_rate(step, total_steps, settings) for step in range(total_steps))
     return settings.decay_sum / math.fsum(rates)
+
+
+@dataclass(frozen=True)
+class StepLoops:
+    """The number of loops of each optimizer step: as its phase has it, or drawn from several.
+
+    Step and seed alone decide it, so that ranks, micro-batches and continued runs agree.
+    """
+
+    phases: tuple[tuple[int, tuple[int, ...]], ...]
+    """The first step of each phase, from 0 on, and the numbers that its steps draw from."""
+    steps: int
+    """Optimizer steps of the run."""
+    seed: int = 0
+    """Of the draws, in which all numbers are equally probable."""
+
+    def choices(self, step: int) -> tuple[int, ...]:
+        """The numbers that an optimizer step, from 0 on, draws from."""
+        return next(choices for first, choices in reversed(self.phases) if first <= step)
+
+    def at(self, step: int) -> int:
+        """The number of loops of an optimizer step, from 0 on."""
+        choices = self.choices(step)
+        return choices[seed_from("train_loops", self.seed, step) % len(choices)]
+
+    def counts(self, since: int = 0) -> dict[int, float]:
+        """How many steps from `since` on run each number of loops; of draws, their expectation."""
+        counts: dict[int, float] = {}
+        ends = [*(first for first, _ in self.phases[1:]), self.steps]
+        for (first, choices), end in zip(self.phases, ends, strict=True):
+            for loops in choices:
+                part = max(0, end - max(first, since)) / len(choices)
+                counts[loops] = counts.get(loops, 0) + part
+        return counts
+
+
+def step_loops(run: RunSettings, seed: int = 0) -> StepLoops | None:
+    """The loops of a run's steps; None where all have `model.loops`."""
+    steps = run.max_tokens // run.batch_tokens
+    if run.train_loops is not None:
+        return StepLoops(((0, tuple(run.train_loops)),), steps, seed)
+    if run.loop_schedule is not None:
+        phases = ((round(part * steps), (loops,)) for part, loops in run.loop_schedule)
+        return StepLoops(tuple(phases), steps)
+    return None
+
+
+def check_last_loops(schedule: list[tuple[float, int]] | None, model: ModelConfig) -> None:
+    """Raises UserError for a schedule that does not end with the loops of the model."""
+    if schedule is not None and schedule[-1][1] != model.loops:
+        by_layer = "; leave it out, where layers have numbers of their own"
+        raise UserError(
+            f"run.loop_schedule ends with {schedule[-1][1]} loops, but model.loops={model.loops} "
+            "is what is validated"
+            + (f"; end it with {model.loops}" if isinstance(model.loops, int) else by_layer)
+        )
+
+
+def loop_counts(run: RunSettings, since: int = 0) -> dict[int, float]:
+    """`StepLoops.counts` of a run; empty where all steps have `model.loops`."""
+    loops = step_loops(run)
+    return {} if loops is None else loops.counts(since)
+
+
+def stable_steps(settings: Settings) -> int:
+    """The first steps of a run under `wsd` that any longer run of its settings has as well.
+
+    They end where the cool-down begins, or the second phase of `run.loop_schedule`.
+    """
+    run, loops = settings.run, step_loops(settings.run)
+    phases = [first for first, _ in loops.phases[1:]] if loops is not None else []
+    return min([cooldown_start(run.max_tokens // run.batch_tokens, settings.optim), *phases])

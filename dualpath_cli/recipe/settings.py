@@ -5,9 +5,9 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from dualpath_cli.config import ModelConfig, ParameterGroup
+from dualpath_cli.config import GROUP_OF, RANGES, ModelConfig, ParameterGroup
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.ranges import Range, check_name, check_path, check_ranges, shown
+from dualpath_cli.ranges import Range, check_name, check_path, check_range, check_ranges, shown
 from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.validation import build
@@ -22,8 +22,11 @@ _RATE: Range = (0, 1e9)
 
 @dataclass(frozen=True)
 class OptimSettings:
-    """AdamW and its learning rate over the run. The defaults are the paper's (appendix A)."""
+    """The optimizer and its learning rate. The defaults are the paper's (appendix A)."""
 
+    name: Literal["adamw", "muon"] = "adamw"
+    """The optimizer: adamw; or muon, which is Muon for the matrices of attention and FFNs, and
+    AdamW for all others."""
     lr: float = 5e-4
     """Peak learning rate."""
     lr_start: float = 5e-6
@@ -37,16 +40,36 @@ class OptimSettings:
     linear down to lr_end over the last steps (`cooldown`)."""
     cooldown: float = 0.2
     """The last part of all steps, in which schedule wsd goes down."""
+    muon_lr: float | None = None
+    """Peak learning rate of Muon's matrices, on the schedule of lr with all rates in proportion;
+    null is lr. Only under name muon, as the next two."""
+    muon_momentum: float = 0.95
+    """Decay rate of Muon's momentum, which is Nesterov's."""
+    muon_adjust: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """Factor on Muon's rate by a matrix's shape: match_rms_adamw is 0.2 sqrt(max(rows, columns)),
+    so that Muon takes a rate and decay that suit AdamW (arXiv 2502.16982); original is
+    sqrt(max(1, rows / columns)), Keller Jordan's, whose muon_lr is 0.02."""
+    lr_scale: dict[str, float] = field(default_factory=dict)
+    """Factors of the learning rate by kind of parameter: hidden (projections of attention, FFNs),
+    embedding (also as a tied head), head, router, gate (their matrices), norms, gains, biases,
+    conditioning. A kind that is not named has 1; 0 freezes it, and it does not decay."""
+    base_width: int | None = None
+    """Width transfer: the model.d_model that lr and model.init_std were tuned at. With r =
+    base_width / d_model, the rate of hidden, head, router and gate is r times lr, and their initial
+    standard deviation times sqrt(r) (hidden) or r (the others): table 3 of arXiv 2203.03466.
+    Muon's rate is times sqrt(r) under match_rms_adamw, else as it is (arXiv 2310.17813). Keep the
+    head size and d_ffn / d_model. null scales nothing."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the two moments."""
     eps: float = 1e-8
     """Epsilon in AdamW's denominator."""
     weight_decay: float = 0.3
-    """Decoupled weight decay of the groups in `decay`."""
+    """Decoupled weight decay of the groups in `decay`: a step shrinks by it times the rate of the
+    kind, with lr_scale and base_width."""
     decay_sum: float | None = None
     """Sum of learning rate times weight decay over all steps, which then replaces
-    weight_decay: runs of any length and peak rate shrink their weights alike. The paper's is 1.51;
-    null keeps weight_decay."""
+    weight_decay: runs of any length and peak rate shrink their weights alike, and so do kinds of
+    any lr_scale but 0 and base_width. The paper's is 1.51; null keeps weight_decay."""
     decay: list[ParameterGroup] = field(
         default_factory=lambda: ["matrices", "norms", "gains", "biases"]
     )
@@ -61,12 +84,22 @@ class OptimSettings:
     def __post_init__(self) -> None:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be from 0 to below 1, not {list(self.betas)}")
-        ranges: dict[str, Range] = dict.fromkeys(("lr", "lr_start", "lr_end", "eps"), _RATE)
+        if not 0 <= self.muon_momentum < 1:
+            raise ValueError(f"muon_momentum must be from 0 to below 1, not {self.muon_momentum}")
+        rates = ("lr", "lr_start", "lr_end", "muon_lr", "eps")
+        ranges: dict[str, Range] = dict.fromkeys(rates, _RATE)
         ranges |= {"warmup_steps": _EVERY, "weight_decay": _RATE, "clip": (0, 1e12)}
         ranges |= {"skip_sigma": (0.1, 1000), "cooldown": (0, 1), "decay_sum": (0, 1e6)}
+        ranges["base_width"] = RANGES["d_model"]
         check_ranges(self, ranges)
-        if self.lr == 0:
-            raise ValueError("lr must be above 0, not 0")
+        for name in ("lr", "muon_lr"):
+            if getattr(self, name) == 0:
+                raise ValueError(f"{name} must be above 0, not 0")
+        for kind, factor in self.lr_scale.items():
+            if kind not in GROUP_OF:
+                hint = did_you_mean(kind, GROUP_OF) or f"; there are {', '.join(GROUP_OF)}"
+                raise ValueError(f"lr_scale has no kind {shown(kind)}{hint}")
+            check_range(f"lr_scale.{kind}", factor, (0, 1000))
 
 
 @dataclass(frozen=True)
@@ -85,7 +118,8 @@ class RunSettings:
     """Training budget in tokens, rounded down to whole optimizer steps."""
     branch_from: str | None = None
     """Run folder of a run of another length that this one takes over, at its last checkpoint before
-    either's cool-down; both have optim.schedule wsd and differ in run.max_tokens alone."""
+    either's cool-down, or second phase of loop_schedule; both have optim.schedule wsd and differ in
+    run.max_tokens alone."""
     batch_tokens: Size = Size(2_097_152)
     """Tokens of one optimizer step, over all devices and accumulation."""
     micro_batch: int | Literal["auto"] = 2
@@ -94,6 +128,10 @@ class RunSettings:
     train_loops: list[int] | None = None
     """Numbers of loops, one of which is drawn for each optimizer step; each has a separate
     compiled graph. null trains with model.loops, which also validates."""
+    loop_schedule: list[tuple[float, int]] | None = None
+    """Pairs of the part of all steps after which a number of loops holds and that number:
+    [[0, 1], [0.35, 4]] trains with one loop, after 35 % of the steps with four. Numbers do not
+    fall, and the last is model.loops, which validates throughout. null trains with model.loops."""
     compile: bool = True
     """Whether each block is compiled; without a C++ compiler the run continues, with a line."""
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
@@ -155,6 +193,8 @@ class RunSettings:
                 f"train_loops must be one to {MOST_TRAIN_LOOPS} different numbers from 1 on, not "
                 f"{shown(str(self.train_loops))}"
             )
+        if self.loop_schedule is not None:
+            _check_loop_schedule(self.loop_schedule, self.train_loops)
         if self.save_every % self.log_every:
             # Or the first row after a continuation would lack the tokens before it.
             raise ValueError(
@@ -168,6 +208,22 @@ MOST_TRAIN_LOOPS = 8
 
 def _are_loops(values: list[int]) -> bool:
     return 0 < len(values) == len(set(values)) <= MOST_TRAIN_LOOPS and min(values) >= 1
+
+
+def _check_loop_schedule(pairs: list[tuple[float, int]], drawn: list[int] | None) -> None:
+    """Raises ValueError for a schedule that is none, and for one beside numbers to draw from."""
+    if drawn is not None:
+        raise ValueError(f"loop_schedule and train_loops={drawn} exclude each other; leave one out")
+    parts, loops = [part for part, _ in pairs], [number for _, number in pairs]
+    if not 0 < len(pairs) <= MOST_TRAIN_LOOPS:
+        must, given = f"must be one to {MOST_TRAIN_LOOPS} pairs such as [0, 1]", f"{len(pairs)}"
+    elif parts[0] != 0 or parts[-1] >= 1 or parts != sorted(set(parts)):
+        must, given = "must have parts that begin at 0 and rise, all below 1", shown(str(parts))
+    elif loops[0] < 1 or loops != sorted(loops):
+        must, given = "must have loops from 1 on that do not fall", shown(str(loops))
+    else:
+        return
+    raise ValueError(f"loop_schedule {must}, not {given}")
 
 
 MOST_WORKERS = 64
@@ -332,6 +388,17 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"seed_everything": _SEED})
+        if self.model.tie_embeddings and self.optim.base_width is not None:
+            raise ValueError(
+                f"optim.base_width={self.optim.base_width} needs an untied head: one matrix cannot "
+                "be scaled both as embedding and as head; set model.tie_embeddings to false, or "
+                "base_width to null"
+            )
+        if self.model.tie_embeddings and "head" in self.optim.lr_scale:
+            raise ValueError(
+                "optim.lr_scale.head has no effect under model.tie_embeddings, where the head is "
+                "the embedding; set optim.lr_scale.embedding instead"
+            )
 
     def as_recipe(self) -> Recipe:
         """All fields as plain values, defaults filled in: what a run folder keeps."""

@@ -18,6 +18,7 @@ from dualpath_cli.command.parser import add_options, answer
 from dualpath_cli.command.records import COMMANDS, resolve
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import plain_console
+from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.session.micro_batch import UNTRAINED, fitting_size
 from dualpath_cli.session.session import Session
@@ -26,7 +27,6 @@ from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.activation_checkpointing import chosen
 from dualpath_cli.training.data.data_module import DualPathDataModule
-from dualpath_cli.training.loop_sampling import LoopSampling
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import can_compile
 from dualpath_cli.training.strategies import reduce_dtype
@@ -140,7 +140,7 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
             f"vocab_size={settings.model.vocab_size}: it is not the run's; copy the run again"
         )
     token_bytes = tokenizer.token_bytes()
-    start, loops = launch.weights if fitting else launch.checkpoint, settings.run.train_loops
+    start = launch.weights if fitting else launch.checkpoint
     weights = launch.averaged.average if launch.averaged else [start] if start else []
     drawn = start is None and launch.checkpoint is None  # else they are loaded
     module: DualPathModule = resolve(launch.command.module)(
@@ -153,7 +153,7 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
         checkpointing=checkpointing,
         reduce_dtype=reduce_dtype(settings.run),
         weights=weights,
-        loop_sampling=LoopSampling(tuple(loops), seed) if loops and fitting else None,
+        step_loops=step_loops(settings.run, seed) if fitting else None,
     )
     datamodule = DualPathDataModule(
         settings.data,

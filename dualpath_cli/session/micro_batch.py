@@ -59,6 +59,7 @@ def fitting_size(
         weight_bytes=weight_bytes,
         product_bytes=product_bytes,
         shards=shards.get(str(settings.trainer.strategy)),
+        optimizer=settings.optim.name,
     )
     usable = usable_bytes(trainer.strategy.root_device)
     # Where the batch cannot be divided at all, fit refuses it.

@@ -40,11 +40,6 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
     given = launch.settings.trainer.devices_of_a_node
     if name == "auto" and section["num_nodes"] * (there if given is None else given) > 1:
         name = "ddp"
-    if fitting and name == "ddp" and 1 in (run.train_loops or []) and model.routes_steps:
-        raise UserError(
-            "run.train_loops with 1 leaves the router without a gradient in some steps, which ddp "
-            "does not allow; choose --trainer.strategy fsdp, or leave 1 out"
-        )
     plugins = _as_list(section["plugins"])
     seconds = _seconds(section.pop("max_time"))
     if not launch.settings.trainer.is_sharded:  # else the strategy writes its shards itself
@@ -62,7 +57,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         if run.profile:
             callbacks.append(Profile(folder, say))
         if run.gates_every:
-            callbacks.append(RoutingLog(folder, run.gates_every, model.loops))
+            callbacks.append(RoutingLog(folder, run.gates_every, model.most_loops))
         checkpoints = Checkpoints(folder, run)
         # After all that write rows.
         callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds)]

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from torch.utils.data import DataLoader
 
 from dualpath_cli.output.progress import Progress, counted
+from dualpath_cli.recipe.rates import std_factors
 from dualpath_cli.session.session import Session
 from dualpath_cli.study.facts import decisive_facts, source_facts, study_facts
 from dualpath_cli.study.passes import FILLER, Pass
@@ -107,7 +108,8 @@ class StudyModule(DualPathModule):
         if batch_idx == 0:
             if pass_.untrained and not self._redrawn:
                 assert self.model is not None
-                draw_weights(self.model, self._session.launch.settings.seed_everything)
+                seed = self._session.launch.settings.seed_everything
+                draw_weights(self.model, seed, std_factors(self.optim, self.config.d_model))
                 self._redrawn = True
             pass_.begin(self, self._files)
             self._batches = self._session.datamodule.batches(pass_.windows)

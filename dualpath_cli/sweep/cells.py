@@ -7,6 +7,7 @@ A family is what shares a learning rate. Of each budget there are, by their name
     a50_k4           dual, alpha 50 %, K = 4
     expanded_k4      PureWide of K times as many layers, each with a K-th of the budget
     min_deep_k4      dual whose deep path has the smallest width there is
+    a50_k4_layer2    PureWide but for layer 2, which is dual: --positions, for each layer
 
 All of a budget have one width multiple: the coarsest, by halves of the recipe's, that brings each
 of them to within 1 % of it (`widths.TOLERANCE`).
@@ -20,7 +21,7 @@ from typing import Any
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
-from dualpath_cli.flops.count import gate_flops
+from dualpath_cli.flops.count import gate_flops, mean_layer_flops, parameters
 from dualpath_cli.flops.widths import TOLERANCE, Match, Target, Widths, largest_width, solve_widths
 from dualpath_cli.sizes import format_size
 
@@ -57,6 +58,8 @@ class Cell:
     """Times the backbone's layers that it has, each with a part of the budget."""
     gate_flops: int = 0
     """Those of the recipe's gate, which are taken off a dual block's budget."""
+    place: int | None = None
+    """The only layer with a deep path; None where all are alike."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Wanted:
     loops: Sequence[int]
     controls: Sequence[str]
     matches: Sequence[Match]
+    positions: bool = False
+    """Whether one layer at a time is dual or loop, and all others PureWide."""
 
 
 def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]:
@@ -107,9 +112,22 @@ def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]
     if not cells:
         reason = notes[0] if notes else "neither --alphas nor --controls names one"
         raise UserError(f"no configuration can be: {reason}")
+    _check_places(cells, backbone)
     if len(wanted.budgets) > 1:
         cells = [replace(c, name=f"f{format_size(c.budget).lower()}_{c.name}") for c in cells]
     return cells, notes
+
+
+def _check_places(cells: Sequence[Cell], backbone: ModelConfig) -> None:
+    """Checks that cells which differ in the place of their deep path alone cost the same."""
+    costs: dict[Any, set[tuple[float, int]]] = {}
+    for cell in cells:
+        if cell.place is not None:
+            model = replace(backbone, **cell.model)
+            kind = (cell.budget, cell.matches, cell.family, cell.alpha, cell.model["loops"])
+            cost = (mean_layer_flops(model)["linear_total"], parameters(model))
+            costs.setdefault(kind, set()).add(cost)
+    assert all(len(its) == 1 for its in costs.values()), costs
 
 
 @dataclass(frozen=True)
@@ -126,6 +144,8 @@ class _Kind:
     layers_times: int = 1
     """Times the backbone's layers, among which the budget is divided."""
     smallest_deep: bool = False
+    place: int | None = None
+    """The layer that is so, while all others are PureWide; None: all are."""
 
     @property
     def has_room(self) -> bool:
@@ -150,7 +170,17 @@ class _Kind:
     def spent(self, multiple: int) -> Fraction:
         """The part of what was to be matched that the widths in a multiple spend."""
         widths, target = self.widths(multiple), replace(self.target, multiple_of=multiple)
-        return Fraction(target.spent(widths.d_ffn, widths.d_ffn_wide), target.matched_budget)
+        spent = Fraction(target.spent(widths.d_ffn, widths.d_ffn_wide), target.matched_budget)
+        if self.place is None:
+            return spent
+        wide = replace(target, block="wide", loops=1)
+        others = Fraction(wide.spent(None, self._other_width(multiple)), target.matched_budget)
+        return (spent + (self.n_layers - 1) * others) / self.n_layers
+
+    def _other_width(self, multiple: int) -> int | None:
+        """The width of a PureWide layer beside this one."""
+        wide = replace(self.target, block="wide", loops=1, multiple_of=multiple)
+        return solve_widths(wide).d_ffn_wide
 
     def solved(self, multiple: int) -> Cell:
         """The cell with its widths."""
@@ -162,6 +192,14 @@ class _Kind:
             "d_ffn_wide": widths.d_ffn_wide,
             "ffn_multiple_of": multiple,
         }
+        if self.place is not None:
+            others = self._other_width(multiple)
+            kinds, wides = ["wide"] * self.n_layers, [others] * self.n_layers
+            kinds[self.place] = target.block
+            model |= {"block": kinds, "d_ffn_wide": others}
+            if target.block == "dual":
+                wides[self.place] = widths.d_ffn_wide
+                model["d_ffn_wide"] = wides
         if self.layers_times > 1:
             model["n_layers"] = self.n_layers * self.layers_times
         alpha = target.alpha if self.family == "dual" else None
@@ -173,6 +211,7 @@ class _Kind:
         return Cell(
             self.name, self.family, self.budget, (target.match,), alpha,
             model, float(self.spent(multiple)), self.layers_times, target.off_the_top,
+            self.place,
         )  # fmt: skip
 
 
@@ -208,13 +247,21 @@ def _kinds_of_match(
     def kind(name: str, family: str, target: Target, **more: Any) -> _Kind:
         return _Kind(f"{name}{end}", family, budget, target, backbone.n_layers, **more)
 
+    def kinds(name: str, family: str, target: Target) -> Iterator[_Kind]:
+        """All layers of this kind, or each in turn."""
+        if not wanted.positions:
+            yield kind(name, family, target)
+        else:
+            for n in range(backbone.n_layers):
+                yield kind(f"{name}_layer{n}", family, target, place=n)
+
     if "wide" in wanted.controls:
         yield kind("wide", "wide", wide)
     if "loop" in wanted.controls:
         for k in looped:
-            yield kind(f"loop_k{k}", "loop", replace(dual, block="loop", loops=k))
+            yield from kinds(f"loop_k{k}", "loop", replace(dual, block="loop", loops=k))
     for alpha, k in product(wanted.alphas, wanted.loops):
-        yield kind(f"a{alpha:g}_k{k}", "dual", replace(dual, alpha=alpha, loops=k))
+        yield from kinds(f"a{alpha:g}_k{k}", "dual", replace(dual, alpha=alpha, loops=k))
     if "min-deep" in wanted.controls:
         for k in wanted.loops:
             yield kind(f"min_deep_k{k}", "dual", replace(dual, loops=k), smallest_deep=True)

@@ -9,7 +9,7 @@ from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.errors import UserError
 from dualpath_cli.own_classes.checks import check_as_begun
 from dualpath_cli.own_classes.classes import own_roles
-from dualpath_cli.recipe.schedule import cooldown_start
+from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.run.run_folder import RECIPE, check_same_recipe, decisive_part, facts_now
 from dualpath_cli.sweep.runs import Run
 
@@ -85,9 +85,9 @@ def _check_as_fit(run: Run) -> None:
 
 def _check_branch(run: Run) -> None:
     """Checks that a branch's trunk saves a checkpoint that it can begin from."""
-    start, every = cooldown_start(run.steps, run.settings.optim), run.settings.run.save_every
+    start, every = stable_steps(run.settings), run.settings.run.save_every
     if run.settings.run.branch_from is not None and start < every:
         raise UserError(
             f"run.save_every={every} leaves no checkpoint before the cool-down of a run of "
-            f"{run.steps} steps, which begins at step {start}; save more often"
+            f"{run.steps} steps, or its second phase of loops, at step {start}; save more often"
         )

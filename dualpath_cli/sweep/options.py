@@ -28,6 +28,11 @@ def add_arguments(parser: Any) -> None:
     )
     what.add_argument("--controls", metavar="LIST", default="wide,loop", help=text)
     text = (
+        "Give one layer at a time a deep path, at each place in turn, beside PureWide layers of as "
+        "many FLOPs: where does a loop pay? Compare draws the gain by place."
+    )
+    what.add_argument("--positions", action="store_true", help=text)
+    text = (
         "What meets the budget: linear FLOPs (default), or linear FLOPs and attention scores "
         "together (total: the budget plus the passes of a dual block with the most loops), or both."
     )

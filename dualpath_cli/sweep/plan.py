@@ -11,8 +11,7 @@ from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.output.progress import duration
 from dualpath_cli.output.table import Column, Columns, Table
-from dualpath_cli.recipe.schedule import cooldown_start
-from dualpath_cli.recipe.settings import Settings
+from dualpath_cli.recipe.schedule import loop_counts, stable_steps
 from dualpath_cli.sizes import format_size
 from dualpath_cli.sweep.runs import Run
 
@@ -36,7 +35,7 @@ class Cost:
     """Parameters over those of PureWide of the same budget, matched in the same FLOPs, as far as it
     is in the sweep."""
     linear_flops: float
-    """Per token and layer of the backbone; of sampled loops those of model.loops."""
+    """Per token and layer of the backbone; of model.loops, whatever steps are trained with."""
     total_flops: float
     spent: float
     """Matched FLOPs over what was to be matched."""
@@ -56,10 +55,10 @@ def measured(runs: Iterable[Run]) -> dict[str, float]:
     """FLOP/s of training by family, of the first run of each that has logged a step here."""
     known: dict[str, float] = {}
     for run in runs:
-        speeds = [float(row.get("tokens_per_second") or 0) for row in run.metrics]
+        speeds = [1e12 * float(row.get("tflops_per_second") or 0) for row in run.metrics]
         speed = median(speeds[len(speeds) // 2 :] or [0.0])  # the first steps compile
         if speed > 0:
-            known.setdefault(run.configuration.cell.family, speed * training_flops(run.settings))
+            known.setdefault(run.configuration.cell.family, speed)
     return known
 
 
@@ -81,10 +80,12 @@ def _cost(seeds: Sequence[Run], wides: Mapping[Wide, int], speeds: Mapping[str, 
     run, settings = seeds[0], seeds[0].settings
     cell, model = run.configuration.cell, settings.model
     layer, parameters = count.mean_layer_flops(model), count.parameters(model)
-    steps, every = run.steps, settings.run.save_every
-    if settings.run.branch_from is not None:  # less those of the checkpoint
-        steps -= cooldown_start(run.steps, settings.optim) // every * every
-    flops = steps * settings.run.batch_tokens * training_flops(settings)
+    since, every = 0, settings.run.save_every
+    if settings.run.branch_from is not None:  # the step of its checkpoint
+        since = stable_steps(settings) // every * every
+    steps, loops = run.steps - since, loop_counts(settings.run, since)
+    flops = count.over_loops(count.training_flops_per_token, model, loops)
+    flops *= steps * settings.run.batch_tokens
     speed = speeds.get(cell.family)
     wide = next((wides[cell.budget, m] for m in cell.matches if (cell.budget, m) in wides), None)
     excess = (count.gate_flops(model) - cell.gate_flops) / cell.budget
@@ -93,7 +94,7 @@ def _cost(seeds: Sequence[Run], wides: Mapping[Wide, int], speeds: Mapping[str, 
         family=cell.family,
         budget=cell.budget,
         alpha=cell.alpha,
-        loops=1 if cell.model["block"] == "wide" else model.loops,
+        loops=1 if cell.model["block"] == "wide" else model.most_loops,
         parameters=parameters,
         non_embedding=count.parameters_non_embedding(model),
         relative=None if wide is None else parameters / wide,
@@ -107,12 +108,6 @@ def _cost(seeds: Sequence[Run], wides: Mapping[Wide, int], speeds: Mapping[str, 
         left=sum(not run.is_finished for run in seeds),
         hours=None if speed is None else flops / speed / 3600,
     )
-
-
-def training_flops(settings: Settings) -> float:
-    """FLOPs of training on one token."""
-    loops = settings.run.train_loops or [settings.model.loops]
-    return count.sampled_training_flops_per_token(settings.model, loops)
 
 
 def plan_table(rows: Sequence[Cost], jobs: int) -> Table:

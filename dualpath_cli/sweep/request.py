@@ -89,7 +89,10 @@ def read(options: Namespace) -> Request:
         loops=_list("--loops", options.loops, _loops),
         controls=_list("--controls", options.controls, _control, may_be_none=True),
         matches=_list("--match", options.match, _match),
+        positions=options.positions,
     )
+    if wanted.positions and {*wanted.controls} - {"wide", "loop"}:
+        raise UserError("--positions goes with the controls wide and loop alone")
     if not recipe.get("data", {}).get("val"):
         raise UserError(
             "the recipe has no validation sets (data.val), by which rates are chosen and models "
@@ -263,11 +266,12 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
                 f"--set {key}: the sweep decides it, or solves its widths for it; "
                 "--alphas, --loops, --budget and --seeds say how, or give a sweep for each"
             )
-        if key not in known:
+        field, _, entry = name.partition(".")
+        if f"{section}.{field}" not in known or (entry and not _is_mapping(section, field)):
             hint = did_you_mean(OTHER_NAMES.get(name, key), known)
             hint = hint or "; dualpath fit --help-recipe lists what there is"
             raise UserError(f"--set: no key '{key}' in a recipe{hint}")
-        if key in DATA:
+        if f"{section}.{field}" in DATA:
             raise UserError(
                 f"--set {key}: runs that read other data cannot be compared; give a sweep for each"
             )
@@ -278,7 +282,7 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
             continue
         if key == "optim.lr":
             values = [_positive(f"--set {key}", _as_text(value)) for value in values]
-        if _is_list(section, name) and not all(isinstance(v, list | None) for v in values):
+        if _is_list(section, field) and not all(isinstance(v, list | None) for v in values):
             plain = text.replace("[", "").replace("]", "")
             raise UserError(
                 f"--set {key}: its values are lists, each in brackets, such as {key}=[{plain:.60}]"
@@ -286,6 +290,11 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
         together = [*varied.get(key, []), *values]
         varied[key] = list({repr(value): value for value in together}.values())
     return varied
+
+
+def _is_mapping(section: str, name: str) -> bool:
+    """Whether a key's value is a mapping, of which --set can vary an entry."""
+    return typing.get_origin(typing.get_type_hints(SECTIONS[section])[name]) is dict
 
 
 def _is_list(section: str, name: str) -> bool:

@@ -27,15 +27,20 @@ from dualpath_cli.files.csv_text import read_csv
 from dualpath_cli.files.lock import FIT, holder_of
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.recipes import Recipe
-from dualpath_cli.recipe.schedule import cooldown_start
+from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.sweep.cells import Cell
 from dualpath_cli.sweep.request import Varied
 
-ROUTER_KEYS = ("model.combination", "model.step_index", "run.train_loops")
-"""Keys without effect on blocks without a loop; `model.gate` has one on dual blocks alone."""
+ROUTER_KEYS = (
+    "model.combination", "model.step_index", "run.train_loops", "run.loop_schedule",
+    "optim.lr_scale.router",
+)  # fmt: skip
+"""Keys without effect on blocks without a loop."""
+GATE_KEYS = ("model.gate", "optim.lr_scale.gate")
+"""Keys with an effect on dual blocks alone."""
 LENGTH, RATE = "run.max_tokens", "optim.lr"
 
 
@@ -57,8 +62,9 @@ class Configuration:
         for key, value in self.settings.items():
             if key == RATE:
                 continue  # the shared recipe has it, with the rates at both ends
-            section, _, name = key.partition(".")
-            recipe = recipes.merge(recipe, {section: {name: value}})
+            for name in reversed(key.split(".")):
+                value = {name: value}
+            recipe = recipes.merge(recipe, value)
         run = {"recipe": self.name, "name": f"seed_{seed}", "dir": str(folder),
                "budget": self.cell.budget}  # fmt: skip
         if self.trunk == self.name:
@@ -102,19 +108,24 @@ def _name(cell: Cell, settings: Mapping[str, Any]) -> str:
 
 
 def _matters(key: str, cell: Cell) -> bool:
-    if key == "model.gate":
-        return cell.model["block"] == "dual"
-    if key == "model.step_conditioning":
+    if key in GATE_KEYS:
+        return "dual" in cell.model["block"]
+    if key in ("model.step_conditioning", "optim.lr_scale.conditioning"):
         return cell.model["block"] != "wide"
     return key not in ROUTER_KEYS or (cell.model["block"] != "wide" and cell.model["loops"] > 1)
 
 
 def _word(key: str, value: Any) -> str:
-    """A setting as part of a name: `gate_convex`, `decay_matrices+norms`."""
-    text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
+    """A setting as part of a name: `gate_convex`, `lr_scale_gate_0.5`, pairs as `0_1+0.5_4`."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    text = str(value)
+    if isinstance(value, list):  # of pairs, maybe
+        text = "+".join(re.sub("[][()']", "", str(part)).replace(", ", "_") for part in value)
     if value is None or isinstance(value, bool):
         text = json.dumps(value)  # as a recipe has it
-    return f"{key.rpartition('.')[2]}_" + re.sub(r"[^\w.+-]", "_", text)
+    name = key.partition(".")[2].replace(".", "_")
+    return f"{name}_" + re.sub(r"[^\w.+-]", "_", text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +200,7 @@ class Run:
         if trunk is None or self.folder.exists():
             return True
         steps = [run_folder.step_of(p) for p in run_folder.complete_checkpoints(Path(trunk))]
-        return max(steps, default=0) >= cooldown_start(self.steps, self.settings.optim)
+        return max(steps, default=0) >= stable_steps(self.settings)
 
     @property
     def writer(self) -> str | None:

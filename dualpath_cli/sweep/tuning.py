@@ -102,13 +102,15 @@ def first_rates(request: Request, settings: Settings, families: int) -> list[flo
 
 
 def with_rate(recipe: Recipe, settings: Settings, lr: float) -> Recipe:
-    """A recipe at another peak rate; the rates at both ends keep their ratio to it."""
+    """A recipe at another peak rate; the rates at both ends and Muon's keep their ratio to it."""
     optim = settings.optim
     rates = {
         "lr": lr,
         "lr_start": _short(optim.lr_start * lr / optim.lr),
         "lr_end": _short(optim.lr_end * lr / optim.lr),
     }
+    if optim.muon_lr is not None:
+        rates["muon_lr"] = _short(optim.muon_lr * lr / optim.lr)
     return recipes.merge(recipe, {"optim": rates})
 
 

@@ -1,6 +1,7 @@
 """DualPathModule: Lightning's view of the model. Glue only."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,21 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.config import Checkpointing, ModelConfig
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.model.parameters import kind_of
+from dualpath_cli.recipe.rates import std_factors
+from dualpath_cli.recipe.schedule import StepLoops
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.guard import BadStep, StepGuard
-from dualpath_cli.training.loop_sampling import LoopSampling
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
+from dualpath_cli.training.state.groups import regroup
 from dualpath_cli.training.state.weights import check_weights, load_average
+from dualpath_cli.training.step_loops import allow_graphs, at_rest, router_of, settle_router
 from dualpath_cli.training.strategies import sharding_mesh
 
 
@@ -38,13 +44,13 @@ class DualPathModule(LightningModule):
         checkpointing: Checkpointing = "none",
         reduce_dtype: torch.dtype | None = None,
         weights: Sequence[Path] = (),
-        loop_sampling: LoopSampling | None = None,
+        step_loops: StepLoops | None = None,
     ) -> None:
         """`seed` draws the initial weights; None draws none, as a checkpoint is loaded.
 
         That is the mean of `weights`, or the one that the Trainer loads to continue a run. Sharded
-        gradients are reduced in `reduce_dtype`; None is their own. Without `loop_sampling` each
-        step trains with the model's own number of loops.
+        gradients are reduced in `reduce_dtype`; None is their own. Without `step_loops` each step
+        trains with the model's own number of loops.
         """
         super().__init__()
         self.config = config
@@ -54,7 +60,7 @@ class DualPathModule(LightningModule):
         self.checkpointing = checkpointing
         self.reduce_dtype = reduce_dtype
         self.weights = weights
-        self.loop_sampling = loop_sampling
+        self.step_loops = step_loops
         self.model: DualPathLM | None = None
         self.train_loss = LanguageModelLoss(token_bytes)
         self.val_names = list(val_names)
@@ -64,6 +70,20 @@ class DualPathModule(LightningModule):
         self.guard = StepGuard(optim.skip_sigma)
         self.bad_step: BadStep | None = None  # the last step, if it was left out
         self._micro_batches: list[tuple[Batch, torch.Tensor]] = []  # with losses, of one step
+
+    @property
+    def forced_loops(self) -> int | None:
+        """The loops that the trainer's optimizer step forces; None where they are the model's."""
+        if self.step_loops is None:
+            return None
+        loops = self.step_loops.at(self.trainer.global_step)
+        return None if loops == self.config.loops else loops
+
+    @property
+    def most_loops(self) -> int:
+        """The most loops that steps up to this one can have had."""
+        choices = self.step_loops and self.step_loops.choices(self.trainer.global_step)
+        return max(choices) if choices else self.config.most_loops
 
     def configure_model(self) -> None:
         """Builds the model once; a sharding strategy has set the device mesh by now."""
@@ -76,9 +96,10 @@ class DualPathModule(LightningModule):
                 self.checkpointing,
                 mesh,
                 self.reduce_dtype,
+                std_factors(self.optim, self.config.d_model),
             )
-            if self.compile_blocks and self.loop_sampling is not None:
-                self.loop_sampling.allow_graphs()
+            if self.compile_blocks and self.step_loops is not None:
+                allow_graphs(self.step_loops)
             if self.weights:
                 load_average(self.model, self.weights)
 
@@ -95,15 +116,17 @@ class DualPathModule(LightningModule):
         """
         assert self.model is not None
         tokens, targets = batch
-        auxiliary, intervention = AuxiliaryLoss(), None
-        if self.loop_sampling is not None:
-            intervention = self.loop_sampling.intervention(self.trainer.global_step, self.config)
-        nll = self.model(tokens, targets, auxiliary=auxiliary, intervention=intervention)
+        auxiliary, loops = AuxiliaryLoss(), self.forced_loops
+        forced = None if loops is None else Intervention(loops=loops)
+        nll = self.model(tokens, targets, auxiliary=auxiliary, intervention=forced)
         finite = nll.detach().isfinite().all()
         self.train_loss.update(
             torch.where(finite, nll.detach(), 0.0), torch.where(finite, targets, IGNORE)
         )
         loss = nll.mean() + auxiliary.total
+        if loops == 1 and self.device_mesh is None:
+            # Adds nothing; DDP waits for a gradient of every weight in each backward pass.
+            loss = loss + 0 * sum(parameter.sum() for parameter in router_of(self.model))
         self._micro_batches.append((batch, loss.detach()))
         return loss
 
@@ -133,10 +156,22 @@ class DualPathModule(LightningModule):
         if self.trainer.global_step >= self.trainer.max_steps:
             self.trainer.should_stop = True
 
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Settles the router's gradients before they are clipped."""
+        assert self.model is not None
+        if self.forced_loops == 1:
+            settle_router(self.model, self.most_loops)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Makes a step; weights of steps of the loop that were never run rest (`at_rest`)."""
+        assert self.model is not None
+        with nullcontext() if self.step_loops is None else at_rest(self.model, self.most_loops):
+            super().optimizer_step(*args, **kwargs)
+
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         """Clips by the global L2 norm, `optim.clip`, and keeps the norm before clipping.
 
-        A step that the guard skips loses its gradients: AdamW then changes neither weights nor
+        A step that the guard skips loses its gradients: the optimizer changes neither weights nor
         moments, and nothing decays. Schedule, step count and data go on.
         """
         limit = self.optim.clip if self.optim.clip > 0 else float("inf")
@@ -158,19 +193,24 @@ class DualPathModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Checks that all weights are there, and loads the guard's state, if there is one."""
+        assert self.model is not None
+        parameters = self.model.named_parameters()
+        regroup(checkpoint, [kind_of(name, self.config, p.ndim).kind for name, p in parameters])
         if "state_dict" in checkpoint:  # shards are loaded and checked elsewhere
-            assert self.model is not None
             saved = checkpoint["state_dict"]
             weights = {name.removeprefix("model."): value for name, value in saved.items()}
             check_weights(self.model, weights, Path(self.trainer.ckpt_path or ""))
         self.guard.load_state_dict(checkpoint.get("guard", {}))
 
     def configure_optimizers(self) -> Any:
-        """AdamW by parameter kind and the warm-up and cosine schedule, stepped with it."""
+        """The optimizer by parameter kind and the schedule, stepped with it."""
         assert self.model is not None
+        # Muon's products are of the type of the model's own.
+        products = torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else None
         optimizer = build_optimizer(
-            self.model.named_parameters(), self.optim, int(self.trainer.max_steps), self.config
-        )
+            self.model.named_parameters(), self.optim, int(self.trainer.max_steps), self.config,
+            products,
+        )  # fmt: skip
         scheduler = build_scheduler(optimizer, self.trainer.max_steps, self.optim)
         return {
             "optimizer": optimizer,

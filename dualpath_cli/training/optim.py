@@ -1,4 +1,4 @@
-"""AdamW with its groups of parameters, and the scheduler that sets its learning rate."""
+"""AdamW or Muon with its groups of parameters, and the scheduler of their learning rates."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,12 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import GROUP_OF, Kind, ModelConfig
 from dualpath_cli.model.parameters import kind_of
+from dualpath_cli.recipe.rates import rate_factor
 from dualpath_cli.recipe.schedule import learning_rate, weight_decay
-from dualpath_cli.recipe.settings import OptimSettings, ParameterGroup
+from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.training.muon import Muon
 
 
 def build_optimizer(
@@ -17,27 +19,34 @@ def build_optimizer(
     settings: OptimSettings,
     total_steps: int,
     config: ModelConfig | None = None,
-) -> torch.optim.AdamW:
-    """Returns AdamW with its parameters in groups; those in `settings.decay` decay, others don't.
+    products: torch.dtype | None = None,
+) -> torch.optim.Optimizer:
+    """Returns the optimizer with a group of each kind of parameters; those in `decay` decay.
 
     An untied head is a matrix; a tied one is the embedding. `total_steps` are the run's. `config`
-    is that of a model with custom classes; None means that it has none.
+    may be left out for a model without custom classes and settings without `base_width`. `products`
+    is the type of Muon's matrix products; None is that of the weights.
 
     Raises:
         ValueError: for a parameter that `model.parameters` does not know.
     """
-    members: dict[ParameterGroup, list[nn.Parameter]] = {}
+    assert config is not None or settings.base_width is None
+    width = 1 if config is None else config.d_model
+    members: dict[Kind, list[nn.Parameter]] = {}
     for name, parameter in parameters:
-        members.setdefault(kind_of(name, config, parameter.ndim).group, []).append(parameter)
+        members.setdefault(kind_of(name, config, parameter.ndim).kind, []).append(parameter)
     decay = weight_decay(total_steps, settings)
-    groups = [
-        {
-            "params": params,
-            "name": group,
-            "weight_decay": decay if group in settings.decay else 0.0,
-        }
-        for group, params in members.items()
-    ]
+    groups = []
+    for kind, params in members.items():
+        factor = rate_factor(kind, settings, width)
+        own = decay if GROUP_OF[kind] in settings.decay else 0.0
+        if settings.decay_sum is not None:  # of rate times decay, whatever the kind's rate
+            own = own / factor if factor else 0.0
+        groups.append(
+            {"params": params, "name": kind, "lr": settings.lr * factor, "weight_decay": own}
+        )
+    if settings.name == "muon":
+        return Muon(groups, settings, products)
     return torch.optim.AdamW(
         groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
     )
@@ -46,7 +55,7 @@ def build_optimizer(
 def build_scheduler(
     optimizer: torch.optim.Optimizer, total_steps: int, settings: OptimSettings
 ) -> LambdaLR:
-    """Returns the schedule of `learning_rate`, stepped once an optimizer step."""
+    """Returns the schedule of `learning_rate` of all groups, stepped once an optimizer step."""
     return LambdaLR(
         optimizer, lambda step: learning_rate(step, total_steps, settings) / settings.lr
     )

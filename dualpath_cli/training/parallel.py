@@ -4,6 +4,7 @@ The order matters: recomputation belongs to a block's graph, a compiled block st
 its FSDP unit, and with sharding on the meta device no rank ever holds the whole model.
 """
 
+from collections.abc import Mapping
 from functools import cache
 
 import torch
@@ -11,7 +12,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from dualpath_cli.config import Checkpointing, ModelConfig
+from dualpath_cli.config import Checkpointing, Kind, ModelConfig
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.training.activation_checkpointing import checkpoint_block
@@ -25,12 +26,14 @@ def build_model(
     checkpointing: Checkpointing = "none",
     mesh: DeviceMesh | None = None,
     reduce_dtype: torch.dtype | None = None,
+    std_factors: Mapping[Kind, float] = {},
 ) -> DualPathLM:
     """Returns a model on torch's default device or, sharded by FSDP2, on the devices of a mesh.
 
     Of a mesh of two dimensions the first replicates and the second shards. Gradients are reduced in
-    `reduce_dtype`; None is their own. `seed` alone decides the initial weights, not the number of
-    devices. Without a seed weights are undefined until they are loaded (`weights.load_weights`).
+    `reduce_dtype`; None is their own. `seed` and `std_factors` (of `model.parameters`) decide the
+    initial weights, not the number of devices. Without a seed weights are undefined until they are
+    loaded (`weights.load_weights`).
     """
     device = torch.get_default_device() if mesh is None else torch.device(mesh.device_type)
     with torch.device("meta"):
@@ -55,16 +58,16 @@ def build_model(
     model.to_empty(device=device)
     model.tie_weights()
     if seed is not None:
-        draw_weights(model, seed)
+        draw_weights(model, seed, std_factors)
     return model
 
 
-def draw_weights(model: DualPathLM, seed: int) -> None:
+def draw_weights(model: DualPathLM, seed: int, std_factors: Mapping[Kind, float] = {}) -> None:
     """Gives a model, sharded or not, the initial weights of a seed."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # else weights gathered in an earlier forward would be used again
-    model.init_weights(seed, copy=copy_whole)
+    model.init_weights(seed, copy_whole, std_factors)
 
 
 def copy_whole(parameter: torch.Tensor, value: torch.Tensor) -> None:

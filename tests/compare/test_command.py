@@ -23,7 +23,7 @@ WRITTEN = {
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures are drawn where they are looked at."""
-    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups: {})
+    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups, rows: {})
 
 
 @pytest.fixture(scope="module")

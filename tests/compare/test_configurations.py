@@ -1,5 +1,6 @@
 """Runs sorted into configurations and groups, and what these say of their models."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,7 +10,10 @@ from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.compare.tables import group_tables
+from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
+from dualpath_cli.files.csv_text import format_csv, read_csv
+from dualpath_cli.flops.count import flops_by_layer
 from tests.compare.run_folders import BATCH, CELLS, STEPS, model_of, write_run, write_sweep
 
 SCORES = {"novels": 2.0, "peps": 2.5}
@@ -107,6 +111,28 @@ def test_runs_of_any_length_are_one_group_with_tokens_and_hours(tmp_path):
         assert c.hours == pytest.approx(c.tokens / c.runs[0].tokens_per_second / 3600)
     assert "hours" in headings_of(group)
     assert "hours" not in headings_of(groups_of(runs)[0])
+
+
+def test_a_schedule_of_loops_has_its_own_flops_in_training_and_its_own_speed(tmp_path):
+    """Half of its steps have one loop, at twice the speed: three quarters of the time."""
+    model = model_of("dual", 4)
+    half = {"run": {"loop_schedule": [[0, 1], [0.5, 4]]}}
+    write_run(tmp_path / "plain", model, SCORES, cell="a50_k4", speed=4000)
+    folder = write_run(tmp_path / "half", model, SCORES, cell="a50_k4-half", speed=4000, **half)
+    rows = read_csv(folder / "metrics.csv")
+    faster = [row | {"tokens_per_second": "8000"} for row in rows[:2]] + rows[2:]
+    (folder / "metrics.csv").write_text(format_csv(faster))
+    (group,) = groups_of(all_of(tmp_path))
+    plain, half = by_name(group)["a50_k4"], by_name(group)["a50_k4-half"]
+    one_loop = sum(layer.total for layer in flops_by_layer(ModelConfig(**model | {"loops": 1})))
+    assert plain.flops_trained == plain.flops_total == half.flops_total
+    assert half.flops_trained == pytest.approx((one_loop / 4 + plain.flops_total) / 2)
+    assert half.seconds_per_token == pytest.approx(0.75 * plain.seconds_per_token)
+    table = group_tables(group)[0]
+    assert "trained\nFLOPs" in headings_of(group)
+    assert "compute is not equal here" in table.caption
+    alone = dataclasses.replace(group, configurations=(plain,))
+    assert "trained\nFLOPs" not in headings_of(alone)
 
 
 def test_loops_that_the_router_makes_are_those_last_logged_of_looped_layers(tmp_path):

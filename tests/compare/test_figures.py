@@ -8,8 +8,10 @@ from matplotlib.image import imread
 
 from dualpath_cli.compare import paper
 from dualpath_cli.compare.configurations import Group
+from dualpath_cli.compare.differences import differences_of
 from dualpath_cli.compare.figures import LOSS, TOKENS, draw, shared_points
 from dualpath_cli.compare.groups import groups_of
+from dualpath_cli.compare.places import places
 from dualpath_cli.compare.quality import COUNTS, MARKERS, quality
 from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.output.colors import FAMILY_COLORS
@@ -80,6 +82,25 @@ def test_the_papers_figure_has_its_thirteen_points_a_budget():
     assert lines == [[3, 3, 3], [3, 3, 3]]
 
 
+def test_the_gain_of_a_place_stands_over_its_layer_with_its_interval():
+    swept = [
+        configuration(f"a50_k4_layer{n}", {0: 1.9 + n / 10, 1: 1.9 + n / 9}, place=n)
+        for n in (2, 0, 1)
+    ]
+    made = group(wide({0: 2.0, 1: 2.03}), configuration("a50_k4", {0: 1.8, 1: 1.81}), *swept)
+    rows = differences_of([made])
+    (ax,) = places([made], rows).axes
+    (bars,) = ax.containers
+    by_name = {row.configuration: row for row in rows if row.measure == "aggregate"}
+    expected = [by_name[f"a50_k4_layer{n}"] for n in range(3)]
+    points = bars[0].get_xydata().tolist()
+    assert points == [[n, row.difference] for n, row in enumerate(expected)]
+    ends = [segment[:, 1].tolist() for segment in bars[2][0].get_segments()]
+    assert ends == [pytest.approx([row.low, row.high]) for row in expected]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a50_k4_layer"]
+    assert places([group(wide({0: 2.0, 1: 2.0}), swept[0])], rows) is None
+
+
 def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
     wide_model, other = swept.configurations[0], swept.configurations[-1]
     theirs, ours = shared_points([wide_model, other])
@@ -101,14 +122,14 @@ def test_runs_that_logged_at_other_steps_share_some_or_have_no_line(tmp_path, ke
     (points,) = shared_points(made.configurations)
     assert points.shape == (2, len(steps), 3)
     assert points[0, :, TOKENS].tolist() == [step * BATCH for step in steps]
-    draw([made])
+    draw([made], [])
 
 
 def test_figures_are_drawn_and_none_stays_of_an_earlier_comparison(swept, tmp_path: Path):
-    written = save(tmp_path, draw([swept]))
+    written = save(tmp_path, draw([swept], []))
     assert [path.name for path in written] == [
         f"{name}.{suffix}" for name in ("quality", "tokens", "hours") for suffix in ("png", "pdf")
     ]
     assert all(imread(path).std() > 0.01 for path in written if path.suffix == ".png")
-    save(tmp_path, draw(paper.groups()))
+    save(tmp_path, draw(paper.groups(), []))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["quality.pdf", "quality.png"]

@@ -1,5 +1,6 @@
 """A budget's configurations in parts: by what is matched, and by the PureWide of their settings."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import TrainedRun, find_folders, read_run
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
+from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.run.run_folder import read_recipe
 from dualpath_cli.sweep.cells import Wanted, solve
 from tests.compare.run_folders import BUDGET, model_of, write_run
 
@@ -27,7 +30,7 @@ def write_matched(folder: Path, budget: str = "") -> list[TrainedRun]:
     wanted = Wanted([BUDGET], [50], [2, 4], ["wide", "loop"], ["linear", "total"])
     for number, cell in enumerate(solve(wanted, BACKBONE)[0]):
         for seed in (0, 1):
-            model = {**vars(BACKBONE), **cell.model}
+            model = {**asdict(BACKBONE), **cell.model}
             name = budget + cell.name
             scores = {"novels": 2.0 + number / 10 + seed / 100 * (1 + number % 2)}
             write_run(folder / "runs" / name / f"{seed}", model, scores, cell=name, seed=seed)
@@ -42,6 +45,18 @@ def test_each_kind_of_matching_has_its_own_pure_wide_and_line_of_an_alpha(tmp_pa
         assert [c.name for c in group.configurations] == [*names, "a50_k4"]
         assert [c.name for c in group.baselines] == names[:1]
         assert len({c.line for c in group.configurations if c.family == "dual"}) == 1
+
+
+def test_training_with_fewer_loops_is_not_of_equal_total_flops(tmp_path: Path) -> None:
+    write_matched(tmp_path)
+    (folder,) = (tmp_path / "runs").glob("a50_k4/0")
+    for part, equal in ((0.01, True), (0.5, False)):
+        model = settings_from(read_recipe(folder)).as_recipe()["model"]
+        cell, run = f"a50_k4-{part}", {"loop_schedule": [[0, 1], [part, 4]]}
+        write_run(tmp_path / "runs" / cell / "0", model, {"novels": 3.0}, cell=cell, run=run)
+        linear, total = groups_of(runs_in(tmp_path))
+        assert cell in {c.name for c in linear.configurations}
+        assert (cell in {c.name for c in total.configurations}) == equal
 
 
 def test_what_was_matched_in_total_flops_stands_for_its_like_there(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dualpath_cli.run.run_folder import read_recipe
 
 
 def test_runs_of_fit_are_compared(trained, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups: {})
+    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups, rows: {})
     runs = {
         "dual": trained(run={"name": "dual"}),
         "wide": trained(run={"name": "wide"}, model={"block": "wide", "d_ffn_wide": 96}),

@@ -13,7 +13,16 @@ from dualpath_cli.model.attention import Attention
 from dualpath_cli.model.layer_pass import SublayerPass
 from dualpath_cli.model.positions import Positions, rope_at
 from tests.model.reference import difference, random_tokens
-from tests.model.small_models import ALL_KINDS, EXACT, OUTPUTS, SHOWS, TOKENS, small, with_weights
+from tests.model.small_models import (
+    ALL_KINDS,
+    EXACT,
+    OUTPUTS,
+    SHOWS,
+    TOKENS,
+    UNEVEN,
+    small,
+    with_weights,
+)
 
 LENGTHS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 """Numbers of tokens that come together; all ones is token by token."""
@@ -29,7 +38,7 @@ MASKS = st.integers(1, 9).flatmap(
 MODELS = st.builds(
     lambda loops, block, **changes: small(**block, loops=loops, **changes),
     loops=st.integers(1, 4),
-    block=st.sampled_from([{}, ALL_KINDS, {"block": "loop"}]),
+    block=st.sampled_from([{}, ALL_KINDS, {"block": "loop"}, UNEVEN]),
     n_kv_heads=st.sampled_from([1, 2, 4]),
     qk_norm=st.sampled_from(["after_rope", "before_rope", "none"]),
     combination=st.sampled_from(COMBINATIONS),

@@ -14,12 +14,12 @@ from dualpath_cli.model import Intervention, RoutingTrace
 from tests.decoding.test_cache import in_chunks
 from tests.model import decoding_reference, reference
 from tests.model.reference import difference, random_tokens
-from tests.model.small_models import ALL_KINDS, OUTPUTS, SHOWS, small, with_weights
+from tests.model.small_models import ALL_KINDS, OUTPUTS, SHOWS, UNEVEN, small, with_weights
 
 MODELS = st.builds(
     lambda loops, block, **changes: small(**block, loops=loops, **changes),
     loops=st.integers(1, 4),
-    block=st.sampled_from([{}, ALL_KINDS]),
+    block=st.sampled_from([{}, ALL_KINDS, UNEVEN]),
     combination=st.sampled_from(COMBINATIONS),
     step_conditioning=st.sampled_from(["none", "film"]),
     qk_norm=st.sampled_from(["after_rope", "before_rope"]),

@@ -37,7 +37,9 @@ MODELS = [
     pytest.param({"block": "wide", "qk_norm": "none"}, marks=rare),
     pytest.param({"gate": "fixed", "combination": "mean"}, marks=rare),
     pytest.param({"loops": 1}, marks=rare),
-    pytest.param({"loops": 4, "tie_embeddings": True, "step_conditioning": "film"}, marks=rare),
+    pytest.param(
+        {"loops": [4, 2], "tie_embeddings": True, "step_conditioning": "film"}, marks=rare
+    ),
     pytest.param({"block": ["loop", "wide"], "document_start": END}, marks=rare),
 ]
 

@@ -13,6 +13,8 @@ from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.shapes import units
 from dualpath_cli.model.language_model import DualPathLM
+from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.training.optim import build_optimizer
 from tests.flops.test_count_and_widths import small
 
 KINDS = get_args(BlockKind)
@@ -27,10 +29,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {"tie_embeddings": True, "loops": 2},
     "as_written": {**paper.AS_WRITTEN, "loops": 3},
     "film": {"step_conditioning": "film", "loops": 2},
+    "by_layer": {
+        "block": ["wide", "dual", "loop"], "n_layers": 3, "loops": [1, 3, 2],
+        "d_ffn": [None, 40, 64], "d_ffn_wide": [96, 80, None],
+    },
     "no_qk_norm": {"qk_norm": "none", "loops": 2},
     **{gate: {"gate": gate} for gate in GATE_OUTPUTS},
     **{combination: {"combination": combination} for combination in COMBINATIONS},
-}
+}  # fmt: skip
 each_variant = pytest.mark.parametrize(
     "config", [small(**changes) for changes in VARIANTS.values()], ids=VARIANTS
 )
@@ -49,6 +55,18 @@ def counted(config: ModelConfig) -> tuple[int, int]:
     by_kernel = counter.get_flop_counts()["Global"]
     products = sum(by_kernel.get(kernel, 0) for kernel in MATRIX_PRODUCTS)
     return products, sum(by_kernel.values()) - products
+
+
+@each_variant
+def test_newton_schulz_takes_what_pytorch_counts(config: ModelConfig) -> None:
+    model = DualPathLM(config)
+    muon = build_optimizer(model.named_parameters(), OptimSettings(name="muon"), 1)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        muon.step()
+    assert flops.newton_schulz_flops(config) == counter.get_total_flops()
 
 
 @each_variant

@@ -49,11 +49,13 @@ def described(answer: Answer) -> Described:
 
 @pytest.fixture
 def recipe_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe of a small mixed model, and one that changes its length."""
+    """A recipe of a small mixed model, one that changes its length, and one for its loops."""
     monkeypatch.chdir(tmp_path)
     recipe = {"model": asdict(MIXED), "run": {"max_tokens": 1000}}
     Path("small.yaml").write_text(yaml.safe_dump(recipe))
     Path("longer.yaml").write_text(yaml.safe_dump({"model": {"max_seq_len": 64}}))
+    growing = {"batch_tokens": 100, "loop_schedule": [[0, 1], [0.3, MIXED.loops]]}
+    Path("growing.yaml").write_text(yaml.safe_dump({"run": growing}))
 
 
 # Formats
@@ -212,6 +214,31 @@ def test_a_recipe_is_described_as_it_is(
     assert "1 dual + 1 loop + 1 wide blocks" in answer("--config small.yaml")
 
 
+def test_a_list_solves_each_layer_as_a_model_of_its_kind(described: Described) -> None:
+    model = described(
+        "--block wide,dual,dual,loop --loops 3,4,1,2 --budget 80M --alpha 40 --reading as_trained"
+    )
+    alone = [
+        described(f"--block {kind} --k {k} --budget 80M --alpha 40 --reading as_trained")
+        for kind, k in (("wide", 3), ("dual", 4), ("dual", 1), ("loop", 2))
+    ]
+    for name in ("d_ffn", "d_ffn_wide", "d_ffn_effective", "d_ffn_wide_effective"):
+        assert model[name] == [layer[name] for layer in alone]
+    assert model["loops"] == [1, 4, 1, 2]
+    for part, mean in model["flops_per_token_per_layer"].items():
+        layers = [layer["flops_per_token_per_layer"][part] for layer in alone]
+        assert mean == pytest.approx(sum(layers) / 4)
+
+
+def test_a_list_is_written_only_where_layers_differ(answer: Answer) -> None:
+    words = "--block wide,dual,wide --loops 1,4,1 --budget 80M"
+    section = yaml.safe_load(answer(f"{words} --format yaml"))["model"]
+    assert (section["loops"], section["d_ffn"], len(section["d_ffn_wide"])) == (4, 1600, 3)
+    text = answer(words)
+    assert "1 wide + 1 dual + 1 wide blocks, K = 4, each layer for 80M linear FLOPs" in text
+    assert "24,576, 11,392, 24,576" in text
+
+
 def test_later_recipes_win_and_a_reading_goes_on_top(recipe_files: None, answer: Answer) -> None:
     words = "--config small.yaml --config longer.yaml --reading as_written"
     section = yaml.safe_load(answer(f"{words} --format yaml"))
@@ -226,6 +253,22 @@ def test_hours_of_a_recipe_are_for_its_own_tokens_and_only_when_asked(
     text = answer("--config small.yaml --gpus 1 --tflops 1")
     assert "Training: 1,000 tokens on 1 GPU" in text
     assert "Training: 5 tokens" in answer("--config small.yaml --tokens 5")
+
+
+def test_training_flops_of_a_recipe_follow_its_schedule_of_loops(
+    recipe_files: None, answer: Answer, described: Described
+) -> None:
+    """Three of ten steps have one loop, of six rounded two; of none it is the model's own."""
+    words = "--config small.yaml --config growing.yaml --gpus 1"
+    one, all_loops = (
+        flops.training_flops_per_token(replace(MIXED, loops=k)) for k in (1, MIXED.loops)
+    )
+    assert described(words)["training_flops_per_token"] == (3 * one + 7 * all_loops) / 10
+    shorter = described(f"{words} --tokens 600")
+    assert shorter["training_flops_per_token"] == (2 * one + 4 * all_loops) / 6
+    too_short = described(f"{words} --tokens 50")
+    assert too_short["training_flops_per_token"] == all_loops
+    assert "training FLOPs per token, mean of steps" in answer(words)
 
 
 def test_a_recipe_is_compared_to_a_budget(recipe_files: None, described: Described) -> None:
@@ -269,7 +312,7 @@ def test_table_matched_in_total_spends_the_same_everywhere(
             block=model["block"], loops=model["loops"], d_ffn=model["d_ffn"],
             d_ffn_wide=model["d_ffn_wide"], ffn_multiple_of=model["ffn_multiple_of"],
         )  # fmt: skip
-        layer = flops.layer_flops(config, model["block"])
+        layer = flops.layer_flops(config.layers[0])
         spent = layer.linear_total + layer.attention_scores
         assert spent / matched == pytest.approx(1, abs=0.01)
         assert model["matched_budget"] == matched

@@ -48,7 +48,7 @@ def small(**changes: Any) -> ModelConfig:
 def spent(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> dict[str, int]:
     """FLOPs of the paths with these widths, counted in the multiple that they are solved in."""
     config = model(target, d_ffn, d_ffn_wide)
-    return flops.layer_flops(config, target.block).as_dict()
+    return flops.layer_flops(config.layers[0]).as_dict()
 
 
 def model(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> ModelConfig:
@@ -78,7 +78,7 @@ def test_the_solver_and_the_count_give_the_papers_numbers(row: paper.Configurati
 def test_linear_flops_by_hand() -> None:
     """F80M a50 K4 as trained, worked out from the appendix's formulas with d = 768."""
     config = next(r for r in CONFIGURATIONS if r.recipe == "f80m_a50_k4").model_config("as_trained")
-    layer = flops.layer_flops(config, "dual")
+    layer = flops.layer_flops(config.layers[0])
     attention = 8 * 768**2
     assert layer.deep == 4 * (attention + 6 * 768 * 1280)
     assert layer.wide == attention + 6 * 768 * 7680
@@ -104,7 +104,7 @@ def test_the_mean_is_of_all_layers_and_training_three_forward_passes() -> None:
 
 def test_attention_scores_grow_with_the_sequence_and_nothing_else_does() -> None:
     config = small()
-    short, long = (flops.layer_flops(config, "dual", t).as_dict() for t in (16, 64))
+    short, long = (flops.layer_flops(config.layers[0], t).as_dict() for t in (16, 64))
     changed = {part for part in short if short[part] != long[part]}
     assert changed == {"attention_scores", "total"}
     assert long["attention_scores"] == 4 * short["attention_scores"]
@@ -165,7 +165,7 @@ def test_what_a_target_says_is_spent_is_what_the_model_costs(target: Target) -> 
 
 def distance(target: Target) -> float:
     """How far the solved model's linear FLOPs and attention scores are from the sum wanted."""
-    layer = flops.layer_flops(model(target, *in_multiple(target)), target.block)
+    layer = flops.layer_flops(model(target, *in_multiple(target)).layers[0])
     sum_of_dual = target.budget + 2 * target.seq_len * target.d_model * (1 + target.loops)
     return abs((layer.linear_total + layer.attention_scores) / sum_of_dual - 1)
 

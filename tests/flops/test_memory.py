@@ -5,18 +5,22 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from benchmarks.memory import peak, saved, training_step
+from benchmarks.memory import allocations, peak, saved, training_step
 from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.flops.memory import (
     MAX_LOGITS,
     Execution,
+    Optimizer,
     block_weights,
+    muon_bytes,
     saved_by_block,
     state_bytes,
     step_memory,
 )
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.model import DualPathLM, loss
+from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.training.optim import build_optimizer
 from tests.training.test_activation_checkpointing import graphs
 
 POLICIES = get_args(Checkpointing)
@@ -43,7 +47,7 @@ each_policy = pytest.mark.parametrize("policy", POLICIES)
 
 def assert_saved(config: ModelConfig, execution: Execution, **options: Any) -> None:
     measured = saved(config, execution, sequences=6, **options)
-    predicted = saved_by_block(config, config.block_kinds[-1], execution)
+    predicted = saved_by_block(config.layers[-1], execution)
     assert measured.a_token == pytest.approx(predicted, rel=0.02, abs=16)
     cast = execution.casts and execution.checkpointing == "none"
     assert measured.casts == pytest.approx(cast * 2 * block_weights(config)[-1], rel=0.01)
@@ -98,17 +102,34 @@ def test_a_compiled_step_does_too(policy: Any) -> None:
     assert measured == pytest.approx(predicted.saved + predicted.working, rel=0.12)
 
 
-def test_states_are_weights_gradients_and_two_moments() -> None:
+@pytest.mark.parametrize("name", get_args(Optimizer))
+def test_states_are_weights_gradients_and_moments(name: Any) -> None:
     config = shape()
     model = DualPathLM(config, seed=0)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long)).sum().backward()
+    optimizer = build_optimizer(model.named_parameters(), OptimSettings(name=name), 1)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
     tensors = [t for p in model.parameters() for t in (p, p.grad)]
     tensors += [t for s in optimizer.state.values() for n, t in s.items() if n != "step"]
-    assert state_bytes(config, Execution()) == sum(t.nbytes for t in tensors)
+    assert state_bytes(config, Execution(optimizer=name)) == sum(t.nbytes for t in tensors)
+
+
+@pytest.mark.parametrize("product_bytes", [2, 4])
+@pytest.mark.parametrize(
+    "config", [SHAPES["wide"], shape(d_ffn=960)], ids=["widest in wide", "widest in deep"]
+)
+def test_muon_works_in_what_is_predicted(config: ModelConfig, product_bytes: int) -> None:
+    model = DualPathLM(config, seed=0)
+    products = {2: torch.bfloat16, 4: None}[product_bytes]
+    muon = OptimSettings(name="muon")
+    optimizer = build_optimizer(model.named_parameters(), muon, 1, products=products)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    _, most = allocations(optimizer.step)
+    execution = Execution(product_bytes=product_bytes, optimizer="muon")
+    assert most == pytest.approx(muon_bytes(config, execution), rel=0.12)
 
 
 def test_fsdp_divides_them() -> None:
@@ -126,8 +147,8 @@ def test_f80m_a50_k4_meets_the_goal() -> None:
     """115 kB a token and layer at most, where keeping everything takes 200."""
     (row,) = [row for row in configurations() if row.recipe == "f80m_a50_k4"]
     config = row.model_config("as_trained")
-    assert saved_by_block(config, "dual", Execution("selective")) == 100_612
-    assert saved_by_block(config, "dual", Execution("none")) == 200_420
+    assert saved_by_block(config.layers[0], Execution("selective")) == 100_612
+    assert saved_by_block(config.layers[0], Execution("none")) == 200_420
 
 
 def test_all_26_are_predicted_to_train_four_sequences_at_once_on_80_gb() -> None:

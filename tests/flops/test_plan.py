@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli.flops.count import parameters
+from dualpath_cli.flops.count import newton_schulz_flops, parameters
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Collective, plan
 from dualpath_cli.flops.shapes import numbers
@@ -123,6 +123,32 @@ def test_a_recipe_says_how_its_steps_are_made(output_of: OutputOf, tmp_path: Pat
         output_of("flops", *words, "--shard-size", "16", "--micro-batch", "8", "--format", "json")
     )["plan"]
     assert [said[name] for name in names] == [16, 8, 2, 2]
+
+
+def test_muon_holds_less_gathers_more_and_computes_more(
+    output_of: OutputOf, tmp_path: Path
+) -> None:
+    overlay = tmp_path / "muon.yaml"
+    overlay.write_text("optim: {name: muon}")
+    words = ["flops", "--config", "f160m_a25_k4", "--plan", "--gpus", "16"]
+    plans = [
+        json.loads(output_of(*words, *more, "--format", "json"))["plan"]
+        for more in ([], ["--config", overlay])
+    ]
+    for strategy in STRATEGIES:
+        adamw, muon = (found[strategy] for found in plans)
+        moments = [found["memory"]["moments"] for found in (adamw, muon)]
+        assert moments[0] / 2 < moments[1] < 0.6 * moments[0]
+        assert muon["compute_seconds"] - adamw["compute_seconds"] == pytest.approx(
+            newton_schulz_flops(F160M) / 68e12
+        )
+        if strategy != "ddp":
+            gathered = [found["sent"]["all-gather"]["whole_bytes"] for found in (adamw, muon)]
+            hidden = 2 * adamw["memory"]["weights"] * {"fsdp": 16, "hsdp": 8}[strategy] / 4
+            assert 0.9 * hidden < gathered[1] - gathered[0] < hidden
+    table = output_of(*words, "--config", overlay)
+    assert "AdamW's moments, Muon's momentum" in table
+    assert "Muon's Newton-Schulz" in table
 
 
 def test_a_budget_is_planned_as_trained(output_of: OutputOf) -> None:

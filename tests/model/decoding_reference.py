@@ -77,7 +77,8 @@ def _deep(
 ) -> tuple[Tensor, int, list[Seen]]:
     """h_deep of token t, the steps that it took, and its keys and values in each step."""
     at = below(weights, "sublayer")
-    K = saving.loops or config.loops
+    trained = len(weights["gains"])
+    K = saving.loops or trained
     slots = min(saving.kv_slots or K, K)
     last_in_slot = {k % slots: k for k in range(K)}
     remaining: Tensor | float = 1.0
@@ -86,7 +87,7 @@ def _deep(
         film = reference.step_film(weights, config, k)
         kept.append(_seen(at, config, h, t, film))  # of the state that the step begins with
         if not frozen:
-            s = reference.softplus(weights["gains"][min(k, config.loops) - 1])
+            s = reference.softplus(weights["gains"][min(k, trained) - 1])
             others = [
                 steps[k - 1]
                 if pass_of[past] == pass_of[t]

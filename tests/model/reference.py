@@ -92,8 +92,9 @@ def deep_states(
     """
     states = []
     h = x
-    for k in range(1, (loops or config.loops) + 1):
-        s = softplus(weights["gains"][k - 1] if k <= config.loops else weights["gains"][-1])
+    K = len(weights["gains"])
+    for k in range(1, (loops or K) + 1):
+        s = softplus(weights["gains"][k - 1] if k <= K else weights["gains"][-1])
         h = sublayer(below(weights, "sublayer"), config, h, s, step_film(weights, config, k))
         states.append(h)
     return states
@@ -103,7 +104,7 @@ def step_film(weights: Weights, config: ModelConfig, k: int) -> Tensor | None:
     """gamma and beta of step k, (2, 2, D): of the attention's input, of the feed-forward's."""
     if config.step_conditioning == "none":
         return None
-    return weights["film"][k - 1] if k <= config.loops else weights["film"][-1]
+    return weights["film"][k - 1] if k <= len(weights["film"]) else weights["film"][-1]
 
 
 def filmed(film: Tensor | None, norm: int, x: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ def halting(weights: Weights, config: ModelConfig, h: Tensor, k: int, K: int) ->
     Of fewer loops than were trained the index runs to 1, of more it stays there.
     """
     numerator = k - 1 if config.step_index == "zero_based" else k
-    index = min(1.0, numerator / max(1, min(K, config.loops) - 1))
+    index = min(1.0, numerator / max(1, min(K, len(weights["gains"])) - 1))
     features = torch.cat([h, torch.tensor([index], dtype=h.dtype)])
     return sigmoid(weights["router.weight"][0] @ features + weights["router.bias"][0])
 
@@ -246,6 +247,11 @@ def kinds(config: ModelConfig) -> list[str]:
     return [config.block] * config.n_layers if isinstance(config.block, str) else config.block
 
 
+def at_layer(value: int | list[int | None] | None, layer: int) -> int | None:
+    """A number for all layers, or the one of a list with a number for each."""
+    return value[layer] if isinstance(value, list) else value
+
+
 def below(weights: Weights, prefix: str) -> Weights:
     """The weights under a prefix, without it."""
     return {
@@ -257,7 +263,7 @@ def below(weights: Weights, prefix: str) -> Weights:
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of all weights of a model; a tied head is not listed."""
-    d, K = config.d_model, config.loops
+    d = config.d_model
     shapes: dict[str, tuple[int, ...]] = {
         "embed.weight": (config.vocab_size, d),
         "norm.weight": (d,),
@@ -266,8 +272,11 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes["head.weight"] = (config.vocab_size, d)
     for layer, kind in enumerate(kinds(config)):
         here = f"blocks.{layer}"
+        K = at_layer(config.loops, layer)
         if kind != "wide":
-            shapes |= sublayer_shapes(config, f"{here}.deep.sublayer", config.d_ffn)
+            shapes |= sublayer_shapes(
+                config, f"{here}.deep.sublayer", at_layer(config.d_ffn, layer)
+            )
             shapes[f"{here}.deep.gains"] = (K,)
             if config.step_conditioning == "film":
                 shapes[f"{here}.deep.film"] = (K, 2, 2, d)
@@ -275,7 +284,8 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
                 shapes[f"{here}.deep.router.weight"] = (1, d + 1)
                 shapes[f"{here}.deep.router.bias"] = (1,)
         if kind != "loop":
-            shapes |= sublayer_shapes(config, f"{here}.wide.sublayer", config.d_ffn_wide)
+            d_ffn_wide = at_layer(config.d_ffn_wide, layer)
+            shapes |= sublayer_shapes(config, f"{here}.wide.sublayer", d_ffn_wide)
             shapes[f"{here}.wide.gain"] = ()
         if kind == "dual" and config.gate != "fixed":
             n_logits = 1 if config.gate == "convex" else 2

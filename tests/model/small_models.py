@@ -28,6 +28,11 @@ MEDIUM = ModelConfig(
     d_ffn=100, d_ffn_wide=200, ffn_multiple_of=64,
 )  # fmt: skip
 ALL_KINDS: dict[str, Any] = {"block": ["dual", "loop", "wide"], "n_layers": 3}
+UNEVEN: dict[str, Any] = {
+    "block": ["dual", "wide", "dual"], "n_layers": 3, "loops": [2, 1, 4],
+    "d_ffn": [24, None, 40], "d_ffn_wide": [48, 56, 20],
+}  # fmt: skip
+"""Layers that differ in loops and widths."""
 
 TOKENS = random_tokens(SMALL, batch=2, length=8)
 TARGETS = random_tokens(SMALL, batch=2, length=8, seed=1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
 from tests.model import reference
 from tests.model.reference import difference, random_tokens
-from tests.model.small_models import OUTPUTS, traced, with_weights
+from tests.model.small_models import OUTPUTS, UNEVEN, traced, with_weights
 
 GRADIENTS = 1e-8
 """Largest difference of a parameter's gradient allowed, relative to its largest entry."""
@@ -32,6 +32,7 @@ VARIANTS = {
     "loop": {"block": "loop", "loops": 3},
     "loop, one loop": {"block": "loop", "loops": 1},
     "wide": {"block": "wide"},
+    "loops and widths by layer": UNEVEN,
     "mixed blocks": {"block": ["wide", "dual", "loop"], "n_layers": 3},
     **{f"gate {gate}": {"gate": gate} for gate in GATE_OUTPUTS},
     **{f"combination {name}": {"combination": name, "loops": 3} for name in COMBINATIONS},
@@ -65,6 +66,11 @@ def small_configs(draw) -> ModelConfig:
     n_kv_heads = draw(st.integers(1, 2))
     n_heads = n_kv_heads * draw(st.integers(1, 2))
     kind = st.sampled_from(get_args(BlockKind))
+    loops, deep, wide = st.integers(1, 3), st.integers(2, 20), st.integers(2, 40)
+
+    def by_layer(values):
+        return st.lists(values, min_size=n_layers, max_size=n_layers)
+
     return ModelConfig(
         vocab_size=draw(st.integers(2, 9)),
         n_layers=n_layers,
@@ -72,10 +78,10 @@ def small_configs(draw) -> ModelConfig:
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         max_seq_len=6,
-        block=draw(kind | st.lists(kind, min_size=n_layers, max_size=n_layers)),
-        loops=draw(st.integers(1, 3)),
-        d_ffn=draw(st.integers(2, 20)),
-        d_ffn_wide=draw(st.integers(2, 40)),
+        block=draw(kind | by_layer(kind)),
+        loops=draw(loops | by_layer(loops)),
+        d_ffn=draw(deep | by_layer(deep)),
+        d_ffn_wide=draw(wide | by_layer(wide)),
         ffn_multiple_of=draw(st.sampled_from([1, 4])),
         tie_embeddings=draw(st.booleans()),
         rope_base=draw(st.sampled_from([50.0, 500000.0])),

@@ -17,12 +17,14 @@ from dualpath_cli.model.parameters import KINDS, kind_of
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.optim import build_optimizer
 from tests.model.reference import random_tokens
-from tests.model.small_models import ALL_KINDS, MEDIUM, SMALL, medium, same_weights, small
+from tests.model.small_models import ALL_KINDS, MEDIUM, SMALL, UNEVEN, medium, same_weights, small
 
 VARIANTS = [
     small(gate=gate, combination=combination, **ALL_KINDS)
     for gate, combination in itertools.product(GATE_OUTPUTS, COMBINATIONS)
-] + [small(qk_norm="none", tie_embeddings=True), small(step_conditioning="film")]
+] + [
+    small(qk_norm="none", tie_embeddings=True), small(step_conditioning="film"), small(**UNEVEN)
+]  # fmt: skip
 
 
 def test_every_parameter_of_every_variant_is_of_exactly_one_kind():
@@ -52,18 +54,28 @@ def test_who_meets_an_unknown_parameter_refuses_it_by_name():
             meet()
 
 
-def test_groups_are_what_their_names_say():
-    model = DualPathLM(SMALL)
+def test_kinds_are_what_their_names_say():
+    model = DualPathLM(small(step_conditioning="film"))
     members: dict[str, set[str]] = {}
     for name, parameter in model.named_parameters():
-        group = kind_of(name).group
-        members.setdefault(group, set()).add(re.sub(r"^blocks\.\d\.", "", name))
+        kind, group = kind_of(name).kind, kind_of(name).group
+        members.setdefault(kind, set()).add(re.sub(r"^blocks\.\d\.(.*sublayer\.)?", "", name))
         assert (group in ("matrices", "embeddings")) is (parameter.ndim == 2)
-        assert (group == "norms") is ("norm" in name)
-    assert members["embeddings"] == {"embed.weight"}
-    assert members["gains"] == {"deep.gains", "wide.gain"}
-    assert members["biases"] == {"deep.router.bias", "gate.proj.bias"}
-    assert {"head.weight", "gate.proj.weight"} < members["matrices"]
+        assert (kind == "norms") is ("norm" in name)
+    del members["norms"]
+    assert members == {
+        "hidden": {
+            *(f"attn.{one}_proj.weight" for one in "qkvo"),
+            *(f"ffn.{one}_proj.weight" for one in ("gate", "up", "down")),
+        },
+        "embedding": {"embed.weight"},
+        "head": {"head.weight"},
+        "router": {"deep.router.weight"},
+        "gate": {"gate.proj.weight"},
+        "gains": {"deep.gains", "wide.gain"},
+        "biases": {"deep.router.bias", "gate.proj.bias"},
+        "conditioning": {"deep.film"},
+    }
 
 
 STDS = {
@@ -113,6 +125,15 @@ def test_the_settings_reach_the_weights():
     model = DualPathLM(medium(init_std=0.1, gain_init=-3.0))
     assert model.embed.weight.std().item() == pytest.approx(0.1, rel=0.05)
     assert (model.blocks[0].deep.gains == -3).all()
+
+
+def test_a_factor_of_a_kind_scales_what_is_drawn_of_it_and_nothing_else():
+    plain, scaled = (DualPathLM(medium(step_conditioning="film")) for _ in range(2))
+    plain.init_weights(3)
+    scaled.init_weights(3, std_factors={"hidden": 0.5, "head": 0.25, "gains": 9.0, "norms": 9.0})
+    factors = {"hidden": 0.5, "head": 0.25}
+    for (name, value), other in zip(plain.named_parameters(), scaled.parameters(), strict=True):
+        assert torch.equal(other, factors.get(kind_of(name).kind, 1.0) * value), name
 
 
 def test_a_seed_gives_the_values_that_it_always_gave():

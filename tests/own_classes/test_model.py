@@ -107,13 +107,13 @@ class TestCounts:
 
     def test_flops_are_what_the_class_declares(self):
         dual, built_in = (
-            count.layer_flops(config, "dual") for config in (self.config, small(**ALL_KINDS))
+            count.layer_flops(config.layers[0]) for config in (self.config, small(**ALL_KINDS))
         )
         assert dual.gate == 2 * 5 * (16 + 2)
         assert dual.linear_total - built_in.linear_total == dual.gate - 4 * 16
         assert dual.router == 2 * 17 * 3
         assert dual.total == dual.linear_total + dual.router + dual.attention_scores
-        assert count.layer_flops(self.config, "loop").gate == 0
+        assert count.layer_flops(dataclasses.replace(self.config, block="loop").layers[0]).gate == 0
 
     @given(gate_flops=st.integers(0, 400_000), alpha=st.integers(30, 70))
     def test_widths_are_solved_for_what_the_gate_leaves(self, gate_flops, alpha):
@@ -142,8 +142,8 @@ class TestParameters:
             id(p): group["name"] for group in optimizer.param_groups for p in group["params"]
         }
         assert {name: grouped[id(parameter)] for name, parameter in gate.named_parameters()} == {
-            "norm.weight": "norms", "hidden.weight": "matrices", "hidden.bias": "biases",
-            "out.weight": "matrices", "out.bias": "biases",
+            "norm.weight": "norms", "hidden.weight": "gate", "hidden.bias": "biases",
+            "out.weight": "gate", "out.bias": "biases",
         }  # fmt: skip
         declared = DualPathLM(small(gate=COPIES["gate"]), seed=0).blocks[0].gate
         assert (declared.proj.weight == 0).all()

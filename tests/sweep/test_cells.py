@@ -125,6 +125,39 @@ def test_what_cannot_be_is_named_with_a_way_out() -> None:
         solve(wanted(budgets=[10_000], alphas=[50], loops=[4], controls=[]), SMALL)
 
 
+@given(
+    budget=st.integers(500_000, 4_000_000),
+    layers=st.integers(2, 6),
+    gqa=st.booleans(),
+    total=st.booleans(),
+)
+def test_places_of_one_deep_path_cost_the_same(
+    budget: int, layers: int, gqa: bool, total: bool
+) -> None:
+    backbone = replace(SMALL, n_layers=layers, n_kv_heads=1 if gqa else 2)
+    asked = wanted(
+        budgets=[budget], controls=["wide", "loop"], positions=True,
+        matches=["total" if total else "linear"],
+    )  # fmt: skip
+    cells, _ = solve(asked, backbone)
+    families: dict[str, set[tuple[float, int]]] = {}
+    for cell in cells:
+        model = model_of(cell, backbone)
+        part = mean_layer_flops(model)
+        spent = part["linear_total"] + total * (part["attention_scores"])
+        due = budget + total * 5 * 2 * 256 * 64
+        if part["linear_total"] > 600_000:  # narrower ones cannot always come so near
+            assert spent == pytest.approx(due, rel=0.011), cell.name
+        name, _, place = cell.name.partition("_layer")
+        assert (cell.place is None) == (cell.name == "wide")
+        if cell.place is not None:
+            deep = [n for n, kind in enumerate(model.block_kinds) if kind != "wide"]
+            assert deep == [cell.place] == [int(place)]
+        families.setdefault(name, set()).add((sum(part.values()), parameters_non_embedding(model)))
+
+    assert all(len(its) == 1 for its in families.values())
+
+
 def test_several_budgets_stand_in_the_names() -> None:
     names = [
         c.name for c in solve(wanted(budgets=[600_000, 1_200_000], controls=["wide"]), SMALL)[0]

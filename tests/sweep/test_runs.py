@@ -51,6 +51,43 @@ def test_settings_multiply_where_they_make_a_difference(tmp_path: Path) -> None:
         "a50_k2-decay_matrices",
         "a50_k2-decay_matrices+gains",
     ]
+    words = ["--set", "run.loop_schedule=null,[[0, 1], [0.5, 2]]", "--controls", "wide"]
+    assert [found.name for found in found_for(asked(tmp_path, *words))] == [
+        "wide",
+        "a50_k2-loop_schedule_null",
+        "a50_k2-loop_schedule_0_1+0.5_2",
+    ]
+    words = ["--set", "optim.lr_scale.gate=0.5,2", "--set", "optim.lr_scale.router=1,3"]
+    assert [found.name for found in found_for(asked(tmp_path, *words))] == [
+        "wide",
+        "loop_k2-lr_scale_router_1",
+        "loop_k2-lr_scale_router_3",
+        "a50_k2-lr_scale_gate_0.5-lr_scale_router_1",
+        "a50_k2-lr_scale_gate_0.5-lr_scale_router_3",
+        "a50_k2-lr_scale_gate_2-lr_scale_router_1",
+        "a50_k2-lr_scale_gate_2-lr_scale_router_3",
+    ]
+    words = ["--set", "optim.lr_scale={hidden: 2},{}", "--set", "optim.base_width=16,32"]
+    assert [found.name for found in found_for(asked(tmp_path, *words, "--controls", "wide"))] == [
+        f"{cell}-lr_scale_{scale}-base_width_{width}"
+        for cell in ("wide", "a50_k2")
+        for scale in ("hidden_2", "")
+        for width in (16, 32)
+    ]
+
+
+def test_a_varied_entry_of_a_mapping_leaves_the_others(tmp_path: Path) -> None:
+    words = ["--set", "optim.lr_scale.gate=0.5,2", "--controls", "none"]
+    runs = runs_for(asked(tmp_path, *words, optim={"lr_scale": {"head": 3}}))
+    scales = [run.settings.optim.lr_scale for run in runs[:2]]
+    assert scales == [{"head": 3, "gate": 0.5}, {"head": 3, "gate": 2}]
+    for word, reason in {
+        "optim.lr_scale.gates=1,2": "lr_scale has no kind 'gates'; did you mean 'gate'",
+        "optim.lr.gate=1,2": "no key 'optim.lr.gate' in a recipe",
+        "data.val.held_out=a,b": "runs that read other data cannot be compared",
+    }.items():
+        with pytest.raises(UserError, match=reason):
+            runs_for(asked(tmp_path, "--set", word, "--controls", "none"))
 
 
 def test_values_that_would_have_one_name_are_refused(tmp_path: Path) -> None:
@@ -104,6 +141,15 @@ def test_a_chosen_or_varied_rate_keeps_its_ratio_to_the_rates_at_both_ends(tmp_p
     assert ends == {1e-3: 1e-4, 8e-3: 8e-4}
 
 
+def test_optimizers_are_varied_and_muons_rate_keeps_its_ratio(tmp_path: Path) -> None:
+    words = ("--set", "optim.name=adamw,muon", "--set", "optim.lr=4e-3,8e-3")
+    runs = runs_for(asked(tmp_path, *words, optim={"muon_lr": 2e-2}))
+    found = {(o.name, o.lr, o.muon_lr) for o in (run.settings.optim for run in runs)}
+    assert found == {(name, lr, 5 * lr) for name in ("adamw", "muon") for lr in (4e-3, 8e-3)}
+    wide = [run for run in runs if run.configuration.cell.family == "wide" and run.seed == 0]
+    assert len({run.configuration.name for run in wide}) == len(wide) == 4
+
+
 def test_a_run_begun_with_other_numbers_is_not_taken_for_this_one(tmp_path: Path) -> None:
     runs = runs_for(asked(tmp_path))
     other = runs_for(asked(tmp_path, optim={"weight_decay": 0.1}))
@@ -149,6 +195,29 @@ def test_sampled_loops_cost_their_mean(tmp_path: Path) -> None:
     }
     both = costs_of(tmp_path, "--controls", "none", run={"train_loops": [1, 3]})["a50_k2"]
     assert both.training_flops == (flops[1].training_flops + flops[3].training_flops) / 2
+
+
+def test_a_schedule_of_loops_costs_its_steps_and_a_branch_those_after_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """Four of ten steps have one loop, and two of five; the branch begins with the third."""
+    words = ["--controls", "none", "--seeds", "1"]
+    schedule = {"loop_schedule": [[0, 1], [0.4, 2]], "save_every": 1}
+    steps = {
+        k: costs_of(tmp_path, *words, run={"train_loops": [k]})["a50_k2"].training_flops / 10
+        for k in (1, 2)
+    }
+    asked_for = asked(tmp_path, *words, "--set", "run.max_tokens=640,320", optim=WSD, run=schedule)
+    cells, _ = solve(asked_for.wanted, _shared(asked_for).model)
+    found = configurations(cells, asked_for.varied, branches=True)
+    long, short = _runs(asked_for, _shared(asked_for), found, {})
+    costs = {row.tokens: row.training_flops for row in plan.costs([long, short], {})}
+    assert costs[640] == pytest.approx(4 * steps[1] + 6 * steps[2])
+    assert costs[320] == pytest.approx(3 * steps[2])
+    (long.folder / "checkpoints").mkdir(parents=True)
+    for step, ready in ((1, False), (2, True)):
+        (long.folder / "checkpoints" / f"step-{step:08d}").write_text("")
+        assert short.is_ready == ready
 
 
 def test_representatives_have_the_most_loops_and_the_middle_alpha(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.meter import Meter
 from dualpath_cli.config import Checkpointing, ModelConfig
+from dualpath_cli.recipe.schedule import StepLoops
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.module import DualPathModule
@@ -32,6 +33,8 @@ MODEL = ModelConfig(
 )  # fmt: skip
 OWN = {"gate": "tests.custom_classes.TwoGates", "combination": "tests.custom_classes.Router"}
 OPTIM = OptimSettings(lr=1e-2, lr_start=1e-3, lr_end=1e-3, warmup_steps=4, clip=0.5)
+FEW_ROWS = {"n_heads": 8, "n_kv_heads": 1}
+"""Keys and values of two rows, which leave some of four ranks without one."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Case:
     tied: bool = False
     own: bool = False
     """Whether gate and router are copies of the built-in ones, by class path."""
+    muon: bool = False
+    """Whether by Muon, and with matrices of FEW_ROWS."""
     compiled: bool = False
     """By graphs that are run as they are: inductor's kernels take minutes, and send nothing."""
     checkpointing: Checkpointing = "none"
@@ -55,14 +60,33 @@ class Case:
     """Of the schedule's STEPS; the rest is left out."""
     after: str | None = None
     """Case whose checkpoint of step HALF this one goes on from."""
+    loops: Literal["scheduled", "drawn"] | None = None
+    """Whether steps run one or two loops, and have a FiLM each."""
+
+    @property
+    def reference(self) -> str:
+        """The case of one process that trains the same."""
+        plain = "muon" if self.muon else "tied" if self.tied else "untied"
+        return self.loops or plain
 
     @property
     def config(self) -> ModelConfig:
-        config = replace(MODEL, tie_embeddings=self.tied)
+        config = replace(MODEL, tie_embeddings=self.tied, **(FEW_ROWS if self.muon else {}))
+        if self.loops is not None:
+            config = replace(config, step_conditioning="film")
         return replace(config, **OWN) if self.own else config
+
+    @property
+    def optim(self) -> OptimSettings:
+        return replace(OPTIM, name="muon" if self.muon else "adamw")
 
 
 HALF = STEPS // 2
+LOOPS = {
+    "scheduled": StepLoops(((0, (1,)), (12, (2,))), STEPS),
+    "drawn": StepLoops(((0, (1, 2)),), STEPS),
+}
+"""The second number begins after HALF, and is not the first one drawn."""
 
 
 class Recorder(Callback):
@@ -132,13 +156,14 @@ def train(case: Case, ranks: int, folder: Path) -> None:
     torch._dynamo.reset()
     module = DualPathModule(
         case.config,
-        OPTIM,
+        case.optim,
         [1] * VOCABULARY,
         ["held_out"],
         seed=3,
         compile_blocks=case.compiled,
         checkpointing=case.checkpointing,
         reduce_dtype=reduce_dtype(case.run),
+        step_loops=None if case.loops is None else LOOPS[case.loops],
     )
     recorder, meter = Recorder(case, folder), Meter(step=3)
     strategy = build_strategy(case.strategy, case.run)

@@ -25,6 +25,7 @@ from tests.model.small_models import (
     SMALL,
     TARGETS,
     TOKENS,
+    UNEVEN,
     same_weights,
     small,
     with_weights,
@@ -33,6 +34,7 @@ from tests.model.test_auxiliary_loss import with_balanced
 
 CASES: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "all kinds": (small(**ALL_KINDS), {}),
+    "loops by layer": (small(**UNEVEN), {}),
     "one loop": (small(loops=1), {}),
     "tied": (small(tie_embeddings=True), {}),
     "convex gate, mean of steps": (

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dualpath_cli.recipe.recipes import merge
-from tests.tiny_run import SEQ_LEN, Fit, Refused, rows, tables
+from tests.tiny_run import SEQ_LEN, Fit, Refused, rows, tables, weights
 
 WSD = {"schedule": "wsd", "cooldown": 0.5, "warmup_steps": 2}
 STEP = 4 * SEQ_LEN
@@ -40,6 +41,23 @@ def test_a_branch_equals_the_run_of_its_length_and_is_continued_from_its_own_che
     assert rates[2:4] == [3e-3] * 2
     assert rates[4:] == sorted(rates[4:], reverse=True)
     assert rates[4] < 3e-3
+
+
+def test_a_branch_has_no_step_whose_loops_its_own_length_would_not_give(fit: Fit) -> None:
+    """Its second phase begins at step 3, the trunk's at step 6: it takes over the checkpoint of 3.
+
+    The cool-down begins at step 5.
+    """
+    changes = {"optim": WSD | {"cooldown": 0.2}}
+    schedule = {"loop_schedule": [[0, 1], [0.5, 2]]}
+    long = fit(**length(12, name="long", **schedule) | changes)
+    short = fit(**length(6, name="short", **schedule) | changes)
+    branch = fit(**length(6, name="branch", branch_from=str(long), **schedule) | changes)
+    facts = json.loads((branch / "versions.json").read_text())
+    assert facts["branched_from"] == f"{long} at step 3"
+    assert tables(branch) == tables(short)
+    for name, weight in weights(short).items():
+        assert torch.equal(weights(branch)[name], weight), name
 
 
 def test_what_would_not_be_alike_is_no_trunk(refused: Refused, fit: Fit, tmp_path: Path) -> None:

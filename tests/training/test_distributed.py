@@ -53,9 +53,12 @@ def log_sequences(folder: Path) -> None:
     DualPathModule.training_step = logged  # type: ignore[method-assign]
 
 
-def model_of(tied: bool) -> dict[str, Any]:
-    """The model of a run; the tied one's steps also have scales and shifts of their own."""
-    return {"tie_embeddings": tied, "step_conditioning": "film" if tied else "none"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "untied": {},
+    "tied": {"model": {"tie_embeddings": True, "step_conditioning": "film"}},
+    "muon": {"optim": {"name": "muon"}},
+}
+"""What the recipe of a run changes."""
 
 
 class Runs:
@@ -92,10 +95,10 @@ class Runs:
         run_on_ranks(ranks, [*words, *more], self.folder, partial(log_sequences, log))
         return self.folder / "runs" / "tiny" / name
 
-    def single(self, tied: bool = False) -> Path:
+    def single(self, variant: str = "untied") -> Path:
         """The run of one process; a finished one is left alone."""
-        name = f"single-{tied}"
-        return self.train(name, 1, "single", self.folder / name, model=model_of(tied))
+        name = f"single-{variant}"
+        return self.train(name, 1, "single", self.folder / name, **VARIANTS[variant])
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +128,15 @@ def assert_same_run(run: Path, expected: Path) -> None:
                     )  # fmt: skip
 
 
-WAYS: dict[str, tuple[bool, list[tuple[str, int, int]]]] = {
-    # Whether embeddings are tied; of each third of the run, strategy, ranks and micro-batch.
-    "one, fsdp on two, one": (False, [("single", 1, 2), ("fsdp", 2, 4), ("single", 1, 8)]),
-    "fsdp": (False, [("fsdp", 1, 2), ("fsdp", 4, 1), ("fsdp", 2, 4)]),
-    "ddp": (False, [("ddp", 1, 2), ("ddp", 4, 1), ("ddp", 2, 4)]),
-    "fsdp, ddp, fsdp": (False, [("fsdp", 2, 2), ("ddp", 2, 2), ("fsdp", 2, 2)]),
-    "tied": (True, [("fsdp", 2, 2), ("ddp", 2, 2), ("fsdp", 2, 2)]),
-    "hsdp, fsdp, hsdp": (False, [("hsdp", 4, 2), ("fsdp", 4, 2), ("hsdp", 4, 1)]),
+WAYS: dict[str, tuple[str, list[tuple[str, int, int]]]] = {
+    # The variant; of each third of the run, strategy, ranks and micro-batch.
+    "one, fsdp on two, one": ("untied", [("single", 1, 2), ("fsdp", 2, 4), ("single", 1, 8)]),
+    "fsdp": ("untied", [("fsdp", 1, 2), ("fsdp", 4, 1), ("fsdp", 2, 4)]),
+    "ddp": ("untied", [("ddp", 1, 2), ("ddp", 4, 1), ("ddp", 2, 4)]),
+    "fsdp, ddp, fsdp": ("untied", [("fsdp", 2, 2), ("ddp", 2, 2), ("fsdp", 2, 2)]),
+    "tied": ("tied", [("fsdp", 2, 2), ("ddp", 2, 2), ("fsdp", 2, 2)]),
+    "hsdp, fsdp, hsdp": ("untied", [("hsdp", 4, 2), ("fsdp", 4, 2), ("hsdp", 4, 1)]),
+    "muon": ("muon", [("fsdp", 2, 2), ("ddp", 2, 2), ("hsdp", 4, 1)]),
 }
 SMOKE = ["one, fsdp on two, one"]
 
@@ -144,8 +148,8 @@ def test_a_run_is_the_same_however_its_parts_are_trained(
     way: str, runs: Runs, output_of: OutputOf
 ) -> None:
     """Losses, weights and the sequences of each step; and one process reads it."""
-    tied, parts = WAYS[way]
-    expected = runs.single(tied)
+    variant, parts = WAYS[way]
+    expected = runs.single(variant)
     wanted = sequences(runs.folder / expected.name, 1)
     assert [len(wanted[step]) for step in range(1, STEPS + 1)] == [8] * STEPS
     run = expected.with_name(way)
@@ -159,7 +163,7 @@ def test_a_run_is_the_same_however_its_parts_are_trained(
         more = ["--run.micro_batch", str(micro_batch), "--data.workers", str(number)]
         if strategy == "hsdp":
             more += ["--run.shard_size", "2"]
-        runs.train(way, ranks, strategy, log, *more, model=model_of(tied))
+        runs.train(way, ranks, strategy, log, *more, **VARIANTS[variant])
         sharded = strategy in ("fsdp", "hsdp")
         assert find_run(str(run)).checkpoint.is_dir() == sharded, "each rank writes its shard"
         assert_same_run(run, expected)

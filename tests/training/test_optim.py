@@ -3,17 +3,22 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.model.parameters import kind_of
+from dualpath_cli.recipe.rates import std_factors
 from dualpath_cli.recipe.schedule import cooldown_start, learning_rate, weight_decay
 from dualpath_cli.recipe.settings import OptimSettings, RunSettings
+from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
-from tests.model.small_models import SMALL
+from dualpath_cli.training.parallel import build_model
+from tests.model.small_models import SMALL, TARGETS, TOKENS
 
 PAPER = OptimSettings()
 STEPS = RunSettings().max_tokens // RunSettings().batch_tokens
@@ -25,7 +30,8 @@ def test_every_parameter_is_in_one_group_and_the_paper_decays_all_but_embeddings
     grouped = [id(p) for group in groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in lm.parameters())
     assert {g["name"]: g["weight_decay"] for g in groups} == {
-        "embeddings": 0.0, "matrices": 0.3, "norms": 0.3, "gains": 0.3, "biases": 0.3,
+        "embedding": 0.0, "head": 0.3, "hidden": 0.3, "router": 0.3, "gate": 0.3, "norms": 0.3,
+        "gains": 0.3, "biases": 0.3,
     }  # fmt: skip
 
 
@@ -106,3 +112,75 @@ def test_a_decay_sum_shrinks_weights_alike_whatever_length_and_rate(
     group, *_ = build_optimizer(DualPathLM(SMALL).named_parameters(), settings, steps).param_groups
     assert group["weight_decay"] in (0, decay)
     assert weight_decay(steps, replace(settings, decay_sum=None)) == settings.weight_decay
+
+
+SCALES: dict[str, float] = {"gate": 3.0, "gains": 0.5, "head": 0.0}
+
+
+@pytest.mark.parametrize("decay_sum", [None, 1.5])
+def test_each_kind_has_its_rate_and_shrinks_as_its_decay_says(decay_sum: float | None) -> None:
+    """Without gradients weight_decay shrinks with the rate, decay_sum whatever that is."""
+    settings = replace(PAPER, lr_scale=SCALES, base_width=8, decay_sum=decay_sum, warmup_steps=2)
+    lm, steps = DualPathLM(SMALL), 30
+    optimizer = build_optimizer(lm.named_parameters(), settings, steps, SMALL)
+    scheduler = build_scheduler(optimizer, steps, settings)
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.fill_(1.0)
+            parameter.grad = torch.zeros_like(parameter)
+    halved = {"hidden": 0.5, "router": 0.5, "gate": 1.5, "gains": 0.5, "head": 0.0}
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            expected = halved.get(group["name"], 1.0) * learning_rate(step, steps, settings)
+            assert group["lr"] == pytest.approx(expected)
+        optimizer.step()
+        scheduler.step()
+    rates = [learning_rate(step, steps, settings) for step in range(steps)]
+    for group in optimizer.param_groups:
+        factor = halved.get(group["name"], 1.0)
+        if decay_sum is not None:
+            logarithm = 0.0 if factor == 0 else -decay_sum
+        else:
+            logarithm = -factor * 0.3 * sum(rates)
+        logarithm *= group["name"] != "embedding"
+        for parameter in group["params"]:
+            # A step shrinks by 1 - rate x decay, whose logarithm is a little below -rate x decay.
+            values = parameter.detach().log()
+            assert values.min() == pytest.approx(logarithm, rel=0.1, abs=1e-6), group["name"]
+            assert values.max() == values.min()
+
+
+def test_a_frozen_kind_stays_and_the_base_width_itself_changes_no_bit() -> None:
+    def trained(**changes: Any) -> dict[str, torch.Tensor]:
+        settings = replace(OptimSettings(lr=1e-2, warmup_steps=0), **changes)
+        lm = build_model(SMALL, 0, std_factors=std_factors(settings, SMALL.d_model))
+        optimizer = build_optimizer(lm.named_parameters(), settings, 9, SMALL)
+        for _ in range(3):
+            optimizer.zero_grad()
+            lm(TOKENS, TARGETS).mean().backward()
+            optimizer.step()
+        return {name: parameter.detach() for name, parameter in lm.named_parameters()}
+
+    start = {name: p.detach() for name, p in build_model(SMALL, 0).named_parameters()}
+    plain = trained()
+    same = trained(base_width=SMALL.d_model, lr_scale={"router": 1})
+    frozen, narrower = trained(lr_scale={"gate": 0}), trained(base_width=8)
+    for name, values in plain.items():
+        assert torch.equal(values, same[name])
+        assert torch.equal(frozen[name], start[name]) == (kind_of(name).kind == "gate"), name
+        assert not torch.equal(narrower[name], values), "other kinds get other gradients"
+
+
+def test_a_run_starts_from_the_values_of_its_width() -> None:
+    module = DualPathModule(
+        SMALL, OptimSettings(base_width=8), [1] * SMALL.vocab_size, [], seed=0, compile_blocks=False
+    )
+    module.configure_model()
+    assert module.model is not None
+    plain = build_model(SMALL, 0)
+    for layer, own in zip(plain.blocks, module.model.blocks, strict=True):
+        assert torch.equal(own.deep.router.weight, layer.deep.router.weight / 2)
+        before, after = (one.wide.sublayer.attn.q_proj.weight for one in (layer, own))
+        torch.testing.assert_close(after, before / math.sqrt(2))
+    assert torch.equal(module.model.head.weight, plain.head.weight / 2)
+    assert torch.equal(module.model.embed.weight, plain.embed.weight)

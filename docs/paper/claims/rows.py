@@ -62,7 +62,7 @@ def compare() -> list[Row]:
 
 def _row(printed: paper.Configuration) -> Row:
     models = {reading: printed.model_config(reading) for reading in paper.READINGS}
-    layers = {name: count.layer_flops(model, printed.block) for name, model in models.items()}
+    layers = {name: count.layer_flops(model.layers[0]) for name, model in models.items()}
     untied = replace(models["as_written"], tie_embeddings=False)
     return Row(
         printed,

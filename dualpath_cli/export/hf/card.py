@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from dualpath_cli.command.run_tables import check_tables
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import ModelConfig, by_layer
 from dualpath_cli.export.hf.results import Results
 from dualpath_cli.files.csv_text import read_csv
 from dualpath_cli.output.table import Column, Table, markdown
@@ -103,16 +103,20 @@ def _model_rows(config: ModelConfig, parameters: int) -> list[tuple[str, str]]:
     ]  # fmt: skip
     kinds_used = set(config.block_kinds)
     if kinds_used - {"wide"}:
-        assert config.d_ffn is not None
         rows.append(("loops K; effective FFN width of the deep path",
-                     f"{config.loops}; {config.effective_width(config.d_ffn):,}"))  # fmt: skip
+                     f"{by_layer(config.loops)}; {_widths(config, 'd_ffn')}"))  # fmt: skip
     if kinds_used - {"loop"}:
-        assert config.d_ffn_wide is not None
-        wide = config.effective_width(config.d_ffn_wide)
-        rows.append(("effective FFN width of the wide path", f"{wide:,}"))
+        rows.append(("effective FFN width of the wide path", _widths(config, "d_ffn_wide")))
     if "dual" in kinds_used:
         rows.append(("gate, combination of steps", f"{config.gate}, {config.combination}"))
     return rows
+
+
+def _widths(config: ModelConfig, name: str) -> str:
+    """Effective widths of a path: one, or one by layer."""
+    effective = config.effective(name)
+    assert effective is not None
+    return by_layer(effective)
 
 
 def _training_rows(
@@ -126,6 +130,7 @@ def _training_rows(
         ("tokens", f"{int(described['tokens']):,}"),
         ("weights", "" if not averaged else f"mean of the checkpoints of steps {averaged}"),
         ("tokens a step", f"{settings.run.batch_tokens:,}"),
+        ("optimizer", optim.name),
         ("learning rate", f"{optim.lr:g}, to {optim.lr_end:g}"),
         ("weight decay", f"{weight_decay(steps, optim):.4g}"),
         ("precision", str(versions.get("precision", ""))),

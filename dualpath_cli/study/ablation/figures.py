@@ -23,7 +23,7 @@ from dualpath_cli.study.ablation.table import by_layer, meaning_of
 TITLE = "loss less that of the learned router (nats per token)"
 
 
-def draw(folder: Path, results: Sequence[Result], loops: int) -> list[Path]:
+def draw(folder: Path, results: Sequence[Result], loops: int | None) -> list[Path]:
     """Writes the figures that the results have rows for, as PNG and PDF; returns their paths."""
     figures = {
         "forced_loops": _forced_loops(results, loops),
@@ -34,7 +34,7 @@ def draw(folder: Path, results: Sequence[Result], loops: int) -> list[Path]:
     return save(folder, figures)
 
 
-def _forced_loops(results: Sequence[Result], trained: int) -> Figure | None:
+def _forced_loops(results: Sequence[Result], trained: int | None) -> Figure | None:
     """Difference to the learned router against forced K, a line a source; the trained K marked."""
     points = [
         (loops, r)
@@ -48,9 +48,10 @@ def _forced_loops(results: Sequence[Result], trained: int) -> Figure | None:
     for source, color in _colors(r for _, r in points):
         line = [(loops, r) for loops, r in points if r.source == source]
         _curve(ax, [loops for loops, _ in line], [r for _, r in line], color)
-    ax.axvline(trained, color=MUTED, linewidth=0.8, linestyle=":")
-    ax.annotate(f"trained K = {trained}", (trained, 0.97), xycoords=("data", "axes fraction"),
-                xytext=(4, 0), textcoords="offset points", va="top", color=MUTED)  # fmt: skip
+    if trained is not None:
+        ax.axvline(trained, color=MUTED, linewidth=0.8, linestyle=":")
+        ax.annotate(f"trained K = {trained}", (trained, 0.97), xycoords=("data", "axes fraction"),
+                    xytext=(4, 0), textcoords="offset points", va="top", color=MUTED)  # fmt: skip
     ax.set(xlabel="forced loops", ylabel=TITLE, xticks=sorted({loops for loops, _ in points}))
     _finish(ax)
     ax.legend(frameon=False)

@@ -64,7 +64,7 @@ def run(session: Session) -> None:
     results = [result for source in module.sources for result in ablation.results[source]]
     excesses = [row for source in module.sources for row in ablation.excesses[source]]
     written = write(options.out, report, results, excesses)
-    written += ablation_figures.draw(options.out, results, model.loops)
+    written += ablation_figures.draw(options.out, results, model.same_loops)
     session.say("\n".join(map(str, written)))
 
 
@@ -81,7 +81,7 @@ class Ablation(bench.Study[Scoring]):
         self.results: dict[str, list[Result]] = {}
         self.excesses: dict[str, list[Excess]] = {}
         model = session.launch.settings.model
-        self._loops, self._last_is_dual = model.loops, model.block_kinds[-1] == "dual"
+        self._loops, self._last_is_dual = model.same_loops, model.block_kinds[-1] == "dual"
         self._console = session.console
         self._options, self._rows, self._tagger = options, rows, tagger
 

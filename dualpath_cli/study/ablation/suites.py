@@ -90,8 +90,9 @@ def layer_rows(selection: Selection, config: ModelConfig) -> list[Row]:
     return [
         Row("layers", in_layer)
         for whole in selection.overrides()
-        if whole.loops != config.loops
-        for in_layer in (replace(whole, layers=(n,)) for n in range(config.n_layers))
+        for n, layer in enumerate(config.layers)
+        if whole.loops != layer.loops
+        for in_layer in [replace(whole, layers=(n,))]
         if in_layer.problem(config) is None or whole.problem(config) is not None
     ]
 
@@ -125,7 +126,7 @@ SUITES: Mapping[str, Suite] = {
     "kv-slots": Suite(
         "fewer keys and values for the steps of a loop, token by token",
         lambda selection, config: [
-            Row("kv-slots", Intervention(kv_slots=count)) for count in range(1, config.loops)
+            Row("kv-slots", Intervention(kv_slots=count)) for count in range(1, config.most_loops)
         ],
     ),
 }

@@ -18,8 +18,8 @@ from dualpath_cli.study.facts import LAST_LAYER
 REPORT = "ablations.json"
 
 
-def source_table(title: str, results: Sequence[Result], loops: int, paper: bool) -> Table:
-    """A table of one source's rows; `loops` is the trained K, which its row names."""
+def source_table(title: str, results: Sequence[Result], loops: int | None, paper: bool) -> Table:
+    """A table of one source's rows; `loops` is the trained K, if all layers have one."""
     columns: Columns[Result] = [
         (Column("intervention"), lambda row: label(row.intervention, loops)),
         (Column("loss", ".4f", importance=2), lambda row: row.loss),
@@ -92,10 +92,10 @@ def by_layer(
     return overrides, sorted({layer for _, layer in differences}), differences
 
 
-def label(intervention: Intervention, loops: int) -> str:
+def label(intervention: Intervention, loops: int | None) -> str:
     """Returns an intervention's name with what it means behind it; `loops` is the trained K."""
     meaning = meaning_of(intervention)
-    if intervention == Intervention(loops=loops):
+    if loops is not None and intervention == Intervention(loops=loops):
         meaning = "as trained"
     return f"{intervention.name} ({meaning})" if meaning else intervention.name
 

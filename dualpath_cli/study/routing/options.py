@@ -137,7 +137,7 @@ def check_options(options: RoutingOptions, settings: Settings) -> None:
         raise UserError(f"--layer {options.layer} has no gates; layers {layers} have")
     if options.beside_loops is not None:
         problem = Intervention(loops=options.beside_loops).problem(settings.model)
-        if options.beside_loops == settings.model.loops:
+        if options.beside_loops == settings.model.same_loops:
             problem = "these are the loops that the model was trained with"
         if problem is not None:
             raise UserError(f"--beside-loops {options.beside_loops}: {problem}")

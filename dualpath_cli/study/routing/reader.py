@@ -21,7 +21,7 @@ from dualpath_cli.statistics.bootstrap import RESAMPLES, clusters_of, resample_w
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.facts import array_digest
 from dualpath_cli.study.passes import FILLER, Arrays, Pass
-from dualpath_cli.study.routing.readouts import dual_layers, is_text
+from dualpath_cli.study.routing.readouts import dual_layers, is_text, most_steps
 from dualpath_cli.study.routing.sums import RoutingSums
 from dualpath_cli.study.routing.tokens import TokenTable, token_table
 from dualpath_cli.training.metrics import LanguageModelLoss
@@ -66,14 +66,14 @@ class Reading(Pass):
         layers = config.block_kinds.count("dual")
         self._module = module
         self._clusters = clusters_of(self.windows)
-        self._sums = RoutingSums(layers, config.loops).to(module.device)
+        self._sums = RoutingSums(layers, most_steps(config)).to(module.device)
         loss = module.train_loss.clone()  # nothing was trained, so that it is empty
         assert isinstance(loss, LanguageModelLoss)
         self._loss = loss
         self._rows: TokenTable | None = None
         if module.trainer.is_global_zero and self.table is not None:
             path = self.path.with_suffix(self.table)
-            table = token_table(path, self.token_values, layers, config.loops)
+            table = token_table(path, self.token_values, layers, most_steps(config))
             self._rows = files.enter_context(table)
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]) -> None:

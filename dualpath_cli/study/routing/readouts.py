@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 
@@ -30,6 +31,11 @@ STEP_DEFINITION = (
     "of a token, then averaged"
 )
 """The caption of tables of steps."""
+
+
+def most_steps(config: ModelConfig) -> int:
+    """The largest K of the layers with gates."""
+    return max(layer.loops for layer in config.layers if layer.block == "dual")
 
 
 def dual_layers(trace: RoutingTrace) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from dualpath_cli.command.launch import Launch
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import ModelConfig, by_layer
 from dualpath_cli.files.atomic import write_texts
 from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.output.figures import save
@@ -25,7 +25,12 @@ from dualpath_cli.study.routing.figures import speech as speech_figures
 from dualpath_cli.study.routing.figures import tokens as token_figures
 from dualpath_cli.study.routing.options import SUMMARY
 from dualpath_cli.study.routing.page import details, page
-from dualpath_cli.study.routing.readouts import DEFINITION, STEP_DEFINITION, two_digits
+from dualpath_cli.study.routing.readouts import (
+    DEFINITION,
+    STEP_DEFINITION,
+    most_steps,
+    two_digits,
+)
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import Sums
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
@@ -51,7 +56,7 @@ def write(
     layers = gated_layers(model)
     summaries, untrained = (
         {
-            name: Summary.from_sums(read[name], layers, model.loops, model.n_layers)
+            name: Summary.from_sums(read[name], layers, most_steps(model), model.n_layers)
             for name in sources
         }
         for read in (sums, untrained_sums)
@@ -121,7 +126,7 @@ def write_page(launch: Launch, sources: Sequence[str], terms: Sequence[tuple[str
     """Writes the page of what lies in the folder of sources; returns its path."""
     options, model = launch.options, launch.settings.model
     title = f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {launch.step:,}"
-    names = (f"K = {model.loops}, as trained", f"K = {options.beside_loops}, forced")
+    names = (f"K = {by_layer(model.loops)}, as trained", f"K = {options.beside_loops}, forced")
     read = details.models(options.out, sources, *names)
     values = Tokenizer.load(launch.run_folder / TOKENIZER).token_values()
     return page.write(options.out / PAGE, title, terms, gated_layers(model), read, values)

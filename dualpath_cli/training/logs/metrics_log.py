@@ -1,21 +1,25 @@
 """The tables metrics.csv and validation.csv of a run, and the rows that loggers get.
 
 Every `log_every` optimizer steps one row: loss and bits per byte over the tokens since the last
-row, learning rate, gradient norm (before clipping), steps skipped since the last row (`guard`),
-tokens/s, model FLOP/s and, if the peak is known, MFU. Micro-batches whose loss is not finite are
-not in the means. Training time includes compiling, saving and read-outs, but not validation.
+row, learning rate (of the schedule and of each kind of parameters), gradient norm (before
+clipping), steps skipped since the last row (`guard`), tokens/s, model FLOP/s and, if the peak is
+known, MFU. Micro-batches whose loss is not finite are not in the means. Training time includes
+compiling, saving and read-outs, but not validation.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
+from dualpath_cli.config import Kind
 from dualpath_cli.files.atomic import write_text
 from dualpath_cli.files.csv_text import format_csv, has_step, read_csv
-from dualpath_cli.flops.count import sampled_training_flops_per_token
+from dualpath_cli.flops.count import over_loops, training_flops_per_token
+from dualpath_cli.recipe.rates import rate_factor
 from dualpath_cli.recipe.schedule import learning_rate
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import VALIDATION
@@ -64,6 +68,7 @@ class MetricsLog(EachStep):
         self.validation = CsvTable(
             run_folder / VALIDATION, ["step", "tokens", "set", "loss", "bits_per_byte"]
         )
+        self.kinds: list[Kind] = []
         self.logged_step = 0
         self.seconds = 0.0
         self.since: float | None = None
@@ -73,6 +78,8 @@ class MetricsLog(EachStep):
         """Opens the tables, cut to the step that the run is continued from."""
         super().on_train_start(trainer, pl_module)
         self.logged_step = self.step
+        self.kinds = [g["name"] for one in trainer.optimizers for g in one.param_groups]
+        self.metrics.columns[5:5] = [f"lr_{kind}" for kind in self.kinds]  # after lr
         if trainer.is_global_zero:
             rows = read_csv(self.metrics.path)
             before = [float(r["seconds"]) for r in rows if int(r["step"]) <= self.step]
@@ -113,18 +120,21 @@ class MetricsLog(EachStep):
         self._pause()
         seconds, self.seconds = self.seconds, 0.0
         self.since = time.perf_counter()
-        new_tokens = (self.step - self.logged_step) * self.settings.batch_tokens
+        steps = range(self.logged_step, self.step)
+        new_tokens = len(steps) * self.settings.batch_tokens
         self.logged_step = self.step
         speed = new_tokens / seconds
-        flops = speed * sampled_training_flops_per_token(
-            module.config, self.settings.train_loops or [module.config.loops]
-        )
+        loops = {} if module.step_loops is None else Counter(map(module.step_loops.at, steps))
+        flops = speed * over_loops(training_flops_per_token, module.config, loops)
+        rate = learning_rate(self.step - 1, trainer.max_steps, module.optim)
+        factors = {k: rate_factor(k, module.optim, module.config.d_model) for k in self.kinds}
         row: Row = {
             "step": self.step,
             "tokens": self.step * self.settings.batch_tokens,
             "loss": means["loss"],
             "bits_per_byte": means["bits_per_byte"],
-            "lr": learning_rate(self.step - 1, trainer.max_steps, module.optim),
+            "lr": rate,
+            **{f"lr_{kind}": rate * factor for kind, factor in factors.items()},
             "grad_norm": module.grad_norm.item(),
             "skipped": module.guard.report(),
             "tokens_per_second": speed,

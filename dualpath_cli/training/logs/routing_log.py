@@ -1,7 +1,8 @@
 """Writes gates, gains and expected loops of each layer, measured on one sequence, to routing.csv.
 
 One extra forward pass every `gates_every` steps, so that the training graph stays free of
-read-outs, with the step's first sequence: the first rank's first, on any number of ranks.
+read-outs, with the step's first sequence: the first rank's first, on any number of ranks. It runs
+`model.loops`, as validation does, whatever the step was trained with.
 """
 
 from pathlib import Path
@@ -80,7 +81,7 @@ class RoutingLog(EachStep):
                     row[key] = values.float().mean().item()
             assert isinstance(block, DualPathBlock)
             if block.kind != "wide":
-                row |= dict(zip(self.gain_columns, _gains(block.deep.gains), strict=True))
+                row |= dict(zip(self.gain_columns, _gains(block.deep.gains), strict=False))
             if block.kind != "loop":
                 (row["gain_wide"],) = _gains(block.wide.gain)
             rows.append(row)

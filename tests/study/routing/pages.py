@@ -89,7 +89,8 @@ def detailed(bare: Example, forced=5) -> Example:
 
 def model(examples: Sequence[Example], name="m", forced=()) -> Model:
     """A page's model of some examples."""
-    return Model(name, examples[0].step_weights.shape[-1], examples, forced)
+    layers, loops = examples[0].step_weights.shape[1:]
+    return Model(name, [loops] * layers, examples, forced)
 
 
 def data_of(path: Path) -> dict[str, Any]:

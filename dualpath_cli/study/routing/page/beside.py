@@ -53,7 +53,7 @@ def write(
     models = [
         Model(
             model.name,
-            model.loops,
+            model.steps,
             [example.first(n) for example, n in zip(model.examples, lengths, strict=True)],
             model.forced,
         )

@@ -30,7 +30,8 @@ def write(folder: Path, source: str, numbers: Sequence[int], passes: Sequence[Pa
 
     ==============================  ==========================================================
     numbers, counts                 the sequences, and how many tokens of each were read
-    said, shares                    (M, L, S, 3), next, nats (M,): as `Lens` gives them
+    said, shares                    (M, L, S, 3), next, nats (M,), steps (L,): as `Lens` gives
+                                    them
     costs                           (M, 1 + L, F): nats that forcing adds to the loss of the
                                     next token, in all layers and in each; nan where there is none
     forced                          (F,): what is forced
@@ -66,6 +67,7 @@ def models(folder: Path, sources: Sequence[str], name: str, beside: str = "") ->
     Where it was read with other loops as well, these are a second model, whose name is `beside`.
     """
     found: dict[str, list[Example]] = {}
+    steps: dict[str, list[int]] = {}
     forced: list[str] = []
     for source in sources:
         details = read(folder, source)
@@ -73,10 +75,11 @@ def models(folder: Path, sources: Sequence[str], name: str, beside: str = "") ->
         found.setdefault("", []).extend(joined(examples, details))
         if f"{BESIDE}said" in details:
             found.setdefault(BESIDE, []).extend(joined(examples, details, BESIDE))
+        steps |= {lead: details[f"{lead}steps"].tolist() for lead in found}
         forced = details["forced"].tolist() if "forced" in details else []
     names = {"": (name, forced), BESIDE: (beside, [])}
     return tuple(
-        Model(names[lead][0], examples[0].step_weights.shape[-1], examples, names[lead][1])
+        Model(names[lead][0], steps[lead], examples, names[lead][1])
         for lead, examples in found.items()
     )
 

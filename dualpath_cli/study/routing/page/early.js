@@ -7,13 +7,13 @@ const answerOf = (e, i, l, s) => saidBy(e, i, stateOf(e, l, s))[0][0];
 const flipsIn = (e, i, l) =>
   e.model.said && answerOf(e, i, l, 0) !== answerOf(e, i, l, e.model.states - 1);
 function statesShown(e, row) {
-  const { states, loops } = e.model, last = states - 1;
+  const { states, loops, steps } = e.model, last = states - 1;
   if (!row) {
     const outputs = layers.map((n, l) => [`layer ${n}`, stateOf(e, l, last), stateOf(e, l, 0)]);
     return [["input", stateOf(e, 0, 0)], ...outputs];
   }
   const l = row - 1, state = (s) => stateOf(e, l, s);
-  const ofLoops = Array.from({ length: loops }, (_, k) =>
+  const ofLoops = Array.from({ length: steps[l] }, (_, k) =>
     [`loop ${k + 1}`, state(k + 1), state(k)]);
   return [["input", state(0)], ...ofLoops, ["wide", state(loops + 1), state(0)],
     ["output", state(last), state(0)]];

@@ -71,7 +71,8 @@ class Model:
     """One model's read-outs of the sequences of a page."""
 
     name: str
-    loops: int
+    steps: Sequence[int]
+    """The steps of each layer with gates, (L,); K, the most of them, have columns."""
     examples: Sequence[Example]
     """The same sequences in the same order for every model of a page."""
     forced: Sequence[str] = ()

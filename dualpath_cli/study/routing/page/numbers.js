@@ -37,6 +37,7 @@ const cost = (column, i) => {
 let columnsSoFar = 1;
 const take = (n) => (columnsSoFar += n, columnsSoFar - n);
 for (const model of models) {
+  model.loops = Math.max(...model.steps);  // a layer of fewer steps repeats its last state
   model.states = model.loops + 3;  // of a layer: its input, each loop, the wide path, its output
   model.at = { nats: take(1) };
   for (const name of ["deep", "wide", "cosine", "share"]) model.at[name] = take(rows);

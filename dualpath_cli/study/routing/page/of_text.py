@@ -1,6 +1,7 @@
 """The page of one text: what `routing --text` prints, with all that the page adds to it."""
 
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from dualpath_cli.study.facts import checkpoint_facts
 from dualpath_cli.study.routing import report
 from dualpath_cli.study.routing.page import details
 from dualpath_cli.study.routing.page.passes import page_passes
-from dualpath_cli.study.routing.readouts import dual_layers
+from dualpath_cli.study.routing.readouts import dual_layers, most_steps
 from dualpath_cli.study.routing.tokens import TOKENS, token_table
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, collate, document_windows
@@ -45,11 +46,13 @@ def write(launch: Launch, text: str, model: DualPathLM, tokenizer: Tokenizer) ->
     ids, layers = windows[0][1:], report.gated_layers(config)
     values = dual_layers(trace)[0, 1 : 1 + len(ids)].numpy()
     out.mkdir(parents=True, exist_ok=True)
-    with token_table(out / TOKENS, tokenizer.token_values(), len(layers), config.loops) as table:
+    with token_table(
+        out / TOKENS, tokenizer.token_values(), len(layers), most_steps(config)
+    ) as table:
         table.add(SOURCE, 0, ids, None, nats[: len(ids)], values)
     details.write(out, SOURCE, [0], passes)
     facts = {
-        "checkpoint": checkpoint_facts(launch), "model": vars(config), "tagger": None,
+        "checkpoint": checkpoint_facts(launch), "model": asdict(config), "tagger": None,
         "torch": torch.__version__, "device": "cpu", "precision": "32-true", "sources": {},
     }  # fmt: skip
     terms = [*report.page_facts(facts), (SOURCE, f"{len(ids):,} tokens, of --text")]

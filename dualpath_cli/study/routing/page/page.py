@@ -83,7 +83,7 @@ def _page(
         "models": [
             {
                 "name": model.name,
-                "loops": model.loops,
+                "steps": list(model.steps),
                 "said": examples[0].said is not None,
                 "forced": list(model.forced),
                 "means": [_mean_shares(example) for example in examples],

@@ -27,7 +27,7 @@ from dualpath_cli.study.facts import override_facts
 from dualpath_cli.study.passes import FILLER, Arrays, Pass
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page.encoding import likely_tokens
-from dualpath_cli.study.routing.readouts import dual_layers, is_text
+from dualpath_cli.study.routing.readouts import dual_layers, is_text, most_steps
 from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.state.integrity import from_all_ranks
@@ -52,12 +52,13 @@ def first_tokens(windows: Windows, numbers: Sequence[int], tokens: int, ranks: i
 def forced(config: ModelConfig) -> list[list[Intervention]]:
     """Returns what is forced: in all layers, then in each layer with gates alone, a list each.
 
-    Every list has fewer loops than were trained, then constant gates.
+    Every list has fewer loops than any layer was trained with, then constant gates.
     """
     places = [None, *((n,) for n, kind in enumerate(config.block_kinds) if kind == "dual")]
+    least = min(layer.loops for layer in config.layers if layer.block != "wide")
     return [
         [
-            *(Intervention(loops=count, layers=layers) for count in range(1, config.loops)),
+            *(Intervention(loops=count, layers=layers) for count in range(1, least)),
             *(Intervention(gates=gates, layers=layers) for gates in GATES),
         ]
         for layers in places
@@ -83,7 +84,7 @@ def page_passes(
     room = likely_tokens(
         of_all,
         config.block_kinds.count("dual"),
-        [config.loops, *(change.loops or 0 for change in beside)],
+        [most_steps(config), *(change.loops or 0 for change in beside)],
         len(changes),
     )
     first = first_tokens(windows, shown, room, ranks)
@@ -167,9 +168,10 @@ class Lens(PagePass):
 
     Gives `said` and `shares`, (N, L, S, TOP) each: ids of the likeliest next tokens, likeliest
     first, and their probabilities. The S = K + 3 states of a layer are its input, h_1 .. h_K,
-    h_wide and its output. `next` is the id of the token that really comes next, -1 at the end of a
-    window, and `nats` its loss, (N,) each. Under an intervention also `read_outs`, (N, L, columns),
-    and `own_nats`, the loss of the token itself, (N,).
+    h_wide and its output; K is the largest of these layers, and one of fewer steps, whose numbers
+    are `steps`, (L,), repeats its last one. `next` is the id of the token that really comes next,
+    -1 at the end of a window, and `nats` its loss, (N,) each. Under an intervention also
+    `read_outs`, (N, L, columns), and `own_nats`, the loss of the token itself, (N,).
     """
 
     vocabulary: int = 0
@@ -189,6 +191,8 @@ class Lens(PagePass):
         assert self._module.model is not None
         trace = RoutingTrace(keeps_states=True)
         nll_BT = self._module.model(tokens, targets, trace=trace, intervention=self.intervention)
+        gated = [layer for layer in trace.layers if layer.gate_deep is not None]
+        self._steps = [len(layer.deep_states) for layer in gated]
         layers = list(_states(trace))
         # A layer's output is the next one's input: each is read once.
         states = {id(state_BTD): state_BTD for layer in layers for state_BTD in layer}
@@ -211,6 +215,9 @@ class Lens(PagePass):
             found["own_nats"] = nll_BT.roll(1, 1)[text_BT].float()
         return found
 
+    def end(self) -> Arrays:
+        return super().end() | {"steps": np.array(self._steps)}
+
     def _most_likely(self, state_ND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and probabilities of the likeliest tokens, (N, TOP) each."""
         rows = max(1, LOGITS // len(self._head))
@@ -231,14 +238,19 @@ def _top(logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _states(trace: RoutingTrace) -> Iterator[list[torch.Tensor]]:
-    """Yields the states of each layer with gates, (B, T, D) each: input, loops, wide, output."""
+    """Yields the states of each layer with gates, (B, T, D) each: input, loops, wide, output.
+
+    All have as many: a layer of fewer steps repeats its last one.
+    """
+    most = max(len(layer.deep_states) for layer in trace.layers if layer.gate_deep is not None)
     outputs = [*(layer.x for layer in trace.layers[1:]), trace.output]
     for layer, output in zip(trace.layers, outputs, strict=True):
         if layer.gate_deep is not None:
             assert layer.x is not None
             assert layer.wide_state is not None
             assert output is not None
-            yield [layer.x, *layer.deep_states, layer.wide_state, output]
+            repeated = layer.deep_states[-1:] * (most - len(layer.deep_states))
+            yield [layer.x, *layer.deep_states, *repeated, layer.wide_state, output]
 
 
 def _whole(parameter: torch.Tensor) -> torch.Tensor:

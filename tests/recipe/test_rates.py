@@ -1,0 +1,71 @@
+"""Rates and initial values by kind, and what settings of them are refused."""
+
+import math
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualpath_cli.config import GROUP_OF, Kind
+from dualpath_cli.errors import UserError
+from dualpath_cli.recipe.rates import rate_factor, std_factors
+from dualpath_cli.recipe.settings import OptimSettings, settings_from
+
+WIDTHS = st.sampled_from([16, 32, 96, 128, 768, 1000])
+FACTORS = st.dictionaries(st.sampled_from(list(GROUP_OF)), st.floats(0, 1000))
+OUTPUTS = ("head", "router", "gate")
+
+
+@given(kind=st.sampled_from(list(GROUP_OF)), scale=FACTORS, base=WIDTHS, width=WIDTHS)
+def test_factors_are_those_of_table_3_times_the_scale_of_the_kind(
+    kind: Kind, scale: dict[str, float], base: int, width: int
+) -> None:
+    """Hidden: Adam's rate 1 / fan_in, variance 1 / fan_in; output: 1 / fan_in, 1 / fan_in^2."""
+    settings = OptimSettings(lr_scale=scale, base_width=base)
+    fan_in = width / base
+    matrix = kind == "hidden" or kind in OUTPUTS
+    variance = {"hidden": 1 / fan_in, **dict.fromkeys(OUTPUTS, 1 / fan_in**2)}.get(kind, 1)
+    wanted = scale.get(kind, 1) * (1 / fan_in if matrix else 1)
+    assert rate_factor(kind, settings, width) == pytest.approx(wanted)
+    assert std_factors(settings, width)[kind] == pytest.approx(math.sqrt(variance))
+
+
+@given(kind=st.sampled_from(list(GROUP_OF)), scale=FACTORS, width=WIDTHS)
+def test_at_the_base_width_nothing_is_scaled_to_the_bit(
+    kind: Kind, scale: dict[str, float], width: int
+) -> None:
+    for base in (None, width):
+        settings = OptimSettings(lr_scale=scale, base_width=base)
+        assert rate_factor(kind, settings, width) == scale.get(kind, 1)
+        assert std_factors(settings, width)[kind] == 1
+
+
+TIED = {"d_ffn": 8, "d_ffn_wide": 8, "tie_embeddings": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "optim", "said"),
+    [
+        ({}, {"lr_scale": {"gat": 1}}, "optim: lr_scale has no kind 'gat'; did you mean 'gate'?"),
+        (
+            {},
+            {"lr_scale": {"attention": 1}},
+            "optim: lr_scale has no kind 'attention'; there are hidden, embedding, head, router, "
+            "gate, norms, gains, biases, conditioning",
+        ),
+        ({}, {"lr_scale": {"gate": -1}}, "optim: lr_scale.gate must be at least 0, not -1"),
+        ({}, {"lr_scale": {"gate": 2000}}, "lr_scale.gate must be from 0 to 1,000, not 2000"),
+        ({}, {"lr_scale": {"gate": "x"}}, "optim.lr_scale.gate must be a number, not 'x'"),
+        ({}, {"base_width": 0}, "optim: base_width must be at least 1, not 0"),
+        (TIED, {"base_width": 8}, "optim.base_width=8 needs an untied head"),
+        (TIED, {"lr_scale": {"head": 2}}, "optim.lr_scale.head has no effect under"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    model: dict[str, Any], optim: dict[str, Any], said: str
+) -> None:
+    widths = {"d_ffn": 8, "d_ffn_wide": 8}
+    with pytest.raises(UserError, match=re.escape(said)):
+        settings_from({"model": widths | model, "optim": optim})

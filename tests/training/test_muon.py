@@ -1,0 +1,207 @@
+"""Muon: its update, its groups, and that neither ranks nor an interruption change its numbers."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.model.parameters import kind_of
+from dualpath_cli.recipe.schedule import learning_rate
+from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.training.muon import COEFFICIENTS, STEPS, Muon, orthogonal
+from dualpath_cli.training.optim import build_optimizer, build_scheduler
+from tests.model.small_models import SMALL
+from tests.tiny_run import Fit, Refused, back_to_step, rows, weights
+
+MUON = OptimSettings(name="muon", lr=2e-3, lr_start=0, lr_end=2e-4, warmup_steps=2)
+sides = st.integers(1, 12)
+
+
+def reference(matrix: torch.Tensor) -> torch.Tensor:
+    """The same by singular values, each of which goes through the quintic by itself."""
+    u, s, vt = torch.linalg.svd(matrix.double(), full_matrices=False)
+    a, b, c = COEFFICIENTS
+    s = s / s.square().sum().sqrt().clamp(min=1e-7)
+    for _ in range(STEPS):
+        s = a * s + b * s**3 + c * s**5
+    return (u * s) @ vt
+
+
+@given(rows=sides, columns=sides, seed=st.integers(0, 99), scale=st.sampled_from([1e-6, 1, 1e6]))
+def test_each_singular_value_goes_through_the_quintic_by_itself(
+    rows: int, columns: int, seed: int, scale: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    matrix = scale * torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(orthogonal(matrix), reference(matrix), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(orthogonal(matrix.float()).double(), reference(matrix), rtol=0,
+                               atol=1e-3)  # fmt: skip
+
+
+@given(rows=sides, columns=sides, seed=st.integers(0, 99))
+def test_singular_values_come_near_one(rows: int, columns: int, seed: int) -> None:
+    """From a hundredth of the norm on, into the band of these coefficients."""
+    generator = torch.Generator().manual_seed(seed)
+    u, _, vt = torch.linalg.svd(
+        torch.randn(rows, columns, generator=generator).double(), full_matrices=False
+    )
+    s = 0.05 + torch.rand(min(rows, columns), generator=generator).double()
+    found = torch.linalg.svdvals(orthogonal((u * s) @ vt))
+    assert found.min() > 0.68
+    assert found.max() < 1.21
+
+
+def test_a_matrix_of_zeros_stays_so() -> None:
+    assert not orthogonal(torch.zeros(3, 4)).any()
+
+
+def matrices_of(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {
+        id(p) for group in optimizer.param_groups if group["name"] == "hidden"
+        for p in group["params"]
+    }  # fmt: skip
+
+
+def test_muon_takes_attention_and_ffns_and_adamw_all_else() -> None:
+    model = DualPathLM(SMALL)
+    optimizer = build_optimizer(model.named_parameters(), MUON, 9)
+    taken = matrices_of(optimizer)
+    names = {name for name, p in model.named_parameters() if id(p) in taken}
+    parts = {name.split(".")[-2] for name in names}
+    assert parts == {f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")}
+    others = {name for name, _ in model.named_parameters()} - names
+    assert not any("_proj" in name for name in others)
+    grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters())
+
+
+def stepped(optimizer: torch.optim.Optimizer, model: nn.Module, seed: int) -> None:
+    """A step on random gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
+def test_steps_are_those_of_the_equations(adjust: Any) -> None:
+    """In float64: Nesterov's momentum, decoupled decay, the rate of the schedule."""
+    settings = replace(MUON, muon_lr=1e-2, muon_adjust=adjust, weight_decay=0.2)
+    model = DualPathLM(SMALL, seed=0).double()
+    optimizer = build_optimizer(model.named_parameters(), settings, 4)
+    scheduler = build_scheduler(optimizer, 4, settings)
+    matrix = model.get_parameter("blocks.0.wide.sublayer.ffn.up_proj.weight")
+    expected, momentum = matrix.detach().clone(), torch.zeros_like(matrix)
+    rows_, columns = matrix.shape
+    assert rows_ > columns, "else both factors of original are 1"
+    factor = {"match_rms_adamw": 0.2 * rows_**0.5, "original": (rows_ / columns) ** 0.5}[adjust]
+    for step in range(4):
+        stepped(optimizer, model, seed=step)
+        scheduler.step()
+        rate = 5 * learning_rate(step, 4, settings)
+        momentum = 0.95 * momentum + 0.05 * matrix.grad
+        ahead = 0.95 * momentum + 0.05 * matrix.grad
+        expected = (1 - rate * 0.2) * expected - rate * factor * reference(ahead)
+    torch.testing.assert_close(matrix.detach(), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_muon_is_pytorchs_and_the_rest_is_adamw() -> None:
+    """Products in bfloat16, as in torch.optim.Muon; AdamW to the last bit."""
+    ours, muon, adamw = (DualPathLM(SMALL, seed=0) for _ in range(3))
+    optimizer = build_optimizer(ours.named_parameters(), MUON, 9, products=torch.bfloat16)
+    hidden = [p for name, p in muon.named_parameters() if kind_of(name).kind == "hidden"]
+    theirs = torch.optim.Muon(
+        hidden, lr=MUON.lr, weight_decay=MUON.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    plain = build_optimizer(adamw.named_parameters(), replace(MUON, name="adamw"), 9)
+    for seed in range(3):
+        for pair in ((optimizer, ours), (theirs, muon), (plain, adamw)):
+            stepped(*pair, seed=seed)
+    for name, p in ours.named_parameters():
+        if kind_of(name).kind == "hidden":
+            torch.testing.assert_close(p, muon.get_parameter(name), rtol=0, atol=1e-4)
+            assert not torch.equal(p, adamw.get_parameter(name))
+        else:
+            assert torch.equal(p, adamw.get_parameter(name)), name
+
+
+@given(
+    rate=st.floats(1e-4, 1e-1),
+    steps=st.integers(10, 200),
+    schedule=st.sampled_from(["cosine", "wsd"]),
+)
+@settings(max_examples=20, deadline=None)
+def test_a_decay_sum_holds_for_both_rates(rate: float, steps: int, schedule: Any) -> None:
+    given_ = replace(MUON, muon_lr=rate, decay_sum=1.5, schedule=schedule)
+    optimizer = build_optimizer(DualPathLM(SMALL).named_parameters(), given_, steps)
+    scheduler = build_scheduler(optimizer, steps, given_)
+    sums = dict.fromkeys(range(len(optimizer.param_groups)), 0.0)
+    for _ in range(steps):
+        for number, group in enumerate(optimizer.param_groups):
+            sums[number] += group["lr"] * group["weight_decay"]
+        optimizer.step()
+        scheduler.step()
+    for number, group in enumerate(optimizer.param_groups):
+        assert sums[number] == pytest.approx(1.5 if group["weight_decay"] else 0)
+    assert {g["name"] for g in optimizer.param_groups if g["weight_decay"]} >= {"hidden", "gains"}
+
+
+def test_a_step_without_gradients_changes_nothing() -> None:
+    model = DualPathLM(SMALL, seed=0)
+    optimizer = build_optimizer(model.named_parameters(), MUON, 9)
+    stepped(optimizer, model, seed=0)
+    before = [p.detach().clone() for p in model.parameters()]
+    momenta = [s["momentum_buffer"].clone() for s in optimizer.state.values() if len(s) == 1]
+    optimizer.zero_grad()
+    optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))
+    after = [s["momentum_buffer"] for s in optimizer.state.values() if len(s) == 1]
+    assert len(momenta) == len(matrices_of(optimizer))
+    assert all(map(torch.equal, momenta, after))
+    assert isinstance(optimizer, Muon)
+    assert not math.isnan(sum(p.sum().item() for p in model.parameters()))
+
+
+# Runs
+
+
+OPTIM = {"name": "muon", "muon_lr": 1e-2}
+
+
+def test_a_run_that_was_interrupted_goes_on_exactly(fit: Fit) -> None:
+    run = fit(optim=OPTIM)
+    whole, logged = weights(run), rows(run / "metrics.csv")
+    back_to_step(run, 4)
+    assert fit(optim=OPTIM) == run
+    assert rows(run / "metrics.csv") == logged
+    torch.testing.assert_close(weights(run), whole, rtol=0, atol=0)
+
+
+def test_a_run_keeps_its_optimizer(fit: Fit, refused: Refused) -> None:
+    run = fit()
+    error = refused(optim=OPTIM)
+    assert f"{run} holds a run with optim." in error
+    assert error.count("\n") == 1
+    error = refused(optim={"name": "muon"})
+    assert "optim.name=adamw, this one has muon; give this one a name" in error
+
+
+def test_mistakes_are_one_line(refused: Refused) -> None:
+    for optim, said in (
+        ({"name": "lion"}, "optim.name must be one of adamw, muon, not 'lion'"),
+        ({"name": "muon", "muon_lr": 0}, "optim: muon_lr must be above 0, not 0"),
+        ({"muon_momentum": 1}, "optim: muon_momentum must be from 0 to below 1, not 1"),
+    ):
+        error = refused(optim=optim)
+        assert said in error
+        assert error.count("\n") == 1
+    flattened = {"class_path": "lightning.pytorch.strategies.FSDPStrategy"}
+    error = refused(optim={"name": "muon"}, trainer={"strategy": flattened})
+    assert "choose single, ddp, fsdp or hsdp, or optim.name=adamw" in error
+    assert error.count("\n") == 1

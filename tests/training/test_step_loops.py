@@ -1,0 +1,265 @@
+"""Training with a number of loops that is drawn for each step, or that grows by a schedule."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from dualpath_cli.config import ModelConfig
+from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.flops.count import over_loops, training_flops_per_token
+from dualpath_cli.intervention import Intervention
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.model.parameters import initial_value
+from dualpath_cli.recipe.schedule import StepLoops, step_loops
+from dualpath_cli.recipe.settings import RunSettings
+from dualpath_cli.run.run_folder import read_recipe
+from dualpath_cli.training.step_loops import allow_graphs
+from tests.model.small_models import SMALL
+from tests.tiny_run import Fit, Refused, back_to_step, tables, weights
+
+
+def drawn_from(*choices: int, seed: int = 0, steps: int = 6) -> StepLoops:
+    return StepLoops(((0, choices),), steps, seed)
+
+
+@given(
+    choices=st.lists(st.integers(1, 9), min_size=1, max_size=8, unique=True),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_draws_depend_on_seed_and_step_alone_and_reach_all_choices(
+    choices: list[int], seed: int
+) -> None:
+    drawn = [drawn_from(*choices, seed=seed).at(step) for step in range(200)]
+    assert drawn == [drawn_from(*choices, seed=seed).at(step) for step in range(200)]
+    assert set(drawn) == set(choices)
+
+
+def test_all_choices_are_drawn_alike_often() -> None:
+    drawn = [drawn_from(1, 2, 4).at(step) for step in range(3000)]
+    assert chisquare([drawn.count(k) for k in (1, 2, 4)]).pvalue > 0.001
+
+
+SCHEDULES = st.lists(
+    st.tuples(st.integers(1, 99), st.integers(1, 5)), max_size=7, unique_by=lambda pair: pair[0]
+).map(lambda pairs: list(zip([0, *sorted(p / 100 for p, _ in pairs)],
+                             sorted([1, *(k for _, k in pairs)]), strict=True)))  # fmt: skip
+
+
+@given(schedule=SCHEDULES, steps=st.integers(1, 300), since=st.integers(0, 300))
+def test_a_schedule_is_the_list_that_its_pairs_write_over(
+    schedule: list[tuple[float, int]], steps: int, since: int
+) -> None:
+    """Each pair overwrites the rest of the run from its own place on."""
+    expected = [0] * steps
+    for part, loops in schedule:
+        first = round(part * steps)
+        expected[first:] = [loops] * (steps - first)
+    found = step_loops(RunSettings(loop_schedule=schedule, batch_tokens=8, max_tokens=8 * steps))
+    assert found is not None
+    assert [found.at(step) for step in range(steps)] == expected
+    left = {loops: n for loops, n in found.counts(since).items() if n}
+    assert left == Counter(expected[since:])
+
+
+def test_a_step_trains_with_the_number_that_is_drawn(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses of each step are those of a forward pass with K' forced, on the step's batch."""
+    forward, seen = DualPathLM.forward, []
+
+    def watched(model: DualPathLM, tokens: torch.Tensor, *args: Any, **options: Any) -> Any:
+        losses = forward(model, tokens, *args, **options)
+        if model.training and torch.is_grad_enabled():
+            by_loops = {
+                k: forward(model, tokens, *args, intervention=Intervention(loops=k)).mean().item()
+                for k in (1, 2, 3)
+            }
+            seen.append((losses.mean().item(), by_loops))
+        return losses
+
+    monkeypatch.setattr(DualPathLM, "forward", watched)
+    fit(run={"train_loops": [1, 2, 3], "gates_every": 0})
+    sampling = drawn_from(1, 2, 3, seed=1)
+    assert len(seen) == 6 * 2, "steps of two micro-batches"
+    for place, (loss, by_loops) in enumerate(seen):
+        drawn = sampling.at(place // 2)
+        assert loss == pytest.approx(by_loops[drawn], rel=1e-6)
+        assert all(abs(loss - by_loops[k]) > 1e-6 for k in by_loops if k != drawn)
+
+
+def test_the_models_own_number_alone_is_training_without_a_choice(fit: Fit) -> None:
+    own = fit(run={"name": "own", "train_loops": [2]})
+    assert tables(own) == tables(fit(run={"name": "plain"}))
+
+
+SCHEDULE = {"loop_schedule": [[0, 1], [0.5, 3]]}
+GROWING = {"model": {"loops": 3, "step_conditioning": "film"}, "run": SCHEDULE}
+"""One loop in steps 0 to 2 of six, then three."""
+
+
+@pytest.mark.parametrize("run", [{"train_loops": [1, 2, 3]}, SCHEDULE], ids=["drawn", "scheduled"])
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_continued_run_has_the_loops_and_weights_that_it_would_have_had(
+    run: dict[str, Any], step: int, fit: Fit
+) -> None:
+    """Within a phase, and where one begins."""
+    changes = {"model": GROWING["model"], "run": {**run, "save_every": 1}}
+    whole = fit(**changes)
+    numbers, end = tables(whole), weights(whole)
+    back_to_step(whole, step)
+    assert tables(fit(**changes)) == numbers
+    for name, weight in weights(whole).items():
+        assert torch.equal(weight, end[name]), name
+
+
+def checkpoint_of(run: Path, step: int) -> Any:
+    return torch.load(run / "checkpoints" / f"step-{step:08d}", weights_only=True)
+
+
+def test_a_phase_of_one_loop_trains_the_model_of_one_loop_and_moves_nothing_else(
+    fit: Fit,
+) -> None:
+    """Its twin has no router, one gain and one FiLM a layer; losses and weights are equal bits.
+
+    The weights that the twin lacks keep their initial values, although gains and router decay, and
+    AdamW's moments of them are zero.
+    """
+    optim = {"optim": {"decay": ["matrices", "norms", "gains", "biases", "conditioning"]}}
+    growing = fit(**GROWING, **optim)
+    settings = {"model": GROWING["model"] | {"loops": 1}, "run": {"name": "twin", "save_every": 3}}
+    twin = fit(**settings, **optim)
+    losses = [[row["loss"] for row in tables(run)["metrics.csv"]] for run in (growing, twin)]
+    assert losses[0][:3] == losses[1][:3]
+    assert losses[0][3:] != losses[1][3:], "three loops"
+
+    growing = fit(**GROWING | {"run": {**SCHEDULE, "name": "saved", "save_every": 3}}, **optim)
+    found, wanted = (checkpoint_of(run, 3)["state_dict"] for run in (growing, twin))
+    config = ModelConfig(**read_recipe(growing)["model"])
+    untouched = 0
+    for key, weight in found.items():
+        name = key.removeprefix("model.")
+        start = initial_value(name, weight.shape, config, seed=1)
+        own = wanted.get(key, weight[:0])
+        assert torch.equal(weight[: len(own)], own), name
+        assert torch.equal(weight[len(own) :], start[len(own) :]), name
+        untouched += weight[len(own) :].numel()
+    assert untouched == 2 * (2 + 2 * 4 * 16 + 16 + 1 + 1), "gains, FiLM, router, its bias"
+
+    state = checkpoint_of(growing, 3)["optimizer_states"][0]["state"]
+    idle = sum((moments["exp_avg_sq"] == 0).sum().item() for moments in state.values())
+    twins = checkpoint_of(twin, 3)["optimizer_states"][0]["state"]
+    assert idle - sum((m["exp_avg_sq"] == 0).sum().item() for m in twins.values()) == untouched
+
+
+def test_steps_that_come_later_in_a_run_begin_to_move_when_they_run(fit: Fit) -> None:
+    run = fit(**GROWING)
+    for step, moved in ((2, False), (4, True)):
+        state = checkpoint_of(run, step)["state_dict"]
+        for layer in (0, 1):
+            gains = state[f"model.blocks.{layer}.deep.gains"]
+            assert (gains[1:] != -1.0).all() if moved else (gains[1:] == -1.0).all()
+            assert (state[f"model.blocks.{layer}.deep.film"][1:] != 0).any() == moved
+
+
+def test_numbers_that_are_never_drawn_rest_as_well(fit: Fit) -> None:
+    run = fit(model={"loops": 3}, run={"train_loops": [1, 2]})
+    gains = weights(run)["model.blocks.0.deep.gains"]
+    assert gains[2] == -1.0
+    assert (gains[:2] != -1.0).all()
+
+
+def test_each_row_of_metrics_counts_the_flops_of_its_own_steps(fit: Fit) -> None:
+    run = fit(**GROWING | {"run": {**SCHEDULE, "log_every": 2}})
+    config = ModelConfig(**read_recipe(run)["model"])
+    by_loops = {k: training_flops_per_token(replace(config, loops=k)) for k in (1, 3)}
+    expected = [by_loops[1], (by_loops[1] + by_loops[3]) / 2, by_loops[3]]
+    found = [
+        1e12 * float(row["tflops_per_second"]) / float(row["tokens_per_second"])
+        for row in read_csv(run / "metrics.csv")
+    ]
+    assert found == pytest.approx(expected, rel=2e-5)
+
+
+def test_compiled_each_number_of_loops_has_a_graph_of_its_own_and_no_more() -> None:
+    """More layers and more steps compile nothing new: a graph for each K serves all layers."""
+    choices, config = (1, 2, 3), replace(SMALL, n_layers=2)
+    model = DualPathLM(config, seed=0)
+    graphs = []
+
+    def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    with torch._dynamo.config.patch(recompile_limit=len(choices) - 1):
+        allow_graphs(drawn_from(*choices))
+        for block in model.blocks:
+            block.compile(backend=counting, fullgraph=True)
+        tokens = torch.arange(8)[None] % config.vocab_size
+        for loops in (*choices, *choices):
+            forced = None if loops == config.loops else Intervention(loops=loops)
+            model(tokens, tokens, intervention=forced).sum().backward()
+    assert len(graphs) == len(choices)
+
+
+@given(SCHEDULES, st.integers(1, 50))
+def test_flops_are_those_of_all_steps_over_their_number(
+    schedule: list[tuple[float, int]], steps: int
+) -> None:
+    config = ModelConfig(loops=2, d_ffn=64, d_ffn_wide=64)
+    loops = step_loops(RunSettings(loop_schedule=schedule, batch_tokens=1, max_tokens=steps))
+    assert loops is not None
+    flops = [training_flops_per_token(replace(config, loops=loops.at(s))) for s in range(steps)]
+    found = over_loops(training_flops_per_token, config, loops.counts())
+    assert found == pytest.approx(sum(flops) / steps, rel=1e-12)
+    assert over_loops(training_flops_per_token, config, {}) == training_flops_per_token(config)
+
+
+def test_numbers_that_make_no_sense_are_refused(refused: Refused) -> None:
+    for choices in ([0, 2], [2, 2], list(range(1, 10))):
+        assert "different numbers from 1 on" in refused(run={"train_loops": choices})
+    wide = {"model": {"block": "wide"}, "run": {"train_loops": [2]}}
+    assert "run.train_loops has 2: the model has only wide blocks" in refused(**wide)
+    no_router = {"model": {"loops": 1}, "run": {"train_loops": [1, 2]}}
+    assert "no router to weigh more" in refused(**no_router)
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "nothing": ([], "must be one to 8 pairs such as [0, 1], not 0"),
+    "too many": ([[n / 10, 2] for n in range(9)], "pairs such as [0, 1], not 9"),
+    "no start": ([[0.1, 1], [0.5, 2]], "that begin at 0 and rise, all below 1, not '[0.1, 0.5]'"),
+    "backwards": ([[0, 1], [0.5, 1], [0.5, 2]], "all below 1, not '[0.0, 0.5, 0.5]'"),
+    "past the end": ([[0, 1], [1, 2]], "all below 1, not '[0.0, 1.0]'"),
+    "fall": ([[0, 3], [0.5, 2]], "have loops from 1 on that do not fall, not '[3, 2]'"),
+    "none": ([[0, 0], [0.5, 2]], "from 1 on that do not fall, not '[0, 2]'"),
+    "type": ([[0, 1.5]], "must be a list (each a list of a number and a whole number) or null"),
+    "other end": ([[0, 1]], "ends with 1 loops, but model.loops=2 is what is validated; end it"),
+    "no step": (
+        [[0, 1], [0.95, 2]],
+        "trains with 2 in none of the run's 6 steps; leave it out, or raise run.max_tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_schedule_that_makes_no_sense_is_refused_in_a_line(fault: str, refused: Refused) -> None:
+    schedule, message = FAULTS[fault]
+    said = refused(run={"loop_schedule": schedule})
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_a_schedule_needs_a_loop_and_no_draws(refused: Refused) -> None:
+    both = {"train_loops": [1, 2], "loop_schedule": [[0, 2]]}
+    assert "train_loops=[1, 2] exclude each other; leave one out" in refused(run=both)
+    wide = {"model": {"block": "wide"}, "run": {"loop_schedule": [[0, 2]]}}
+    assert "run.loop_schedule has 2: the model has only wide blocks" in refused(**wide)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.compile.*")
