@@ -54,7 +54,8 @@ def averaged(run: Run, count: int) -> Run:
 def lineage(checkpoint: Path, kept: list[Path]) -> list[Path]:
     """A checkpoint and those that its run went through, of all that are kept, newest first.
 
-    The facts of a checkpoint say to which step the run was last taken back before it.
+    The facts of a checkpoint say to which step the run was last taken back before it. What was
+    saved after going back to one step for the first time, and for the second, looks alike.
     """
     found, back = [checkpoint], _taken_back(checkpoint)
     older = (path for path in kept if step_of(path) < step_of(checkpoint))

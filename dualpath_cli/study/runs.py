@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.files.atomic import write_texts
 from dualpath_cli.files.csv_text import format_csv, without_nan
@@ -24,6 +25,7 @@ from dualpath_cli.study.routing.claim_table import as_row, claim_table, runs_tab
 from dualpath_cli.study.routing.claims import Claim, decided, same_profile
 from dualpath_cli.study.routing.figures import layers as layer_figures
 from dualpath_cli.study.routing.page import beside, index
+from dualpath_cli.study.routing.readouts import most_steps
 from dualpath_cli.study.routing.report import CLAIMS, PAGE, SUMMARY
 from dualpath_cli.study.routing.study import PASSES
 from dualpath_cli.study.routing.summary import Summary
@@ -224,9 +226,9 @@ def _profiles(lines: dict[str, Summary], untrained: dict[str, Summary]) -> list[
 
 def _average(folder: Path, report: Record, key: str) -> Summary:
     """The mean over a run's sources: of its checkpoint's passes, or of the untrained model's."""
-    layers, model = report["layers"], report["model"]
+    layers, model = report["layers"], ModelConfig(**report["model"])
     passes = [read_arrays(folder / PASSES / f"{source[key]}.npz")
               for source in report["sources"].values()]  # fmt: skip
     return Summary.average(
-        [Summary.from_sums(sums, layers, model["loops"], model["n_layers"]) for sums in passes]
+        [Summary.from_sums(sums, layers, most_steps(model), model.n_layers) for sums in passes]
     )

@@ -74,15 +74,25 @@ def test_the_average_is_the_mean_in_float64_rounded_once(given):
 
 
 @settings(max_examples=50)
-@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 20)), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 8), st.integers(1, 3), st.integers(0, 20)), min_size=1, max_size=5
+    )
+)
 def test_checkpoints_of_a_part_that_was_left_are_not_the_runs_own(parts):
-    """A run is simulated: it trains some steps, is taken back to one of its own, goes on."""
+    """A run is simulated: it trains some steps, is taken back to one of its own, goes on.
+
+    Each part saves every so many steps, so that steps of a part that was left stay in between.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         own: list[int] = []
-        back = None
-        for trained, to in parts:
-            for step in range(own[-1] + 1 if own else 1, (own[-1] if own else 0) + trained + 1):
+        back, before = None, set()
+        for trained, every, to in parts:
+            start = own[-1] if own else 0
+            for step in range(start + 1, start + trained + 1):
+                if step % every and step < start + trained:
+                    continue
                 path = folder / f"step-{step:08d}"
                 path.touch()
                 manifest = manifest_of(path)
@@ -90,8 +100,10 @@ def test_checkpoints_of_a_part_that_was_left_are_not_the_runs_own(parts):
                 manifest.write_text(json.dumps({"files": {}, "run": {"taken_back": back}}))
                 own.append(step)
             newest = list(own)
-            back = own[to % len(own)]
-            own = own[: own.index(back) + 1]
+            if own[to % len(own)] not in before:  # to each step once: else it just goes on
+                back = own[to % len(own)]
+                before.add(back)
+                own = own[: own.index(back) + 1]
         found = lineage(folder / f"step-{newest[-1]:08d}", list(folder.glob("step-*")))
         assert [step_of(path) for path in found] == newest[::-1]
 
