@@ -121,6 +121,9 @@ class ModelConfig:
     document, and positions count from its start. null lets tokens look back into earlier ones."""
 
     def __post_init__(self) -> None:
+        for name in BY_LAYER:
+            if isinstance(getattr(self, name), tuple):
+                object.__setattr__(self, name, list(getattr(self, name)))
         check_ranges(self, RANGES)
         for problem in self._problems():
             raise ValueError(problem)
