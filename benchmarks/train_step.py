@@ -24,6 +24,7 @@ from benchmarks.turns import in_turns, ratios, timed
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import passes, training_flops_per_token
 from dualpath_cli.flops.widths import Target, solve_widths
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.training.parallel import build_model
 
@@ -49,6 +50,7 @@ def training_step(
     batch: int,
     documents: int = 0,
     optimizer: torch.optim.Optimizer | None = None,
+    forced: Intervention | None = None,
 ) -> Callable[[], None]:
     """Returns a function that makes one optimizer step on random tokens, by AdamW if by no other.
 
@@ -58,11 +60,12 @@ def training_step(
     tokens = torch.randint(shape.vocab_size, (batch, shape.max_seq_len + 1))
     if documents:
         tokens[torch.rand(tokens.shape) < 1 / documents] = 0
+    more = {} if forced is None else {"intervention": forced}  # of our models alone
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16):
-            loss = model(inputs, targets)
+            loss = model(inputs, targets, **more)
         loss.mean().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -29,7 +29,8 @@ def measure(bench: Bench, name: str, recipe: str, variant: Variant) -> dict[str,
     seconds = seconds_of(step, bench.device, sizes.repeats, sizes.warm_up)
     step.check_compiled()
     speed = step.tokens_per_step / median(seconds)
-    flops = speed * training_flops_per_token(step.config, sizes.seq_len)
+    loops = {} if variant.loops is None else {"loops": variant.loops}
+    flops = speed * training_flops_per_token(replace(step.config, **loops), sizes.seq_len)
     row = {
         "seconds": median(seconds),
         "all_seconds": seconds,
@@ -44,9 +45,16 @@ def measure(bench: Bench, name: str, recipe: str, variant: Variant) -> dict[str,
 
 
 def cells(bench: Bench) -> dict[str, Cell]:
-    """MAIN with each micro-batch, and with several a step as recipes have, also by Muon; others."""
+    """MAIN with each micro-batch, with each option, and with several micro-batches; others."""
     sizes = bench.sizes
     main = {f"micro-batch {n}": Variant(n) for n in sizes.micro_batches}
+    plain, n = sizes.model(MAIN), sizes.micro_batch
+    uneven = [plain.most_loops + (1 if layer % 2 else -1) for layer in range(plain.n_layers)]
+    main |= {
+        "FiLM": Variant(n, model={"step_conditioning": "film"}),
+        "K - 1 and K + 1 by turns": Variant(n, model={"loops": uneven}),
+        "a step of one loop": Variant(n, loops=1),
+    }
     accumulated = f"micro-batch {sizes.micro_batch}, {sizes.accumulate} a step"
     main[accumulated] = Variant(sizes.micro_batch, accumulate=sizes.accumulate)
     main[f"{accumulated}, Muon"] = replace(main[accumulated], optimizer="muon")

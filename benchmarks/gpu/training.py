@@ -1,8 +1,8 @@
 """One optimizer step as `dualpath fit` makes it, without Lightning's loop."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -12,6 +12,7 @@ from torch import nn
 from benchmarks.gpu.parts import Bench
 from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.flops.memory import Optimizer
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import loss
 from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.optim import build_optimizer
@@ -39,13 +40,19 @@ class Variant:
     bfloat16: bool = True
     """Whether under bf16 autocast; weights are float32 anyway."""
     optimizer: Optimizer = "adamw"
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the recipe's model that are others."""
+    loops: int | None = None
+    """The number that the step is forced to, as in a phase of run.loop_schedule."""
 
 
 class TrainingStep:
     """A model with its optimizer and random tokens; each call makes one optimizer step."""
 
     def __init__(self, bench: Bench, config: ModelConfig, variant: Variant) -> None:
+        config = replace(config, **variant.model)
         self.bench, self.config, self.variant = bench, config, variant
+        self.forced = None if variant.loops is None else Intervention(loops=variant.loops)
         self.graphs = 0
         """Graphs compiled so far. Where something is meant to be compiled and is not, torch runs it
         eagerly and says nothing."""
@@ -83,7 +90,8 @@ class TrainingStep:
             patch.object(loss, "MAX_LOGITS", self.variant.max_logits),
             torch.autocast(self.bench.device.type, torch.bfloat16, enabled=self.variant.bfloat16),
         ):
-            mean = self.model(tokens_BT[:, :-1], tokens_BT[:, 1:]).mean()
+            nll = self.model(tokens_BT[:, :-1], tokens_BT[:, 1:], intervention=self.forced)
+            mean = nll.mean()
         mean.backward()
 
     def check_compiled(self) -> None:
