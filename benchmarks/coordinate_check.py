@@ -10,6 +10,7 @@ Sizes are root mean squares over tokens and coordinates, then means over layers 
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, linear_regression
 
@@ -30,6 +31,7 @@ LENGTH, SEQUENCES = 64, 16
 PARTS = ("residual stream", "deep path", "wide path", "router", "gate", "logits")
 WAYS = ("with", "without")
 """`optim.base_width`."""
+OPTIM = OptimSettings(lr=2e-3, warmup_steps=0, weight_decay=0)
 
 Sizes = dict[str, dict[str, list[float]]]
 """By part, "size" and "change" from the start: before the first step, after it, after the last."""
@@ -51,10 +53,11 @@ def batch() -> tuple[Tensor, Tensor]:
     return blocks[:, :-1], blocks[:, 1:]
 
 
-def trained(width: int, base: int | None, seed: int, steps: int, gain_init: float) -> Sizes:
-    """The sizes of a model's parts before and after each of so many steps of AdamW."""
-    config = config_of(width, gain_init)
-    optim = OptimSettings(lr=2e-3, warmup_steps=0, weight_decay=0, base_width=base)
+def trained(
+    width: int, optim: OptimSettings, base: int | None, seed: int, steps: int, gain_init: float
+) -> Sizes:
+    """The sizes of a model's parts before and after each of so many steps."""
+    config, optim = config_of(width, gain_init), replace(optim, base_width=base)
     model = build_model(config, seed, std_factors=std_factors(optim, width))
     optimizer = build_optimizer(model.named_parameters(), optim, steps, config)
     tokens, targets = batch()
@@ -103,12 +106,18 @@ def slope(widths: Sequence[int], sizes: Sequence[float]) -> float:
 
 
 def measure(
-    widths: Sequence[int], seeds: int, steps: int, gain_init: float
+    widths: Sequence[int],
+    seeds: int,
+    steps: int,
+    gain_init: float,
+    optim: OptimSettings = OPTIM,
 ) -> dict[str, dict[int, Sizes]]:
     """Sizes with and without `base_width`, by width: means over seeds."""
     return {
         way: {
-            width: mean([trained(width, base, seed, steps, gain_init) for seed in range(seeds)])
+            width: mean(
+                [trained(width, optim, base, seed, steps, gain_init) for seed in range(seeds)]
+            )
             for width in widths
         }
         for way, base in zip(WAYS, (BASE, None), strict=True)
@@ -179,11 +188,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--gain-init", type=float, default=0.0)
+    parser.add_argument("--muon", choices=["match_rms_adamw", "original"], help="By Muon, so.")
     parser.add_argument("--out", help="JSON file for all sizes.")
     parser.add_argument("--figure", help="PNG file.")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    found = measure(WIDTHS, options.seeds, options.steps, options.gain_init)
+    optim = OPTIM
+    if options.muon:  # at rates of about the same size of update at the base width
+        rate = {"match_rms_adamw": 2e-3, "original": 4e-3}[options.muon]
+        optim = replace(OPTIM, name="muon", muon_adjust=options.muon, muon_lr=rate)
+    found = measure(WIDTHS, options.seeds, options.steps, options.gain_init, optim)
     rows = [
         [part, f"{what}, step {step % (options.steps + 1)}", *(f"{value:+.2f}" for value in both)]
         for part, what, step, both in slopes(found)

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from dualpath_cli.config import GROUP_OF, Kind
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.rates import rate_factor, std_factors
 from dualpath_cli.recipe.settings import OptimSettings, settings_from
+from dualpath_cli.training.muon import shape_factor
 
 WIDTHS = st.sampled_from([16, 32, 96, 128, 768, 1000])
 FACTORS = st.dictionaries(st.sampled_from(list(GROUP_OF)), st.floats(0, 1000))
@@ -40,6 +42,24 @@ def test_at_the_base_width_nothing_is_scaled_to_the_bit(
         settings = OptimSettings(lr_scale=scale, base_width=base)
         assert rate_factor(kind, settings, width) == scale.get(kind, 1)
         assert std_factors(settings, width)[kind] == 1
+
+
+@given(width=WIDTHS, base=WIDTHS, adjust=st.sampled_from(["match_rms_adamw", "original"]))
+def test_muons_updates_have_one_spectral_norm_at_all_widths(
+    width: int, base: int, adjust: Any
+) -> None:
+    """Of an orthogonal matrix it is 1, times the factor of the shape and that of the rate."""
+    settings = OptimSettings(name="muon", muon_adjust=adjust, muon_lr=0.02, base_width=base)
+    for rows, columns in ((1, 1), (4, 1), (1, 4)):
+        norms = [
+            rate_factor("hidden", settings, d)
+            * shape_factor(torch.Size((rows * d, columns * d)), adjust)
+            for d in (base, width)
+        ]
+        assert norms[1] == pytest.approx(norms[0])
+        assert rate_factor("hidden", settings, base) == pytest.approx(0.02 / settings.lr)
+    assert rate_factor("head", settings, width) == pytest.approx(base / width)
+    assert std_factors(settings, width)["hidden"] == pytest.approx((base / width) ** 0.5)
 
 
 TIED = {"d_ffn": 8, "d_ffn_wide": 8, "tie_embeddings": True}
