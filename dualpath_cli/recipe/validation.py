@@ -55,9 +55,9 @@ def describe(annotation: Any) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
-    if origin is tuple and len(set(arguments)) > 1:
+    if origin is tuple and arguments[-1] is not Ellipsis and len(set(arguments)) > 1:
         return f"a list of {' and '.join(map(describe, arguments))}"
-    if origin is tuple:
+    if origin is tuple and arguments[-1] is not Ellipsis:
         return f"a list of {len(arguments)} (each {describe(arguments[0])})"
     if origin in (tuple, list):
         return f"a list (each {describe(arguments[0])})"

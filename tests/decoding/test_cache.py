@@ -36,7 +36,7 @@ MASKS = st.integers(1, 9).flatmap(
 )
 """Where two or three sequences of one length are no padding."""
 MODELS = st.builds(
-    lambda loops, block, **changes: small(**block, loops=loops, **changes),
+    lambda loops, block, **changes: small(**{"loops": loops, **block}, **changes),
     loops=st.integers(1, 4),
     block=st.sampled_from([{}, ALL_KINDS, {"block": "loop"}, UNEVEN]),
     n_kv_heads=st.sampled_from([1, 2, 4]),

@@ -17,7 +17,7 @@ from tests.model.reference import difference, random_tokens
 from tests.model.small_models import ALL_KINDS, OUTPUTS, SHOWS, UNEVEN, small, with_weights
 
 MODELS = st.builds(
-    lambda loops, block, **changes: small(**block, loops=loops, **changes),
+    lambda loops, block, **changes: small(**{"loops": loops, **block}, **changes),
     loops=st.integers(1, 4),
     block=st.sampled_from([{}, ALL_KINDS, UNEVEN]),
     combination=st.sampled_from(COMBINATIONS),

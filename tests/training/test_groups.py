@@ -24,7 +24,11 @@ OPTIM = OptimSettings(lr=1e-2, lr_start=1e-3, warmup_steps=2, decay=["matrices",
 
 
 def before_kinds(
-    parameters: Any, settings: OptimSettings, total_steps: int, config: ModelConfig | None = None
+    parameters: Any,
+    settings: OptimSettings,
+    total_steps: int,
+    config: ModelConfig | None = None,
+    products: torch.dtype | None = None,
 ) -> torch.optim.AdamW:
     """The optimizer as it was: groups by decay, in the order of their first parameters."""
     members: dict[str, list[torch.nn.Parameter]] = {}

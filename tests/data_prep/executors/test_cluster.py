@@ -166,8 +166,9 @@ def test_a_signal_cancels_what_runs_and_another_executor_continues(
     process.send_signal(sent)
     out, err = process.communicate(timeout=PATIENCE)
     lines = [line for line in err.splitlines() if not line.startswith("reading: ")]
-    word = {130: "interrupted", 143: "terminated"}[code]
-    assert (process.returncode, out, lines) == (code, "", [f"{word}; the same command continues"])
+    word = {130: "interrupted", 143: "stopped by SIGTERM"}[code]
+    said = f"dualpath prepare: {word}; the same command continues\n"
+    assert (process.returncode, out, lines) == (code, said, [])
     assert not list(pieces.rglob("orders-*"))
     # What was cancelled runs to its end all the same, after the scheduler has forgotten it.
     wait_until(
