@@ -10,6 +10,7 @@ from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.sweep import plan, tuning, worker
+from dualpath_cli.sweep.averages import averages_of
 from dualpath_cli.sweep.cells import solve
 from dualpath_cli.sweep.checks import check_begun, check_different
 from dualpath_cli.sweep.command import _runs, _shared
@@ -214,6 +215,10 @@ def test_a_schedule_of_loops_costs_its_steps_and_a_branch_those_after_its_checkp
     costs = {row.tokens: row.training_flops for row in plan.costs([long, short], {})}
     assert costs[640] == pytest.approx(4 * steps[1] + 6 * steps[2])
     assert costs[320] == pytest.approx(3 * steps[2])
+    assert averages_of([long], 10)
+    assert averages_of([short], 3)
+    with pytest.raises(UserError, match="has 3 steps of its own, a checkpoint every 1: 3"):
+        averages_of([short], 4)
     (long.folder / "checkpoints").mkdir(parents=True)
     for step, ready in ((1, False), (2, True)):
         (long.folder / "checkpoints" / f"step-{step:08d}").write_text("")
