@@ -85,7 +85,7 @@ def _cost(seeds: Sequence[Run], wides: Mapping[Wide, int], speeds: Mapping[str, 
     flops *= steps * settings.run.batch_tokens
     speed = speeds.get(cell.family)
     wide = next((wides[cell.budget, m] for m in cell.matches if (cell.budget, m) in wides), None)
-    excess = (count.gate_flops(model) - cell.gate_flops) / cell.budget
+    gated = model.block_kinds.count("dual") / model.n_layers
     return Cost(
         configuration=run.configuration.name,
         family=cell.family,
@@ -98,7 +98,7 @@ def _cost(seeds: Sequence[Run], wides: Mapping[Wide, int], speeds: Mapping[str, 
         linear_flops=layer["linear_total"] * cell.layers_times,
         total_flops=layer["total"] * cell.layers_times,
         spent=cell.spent,
-        gate_excess=excess if cell.family == "dual" else 0.0,
+        gate_excess=gated * (count.gate_flops(model) - cell.gate_flops) / cell.budget,
         tokens=run.steps * settings.run.batch_tokens,
         training_flops=flops,
         seeds=len(seeds),

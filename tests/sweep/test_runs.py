@@ -271,6 +271,10 @@ def test_a_gate_of_ones_own_is_solved_for_and_its_excess_named(tmp_path: Path) -
     assert plain.gate_excess == 0
     assert other.gate_excess == (2 * 5 * (32 + 2) - 4 * 32) / 100_000
     assert other.linear_flops - plain.linear_flops == 2 * 5 * (32 + 2) - 4 * 32
+    rows = costs_of(tmp_path, "--positions", "--set", f"model.gate=two_gates,{own}")
+    one, without = rows[f"a50_k2_layer1-gate_{own}"], rows["a50_k2_layer1-gate_two_gates"]
+    more = one.linear_flops - without.linear_flops
+    assert one.gate_excess == pytest.approx(more / 100_000), "of one layer, over all"
 
 
 def test_jobs_that_share_a_gpu_are_not_side_by_side(
