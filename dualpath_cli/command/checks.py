@@ -9,7 +9,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.options.values import visible_gpus
-from dualpath_cli.recipe.schedule import check_last_loops, step_loops
+from dualpath_cli.recipe.schedule import check_loops, step_loops
 from dualpath_cli.recipe.settings import Settings, TrainerSettings
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.text.documents import FORMATS, Source, source_files
@@ -110,9 +110,7 @@ def check_step_loops(settings: Settings) -> None:
     run, loops = settings.run, step_loops(settings.run)
     if loops is None:
         return
-    if run.train_loops and not isinstance(settings.model.loops, int):
-        raise UserError("run.train_loops goes with one number in model.loops, not with a list")
-    check_last_loops(run.loop_schedule, settings.model)
+    check_loops(run, settings.model)
     key = "train_loops" if run.loop_schedule is None else "loop_schedule"
     for number in loops.counts():
         if problem := Intervention(loops=number).problem(settings.model):

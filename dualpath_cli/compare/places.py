@@ -1,5 +1,6 @@
 """The gain of a deep path by the layer that has it, all others being wide (sweep --positions)."""
 
+import re
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
@@ -11,8 +12,9 @@ from dualpath_cli.compare.quality import marker
 from dualpath_cli.output.colors import FAMILY_COLORS, MUTED
 from dualpath_cli.output.figures import panels, plain
 
-Kind = tuple[str, int | None, int]
-"""Family, K and parameters: what configurations share that differ in the place alone."""
+Kind = tuple[str, int | None, int, str]
+"""What configurations share that differ in the place alone: family, K, parameters, and the name
+without the place; that is empty where the name does not say the place as a sweep's do."""
 
 
 def places(groups: Sequence[Group], differences: Sequence[Difference]) -> Figure | None:
@@ -28,14 +30,14 @@ def places(groups: Sequence[Group], differences: Sequence[Difference]) -> Figure
             for row in differences
             if (row.group, row.measure, row.baseline) == (group.name, measure, baseline)
         }
-        for (family, *_), its in kinds.items():
+        for (family, *_, name), its in kinds.items():
             tested = [(c, rows[c.name]) for c in its if c.name in rows]
             gaps = [row.difference for _, row in tested]
             reach = [row.high - row.difference if row.tested else 0 for _, row in tested]
             ax.errorbar(
                 [c.place for c, _ in tested], gaps, yerr=reach, color=FAMILY_COLORS[family],
                 marker=marker(its[0]), capsize=3, linewidth=1.1,
-                label=its[0].name.replace(f"layer{its[0].place}", "layer"),
+                label=name or its[0].name,
             )  # fmt: skip
         ax.axhline(0, color=MUTED, linewidth=0.8)
         ax.set(title=group.name, xlabel="layer with the deep path")
@@ -52,5 +54,7 @@ def _kinds(group: Group) -> dict[Kind, list[Configuration]]:
     kinds: dict[Kind, list[Configuration]] = {}
     for c in sorted(group.configurations, key=lambda c: -1 if c.place is None else c.place):
         if c.place is not None:
-            kinds.setdefault((c.family, c.loops, c.parameters), []).append(c)
+            name, found = re.subn(rf"layer{c.place}(?!\d)", "layer", c.name)
+            kind = c.family, c.loops, c.parameters, name if found else ""
+            kinds.setdefault(kind, []).append(c)
     return {kind: its for kind, its in kinds.items() if len(its) > 1}

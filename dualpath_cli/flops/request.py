@@ -231,13 +231,13 @@ def from_recipes(options: Options) -> Description:
 
 def _step_loops(run: dict[str, Any], config: ModelConfig, tokens: int) -> dict[int, float]:
     """Steps by their number of loops, from what a `run` section says of it."""
-    from dualpath_cli.recipe.schedule import check_last_loops, loop_counts
+    from dualpath_cli.recipe.schedule import check_loops, loop_counts
     from dualpath_cli.recipe.settings import RunSettings
     from dualpath_cli.recipe.validation import build
 
     keys = run.keys() & {"train_loops", "loop_schedule", "batch_tokens"}
     settings = build(RunSettings, {key: run[key] for key in keys} | {"max_tokens": tokens}, "run.")
-    check_last_loops(settings.loop_schedule, config)
+    check_loops(settings, config)
     return loop_counts(settings)
 
 

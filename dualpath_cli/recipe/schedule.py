@@ -86,8 +86,11 @@ def step_loops(run: RunSettings, seed: int = 0) -> StepLoops | None:
     return None
 
 
-def check_last_loops(schedule: list[tuple[float, int]] | None, model: ModelConfig) -> None:
-    """Raises UserError for a schedule that does not end with the loops of the model."""
+def check_loops(run: RunSettings, model: ModelConfig) -> None:
+    """Raises UserError for loops of steps that do not go with those of the model."""
+    if run.train_loops is not None and not isinstance(model.loops, int):
+        raise UserError("run.train_loops goes with one number in model.loops, not with a list")
+    schedule = run.loop_schedule
     if schedule is not None and schedule[-1][1] != model.loops:
         by_layer = "; leave it out, where layers have numbers of their own"
         raise UserError(

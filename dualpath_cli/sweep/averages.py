@@ -42,10 +42,11 @@ def averages_of(runs: Sequence[Run], count: int) -> list[Average]:
     if count == 1:
         return []
     for run in runs:
-        every = run.settings.run.save_every
-        if (saved := -(-run.steps // every)) < count:
+        every, steps = run.settings.run.save_every, run.steps - run.begins
+        if (saved := -(-steps // every)) < count:
+            own = " of its own" if run.begins else ""
             raise UserError(
-                f"--average {count}: {run.name} has {run.steps:,} steps, a checkpoint every "
+                f"--average {count}: {run.name} has {steps:,} steps{own}, a checkpoint every "
                 f"{every:,}: {saved}; lower run.save_every"
             )
     return [

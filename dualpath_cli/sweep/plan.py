@@ -11,7 +11,7 @@ from dualpath_cli.flops import count
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.output.progress import duration
 from dualpath_cli.output.table import Column, Columns, Table
-from dualpath_cli.recipe.schedule import loop_counts, stable_steps
+from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.sizes import format_size
 from dualpath_cli.sweep.runs import Run
 
@@ -80,15 +80,12 @@ def _cost(seeds: Sequence[Run], wides: Mapping[Wide, int], speeds: Mapping[str, 
     run, settings = seeds[0], seeds[0].settings
     cell, model = run.configuration.cell, settings.model
     layer, parameters = count.mean_layer_flops(model), count.parameters(model)
-    since, every = 0, settings.run.save_every
-    if settings.run.branch_from is not None:  # the step of its checkpoint
-        since = stable_steps(settings) // every * every
-    steps, loops = run.steps - since, loop_counts(settings.run, since)
+    steps, loops = run.steps - run.begins, loop_counts(settings.run, run.begins)
     flops = count.over_loops(count.training_flops_per_token, model, loops)
     flops *= steps * settings.run.batch_tokens
     speed = speeds.get(cell.family)
     wide = next((wides[cell.budget, m] for m in cell.matches if (cell.budget, m) in wides), None)
-    excess = (count.gate_flops(model) - cell.gate_flops) / cell.budget
+    gated = model.block_kinds.count("dual") / model.n_layers
     return Cost(
         configuration=run.configuration.name,
         family=cell.family,
@@ -101,7 +98,7 @@ def _cost(seeds: Sequence[Run], wides: Mapping[Wide, int], speeds: Mapping[str, 
         linear_flops=layer["linear_total"] * cell.layers_times,
         total_flops=layer["total"] * cell.layers_times,
         spent=cell.spent,
-        gate_excess=excess if cell.family == "dual" else 0.0,
+        gate_excess=gated * (count.gate_flops(model) - cell.gate_flops) / cell.budget,
         tokens=run.steps * settings.run.batch_tokens,
         training_flops=flops,
         seeds=len(seeds),

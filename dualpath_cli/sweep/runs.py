@@ -161,6 +161,14 @@ class Run:
         return self.settings.run.max_tokens // self.settings.run.batch_tokens
 
     @property
+    def begins(self) -> int:
+        """The step of the checkpoint that it begins from: 0, or a branch's."""
+        run = self.settings.run
+        if run.branch_from is None:
+            return 0
+        return stable_steps(self.settings) // run.save_every * run.save_every
+
+    @property
     def metrics(self) -> list[dict[str, str]]:
         """The rows that it has logged; none before the first one, or where they are damaged."""
         try:

@@ -101,6 +101,19 @@ def test_the_gain_of_a_place_stands_over_its_layer_with_its_interval():
     assert places([group(wide({0: 2.0, 1: 2.0}), swept[0])], rows) is None
 
 
+def test_places_of_settings_that_cost_the_same_are_lines_of_their_own():
+    swept = [
+        configuration(f"a50_k4_layer{n}-{setting}", {0: 1.9, 1: 1.91}, place=n)
+        for setting in ("weight_decay_0.1", "weight_decay_0.3")
+        for n in (1, 12)
+    ]
+    made = group(wide({0: 2.0, 1: 2.03}), *swept)
+    (ax,) = places([made], differences_of([made])).axes
+    assert [bars[0].get_xdata().tolist() for bars in ax.containers] == [[1, 12], [1, 12]]
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ["a50_k4_layer-weight_decay_0.1", "a50_k4_layer-weight_decay_0.3"]
+
+
 def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
     wide_model, other = swept.configurations[0], swept.configurations[-1]
     theirs, ours = shared_points([wide_model, other])

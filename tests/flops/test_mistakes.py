@@ -129,6 +129,7 @@ def test_what_an_impossible_budget_is_told_to_try_really_works(
         ),
         ("--config empty.yaml --k 3 --alpha 5", "drop --alpha, --loops"),
         ("--config empty.yaml --table", "drop --table"),
+        ("--config draws.yaml", "run.train_loops goes with one number in model.loops"),
     ],
 )
 def test_mistakes_with_recipes_name_the_recipe(
@@ -144,4 +145,6 @@ def test_mistakes_with_recipes_name_the_recipe(
     Path("typo.yaml").write_text(f"model: {{{widths}, n_layer: 2}}")
     Path("broken.yaml").write_text(f"model: {{{widths}, n_heads: 5}}")
     Path("type.yaml").write_text(f"model: {{{widths}, n_layers: many}}")
+    layers = f"model: {{{widths}, n_layers: 2, loops: [1, 4]}}"
+    Path("draws.yaml").write_text(f"{layers}\nrun: {{train_loops: [2, 4]}}")
     assert words in mistake(line, capsys)

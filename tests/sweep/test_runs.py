@@ -10,6 +10,7 @@ from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.sweep import plan, tuning, worker
+from dualpath_cli.sweep.averages import averages_of
 from dualpath_cli.sweep.cells import solve
 from dualpath_cli.sweep.checks import check_begun, check_different
 from dualpath_cli.sweep.command import _runs, _shared
@@ -214,6 +215,10 @@ def test_a_schedule_of_loops_costs_its_steps_and_a_branch_those_after_its_checkp
     costs = {row.tokens: row.training_flops for row in plan.costs([long, short], {})}
     assert costs[640] == pytest.approx(4 * steps[1] + 6 * steps[2])
     assert costs[320] == pytest.approx(3 * steps[2])
+    assert averages_of([long], 10)
+    assert averages_of([short], 3)
+    with pytest.raises(UserError, match="has 3 steps of its own, a checkpoint every 1: 3"):
+        averages_of([short], 4)
     (long.folder / "checkpoints").mkdir(parents=True)
     for step, ready in ((1, False), (2, True)):
         (long.folder / "checkpoints" / f"step-{step:08d}").write_text("")
@@ -266,6 +271,10 @@ def test_a_gate_of_ones_own_is_solved_for_and_its_excess_named(tmp_path: Path) -
     assert plain.gate_excess == 0
     assert other.gate_excess == (2 * 5 * (32 + 2) - 4 * 32) / 100_000
     assert other.linear_flops - plain.linear_flops == 2 * 5 * (32 + 2) - 4 * 32
+    rows = costs_of(tmp_path, "--positions", "--set", f"model.gate=two_gates,{own}")
+    one, without = rows[f"a50_k2_layer1-gate_{own}"], rows["a50_k2_layer1-gate_two_gates"]
+    more = one.linear_flops - without.linear_flops
+    assert one.gate_excess == pytest.approx(more / 100_000), "of one layer, over all"
 
 
 def test_jobs_that_share_a_gpu_are_not_side_by_side(

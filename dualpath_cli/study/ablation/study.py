@@ -63,7 +63,7 @@ def run(session: Session) -> None:
     }
     results = [result for source in module.sources for result in ablation.results[source]]
     excesses = [row for source in module.sources for row in ablation.excesses[source]]
-    written = write(options.out, report, results, excesses)
+    written = write(options.out, report, results, excesses, model.same_loops)
     written += ablation_figures.draw(options.out, results, model.same_loops)
     session.say("\n".join(map(str, written)))
 

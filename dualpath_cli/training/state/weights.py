@@ -46,7 +46,8 @@ def load_average(model: DualPathLM, checkpoints: Sequence[Path]) -> None:
     load_weights(model, checkpoints[0])
     if len(checkpoints) == 1:
         return
-    totals = [parameter.detach().double() for parameter in model.parameters()]
+    # Copies, also of what is float64 already.
+    totals = [p.detach().to(torch.float64, copy=True) for p in model.parameters()]
     for checkpoint in checkpoints[1:]:
         load_weights(model, checkpoint)
         for total, parameter in zip(totals, model.parameters(), strict=True):

@@ -266,6 +266,17 @@ def test_what_makes_no_sense_for_a_wide_model_is_said(trained: Fit, capsys):
     assert (report["tagger"], report["excess"]) == (None, [])
 
 
+def test_no_number_of_loops_is_that_of_layers_which_differ(trained: Fit):
+    run = trained(model={"n_layers": 2, "loops": [2, 3]}, run={"gates_every": 0})
+    suites = ["paper", "layers", "halting", "skip", "kv-slots"]
+    report, rows = ablate(run, "--suite", *suites, "--loops", "1-3")
+    assert report["model"]["loops"] == [2, 3]
+    found = {row["intervention"] for row in rows}
+    assert {"K=2", "K=3", "K=3 layers=0", "K=2 layers=1", "kv_slots=2"} <= found
+    assert not {"K=2 layers=0", "K=3 layers=1", "kv_slots=3"} & found
+    assert "as trained" not in (run / "ablations" / "step-00000006" / "ablations.md").read_text()
+
+
 # Continuing
 
 

@@ -47,7 +47,7 @@ def shown(table: Table) -> str:
 
 
 def written(folder: Path, results: list[Result], excesses: list[Excess]) -> dict[str, str]:
-    paths = write(folder, {"model": {"loops": 4}}, results, excesses)
+    paths = write(folder, {"model": {"loops": 4}}, results, excesses, 4)
     return {path.name: path.read_text() for path in paths}
 
 
@@ -140,7 +140,7 @@ def reports(tmp_path: Path, excesses: list[float]) -> list[Path]:
     for number, (folder, value) in enumerate(zip(folders, excesses, strict=True)):
         report = {"checkpoint": {"step": number}, "model": {"loops": 4}}
         rows = [result(difference=value, loops=1)]
-        write(folder, report, rows, [dataclasses.replace(EXCESS, excess=value)])
+        write(folder, report, rows, [dataclasses.replace(EXCESS, excess=value)], 4)
     return folders
 
 
