@@ -134,7 +134,8 @@ def write(
     A missing number is null in JSON and empty in CSV.
     """
     rows, excess_rows = [_record(row) for row in results], [_excess_record(e) for e in excesses]
-    tables = _tables(results, excesses, int(report["model"]["loops"]))
+    trained = report["model"]["loops"]  # a list by layer has no one K to name
+    tables = _tables(results, excesses, None if isinstance(trained, list) else int(trained))
     texts = {
         REPORT: json.dumps({**report, "rows": rows, "excess": excess_rows}, indent=2) + "\n",
         "ablations.csv": format_csv(rows),
@@ -160,7 +161,9 @@ def _excess_record(row: Excess) -> dict[str, Any]:
     return without_nan({**names, "path": chosen["path"], **numbers, **matched})
 
 
-def _tables(results: Sequence[Result], excesses: Sequence[Excess], loops: int) -> list[Table]:
+def _tables(
+    results: Sequence[Result], excesses: Sequence[Excess], loops: int | None
+) -> list[Table]:
     """Every suite as a table: a row an intervention, a column a source, as in the paper."""
     sources = list(dict.fromkeys(row.source for row in results))
     columns = [Column("intervention"), *(Column(source, _cell) for source in sources)]
