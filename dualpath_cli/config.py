@@ -202,7 +202,8 @@ class ModelConfig:
             value = getattr(self, name)
             if isinstance(value, list) and len(value) != self.n_layers:
                 found.append(
-                    f"{name} lists {len(value)} {what} for n_layers={self.n_layers} layers"
+                    f"{name} lists {len(value)} {what} for n_layers={self.n_layers} layers; "
+                    f"list {self.n_layers}, or set n_layers to {len(value)}"
                 )
         if found:
             return found

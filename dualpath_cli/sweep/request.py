@@ -91,8 +91,12 @@ def read(options: Namespace) -> Request:
         matches=_list("--match", options.match, _match),
         positions=options.positions,
     )
-    if wanted.positions and {*wanted.controls} - {"wide", "loop"}:
-        raise UserError("--positions goes with the controls wide and loop alone")
+    others = [control for control in wanted.controls if control not in ("wide", "loop")]
+    if wanted.positions and others:
+        raise UserError(
+            f"--positions goes with the controls wide and loop alone, not {', '.join(others)}; "
+            "leave it out of --controls"
+        )
     if not recipe.get("data", {}).get("val"):
         raise UserError(
             "the recipe has no validation sets (data.val), by which rates are chosen and models "

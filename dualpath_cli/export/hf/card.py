@@ -88,7 +88,8 @@ def _layers(config: ModelConfig) -> str:
         "loop": "a loop layer runs one sublayer K times with shared weights.",
         "wide": "a wide layer is one sublayer with a gain, as in other transformers.",
     }
-    return " ".join(sentences[kind] for kind in sentences if kind in config.block_kinds)
+    first, *others = [sentences[kind] for kind in sentences if kind in config.block_kinds]
+    return " ".join([first, *(other[0].upper() + other[1:] for other in others)])
 
 
 def _model_rows(config: ModelConfig, parameters: int) -> list[tuple[str, str]]:
@@ -109,6 +110,8 @@ def _model_rows(config: ModelConfig, parameters: int) -> list[tuple[str, str]]:
         rows.append(("effective FFN width of the wide path", _widths(config, "d_ffn_wide")))
     if "dual" in kinds_used:
         rows.append(("gate, combination of steps", f"{config.gate}, {config.combination}"))
+    if kinds_used - {"wide"} and config.step_conditioning != "none":
+        rows.append(("conditioning of steps", config.step_conditioning))
     return rows
 
 
