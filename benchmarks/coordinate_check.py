@@ -21,8 +21,8 @@ from benchmarks.results import given_options, show, write
 from data_prep.sources import sample
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.rates import std_factors
-from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.optim import build_optimizer
 from dualpath_cli.training.parallel import build_model
 

@@ -28,7 +28,7 @@ from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.positions import Positions, rope_tables
-from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.training.activation_checkpointing import checkpoint_block
 from dualpath_cli.training.optim import build_optimizer
 from dualpath_cli.training.parallel import build_model

@@ -22,7 +22,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import newton_schulz_flops, training_flops_per_token
 from dualpath_cli.flops.memory import Optimizer
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.training.optim import build_optimizer
 from dualpath_cli.training.parallel import build_model

@@ -30,7 +30,8 @@ from dualpath_cli.flops.count import parameters
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Plan, Strategy, plan
 from dualpath_cli.output.table import Column, Table, markdown
-from dualpath_cli.recipe.settings import OptimSettings, RunSettings
+from dualpath_cli.recipe.optimizer import OptimSettings
+from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.strategies import build_strategy, reduce_dtype
 

@@ -14,7 +14,7 @@ from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.flops.memory import Optimizer
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import loss
-from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.training.optim import build_optimizer
 from dualpath_cli.training.parallel import build_model
 

@@ -30,13 +30,14 @@ def places(groups: Sequence[Group], differences: Sequence[Difference]) -> Figure
             for row in differences
             if (row.group, row.measure, row.baseline) == (group.name, measure, baseline)
         }
-        for (family, *_, name), its in kinds.items():
+        for n, ((family, *_, name), its) in enumerate(kinds.items()):
+            aside = 0.06 * (n - (len(kinds) - 1) / 2)  # or bars would hide each other
             tested = [(c, rows[c.name]) for c in its if c.name in rows]
             gaps = [row.difference for _, row in tested]
             reach = [row.high - row.difference if row.tested else 0 for _, row in tested]
             ax.errorbar(
-                [c.place for c, _ in tested], gaps, yerr=reach, color=FAMILY_COLORS[family],
-                marker=marker(its[0]), capsize=3, linewidth=1.1,
+                [(c.place or 0) + aside for c, _ in tested], gaps, yerr=reach,
+                color=FAMILY_COLORS[family], marker=marker(its[0]), capsize=3, linewidth=1.1,
                 label=name or its[0].name,
             )  # fmt: skip
         ax.axhline(0, color=MUTED, linewidth=0.8)
@@ -54,7 +55,7 @@ def _kinds(group: Group) -> dict[Kind, list[Configuration]]:
     kinds: dict[Kind, list[Configuration]] = {}
     for c in sorted(group.configurations, key=lambda c: -1 if c.place is None else c.place):
         if c.place is not None:
-            name, found = re.subn(rf"layer{c.place}(?!\d)", "layer", c.name)
+            name, found = re.subn(rf"_layer{c.place}(?!\d)", "", c.name)
             kind = c.family, c.loops, c.parameters, name if found else ""
             kinds.setdefault(kind, []).append(c)
     return {kind: its for kind, its in kinds.items() if len(its) > 1}

@@ -6,7 +6,7 @@ Torch-free.
 from typing import NamedTuple
 
 from dualpath_cli.config import GROUP_OF, Kind
-from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.recipe.optimizer import OptimSettings
 
 
 class Powers(NamedTuple):

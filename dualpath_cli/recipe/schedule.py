@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
-from dualpath_cli.recipe.settings import OptimSettings, RunSettings, Settings
+from dualpath_cli.recipe.optimizer import OptimSettings
+from dualpath_cli.recipe.settings import RunSettings, Settings
 from dualpath_cli.seeds import seed_from
 
 

@@ -15,9 +15,9 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.model.parameters import kind_of
+from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.rates import std_factors
 from dualpath_cli.recipe.schedule import StepLoops
-from dualpath_cli.recipe.settings import OptimSettings
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.guard import BadStep, StepGuard
 from dualpath_cli.training.metrics import LanguageModelLoss

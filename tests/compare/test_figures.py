@@ -97,7 +97,7 @@ def test_the_gain_of_a_place_stands_over_its_layer_with_its_interval():
     assert points == [[n, row.difference] for n, row in enumerate(expected)]
     ends = [segment[:, 1].tolist() for segment in bars[2][0].get_segments()]
     assert ends == [pytest.approx([row.low, row.high]) for row in expected]
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a50_k4_layer"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a50_k4"]
     assert places([group(wide({0: 2.0, 1: 2.0}), swept[0])], rows) is None
 
 
@@ -109,9 +109,11 @@ def test_places_of_settings_that_cost_the_same_are_lines_of_their_own():
     ]
     made = group(wide({0: 2.0, 1: 2.03}), *swept)
     (ax,) = places([made], differences_of([made])).axes
-    assert [bars[0].get_xdata().tolist() for bars in ax.containers] == [[1, 12], [1, 12]]
+    left, right = (bars[0].get_xdata() for bars in ax.containers)
+    assert [left.round().tolist(), right.round().tolist()] == [[1, 12], [1, 12]]
+    assert (left < right).all(), "one beside the other"
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert labels == ["a50_k4_layer-weight_decay_0.1", "a50_k4_layer-weight_decay_0.3"]
+    assert labels == ["a50_k4-weight_decay_0.1", "a50_k4-weight_decay_0.3"]
 
 
 def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):

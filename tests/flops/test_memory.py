@@ -19,7 +19,7 @@ from dualpath_cli.flops.memory import (
 )
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.model import DualPathLM, loss
-from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.training.optim import build_optimizer
 from tests.training.test_activation_checkpointing import graphs
 

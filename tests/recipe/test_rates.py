@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from dualpath_cli.config import GROUP_OF, Kind
 from dualpath_cli.errors import UserError
+from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.rates import rate_factor, std_factors
-from dualpath_cli.recipe.settings import OptimSettings, settings_from
+from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.training.muon import shape_factor
 
 WIDTHS = st.sampled_from([16, 32, 96, 128, 768, 1000])

@@ -18,8 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.meter import Meter
 from dualpath_cli.config import Checkpointing, ModelConfig
+from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.schedule import StepLoops
-from dualpath_cli.recipe.settings import OptimSettings, RunSettings
+from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.strategies import build_strategy, reduce_dtype, sharding_mesh
@@ -33,6 +34,10 @@ MODEL = ModelConfig(
 )  # fmt: skip
 OWN = {"gate": "tests.custom_classes.TwoGates", "combination": "tests.custom_classes.Router"}
 OPTIM = OptimSettings(lr=1e-2, lr_start=1e-3, lr_end=1e-3, warmup_steps=4, clip=0.5)
+UNEVEN: dict[str, Any] = {
+    "tie_embeddings": True, "block": "dual", "loops": [3, 2], "d_ffn": [24, 16],
+    "d_ffn_wide": [40, 24], "step_conditioning": "film",
+}  # fmt: skip
 FEW_ROWS = {"n_heads": 8, "n_kv_heads": 1}
 """Keys and values of two rows, which leave some of four ranks without one."""
 
@@ -45,6 +50,7 @@ class Case:
     strategy: str = "single"
     accumulate: int = 1
     tied: bool = False
+    """Whether the model is UNEVEN."""
     own: bool = False
     """Whether gate and router are copies of the built-in ones, by class path."""
     muon: bool = False
@@ -71,7 +77,7 @@ class Case:
 
     @property
     def config(self) -> ModelConfig:
-        config = replace(MODEL, tie_embeddings=self.tied, **(FEW_ROWS if self.muon else {}))
+        config = replace(MODEL, **(UNEVEN if self.tied else FEW_ROWS if self.muon else {}))
         if self.loops is not None:
             config = replace(config, step_conditioning="film")
         return replace(config, **OWN) if self.own else config

@@ -12,7 +12,7 @@ import yaml
 from dualpath_cli.config import GROUP_OF, ModelConfig
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import kind_of
-from dualpath_cli.recipe.settings import OptimSettings
+from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.training import module
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.state.groups import by_kind

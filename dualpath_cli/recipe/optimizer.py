@@ -1,0 +1,93 @@
+"""The section `optim` of a recipe: the optimizer, its rates and its decay. Torch-free."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dualpath_cli.config import GROUP_OF, RANGES, ParameterGroup
+from dualpath_cli.errors import did_you_mean
+from dualpath_cli.ranges import Range, check_range, check_ranges, shown
+
+_RATE: Range = (0, 1e9)
+_STEPS: Range = (0, 10**12)
+
+
+@dataclass(frozen=True)
+class OptimSettings:
+    """The optimizer and its learning rate. The defaults are the paper's (appendix A)."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """The optimizer: adamw; or muon, which is Muon for the matrices of attention and FFNs, and
+    AdamW for all others."""
+    lr: float = 5e-4
+    """Peak learning rate."""
+    lr_start: float = 5e-6
+    """Learning rate of the first warm-up step."""
+    lr_end: float = 5e-5
+    """Learning rate that is reached with the last token."""
+    warmup_steps: int = 184
+    """Optimizer steps from lr_start to lr."""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """The learning rate after the warm-up: half a cosine down to lr_end; or wsd, constant, then
+    linear down to lr_end over the last steps (`cooldown`)."""
+    cooldown: float = 0.2
+    """The last part of all steps, in which schedule wsd goes down."""
+    muon_lr: float | None = None
+    """Peak learning rate of Muon's matrices, on the schedule of lr with all rates in proportion;
+    null is lr. Only under name muon, as the next two."""
+    muon_momentum: float = 0.95
+    """Decay rate of Muon's momentum, which is Nesterov's."""
+    muon_adjust: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """Factor on Muon's rate by a matrix's shape: match_rms_adamw is 0.2 sqrt(max(rows, columns)),
+    so that Muon takes a rate and decay that suit AdamW (arXiv 2502.16982); original is
+    sqrt(max(1, rows / columns)), Keller Jordan's, whose muon_lr is 0.02."""
+    lr_scale: dict[str, float] = field(default_factory=dict)
+    """Factors of the learning rate by kind of parameter: hidden (projections of attention, FFNs),
+    embedding (also as a tied head), head, router, gate (their matrices), norms, gains, biases,
+    conditioning. A kind that is not named has 1; 0 freezes it, and it does not decay."""
+    base_width: int | None = None
+    """Width transfer: the model.d_model that lr and model.init_std were tuned at. With r =
+    base_width / d_model, the rate of hidden, head, router and gate is r times lr, and their initial
+    standard deviation times sqrt(r) (hidden) or r (the others): table 3 of arXiv 2203.03466.
+    Muon's rate is times sqrt(r) under match_rms_adamw, else as it is (arXiv 2310.17813). Keep the
+    head size and d_ffn / d_model. null scales nothing."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the two moments."""
+    eps: float = 1e-8
+    """Epsilon in AdamW's denominator."""
+    weight_decay: float = 0.3
+    """Decoupled weight decay of the groups in `decay`: a step shrinks by it times the rate of the
+    kind, with lr_scale and base_width."""
+    decay_sum: float | None = None
+    """Sum of learning rate times weight decay over all steps, which then replaces
+    weight_decay: runs of any length and peak rate shrink their weights alike, and so do kinds of
+    any lr_scale but 0 and base_width. The paper's is 1.51; null keeps weight_decay."""
+    decay: list[ParameterGroup] = field(
+        default_factory=lambda: ["matrices", "norms", "gains", "biases"]
+    )
+    """Groups that decay: matrices, embeddings (with the head when tied), norms, gains, biases,
+    conditioning (scales and shifts of steps)."""
+    clip: float = 1.0
+    """Global L2 norm that gradients are clipped to; 0 switches clipping off."""
+    skip_sigma: float | None = None
+    """Leaves out steps whose gradient norm is this many standard deviations above its mean (of the
+    logarithm, over the last 100 steps); null leaves none out. 6 is a good value."""
+
+    def __post_init__(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be from 0 to below 1, not {list(self.betas)}")
+        if not 0 <= self.muon_momentum < 1:
+            raise ValueError(f"muon_momentum must be from 0 to below 1, not {self.muon_momentum}")
+        rates = ("lr", "lr_start", "lr_end", "muon_lr", "eps")
+        ranges: dict[str, Range] = dict.fromkeys(rates, _RATE)
+        ranges |= {"warmup_steps": _STEPS, "weight_decay": _RATE, "clip": (0, 1e12)}
+        ranges |= {"skip_sigma": (0.1, 1000), "cooldown": (0, 1), "decay_sum": (0, 1e6)}
+        ranges["base_width"] = RANGES["d_model"]
+        check_ranges(self, ranges)
+        for name in ("lr", "muon_lr"):
+            if getattr(self, name) == 0:
+                raise ValueError(f"{name} must be above 0, not 0")
+        for kind, factor in self.lr_scale.items():
+            if kind not in GROUP_OF:
+                hint = did_you_mean(kind, GROUP_OF) or f"; there are {', '.join(GROUP_OF)}"
+                raise ValueError(f"lr_scale has no kind {shown(kind)}{hint}")
+            check_range(f"lr_scale.{kind}", factor, (0, 1000))
