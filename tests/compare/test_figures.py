@@ -109,7 +109,7 @@ def test_places_of_settings_that_cost_the_same_are_lines_of_their_own():
     ]
     made = group(wide({0: 2.0, 1: 2.03}), *swept)
     (ax,) = places([made], differences_of([made])).axes
-    left, right = (bars[0].get_xdata() for bars in ax.containers)
+    left, right = (np.array(bars[0].get_xdata(), float) for bars in ax.containers)
     assert [left.round().tolist(), right.round().tolist()] == [[1, 12], [1, 12]]
     assert (left < right).all(), "one beside the other"
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
