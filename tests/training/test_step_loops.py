@@ -246,11 +246,11 @@ def test_numbers_that_make_no_sense_are_refused(refused: Refused) -> None:
 FAULTS: dict[str, tuple[Any, str]] = {
     "nothing": ([], "must be one to 8 pairs such as [0, 1], not 0"),
     "too many": ([[n / 10, 2] for n in range(9)], "pairs such as [0, 1], not 9"),
-    "no start": ([[0.1, 1], [0.5, 2]], "that begin at 0 and rise, all below 1, not '[0.1, 0.5]'"),
-    "backwards": ([[0, 1], [0.5, 1], [0.5, 2]], "all below 1, not '[0.0, 0.5, 0.5]'"),
-    "past the end": ([[0, 1], [1, 2]], "all below 1, not '[0.0, 1.0]'"),
-    "fall": ([[0, 3], [0.5, 2]], "have loops from 1 on that do not fall, not '[3, 2]'"),
-    "none": ([[0, 0], [0.5, 2]], "from 1 on that do not fall, not '[0, 2]'"),
+    "no start": ([[0.1, 1], [0.5, 2]], "that begin at 0 and rise, all below 1, not [0.1, 0.5]"),
+    "backwards": ([[0, 1], [0.5, 1], [0.5, 2]], "all below 1, not [0.0, 0.5, 0.5]"),
+    "past the end": ([[0, 1], [1, 2]], "all below 1, not [0.0, 1.0]"),
+    "fall": ([[0, 3], [0.5, 2]], "have loops from 1 on that do not fall, not [3, 2]"),
+    "none": ([[0, 0], [0.5, 2]], "from 1 on that do not fall, not [0, 2]"),
     "type": ([[0, 1.5]], "must be a list (each a list of a number and a whole number) or null"),
     "other end": ([[0, 1]], "ends with 1 loops, but model.loops=2 is what is validated; end it"),
     "no step": (
