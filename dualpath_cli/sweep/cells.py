@@ -21,7 +21,7 @@ from typing import Any
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
-from dualpath_cli.flops.count import gate_flops
+from dualpath_cli.flops.count import gate_flops, mean_layer_flops, parameters
 from dualpath_cli.flops.widths import TOLERANCE, Match, Target, Widths, largest_width, solve_widths
 from dualpath_cli.sizes import format_size
 
@@ -112,9 +112,22 @@ def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]
     if not cells:
         reason = notes[0] if notes else "neither --alphas nor --controls names one"
         raise UserError(f"no configuration can be: {reason}")
+    _check_places(cells, backbone)
     if len(wanted.budgets) > 1:
         cells = [replace(c, name=f"f{format_size(c.budget).lower()}_{c.name}") for c in cells]
     return cells, notes
+
+
+def _check_places(cells: Sequence[Cell], backbone: ModelConfig) -> None:
+    """Checks that cells which differ in the place of their deep path alone cost the same."""
+    costs: dict[Any, set[tuple[float, int]]] = {}
+    for cell in cells:
+        if cell.place is not None:
+            model = replace(backbone, **cell.model)
+            kind = (cell.budget, cell.matches, cell.family, cell.alpha, cell.model["loops"])
+            cost = (mean_layer_flops(model)["linear_total"], parameters(model))
+            costs.setdefault(kind, set()).add(cost)
+    assert all(len(its) == 1 for its in costs.values()), costs
 
 
 @dataclass(frozen=True)
