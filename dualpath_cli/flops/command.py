@@ -164,7 +164,7 @@ def run(namespace: Any) -> str:
     given = [name for name, value in options.items() if value not in (None, False, [])]
     for name, allowed in CHOICES.items():
         if options[name] is not None:
-            checked_choice(name, str(options[name]), allowed)
+            checked_choice(_flag(name), str(options[name]), allowed)
     form = options["format"] or "table"
     if options["plan"]:
         _refuse(given, ("table", "tokens"), "--plan is of one step of one model")

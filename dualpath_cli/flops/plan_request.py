@@ -1,12 +1,13 @@
 """The options of `dualpath flops --plan` as a cluster, and as micro-batches of a step."""
 
 from math import gcd
-from typing import Any
+from typing import Any, get_args
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.flops.memory import Optimizer
 from dualpath_cli.flops.plan import Cluster
 from dualpath_cli.flops.report import Description
-from dualpath_cli.flops.request import Options, checked, section
+from dualpath_cli.flops.request import Options, checked, checked_choice, section
 from dualpath_cli.sizes import parse_size
 
 PLAN_OPTIONS = ("gpus_per_node", "shard_size", "micro_batch", "batch_tokens", "node_bandwidth",
@@ -56,7 +57,9 @@ def cluster_of(options: Options, description: Description) -> Cluster:
         node_bandwidth=checked(options, "node_bandwidth", NODE_BANDWIDTH, BANDWIDTHS),
         network_bandwidth=checked(options, "network_bandwidth", NETWORK_BANDWIDTH, BANDWIDTHS),
         reduce_bytes=2 if run.get("reduce_dtype") == "bfloat16" else 4,
-        optimizer="muon" if optim.get("name") == "muon" else "adamw",
+        optimizer=checked_choice(
+            "optim.name", str(optim.get("name", "adamw")), get_args(Optimizer)
+        ),
     )
 
 

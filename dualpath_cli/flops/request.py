@@ -99,7 +99,7 @@ def _layers(options: Options) -> tuple[list[BlockKind], list[int]]:
         str(default if options[name] is None else options[name]).split(",")
         for name, default in (("block", "dual"), ("loops", 4))
     )
-    blocks = [checked_choice("block", kind.strip(), get_args(BlockKind)) for kind in kinds]
+    blocks = [checked_choice("--block", kind.strip(), get_args(BlockKind)) for kind in kinds]
     if not all(count.strip().isdecimal() for count in counts):
         raise UserError(
             f"--loops must be a whole number, or one for each layer such as 1,4,1,1, not "
@@ -123,7 +123,7 @@ def checked_choice(name: str, value: str, allowed: tuple[Any, ...]) -> Any:
     """A value of a fixed set. Raises UserError for another one."""
     if value not in allowed:
         raise UserError(
-            f"--{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, "
+            f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, "
             f"not '{value}'{did_you_mean(value, allowed)}"
         )
     return value

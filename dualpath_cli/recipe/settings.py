@@ -18,7 +18,6 @@ _COUNT: Range = (1, 10**12)
 _SIZE: Range = (1, LARGEST)
 _EVERY: Range = (0, 10**12)
 _SEED: Range = (0, 2**32 - 1)
-_RATE: Range = (0, 1e9)
 
 
 @dataclass(frozen=True)

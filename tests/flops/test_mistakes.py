@@ -129,6 +129,7 @@ def test_what_an_impossible_budget_is_told_to_try_really_works(
         ),
         ("--config empty.yaml --k 3 --alpha 5", "drop --alpha, --loops"),
         ("--config empty.yaml --table", "drop --table"),
+        ("--config mun.yaml --plan --gpus 8", "optim.name must be adamw or muon, not 'mun'"),
         ("--config draws.yaml", "run.train_loops goes with one number in model.loops"),
     ],
 )
@@ -142,6 +143,7 @@ def test_mistakes_with_recipes_name_the_recipe(
     monkeypatch.chdir(tmp_path)
     widths = "d_ffn: 64, d_ffn_wide: 64"
     Path("empty.yaml").write_text("run: {max_tokens: 5}")
+    Path("mun.yaml").write_text(f"model: {{{widths}, max_seq_len: 4096}}\noptim: {{name: mun}}")
     Path("typo.yaml").write_text(f"model: {{{widths}, n_layer: 2}}")
     Path("broken.yaml").write_text(f"model: {{{widths}, n_heads: 5}}")
     Path("type.yaml").write_text(f"model: {{{widths}, n_layers: many}}")
