@@ -1,4 +1,4 @@
-"""How fast a training step is on a CPU beside a Llama of equal FLOPs.
+"""How fast a training step is on a CPU beside a Llama of equal FLOPs, and with experts.
 
 python -m benchmarks.train_step
 
@@ -82,6 +82,10 @@ def models_to_compare(
     for name in given.models:
         config = our_config(name, shape, parse_size(given.budget, "--budget"))
         models: dict[str, nn.Module] = {name: ours(config)}
+        if given.experts and config.block != "loop":
+            models[f"{name}, {given.experts} experts"] = ours(
+                replace(config, n_experts=given.experts)
+            )
         if given.eager:
             models[f"{name}, eager"] = build_model(config, seed=0)
         if given.documents:
@@ -106,6 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", default="9M", help="Linear FLOPs per token and layer.")
     parser.add_argument("--batch", type=int, default=4, help="Sequences of a step.")
     parser.add_argument("--eager", action="store_true", help="Adds our models uncompiled.")
+    parser.add_argument("--experts", type=int, default=8,
+                        help="Adds wide paths of so many experts, 2 active.")  # fmt: skip
     parser.add_argument("--documents", type=int, default=0, metavar="TOKENS",
                         help="Adds attention within documents of that length.")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=15)
@@ -122,7 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     steps, pairs = {}, []
     for ours, llamas in models_to_compare(given, shape):
+        dense, *variants = ours
         pairs += [(one, other) for one in ours for other in llamas]
+        pairs += [(one, dense) for one in variants]
         for name, model in ours.items():
             steps[name] = timed(training_step(model, shape, given.batch, given.documents))
         for name, model in llamas.items():
@@ -134,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         low, _, high = quantiles(speed, n=4)
         milliseconds = [f"{median(seconds[name]) * 1000:.0f}" for name in (one, other)]
         rows.append([one, other, *milliseconds, f"{median(speed):.3f}", f"{low:.3f} {high:.3f}"])
-    show(["model", "beside Llama of", "ms", "its ms", "ratio", "quartiles"], rows)
+    show(["model", "beside", "ms", "its ms", "ratio", "quartiles"], rows)
     write(given.out, {"options": given_options(given), "cpu_seconds": seconds})
 
 

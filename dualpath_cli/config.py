@@ -40,6 +40,11 @@ GROUP_OF: dict[Kind, ParameterGroup] = {
     "conditioning": "conditioning",
 }
 """The group that a kind decays with."""
+Balance = Literal["bias", "loss", "none"]
+BALANCE_RATES: dict[Balance, float] = {"bias": 1e-3, "loss": 1e-2, "none": 0.0}
+"""`balance_rate` by default: those of arXiv 2408.15664, and of arXiv 2101.03961."""
+EXPERT_MULTIPLE = 8
+"""An expert's width is a multiple of this: kernels for grouped products want rows of 16 bytes."""
 Checkpointing = Literal["none", "selective", "full"]
 """The operations that blocks compute again in the backward pass: none, pointwise ones, all."""
 RANGES: dict[str, Range] = {
@@ -53,6 +58,9 @@ RANGES: dict[str, Range] = {
     "d_ffn": (1, 10**9),
     "d_ffn_wide": (1, 10**9),
     "ffn_multiple_of": (1, 10**9),
+    "n_experts": (0, 10**4),
+    "top_k": (1, 10**4),
+    "balance_rate": (0, 100),
     "rope_base": (1, 1e15),
     "norm_eps": (1e-30, 1),
     "gain_init": (-1000, 1000),
@@ -89,6 +97,17 @@ class ModelConfig:
     """Configured FFN width of the wide path (dual and wide blocks); or a list as d_ffn's."""
     ffn_multiple_of: int = 256
     """The effective FFN width is floor(2 d_ffn / 3) rounded up to a multiple of this."""
+    n_experts: int | list[int] = 0
+    """Experts in the FFN of the wide path, of which each token takes top_k; 0 is one dense FFN. The
+    width of an expert follows: top_k of them and their router cost a token the FLOPs of the dense
+    FFN of d_ffn_wide. Or a list with one number per layer."""
+    top_k: int = 2
+    """Experts that a token takes. One alone gives the router no gradient but that of a loss."""
+    balance: Balance = "bias"
+    """What evens out the load of experts: a bias on their choice, moved by the load of each step;
+    an auxiliary loss; or nothing."""
+    balance_rate: float | None = None
+    """How far the bias moves in a step, or the factor of the loss; null is 0.001 and 0.01."""
     tie_embeddings: bool = False
     """Whether the head shares the embedding's weight."""
     rope_base: float = 500000.0
@@ -218,7 +237,28 @@ class ModelConfig:
                 if kind in kinds and self._at(name, n) is None:
                     where = f" in layer {n}" if isinstance(getattr(self, name), list) else ""
                     return [*found, f"block '{kind}' needs {name} and has none{where}"]
-        return found
+        problems = (self._expert_problem(n) for n in range(self.n_layers))
+        return [*found, *[problem for problem in problems if problem][:1]]
+
+    def _expert_problem(self, layer: int) -> str | None:
+        """Why a layer, from 0, cannot have the experts that it should."""
+        n, kind, width = (self._at(name, layer) for name in ("n_experts", "block", "d_ffn_wide"))
+        if not n:
+            return None
+        if kind == "loop":
+            return (
+                f"n_experts={n} in layer {layer}, a 'loop' block, which has no wide path for them; "
+                "list 0 for such layers, or choose dual or wide blocks"
+            )
+        if self.top_k > n:
+            return f"top_k={self.top_k} experts of n_experts={n} cannot be chosen"
+        if expert_width(self.effective_width(width), n, self.top_k) < EXPERT_MULTIPLE:
+            return (
+                f"n_experts={n} with top_k={self.top_k} leaves an expert less than "
+                f"{EXPERT_MULTIPLE} of the effective width {self.effective_width(width)} of "
+                f"d_ffn_wide={width}; choose fewer, or a larger d_ffn_wide"
+            )
+        return None
 
 
 def by_layer(value: int | list[int] | list[int | None]) -> str:
@@ -231,7 +271,13 @@ def by_layer(value: int | list[int] | list[int | None]) -> str:
     return ", ".join(map("".join, zip(texts, ends, strict=True)))
 
 
-BY_LAYER = {"block": "kinds", "loops": "numbers", "d_ffn": "widths", "d_ffn_wide": "widths"}
+BY_LAYER = {
+    "block": "kinds",
+    "loops": "numbers",
+    "d_ffn": "widths",
+    "d_ffn_wide": "widths",
+    "n_experts": "numbers",
+}
 """The fields that may be lists by layer, and what these list."""
 
 
@@ -243,6 +289,14 @@ class LayerConfig(ModelConfig):
     loops: int = 4
     d_ffn: int | None = None
     d_ffn_wide: int | None = None
+    n_experts: int = 0
+
+    @property
+    def expert_width(self) -> int:
+        """Hidden width of each expert, see `expert_width`; 0 without any."""
+        if not self.n_experts or self.d_ffn_wide is None:
+            return 0
+        return expert_width(self.effective_width(self.d_ffn_wide), self.n_experts, self.top_k)
 
     def step_indices(self, forced: int | None = None) -> list[float]:
         """The router's input for each step k: (k - 1) / (K - 1), or k / (K - 1) for `one_based`.
@@ -259,6 +313,15 @@ class LayerConfig(ModelConfig):
 def effective_width(d_ffn: int, multiple_of: int) -> int:
     """``multiple_of * ceil(floor(2 d_ffn / 3) / multiple_of)`` (Eq. heff, appendix B)."""
     return multiple_of * -(-(2 * d_ffn // 3) // multiple_of)
+
+
+def expert_width(dense: int, n_experts: int, top_k: int) -> int:
+    """Width of an expert whose FLOPs, ``k 6 d width + 2 d n``, come nearest to a dense FFN's 6 d h.
+
+    The second term is the router's. `dense` is h; the width is a multiple of EXPERT_MULTIPLE.
+    """
+    share = 3 * top_k * EXPERT_MULTIPLE
+    return (2 * (3 * dense - n_experts) + share) // (2 * share) * EXPERT_MULTIPLE
 
 
 def _unknown(name: str, value: str, built_in: Iterable[str]) -> list[str]:

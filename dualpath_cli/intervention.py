@@ -12,6 +12,7 @@ from dualpath_cli.own_classes.classes import gives_mass
 
 LEARNED = "learned"
 SHUFFLED: Literal["shuffled"] = "shuffled"
+RANDOM: Literal["random"] = "random"
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,12 @@ class Intervention:
     gates: tuple[float, float] | Literal["shuffled"] | None = None
     """(g_d, g_w) of every token in every dual block; or `shuffled`: the learned values of g_d, and
     independently those of g_w, permuted over the positions of each sequence, anew in each layer."""
+    experts: int | Literal["random"] | None = None
+    """How many experts each token takes instead of the trained number: so many of the best; or
+    `random`: as many as trained, chosen at random. Their weights are then those of a softmax over
+    the chosen ones, too."""
     seed: int = 0
-    """Seed of the permutations."""
+    """Seed of the permutations, and of the random choice."""
     halting: float | None = None
     """Threshold: a token whose remaining mass is at or below it after a step stops there. That step
     takes what is left, and the later steps of other tokens see its state as it was then."""

@@ -129,12 +129,15 @@ class DecodingLayerPass(LayerPass):
     def wide(self) -> CachedSublayerPass:
         """Arguments for the sublayer of the wide path."""
         cache = None if self.cache is None else self.cache.wide
-        return CachedSublayerPass(self.positions, self.auxiliary, cache)
+        plain = super().wide()
+        if self.intervention is not None and self.intervention.skip is not None:
+            plain.trace = None  # not all tokens take experts
+        return CachedSublayerPass(**vars(plain), cache=cache)
 
     def step(self, k: int) -> CachedSublayerPass:
         """Arguments for the sublayer of the deep path in step k, from 1."""
         cache = None if self.cache is None else self.cache.step(k - 1)
-        return CachedSublayerPass(self.positions, self.auxiliary, cache)
+        return CachedSublayerPass(self.positions, self.auxiliary, cache=cache)
 
     def run_deep(
         self, path: nn.Module, x_BTD: torch.Tensor, g_d: torch.Tensor | None = None

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import torch
 
+from dualpath_cli.kernels.operations import unused
+
 QUERIES = 128
 """Queries of a block. More compute more that the causal mask throws away, fewer make small
 products."""
@@ -21,20 +23,7 @@ WEIGHTS = 2**19
 core's cache."""
 
 
-def _unused(name: str) -> str:
-    """The name of an operation, numbered where another copy of this code has it already.
-
-    Exported folders bring copies along. Torch would drop the first operation of the same name, and
-    its owner's next call would use freed memory.
-    """
-    unused, number = name, 1
-    while hasattr(torch.ops.dualpath, unused):
-        number += 1
-        unused = f"{name}_{number}"
-    return f"dualpath::{unused}"
-
-
-@torch.library.custom_op(_unused("blockwise_attention"), mutates_args=())
+@torch.library.custom_op(unused("blockwise_attention"), mutates_args=())
 def blockwise_attention(
     q_BTHN: torch.Tensor,
     k_BTHN: torch.Tensor,
@@ -58,7 +47,7 @@ def blockwise_attention(
     return out_BTHN
 
 
-@torch.library.custom_op(_unused("blockwise_attention_backward"), mutates_args=())
+@torch.library.custom_op(unused("blockwise_attention_backward"), mutates_args=())
 def _backward(
     grad_BTHN: torch.Tensor,
     q_BTHN: torch.Tensor,

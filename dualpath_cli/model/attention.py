@@ -9,9 +9,9 @@ from torch import nn
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.kernels.attention import attend
+from dualpath_cli.kernels.rms_norm import RMSNorm
 from dualpath_cli.model.layer_pass import SublayerPass
 from dualpath_cli.model.positions import Positions, Rope, rotate
-from dualpath_cli.model.precision import RMSNorm
 
 
 class Attention(nn.Module):

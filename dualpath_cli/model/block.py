@@ -11,19 +11,23 @@ from torch import nn
 
 from dualpath_cli.config import LayerConfig
 from dualpath_cli.model.deep_path import DeepPath
+from dualpath_cli.model.experts import Experts
 from dualpath_cli.model.gates import Gates, path_gate
 from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.sublayer import Scales, Sublayer, SwiGLU
 
 
 class WidePath(nn.Module):
-    """Eq. 4: ``h_wide = Phi_wide(x; s_w)``, ``s_w = softplus(beta)``: a wider FFN, applied once."""
+    """Eq. 4: ``h_wide = Phi_wide(x; s_w)``, ``s_w = softplus(beta)``: a wider FFN, applied once.
+
+    The FFN may be experts, which the paper names as its next step (`model/experts.py`).
+    """
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         assert config.d_ffn_wide is not None  # ModelConfig refuses wide blocks without it
-        ffn = SwiGLU(config.d_model, config.effective_width(config.d_ffn_wide))
-        self.sublayer = Sublayer(config, ffn)
+        dense = SwiGLU(config.d_model, config.effective_width(config.d_ffn_wide))
+        self.sublayer = Sublayer(config, Experts(config) if config.n_experts else dense)
         self.gain = nn.Parameter(torch.empty(1))  # not a scalar: FSDP2 shards dimension 0
 
     def forward(self, x_BTD: torch.Tensor, layer: LayerPass) -> torch.Tensor:

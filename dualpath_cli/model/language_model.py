@@ -9,18 +9,19 @@ import torch
 from torch import nn
 
 from dualpath_cli.config import Kind, ModelConfig
-from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.intervention import RANDOM, SHUFFLED, Intervention
+from dualpath_cli.kernels.rms_norm import RMSNorm
 from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import (
     PLAIN,
     AuxiliaryLoss,
     LayerPass,
     ModelPass,
+    expert_draws,
     shuffled_positions,
 )
 from dualpath_cli.model.loss import NextTokenLoss
 from dualpath_cli.model.parameters import initial_value
-from dualpath_cli.model.precision import RMSNorm
 from dualpath_cli.model.routing import RoutingTrace
 
 
@@ -78,13 +79,19 @@ class DualPathLM(nn.Module):
         if self.config.residual_dtype == "bfloat16":
             x_BTD = x_BTD.bfloat16()
         positions = model_pass.positions(self.config, tokens, like=x_BTD)
-        orders: Iterable[torch.Tensor | None] = [None] * len(self.blocks)
-        if intervention is not None and intervention.gates == SHUFFLED:
-            orders = shuffled_positions(tokens, token_mask, len(self.blocks), intervention.seed)
-        for number, (block, order_B2T) in enumerate(zip(self.blocks, orders, strict=True)):
-            layer_trace = None if trace is None else trace.add_layer()
-            change = None if intervention is None else intervention.within(number)
-            plain = LayerPass(positions, auxiliary, layer_trace, change, token_mask, order_B2T)
+        drawn = self._drawn(intervention, tokens, token_mask)
+        for number, (block, (order_B2T, draws_BTE)) in enumerate(
+            zip(self.blocks, drawn, strict=True)
+        ):
+            plain = LayerPass(
+                positions,
+                None if auxiliary is None else auxiliary.add_layer(),
+                None if trace is None else trace.add_layer(),
+                None if intervention is None else intervention.within(number),
+                token_mask,
+                order_B2T,
+                draws_BTE,
+            )
             x_BTD = block(x_BTD, model_pass.layer(number, plain))
         if trace is not None and trace.keeps_states:
             trace.output = x_BTD
@@ -94,6 +101,23 @@ class DualPathLM(nn.Module):
         if targets is None:
             return self.head(x_BTD)
         return self.loss(x_BTD, self.head.weight, targets)
+
+    def _drawn(
+        self,
+        intervention: Intervention | None,
+        tokens: torch.Tensor,
+        token_mask: torch.Tensor | None,
+    ) -> Iterable[tuple[torch.Tensor | None, torch.Tensor | None]]:
+        """What an intervention draws for each layer: `shuffled_positions` and `expert_draws`."""
+        layers = len(self.blocks)
+        orders: Iterable[torch.Tensor | None] = [None] * layers
+        draws: Iterable[torch.Tensor | None] = [None] * layers
+        if intervention is not None and intervention.gates == SHUFFLED:
+            orders = shuffled_positions(tokens, token_mask, layers, intervention.seed)
+        if intervention is not None and intervention.experts == RANDOM:
+            most = max(layer.n_experts for layer in self.config.layers)
+            draws = expert_draws(tokens, token_mask, layers, most, intervention.seed)
+        return zip(orders, draws, strict=True)
 
     def _check(
         self,

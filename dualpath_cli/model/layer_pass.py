@@ -3,16 +3,18 @@
 Training takes plain passes, each method of which is one call of the equations. `decoding` derives
 passes that keep keys and values, and that leave steps and paths out.
 
-Shapes: B batch, T positions, D model width, H heads, N head size, L layers.
+Shapes: B batch, T positions, D model width, H heads, N head size, L layers, E experts, C of them
+chosen.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.intervention import RANDOM, SHUFFLED, Intervention
 from dualpath_cli.model.gates import Gates
 from dualpath_cli.model.positions import Positions, whole_sequences
 from dualpath_cli.model.routing import LayerTrace
@@ -20,15 +22,38 @@ from dualpath_cli.seeds import seed_from
 
 
 @dataclass
-class AuxiliaryLoss:
-    """Pass an empty one to ``DualPathLM.forward``: feed-forwards add their own losses to it.
+class LayerAuxiliary:
+    """What the feed-forwards of one layer add to the training loss, and count."""
 
-    Each application adds its term, so K loops add K of them. An object and not a list, because
-    FSDP2 copies the lists among a module's arguments.
+    loss: torch.Tensor | float = 0.0
+    """Sum of the terms of all applications, a 0-d tensor in nats per token."""
+    load: torch.Tensor | None = None
+    """Choices of each expert by the tokens of the batch, int64; None without experts."""
+
+
+@dataclass
+class AuxiliaryLoss:
+    """Pass an empty one to ``DualPathLM.forward``: it gets one LayerAuxiliary per layer.
+
+    Each application of a feed-forward adds its term, so K loops add K of them.
     """
 
-    total: torch.Tensor | float = 0.0
-    """Sum of all terms, a 0-d tensor in nats per token; 0.0 where no feed-forward has one."""
+    layers: list[LayerAuxiliary] = field(default_factory=list)
+
+    @property
+    def total(self) -> torch.Tensor | float:
+        """Sum over layers, a 0-d tensor in nats per token; 0.0 where none has a loss."""
+        return sum((layer.loss for layer in self.layers), 0.0)
+
+    @property
+    def loads(self) -> dict[int, torch.Tensor]:
+        """The loads of the layers, from 0 on, that have experts."""
+        return {n: one.load for n, one in enumerate(self.layers) if one.load is not None}
+
+    def add_layer(self) -> LayerAuxiliary:
+        """Appends an empty LayerAuxiliary, for the next block to fill, and returns it."""
+        self.layers.append(LayerAuxiliary())
+        return self.layers[-1]
 
 
 @dataclass
@@ -36,12 +61,33 @@ class SublayerPass:
     """The arguments of one application of a sublayer, besides its input and its gain."""
 
     positions: Positions
-    auxiliary: AuxiliaryLoss | None = None
+    auxiliary: LayerAuxiliary | None = None
     """Gets what the feed-forward adds to the training loss."""
+    trace: LayerTrace | None = None
+    """Records the experts that were chosen."""
+    intervention: Intervention | None = None
+    """The one that applies to the choice of experts."""
+    draws: torch.Tensor | None = None
+    """Numbers that it chooses experts by instead of their scores, (B, T, E)."""
 
     def seen(self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values that the tokens attend to, given their own: no others."""
         return k_BTHN, v_BTHN
+
+    def chosen(self, scores_BTE: torch.Tensor, top_k: int) -> torch.Tensor:
+        """The `top_k` experts of the largest scores, (B, T, C), or those of the override."""
+        forced = None if self.intervention is None else self.intervention.experts
+        if forced == RANDOM:
+            assert self.draws is not None
+            scores_BTE = self.draws[..., : scores_BTE.shape[-1]]
+        elif forced is not None:
+            top_k = forced
+        return scores_BTE.topk(top_k, sorted=False).indices
+
+    def record_experts(self, chosen_BTC: torch.Tensor, weights_BTC: torch.Tensor) -> None:
+        """Records each token's experts, and their weights."""
+        if self.trace is not None:
+            self.trace.experts, self.trace.expert_weights = chosen_BTC, weights_BTC
 
 
 @dataclass
@@ -49,7 +95,7 @@ class LayerPass:
     """The arguments of one layer, besides its input."""
 
     positions: Positions
-    auxiliary: AuxiliaryLoss | None = None
+    auxiliary: LayerAuxiliary | None = None
     trace: LayerTrace | None = None
     """Records what the layer did."""
     intervention: Intervention | None = None
@@ -58,6 +104,8 @@ class LayerPass:
     """Which tokens the intervention is about, (B, T)."""
     order: torch.Tensor | None = None
     """This layer's permutations, from `shuffled_positions`, (B, 2, T)."""
+    draws: torch.Tensor | None = None
+    """This layer's numbers, from `expert_draws`, (B, T, E)."""
 
     @property
     def loops(self) -> int | None:
@@ -71,7 +119,9 @@ class LayerPass:
 
     def wide(self) -> SublayerPass:
         """Arguments for the sublayer of the wide path."""
-        return SublayerPass(self.positions, self.auxiliary)
+        return SublayerPass(
+            self.positions, self.auxiliary, self.trace, self.intervention, self.draws
+        )
 
     def step(self, k: int) -> SublayerPass:
         """Arguments for the sublayer of the deep path in step k, from 1."""
@@ -166,17 +216,37 @@ def shuffled_positions(
     """The positions that g_d and g_w are taken from, permutations of T: (L, B, 2, T) int64.
 
     Where `token_mask` (B, T) is False there is padding: it keeps its own gates, and no token gets
-    them. The permutations of a sequence of `tokens` (B, T) depend on the seed and on its own tokens
-    alone: not on its batch, its padding or the device.
+    them.
     """
     batch, length = tokens.shape
-    tokens_BT = tokens.long().cpu()
-    mask_BT = torch.ones_like(tokens_BT) if token_mask is None else token_mask.cpu()
     order_LB2T = torch.arange(length).repeat(n_layers, batch, 2, 1)
-    for row in range(batch):
-        (real,) = mask_BT[row].nonzero(as_tuple=True)
-        content = tokens_BT[row, real].numpy().tobytes()
-        generator = torch.Generator().manual_seed(seed_from(seed, content) >> 1)
+    for row, real, generator in _generators(tokens, token_mask, seed):
         keys = torch.rand(n_layers, 2, len(real), generator=generator, dtype=torch.float64)
         order_LB2T[:, row][..., real] = real[keys.argsort(-1)]
     return order_LB2T.to(tokens.device)
+
+
+def expert_draws(
+    tokens: torch.Tensor, token_mask: torch.Tensor | None, n_layers: int, experts: int, seed: int
+) -> torch.Tensor:
+    """The numbers that a random choice ranks experts by, (L, B, T, E); 0 at padding."""
+    draws_LBTE = torch.zeros(n_layers, *tokens.shape, experts)
+    for row, real, generator in _generators(tokens, token_mask, seed):
+        draws_LBTE[:, row, real] = torch.rand(n_layers, len(real), experts, generator=generator)
+    return draws_LBTE.to(tokens.device)
+
+
+def _generators(
+    tokens: torch.Tensor, token_mask: torch.Tensor | None, seed: int
+) -> Iterator[tuple[int, torch.Tensor, torch.Generator]]:
+    """Each row of `tokens` (B, T), its positions that are not padding, and a generator of its own.
+
+    What is drawn depends on the seed and on the row's tokens alone: not on its batch, its padding
+    or the device.
+    """
+    tokens_BT = tokens.long().cpu()
+    mask_BT = torch.ones_like(tokens_BT) if token_mask is None else token_mask.cpu()
+    for row in range(len(tokens_BT)):
+        (real,) = mask_BT[row].nonzero(as_tuple=True)
+        content = tokens_BT[row, real].numpy().tobytes()
+        yield row, real, torch.Generator().manual_seed(seed_from(seed, content) >> 1)

@@ -24,6 +24,7 @@ KINDS = {
     "*.up_proj.weight": ParameterKind("hidden", "normal"),
     "*.o_proj.weight": ParameterKind("hidden", "normal_by_depth"),
     "*.down_proj.weight": ParameterKind("hidden", "normal_by_depth"),
+    "*.ffn.balance_bias": ParameterKind("biases", "zero"),  # without a gradient
     "*.router.weight": ParameterKind("router", "normal"),
     "*.router.bias": ParameterKind("biases", "zero"),
     "*.gate.proj.weight": ParameterKind("gate", "zero"),

@@ -1,6 +1,6 @@
 """RoutingTrace: what a forward pass records about its routing on request (Eqs. 6 and 7).
 
-Shapes: B batch, T positions, D model width, K loops.
+Shapes: B batch, T positions, D model width, K loops, C experts that a token takes.
 """
 
 from dataclasses import dataclass, field
@@ -32,6 +32,10 @@ class LayerTrace:
     """Steps that each token took, (B, T): K, unless it halted or skipped the path."""
     wide_taken: torch.Tensor | None = None
     """Whether each token took the wide path, (B, T)."""
+    experts: torch.Tensor | None = None
+    """The experts of the wide path that each token took, from 0, (B, T, C)."""
+    expert_weights: torch.Tensor | None = None
+    """Their weights in its output, (B, T, C); sum to 1."""
     update_deep: torch.Tensor | None = None
     """Norm of what the deep path adds, Δ_d = h_deep - x, (B, T)."""
     update_wide: torch.Tensor | None = None

@@ -3,8 +3,8 @@
 In a loop a step may also have a scale and a shift of its own after both norms: FiLM (Perez et al.
 2018, arXiv 1709.07871), which the paper has not.
 
-A feed-forward is a module whose ``forward(x_BTD, auxiliary)`` maps (B, T, D) to (B, T, D), and may
-add to an `AuxiliaryLoss`.
+A feed-forward is a module whose ``forward(x_BTD, here)`` maps (B, T, D) to (B, T, D), and may add
+to the `LayerAuxiliary` of its pass.
 
 Shapes: B batch, T positions, D model width.
 """
@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.kernels.rms_norm import RMSNorm
 from dualpath_cli.model.attention import Attention
-from dualpath_cli.model.layer_pass import AuxiliaryLoss, SublayerPass
-from dualpath_cli.model.precision import RMSNorm
+from dualpath_cli.model.layer_pass import SublayerPass
 
 
 class Scales(NamedTuple):
@@ -61,7 +61,7 @@ class Sublayer(nn.Module):
         # s = 9e-4 a bf16 residual would swallow the update (docs/paper.md).
         attn_BTD = self.attn(scales.attn_input(self.attn_norm(x_BTD)), here)
         u_BTD = x_BTD + scales.gain * attn_BTD.to(x_BTD.dtype)
-        ffn_BTD = self.ffn(scales.ffn_input(self.ffn_norm(u_BTD)), here.auxiliary)
+        ffn_BTD = self.ffn(scales.ffn_input(self.ffn_norm(u_BTD)), here)
         return u_BTD + scales.gain * ffn_BTD.to(x_BTD.dtype)
 
 
@@ -74,6 +74,6 @@ class SwiGLU(nn.Module):
         self.up_proj = nn.Linear(d_model, width, bias=False)
         self.down_proj = nn.Linear(width, d_model, bias=False)
 
-    def forward(self, x_BTD: torch.Tensor, auxiliary: AuxiliaryLoss | None = None) -> torch.Tensor:
+    def forward(self, x_BTD: torch.Tensor, here: SublayerPass) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D); has no auxiliary loss."""
         return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))

@@ -19,15 +19,15 @@ from torch.utils.checkpoint import (
 )
 
 from dualpath_cli.config import Checkpointing
-from dualpath_cli.model import AuxiliaryLoss
 from dualpath_cli.model.block import DualPathBlock
-from dualpath_cli.model.layer_pass import LayerPass
+from dualpath_cli.model.layer_pass import LayerAuxiliary, LayerPass
 
 KEPT_OPERATIONS = frozenset(
     {
         "aten::mm",
         "aten::addmm",
         "aten::bmm",
+        "aten::_grouped_mm",
         "aten::_scaled_dot_product_flash_attention",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
         "aten::_scaled_dot_product_efficient_attention",
@@ -84,15 +84,17 @@ class FullBlock(DualPathBlock):
             return super().forward(x_BTD, layer)
         forward = super().forward
 
-        def with_own_losses(x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float]:
-            # Recomputed blocks must not add to the caller's sum again.
-            own = AuxiliaryLoss()
-            return forward(x_BTD, replace(layer, auxiliary=own)), own.total
+        def with_own_losses(
+            x_BTD: torch.Tensor,
+        ) -> tuple[torch.Tensor, torch.Tensor | float, torch.Tensor | None]:
+            # Recomputed blocks must not add to the caller's again.
+            own = LayerAuxiliary()
+            return forward(x_BTD, replace(layer, auxiliary=own)), own.loss, own.load
 
-        y_BTD, losses = checkpoint(with_own_losses, x_BTD, use_reentrant=False,
-                                   preserve_rng_state=False, **self.options)  # fmt: skip
+        y_BTD, loss, load = checkpoint(with_own_losses, x_BTD, use_reentrant=False,
+                                       preserve_rng_state=False, **self.options)  # fmt: skip
         if layer.auxiliary is not None:
-            layer.auxiliary.total = layer.auxiliary.total + losses
+            layer.auxiliary.loss, layer.auxiliary.load = loss, load
         return y_BTD
 
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.block import DualPathBlock
+from dualpath_cli.model.layer_pass import SublayerPass
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.training.module import DualPathModule
 from tests.model.small_models import SMALL, TARGETS, TOKENS, same_weights, small, with_weights
@@ -18,9 +19,9 @@ class Balanced(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor([0.5]))
 
-    def forward(self, x_BTD: torch.Tensor, auxiliary: AuxiliaryLoss | None = None) -> torch.Tensor:
-        if auxiliary is not None:
-            auxiliary.total = auxiliary.total + self.scale.square().mean()
+    def forward(self, x_BTD: torch.Tensor, here: SublayerPass) -> torch.Tensor:
+        if here.auxiliary is not None:
+            here.auxiliary.loss = here.auxiliary.loss + self.scale.square().mean()
         return self.scale * x_BTD
 
 
