@@ -160,8 +160,37 @@ def sublayer(
     for x_t, a_t in zip(x, attended, strict=True):
         u_t = x_t + s * a_t
         normed_t = filmed(film, 1, rms_norm(u_t, weights["ffn_norm.weight"], eps))
-        out.append(u_t + s * ffn(below(weights, "ffn"), normed_t))
+        out.append(u_t + s * feed_forward(below(weights, "ffn"), config, normed_t))
     return out
+
+
+def feed_forward(weights: Weights, config: ModelConfig, x: Tensor) -> Tensor:
+    """One SwiGLU, or the mixture of the experts that the token takes."""
+    if "router.weight" not in weights:
+        return ffn(weights, x)
+    shares = expert_shares(weights, config.top_k, x)
+    return sum(share * ffn(expert(weights, i), x) for i, share in shares.items())
+
+
+def expert_shares(weights: Weights, k: int, x: Tensor) -> dict[int, Tensor]:
+    """The k experts that a token takes, with their weights: ``softmax`` over these alone.
+
+    They have the largest score, ``softmax(W_r x)`` over all experts, plus bias.
+    """
+    logits = weights["router.weight"] @ x
+    ranks = softmax(logits)
+    if "balance_bias" in weights:
+        ranks = ranks + weights["balance_bias"]
+    best = sorted(range(len(logits)), key=lambda i: -ranks[i].item())[:k]
+    total = sum(torch.exp(logits[i]) for i in best)
+    return {i: torch.exp(logits[i]) / total for i in best}
+
+
+def expert(weights: Weights, i: int) -> Weights:
+    """The matrices of expert i, which lie below each other."""
+    n = len(weights["router.weight"])
+    names = [f"{part}_proj.weight" for part in ("gate", "up", "down")]
+    return {name: weights[name].chunk(n)[i] for name in names}
 
 
 def ffn(weights: Weights, x: Tensor) -> Tensor:
@@ -286,6 +315,7 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if kind != "loop":
             d_ffn_wide = at_layer(config.d_ffn_wide, layer)
             shapes |= sublayer_shapes(config, f"{here}.wide.sublayer", d_ffn_wide)
+            shapes |= expert_shapes(config, layer, f"{here}.wide.sublayer.ffn")
             shapes[f"{here}.wide.gain"] = ()
         if kind == "dual" and config.gate != "fixed":
             n_logits = 1 if config.gate == "convex" else 2
@@ -319,6 +349,29 @@ def sublayer_shapes(
     return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
 
 
+def expert_shapes(config: ModelConfig, layer: int, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of n experts and their router, in place of a SwiGLU of the same names.
+
+    k experts and the router cost as many multiplications, ``3 d k H + d n``, as the SwiGLU's 3 d h.
+    """
+    n, k, d = at_layer(config.n_experts, layer), config.top_k, config.d_model
+    if not n:
+        return {}
+    h = config.ffn_multiple_of * math.ceil(
+        (2 * at_layer(config.d_ffn_wide, layer) // 3) / config.ffn_multiple_of
+    )
+    H = 8 * math.floor((3 * d * h - d * n) / (3 * d * k) / 8 + 0.5)
+    shapes = {
+        "router.weight": (n, d),
+        "gate_proj.weight": (n * H, d),
+        "up_proj.weight": (n * H, d),
+        "down_proj.weight": (n * d, H),
+    }
+    if config.balance == "bias":
+        shapes["balance_bias"] = (n,)
+    return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
+
+
 def random_weights(config: ModelConfig, seed: int) -> Weights:
     """Weights so large that every term of every equation shows in the logits."""
     rng = torch.Generator().manual_seed(seed)
@@ -329,6 +382,8 @@ def random_weights(config: ModelConfig, seed: int) -> Weights:
             weights[name] = 0.3 * noise
         elif "norm" in name:
             weights[name] = 1 + 0.4 * noise
+        elif name.endswith("balance_bias"):  # as large as differences of scores
+            weights[name] = 0.1 * noise
         elif len(shape) < 2:  # gains and biases
             weights[name] = noise
         else:

@@ -34,6 +34,9 @@ UNEVEN: dict[str, Any] = {
 }  # fmt: skip
 """Layers that differ in loops and widths."""
 
+EXPERTS: dict[str, Any] = {"n_experts": 4, "top_k": 2, "d_ffn_wide": 100}
+"""Four experts, two of which each token takes."""
+
 TOKENS = random_tokens(SMALL, batch=2, length=8)
 TARGETS = random_tokens(SMALL, batch=2, length=8, seed=1)
 

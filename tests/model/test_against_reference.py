@@ -13,7 +13,7 @@ from torch import Tensor
 from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
 from tests.model import reference
 from tests.model.reference import difference, random_tokens
-from tests.model.small_models import OUTPUTS, UNEVEN, traced, with_weights
+from tests.model.small_models import EXPERTS, OUTPUTS, UNEVEN, traced, with_weights
 
 GRADIENTS = 1e-8
 """Largest difference of a parameter's gradient allowed, relative to its largest entry."""
@@ -33,6 +33,9 @@ VARIANTS = {
     "loop, one loop": {"block": "loop", "loops": 1},
     "wide": {"block": "wide"},
     "loops and widths by layer": UNEVEN,
+    "experts": EXPERTS,
+    "experts by layer": EXPERTS | {"n_experts": [3, 0], "balance": "none"},
+    "experts, each token one": EXPERTS | {"top_k": 1, "block": "wide"},
     "mixed blocks": {"block": ["wide", "dual", "loop"], "n_layers": 3},
     **{f"gate {gate}": {"gate": gate} for gate in GATE_OUTPUTS},
     **{f"combination {name}": {"combination": name, "loops": 3} for name in COMBINATIONS},
@@ -253,6 +256,8 @@ def errors(
     actual.backward(cotangent)
     gradients = {}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         assert parameter.grad is not None, f"{name} gets no gradient"
         gradient = weights[name].grad.view_as(parameter)
         # Absolute where a gradient vanishes, as a query's does over a single key.
