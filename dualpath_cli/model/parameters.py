@@ -61,6 +61,15 @@ def kind_of(name: str, config: ModelConfig | None = None, dimensions: int = 2) -
     raise ValueError(f"parameter '{name}' is of no known kind: enter it in model/parameters.py")
 
 
+EXPERTS = re.compile(r"blocks\.(\d+)\.wide\.sublayer\.ffn\.(gate|up|down)_proj\.weight")
+
+
+def matrices_in(name: str, config: ModelConfig | None) -> int:
+    """How many matrices of the same shape lie below each other in a parameter: one an expert."""
+    place = EXPERTS.fullmatch(name)
+    return 1 if place is None or config is None else config.layers[int(place[1])].n_experts or 1
+
+
 def initial_value(
     name: str,
     shape: torch.Size,

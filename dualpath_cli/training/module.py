@@ -18,6 +18,7 @@ from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.rates import std_factors
 from dualpath_cli.recipe.schedule import StepLoops
+from dualpath_cli.training.balance import ExpertLoads
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.guard import BadStep, StepGuard
 from dualpath_cli.training.metrics import LanguageModelLoss
@@ -69,6 +70,7 @@ class DualPathModule(LightningModule):
         self.grad_norm = torch.zeros(())
         self.guard = StepGuard(optim.skip_sigma)
         self.bad_step: BadStep | None = None  # the last step, if it was left out
+        self.expert_loads = ExpertLoads()
         self._micro_batches: list[tuple[Batch, torch.Tensor]] = []  # with losses, of one step
 
     @property
@@ -119,6 +121,7 @@ class DualPathModule(LightningModule):
         auxiliary, loops = AuxiliaryLoss(), self.forced_loops
         forced = None if loops is None else Intervention(loops=loops)
         nll = self.model(tokens, targets, auxiliary=auxiliary, intervention=forced)
+        self.expert_loads.add(auxiliary.loads)
         finite = nll.detach().isfinite().all()
         self.train_loss.update(
             torch.where(finite, nll.detach(), 0.0), torch.where(finite, targets, IGNORE)
@@ -163,10 +166,14 @@ class DualPathModule(LightningModule):
             settle_router(self.model, self.most_loops)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Makes a step; weights of steps of the loop that were never run rest (`at_rest`)."""
+        """Makes a step, and moves the biases of experts by its loads.
+
+        Weights of steps of the loop that were never run rest (`at_rest`).
+        """
         assert self.model is not None
         with nullcontext() if self.step_loops is None else at_rest(self.model, self.most_loops):
             super().optimizer_step(*args, **kwargs)
+        self.expert_loads.end_step(self.model, made=self.bad_step is None)
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         """Clips by the global L2 norm, `optim.clip`, and keeps the norm before clipping.
@@ -195,7 +202,8 @@ class DualPathModule(LightningModule):
         """Checks that all weights are there, and loads the guard's state, if there is one."""
         assert self.model is not None
         parameters = self.model.named_parameters()
-        regroup(checkpoint, [kind_of(name, self.config, p.ndim).kind for name, p in parameters])
+        moved = [(name, p) for name, p in parameters if p.requires_grad]
+        regroup(checkpoint, [kind_of(name, self.config, p.ndim).kind for name, p in moved])
         if "state_dict" in checkpoint:  # shards are loaded and checked elsewhere
             saved = checkpoint["state_dict"]
             weights = {name.removeprefix("model."): value for name, value in saved.items()}

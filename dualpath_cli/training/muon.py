@@ -12,7 +12,7 @@ what this costs.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -41,9 +41,13 @@ class Muon(torch.optim.Optimizer):
         groups: list[dict[str, Any]],
         settings: OptimSettings,
         products: torch.dtype | None = None,
+        stacked: Mapping[nn.Parameter, int] = {},
     ) -> None:
-        """Makes orthogonal by products of the type `products`; None is that of the weights."""
-        self.settings, self.products = settings, products
+        """Makes orthogonal by products of the type `products`; None is that of the weights.
+
+        Parameters in `stacked` are so many matrices below each other, each moved by itself.
+        """
+        self.settings, self.products, self.stacked = settings, products, stacked
         self.adamw = torch.optim.AdamW(
             [group for group in groups if group["name"] != HIDDEN],
             lr=settings.lr,
@@ -80,9 +84,10 @@ class Muon(torch.optim.Optimizer):
         # Rounded before it travels: the same numbers, and half the bytes.
         ahead = matrix.grad.lerp(momentum, weight).to(self.products or matrix.dtype)
         whole = ahead.full_tensor() if isinstance(ahead, DTensor) else ahead
-        update = sharded_as(matrix, orthogonal(whole))
+        parts = whole.chunk(self.stacked.get(matrix, 1))
+        update = sharded_as(matrix, torch.cat([orthogonal(part) for part in parts]))
         matrix.mul_(1 - rate * decay)
-        matrix.add_(update, alpha=-rate * shape_factor(matrix.shape, self.settings.muon_adjust))
+        matrix.add_(update, alpha=-rate * shape_factor(parts[0].shape, self.settings.muon_adjust))
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:

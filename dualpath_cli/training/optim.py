@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from dualpath_cli.config import GROUP_OF, Kind, ModelConfig
-from dualpath_cli.model.parameters import kind_of
+from dualpath_cli.model.parameters import kind_of, matrices_in
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.rates import rate_factor
 from dualpath_cli.recipe.schedule import learning_rate, weight_decay
@@ -33,7 +33,11 @@ def build_optimizer(
     assert config is not None or settings.base_width is None
     width = 1 if config is None else config.d_model
     members: dict[Kind, list[nn.Parameter]] = {}
+    stacked: dict[nn.Parameter, int] = {}
     for name, parameter in parameters:
+        if not parameter.requires_grad:  # a bias that `training.balance` moves
+            continue
+        stacked[parameter] = matrices_in(name, config)
         members.setdefault(kind_of(name, config, parameter.ndim).kind, []).append(parameter)
     decay = weight_decay(total_steps, settings)
     groups = []
@@ -46,7 +50,7 @@ def build_optimizer(
             {"params": params, "name": kind, "lr": settings.lr * factor, "weight_decay": own}
         )
     if settings.name == "muon":
-        return Muon(groups, settings, products)
+        return Muon(groups, settings, products, stacked)
     return torch.optim.AdamW(
         groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
     )

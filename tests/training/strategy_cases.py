@@ -36,10 +36,10 @@ OWN = {"gate": "tests.custom_classes.TwoGates", "combination": "tests.custom_cla
 OPTIM = OptimSettings(lr=1e-2, lr_start=1e-3, lr_end=1e-3, warmup_steps=4, clip=0.5)
 UNEVEN: dict[str, Any] = {
     "tie_embeddings": True, "block": "dual", "loops": [3, 2], "d_ffn": [24, 16],
-    "d_ffn_wide": [40, 24], "step_conditioning": "film",
+    "d_ffn_wide": [40, 24], "n_experts": [3, 0], "step_conditioning": "film",
 }  # fmt: skip
-FEW_ROWS = {"n_heads": 8, "n_kv_heads": 1}
-"""Keys and values of two rows, which leave some of four ranks without one."""
+FEW_ROWS = {"n_heads": 8, "n_kv_heads": 1, "n_experts": 3}
+"""Keys and values of two rows, and biases of three, leave some of four ranks without one."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Every `log_every` optimizer steps one row: loss and bits per byte over the tokens since the last
 row, learning rate (of the schedule and of each kind of parameters), gradient norm (before
-clipping), steps skipped since the last row (`guard`), tokens/s, model FLOP/s and, if the peak is
+clipping), steps skipped since the last row (`guard`), for each layer with experts the numbers of
+their load since the last row (`balance`), tokens/s, model FLOP/s and, if the peak is
 known, MFU. Micro-batches whose loss is not finite are not in the means. Training time includes
 compiling, saving and read-outs, but not validation.
 """
@@ -24,6 +25,7 @@ from dualpath_cli.recipe.schedule import learning_rate
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import VALIDATION
 from dualpath_cli.training import internals
+from dualpath_cli.training.balance import COLUMNS
 from dualpath_cli.training.each_step import EachStep
 from dualpath_cli.training.logs.peaks import peak_tflops
 from dualpath_cli.training.module import DualPathModule
@@ -79,7 +81,12 @@ class MetricsLog(EachStep):
         super().on_train_start(trainer, pl_module)
         self.logged_step = self.step
         self.kinds = [g["name"] for one in trainer.optimizers for g in one.param_groups]
-        self.metrics.columns[5:5] = [f"lr_{kind}" for kind in self.kinds]  # after lr
+        assert isinstance(pl_module, DualPathModule)
+        sparse = [n for n, layer in enumerate(pl_module.config.layers) if layer.n_experts]
+        self.metrics.columns[5:5] = [  # after lr
+            *(f"lr_{kind}" for kind in self.kinds),
+            *(f"{name}_{layer}" for layer in sparse for name in COLUMNS),
+        ]
         if trainer.is_global_zero:
             rows = read_csv(self.metrics.path)
             before = [float(r["seconds"]) for r in rows if int(r["step"]) <= self.step]
@@ -87,7 +94,6 @@ class MetricsLog(EachStep):
             self.metrics.open(self.step)
             # A run that begins anew validates its step 0 again, whatever one before it wrote.
             self.validation.open(self.step or -1)
-        assert isinstance(pl_module, DualPathModule)
         self.validation_due = self._lacks_validation(trainer, pl_module)
         if self.step == 0:
             self._log_validation(trainer, pl_module)
@@ -135,6 +141,7 @@ class MetricsLog(EachStep):
             "bits_per_byte": means["bits_per_byte"],
             "lr": rate,
             **{f"lr_{kind}": rate * factor for kind, factor in factors.items()},
+            **module.expert_loads.report(),
             "grad_norm": module.grad_norm.item(),
             "skipped": module.guard.report(),
             "tokens_per_second": speed,

@@ -1,0 +1,74 @@
+"""The load of experts: counted over micro-batches and ranks, and evened out by moving their biases.
+
+The rule is that of arXiv 2408.15664, algorithm 1. Loads are whole numbers, so that biases do not
+depend on how a step is divided among micro-batches and ranks.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from dualpath_cli.model import DualPathLM
+from dualpath_cli.model.block import DualPathBlock
+from dualpath_cli.model.experts import Experts
+from dualpath_cli.training.state.training_state import sharded_as
+
+COLUMNS = ("load_max", "load_entropy", "idle_experts")
+"""Columns of metrics.csv, followed by `_` and the layer: see `numbers`."""
+
+
+class ExpertLoads:
+    """Choices of each expert, int64 (E,) by layer."""
+
+    def __init__(self) -> None:
+        self.of_step: dict[int, torch.Tensor] = {}
+        self.since_report: dict[int, torch.Tensor] = {}
+
+    def add(self, loads: Mapping[int, torch.Tensor]) -> None:
+        """Adds those of a micro-batch on this rank."""
+        _add(self.of_step, loads)
+
+    @torch.no_grad()
+    def end_step(self, model: DualPathLM, made: bool) -> None:
+        """Sums a step's loads over ranks and moves the biases; a step left out moves nothing."""
+        loads, self.of_step = self.of_step, {}
+        if not loads or not made:
+            return
+        sums = torch.cat(list(loads.values()))
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(sums)
+        parts = sums.split([len(load) for load in loads.values()])
+        loads = dict(zip(loads, parts, strict=True))
+        _add(self.since_report, loads)
+        for layer, load in loads.items():
+            block = model.blocks[layer]
+            assert isinstance(block, DualPathBlock)
+            experts = block.wide.sublayer.ffn
+            assert isinstance(experts, Experts)
+            if experts.balance == "bias":
+                step = (load.sum() - len(load) * load).sign() * experts.rate
+                bias = experts.balance_bias
+                bias.add_(sharded_as(bias, step.to(bias.dtype)))
+
+    def report(self) -> dict[str, float]:
+        """COLUMNS of each layer since the last report."""
+        loads, self.since_report = self.since_report, {}
+        return {
+            f"{name}_{layer}": value
+            for layer, load in loads.items()
+            for name, value in zip(COLUMNS, numbers(load), strict=True)
+        }
+
+
+def numbers(load: torch.Tensor) -> tuple[float, float, int]:
+    """The largest load over the mean, the entropy over ln n (1: all alike), and idle experts."""
+    n, shares = len(load), load.double() / load.sum()
+    entropy = torch.special.entr(shares).sum().item() / math.log(n) if n > 1 else 1.0
+    return n * shares.max().item(), entropy, int((load == 0).sum())
+
+
+def _add(sums: dict[int, torch.Tensor], loads: Mapping[int, torch.Tensor]) -> None:
+    for layer, load in loads.items():
+        sums[layer] = sums[layer] + load if layer in sums else load
