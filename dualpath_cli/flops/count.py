@@ -8,7 +8,8 @@ sublayer over a token costs
     SwiGLU                  6 d h                     h the effective width, Eq. heff
     attention scores        2 T d                     QK^T and AV, the causal half; not in F_M
 
-and a layer adds the gate (4 d) and, in every deep step but the last, the router (2 (d + 1)). A
+A wide path of n experts, of which a token takes k of width H, has 6 k d H + 2 d n for its SwiGLU. A
+layer adds the gate (4 d) and, in every deep step but the last, the router (2 (d + 1)). A
 custom gate or combination adds the FLOPs that its class declares; its parameters are counted from
 a module of the class.
 """
@@ -32,7 +33,7 @@ class LayerFlops:
     deep: int
     """Projections and SwiGLU of all K deep steps."""
     wide: int
-    """Projections and SwiGLU of the wide pass."""
+    """Projections and SwiGLU of the wide pass; of experts the chosen ones."""
     gate: int
     """The gate's matrix."""
     router: int
@@ -80,9 +81,13 @@ def layer_flops(layer: LayerConfig, seq_len: int | None = None) -> LayerFlops:
         assert d_ffn is not None  # ModelConfig refuses a path without a width
         return projections + 6 * d * layer.effective_width(d_ffn)
 
+    wide = 0
+    if kind != "loop":
+        n, width = layer.n_experts, layer.top_k * layer.expert_width
+        wide = projections + 6 * d * width + 2 * d * n if n else sublayer(layer.d_ffn_wide)
     return LayerFlops(
         deep=layer.loops * sublayer(layer.d_ffn) if kind != "wide" else 0,
-        wide=sublayer(layer.d_ffn_wide) if kind != "loop" else 0,
+        wide=wide,
         gate=gate_flops(layer) if kind == "dual" else 0,
         router=router_flops(layer) if kind != "wide" else 0,
         attention_scores=passes(kind, layer.loops)
@@ -152,7 +157,7 @@ def newton_schulz_flops(config: ModelConfig) -> int:
 
     An iteration over a matrix of m x n, m <= n, is products of 2 m^2 n, 2 m^3 and 2 m^2 n.
     """
-    sides = [sorted(shape) for shape in shapes.hidden(config)]
+    sides = [sorted(shape) for shape in shapes.orthogonal(config)]
     return sum(NEWTON_SCHULZ_STEPS * (4 * m**2 * n + 2 * m**3) for m, n in sides)
 
 
@@ -177,6 +182,13 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
 def parameters(config: ModelConfig) -> int:
     """Number of weights of the model; a tied head counts once."""
     return sum(parameters_by_part(config).values())
+
+
+def active_parameters(config: ModelConfig) -> int:
+    """Number of weights that one token uses: of the experts of a layer those that it takes."""
+    idle = sum(3 * config.d_model * layer.expert_width * (layer.n_experts - layer.top_k)
+               for layer in config.layers if layer.n_experts)  # fmt: skip
+    return parameters(config) - idle
 
 
 def parameters_non_embedding(config: ModelConfig) -> int:

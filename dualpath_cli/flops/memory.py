@@ -10,8 +10,10 @@ width of keys and values, and h the FFN's:
     none        e (8 d + 3 h) + 2 w d + 2 r d    compiled, what torch's partitioner chooses to save
                 (10 w + 9 e) d + 4 e h           eager, in mixed precision; else 16 w d + 4 w h
 
-and the float32 statistics of norms and softmax (which has none on a CPU in bf16). To `selective`
-and `full` a block adds its input, r d. docs/benchmarks/memory.md has these beside measured bytes.
+and the float32 statistics of norms and softmax (which has none on a CPU in bf16). A wide path of
+experts, of which a token takes k of width H, has h = k H and saves 2 e k d more: an input and an
+output for each. To `selective` and `full` a block adds its input, r d. docs/benchmarks/memory.md
+has these beside measured bytes.
 """
 
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from typing import Literal
 
 from dualpath_cli.config import GATE_OUTPUTS, Checkpointing, LayerConfig, ModelConfig
 from dualpath_cli.flops.count import parameters, passes
-from dualpath_cli.flops.shapes import hidden, numbers, units
+from dualpath_cli.flops.shapes import hidden, numbers, orthogonal, units
 
 Optimizer = Literal["adamw", "muon"]
 
@@ -128,7 +130,7 @@ def muon_bytes(config: ModelConfig, execution: Execution) -> int:
     if execution.optimizer == "adamw":
         return 0
     e, w = execution.product_bytes, execution.weight_bytes
-    sides = [sorted(shape) for shape in hidden(config)]
+    sides = [sorted(shape) for shape in orthogonal(config)]
     return max(max(e * (3 * m * n + 2 * m**2), (2 * e + w) * m * n) for m, n in sides)
 
 
@@ -151,11 +153,12 @@ def residual_bytes(config: ModelConfig, execution: Execution) -> int:
 
 
 def pass_widths(layer: LayerConfig) -> Iterator[int]:
-    """Effective FFN width of each pass of a block."""
+    """Effective FFN width of each pass of a block: of a token's experts together."""
     if layer.block != "wide":
         yield from [layer.effective_width(layer.d_ffn or 0)] * layer.loops
     if layer.block != "loop":
-        yield layer.effective_width(layer.d_ffn_wide or 0)
+        dense = layer.effective_width(layer.d_ffn_wide or 0)
+        yield layer.top_k * layer.expert_width if layer.n_experts else dense
 
 
 def saved_by_block(layer: LayerConfig, execution: Execution) -> int:
@@ -168,7 +171,8 @@ def saved_by_block(layer: LayerConfig, execution: Execution) -> int:
     routed = layer.routes_steps and layer.block != "wide"
     softmax = n * FLOAT32 * heads
     outputs = GATE_OUTPUTS.get(layer.gate, 2)  # a custom gate: g_d and g_w
-    choices = w * ((layer.loops - 1) * routed + outputs * (layer.block == "dual"))
+    experts = 2 * e * layer.top_k * d if layer.n_experts else 0
+    choices = experts + w * ((layer.loops - 1) * routed + outputs * (layer.block == "dual"))
     if execution.checkpointing == "selective":
         products = n * (4 * d + 2 * layer.head_dim * kv_heads) + 2 * h
         return r * d + e * products + softmax + choices

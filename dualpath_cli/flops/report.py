@@ -117,6 +117,10 @@ class Description:
             "budget_ratio": self.budget_ratio,
             "reading": self.reading,
         }
+        if any(layer.n_experts for layer in self.config.layers):
+            record |= {"n_experts": self.config.n_experts, "top_k": self.config.top_k}
+            record |= {"expert_width": [layer.expert_width for layer in self.config.layers]}
+            record |= {"params_active": count.active_parameters(self.config)}
         if self.target is not None and self.target.match == "total":
             record |= {"match": "total", "matched_budget": self.target.matched_budget}
         if self.hardware.asked:

@@ -32,11 +32,16 @@ def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
     """Shapes of a block's parameters by part: those of PARTS that it has."""
     shapes: dict[str, list[Shape]] = {"gains": []}
     if layer.block != "wide":
-        shapes["deep"] = sublayer(layer, layer.d_ffn or 0)
+        shapes["deep"] = sublayer(layer, layer.effective_width(layer.d_ffn or 0))
         shapes["gains"] += [(layer.loops,)]
         shapes |= {"conditioning": film(layer), "router": router(layer)}
     if layer.block != "loop":
-        shapes["wide"] = sublayer(layer, layer.d_ffn_wide or 0)
+        n = layer.n_experts
+        width = layer.expert_width if n else layer.effective_width(layer.d_ffn_wide or 0)
+        shapes["wide"] = sublayer(layer, width, n or 1)
+        if n:
+            biases: list[Shape] = [(n,)] if layer.balance == "bias" else []
+            shapes["router"] = [*shapes.get("router", []), (n, layer.d_model), *biases]
         shapes["gains"] += [(1,)]
     if layer.block == "dual":
         shapes["gate"] = gate(layer)
@@ -44,18 +49,29 @@ def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
 
 
 def hidden(config: ModelConfig) -> list[Shape]:
-    """Shapes of the matrices of attention and FFNs in all blocks, which Muon moves."""
+    """Shapes of the parameters of attention and FFNs in all blocks, which Muon moves."""
     parts = [by_part(layer) for layer in config.layers]
     paths = [part.get(path, []) for part in parts for path in ("deep", "wide")]
     return [shape for shape in chain.from_iterable(paths) if len(shape) == 2]
 
 
-def sublayer(config: ModelConfig, d_ffn: int) -> list[Shape]:
-    """Shapes of the attention, feed-forward and norms of a path."""
-    d, width, kv = config.d_model, config.effective_width(d_ffn), config.n_kv_heads
+def orthogonal(config: ModelConfig) -> list[Shape]:
+    """Shapes of the matrices that Muon makes orthogonal: those of `hidden`, each expert apart."""
+    found: list[Shape] = []
+    for layer, part in ((layer, by_part(layer)) for layer in config.layers):
+        for path, n in (("deep", 1), ("wide", layer.n_experts or 1)):
+            matrices = [shape for shape in part.get(path, []) if len(shape) == 2]
+            found += matrices[:-3]
+            found += [(rows // n, columns) for rows, columns in matrices[-3:] for _ in range(n)]
+    return found
+
+
+def sublayer(config: ModelConfig, width: int, experts: int = 1) -> list[Shape]:
+    """Shapes of the attention, norms and feed-forward of a path; `experts` lie above each other."""
+    d, kv, h = config.d_model, config.n_kv_heads, experts * width
     heads: list[Shape] = [] if config.qk_norm == "none" else [(config.head_dim,)] * 2
     attention = [(d, d), (kv * config.head_dim, d), (kv * config.head_dim, d), (d, d)]
-    return [*attention, *heads, (d,), (d,), (width, d), (width, d), (d, width)]
+    return [*attention, *heads, (d,), (d,), (h, d), (h, d), (experts * d, width)]
 
 
 def film(layer: LayerConfig) -> list[Shape]:

@@ -91,6 +91,7 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
     passes = fmean(count.passes(layer.block, layer.loops) for layer in config.layers)
     looped = _times(k) if isinstance(k, int) else f"K = {by_layer(k)}"
     has_deep, has_wide, in_total = kinds != {"wide"}, kinds != {"loop"}, _in_total(description)
+    sparse = any(own.n_experts for own in config.layers)
     mixed = " (mean of layers)" if len(set(config.layers)) > 1 else ""
     spent = "linear + attention" if in_total else "linear total"
     mean = ", mean of steps" if description.step_loops else ""
@@ -99,8 +100,11 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
         (has_deep, "  effective width", description.effective("d_ffn")),
         (has_wide, "d_ffn_wide, wide path", description.width("d_ffn_wide")),
         (has_wide, "  effective width", description.effective("d_ffn_wide")),
+        (sparse, f"  experts, {config.top_k} active", config.n_experts),
+        (sparse, "  width of an expert", _one_or_all([own.expert_width for own in config.layers])),
         (in_total, "multiple of widths, ffn_multiple_of", config.ffn_multiple_of),
         (True, "parameters", count.parameters(config)),
+        (sparse, "  active for a token", count.active_parameters(config)),
         (True, "  outside embedding and head", count.parameters_non_embedding(config)),
         (True, f"FLOPs per token and layer{mixed}", None),
         (has_deep, f"  deep path, {looped}", layer["deep"]),
@@ -115,6 +119,10 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
         (_shows_hours(description), "training hours", _hours(description.hours)),
     ]
     return [(label, number) for shown, label, number in lines if shown]
+
+
+def _one_or_all(values: list[int]) -> int | list[int]:
+    return values[0] if len(set(values)) == 1 else values
 
 
 def _in_total(description: Description) -> bool:

@@ -18,7 +18,8 @@ from dualpath_cli.training.optim import build_optimizer
 from tests.flops.test_count_and_widths import small
 
 KINDS = get_args(BlockKind)
-MATRIX_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
+GROUPED = torch.ops.dualpath.group_by_group
+MATRIX_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, GROUPED)
 BATCH = 2
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -34,6 +35,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "d_ffn": [None, 40, 64], "d_ffn_wide": [96, 80, None],
     },
     "no_qk_norm": {"qk_norm": "none", "loops": 2},
+    "experts": {"n_experts": [4, 0, 2], "n_layers": 3, "d_ffn_wide": 96, "loops": 2},
+    "experts without a bias": {"block": "wide", "n_experts": 4, "top_k": 1, "d_ffn_wide": 96,
+                               "balance": "loss"},
     **{gate: {"gate": gate} for gate in GATE_OUTPUTS},
     **{combination: {"combination": combination} for combination in COMBINATIONS},
 }  # fmt: skip
@@ -49,7 +53,8 @@ def counted(config: ModelConfig) -> tuple[int, int]:
     """
     tokens = torch.zeros(BATCH, config.max_seq_len, dtype=torch.long)
     model = DualPathLM(config).requires_grad_(False)  # the counter hooks gradients of arguments
-    counter = FlopCounterMode(display=False)
+    grouped = {GROUPED: lambda x, w, *_, **__: 2 * x[0] * w[1] * w[2]}
+    counter = FlopCounterMode(display=False, custom_mapping=grouped)
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         model(tokens)
     by_kernel = counter.get_flop_counts()["Global"]

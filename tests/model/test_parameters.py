@@ -23,7 +23,8 @@ VARIANTS = [
     small(gate=gate, combination=combination, **ALL_KINDS)
     for gate, combination in itertools.product(GATE_OUTPUTS, COMBINATIONS)
 ] + [
-    small(qk_norm="none", tie_embeddings=True), small(step_conditioning="film"), small(**UNEVEN)
+    small(qk_norm="none", tie_embeddings=True), small(step_conditioning="film"), small(**UNEVEN),
+    small(n_experts=3, top_k=1),
 ]  # fmt: skip
 
 
