@@ -21,12 +21,12 @@ from typing import Literal
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import newton_schulz_flops, parameters, training_flops_per_token
 from dualpath_cli.flops.memory import Execution, Optimizer, gathered_weights, step_memory
-from dualpath_cli.flops.shapes import hidden, numbers, units
+from dualpath_cli.flops.shapes import hidden, numbers, units, untrained
 
 Strategy = Literal["ddp", "fsdp", "hsdp"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp", "hsdp")
 
-FLOAT32, BFLOAT16 = 4, 2
+FLOAT32, BFLOAT16, INT64 = 4, 2, 8
 MOMENTS = 2
 
 
@@ -153,6 +153,7 @@ def shards_of(strategy: Strategy, cluster: Cluster) -> int:
 def _collectives(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Iterator[Collective]:
     shards = shards_of(strategy, cluster)
     sizes = [numbers(unit, shards) for unit in units(config)]
+    trained = sum(sizes) - _untrained(config, shards)
     on_a_node = min(cluster.gpus, cluster.gpus_per_node)
     if shards > 1:
         near = min(shards, on_a_node)
@@ -162,14 +163,21 @@ def _collectives(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> I
             matrices = hidden(config)
             calls, whole = calls + len(matrices), whole + BFLOAT16 * numbers(matrices, shards)
         yield Collective("all-gather", calls, shards, near, whole)
-        reduced = cluster.reduce_bytes * sum(sizes)
+        reduced = cluster.reduce_bytes * trained
         yield Collective("reduce-scatter", len(sizes), shards, near, reduced)
     replicas = cluster.gpus // shards
     if replicas > 1:
         near = max(1, on_a_node // shards)
         calls = 1 if strategy == "ddp" else len(sizes)
-        part = cluster.reduce_bytes * sum(sizes) // shards
+        part = cluster.reduce_bytes * trained // shards
         yield Collective("all-reduce", calls, replicas, near, part)
+    loads = sum(layer.n_experts for layer in config.layers)
+    if loads and cluster.gpus > 1:
+        yield Collective("all-reduce", 1, cluster.gpus, on_a_node, INT64 * loads)
+
+
+def _untrained(config: ModelConfig, shards: int) -> int:
+    return sum(numbers(untrained(layer), shards) for layer in config.layers)
 
 
 def _memory(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Memory:
@@ -180,8 +188,9 @@ def _memory(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Memory
         gathered = unreduced = FLOAT32 * gathered_weights(config)
         if cluster.accumulate > 1:
             unreduced = cluster.reduce_bytes * parameters(config)
-    moments = MOMENTS * own
+    gradients = own - FLOAT32 * _untrained(config, shards) // shards
+    moments = MOMENTS * gradients
     if cluster.optimizer == "muon":
         moments -= FLOAT32 * numbers(hidden(config), shards) // shards
     step = step_memory(config, cluster.micro_batch, Execution(optimizer=cluster.optimizer))
-    return Memory(own, own, moments, unreduced, gathered, step.saved, step.working)
+    return Memory(own, gradients, moments, unreduced, gathered, step.saved, step.working)

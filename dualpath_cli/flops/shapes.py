@@ -40,8 +40,7 @@ def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
         width = layer.expert_width if n else layer.effective_width(layer.d_ffn_wide or 0)
         shapes["wide"] = sublayer(layer, width, n or 1)
         if n:
-            biases: list[Shape] = [(n,)] if layer.balance == "bias" else []
-            shapes["router"] = [*shapes.get("router", []), (n, layer.d_model), *biases]
+            shapes["router"] = [*shapes.get("router", []), (n, layer.d_model), *untrained(layer)]
         shapes["gains"] += [(1,)]
     if layer.block == "dual":
         shapes["gate"] = gate(layer)
@@ -53,6 +52,11 @@ def hidden(config: ModelConfig) -> list[Shape]:
     parts = [by_part(layer) for layer in config.layers]
     paths = [part.get(path, []) for part in parts for path in ("deep", "wide")]
     return [shape for shape in chain.from_iterable(paths) if len(shape) == 2]
+
+
+def untrained(layer: LayerConfig) -> list[Shape]:
+    """Shapes of a block's parameters without a gradient: the bias on the choice of experts."""
+    return [(layer.n_experts,)] if layer.n_experts and layer.balance == "bias" else []
 
 
 def orthogonal(config: ModelConfig) -> list[Shape]:

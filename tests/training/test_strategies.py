@@ -5,6 +5,7 @@ asks for one of them; the tests read the results.
 """
 
 import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -188,11 +189,11 @@ def test_the_plan_is_what_is_sent_and_held(case: Case, folder: Path) -> None:
     )  # fmt: skip
     planned = plan(case.config, case.strategy, cluster)  # type: ignore[arg-type]
     found = result(folder, case.name)
-    calls = {(c.kind, c.ranks): [c.calls, c.whole_bytes] for c in planned.collectives}
-    sent: dict[tuple[str, int], list[int]] = {}
-    for kind, group, _, *counted in found["sent"]:  # whatever their types
-        before = sent.get((kind, group), [0, 0])
-        sent[kind, group] = [a + b for a, b in zip(before, counted, strict=True)]
+    calls, sent = Counter[tuple[str, int, str]](), Counter[tuple[str, int, str]]()
+    for c in planned.collectives:
+        calls.update({(c.kind, c.ranks, "calls"): c.calls, (c.kind, c.ranks, ""): c.whole_bytes})
+    for kind, group, _, number, size in found["sent"]:  # whatever their types
+        sent.update({(kind, group, "calls"): number, (kind, group, ""): size})
     assert calls == sent
     held = found["held"]
     for name in ("weights", "gradients", "moments"):
