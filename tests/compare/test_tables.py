@@ -41,7 +41,7 @@ def test_active_parameters_are_a_column_where_a_run_has_experts():
     sparse = group(wide({0: 2.0}), configuration("a50_e8", {0: 1.9}, active=600_000))
     rows = cells_of(group_tables(sparse)[0])
     assert [row["active\nparams"].text for row in rows] == ["2.000M", "600.0K"]
-    records, columns = records_of_groups([sparse])
+    records, _ = records_of_groups([sparse])
     assert [row["active_parameters"] for row in records] == [2_000_000, 600_000]
     assert "active_parameters" not in records_of_groups([TABLE])[1]
 
