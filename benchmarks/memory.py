@@ -46,6 +46,10 @@ SHAPES: dict[str, ModelConfig] = {
     "loop K3": ModelConfig(block="loop", d_model=256, n_heads=8, n_kv_heads=8, loops=3,
                            d_ffn=1536),
     "wide": ModelConfig(block="wide", d_model=256, n_heads=4, n_kv_heads=4, d_ffn_wide=6144),
+    "dual K2, 8 experts": ModelConfig(d_model=256, n_heads=4, n_kv_heads=4, loops=2, d_ffn=768,
+                                      d_ffn_wide=3072, n_experts=8),
+    "wide, 8 experts": ModelConfig(block="wide", d_model=256, n_heads=4, n_kv_heads=4,
+                                   d_ffn_wide=6144, n_experts=8),
 }  # fmt: skip
 """Blocks that are measured, by name; length, layers and vocabulary are set below."""
 
@@ -92,7 +96,10 @@ def saved(
     positions = Positions(rope_tables(config, config.max_seq_len, like=x_BTD))
     weights = {p.untyped_storage().data_ptr() for p in block.parameters()}
     shapes = {tuple(p.shape) for p in block.parameters() if p.dim() == 2}
-    shapes |= {shape[::-1] for shape in shapes}
+    n = config.layers[-1].n_experts
+    if n:  # whose products take a matrix for each
+        shapes |= {(n, rows // n, columns) for rows, columns in shapes}
+    shapes |= {(*shape[:-2], *shape[:-3:-1]) for shape in shapes}
     casts: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from dualpath_cli.compare.runs import TrainedRun
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.flops.count import flops_by_layer, over_loops, parameters
+from dualpath_cli.flops.count import active_parameters, flops_by_layer, over_loops, parameters
 from dualpath_cli.recipe.schedule import loop_counts
 
 Family = Literal["wide", "expanded", "loop", "dual"]
@@ -51,6 +51,8 @@ class Configuration:
     """Of training, the median of the runs' medians."""
     place: int | None = None
     """The only layer with a deep path, where all others are wide."""
+    active: int | None = None
+    """Parameters that a token uses; None where it is all, without experts."""
     expected_loops: float | None = None
     """Mean over the runs that logged it: near 1, the loops that are paid for are not used."""
     runs: tuple[TrainedRun, ...] = ()
@@ -116,6 +118,7 @@ def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Co
         },
         seconds_per_token=median(1 / run.tokens_per_second for run in runs),
         place=_place(model),
+        active=active_parameters(model) if any(own.n_experts for own in model.layers) else None,
         expected_loops=fmean(logged) if logged else None,
         runs=runs,
     )

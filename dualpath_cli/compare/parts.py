@@ -16,7 +16,7 @@ from dualpath_cli.sweep.cells import TOTAL
 NEAR = 0.02
 """Relative difference of FLOPs that count as equal: twice what a sweep allows from the budget."""
 OF_CELL = {
-    "model": {"block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers"},
+    "model": {"block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers", "n_experts"},
     "optim": {"lr", "lr_start", "lr_end", "muon_lr"},
 }
 """Keys that make a configuration of a sweep, or are tuned for it: no settings that it varies."""

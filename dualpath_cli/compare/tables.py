@@ -34,6 +34,8 @@ def group_tables(group: Group, errors: bool = True) -> list[Table]:
     if routed:
         columns.append((Column("loops", ".2f"), lambda c: c.expected_loops))
     columns.append((Column("params", count, importance=2), lambda c: c.parameters))
+    if any(c.active is not None for c in group.configurations):
+        columns.append((Column("active\nparams", count), lambda c: c.active or c.parameters))
     if wide:
         columns.append((Column("params\n/wide", ".2f"), lambda c: c.parameters / wide.parameters))
     columns += [
@@ -130,6 +132,7 @@ def count(value: float) -> str:
 def records_of_groups(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of table.csv and their columns: groups differ in their measures."""
     records = []
+    sparse = any(c.active is not None for group in groups for c in group.configurations)
     for group in groups:
         for c in group.configurations:
             wide = group.wide
@@ -138,6 +141,7 @@ def records_of_groups(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], li
                 "alpha": c.alpha, "loops": c.loops, "expected_loops": c.expected_loops,
                 "layers": c.layers,
                 "parameters": c.parameters,
+                **({"active_parameters": c.active or c.parameters} if sparse else {}),
                 "parameters_to_wide": wide and c.parameters / wide.parameters,
                 "linear_flops": c.flops_linear, "total_flops": c.flops_total,
                 "trained_flops": c.flops_trained,

@@ -11,9 +11,9 @@ width of keys and values, and h the FFN's:
                 (10 w + 9 e) d + 4 e h           eager, in mixed precision; else 16 w d + 4 w h
 
 and the float32 statistics of norms and softmax (which has none on a CPU in bf16). A wide path of
-experts, of which a token takes k of width H, has h = k H and saves 2 e k d more: an input and an
-output for each. To `selective` and `full` a block adds its input, r d. docs/benchmarks/memory.md
-has these beside measured bytes.
+experts, of which a token takes k of width H, has h = k H and saves 2 e k d more, an input and an
+output for each; under `selective` e (k - 1) d, outputs alone. To `selective` and `full` a block
+adds its input, r d. docs/benchmarks/memory.md has these beside measured bytes.
 """
 
 from collections.abc import Iterator
@@ -171,7 +171,8 @@ def saved_by_block(layer: LayerConfig, execution: Execution) -> int:
     routed = layer.routes_steps and layer.block != "wide"
     softmax = n * FLOAT32 * heads
     outputs = GATE_OUTPUTS.get(layer.gate, 2)  # a custom gate: g_d and g_w
-    experts = 2 * e * layer.top_k * d if layer.n_experts else 0
+    copies = layer.top_k - 1 if execution.checkpointing == "selective" else 2 * layer.top_k
+    experts = e * copies * d if layer.n_experts else 0
     choices = experts + w * ((layer.loops - 1) * routed + outputs * (layer.block == "dual"))
     if execution.checkpointing == "selective":
         products = n * (4 * d + 2 * layer.head_dim * kv_heads) + 2 * h

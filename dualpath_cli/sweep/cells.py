@@ -7,6 +7,7 @@ A family is what shares a learning rate. Of each budget there are, by their name
     a50_k4           dual, alpha 50 %, K = 4
     expanded_k4      PureWide of K times as many layers, each with a K-th of the budget
     min_deep_k4      dual whose deep path has the smallest width there is
+    a50_k4_e8        a50_k4 with 8 experts in its wide path: --experts
     a50_k4_layer2    PureWide but for layer 2, which is dual: --positions, for each layer
 
 All of a budget have one width multiple: the coarsest, by halves of the recipe's, that brings each
@@ -71,6 +72,8 @@ class Wanted:
     loops: Sequence[int]
     controls: Sequence[str]
     matches: Sequence[Match]
+    experts: Sequence[int] = (0,)
+    """Numbers of experts in wide paths; 0 is a dense one."""
     positions: bool = False
     """Whether one layer at a time is dual or loop, and all others PureWide."""
 
@@ -112,10 +115,35 @@ def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]
     if not cells:
         reason = notes[0] if notes else "neither --alphas nor --controls names one"
         raise UserError(f"no configuration can be: {reason}")
+    cells = [sparse for cell in cells for sparse in _with_experts(cell, wanted, backbone)]
     _check_places(cells, backbone)
     if len(wanted.budgets) > 1:
         cells = [replace(c, name=f"f{format_size(c.budget).lower()}_{c.name}") for c in cells]
     return cells, notes
+
+
+def _with_experts(cell: Cell, wanted: Wanted, backbone: ModelConfig) -> Iterator[Cell]:
+    """The cell with each number of experts; a loop has no wide path for them and stays as it is.
+
+    Raises:
+        UserError: where there can be no such experts.
+    """
+    kinds = replace(backbone, n_experts=0, **cell.model).block_kinds
+    if set(kinds) == {"loop"}:
+        yield replace(cell, model=cell.model | {"n_experts": 0})
+        return
+    for n in wanted.experts:
+        experts: int | list[int] = n
+        if "loop" in kinds:
+            experts = [0 if kind == "loop" else n for kind in kinds]
+        end = TOTAL if cell.name.endswith(TOTAL) else ""
+        name = f"{cell.name.removesuffix(end)}_e{n}{end}" if n else cell.name
+        model = cell.model | {"n_experts": experts}
+        try:
+            replace(backbone, **model)
+        except ValueError as error:
+            raise UserError(f"--experts {n}: {name} cannot be: {error}") from None
+        yield replace(cell, name=name, model=model)
 
 
 def _check_places(cells: Sequence[Cell], backbone: ModelConfig) -> None:
@@ -124,7 +152,8 @@ def _check_places(cells: Sequence[Cell], backbone: ModelConfig) -> None:
     for cell in cells:
         if cell.place is not None:
             model = replace(backbone, **cell.model)
-            kind = (cell.budget, cell.matches, cell.family, cell.alpha, cell.model["loops"])
+            kind = (cell.budget, cell.matches, cell.family, cell.alpha, cell.model["loops"],
+                    max(layer.n_experts for layer in model.layers))  # fmt: skip
             cost = (mean_layer_flops(model)["linear_total"], parameters(model))
             costs.setdefault(kind, set()).add(cost)
     assert all(len(its) == 1 for its in costs.values()), costs

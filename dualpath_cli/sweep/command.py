@@ -123,7 +123,7 @@ def _shared(wanted: Request) -> Settings:
     Raises:
         UserError: where the recipe has mistakes.
     """
-    any_block = {"block": "wide", "d_ffn": 64, "d_ffn_wide": 64}
+    any_block = {"block": "wide", "n_experts": 0, "d_ffn": 64, "d_ffn_wide": 64}
     shared = settings_from(merge(wanted.recipe, {"model": any_block}))
     if shared.run.branch_from is not None:
         raise UserError(

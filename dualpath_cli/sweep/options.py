@@ -22,6 +22,11 @@ def add_arguments(parser: Any) -> None:
     text = "Numbers K of loops, of dual and loop blocks alike (default 2,4)."
     what.add_argument("--loops", metavar="LIST", default="2,4", help=text)
     text = (
+        "Numbers of experts in the wide paths, of which each token takes model.top_k, at the same "
+        "FLOPs; 0 is a dense one (default: the recipe's number)."
+    )
+    what.add_argument("--experts", metavar="LIST", help=text)
+    text = (
         "Controls beside the dual ones (default wide,loop; none leaves them out): "
         + "; ".join(f"{name} is {meaning}" for name, meaning in CONTROLS.items())
         + "."

@@ -33,8 +33,8 @@ MOST_JOBS = 256
 RATES_EACH = (0.5, 1.0, 2.0)
 """Trials by default, in the recipe's learning rate."""
 DECIDED = {
-    "model": ("block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers", "d_model",
-              "n_heads", "n_kv_heads", "max_seq_len", "vocab_size"),
+    "model": ("block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers", "n_experts",
+              "d_model", "n_heads", "n_kv_heads", "max_seq_len", "vocab_size"),
     "run": ("recipe", "name", "dir", "budget", "branch_from"),
 }  # fmt: skip
 """Keys that --set cannot vary: the sweep decides them, or widths are solved for them."""
@@ -89,6 +89,7 @@ def read(options: Namespace) -> Request:
         loops=_list("--loops", options.loops, _loops),
         controls=_list("--controls", options.controls, _control, may_be_none=True),
         matches=_list("--match", options.match, _match),
+        experts=_list("--experts", options.experts or _own_experts(recipe), _experts),
         positions=options.positions,
     )
     others = [control for control in wanted.controls if control not in ("wide", "loop")]
@@ -172,6 +173,15 @@ def _list(
 
 def _loops(text: str) -> int:
     return _count("--loops", text, int(RANGES["loops"][1]))
+
+
+def _own_experts(recipe: Recipe) -> str:
+    """The number of experts that the recipe has."""
+    return str(recipe.get("model", {}).get("n_experts", 0))
+
+
+def _experts(text: str) -> int:
+    return 0 if text == "0" else _count("--experts", text, int(RANGES["n_experts"][1]))
 
 
 def _alpha(text: str) -> float:
@@ -268,7 +278,8 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
         if name in DECIDED.get(section, ()) or key == "seed_everything":
             raise UserError(
                 f"--set {key}: the sweep decides it, or solves its widths for it; "
-                "--alphas, --loops, --budget and --seeds say how, or give a sweep for each"
+                "--alphas, --loops, --experts, --budget and --seeds say how, or give a "
+                "sweep for each"
             )
         field, _, entry = name.partition(".")
         if f"{section}.{field}" not in known or (entry and not _is_mapping(section, field)):

@@ -41,6 +41,8 @@ ROUTER_KEYS = (
 """Keys without effect on blocks without a loop."""
 GATE_KEYS = ("model.gate", "optim.lr_scale.gate")
 """Keys with an effect on dual blocks alone."""
+EXPERT_KEYS = ("model.top_k", "model.balance", "model.balance_rate")
+"""Keys with an effect on cells with experts alone."""
 LENGTH, RATE = "run.max_tokens", "optim.lr"
 
 
@@ -110,6 +112,8 @@ def _name(cell: Cell, settings: Mapping[str, Any]) -> str:
 def _matters(key: str, cell: Cell) -> bool:
     if key in GATE_KEYS:
         return "dual" in cell.model["block"]
+    if key in EXPERT_KEYS:
+        return str(cell.model["n_experts"]) != "0"
     if key in ("model.step_conditioning", "optim.lr_scale.conditioning"):
         return cell.model["block"] != "wide"
     return key not in ROUTER_KEYS or (cell.model["block"] != "wide" and cell.model["loops"] > 1)

@@ -37,6 +37,15 @@ def test_the_main_table_is_relative_to_the_wide_model():
     assert [row["µs\n/token"].text for row in cells_of(alone)] == ["100", "150", "100"]
 
 
+def test_active_parameters_are_a_column_where_a_run_has_experts():
+    sparse = group(wide({0: 2.0}), configuration("a50_e8", {0: 1.9}, active=600_000))
+    rows = cells_of(group_tables(sparse)[0])
+    assert [row["active\nparams"].text for row in rows] == ["2.000M", "600.0K"]
+    records, _ = records_of_groups([sparse])
+    assert [row["active_parameters"] for row in records] == [2_000_000, 600_000]
+    assert "active_parameters" not in records_of_groups([TABLE])[1]
+
+
 def test_several_sets_have_a_table_of_their_own():
     sets = replace(TABLE, measures=("aggregate", "text", "text"))
     for errors, text in ((True, "2.1000 ± 0.1000"), (False, "2.1000")):

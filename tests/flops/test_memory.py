@@ -40,6 +40,7 @@ SHAPES = {
     "dual, scale and shift a step": shape(step_conditioning="film"),
     "loop": shape(block="loop", n_heads=6, n_kv_heads=6),
     "wide": shape(block="wide", d_ffn_wide=960),
+    "wide, 8 experts": shape(block="wide", d_ffn_wide=960, n_experts=8),
 }
 each_shape = pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
 each_policy = pytest.mark.parametrize("policy", POLICIES)

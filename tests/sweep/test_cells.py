@@ -184,3 +184,18 @@ def test_what_is_left_out_or_the_same_is_said() -> None:
         assert ("of loop and expanded none has K = 1, which is PureWide" in notes) == said
     notes = solve(wanted(alphas=[33.3333333, 33.34], loops=[2], controls=["wide"]), SMALL)[1]
     assert notes == ["a33.34_k2 is the same model as a33.3333_k2: trained once"]
+
+
+def test_experts_are_an_axis_of_wide_paths_at_equal_flops() -> None:
+    asked = wanted(alphas=[50], loops=[2], controls=["wide", "loop"], experts=[0, 4])
+    cells = {cell.name: cell for cell in solve(asked, SMALL)[0]}
+    assert list(cells) == ["wide", "wide_e4", "loop_k2", "a50_k2", "a50_k2_e4"]
+    for dense, sparse in (("wide", "wide_e4"), ("a50_k2", "a50_k2_e4")):
+        assert flops(cells[sparse], "linear_total") == pytest.approx(
+            flops(cells[dense], "linear_total"), rel=0.03
+        )
+        assert parameters_non_embedding(model_of(cells[sparse])) > parameters_non_embedding(
+            model_of(cells[dense])
+        )
+    with pytest.raises(UserError, match="--experts 1: wide_e1 cannot be: top_k=2"):
+        solve(wanted(experts=[1]), SMALL)
