@@ -157,8 +157,8 @@ def newton_schulz_flops(config: ModelConfig) -> int:
 
     An iteration over a matrix of m x n, m <= n, is products of 2 m^2 n, 2 m^3 and 2 m^2 n.
     """
-    sides = [sorted(shape) for shape in shapes.orthogonal(config)]
-    return sum(NEWTON_SCHULZ_STEPS * (4 * m**2 * n + 2 * m**3) for m, n in sides)
+    stacks = [(times, *sorted(shape)) for times, shape in shapes.orthogonal(config)]
+    return sum(NEWTON_SCHULZ_STEPS * times * (4 * m**2 * n + 2 * m**3) for times, m, n in stacks)
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:

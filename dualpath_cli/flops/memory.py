@@ -125,13 +125,16 @@ def muon_bytes(config: ModelConfig, execution: Execution) -> int:
     """The most bytes at once as Muon makes a matrix orthogonal, which it gathers where it is cut.
 
     Of m x n numbers, m <= n: the momentum, the iteration before and after, and two of m x m; or the
-    momentum, the last iteration and its cast to a weight's type.
+    result, in the momentum's place, and its cast to a weight's type. Of experts momentum and result
+    are those of all.
     """
     if execution.optimizer == "adamw":
         return 0
     e, w = execution.product_bytes, execution.weight_bytes
-    sides = [sorted(shape) for shape in orthogonal(config)]
-    return max(max(e * (3 * m * n + 2 * m**2), (2 * e + w) * m * n) for m, n in sides)
+    stacks = [(times, *sorted(shape)) for times, shape in orthogonal(config)]
+    return max(
+        max(e * ((times + 2) * m * n + 2 * m**2), (e + w) * times * m * n) for times, m, n in stacks
+    )
 
 
 def gathered_weights(config: ModelConfig) -> int:

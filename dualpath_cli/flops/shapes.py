@@ -59,14 +59,14 @@ def untrained(layer: LayerConfig) -> list[Shape]:
     return [(layer.n_experts,)] if layer.n_experts and layer.balance == "bias" else []
 
 
-def orthogonal(config: ModelConfig) -> list[Shape]:
-    """Shapes of the matrices that Muon makes orthogonal: those of `hidden`, each expert apart."""
-    found: list[Shape] = []
+def orthogonal(config: ModelConfig) -> list[tuple[int, Shape]]:
+    """What Muon makes orthogonal: of each of `hidden`, how many matrices lie in it, and a shape."""
+    found: list[tuple[int, Shape]] = []
     for layer, part in ((layer, by_part(layer)) for layer in config.layers):
         for path, n in (("deep", 1), ("wide", layer.n_experts or 1)):
             matrices = [shape for shape in part.get(path, []) if len(shape) == 2]
-            found += matrices[:-3]
-            found += [(rows // n, columns) for rows, columns in matrices[-3:] for _ in range(n)]
+            found += [(1, shape) for shape in matrices[:-3]]  # the attention's
+            found += [(n, (rows // n, columns)) for rows, columns in matrices[-3:]]
     return found
 
 

@@ -85,9 +85,11 @@ class Muon(torch.optim.Optimizer):
         ahead = matrix.grad.lerp(momentum, weight).to(self.products or matrix.dtype)
         whole = ahead.full_tensor() if isinstance(ahead, DTensor) else ahead
         parts = whole.chunk(self.stacked.get(matrix, 1))
-        update = sharded_as(matrix, torch.cat([orthogonal(part) for part in parts]))
+        for part in parts:
+            part.copy_(orthogonal(part))
         matrix.mul_(1 - rate * decay)
-        matrix.add_(update, alpha=-rate * shape_factor(parts[0].shape, self.settings.muon_adjust))
+        factor = shape_factor(parts[0].shape, self.settings.muon_adjust)
+        matrix.add_(sharded_as(matrix, whole), alpha=-rate * factor)
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,8 @@ def build_optimizer(
     """Returns the optimizer with a group of each kind of parameters; those in `decay` decay.
 
     An untied head is a matrix; a tied one is the embedding. `total_steps` are the run's. `config`
-    may be left out for a model without custom classes and settings without `base_width`. `products`
-    is the type of Muon's matrix products; None is that of the weights.
+    may be left out for a model without custom classes and experts, and without `base_width`.
+    `products` is the type of Muon's matrix products; None is that of the weights.
 
     Raises:
         ValueError: for a parameter that `model.parameters` does not know.

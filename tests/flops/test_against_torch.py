@@ -65,7 +65,7 @@ def counted(config: ModelConfig) -> tuple[int, int]:
 @each_variant
 def test_newton_schulz_takes_what_pytorch_counts(config: ModelConfig) -> None:
     model = DualPathLM(config)
-    muon = build_optimizer(model.named_parameters(), OptimSettings(name="muon"), 1)
+    muon = build_optimizer(model.named_parameters(), OptimSettings(name="muon"), 1, config)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     counter = FlopCounterMode(display=False)
