@@ -34,6 +34,7 @@ OTHER: dict[str, Any] = {
 MODELS = [
     {},
     OTHER,
+    {"n_experts": 4, "top_k": 2},
     pytest.param({"block": "wide", "qk_norm": "none"}, marks=rare),
     pytest.param({"gate": "fixed", "combination": "mean"}, marks=rare),
     pytest.param({"loops": 1}, marks=rare),

@@ -36,7 +36,7 @@ CASTED_WEIGHT = {
 """A weight of a block of each kind that has the type that the model was loaded in."""
 KEPT = (
     "embed", "norm", "attn_norm", "ffn_norm", "q_norm", "k_norm", "router", "gate", "gains", "gain",
-    "film",
+    "film", "balance_bias",
 )  # fmt: skip
 """Modules and parameters that stay float32 where the model is loaded in half precision."""
 IN_VERSION_5 = {"gate": r"\.gate\."}

@@ -9,6 +9,7 @@ import io
 import pickle
 import re
 import warnings
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -36,6 +37,9 @@ REST = "meta.pt"
 
 _WEIGHTS = "state_dict.model."
 """The prefix of the names of weights in shards."""
+
+_ROUTER = re.compile(r"blocks\.(\d+)\.wide\.sublayer\.ffn\.router\.weight$")
+"""The weight that a layer has only with experts, in any checkpoint."""
 
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("builtins", "set"): set,
@@ -99,10 +103,29 @@ class _Planner(DefaultLoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
+        check_experts(self.state_dict, self.metadata.state_dict_metadata, "it")
         for name in self.state_dict:
             if name not in self.metadata.state_dict_metadata:
                 raise UserError(f"it lacks {name.removeprefix(_WEIGHTS)}")
         return super().create_local_plan()
+
+
+def check_experts(wanted: Iterable[str], found: Iterable[str], shown: str) -> None:
+    """Checks that a checkpoint, `shown` as what, has experts in the layers that the model has.
+
+    Raises:
+        UserError: naming a layer where one of them is dense.
+    """
+    layers, trained = (
+        {int(m[1]) for name in names if (m := _ROUTER.search(name))} for names in (wanted, found)
+    )
+    if differing := layers ^ trained:
+        layer = min(differing)
+        was, now = ("with", "without") if layer in trained else ("without", "with")
+        raise UserError(
+            f"{shown} was trained {was} experts in layer {layer}, and this model is {now}: "
+            "put model.n_experts back"
+        )
 
 
 def load_shards(state: dict[str, Any], folder: Path) -> None:
