@@ -68,9 +68,15 @@ class Intervention:
             raise ValueError(f"skip must be a number from 0 to 1, not {self.skip!r}")
         if self.kv_slots is not None and (type(self.kv_slots) is not int or self.kv_slots < 1):
             raise ValueError(f"kv_slots must be a whole number from 1 on, not {self.kv_slots!r}")
-        if self.kv_slots is not None and self.gates == SHUFFLED:
+        if self.experts not in (None, RANDOM) and (
+            type(self.experts) is not int or self.experts < 1
+        ):
             raise ValueError(
-                "kv_slots goes with gates that are not shuffled: these need the whole text"
+                f"experts must be a whole number from 1 on, or 'random', not {self.experts!r}"
+            )
+        if self.kv_slots is not None and self.needs_whole_text:
+            raise ValueError(
+                "kv_slots goes without shuffled gates and random experts, which need the whole text"
             )
         if type(self.seed) is not int or self.seed < 0:
             raise ValueError(f"seed must be a whole number from 0 on, not {self.seed!r}")
@@ -78,7 +84,7 @@ class Intervention:
             raise ValueError(
                 f"layers must be a tuple of numbers from 0 on in growing order, not {self.layers!r}"
             )
-        others = (self.loops, self.halting, self.skip, self.kv_slots)
+        others = (self.loops, self.experts, self.halting, self.skip, self.kv_slots)
         alone = all(field is None for field in others)
         if self.tokens is not None and not (alone and isinstance(self.gates, tuple)):
             raise ValueError(
@@ -89,14 +95,17 @@ class Intervention:
     def name(self) -> str:
         """A short name: `learned`, `K=3`, `gates=1,0`, `shuffled`, with a seed `shuffled:7`.
 
-        Also `halting=0.1`, `skip=0.2`, `kv_slots=1`; what it is limited to follows:
+        Also `experts=1`, `experts=random:7`, `halting=0.1`, `skip=0.2`, `kv_slots=1`; what it is limited to follows:
         `gates=0,1 layers=0,2 tokens=arithmetic`.
         """
         parts = [] if self.loops is None else [f"K={self.loops}"]
+        seed = f":{self.seed}" if self.seed else ""
         if self.gates == SHUFFLED:
-            parts.append(f"{SHUFFLED}:{self.seed}" if self.seed else SHUFFLED)
+            parts.append(SHUFFLED + seed)
         elif self.gates is not None:
             parts.append("gates=" + ",".join(f"{value:g}" for value in self.gates))
+        if self.experts is not None:
+            parts.append(f"experts={self.experts}{seed if self.experts == RANDOM else ''}")
         if self.halting is not None:
             parts.append(f"halting={self.halting:g}")
         if self.skip is not None:
@@ -108,6 +117,11 @@ class Intervention:
         if self.tokens is not None:
             parts.append(f"tokens={self.tokens}")
         return " ".join(parts) or LEARNED
+
+    @property
+    def needs_whole_text(self) -> bool:
+        """Whether it draws from all tokens of a text, which a cache does not have."""
+        return self.gates == SHUFFLED or self.experts == RANDOM
 
     @property
     def leaves_out(self) -> bool:
@@ -127,6 +141,12 @@ class Intervention:
         place = "the model" if self.layers is None else "that part of the model"
         if (self.gates is not None or self.skip is not None) and "dual" not in kinds:
             return f"{place} has no dual block, so it has no gates"
+        if self.experts is not None:
+            counts = [config.layers[n].n_experts for n in numbers if config.layers[n].n_experts]
+            if not counts:
+                return f"{place} has no experts"
+            if self.experts != RANDOM and self.experts > min(counts):
+                return f"a layer has {min(counts)} experts, of which {self.experts} cannot be taken"
         if any(field is not None for field in (self.loops, self.halting, self.kv_slots)):
             if set(kinds) == {"wide"}:
                 return f"{place} has only wide blocks, so it has no loop"

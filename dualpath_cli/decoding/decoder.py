@@ -11,7 +11,7 @@ import torch
 from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.compiled import compile_for_decoding
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 
 ROOM = 256
@@ -32,15 +32,16 @@ class Decoder:
     ) -> None:
         """`autocast` is the type of matrix products; None: that of the weights.
 
-        Unless `cached`, and under shuffled gates, every pass reads the whole text again. If
-        `compiled`, the model is compiled in place, and passes after the prompt have static shapes.
+        Unless `cached`, and under an intervention that needs it, every pass reads the whole text
+        again. If `compiled`, the model is compiled in place, and passes after the prompt have
+        static shapes.
         `draft` is a second intervention, with fewer loops, for drafting.
         """
         self.model = model.eval()
         self._intervention = intervention
         self._autocast = autocast
-        shuffled = intervention is not None and intervention.gates == SHUFFLED
-        self._cached = cached and not shuffled
+        whole = intervention is not None and intervention.needs_whole_text
+        self._cached = cached and not whole
         self._compiled = compiled and self._cached
         self._draft = draft
         self._cache: Cache | None = None

@@ -13,7 +13,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.cache import Cache, CachedSublayerPass, LayerCache
 from dualpath_cli.decoding.early_exit import EarlyExit, EarlyExitOfRows, keep, only_some
 from dualpath_cli.decoding.positions import positions_in_cache
-from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.model.block import WidePath
 from dualpath_cli.model.deep_path import DeepPath
 from dualpath_cli.model.language_model import DualPathLM
@@ -42,10 +42,10 @@ def forward(
     `Intervention.kv_slots` without a cache means one pass a token, without gradients.
 
     Raises:
-        ValueError: as the model's own, if shuffled gates meet a cache, and if the cache was begun
-            under another intervention.
+        ValueError: as the model's own, if what needs the whole text meets a cache, and if the
+            cache was begun under another intervention.
     """
-    if intervention is not None and intervention.gates == SHUFFLED and cache is not None:
+    if intervention is not None and intervention.needs_whole_text and cache is not None:
         raise ValueError(f"{intervention.name}: needs the whole sequence, without a cache")
     if intervention is not None and intervention.kv_slots is not None and cache is None:
         outputs = _token_by_token(

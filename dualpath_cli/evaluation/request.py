@@ -10,7 +10,7 @@ from dualpath_cli.evaluation.benchmarks import BENCHMARKS, PAPER_LIMIT, SUITES
 from dualpath_cli.evaluation.options import CACHES, OF_THE_RECIPE
 from dualpath_cli.files.text_file import read_text
 from dualpath_cli.flops.paper import configurations
-from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.options import overrides
 from dualpath_cli.options.trained import Trained, find
 from dualpath_cli.options.values import (
@@ -189,10 +189,10 @@ def _check_intervention(request: Request) -> None:
             f"{change.name}: a text is read in one pass here, whose tokens see each other in every "
             "step; score texts with ablate --suite kv-slots"
         )
-    if change.gates == SHUFFLED and request.cache != "none":
+    if change.needs_whole_text and request.cache != "none":
         writing = [name for name in request.tasks if BENCHMARKS[name].kind == "writing"]
         if writing:
-            raise UserError(f"shuffled gates need whole texts: {writing[0]} goes with --cache none")
+            raise UserError(f"{change.name} needs whole texts: {writing[0]} goes with --cache none")
 
 
 def _paper(row: str | None, subjects: tuple[Subject, ...]) -> str | None:

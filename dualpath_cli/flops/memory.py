@@ -125,15 +125,16 @@ def muon_bytes(config: ModelConfig, execution: Execution) -> int:
     """The most bytes at once as Muon makes a matrix orthogonal, which it gathers where it is cut.
 
     Of m x n numbers, m <= n: the momentum, the iteration before and after, and two of m x m; or the
-    result, in the momentum's place, and its cast to a weight's type. Of experts momentum and result
-    are those of all.
+    result, in the momentum's place, an iteration, and the result's cast to a weight's type. Of
+    experts momentum and result are those of all.
     """
     if execution.optimizer == "adamw":
         return 0
-    e, w = execution.product_bytes, execution.weight_bytes
+    e, cast = execution.product_bytes, execution.weight_bytes if execution.casts else 0
     stacks = [(times, *sorted(shape)) for times, shape in orthogonal(config)]
     return max(
-        max(e * ((times + 2) * m * n + 2 * m**2), (e + w) * times * m * n) for times, m, n in stacks
+        e * m * n + max(e * ((times + 1) * m * n + 2 * m**2), (e + cast) * times * m * n)
+        for times, m, n in stacks
     )
 
 

@@ -10,7 +10,7 @@ from dualpath_cli.decoding.sampling import RANGES, Sampling
 from dualpath_cli.errors import UserError, is_mistake
 from dualpath_cli.generation.options import BATCH_SIZE
 from dualpath_cli.generation.prompts import Prompt, ids_of, read_prompts
-from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.options import overrides
 from dualpath_cli.options.trained import Trained, find
 from dualpath_cli.options.values import (
@@ -78,8 +78,8 @@ def read(options: Namespace) -> Request:
         raise UserError(
             f"--kv-slots {change.kv_slots} leaves nothing out of a loop of {loops} steps"
         )
-    if change is not None and change.gates == SHUFFLED and options.compile:
-        raise UserError("--compile goes with a cache, which shuffled gates have none of")
+    if change is not None and change.needs_whole_text and options.compile:
+        raise UserError(f"--compile goes with a cache, which {change.name} has none of")
     speculate = _speculate(options.speculate, change, model)
     taken = () if out is None else WRITTEN
     prompts = read_prompts(options.prompt, options.file, taken)
@@ -137,8 +137,8 @@ def _speculate(text: str | None, change: Intervention | None, model: ModelConfig
         raise UserError(
             "--speculate goes without --kv-slots: what a draft took the slots of would be lost"
         )
-    if change is not None and change.gates == SHUFFLED:
-        raise UserError("--speculate goes with a cache, which shuffled gates have none of")
+    if change is not None and change.needs_whole_text:
+        raise UserError(f"--speculate goes with a cache, which {change.name} has none of")
     deep = [(n, layer.loops) for n, layer in enumerate(model.layers) if layer.block != "wide"]
     forced = [(change and change.within(n), loops) for n, loops in deep]
     if all(((own and own.loops) or loops) == 1 for own, loops in forced):

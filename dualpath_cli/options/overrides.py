@@ -5,6 +5,8 @@
     K=3             three loops of every deep path
     gates=1,0       g_d and g_w of every dual block
     shuffled:7      learned gates, permuted by seed 7; `shuffled` by seed 0
+    experts=1       each token takes its one best expert; `experts=random:7` as many as trained,
+                    drawn by seed 7
     halting=0.1     a token stops looping once at most this mass remains
     skip=0.1        a token leaves out the path of a dual block whose gate is below this
     kv_slots=1      so many keys and values of a deep path's steps
@@ -19,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.intervention import LEARNED, SHUFFLED, Intervention
+from dualpath_cli.intervention import LEARNED, RANDOM, SHUFFLED, Intervention
 from dualpath_cli.options.values import add_list_option, number, seed_number, whole_number
 
 SHORT_FORMS = {
@@ -32,8 +34,8 @@ def add_arguments(group: Any) -> None:
     """Adds `--loops` and `--intervention`."""
     group.add_argument("--loops", metavar="K", help="Forced loops of every deep path.")
     text = (
-        "Other overrides, as results name them: gates=1,0, shuffled, shuffled:7, halting=0.1, "
-        "skip=0.1, kv_slots=1, layers=0,2; K=3 is --loops 3."
+        "Other overrides, as results name them: gates=1,0, shuffled, shuffled:7, experts=1, "
+        "experts=random:7, halting=0.1, skip=0.1, kv_slots=1, layers=0,2; K=3 is --loops 3."
     )
     add_list_option(group, "--intervention", "OVERRIDE", text)
 
@@ -97,6 +99,13 @@ def _gates(place: str, text: str) -> dict[str, Any]:
     return {"gates": (deep, wide)}
 
 
+def _experts(place: str, text: str) -> dict[str, Any]:
+    chosen, colon, seed = text.partition(":")
+    if chosen == RANDOM:
+        return {"experts": RANDOM} | ({"seed": seed_number(place, seed)} if colon else {})
+    return {"experts": whole_number(place, text, 1, 10**4)}
+
+
 def _layers(place: str, text: str) -> dict[str, Any]:
     try:
         return {"layers": tuple(map(int, text.split(",")))}
@@ -107,6 +116,7 @@ def _layers(place: str, text: str) -> dict[str, Any]:
 _READERS: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "K": lambda place, text: {"loops": whole_number(place, text, 1, 1000)},
     "gates": _gates,
+    "experts": _experts,
     "halting": lambda place, text: {"halting": number(place, text, "from 0 to 1", 0, 1)},
     "skip": lambda place, text: {"skip": number(place, text, "from 0 to 1", 0, 1)},
     "kv_slots": lambda place, text: {"kv_slots": whole_number(place, text, 1, 1000)},

@@ -118,13 +118,15 @@ def test_states_are_weights_gradients_and_moments(name: Any) -> None:
 
 @pytest.mark.parametrize("product_bytes", [2, 4])
 @pytest.mark.parametrize(
-    "config", [SHAPES["wide"], shape(d_ffn=960)], ids=["widest in wide", "widest in deep"]
+    "config",
+    [SHAPES["wide"], shape(d_ffn=960), SHAPES["wide, 8 experts"]],
+    ids=["widest in wide", "widest in deep", "experts"],
 )
 def test_muon_works_in_what_is_predicted(config: ModelConfig, product_bytes: int) -> None:
     model = DualPathLM(config, seed=0)
     products = {2: torch.bfloat16, 4: None}[product_bytes]
     muon = OptimSettings(name="muon")
-    optimizer = build_optimizer(model.named_parameters(), muon, 1, products=products)
+    optimizer = build_optimizer(model.named_parameters(), muon, 1, config, products)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()

@@ -18,7 +18,7 @@ from dualpath_cli.decoding.sampler import Sampler
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import Limits, NextLogits, batches, write_on
 from dualpath_cli.evaluation.harness.likelihoods import Answer, InParts, Part
-from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.text.tokenizer import Tokenizer
 
@@ -59,8 +59,8 @@ class HarnessModel(InParts):
         self._batch_size = batch_size
         self._intervention = intervention
         self._autocast = autocast
-        shuffled = intervention is not None and intervention.gates == SHUFFLED
-        self._cached = cached and not shuffled  # which takes gates from tokens to come
+        whole = intervention is not None and intervention.needs_whole_text
+        self._cached = cached and not whole
 
     @property
     def eot_token_id(self) -> int:

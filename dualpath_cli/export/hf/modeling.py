@@ -23,7 +23,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.cache import Cache, LayerCache
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.export.hf.configuration import DualPathConfig
-from dualpath_cli.intervention import SHUFFLED, Intervention
+from dualpath_cli.intervention import Intervention
 from dualpath_cli.model.language_model import DualPathLM
 from dualpath_cli.model.parameters import initial_value
 from dualpath_cli.model.routing import RoutingTrace
@@ -245,8 +245,8 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
             output_hidden_states = self.config.output_hidden_states
         trace = RoutingTrace(keeps_states=True) if output_hidden_states or output_routing else None
         if use_cache is None:
-            shuffled = intervention is not None and intervention.gates == SHUFFLED
-            use_cache = self.config.use_cache and not self.training and not shuffled
+            fits = intervention is None or not intervention.needs_whole_text
+            use_cache = self.config.use_cache and not self.training and fits
         past = self._past(past_key_values, use_cache)
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError(f"attention_mask must be (B, S), not {tuple(attention_mask.shape)}")

@@ -117,7 +117,7 @@ class Ablation(bench.Study[Scoring]):
         paper = self._options.compare_paper
         for suite in self._options.selection.suites:
             rows = [row for row in self.results[source] if row.suite in (suite, BASELINE)]
-            if suite in ("paper", "kv-slots", *SHORTER):
+            if suite in ("paper", "experts", "kv-slots", *SHORTER):
                 table = source_table(title, rows, self._loops, paper)
             elif suite == "layers" and len(rows) > 1:
                 table = layer_table(title, rows[1:], self._last_is_dual)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.intervention import RANDOM as ANY
 from dualpath_cli.intervention import SHUFFLED, Intervention
 from dualpath_cli.study.classes import RANDOM, ForcedClass
 
@@ -47,7 +48,7 @@ class Selection:
     loops: tuple[int, ...]
     """Forced loop counts of the suites `paper` and `layers`."""
     shuffles: int
-    """Seeds of the shuffled gates, from 0 on, a row each."""
+    """Seeds of the shuffled gates, and of the random experts, from 0 on, a row each."""
     controls: int
     """Seeds of the random tokens that a class stands against; their mean counts."""
     classes: tuple[ForcedClass, ...]
@@ -97,6 +98,16 @@ def layer_rows(selection: Selection, config: ModelConfig) -> list[Row]:
     ]
 
 
+def expert_rows(selection: Selection, config: ModelConfig) -> list[Row]:
+    """Returns fewer and up to twice as many of the best experts, and random ones, a row a seed."""
+    most = min((layer.n_experts for layer in config.layers if layer.n_experts), default=0)
+    counts = [k for k in range(1, min(2 * config.top_k, most) + 1) if k != config.top_k]
+    return [
+        *(Row("experts", Intervention(experts=count)) for count in counts),
+        *(Row("experts", Intervention(experts=ANY, seed=n)) for n in range(selection.shuffles)),
+    ]
+
+
 @dataclass(frozen=True)
 class Suite:
     """Rows that belong together."""
@@ -115,6 +126,7 @@ SUITES: Mapping[str, Suite] = {
         token_class_rows,
     ),
     "layers": Suite("each row of `paper` in one layer at a time", layer_rows),
+    "experts": Suite("fewer or more of a token's best experts, and a random choice", expert_rows),
     "halting": Suite(
         "thresholds of remaining mass at which a token stops looping",
         lambda selection, config: [Row("halting", Intervention(halting=m)) for m in THRESHOLDS],
