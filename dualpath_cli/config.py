@@ -43,6 +43,9 @@ GROUP_OF: dict[Kind, ParameterGroup] = {
 Balance = Literal["bias", "loss", "none"]
 BALANCE_RATES: dict[Balance, float] = {"bias": 1e-3, "loss": 1e-2, "none": 0.0}
 """`balance_rate` by default: those of arXiv 2408.15664, and of arXiv 2101.03961."""
+RENAMED = {"top_k": "num_experts_per_tok"}
+"""Fields that `config.json` of an exported folder has under another name: transformers takes theirs
+for options of `generate`."""
 EXPERT_MULTIPLE = 8
 """An expert's width is a multiple of this: kernels for grouped products want rows of 16 bytes."""
 Checkpointing = Literal["none", "selective", "full"]

@@ -95,8 +95,8 @@ class Intervention:
     def name(self) -> str:
         """A short name: `learned`, `K=3`, `gates=1,0`, `shuffled`, with a seed `shuffled:7`.
 
-        Also `experts=1`, `experts=random:7`, `halting=0.1`, `skip=0.2`, `kv_slots=1`; what it is limited to follows:
-        `gates=0,1 layers=0,2 tokens=arithmetic`.
+        Also `experts=1`, `experts=random:7`, `halting=0.1`, `skip=0.2`, `kv_slots=1`; what it is
+        limited to follows: `gates=0,1 layers=0,2 tokens=arithmetic`.
         """
         parts = [] if self.loops is None else [f"K={self.loops}"]
         seed = f":{self.seed}" if self.seed else ""

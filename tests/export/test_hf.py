@@ -221,6 +221,9 @@ def test_gradients_are_the_checkpoints(pair: Pair) -> None:
         ours.named_parameters(), theirs.named_parameters(), strict=True
     ):
         assert other == f"model.{name}"
+        if name.endswith("balance_bias"):
+            assert mine.grad is yours.grad is None
+            continue
         assert mine.grad is not None
         torch.testing.assert_close(yours.grad, mine.grad, rtol=1e-4, atol=1e-7, msg=name)
 

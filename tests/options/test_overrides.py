@@ -73,7 +73,7 @@ def test_shuffled_gates_may_have_their_seed_apart() -> None:
     ("words", "message"),
     [
         ("gate=1,0", "'gate=1,0': give KEY=VALUE or shuffled; did you mean 'gates'?"),
-        ("loops", "keys are K, gates, halting, skip, kv_slots, layers, seed, tokens"),
+        ("loops", "keys are K, gates, experts, halting, skip, kv_slots, layers, seed, tokens"),
         ("gates=1", "--intervention gates must be such as 1,0 or shuffled, not '1'"),
         ("gates=1,3", "each from 0 to 1"),
         ("shuffled:x", "--intervention gates must be a whole number from 0 on, not 'x'"),
@@ -81,7 +81,7 @@ def test_shuffled_gates_may_have_their_seed_apart() -> None:
         ("layers=1,x", "--intervention layers must be such as 0,2, not '1,x'"),
         ("layers=2,0 skip=0.1", "in growing order"),
         ("K=0", "--intervention K must be a whole number above 0"),
-        ("kv_slots=1 shuffled", "kv_slots goes with gates that are not shuffled"),
+        ("kv_slots=1 shuffled", "kv_slots goes without shuffled gates and random experts"),
         ("shuffled:1 seed=2", "'seed=2': seed is given already"),
         ("gates=1,0 tokens=verbs", "ablate --suite token-classes"),
     ],

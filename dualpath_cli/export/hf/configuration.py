@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import RENAMED, ModelConfig
 
 
 class DualPathConfig(PretrainedConfig):
@@ -33,6 +33,7 @@ class DualPathConfig(PretrainedConfig):
         """
         known = {ours: kwargs.pop(theirs) for theirs, ours in self.attribute_map.items()
                  if theirs in kwargs}  # fmt: skip
+        known |= {ours: kwargs.pop(name) for ours, name in RENAMED.items() if name in kwargs}
         if "tie_word_embeddings" in kwargs:
             known["tie_embeddings"] = kwargs.pop("tie_word_embeddings")
         names = [field.name for field in dataclasses.fields(ModelConfig)]
@@ -45,10 +46,10 @@ class DualPathConfig(PretrainedConfig):
         kwargs["tie_word_embeddings"] = model.tie_embeddings
         super().__init__(**kwargs)
         for name in names:
-            setattr(self, name, getattr(model, name))
+            setattr(self, RENAMED.get(name, name), getattr(model, name))
 
     @property
     def model(self) -> ModelConfig:
         """The configuration that the model is built from."""
         names = [field.name for field in dataclasses.fields(ModelConfig)]
-        return ModelConfig(**{name: getattr(self, name) for name in names})
+        return ModelConfig(**{name: getattr(self, RENAMED.get(name, name)) for name in names})

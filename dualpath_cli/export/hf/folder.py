@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from dualpath_cli.config import RENAMED
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.export.consolidated import entries, write_weights
 from dualpath_cli.export.hf.card import model_card
@@ -119,7 +120,7 @@ def config(
             "AutoModelForCausalLM": "modeling_dualpath.DualPathForCausalLM",
         },
         "dtype": str(dtype).removeprefix("torch."),
-        **dataclasses.asdict(settings.model),
+        **{RENAMED.get(k, k): v for k, v in dataclasses.asdict(settings.model).items()},
         "tie_word_embeddings": settings.model.tie_embeddings,
         "use_cache": True,
         **_special_ids(tokenizer),

@@ -5,7 +5,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.config import RENAMED, ModelConfig
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.export.hf.listing import CARD, CONFIG, LISTING, changed
 from dualpath_cli.files.text_file import read_json
@@ -103,7 +103,8 @@ def read_folder(folder: Path) -> tuple[Run, Settings]:
         if type(step) is not int:
             raise ValueError(f"its step is {step!r:.40}")
         check_range("its step", step, (0, MOST_STEPS))
-        model = {field.name: config[field.name] for field in dataclasses.fields(ModelConfig)}
+        names = [field.name for field in dataclasses.fields(ModelConfig)]
+        model = {name: config[RENAMED.get(name, name)] for name in names}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"'{folder / CONFIG}' is not of a model of dualpath: {of_content(error)}"

@@ -14,8 +14,8 @@ from lightning.pytorch import LightningModule, Trainer
 from dualpath_cli.errors import NumbersFailed
 from dualpath_cli.files.atomic import replacing
 from dualpath_cli.run.run_folder import newest_step
-from dualpath_cli.training.each_step import EachStep
 from dualpath_cli.training.guard import BadStep, Kind
+from dualpath_cli.training.logs.each_step import EachStep
 from dualpath_cli.training.logs.metrics_log import CsvTable
 from dualpath_cli.training.module import DualPathModule
 

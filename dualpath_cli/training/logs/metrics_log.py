@@ -26,7 +26,7 @@ from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.run_folder import VALIDATION
 from dualpath_cli.training import internals
 from dualpath_cli.training.balance import COLUMNS
-from dualpath_cli.training.each_step import EachStep
+from dualpath_cli.training.logs.each_step import EachStep
 from dualpath_cli.training.logs.peaks import peak_tflops
 from dualpath_cli.training.module import DualPathModule
 

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.profiler import ProfilerActivity, profile
 
-from dualpath_cli.training.each_step import EachStep
+from dualpath_cli.training.logs.each_step import EachStep
 from dualpath_cli.training.module import DualPathModule
 
 FIRST, LAST = 10, 12

@@ -4,7 +4,7 @@ from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
 
 from dualpath_cli.output.progress import Progress, counted
-from dualpath_cli.training.each_step import EachStep
+from dualpath_cli.training.logs.each_step import EachStep
 from dualpath_cli.training.logs.metrics_log import Row
 from dualpath_cli.training.module import DualPathModule
 

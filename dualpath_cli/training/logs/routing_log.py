@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.block import DualPathBlock
-from dualpath_cli.training.each_step import EachStep
+from dualpath_cli.training.logs.each_step import EachStep
 from dualpath_cli.training.logs.metrics_log import CsvTable, Row
 from dualpath_cli.training.module import DualPathModule
 
