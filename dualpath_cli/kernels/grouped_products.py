@@ -28,7 +28,7 @@ def grouped_products(x_RD: torch.Tensor, w_EHD: torch.Tensor, ends_E: torch.Tens
 def has_kernel(x_RD: torch.Tensor, w_EHD: torch.Tensor) -> bool:
     """Whether PyTorch has a kernel for the device, the type and the widths.
 
-    For CPUs its kernel is a loop over groups as well, which wants transposed copies besides.
+    For CPUs its kernel is a loop over groups as well, for fewer types and strides.
     """
     widths = w_EHD.shape[1:]
     fits = not any(n * x_RD.itemsize % ROW_BYTES for n in widths)

@@ -126,6 +126,7 @@ def test_interventions_leave_padding_out(intervention: Intervention) -> None:
         (Intervention(loops=2), None, None, "learned: the cache was begun with K=2"),
         (None, Intervention(loops=1), Intervention(loops=2), "K=2: the cache was begun with learn"),
         (None, None, Intervention(gates="shuffled"), "shuffled: needs the whole sequence"),
+        (None, None, Intervention(experts="random"), "experts=random: needs the whole sequence"),
     ],
 )
 def test_a_cache_goes_with_one_intervention_and_its_draft(

@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from dualpath_cli.model import AuxiliaryLoss, Intervention
-from tests.model.small_models import SMALL, TOKENS, small, with_weights
+from tests.model.small_models import EXPERTS, SMALL, TOKENS, small, with_weights
 
 SHUFFLE = Intervention(gates="shuffled")
 
@@ -52,6 +52,13 @@ HALTING = Intervention(halting=0.1)
         ),
         ({"combination": "mean"}, HALTING, "the model has no router"),
         ({"combination": "final"}, HALTING, "the model has no router"),
+        ({}, Intervention(experts=1), "the model has no experts"),
+        (EXPERTS, Intervention(experts=5), "a layer has 4 experts, of which 5 cannot be taken"),
+        (
+            EXPERTS | {"n_experts": [4, 0]},
+            Intervention(experts="random", layers=(1,)),
+            "that part of the model has no experts",
+        ),
         ({"block": "wide"}, Intervention(kv_slots=1), "the model has only wide blocks, so it"),
         ({"block": "loop"}, Intervention(skip=0.1), "the model has no dual block, so it has no"),
         ({"loops": 1}, HALTING, "the model has no router"),

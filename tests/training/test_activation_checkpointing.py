@@ -22,6 +22,7 @@ from dualpath_cli.training.parallel import build_model
 from tests.model.small_models import (
     ALL_KINDS,
     EXACT,
+    EXPERTS,
     SMALL,
     TARGETS,
     TOKENS,
@@ -35,6 +36,7 @@ from tests.model.test_auxiliary_loss import with_balanced
 CASES: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "all kinds": (small(**ALL_KINDS), {}),
     "loops by layer": (small(**UNEVEN), {}),
+    "experts": (small(**EXPERTS, balance="loss"), {}),
     "one loop": (small(loops=1), {}),
     "tied": (small(tie_embeddings=True), {}),
     "convex gate, mean of steps": (
@@ -59,6 +61,7 @@ def gradients(model: DualPathLM, **options: Any) -> dict[str, torch.Tensor]:
     auxiliary = AuxiliaryLoss()
     nll = model(TOKENS, TARGETS, auxiliary=auxiliary, **options)
     (nll.mean() + auxiliary.total).backward()
+    assert all(int(load.sum()) == 2 * TOKENS.numel() for load in auxiliary.loads.values())
     found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return {"nll": nll.detach(), **found}
 

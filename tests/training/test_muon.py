@@ -205,3 +205,19 @@ def test_mistakes_are_one_line(refused: Refused) -> None:
     error = refused(optim={"name": "muon"}, trainer={"strategy": flattened})
     assert "choose single, ddp, fsdp or hsdp, or optim.name=adamw" in error
     assert error.count("\n") == 1
+
+
+def test_each_expert_is_a_matrix_of_its_own() -> None:
+    """Three below each other in one parameter, beside the same as three parameters."""
+    rng = torch.Generator().manual_seed(0)
+    value, grad = (torch.randn(12, 3, generator=rng) for _ in range(2))
+    stacked = nn.Parameter(value.clone())
+    stacked.grad = grad.clone()
+    apart = [nn.Parameter(part.clone()) for part in value.chunk(3)]
+    for one, part in zip(apart, grad.chunk(3), strict=True):
+        one.grad = part.clone()
+    rest = {"params": [nn.Parameter(torch.zeros(1))], "name": "norms"}
+    for params, counts in (([stacked], {stacked: 3}), (apart, {})):
+        group = {"params": params, "name": "hidden", "lr": 0.1, "weight_decay": 0.1}
+        Muon([group, dict(rest)], OptimSettings(name="muon"), stacked=counts).step()
+    torch.testing.assert_close(stacked, torch.cat(apart), rtol=1e-6, atol=1e-7)
