@@ -90,3 +90,10 @@ def test_a_word_that_means_nothing_is_named_with_its_value(words: str, message: 
     with pytest.raises(UserError) as caught:
         read(options(*words.split()))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["experts=1", "experts=random", "experts=random:7"])
+def test_experts_are_read_as_they_are_written(word: str) -> None:
+    change = parse([word])
+    assert change is not None
+    assert change.name == word

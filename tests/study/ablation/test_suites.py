@@ -88,6 +88,13 @@ def test_as_many_slots_as_steps_are_no_row():
     ]  # fmt: skip
 
 
+def test_more_and_fewer_experts_than_trained_and_random_ones_are_rows():
+    config = dataclasses.replace(TINY, d_ffn_wide=400, n_experts=3)
+    assert names("experts", config=config, shuffles=2) == [
+        "learned", "experts=1", "experts=3", "experts=random", "experts=random:1",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "kept"),
     [
