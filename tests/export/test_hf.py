@@ -116,7 +116,8 @@ def test_padding_and_cache_change_no_text_and_the_greedy_one_is_the_models_own(p
             if not more:
                 assert torch.equal(alone, greedy(ours, prompt, theirs.config))
     past = theirs(tokens, attention_mask=mask).past_key_values
-    further = theirs(tokens[:, :2], past_key_values=past).logits  # no mask: of these, none is
+    # Without a mask, none is padding; `cache` is its name since transformers 5.24.
+    further = theirs(tokens[:, :2], cache=past).logits
     for row, length in enumerate(lengths):
         whole = torch.cat((tokens[row, LENGTH - length :], tokens[row, :2]))[None]
         torch.testing.assert_close(further[row], theirs(whole).logits[0, -2:], atol=1e-6, rtol=0)

@@ -16,7 +16,7 @@ class DualPathConfig(PretrainedConfig):
     """The fields of ModelConfig, under their own names and under those that tools look for."""
 
     model_type = "dualpath"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]
     attribute_map = {
         "hidden_size": "d_model",
         "num_hidden_layers": "n_layers",

@@ -41,6 +41,8 @@ KEPT = (
 """Modules and parameters that stay float32 where the model is loaded in half precision."""
 IN_VERSION_5 = {"gate": r"\.gate\."}
 """transformers 4 wants the name of a module; version 5 would find `gate` in `gate_proj`, too."""
+CACHE = next(n for n in ("cache", "past_key_values") if hasattr(CausalLMOutputWithPast, n))
+"""What transformers calls a cache: the latter before 5.24."""
 TOLERATED = {"cache_position", "num_items_in_batch"}
 """Arguments that transformers gives any model: of no use here, or for the loss."""
 
@@ -214,6 +216,7 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         token_mask: torch.Tensor | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         return_dict: bool | None = None,
+        cache: TransformersCache | None = None,
         **kwargs: Any,
     ) -> DualPathOutput | tuple[Any, ...]:
         """Maps tokens (B, T) to logits (B, T, V) in float32, and to the mean loss of `labels`.
@@ -221,7 +224,8 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         `attention_mask` (B, S) is 0 at padding, on either side; positions follow from it.
         `intervention` holds the fields of Intervention, such as ``{"loops": 2}`` or
         ``{"gates": (1.0, 0.0)}``, `token_mask` (B, T) which tokens it is about where that is not
-        all of them; `generate` takes an intervention as well. `output_routing` gives
+        all of them; `generate` takes an intervention as well. `cache` is `past_key_values` by its
+        name since transformers 5.24. `output_routing` gives
         ``outputs.routing``, with the state after each loop; a forward hook on
         ``model.blocks[n].deep.sublayer`` sees each of them, too, as it is made.
 
@@ -247,7 +251,7 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         if use_cache is None:
             fits = intervention is None or not intervention.needs_whole_text
             use_cache = self.config.use_cache and not self.training and fits
-        past = self._past(past_key_values, use_cache)
+        past = self._past(past_key_values if cache is None else cache, use_cache)
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError(f"attention_mask must be (B, S), not {tuple(attention_mask.shape)}")
         if attention_mask is not None:
@@ -274,7 +278,8 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
             loss = self.loss_function(
                 logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=items
             )
-        output = DualPathOutput(loss=loss, logits=logits, past_key_values=past)
+        held: dict[str, Any] = {CACHE: past}
+        output = DualPathOutput(loss=loss, logits=logits, **held)
         if trace is not None:
             output.routing = trace if output_routing else None
             if output_hidden_states:
@@ -301,5 +306,5 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
             return given
         if given is not None and (given.is_compileable or given.get_seq_length()):
             kind = type(given).__name__
-            raise ValueError(f"past_key_values is a {kind} of another model, or of a fixed size")
+            raise ValueError(f"{CACHE} is a {kind} of another model, or of a fixed size")
         return DualPathCache() if use_cache or given is not None else None
