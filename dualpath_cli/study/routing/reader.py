@@ -21,7 +21,13 @@ from dualpath_cli.statistics.bootstrap import RESAMPLES, clusters_of, resample_w
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.facts import array_digest
 from dualpath_cli.study.passes import FILLER, Arrays, Pass
-from dualpath_cli.study.routing.readouts import dual_layers, is_text, most_steps
+from dualpath_cli.study.routing.readouts import (
+    dual_layers,
+    experts_by_layer,
+    experts_of,
+    is_text,
+    most_steps,
+)
 from dualpath_cli.study.routing.sums import RoutingSums
 from dualpath_cli.study.routing.tokens import TokenTable, token_table
 from dualpath_cli.training.metrics import LanguageModelLoss
@@ -66,14 +72,17 @@ class Reading(Pass):
         layers = config.block_kinds.count("dual")
         self._module = module
         self._clusters = clusters_of(self.windows)
-        self._sums = RoutingSums(layers, most_steps(config)).to(module.device)
+        self._experts = experts_by_layer(config)
+        sums = RoutingSums(layers, most_steps(config), max(self._experts))
+        self._sums = sums.to(module.device)
         loss = module.train_loss.clone()  # nothing was trained, so that it is empty
         assert isinstance(loss, LanguageModelLoss)
         self._loss = loss
         self._rows: TokenTable | None = None
         if module.trainer.is_global_zero and self.table is not None:
             path = self.path.with_suffix(self.table)
-            table = token_table(path, self.token_values, layers, most_steps(config))
+            chosen = config.top_k if any(self._experts) else 0
+            table = token_table(path, self.token_values, layers, most_steps(config), chosen)
             self._rows = files.enter_context(table)
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]) -> None:
@@ -81,20 +90,22 @@ class Reading(Pass):
         trace = RoutingTrace()
         nll = self._module.model(tokens, targets, trace=trace)
         self._loss.update(nll, targets)
-        values = dual_layers(trace)
+        values, (chosen, expert_weights) = dual_layers(trace), experts_of(trace)
         text = is_text(tokens, targets, self._loss.bytes_of_token)
         facts = (fact.to(tokens.device) for fact in self._facts_of(places, tokens.shape[1]))
-        self._sums.update(values, text, *facts)
+        self._sums.update(values, chosen, text, *facts)
         if self.table is None:
             return
         # Every loss belongs to the token that it is the prediction of.
         numbers = torch.tensor(places, device=tokens.device)
-        self._write(numbers, tokens, text, nll.roll(1, 1).float(), values.float())
+        nats = nll.roll(1, 1).float()
+        self._write(numbers, tokens, text, nats, values.float(), chosen, expert_weights.float())
 
     def end(self) -> Arrays:
-        """Returns sums, loss and bits per byte of all ranks, and the number of clusters."""
+        """Returns sums, loss and bits per byte of all ranks, numbers of clusters and experts."""
         loss = {name: value.cpu().numpy() for name, value in self._loss.compute().items()}
-        return self._sums.compute() | loss | {"clusters": np.array(self._clusters.count)}
+        facts = {"clusters": np.array(self._clusters.count), "experts": np.array(self._experts)}
+        return self._sums.compute() | loss | facts
 
     def _facts_of(
         self, places: list[int], length: int
@@ -114,8 +125,8 @@ class Reading(Pass):
     def _write(self, *columns: torch.Tensor) -> None:
         """Writes the rows of all ranks' sequences, in the order of their places.
 
-        `columns` are places (B,), tokens, which of them are text, their losses (B, T) and
-        read-outs (B, T, L, columns).
+        `columns` are places (B,), tokens, which of them are text, their losses (B, T),
+        read-outs (B, T, L, columns), experts and their weights (B, T, L, C).
         """
         gathered = [[column] for column in columns]
         if self._module.trainer.world_size > 1:
@@ -124,7 +135,7 @@ class Reading(Pass):
             return
         ranks = [[column.cpu().numpy() for column in rank] for rank in zip(*gathered, strict=True)]
         for row in range(len(columns[0])):
-            for places, tokens, text, nats, values in ranks:
+            for places, tokens, text, nats, values, *experts in ranks:
                 if places[row] != FILLER:
                     (positions,) = text[row].nonzero()
                     self._rows.add(
@@ -134,6 +145,7 @@ class Reading(Pass):
                         self._upos(places[row], positions),
                         nats[row, positions],
                         values[row, positions],
+                        *(array[row, positions] for array in experts),
                     )
 
     def _upos(self, place: int, positions: npt.NDArray[np.int64]) -> list[str | None] | None:

@@ -1,6 +1,6 @@
 """Read-outs: what is read of every token in every layer with gates, as one tensor; which tokens.
 
-Shapes: B sequences, T positions, L layers with gates, K loops.
+Shapes: B sequences, T positions, L layers with gates, K loops, C experts that a token takes.
 """
 
 import math
@@ -24,6 +24,8 @@ READOUTS = (
 STEP_READOUTS = {"step_weights": 0.0, "step_sizes": math.nan, "step_cosines": math.nan}
 """Fields of LayerTrace, each K numbers; what stands for a step that a layer of fewer does not have.
 """
+EXPERT_READOUTS = ("experts", "expert_weights")
+"""Fields of LayerTrace, each C numbers, of layers whose wide path has experts."""
 DEFINITION = "deep share = g_d ‖Δ_d‖ / (g_d ‖Δ_d‖ + g_w ‖Δ_w‖) of a token, then averaged"
 """The caption of tables."""
 STEP_DEFINITION = (
@@ -52,6 +54,28 @@ def dual_layers(trace: RoutingTrace) -> torch.Tensor:
         padded = [F.pad(x, (0, loops - x.shape[-1]), value=blank) for x, blank in steps]
         layers.append(torch.cat([torch.stack(values, -1), *padded], -1))
     return torch.stack(layers, 2)
+
+
+def experts_of(trace: RoutingTrace) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token in the layers with gates, and their weights: (B, T, L, C) each.
+
+    A layer without experts has -1 and nan; C is 0 where none has any.
+    """
+    dual = [layer for layer in trace.layers if layer.gate_deep is not None]
+    gates = [layer.gate_deep for layer in dual if layer.gate_deep is not None]
+    most = max(0 if layer.experts is None else layer.experts.shape[-1] for layer in dual)
+    chosen = torch.full((*gates[0].shape, len(dual), most), -1, device=gates[0].device)
+    weights = torch.full(chosen.shape, math.nan, device=chosen.device)
+    for place, layer in enumerate(dual):
+        if layer.experts is not None and layer.expert_weights is not None:
+            chosen[..., place, :] = layer.experts
+            weights[..., place, :] = layer.expert_weights
+    return chosen, weights
+
+
+def experts_by_layer(config: ModelConfig) -> list[int]:
+    """The number of experts of each layer with gates, (L,); 0 is a dense wide path."""
+    return [layer.n_experts for layer in config.layers if layer.block == "dual"]
 
 
 def by_name(values: Values) -> dict[str, Values]:

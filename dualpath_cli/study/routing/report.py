@@ -18,8 +18,10 @@ from dualpath_cli.statistics import bootstrap
 from dualpath_cli.statistics.bootstrap import LEAST_CLUSTERS, clusters_text
 from dualpath_cli.study import classes
 from dualpath_cli.study.facts import LAST_LAYER
+from dualpath_cli.study.routing import experts
 from dualpath_cli.study.routing.claim_table import as_row, claim_table
 from dualpath_cli.study.routing.claims import Claim, claims, number_of_tests
+from dualpath_cli.study.routing.figures import experts as expert_figures
 from dualpath_cli.study.routing.figures import layers as layer_figures
 from dualpath_cli.study.routing.figures import speech as speech_figures
 from dualpath_cli.study.routing.figures import tokens as token_figures
@@ -31,7 +33,7 @@ from dualpath_cli.study.routing.readouts import (
     most_steps,
     two_digits,
 )
-from dualpath_cli.study.routing.summary import Summary
+from dualpath_cli.study.routing.summary import Summary, plain
 from dualpath_cli.study.routing.sums import Sums
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
@@ -66,6 +68,8 @@ def write(
     for name, source_facts in sources.items():
         source_facts |= {"tokens": int(sums[name]["tokens"][0])}
         source_facts |= {key: float(sums[name][key]) for key in ("loss", "bits_per_byte")}
+        if sums[name]["experts"].any():
+            source_facts["expert_loads"] = plain(experts.expert_loads(sums[name]))
     content = {
         **facts,
         "layers": layers,
@@ -97,6 +101,7 @@ def write(
             "tokens": token_figures.coloured_text(drawn),
             "layers_by_token": token_figures.layer_grid(drawn, layers),
             "aligned": token_figures.aligned(summaries, options.anchor),
+            "experts": expert_figures.loads(sums, layers),
             "parts_of_speech": speech_figures.heat_maps(summaries, average),
             "parts_of_speech_box": speech_figures.boxes(sums, average),
         },
@@ -164,6 +169,8 @@ def _show(
     note = f"{amounts}; {DEFINITION}" + (f". {LAST_LAYER}" if average.is_last(-1) else "")
     show(console, Table(columns, rows, "routing by layer", note))
     show(console, _steps({**summaries, "untrained": untrained}))
+    if experts.BY_SHARE in average.means:
+        show(console, experts.table({**summaries, "untrained": untrained}))
     bands = ", ".join(f"{name} {_range(band)}" for name, band in average.layers_of_bands.items())
     show(console, claim_table(statements, f"bands of layers: {bands}; "))
     if classes.OTHERS:

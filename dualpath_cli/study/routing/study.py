@@ -70,7 +70,7 @@ def run(session: Session) -> None:
 class RoutingStudy(bench.Study[Reading | PagePass]):
     """A pass over each source, one of the untrained model, and those over the page's sequences."""
 
-    semantics = 5
+    semantics = 6
 
     def __init__(self, session: Session, tagger: Tagger | None) -> None:
         self._options: RoutingOptions = session.launch.options

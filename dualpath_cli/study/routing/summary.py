@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dualpath_cli.statistics.bootstrap import Floats, interval
 from dualpath_cli.study.classes import UPOS, TokenClass, measured
+from dualpath_cli.study.routing.experts import expert_means
 from dualpath_cli.study.routing.sums import AFTER, BEFORE, SHARE_BINS, Sums, columns
 
 LEAST_TOKENS = 10
@@ -30,7 +31,7 @@ class Summary:
     layers: tuple[int, ...]
     """Numbers of the layers with gates."""
     means: Mapping[str, Floats]
-    """Of each column: (R, L)."""
+    """Of each column, and of experts where there are any: (R, L)."""
     tag_means: Floats
     """Deep share by part of speech, (R, P, L); nan where a source has too few tokens."""
     class_differences: Mapping[TokenClass, Floats]
@@ -52,10 +53,10 @@ class Summary:
             classes = {chosen: _difference(sums, chosen.upos) for chosen in measured()}
         tag_means[:, sums["tag_tokens"][0] < LEAST_TOKENS] = np.nan
         aligned[:, sums["aligned_tokens"][0] < LEAST_ALIGNED] = np.nan
-        names = columns(loops)
+        means = {name: means_RLC[..., number] for number, name in enumerate(columns(loops))}
         return cls(
             tuple(layers),
-            {name: means_RLC[..., number] for number, name in enumerate(names)},
+            means | expert_means(sums),
             tag_means, classes, aligned, int(sums["clusters"]), n_layers,
         )  # fmt: skip
 
@@ -135,7 +136,7 @@ class Summary:
     def estimate(self, values: Floats) -> dict[str, Any]:
         """Mean and interval of values (R, ...), as JSON has them: None where nothing is known."""
         low, high = self.interval(values)
-        return {"mean": _plain(values[0]), "low": _plain(low), "high": _plain(high)}
+        return {"mean": plain(values[0]), "low": plain(low), "high": plain(high)}
 
     def report(self) -> dict[str, Any]:
         """Everything with its interval, as JSON has it: lists are over the layers with gates."""
@@ -201,7 +202,7 @@ def _mean_where_any(arrays: Sequence[Floats]) -> Floats:
     return np.asarray(total)
 
 
-def _plain(values: npt.NDArray[np.floating]) -> Any:
+def plain(values: npt.NDArray[np.floating]) -> Any:
     """A list or number, with None for what is no number."""
     objects = np.asarray(values, dtype=object)
     objects[~np.isfinite(values)] = None

@@ -4,7 +4,7 @@ Each sum is kept 1 + 1,000 times, first as it is, then resampled (`statistics/bo
 whatever is computed from sums is computed from all of them.
 
 Shapes: B sequences, T positions, L layers with gates, C columns, R 1 + resamples, P parts of
-speech, O offsets from an anchor.
+speech, O offsets from an anchor, E experts.
 """
 
 import numpy as np
@@ -57,9 +57,13 @@ class RoutingSums(Metric):
     tag_shares: torch.Tensor
     aligned_tokens: torch.Tensor
     aligned_sums: torch.Tensor
+    expert_tokens: torch.Tensor
+    expert_shares: torch.Tensor
+    share_squares: torch.Tensor
+    expert_tags: torch.Tensor
 
-    def __init__(self, n_layers: int, loops: int) -> None:
-        """`n_layers` counts the layers with gates."""
+    def __init__(self, n_layers: int, loops: int, experts: int = 0) -> None:
+        """`n_layers` counts the layers with gates; `experts` is the most that one has."""
         super().__init__()
         resamples, offsets = 1 + RESAMPLES, BEFORE + 1 + AFTER
         sums = {
@@ -72,6 +76,11 @@ class RoutingSums(Metric):
             "tag_shares": (len(UPOS), SHARE_BINS),  # of all layers
             "aligned_tokens": (resamples, offsets),
             "aligned_sums": (resamples, offsets, n_layers),  # of deep shares
+            # Of choices: a token counts once for each of its experts.
+            "expert_tokens": (resamples, n_layers, experts),
+            "expert_shares": (resamples, n_layers, experts),  # of deep shares
+            "share_squares": (resamples, n_layers),
+            "expert_tags": (resamples, n_layers, experts, len(UPOS)),
         }
         for name, shape in sums.items():
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
@@ -79,6 +88,7 @@ class RoutingSums(Metric):
     def update(
         self,
         values: torch.Tensor,
+        chosen: torch.Tensor,
         text: torch.Tensor,
         weights: torch.Tensor,
         tags: torch.Tensor,
@@ -86,9 +96,9 @@ class RoutingSums(Metric):
     ) -> None:
         """Adds a batch.
 
-        `values` is of `dual_layers`; `text` (B, T) is True at tokens that count; `weights` (B, R)
-        are 0 for a sequence that only fills up the batch; `tags` (B, T) are places in UPOS, -1
-        without one; `anchors` (B,) are positions, -1 without one.
+        `values` is of `dual_layers`, `chosen` of `experts_of`; `text` (B, T) is True at tokens that
+        count; `weights` (B, R) are 0 for a sequence that only fills up the batch; `tags` (B, T) are
+        places in UPOS, -1 without one; `anchors` (B,) are positions, -1 without one.
         """
         values = torch.where(text[..., None, None], values.double(), 0)
         g_d, g_w, norm_d, norm_w = values[..., :4].unbind(-1)
@@ -110,6 +120,7 @@ class RoutingSums(Metric):
         )  # fmt: skip
         self._add_tags(share, torch.where(text, tags, -1), weights)
         self._add_aligned(share, text, anchors, weights)
+        self._add_experts(share, chosen, text, torch.where(text, tags, -1), weights)
 
     def compute(self) -> Sums:
         """Returns the sums of all ranks by name, in float64."""
@@ -136,6 +147,24 @@ class RoutingSums(Metric):
         shares = share.gather(1, places[..., None].expand(-1, -1, share.shape[-1]))
         self.aligned_tokens += weights.T @ counted
         self.aligned_sums += torch.einsum("br,bol->rol", weights, shares * counted[..., None])
+
+    def _add_experts(
+        self,
+        share: torch.Tensor,
+        chosen: torch.Tensor,
+        text: torch.Tensor,
+        tags: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> None:
+        has_tag = (tags[..., None] == torch.arange(len(UPOS), device=tags.device)).double()
+        choices = (text[..., None, None] & (chosen >= 0)).sum(-1)  # (B, T, L)
+        self.share_squares += weights.T @ (choices * share**2).sum(1)
+        for expert in range(self.expert_tokens.shape[-1]):
+            takes = (text[..., None] & (chosen == expert).any(-1)).double()
+            self.expert_tokens[..., expert] += weights.T @ takes.sum(1)
+            self.expert_shares[..., expert] += weights.T @ (takes * share).sum(1)
+            of_tags = torch.einsum("btl,btp->blp", takes, has_tag)
+            self.expert_tags[..., expert, :] += torch.einsum("br,blp->rlp", weights, of_tags)
 
 
 def _bin(values: torch.Tensor, bins: int, end: float) -> torch.Tensor:

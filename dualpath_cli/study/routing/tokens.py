@@ -1,6 +1,6 @@
 """routing.parquet: a row for every token that was read.
 
-Shapes: N tokens, L layers with gates, K loops.
+Shapes: N tokens, L layers with gates, K loops, C experts that a token takes.
 """
 
 import codecs
@@ -18,7 +18,12 @@ import pyarrow.parquet as pq
 
 from dualpath_cli.files.atomic import replacing
 from dualpath_cli.study.routing.page.examples import Example
-from dualpath_cli.study.routing.readouts import READOUTS, STEP_READOUTS, by_name
+from dualpath_cli.study.routing.readouts import (
+    EXPERT_READOUTS,
+    READOUTS,
+    STEP_READOUTS,
+    by_name,
+)
 
 TOKENS = "routing.parquet"
 ROWS = 1 << 16
@@ -27,10 +32,14 @@ ROWS = 1 << 16
 
 @contextmanager
 def token_table(
-    path: Path, token_values: Sequence[bytes], layers: int, loops: int
+    path: Path, token_values: Sequence[bytes], layers: int, loops: int, chosen: int
 ) -> Iterator["TokenTable"]:
-    """Writes a source's table, whole or not at all; `token_values` are the bytes of each id."""
+    """Writes a source's table, whole or not at all; `token_values` are the bytes of each id.
+
+    `chosen` is C, 0 where no layer has experts.
+    """
     per_layer = pa.list_(pa.float32(), layers)
+    of_experts = {"experts": pa.int32(), "expert_weights": pa.float32()} if chosen else {}
     schema = pa.schema(
         [
             ("source", pa.string()),
@@ -42,6 +51,7 @@ def token_table(
             ("nats", pa.float32()),
             *((name, per_layer) for name in READOUTS),
             *((name, pa.list_(pa.list_(pa.float32(), loops), layers)) for name in STEP_READOUTS),
+            *((name, pa.list_(pa.list_(of, chosen), layers)) for name, of in of_experts.items()),
         ]
     )
     with replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as file:
@@ -56,7 +66,8 @@ class TokenTable:
     `sequence` counts within the source, `position` within the sequence's text tokens, both from 0;
     `upos` is null where nothing was tagged; `nats` is the token's loss given those before it. Each
     of `READOUTS` is a list over the layers with gates, (L,), each of `STEP_READOUTS` a list of
-    lists, (L, K).
+    lists, (L, K). Where layers have experts, so are `experts` and `expert_weights`, (L, C), with -1
+    and nan in layers that have none.
     """
 
     def __init__(self, file: pq.ParquetWriter, token_values: Sequence[bytes]) -> None:
@@ -72,8 +83,13 @@ class TokenTable:
         upos: Sequence[str | None] | None,
         nats: npt.NDArray[np.floating],
         values: npt.NDArray[np.floating],
+        experts: npt.NDArray[np.integer],
+        expert_weights: npt.NDArray[np.floating],
     ) -> None:
-        """Adds tokens of a sequence; `values` is of `dual_layers`, (N, L, columns)."""
+        """Adds tokens of a sequence.
+
+        `values` is of `dual_layers`, (N, L, columns), the last two of `experts_of`, (N, L, C).
+        """
         columns = {
             "source": [source] * len(ids),
             "sequence": np.full(len(ids), sequence),
@@ -84,6 +100,9 @@ class TokenTable:
             "nats": nats,
             **{name: _lists(array) for name, array in by_name(values).items()},
         }
+        if experts.shape[-1]:
+            columns |= {"experts": _lists(experts, np.int32)}
+            columns |= {"expert_weights": _lists(expert_weights)}
         self._held.append(pa.RecordBatch.from_pydict(columns, schema=self._file.schema))
         if sum(map(len, self._held)) >= ROWS:
             self.flush()
@@ -128,7 +147,7 @@ def read_examples(tokens: Path, source: str, numbers: Sequence[int]) -> list[Exa
 def _example(source: str, number: int, rows: pa.Table) -> Example:
     rows = rows.sort_by("position")
     upos = rows["upos"].to_pylist()
-    known = (*READOUTS, *STEP_READOUTS)
+    known = {*READOUTS, *STEP_READOUTS, *EXPERT_READOUTS} & {*rows.schema.names}
     names = [name for name in Example.__dataclass_fields__ if name in known]
     read_outs: dict[str, Any] = {name: _stacked(rows[name]) for name in names}
     return Example(
@@ -142,13 +161,13 @@ def _example(source: str, number: int, rows: pa.Table) -> Example:
     )
 
 
-def _lists(values: npt.NDArray[np.floating]) -> pa.Array:
+def _lists(values: npt.NDArray[Any], of: type[np.generic] = np.float32) -> pa.Array:
     """An array (N, ...) as lists of fixed size, nested as deep as it has further dimensions."""
-    array = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
+    array = pa.array(np.ascontiguousarray(values, of).reshape(-1))
     for size in reversed(values.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     return array
 
 
-def _stacked(column: Any) -> npt.NDArray[np.float32]:
+def _stacked(column: Any) -> npt.NDArray[np.floating]:
     return np.array(column.to_pylist(), np.float32)

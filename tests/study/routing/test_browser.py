@@ -1,15 +1,22 @@
 """The page in Chromium, in short: a token shows its numbers, and two models of one text theirs."""
 
+import dataclasses
+
+import numpy as np
+
 from tests.study.routing.pages import (
     FIRST,
     LAYERS,
     NASTY,
     SECOND,
     WORDS,
+    fixed,
+    model,
     panel,
     place,
     press,
     shown,
+    three,
     token,
 )
 from tests.study.routing.test_page_early import MORE, TWO, said_rows, signed, table
@@ -34,6 +41,32 @@ def test_a_token_pointed_at_shows_its_exact_numbers(visit):
     press(tab, "ArrowRight")
     assert panel(tab) == shown(FIRST, 11, 2)
     assert tab.locator("#sources").bounding_box() == layout
+
+
+def test_a_token_shows_its_experts_and_their_load_in_the_sequence(visit):
+    draw = np.random.default_rng(0)
+    experts = draw.random((len(WORDS), 3, 6)).argsort(-1)[..., :2].astype(float)
+    experts[:, 2] = -1
+    weights = np.where(experts < 0, np.nan, draw.dirichlet(np.ones(2), experts.shape[:2]))
+    chosen = dataclasses.replace(SECOND, experts=experts, expert_weights=weights)
+    tab = visit(models=[dataclasses.replace(model([chosen]), experts=[6, 6, 0])])
+    token(tab, 4).hover()
+    assert panel(tab)["experts"] == "–"  # there is no mean of experts
+    tab.focus("#layer")
+    for layer in range(2):
+        press(tab, "ArrowRight")
+        order = (-weights[4, layer]).argsort()
+        own = zip(experts[4, layer, order], weights[4, layer, order], strict=True)
+        assert panel(tab)["experts"] == ", ".join(f"{n:.0f} ({fixed(w)})" for n, w in own)
+        counts = np.bincount(experts[:, layer].astype(int).ravel(), minlength=6)
+        titles = tab.eval_on_selector_all(".loads span", "l => l.map(e => [e.title, e.className])")
+        assert titles == [
+            [f"expert {n}: {three(load)} of an even load", "now" if n in experts[4, layer] else ""]
+            for n, load in enumerate(6 * counts / counts.sum())
+        ]
+    press(tab, "ArrowRight")
+    assert panel(tab)["experts"] == "–"
+    assert tab.locator(".loads span:visible").count() == 0
 
 
 def test_two_models_are_side_by_side_and_point_at_the_same_token(visit):

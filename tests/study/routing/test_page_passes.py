@@ -30,12 +30,14 @@ from tests.study.routing.pages import data_of
 from tests.study.routing.test_study import routing, rows_of
 from tests.tiny_run import SEQ_LEN, weights
 
-MIXED = {"n_layers": 3, "block": ["dual", "loop", "dual"], "loops": [3, 4, 2]}
+MIXED = {
+    "n_layers": 3, "block": ["dual", "loop", "dual"], "loops": [3, 4, 2], "n_experts": [5, 0, 0],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def whole(studied: Study) -> Studied:
-    """A model with a loop layer between dual ones of three and two loops; with two beside them."""
+    """A loop layer between dual ones, of three loops and five experts, and of two; two beside."""
     words = ["--tagger", "none", "--sequences", "3", "--beside_loops", "2"]
     return studied("routing", *words, model=MIXED)
 
@@ -74,6 +76,30 @@ def test_a_mixed_model_tells_of_its_dual_layers(whole: Studied):
     assert (rows["step_weights"][:, 1, 2] == 0).all()  # layer 2 has two steps
     assert rows["step_weights"][:, 1, :2].min() > 0
     assert data_of(whole.folder / "index.html")["layers"] == [0, 2]
+
+
+def test_every_token_has_its_experts_where_a_layer_has_any(whole: Studied, texts: Path):
+    (model, _), rows = model_of(whole.run), rows_of(whole.folder)
+    (ids,) = windows_of(whole.run, texts, [1])
+    trace = RoutingTrace()
+    with torch.inference_mode():
+        model(torch.tensor(ids[None]), trace=trace)
+    own = rows["sequence"] == 1
+    experts, weights = (rows[name][own] for name in ("experts", "expert_weights"))
+    assert (experts[:, 0] == trace.layers[0].experts[0, 1:].numpy()).all()
+    expected = trace.layers[0].expert_weights[0, 1:].numpy()
+    np.testing.assert_allclose(weights[:, 0], expected, atol=1e-5)
+    assert (experts[:, 1] == -1).all()
+    assert np.isnan(weights[:, 1]).all()
+    # The load is over all tokens, and so are page and table.
+    loads = np.bincount(rows["experts"][:, 0].ravel(), minlength=5) / rows["experts"][:, 0].size
+    summary = json.loads((whole.folder / "summary.json").read_text())
+    source = summary["sources"]["held_out"]
+    assert source["expert_loads"] == [pytest.approx(loads), [None] * 5]
+    assert source["layers"]["load_max"]["mean"] == [pytest.approx(5 * loads.max()), None]
+    assert source["layers"]["experts_upos"]["mean"] == [None, None]  # nothing was tagged
+    data = data_of(whole.folder / "index.html")["models"]
+    assert [(one["experts"], one["chosen"]) for one in data] == [([5, 0], 2), ([5, 0], 2)]
 
 
 def test_the_lens_is_that_of_a_slow_model_in_float64(whole: Studied, texts: Path):

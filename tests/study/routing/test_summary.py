@@ -1,6 +1,7 @@
 """What is told from the sums: tags, classes, averages over sources, bands of layers."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 
 from dualpath_cli.statistics.bootstrap import RESAMPLES
 from dualpath_cli.study.classes import UPOS, measured
+from dualpath_cli.study.routing.readouts import READOUTS
 from dualpath_cli.study.routing.summary import Summary, tag_box
 from dualpath_cli.study.routing.sums import AFTER, BEFORE, SHARE_BINS
-from tests.study.routing.test_sums import LAYERS, LOOPS, batch, sums_of
+from tests.study.routing.test_sums import EXPERTS, LAYERS, LOOPS, batch, sums_of
 
 RESAMPLED = 11
 TAGS = np.full((RESAMPLED, len(UPOS), 6), np.nan)
@@ -33,7 +35,8 @@ def summary_of(layers: int = 6, **means: float | list[float]) -> Summary:
 
 
 def from_batch(data: dict[str, torch.Tensor]) -> Summary:
-    sums = sums_of(data) | {"clusters": np.array(len(data["text"]))}
+    counts = {"clusters": np.array(len(data["text"])), "experts": np.array([EXPERTS] * LAYERS)}
+    sums = sums_of(data) | counts
     return Summary.from_sums(sums, range(LAYERS), LOOPS, LAYERS)
 
 
@@ -97,6 +100,33 @@ def test_what_is_in_one_sequence_alone_has_no_interval():
     assert report["upos"]["SYM"]["deep_share"]["mean"] > 0
     assert report["upos"]["SYM"]["deep_share"]["low"] is None
     assert report["upos"]["NOUN"]["deep_share"]["low"] is not None
+
+
+def test_agreements_of_experts_are_those_of_their_choices_one_by_one():
+    data = batch(3, sequences=4, length=50)
+    means = from_batch(data).means
+    for layer in range(LAYERS):
+        share = data["values"][..., layer, READOUTS.index("deep_share")]
+        tokens = [(s, t) for s in range(4) for t in range(50) if data["text"][s, t]]
+        choices = [
+            (int(expert), share[place].item(), int(data["tags"][place]))
+            for place in tokens
+            for expert in data["chosen"][place][layer]
+        ]
+        experts, shares, tags = (np.array(column) for column in zip(*choices, strict=True))
+        fitted = np.array([shares[experts == expert].mean() for expert in experts])
+        assert means["experts_deep_share"][0, layer] == pytest.approx(fitted.var() / shares.var())
+        experts, tags = experts[tags >= 0], tags[tags >= 0]
+        own = _nats(np.unique(experts, return_counts=True)[1])
+        known = sum(
+            (tags == tag).mean() * _nats(np.unique(experts[tags == tag], return_counts=True)[1])
+            for tag in set(tags)
+        )
+        assert means["experts_upos"][0, layer] == pytest.approx((own - known) / own)
+
+
+def _nats(counts: np.ndarray) -> float:
+    return -sum(p * math.log(p) for p in counts / counts.sum())
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from dualpath_cli.study.routing.sums import (
     columns,
 )
 
-LAYERS, LOOPS = 2, 3
+LAYERS, LOOPS, EXPERTS, TAKEN = 2, 3, 5, 2
 COLUMN = {name: number for number, name in enumerate(columns(LOOPS))}
 
 
@@ -37,8 +37,10 @@ def batch(seed: int, sequences: int, length: int) -> dict[str, torch.Tensor]:
     values[..., 2:4] *= 20
     text = draw.random((sequences, length)) < 0.8
     values[~text] = math.nan  # what is no text must not count, whatever it holds
+    chosen = draw.random((sequences, length, LAYERS, EXPERTS)).argsort(-1)[..., :TAKEN]
     return {
         "values": torch.from_numpy(values),
+        "chosen": torch.from_numpy(chosen.copy()),
         "text": torch.from_numpy(text),
         "weights": torch.from_numpy(np.stack([resample_weights("a", n) for n in range(sequences)])),
         "tags": torch.from_numpy(draw.integers(-1, len(UPOS), (sequences, length))),
@@ -47,7 +49,7 @@ def batch(seed: int, sequences: int, length: int) -> dict[str, torch.Tensor]:
 
 
 def sums_of(*batches: dict[str, torch.Tensor]) -> sums.Sums:
-    metric = RoutingSums(LAYERS, LOOPS)
+    metric = RoutingSums(LAYERS, LOOPS, EXPERTS)
     for one in batches:
         metric.update(**one)
     return metric.compute()
@@ -100,6 +102,12 @@ def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
                 if tag >= 0:
                     expected["tag_sums"][:, tag, layer] += weight * share
                     expected["tag_shares"][tag, int(share * SHARE_BINS)] += 1
+                for expert in data["chosen"][s, t, layer].tolist():
+                    expected["expert_tokens"][:, layer, expert] += weight
+                    expected["expert_shares"][:, layer, expert] += weight * share
+                    expected["share_squares"][:, layer] += weight * share**2
+                    if tag >= 0:
+                        expected["expert_tags"][:, layer, expert, tag] += weight
                 if near:
                     expected["aligned_sums"][:, offset + BEFORE, layer] += weight * share
     for name, array in expected.items():

@@ -56,6 +56,7 @@ def write(
             model.steps,
             [example.first(n) for example, n in zip(model.examples, lengths, strict=True)],
             model.forced,
+            model.experts,
         )
         for model in read
     ]

@@ -16,7 +16,7 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.study.passes import Arrays, read_arrays
 from dualpath_cli.study.routing.page.examples import Example, Model
 from dualpath_cli.study.routing.page.passes import GATES, Forced, Lens, PagePass
-from dualpath_cli.study.routing.readouts import by_name
+from dualpath_cli.study.routing.readouts import EXPERT_READOUTS, by_name
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
 
 DETAILS = "page"
@@ -31,7 +31,7 @@ def write(folder: Path, source: str, numbers: Sequence[int], passes: Sequence[Pa
     ==============================  ==========================================================
     numbers, counts                 the sequences, and how many tokens of each were read
     said, shares                    (M, L, S, 3), next, nats (M,), steps (L,): as `Lens` gives
-                                    them
+                                    them, as n_experts (L,)
     costs                           (M, 1 + L, F): nats that forcing adds to the loss of the
                                     next token, in all layers and in each; nan where there is none
     forced                          (F,): what is forced
@@ -68,6 +68,7 @@ def models(folder: Path, sources: Sequence[str], name: str, beside: str = "") ->
     """
     found: dict[str, list[Example]] = {}
     steps: dict[str, list[int]] = {}
+    experts: list[int] = []
     forced: list[str] = []
     for source in sources:
         details = read(folder, source)
@@ -76,10 +77,11 @@ def models(folder: Path, sources: Sequence[str], name: str, beside: str = "") ->
         if f"{BESIDE}said" in details:
             found.setdefault(BESIDE, []).extend(joined(examples, details, BESIDE))
         steps |= {lead: details[f"{lead}steps"].tolist() for lead in found}
+        experts = details["n_experts"].tolist()
         forced = details["forced"].tolist() if "forced" in details else []
     names = {"": (name, forced), BESIDE: (beside, [])}
     return tuple(
-        Model(names[lead][0], steps[lead], examples, names[lead][1])
+        Model(names[lead][0], steps[lead], examples, names[lead][1], experts)
         for lead, examples in found.items()
     )
 
@@ -107,6 +109,8 @@ def joined(examples: Sequence[Example], details: Arrays, lead: str = "") -> list
             read_outs = details[f"{lead}read_outs"][rows]
             fields = Example.__dataclass_fields__
             values |= {n: array for n, array in by_name(read_outs).items() if n in fields}
+            if example.experts is not None:
+                values |= {n: details[f"{lead}{n}"][rows] for n in EXPERT_READOUTS}
             values |= {"nats": details[f"{lead}own_nats"][rows]}
         elif "costs" in details:
             values["costs"] = details["costs"][rows]

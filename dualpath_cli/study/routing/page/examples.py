@@ -1,7 +1,7 @@
 """Example: the read-outs of one sequence, token by token, for figures, the page and the terminal.
 
 Shapes: N tokens, L layers with gates, K loops, S = K + 3 states of a layer: its input, those of the
-loops, of the wide path, its output.
+loops, of the wide path, its output, C experts that a token takes.
 """
 
 import math
@@ -44,6 +44,11 @@ class Example:
     """Of each step's update and the one before it; nan at k = 1."""
     length: int
     """Tokens of the whole sequence, of which these are the first."""
+    experts: Floats | None = None
+    """Numbers of the token's experts, (N, L, C), -1 in a layer that has none; None where no layer
+    has any."""
+    expert_weights: Floats | None = None
+    """Their weights, (N, L, C)."""
     said: npt.NDArray[np.int32] | None = None
     """Ids of the next tokens that each state makes likeliest, (N, L, S, 3); the fields from here on
     are for the page."""
@@ -77,6 +82,8 @@ class Model:
     """The same sequences in the same order for every model of a page."""
     forced: Sequence[str] = ()
     """Names of the interventions in `Example.costs`, (F,)."""
+    experts: Sequence[int] = ()
+    """The experts of each layer with gates, (L,)."""
 
 
 def share_reach(shares: Sequence[Floats]) -> float:

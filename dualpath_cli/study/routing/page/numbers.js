@@ -44,6 +44,8 @@ for (const model of models) {
   for (const name of ["steps", "stepCosines"]) model.at[name] = take(rows * model.loops);
   for (const name of ["sizeDeep", "sizeWide", "loops"]) model.at[name] = take(rows);
   model.at.stepSizes = take(rows * model.loops);
+  const places = model.chosen * layers.length;  // the token's experts in each layer
+  model.at.experts = take(places), model.at.expertWeights = take(places);
   if (model.said) {
     model.at.next = take(1), model.at.nextNats = take(1);
     model.at.ids = take(3 * model.states * layers.length);
@@ -95,6 +97,19 @@ const ofStep = (name, read) => (e, token, row, k) =>
   read(e.model.at[name] + k * rows + row, e.first + token);
 const weight = ofStep("steps", short), stepSize = ofStep("stepSizes", long);
 const stepCosine = (...place) => ofStep("stepCosines", short)(...place) - 1;
+// The experts of a token in a layer, as [number, weight] each; none for the mean of all layers.
+const expertsOf = (e, token, row) => {
+  const { chosen, at: { experts, expertWeights } } = e.model;
+  if (!row) return [];
+  const found = Array.from({ length: chosen }, (_, c) => (row - 1) * chosen + c);
+  return found.map((c) => [code(experts + c, e.first + token),
+    short(expertWeights + c, e.first + token)]).filter(([n]) => n !== NONE).sort((a, b) => b[1] - a[1]);
+};
+const loadsOf = (e, row) => {  // how many tokens of the sequence took each expert of the layer
+  const counts = Array(e.model.experts[row - 1]).fill(0);
+  for (let i = 0; i < e.count; i++) for (const [n] of expertsOf(e, i, row)) counts[n]++;
+  return counts;
+};
 const half = (v) => 0.5 + Math.min(v, 1) / 2;
 const reach = () => $("full").checked ? 0.5 : widest;
 const mostLoops = Math.max(...models.map((model) => model.loops));
@@ -109,6 +124,8 @@ const FIELDS = {
   sizeWide: ["‖Δ<sub>w</sub>‖", at("sizeWide", long), three],
   cosine: ["cos", (...place) => at("cosine", short)(...place) - 1, fixed, "cosine",
     (v) => (v + 1) / 2, "−1", "0", "1"],
+  ...models.some((model) => model.chosen) && { experts: ["experts", expertsOf,
+    (list) => list.map(([n, w]) => `${n} (${fixed(w)})`).join(", ") || "–"] },
   nats: ["loss, nats", (e, token) => long(e.model.at.nats, e.first + token), three, "loss",
     (v) => half(v / 8), "0 nats", "", "8 or more"],
 };

@@ -12,7 +12,7 @@ from dualpath_cli.study.facts import checkpoint_facts
 from dualpath_cli.study.routing import report
 from dualpath_cli.study.routing.page import details
 from dualpath_cli.study.routing.page.passes import page_passes
-from dualpath_cli.study.routing.readouts import dual_layers, most_steps
+from dualpath_cli.study.routing.readouts import dual_layers, experts_of, most_steps
 from dualpath_cli.study.routing.tokens import TOKENS, token_table
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, collate, document_windows
@@ -44,12 +44,12 @@ def write(launch: Launch, text: str, model: DualPathLM, tokenizer: Tokenizer) ->
             pass_.step(tokens, targets, [0])
             pass_.arrays = pass_.end()
     ids, layers = windows[0][1:], report.gated_layers(config)
-    values = dual_layers(trace)[0, 1 : 1 + len(ids)].numpy()
+    read = (dual_layers(trace), *experts_of(trace))
+    values = [array[0, 1 : 1 + len(ids)].numpy() for array in read]
     out.mkdir(parents=True, exist_ok=True)
-    with token_table(
-        out / TOKENS, tokenizer.token_values(), len(layers), most_steps(config)
-    ) as table:
-        table.add(SOURCE, 0, ids, None, nats[: len(ids)], values)
+    chosen, token_values = values[-1].shape[-1], tokenizer.token_values()
+    with token_table(out / TOKENS, token_values, len(layers), most_steps(config), chosen) as table:
+        table.add(SOURCE, 0, ids, None, nats[: len(ids)], *values)
     details.write(out, SOURCE, [0], passes)
     facts = {
         "checkpoint": checkpoint_facts(launch), "model": asdict(config), "tagger": None,

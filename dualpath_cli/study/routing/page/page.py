@@ -21,6 +21,7 @@ from dualpath_cli.files.atomic import write_text
 from dualpath_cli.study.routing.page import encoding
 from dualpath_cli.study.routing.page.encoding import Codes
 from dualpath_cli.study.routing.page.examples import Example, Floats, Model, share_reach
+from dualpath_cli.study.routing.readouts import EXPERT_READOUTS
 
 SCRIPTS = ("numbers", "texts", "panel", "early", "density", "link", "keys")
 """Files of the script, in their order; one module together."""
@@ -84,8 +85,10 @@ def _page(
             {
                 "name": model.name,
                 "steps": list(model.steps),
+                "chosen": 0 if examples[0].experts is None else examples[0].experts.shape[-1],
                 "said": examples[0].said is not None,
                 "forced": list(model.forced),
+                "experts": list(model.experts),
                 "means": [_mean_shares(example) for example in examples],
             }
             for model, examples in zip(models, read, strict=True)
@@ -127,7 +130,7 @@ def _columns(read: Sequence[Sequence[Example]], tags: Sequence[str], ids: Codes)
 
 
 def _read_outs(examples: Sequence[Example]) -> list[Codes]:
-    """The loss, then each read-out for the mean of all layers and for each layer."""
+    """The loss, then each read-out for the mean of all layers and for each layer; last experts."""
     steps = _joined([example.step_weights for example in examples])
     loops = (steps * np.arange(1, steps.shape[-1] + 1)).sum(-1)
 
@@ -151,6 +154,12 @@ def _read_outs(examples: Sequence[Example]) -> list[Codes]:
         columns += list(encoding.thousandths(_with_mean(values)).T)
     for values in long:
         columns += list(encoding.digits(_with_mean(values)).T)
+    if examples[0].experts is not None:
+        experts, weights = (_joined([getattr(example, name) for example in examples])
+                            for name in EXPERT_READOUTS)  # fmt: skip
+        none = np.where(experts < 0, encoding.NAN, experts).astype(np.int64)
+        for codes in (none, encoding.thousandths(weights)):
+            columns += list(codes.reshape(len(codes), -1).T)
     return columns
 
 

@@ -35,10 +35,25 @@ const charts = models.map((model, m) => {
       make("div", { className: "ends" }, ...ends)),
     make("figure", { className: "chart updates" }, make("figcaption", {}, "Update of each step"),
       make("table", {}, updateHead(), make("tbody", {}, ...updates))));
-  return { steps, weights, bars, updates };
+  const loads = Array.from({ length: Math.max(0, ...model.experts) }, () =>
+    make("span", {}, make("i")));
+  if (loads.length) $("charts").append(make("figure", { className: "chart wider" },
+    make("figcaption", {}, "Load of each expert in the sequence"),
+    make("div", { className: "loads", ariaHidden: true }, ...loads)));
+  return { steps, weights, bars, updates, loads };
 });
 function drawCharts(e, m, i) {
-  const { steps, weights, bars, updates } = charts[m], { row } = state;
+  const { steps, weights, bars, updates, loads } = charts[m], { row } = state;
+  const choices = e && row ? loadsOf(e, row) : [], n = models[m].experts[row - 1];
+  const even = choices.reduce((sum, count) => sum + count, 0) / n;
+  const own = e ? expertsOf(e, i, row).map(([number]) => number) : [];
+  loads.forEach((bar, number) => {
+    const load = choices[number] / even;  // 1 is an even one; the highest bar shows three times it
+    bar.style.setProperty("--v", load > 0 ? Math.min(load / 3, 1) : 0);
+    bar.classList.toggle("now", own.includes(number));
+    bar.hidden = number >= n;
+    bar.title = `expert ${number}: ${three(load)} of an even load`;
+  });
   const sizes = updates.map((_, k) => e ? stepSize(e, i, row, k) : NaN);
   const most = Math.max(...sizes.filter(Number.isFinite), 0);
   updates.forEach((line, k) => {

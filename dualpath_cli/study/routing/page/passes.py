@@ -27,7 +27,14 @@ from dualpath_cli.study.facts import override_facts
 from dualpath_cli.study.passes import FILLER, Arrays, Pass
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page.encoding import likely_tokens
-from dualpath_cli.study.routing.readouts import dual_layers, is_text, most_steps
+from dualpath_cli.study.routing.readouts import (
+    EXPERT_READOUTS,
+    dual_layers,
+    experts_by_layer,
+    experts_of,
+    is_text,
+    most_steps,
+)
 from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.state.integrity import from_all_ranks
@@ -170,8 +177,9 @@ class Lens(PagePass):
     first, and their probabilities. The S = K + 3 states of a layer are its input, h_1 .. h_K,
     h_wide and its output; K is the largest of these layers, and one of fewer steps, whose numbers
     are `steps`, (L,), repeats its last one. `next` is the id of the token that really comes next,
-    -1 at the end of a window, and `nats` its loss, (N,) each. Under an intervention also
-    `read_outs`, (N, L, columns), and `own_nats`, the loss of the token itself, (N,).
+    -1 at the end of a window, and `nats` its loss, (N,) each. `n_experts` (L,) counts the experts
+    of a layer. Under an intervention also `read_outs`, (N, L, columns), `experts` and
+    `expert_weights`, (N, L, C), and `own_nats`, the loss of the token itself, (N,).
     """
 
     vocabulary: int = 0
@@ -212,11 +220,14 @@ class Lens(PagePass):
         }
         if self.intervention is not None:
             found["read_outs"] = dual_layers(trace)[text_BT].float()
+            chosen = zip(EXPERT_READOUTS, experts_of(trace), strict=True)
+            found |= {name: values[text_BT].float() for name, values in chosen}
             found["own_nats"] = nll_BT.roll(1, 1)[text_BT].float()
         return found
 
     def end(self) -> Arrays:
-        return super().end() | {"steps": np.array(self._steps)}
+        experts = experts_by_layer(self._module.config)
+        return super().end() | {"steps": np.array(self._steps), "n_experts": np.array(experts)}
 
     def _most_likely(self, state_ND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and probabilities of the likeliest tokens, (N, TOP) each."""
