@@ -42,7 +42,7 @@ def rehearse(folder: Path, *words: str) -> dict[str, dict[str, Any]]:
 def test_a_rehearsal_finds_the_model_right_and_fills_the_tables(tmp_path: Path) -> None:
     for cells in ("float64*", "bf16, dual", "ceilings", "*micro-batch 1"):
         rows = rehearse(tmp_path, "correct", "ceilings", "step", "--cells", cells)
-    assert len(rows["correct"]) == 4
+    assert len(rows["correct"]) == 5
     assert all(row["ok"] for row in rows["correct"].values())
     assert rows["ceilings"]["measured"]["copy_bytes"] > 0
     step = rows["step"][f"{MAIN}, micro-batch 1"]

@@ -20,7 +20,10 @@ from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.output.table import Column
 from tests.model import reference
 
-KINDS: tuple[BlockKind, ...] = get_args(BlockKind)
+MODELS: dict[str, dict[str, Any]] = {kind: {"block": kind} for kind in get_args(BlockKind)}
+MODELS["dual with experts"] = {"n_experts": 2, "top_k": 2, "balance": "none"}
+"""What is checked, as changes to a dual model. Tokens take both experts, since rounding may turn a
+choice, which is no mistake."""
 Limits = tuple[float, float]
 """Largest difference of losses or logits, and of gradients."""
 EQUATIONS: Limits = (1e-10, 1e-8)
@@ -44,9 +47,9 @@ class Outcome(NamedTuple):
     gradients: dict[str, torch.Tensor]
 
 
-def equations(bench: Bench, kind: BlockKind) -> Row:
+def equations(bench: Bench, kind: str) -> Row:
     """The model in float64 on the device, beside the reference from the equations."""
-    config = dataclasses.replace(TINY, block=kind)
+    config = dataclasses.replace(TINY, **MODELS[kind])
     weights = reference.random_weights(config, seed=0)
     tokens = reference.random_tokens(config, batch=2, length=5)
     learned = {name: value.clone().requires_grad_() for name, value in weights.items()}
@@ -110,14 +113,14 @@ DUAL_ALONE = {"float32, compiled, selective", "float32, compiled, full"}
 """Compared with dual blocks alone."""
 
 
-def precision(bench: Bench, kind: BlockKind, name: str) -> Row:
+def precision(bench: Bench, kind: str, name: str) -> Row:
     """The model on the device at a precision, compiled or not, beside float64 on the CPU."""
     width, length = bench.sizes.check_width, bench.sizes.check_len
     heads = max(1, width // 64)
     config = ModelConfig(
         vocab_size=128, n_layers=2, d_model=width, n_heads=heads, n_kv_heads=heads,
-        max_seq_len=length, block=kind, loops=3, d_ffn=width, d_ffn_wide=3 * width,
-        ffn_multiple_of=16,
+        max_seq_len=length, loops=3, d_ffn=width, d_ffn_wide=3 * width, ffn_multiple_of=16,
+        **MODELS[kind],
     )  # fmt: skip
     tokens = reference.random_tokens(config, batch=2, length=length + 1)
     weights = reference.random_weights(config, seed=0)
@@ -141,7 +144,7 @@ def cells(bench: Bench) -> dict[str, Cell]:
     asked = {
         f"{name}, {kind}": partial(check, bench, kind=kind)
         for name, check in checks.items()
-        for kind in (KINDS[:1] if name in DUAL_ALONE else KINDS)
+        for kind in (["dual"] if name in DUAL_ALONE else MODELS)
     }
     return {name: lambda name=name, check=check: {name: check()} for name, check in asked.items()}
 

@@ -13,7 +13,8 @@ from benchmarks.gpu.training import TrainingStep, Variant
 from benchmarks.turns import seconds_of
 from dualpath_cli.flops.count import training_flops_per_token
 
-OTHERS = ("f160m_a25_k4", "f80m_wide", "f80m_loop_k4", "f80m_a50_k2")
+WIDE = "f80m_wide"
+OTHERS = ("f160m_a25_k4", WIDE, "f80m_loop_k4", "f80m_a50_k2")
 
 
 def measure(bench: Bench, name: str, recipe: str, variant: Variant) -> dict[str, Row]:
@@ -54,12 +55,14 @@ def cells(bench: Bench) -> dict[str, Cell]:
         "FiLM": Variant(n, model={"step_conditioning": "film"}),
         "K - 1 and K + 1 by turns": Variant(n, model={"loops": uneven}),
         "a step of one loop": Variant(n, loops=1),
+        "8 experts, 2 active": Variant(n, model={"n_experts": 8}),
     }
     accumulated = f"micro-batch {sizes.micro_batch}, {sizes.accumulate} a step"
     main[accumulated] = Variant(sizes.micro_batch, accumulate=sizes.accumulate)
     main[f"{accumulated}, Muon"] = replace(main[accumulated], optimizer="muon")
     asked = {f"{MAIN}, {name}": (MAIN, variant) for name, variant in main.items()}
     asked |= {name: (name, Variant(sizes.micro_batch)) for name in OTHERS}
+    asked[f"{WIDE}, 8 experts, 2 active"] = (WIDE, Variant(n, model={"n_experts": 8}))
     return {name: partial(measure, bench, name, *of) for name, of in asked.items()}
 
 

@@ -37,7 +37,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """Options with a fixed set of values; the first of match and format is the default."""
 
 SOLVER_OPTIONS = ("alpha", "loops", "block", "match", "width_multiple", "layers", "dim", "heads",
-                  "kv_heads", "vocab")  # fmt: skip
+                  "kv_heads", "vocab", "experts", "top_k")  # fmt: skip
 EVERY_OPTION = ("budget", *SOLVER_OPTIONS, "seq_len", "reading", "config", "table",
                 *HARDWARE_OPTIONS, "plan", *PLAN_OPTIONS, "format")  # fmt: skip
 
@@ -95,6 +95,14 @@ def add_arguments(parser: Any) -> None:
         "both readings. Default: solve in 64; effective widths 64 as written, 256 as trained. "
         "Under --match total: the coarsest of 64 (256) and its halves that gets within 1 percent.",
     )
+    for option, help_text in (
+        (
+            "--experts",
+            "Experts in each wide path's FFN, at the same FLOPs. Default: 0, dense.",
+        ),
+        ("--top-k", "Experts that each token takes. Default: 2."),
+    ):
+        block.add_argument(option, type=int, metavar="N", help=help_text)
     backbone = parser.add_argument_group("the backbone")
     for option, help_text in (
         ("--layers", "Number of blocks. Default: 16."),
@@ -210,9 +218,14 @@ def _name_idle_options(options: Options, given: Sequence[str]) -> None:
     idle = ["alpha"] if "dual" not in block else []
     if set(block.split(",")) == {"wide"} and options["match"] != "total":
         idle.append("loops")
+    if set(block.split(",")) == {"loop"}:
+        idle.append("experts")
+    if not options["experts"]:
+        idle.append("top_k")
     for name in idle:
         if name in given:
-            _note(f"{_flag(name)} has no effect on block '{block}'")
+            dense = " without --experts" if name == "top_k" else ""
+            _note(f"{_flag(name)} has no effect on block '{block}'{dense}")
 
 
 def _readings(options: Options, form: str) -> tuple[paper.Reading, ...]:

@@ -119,7 +119,8 @@ class Description:
         }
         if any(layer.n_experts for layer in self.config.layers):
             record |= {"n_experts": self.config.n_experts, "top_k": self.config.top_k}
-            record |= {"expert_width": [layer.expert_width for layer in self.config.layers]}
+            widths = [layer.expert_width for layer in self.config.layers]
+            record |= {"expert_width": widths if len({*widths}) > 1 else widths[0]}
             record |= {"params_active": count.active_parameters(self.config)}
         if self.target is not None and self.target.match == "total":
             record |= {"match": "total", "matched_budget": self.target.matched_budget}

@@ -18,7 +18,7 @@ DEFAULT_TFLOPS = 68.0
 _FIELDS = {
     "vocab": "vocab_size", "layers": "n_layers", "dim": "d_model", "heads": "n_heads",
     "kv_heads": "n_kv_heads", "seq_len": "max_seq_len", "loops": "loops",
-    "width_multiple": "ffn_multiple_of",
+    "width_multiple": "ffn_multiple_of", "experts": "n_experts", "top_k": "top_k",
 }  # fmt: skip
 """Which field of a model an option sets."""
 
@@ -195,10 +195,21 @@ def _describe(targets: list[Target], reading: paper.Reading, options: Options) -
         config = ModelConfig(**fields)
     except ValueError as error:  # a budget may buy widths beyond all measure
         raise UserError(f"a budget of {format_size(target.budget)} is too large: {error}") from None
+    config = _with_experts(config, options)
     hardware = _hardware(options)
     return Description(
         config, reading, hardware, target.seq_len, target.budget, tuple(dict(by_layer).items())
     )
+
+
+def _with_experts(config: ModelConfig, options: Options) -> ModelConfig:
+    """The model with the experts that are asked for in its wide paths, at the same FLOPs."""
+    n, top_k = (_count(options, name, default) for name, default in (("experts", 0), ("top_k", 2)))
+    experts = _one_or_list([0 if kind == "loop" else n for kind in config.block_kinds])
+    try:
+        return replace(config, n_experts=experts, top_k=top_k)
+    except ValueError as error:
+        raise UserError(f"--experts {n}: {error}") from None
 
 
 def _one_or_list(values: list[Any], without: Any = None) -> Any:

@@ -94,10 +94,6 @@ def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]
         multiple = _multiple(kinds, backbone.ffn_multiple_of)
         for kind in kinds:
             cell = kind.solved(multiple)
-            if abs(cell.spent - 1) > TOLERANCE:
-                notes.append(
-                    f"{cell.name} spends {cell.spent:.4f} of the budget: no width comes nearer"
-                )
             same = next(
                 (c for c in cells if (c.budget, c.model) == (cell.budget, cell.model)), None
             )
@@ -116,6 +112,11 @@ def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]
         reason = notes[0] if notes else "neither --alphas nor --controls names one"
         raise UserError(f"no configuration can be: {reason}")
     cells = [sparse for cell in cells for sparse in _with_experts(cell, wanted, backbone)]
+    notes += [
+        f"{cell.name} spends {cell.spent:.4f} of the budget: no width comes nearer"
+        for cell in cells
+        if abs(cell.spent - 1) > TOLERANCE
+    ]
     _check_places(cells, backbone)
     if len(wanted.budgets) > 1:
         cells = [replace(c, name=f"f{format_size(c.budget).lower()}_{c.name}") for c in cells]
@@ -140,10 +141,13 @@ def _with_experts(cell: Cell, wanted: Wanted, backbone: ModelConfig) -> Iterator
         name = f"{cell.name.removesuffix(end)}_e{n}{end}" if n else cell.name
         model = cell.model | {"n_experts": experts}
         try:
-            replace(backbone, **model)
+            made = replace(backbone, **model)
         except ValueError as error:
             raise UserError(f"--experts {n}: {name} cannot be: {error}") from None
-        yield replace(cell, name=name, model=model)
+        counted = "linear_total" if cell.matches[0] == "linear" else "total"
+        dense = mean_layer_flops(replace(made, n_experts=0))[counted]
+        spent = cell.spent * mean_layer_flops(made)[counted] / dense
+        yield replace(cell, name=name, model=model, spent=spent)
 
 
 def _check_places(cells: Sequence[Cell], backbone: ModelConfig) -> None:

@@ -176,8 +176,14 @@ def _loops(text: str) -> int:
 
 
 def _own_experts(recipe: Recipe) -> str:
-    """The number of experts that the recipe has."""
-    return str(recipe.get("model", {}).get("n_experts", 0))
+    """The number of experts that the recipe has. Raises UserError for a list of them."""
+    n = recipe.get("model", {}).get("n_experts", 0)
+    if isinstance(n, list):
+        raise UserError(
+            f"the recipe has model.n_experts={n}, a number for each layer, and a sweep makes other "
+            "layers; give --experts with the numbers to compare, or --experts 0"
+        )
+    return str(n)
 
 
 def _experts(text: str) -> int:

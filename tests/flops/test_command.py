@@ -175,14 +175,35 @@ def test_hours_follow_tokens_gpus_and_rate(described: Described) -> None:
     assert hours("--tokens 38.5B --gpus 128 --tflops 100") == pytest.approx(once / 4, abs=1e-3)
 
 
+def test_experts_are_solved_for_the_flops_of_a_dense_path(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "flops --budget 80M --block dual,loop,wide --loops 4 --reading as_trained --format json"
+    dense, sparse = (_record(f"{line} {more}", capsys) for more in ("", "--experts 8 --top-k 3"))
+    assert (sparse["n_experts"], sparse["top_k"]) == ([8, 0, 8], 3)
+    assert sparse["params_non_embedding"] > 2 * dense["params_non_embedding"]
+    flops = [one["flops_per_token_per_layer"]["linear_total"] for one in (dense, sparse)]
+    assert flops[1] == pytest.approx(flops[0], rel=0.003)
+    assert main(["flops", "--config", "quickstart", "--experts", "4"]) == 2
+    assert "describes the recipe's own model; drop --experts" in capsys.readouterr().err
+    assert main(["flops", "--budget", "80M", "--experts", "2", "--top-k", "3"]) == 2
+    assert "--experts 2: top_k=3 experts of n_experts=2 cannot" in capsys.readouterr().err
+
+
+def _record(line: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(line.split()) == 0
+    return json.loads(capsys.readouterr().out)
+
+
 def test_options_without_effect_are_named_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "flops --budget 80M --block wide --alpha 3 --k 2 --format json"
+    line = "flops --budget 80M --block wide --alpha 3 --k 2 --top-k 1 --format json"
     assert main(line.split()) == 0
     captured = capsys.readouterr()
     json.loads(captured.out)
     assert captured.err.splitlines() == [
         "dualpath flops: note: --alpha has no effect on block 'wide'",
         "dualpath flops: note: --loops has no effect on block 'wide'",
+        "dualpath flops: note: --top-k has no effect on block 'wide' without --experts",
     ]
 
 

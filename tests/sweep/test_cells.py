@@ -197,5 +197,14 @@ def test_experts_are_an_axis_of_wide_paths_at_equal_flops() -> None:
         assert parameters_non_embedding(model_of(cells[sparse])) > parameters_non_embedding(
             model_of(cells[dense])
         )
+    # The multiple of 8 of an expert's width is coarse in a small model: that is said.
+    coarse = replace(SMALL, top_k=7)
+    cells, notes = solve(wanted(alphas=[50], loops=[2], controls=["wide"], experts=[8]), coarse)
+    for cell in cells:
+        linear = mean_layer_flops(replace(coarse, **cell.model))["linear_total"]
+        assert cell.spent == pytest.approx(linear / cell.budget, rel=0.002)
+        named = f"{cell.name} spends {cell.spent:.4f} of the budget: no width comes nearer"
+        assert (named in notes) == (abs(cell.spent - 1) > 0.01)
+    assert any("_e8 spends" in note for note in notes)
     with pytest.raises(UserError, match="--experts 1: wide_e1 cannot be: top_k=2"):
         solve(wanted(experts=[1]), SMALL)
