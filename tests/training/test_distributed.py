@@ -54,7 +54,7 @@ def log_sequences(folder: Path) -> None:
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "untied": {},
+    "untied": {"model": {"n_experts": 3}},
     "tied": {"model": {"tie_embeddings": True, "step_conditioning": "film"}},
     "muon": {"optim": {"name": "muon"}},
 }
@@ -117,13 +117,13 @@ def sequences(folder: Path, ranks: int) -> dict[int, list[str]]:
 
 
 def assert_same_run(run: Path, expected: Path) -> None:
-    """The losses are printed with six digits, the last of which may differ by rounding."""
+    """Numbers have six digits, the last of which may differ by one: 1.00000 and 1.00001."""
     wanted = tables(expected)
     for name, logged in tables(run).items():
         for row, other in zip(logged, wanted[name], strict=True):
             for column in row.keys() - {"set"}:
                 if other[column]:
-                    assert float(row[column]) == pytest.approx(float(other[column]), rel=3e-6), (
+                    assert float(row[column]) == pytest.approx(float(other[column]), rel=1e-5), (
                         name, column, row, other,
                     )  # fmt: skip
 
@@ -188,18 +188,20 @@ def test_a_run_is_the_same_however_its_parts_are_trained(
 def test_where_the_first_ranks_stopped_within_a_validation_the_others_make_it(
     runs: Runs, tmp_path: Path
 ) -> None:
-    run = runs.train("validated", 2, "ddp", tmp_path)
+    run = runs.train("validated", 2, "ddp", tmp_path, **VARIANTS["untied"])
     back_to_step(run, 6)
     table = run / "validation.csv"
     kept = [line for line in table.read_text().splitlines() if not line.startswith(("6,", "9,"))]
     table.write_text("\n".join(kept) + "\n")
-    runs.train("validated", 1, "single", tmp_path, "--run.micro_batch", "8")
+    more = "--run.micro_batch", "8"
+    runs.train("validated", 1, "single", tmp_path, *more, **VARIANTS["untied"])
     assert_same_run(run, runs.single())
 
 
 @rare
 def test_the_command_starts_the_ranks_itself(runs: Runs) -> None:
-    words = runs.words("launched", trainer={"strategy": "ddp", "devices": 2})
+    plan = {"strategy": "ddp", "devices": 2}
+    words = runs.words("launched", trainer=plan, **VARIANTS["untied"])
     subprocess.run([sys.executable, "-m", "dualpath_cli", *words], check=True)
     run = runs.folder / "runs" / "tiny" / "launched"
     assert_same_run(run, runs.single())
@@ -237,7 +239,8 @@ def test_ranks_of_a_launcher_train_as_one_process_does(
 ) -> None:
     name = f"{launcher.__name__}-{nodes}"
     trainer = {"strategy": "ddp", "num_nodes": nodes, "devices": 2 // nodes}
-    words, port = runs.words(name, trainer=trainer), str(find_free_network_port())
+    words = runs.words(name, trainer=trainer, **VARIANTS["untied"])
+    port = str(find_free_network_port())
     logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
     ranks = [
         start(words, log, MASTER_PORT=port, **launcher(rank, nodes))

@@ -103,7 +103,6 @@ class _Planner(DefaultLoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
-        check_experts(self.state_dict, self.metadata.state_dict_metadata, "it")
         for name in self.state_dict:
             if name not in self.metadata.state_dict_metadata:
                 raise UserError(f"it lacks {name.removeprefix(_WEIGHTS)}")
@@ -198,6 +197,7 @@ def load_rest(folder: Path) -> dict[str, Any]:
 def load_model(model: torch.nn.Module, folder: Path, prefix: str = "model.") -> None:
     """Loads weights from a folder of shards, where `prefix` precedes their names in the model."""
     weights = get_model_state_dict(model)
+    check_experts(weights, describe_weights(folder), f"checkpoint '{folder}'")
     load_shards({"state_dict": {prefix + name: value for name, value in weights.items()}}, folder)
     set_model_state_dict(model, weights)
 

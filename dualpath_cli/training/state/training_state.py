@@ -72,7 +72,7 @@ def shard_whole_state(
     for optimizer, state in zip(optimizers, states, strict=False):  # none of them to score
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         kinds = {id(p): g["name"] for g in optimizer.param_groups for p in g["params"]}
-        state = by_kind(state, [kinds[id(p)] for p in module.parameters()])
+        state = by_kind(state, [kinds[id(p)] for p in module.parameters() if p.requires_grad])
         parts = {
             number: {
                 key: value if value.dim() == 0 else sharded_as(parameters[number], value)
