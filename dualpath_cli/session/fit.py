@@ -164,10 +164,17 @@ def _summary(session: Session, steps: int, accumulate: int) -> str:
     assert launch.manifest is not None
     flops = count.mean_layer_flops(model)
     linear, total = flops["linear_total"], flops["total"]
+    sparse = any(layer.n_experts > 1 for layer in model.layers)
+    active = f", {count.active_parameters(model) / 1e6:,.1f}M of them active" if sparse else ""
     lines = [
-        f"model   {count.parameters(model) / 1e6:,.1f}M parameters, "
+        f"model   {count.parameters(model) / 1e6:,.1f}M parameters{active}, "
         f"{linear / 1e6:.2f}M linear and {total / 1e6:.2f}M total FLOPs per token and layer"
     ]
+    if sparse and model.top_k == 1 and model.balance != "loss":
+        lines.append(
+            "        experts are chosen by a router that is not trained: with model.top_k=1 its "
+            "weight is always 1; take 2, or model.balance=loss"
+        )
     if run.budget:
         lines.append(
             f"        linear FLOPs are {linear / run.budget:.4f} of the budget of "
