@@ -171,7 +171,7 @@ def _runs(
         chosen = rates.get(family_of(configuration), shared.optim.lr)
         rate = float(configuration.settings.get(RATE, chosen))
         recipes[configuration.name] = tuning.with_rate(wanted.recipe, shared, rate)
-    return runs_of(found, recipes, range(wanted.seeds), wanted.out)
+    return runs_of(found, recipes, wanted.seeds, wanted.out)
 
 
 def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) -> None:

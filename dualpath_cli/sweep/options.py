@@ -47,7 +47,10 @@ def add_arguments(parser: Any) -> None:
         "says nothing about are trained once. A list is written in brackets."
     )
     what.add_argument("--set", metavar="KEY=VALUES", action="append", default=[], help=text)
-    text = "Seeds of each: 3 is 0, 1 and 2 (default 3). A seed is the same data order in all."
+    text = (
+        "Seeds of each: 3 is 0, 1 and 2 (default 3), 3-5 is 3, 4 and 5. A seed is the same data "
+        "order in all."
+    )
     what.add_argument("--seeds", metavar="N", default="3", help=text)
     rate = parser.add_argument_group("the learning rate of each family")
     text = (

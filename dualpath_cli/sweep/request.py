@@ -57,7 +57,7 @@ class Request:
     """The settings that all runs share."""
     wanted: Wanted
     varied: Varied
-    seeds: int
+    seeds: range
     tune: list[float] | None
     """Learning rates to try; none of them: the recipe's is taken; None: the default."""
     known_rates: Mapping[str, float]
@@ -111,7 +111,7 @@ def read(options: Namespace) -> Request:
         )
     tflops = None if options.tflops is None else _positive("--tflops", options.tflops)
     return Request(
-        recipe, wanted, varied, _count("--seeds", options.seeds, MOST_SEEDS), rates, known,
+        recipe, wanted, varied, _seeds(options.seeds), rates, known,
         None if options.tune_tokens is None else parse_size(options.tune_tokens, "--tune-tokens"),
         out, _count("--jobs", options.jobs, MOST_JOBS), options.slurm, tflops,
         options.yes, average.read(options.average),
@@ -220,6 +220,18 @@ def _count(option: str, text: str, most: int) -> int:
     if value > most:
         raise UserError(f"{option} must be at most {most:,}, not '{text:.60}'")
     return value
+
+
+def _seeds(text: str) -> range:
+    first, dash, last = text.partition("-")
+    if not dash:
+        return range(_count("--seeds", text, MOST_SEEDS))
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < MOST_SEEDS):
+        raise UserError(
+            f"--seeds must be a number of them such as 3, or the first and the last such as 3-5, "
+            f"below {MOST_SEEDS}, not '{text:.60}'"
+        )
+    return range(int(first), int(last) + 1)
 
 
 def _positive(option: str, text: str) -> float:

@@ -19,6 +19,8 @@ def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path: Path
     assert wanted.controls == ["wide", "loop"]
     assert asked(tmp_path, "--controls", "none").wanted.controls == []
     assert asked(tmp_path, "--alphas", "none").wanted.alphas == []
+    assert list(asked(tmp_path, "--seeds", "3").seeds) == [0, 1, 2]
+    assert list(asked(tmp_path, "--seeds", "2-4").seeds) == [2, 3, 4]
     assert asked(tmp_path, "--match", "linear,total").wanted.matches == ["linear", "total"]
 
 
@@ -68,6 +70,8 @@ def test_a_number_that_cannot_be_is_named_with_its_option(
         (["--match", "both"], "--match must be linear, total or linear,total, not 'both'"),
         (["--seeds", "1000"], "--seeds must be at most 100, not '1000'"),
         (["--seeds", "0,1,2"], "--seeds must be a whole number above 0 such as 3, not '0,1,2'"),
+        (["--seeds", "4-2"], "or the first and the last such as 3-5, below 100, not '4-2'"),
+        (["--seeds", "90-100"], "below 100, not '90-100'"),
         (["--controls", "wide,none"], "--controls none leaves all out: give none alone, not"),
         (["--set", "optim.decay=matrices,norms"], "in brackets, such as optim.decay=[matrices,no"),
         (["--set", "run.train_loops=2,3"], "in brackets, such as run.train_loops=[2,3]"),
