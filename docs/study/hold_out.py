@@ -81,8 +81,7 @@ def divide(texts: Path) -> dict[str, list[Row]]:
 
 def read(path: Path) -> Iterator[Row]:
     """The rows of a file of JSON lines."""
-    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as file:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
         yield from map(json.loads, file)
 
 
@@ -98,8 +97,8 @@ def size(row: Row) -> int:
 
 def training_runs(files: dict[str, Path]) -> Hashes:
     """Hashes of each 13 words in a row of the training texts, sorted."""
-    found = [runs(words(text), LONGEST)
-             for name, path in files.items() for text in read_documents(Source(name, path))]  # fmt: skip
+    sources = [Source(name, path) for name, path in files.items()]
+    found = [runs(words(text), LONGEST) for source in sources for text in read_documents(source)]
     return np.unique(np.concatenate(found))
 
 

@@ -2,9 +2,9 @@
 
 runs/<recipe>/<name>/
     recipe.yaml      the resolved recipe
-    versions.json    packages, git commit, model, fingerprints of tokenizer and data, which each
-                     checkpoint has in its manifest, too; versions-00002000.json and
-                     recipe-00002000.yaml for the part from step 2000
+    versions.json    packages, git commit, time of the start, model, fingerprints of tokenizer and
+                     data, which each checkpoint has in its manifest, too; versions-00002000.json
+                     and recipe-00002000.yaml for the part from step 2000
     tokenizer.json   the tokenizer of the training data
     classes/         source of the model's custom classes, if any
     metrics.csv      a row per logged step; routing.csv and validation.csv beside it
@@ -24,6 +24,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -306,7 +307,8 @@ def start(folder: Path, recipe: Recipe, facts: dict[str, Any], step: int | None 
     (folder / AVERAGES).unlink(missing_ok=True)
     suffix = "" if step is None else f"-{step:08d}"
     recipe_text = yaml.safe_dump(recipe, sort_keys=False)
-    versions_text = json.dumps({**versions(), **facts}, indent=2) + "\n"
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    versions_text = json.dumps({**versions(), "started": started, **facts}, indent=2) + "\n"
     write_text((folder / RECIPE).with_stem(f"recipe{suffix}"), recipe_text)
     write_text((folder / VERSIONS).with_stem(f"versions{suffix}"), versions_text)
 
