@@ -4,10 +4,14 @@ import gzip
 import json
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
+from scipy.stats import f_oneway, ttest_ind
 
 from dualpath_cli import cli
 from dualpath_cli.files.csv_text import read_csv
@@ -173,3 +177,90 @@ def test_the_scores_of_a_small_model_are_those_of_its_comparison() -> None:
         cells = (f"{value:.3f}" if value else "0", said.replace("-", "−"))
         counts = ", ".join(row[name] for name in ("better", "worse", "ties"))
         assert f"| {' | '.join(cells)} | {counts} |" in page
+
+
+def declared() -> list[tuple[str, str]]:
+    """The folders of kept runs that were declared, each with its page."""
+    pages = {"experts": "experts/declared.md", "rates": "declared.md", "table": "declared.md"}
+    kept = sorted(path.parent.name for path in STUDY.glob("*/runs.yaml"))
+    return [(name, page) for name in kept if (page := pages.get(name.partition("_")[0]))]
+
+
+@pytest.mark.parametrize(("kept", "page"), declared())
+def test_runs_of_a_declared_study_began_from_a_commit_with_its_declaration(
+    kept: str, page: str
+) -> None:
+    content = yaml.safe_load((STUDY / kept / "runs.yaml").read_text(encoding="utf-8"))
+    parts = [run.get(file, {}) | {"shared": content["shared"].get(file, {})}
+             for run in content["runs"].values()
+             for file in {*run, *content["shared"]} if file.startswith("versions")]  # fmt: skip
+    assert parts
+    for commit in {part.get("git_commit") or part["shared"]["git_commit"] for part in parts}:
+        assert not commit.endswith("+changes")
+        shown = ["git", "-C", str(ROOT), "show", f"{commit}:docs/study/{page}"]
+        said = subprocess.run(shown, capture_output=True, text=True, check=False)
+        if said.returncode and not (ROOT / ".git").exists():
+            pytest.skip("the declaration is compared in a clone alone")
+        assert said.stdout == (STUDY / page).read_text(encoding="utf-8"), said.stderr
+
+
+def test_declared_tests_are_unpaired_and_their_error_is_that_of_all_arms(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(STUDY))
+    from unpaired import pooled, print_pairs  # type: ignore[import-not-found]
+
+    rng = np.random.default_rng(0)
+    two = {name: rng.normal(size=5).tolist() for name in ("a", "b")}
+    lead = np.mean(two["a"]) - np.mean(two["b"])
+    assert pooled(two, "a", "b").p(lead) == pytest.approx(ttest_ind(two["a"], two["b"]).pvalue)
+    arms = two | {"c": rng.normal(size=7).tolist()}
+    spread = pooled(arms, "a", "c")
+    assert spread.df == 4 + 4 + 6
+    # The sum of squares within groups is what an analysis of variance divides by.
+    means = {name: np.mean(values) for name, values in arms.items()}
+    grand = np.mean(np.concatenate(list(arms.values())))
+    between = sum(len(v) * (means[n] - grand) ** 2 for n, v in arms.items()) / 2
+    within = between / f_oneway(*arms.values()).statistic
+    assert spread.error == pytest.approx(np.sqrt(within * (1 / 5 + 1 / 7)))
+    print_pairs(arms, [("a", "b"), ("a", "c")])
+    assert capsys.readouterr().out.count("\n") == 4
+
+
+def test_held_out_excerpts_share_no_thirteen_words_with_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, out = tmp_path / "texts", tmp_path / "out"
+    shared = " ".join(f"shared{n}" for n in range(13))
+
+    def rows(name: str, count: int) -> list[dict[str, str]]:
+        own = [" ".join(f"{name}{d}p{p}w{w}" for w in range(90)) for d in range(count)
+               for p in range(3)]  # fmt: skip
+        documents = ["\n\n".join([own[3 * d], f"{shared} {own[3 * d + 1]}", own[3 * d + 2]])
+                     for d in range(count)]  # fmt: skip
+        return [{"id": f"{name}-{d}", "text": text} for d, text in enumerate(documents)]
+
+    novels = [*rows("Bennet_Helen_1910", 2), *rows("Other_Novel_1900", 2)]
+    questions = [{"question": f"{shared if n == 7 else ''} q{n}", "answer": "1"}
+                 for n in range(1400)]  # fmt: skip
+    for path, content in {
+        "text/novels_train.jsonl.gz": [{"text": shared}],
+        "text/novels_val.jsonl.gz": novels,
+        "text/peps.jsonl.gz": rows("pep", 250),
+        "text/rust_rfcs.jsonl.gz": rows("rfc", 250),
+        "gsm8k/train.jsonl": [{"question": "none", "answer": "1"}],
+        "gsm8k/test.jsonl": questions,
+    }.items():
+        file, lines = texts / path, "".join(json.dumps(row) + "\n" for row in content)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(gzip.compress(lines.encode()) if path.endswith("gz") else lines.encode())
+    assert run_script(monkeypatch, f"hold_out.py {texts} {out}") == 0
+    assert "| table rust_rfcs | 160 |" in capsys.readouterr().out
+    parts = {path: path.read_text().splitlines() for path in sorted(out.rglob("*.jsonl"))}
+    held_out = [
+        row for path, lines in parts.items() for row in lines if path.parent.name != "train"
+    ]
+    assert len(parts[out / "train" / "peps.jsonl"]) == 250 - 80 - 160
+    assert len(held_out) == len(set(held_out))
+    assert not any(shared in row for row in held_out)
+    assert any(shared in row for row in parts[out / "train" / "peps.jsonl"])
