@@ -44,8 +44,8 @@ Balance = Literal["bias", "loss", "none"]
 BALANCE_RATES: dict[Balance, float] = {"bias": 1e-3, "loss": 1e-2, "none": 0.0}
 """`balance_rate` by default: those of arXiv 2408.15664, and of arXiv 2101.03961."""
 RENAMED = {"top_k": "num_experts_per_tok"}
-"""Fields that `config.json` of an exported folder has under another name: transformers takes theirs
-for options of `generate`."""
+"""Fields that `config.json` of an exported folder has under another name: transformers would take
+`top_k` there for `generate`'s option of that name."""
 EXPERT_MULTIPLE = 8
 """An expert's width is a multiple of this: kernels for grouped products want rows of 16 bytes."""
 Checkpointing = Literal["none", "selective", "full"]
@@ -105,12 +105,13 @@ class ModelConfig:
     width of an expert follows: top_k of them and their router cost a token the FLOPs of the dense
     FFN of d_ffn_wide. Or a list with one number per layer."""
     top_k: int = 2
-    """Experts that a token takes. One alone gives the router no gradient but that of a loss."""
+    """Experts that a token takes. With 1 the router learns only under balance: loss."""
     balance: Balance = "bias"
-    """What evens out the load of experts: a bias on their choice, moved by the load of each step;
-    an auxiliary loss; or nothing."""
+    """How the load of experts is evened out: by a bias on their choice, moved by the load of each
+    step; by an auxiliary loss; or not at all."""
     balance_rate: float | None = None
-    """How far the bias moves in a step, or the factor of the loss; null is 0.001 and 0.01."""
+    """How far the bias moves in a step (null: 0.001), or the factor of the loss (null: 0.01); of no
+    effect under balance: none."""
     tie_embeddings: bool = False
     """Whether the head shares the embedding's weight."""
     rope_base: float = 500000.0

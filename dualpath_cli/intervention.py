@@ -105,7 +105,8 @@ class Intervention:
         elif self.gates is not None:
             parts.append("gates=" + ",".join(f"{value:g}" for value in self.gates))
         if self.experts is not None:
-            parts.append(f"experts={self.experts}{seed if self.experts == RANDOM else ''}")
+            drawn = self.experts == RANDOM and self.gates != SHUFFLED  # which has the seed already
+            parts.append(f"experts={self.experts}{seed if drawn else ''}")
         if self.halting is not None:
             parts.append(f"halting={self.halting:g}")
         if self.skip is not None:

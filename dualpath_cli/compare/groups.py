@@ -11,7 +11,7 @@ from dualpath_cli.compare.configurations import (
     names_of,
     place_of,
 )
-from dualpath_cli.compare.parts import by_match, by_wide, without_budget
+from dualpath_cli.compare.parts import by_match, by_wide, pure_wides, without_budget
 from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.sizes import format_size
@@ -76,7 +76,7 @@ def _groups(budget: int, tokens: int, runs: Sequence[TrainedRun], split: bool) -
 
 
 def _group(name: str, measures: tuple[str, ...], configurations: Sequence[Configuration]) -> Group:
-    wides = [c for c in configurations if c.family == "wide"]
+    wides = pure_wides(configurations)
     named = [c for c in wides if c.name.rpartition("_")[2] == WIDE] or wides
     return Group(
         name=name,

@@ -47,12 +47,18 @@ def _cell(configuration: Configuration) -> str:
     return configuration.runs[0].settings.run.recipe.partition("-")[0]
 
 
+def pure_wides(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """Those that may be what others are relative to: without experts, where there are such."""
+    wides = [c for c in configurations if c.family == "wide"]
+    return [c for c in wides if c.active is None] or wides
+
+
 def by_wide(configurations: Sequence[Configuration]) -> list[Part]:
     """A part for each PureWide, with the configurations whose settings are nearest to its own.
 
     All in one where there is one PureWide, or none, or a configuration is as near to several.
     """
-    wides = [c for c in configurations if c.family == "wide"]
+    wides = pure_wides(configurations)
     if len(wides) < 2:
         return [("", list(configurations))]
     settings = {c.name: _settings(c) for c in configurations}

@@ -184,6 +184,11 @@ def parameters(config: ModelConfig) -> int:
     return sum(parameters_by_part(config).values())
 
 
+def has_experts(config: ModelConfig) -> bool:
+    """Whether a layer has a choice of experts to make."""
+    return any(layer.n_experts > 1 for layer in config.layers)
+
+
 def active_parameters(config: ModelConfig) -> int:
     """Number of weights that one token uses: of the experts of a layer those that it takes."""
     idle = sum(3 * config.d_model * layer.expert_width * (layer.n_experts - layer.top_k)

@@ -7,7 +7,7 @@ The paper names a sparse wide path as its next step; the equations are the field
     y = sum_{i in C} g_i SwiGLU_i(x),  g = softmax of (W_r x)_i over C
 
 No token is dropped, whatever the load. Weights over the chosen experts are those of Mixtral
-(arXiv 2401.04088, section 2.1). What evens out the load is `balance`:
+(arXiv 2401.04088, section 2.1). `balance` says how the load is evened out:
 
     bias    b_i grows by `rate` where expert i had less than the mean load in a step, and falls
             where it had more (arXiv 2408.15664, algorithm 1); it has no gradient and no part in g

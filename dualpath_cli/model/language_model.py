@@ -3,7 +3,7 @@
 Shapes: B batch, T positions, D model width, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -79,18 +79,16 @@ class DualPathLM(nn.Module):
         if self.config.residual_dtype == "bfloat16":
             x_BTD = x_BTD.bfloat16()
         positions = model_pass.positions(self.config, tokens, like=x_BTD)
-        drawn = self._drawn(intervention, tokens, token_mask)
-        for number, (block, (order_B2T, draws_BTE)) in enumerate(
-            zip(self.blocks, drawn, strict=True)
-        ):
+        orders, draws = self._drawn(intervention, tokens, token_mask)
+        for number, block in enumerate(self.blocks):
             plain = LayerPass(
                 positions,
                 None if auxiliary is None else auxiliary.add_layer(),
                 None if trace is None else trace.add_layer(),
                 None if intervention is None else intervention.within(number),
                 token_mask,
-                order_B2T,
-                draws_BTE,
+                None if orders is None else orders[number],
+                None if draws is None else draws[number],
             )
             x_BTD = block(x_BTD, model_pass.layer(number, plain))
         if trace is not None and trace.keeps_states:
@@ -107,17 +105,15 @@ class DualPathLM(nn.Module):
         intervention: Intervention | None,
         tokens: torch.Tensor,
         token_mask: torch.Tensor | None,
-    ) -> Iterable[tuple[torch.Tensor | None, torch.Tensor | None]]:
-        """What an intervention draws for each layer: `shuffled_positions` and `expert_draws`."""
-        layers = len(self.blocks)
-        orders: Iterable[torch.Tensor | None] = [None] * layers
-        draws: Iterable[torch.Tensor | None] = [None] * layers
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """`shuffled_positions` and `expert_draws`, where the intervention needs them."""
+        layers, orders, draws = len(self.blocks), None, None
         if intervention is not None and intervention.gates == SHUFFLED:
             orders = shuffled_positions(tokens, token_mask, layers, intervention.seed)
         if intervention is not None and intervention.experts == RANDOM:
             most = max(layer.n_experts for layer in self.config.layers)
             draws = expert_draws(tokens, token_mask, layers, most, intervention.seed)
-        return zip(orders, draws, strict=True)
+        return orders, draws
 
     def _check(
         self,

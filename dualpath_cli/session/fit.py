@@ -164,7 +164,7 @@ def _summary(session: Session, steps: int, accumulate: int) -> str:
     assert launch.manifest is not None
     flops = count.mean_layer_flops(model)
     linear, total = flops["linear_total"], flops["total"]
-    sparse = any(layer.n_experts > 1 for layer in model.layers)
+    sparse = count.has_experts(model)
     active = f", {count.active_parameters(model) / 1e6:,.1f}M of them active" if sparse else ""
     lines = [
         f"model   {count.parameters(model) / 1e6:,.1f}M parameters{active}, "

@@ -66,13 +66,9 @@ def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
 def override_facts(change: Intervention) -> dict[str, Any]:
     """Returns what of an intervention decides numbers.
 
-    The criterion that once was a choice stays in it, and experts that are as trained are left out:
-    passes of earlier versions are found by that.
+    The criterion that once was a choice stays in it: passes of earlier versions are found by that.
     """
-    facts = {**dataclasses.asdict(change), "halting_by": "mass"}
-    if change.experts is None:
-        del facts["experts"]
-    return facts
+    return {**dataclasses.asdict(change), "halting_by": "mass"}
 
 
 def source_facts(name: str, location: str, windows: Windows, tokenizer: str) -> dict[str, Any]:

@@ -111,7 +111,9 @@ def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]
     if not cells:
         reason = notes[0] if notes else "neither --alphas nor --controls names one"
         raise UserError(f"no configuration can be: {reason}")
-    cells = [sparse for cell in cells for sparse in _with_experts(cell, wanted, backbone)]
+    cells = [sparse for cell in cells for sparse in _with_experts(cell, wanted, backbone, notes)]
+    if not cells:
+        raise UserError(f"no configuration can be: {notes[-1]}")
     notes += [
         f"{cell.name} spends {cell.spent:.4f} of the budget: no width comes nearer"
         for cell in cells
@@ -123,11 +125,12 @@ def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]
     return cells, notes
 
 
-def _with_experts(cell: Cell, wanted: Wanted, backbone: ModelConfig) -> Iterator[Cell]:
+def _with_experts(
+    cell: Cell, wanted: Wanted, backbone: ModelConfig, notes: list[str]
+) -> Iterator[Cell]:
     """The cell with each number of experts; a loop has no wide path for them and stays as it is.
 
-    Raises:
-        UserError: where there can be no such experts.
+    Where there can be no such experts, a note says why.
     """
     kinds = replace(backbone, n_experts=0, **cell.model).block_kinds
     if set(kinds) == {"loop"}:
@@ -143,7 +146,8 @@ def _with_experts(cell: Cell, wanted: Wanted, backbone: ModelConfig) -> Iterator
         try:
             made = replace(backbone, **model)
         except ValueError as error:
-            raise UserError(f"--experts {n}: {name} cannot be: {error}") from None
+            notes.append(f"{name} cannot be: {error}")
+            continue
         counted = "linear_total" if cell.matches[0] == "linear" else "total"
         dense = mean_layer_flops(replace(made, n_experts=0))[counted]
         spent = cell.spent * mean_layer_flops(made)[counted] / dense

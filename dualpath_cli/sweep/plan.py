@@ -67,12 +67,12 @@ def costs(runs: Sequence[Run], speeds: Mapping[str, float]) -> list[Cost]:
     by_name: dict[str, list[Run]] = {}
     for run in runs:
         by_name.setdefault(run.configuration.name, []).append(run)
-    wides = {
-        (run.configuration.cell.budget, match): count.parameters(run.settings.model)
-        for run in runs
-        if run.configuration.cell.family == "wide"
-        for match in run.configuration.cell.matches
-    }
+    wides: dict[Wide, int] = {}
+    # A dense one, where there is one.
+    for run in sorted(runs, key=lambda run: count.has_experts(run.settings.model)):
+        cell = run.configuration.cell
+        for match in cell.matches if cell.family == "wide" else ():
+            wides.setdefault((cell.budget, match), count.parameters(run.settings.model))
     return [_cost(seeds, wides, speeds) for seeds in by_name.values()]
 
 

@@ -36,7 +36,6 @@ from dualpath_cli.sweep.request import Varied
 
 ROUTER_KEYS = (
     "model.combination", "model.step_index", "run.train_loops", "run.loop_schedule",
-    "optim.lr_scale.router",
 )  # fmt: skip
 """Keys without effect on blocks without a loop."""
 GATE_KEYS = ("model.gate", "optim.lr_scale.gate")
@@ -110,13 +109,18 @@ def _name(cell: Cell, settings: Mapping[str, Any]) -> str:
 
 
 def _matters(key: str, cell: Cell) -> bool:
+    experts = cell.model["n_experts"]
+    sparse = any(experts) if isinstance(experts, list) else experts > 0
+    looped = cell.model["block"] != "wide" and cell.model["loops"] > 1
     if key in GATE_KEYS:
         return "dual" in cell.model["block"]
     if key in EXPERT_KEYS:
-        return str(cell.model["n_experts"]) != "0"
+        return sparse
+    if key == "optim.lr_scale.router":  # of steps and of experts
+        return looped or sparse
     if key in ("model.step_conditioning", "optim.lr_scale.conditioning"):
         return cell.model["block"] != "wide"
-    return key not in ROUTER_KEYS or (cell.model["block"] != "wide" and cell.model["loops"] > 1)
+    return looped or key not in ROUTER_KEYS
 
 
 def _word(key: str, value: Any) -> str:

@@ -41,13 +41,14 @@ class Muon(torch.optim.Optimizer):
         groups: list[dict[str, Any]],
         settings: OptimSettings,
         products: torch.dtype | None = None,
-        stacked: Mapping[nn.Parameter, int] = {},
+        stacked: Mapping[nn.Parameter, int] | None = None,
     ) -> None:
         """Makes orthogonal by products of the type `products`; None is that of the weights.
 
-        Parameters in `stacked` are so many matrices below each other, each moved by itself.
+        `stacked` gives the number of matrices in a parameter of several, one below the other, such
+        as those of experts: each is moved by itself.
         """
-        self.settings, self.products, self.stacked = settings, products, stacked
+        self.settings, self.products, self.stacked = settings, products, stacked or {}
         self.adamw = torch.optim.AdamW(
             [group for group in groups if group["name"] != HIDDEN],
             lr=settings.lr,

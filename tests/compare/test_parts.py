@@ -112,6 +112,23 @@ def test_a_setting_that_is_varied_everywhere_makes_a_part_of_each_value(tmp_path
     assert len(group.configurations) == 4, "a baseline that is chosen is that of all"
 
 
+def test_models_with_experts_stand_beside_the_dense_pure_wide_of_their_settings(
+    tmp_path: Path,
+) -> None:
+    for gain in (-7, -2):
+        for experts in (0, 8):
+            name = f"wide{f'_e{experts}' if experts else ''}-gain_init_{gain}"
+            model = model_of("wide") | {"gain_init": gain, "n_experts": experts}
+            write_run(tmp_path / name / "0", model, {"novels": 2.0}, cell=name)
+    groups = groups_of(runs_in(tmp_path))
+    assert [[c.name for c in group.configurations] for group in groups] == [
+        [f"wide-gain_init_{gain}", f"wide_e8-gain_init_{gain}"] for gain in (-2, -7)
+    ]
+    assert [[c.name for c in group.baselines] for group in groups] == [
+        [f"wide-gain_init_{gain}"] for gain in (-2, -7)
+    ]
+
+
 def test_a_setting_of_dual_blocks_alone_leaves_them_beside_the_one_pure_wide(
     tmp_path: Path,
 ) -> None:

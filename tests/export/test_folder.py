@@ -14,6 +14,7 @@ import yaml
 
 from dualpath_cli.cli import main
 from dualpath_cli.export.hf.flatten import flatten
+from dualpath_cli.export.hf.reading import read_folder
 from tests.export.conftest import Said, contents, export, model_of, words
 from tests.tiny_run import Fit
 
@@ -47,6 +48,15 @@ def test_a_folder_with_anything_that_no_export_wrote_is_not_replaced(
     for other in (run, tmp_path):
         error = said(*words(run, other, "--overwrite"))
         assert "is a folder of something else" in error
+
+
+def test_a_folder_of_a_version_without_a_later_field_is_read(folder: Path) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for name in ("n_experts", "num_experts_per_tok", "balance", "balance_rate"):
+        del config[name]
+    path.write_text(json.dumps(config))
+    assert read_folder(folder)[1].model.n_experts == 0
 
 
 def test_what_comes_into_a_folder_while_its_successor_is_written_stays(

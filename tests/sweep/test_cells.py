@@ -206,5 +206,8 @@ def test_experts_are_an_axis_of_wide_paths_at_equal_flops() -> None:
         named = f"{cell.name} spends {cell.spent:.4f} of the budget: no width comes nearer"
         assert (named in notes) == (abs(cell.spent - 1) > 0.01)
     assert any("_e8 spends" in note for note in notes)
-    with pytest.raises(UserError, match="--experts 1: wide_e1 cannot be: top_k=2"):
-        solve(wanted(experts=[1]), SMALL)
+    cells, notes = solve(wanted(alphas=[50], loops=[2], controls=["wide"], experts=[0, 1]), SMALL)
+    assert [cell.name for cell in cells] == ["wide", "a50_k2"]
+    assert notes[0].startswith("wide_e1 cannot be: top_k=2 experts of n_experts=1")
+    with pytest.raises(UserError, match=r"no configuration can be: .*_e1 cannot be: top_k"):
+        solve(wanted(alphas=[50], loops=[2], controls=["wide"], experts=[1]), SMALL)

@@ -68,6 +68,17 @@ def test_settings_multiply_where_they_make_a_difference(tmp_path: Path) -> None:
         "a50_k2-lr_scale_gate_2-lr_scale_router_1",
         "a50_k2-lr_scale_gate_2-lr_scale_router_3",
     ]
+    words = ["--set", "optim.lr_scale.router=1,3", "--experts", "0,2", "--controls", "wide"]
+    assert [found.name for found in found_for(asked(tmp_path, *words))] == [
+        "wide",
+        *(f"{cell}-lr_scale_router_{scale}"
+          for cell in ("wide_e2", "a50_k2", "a50_k2_e2") for scale in (1, 3)),
+    ]  # fmt: skip
+    words = ["--set", "model.balance=bias,loss", "--experts", "0,2", "--positions"]
+    names = [found.name for found in found_for(asked(tmp_path, *words, "--controls", "loop"))]
+    sparse = [name for name in names if "_e2" in name]
+    assert sparse
+    assert all(("balance_" in name) == (name in sparse) for name in names)
     words = ["--set", "optim.lr_scale={hidden: 2},{}", "--set", "optim.base_width=16,32"]
     assert [found.name for found in found_for(asked(tmp_path, *words, "--controls", "wide"))] == [
         f"{cell}-lr_scale_{scale}-base_width_{width}"
@@ -187,6 +198,13 @@ def test_parameters_relate_to_the_pure_wide_of_the_same_matching(tmp_path: Path)
     loop, total = rows["loop_k2_total"], rows["wide_total"]
     assert loop.relative == loop.parameters / total.parameters
     assert rows["a50_k2"].relative == rows["a50_k2"].parameters / rows["wide"].parameters
+
+
+def test_parameters_relate_to_the_dense_pure_wide(tmp_path: Path) -> None:
+    rows = costs_of(tmp_path, "--experts", "2,0", "--controls", "wide")
+    assert rows["wide"].relative == 1
+    assert rows["wide_e2"].relative == rows["wide_e2"].parameters / rows["wide"].parameters
+    assert costs_of(tmp_path, "--experts", "2", "--controls", "wide")["wide_e2"].relative == 1
 
 
 def test_sampled_loops_cost_their_mean(tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ def gradients(model: DualPathLM, **options: Any) -> dict[str, torch.Tensor]:
     auxiliary = AuxiliaryLoss()
     nll = model(TOKENS, TARGETS, auxiliary=auxiliary, **options)
     (nll.mean() + auxiliary.total).backward()
+    sparse = [layer.n_experts > 0 for layer in model.config.layers]
+    assert list(auxiliary.loads) == [n for n, has_experts in enumerate(sparse) if has_experts]
     assert all(int(load.sum()) == 2 * TOKENS.numel() for load in auxiliary.loads.values())
     found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return {"nll": nll.detach(), **found}

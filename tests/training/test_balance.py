@@ -1,17 +1,14 @@
 """The balance of experts by biases: what moves them, how far, and what stays as it is."""
 
-from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
 
-from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.training.balance import ExpertLoads, numbers
 from dualpath_cli.training.optim import build_optimizer
-from dualpath_cli.training.state.weights import check_weights
 from tests.model.small_models import EXPERTS, same_weights, small, with_weights
 from tests.tiny_run import Fit
 
@@ -84,12 +81,3 @@ def test_a_run_says_where_nothing_trains_the_router(
 ) -> None:
     fit(model={"n_experts": 2, "top_k": 1, "balance": balance})
     assert ("a router that is not trained" in capsys.readouterr().out) == said
-
-
-@pytest.mark.parametrize("sparse", [True, False])
-def test_a_dense_checkpoint_and_a_sparse_model_are_told_apart(sparse: bool, tmp_path: Path) -> None:
-    one, other = DualPathLM(small(**EXPERTS)), DualPathLM(small())
-    model, saved = (one, other) if sparse else (other, one)
-    was = "without" if sparse else "with"
-    with pytest.raises(UserError, match=f"was trained {was} experts in layer 0.*n_experts"):
-        check_weights(model, saved.state_dict(), tmp_path)

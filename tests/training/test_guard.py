@@ -193,6 +193,20 @@ def test_a_step_that_is_left_out_changes_nothing_and_the_run_goes_on(
     assert not (reference / "bad_steps.csv").exists()
 
 
+def test_a_step_that_is_left_out_moves_no_bias_of_experts(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", scaled_gradient({2}, NAN))
+    run = fit(model={"n_experts": 3}, run={"save_every": 1})
+    first, left_out, made = (
+        torch.stack([value for name, value in state(run, step)["state_dict"].items()
+                     if name.endswith("balance_bias")])
+        for step in (1, 2, 3)
+    )  # fmt: skip
+    assert torch.equal(first, left_out)
+    assert not torch.equal(left_out, made)
+
+
 def test_a_micro_batch_without_a_loss_is_told_by_its_tokens(
     fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.config import ModelConfig, by_layer
 from dualpath_cli.export.hf.results import Results
 from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.flops.count import active_parameters, has_experts
 from dualpath_cli.output.table import Column, Table, markdown
 from dualpath_cli.recipe.schedule import weight_decay
 from dualpath_cli.recipe.settings import Settings
@@ -94,8 +95,10 @@ def _layers(config: ModelConfig) -> str:
 
 def _model_rows(config: ModelConfig, parameters: int) -> list[tuple[str, str]]:
     kinds = config.block if isinstance(config.block, str) else ", ".join(config.block)
+    sparse = has_experts(config)
+    active = f", of which a token uses {active_parameters(config):,}" if sparse else ""
     rows = [
-        ("parameters", f"{parameters:,}"),
+        ("parameters", f"{parameters:,}{active}"),
         ("layers", f"{config.n_layers} ({kinds})"),
         ("width, heads, key and value heads",
          f"{config.d_model}, {config.n_heads}, {config.n_kv_heads}"),
@@ -108,6 +111,10 @@ def _model_rows(config: ModelConfig, parameters: int) -> list[tuple[str, str]]:
                      f"{by_layer(config.loops)}; {_widths(config, 'd_ffn')}"))  # fmt: skip
     if kinds_used - {"loop"}:
         rows.append(("effective FFN width of the wide path", _widths(config, "d_ffn_wide")))
+    if sparse:
+        widths = by_layer([layer.expert_width for layer in config.layers])
+        rows.append(("experts in its place; a token takes; width of one",
+                     f"{by_layer(config.n_experts)}; {config.top_k}; {widths}"))  # fmt: skip
     if "dual" in kinds_used:
         rows.append(("gate, combination of steps", f"{config.gate}, {config.combination}"))
     if kinds_used - {"wide"} and config.step_conditioning != "none":

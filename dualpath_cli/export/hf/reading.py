@@ -104,7 +104,9 @@ def read_folder(folder: Path) -> tuple[Run, Settings]:
             raise ValueError(f"its step is {step!r:.40}")
         check_range("its step", step, (0, MOST_STEPS))
         names = [field.name for field in dataclasses.fields(ModelConfig)]
-        model = {name: config[RENAMED.get(name, name)] for name in names}
+        written = {name: RENAMED.get(name, name) for name in names}
+        # Earlier versions lack fields that came later, with their defaults.
+        model = {name: config[key] for name, key in written.items() if key in config}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"'{folder / CONFIG}' is not of a model of dualpath: {of_content(error)}"

@@ -68,8 +68,9 @@ def experts_of(trace: RoutingTrace) -> tuple[torch.Tensor, torch.Tensor]:
     weights = torch.full(chosen.shape, math.nan, device=chosen.device)
     for place, layer in enumerate(dual):
         if layer.experts is not None and layer.expert_weights is not None:
-            chosen[..., place, :] = layer.experts
-            weights[..., place, :] = layer.expert_weights
+            own = layer.experts.shape[-1]  # fewer where an override takes fewer
+            chosen[..., place, :own] = layer.experts
+            weights[..., place, :own] = layer.expert_weights
     return chosen, weights
 
 

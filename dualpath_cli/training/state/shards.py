@@ -9,7 +9,6 @@ import io
 import pickle
 import re
 import warnings
-from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -37,9 +36,6 @@ REST = "meta.pt"
 
 _WEIGHTS = "state_dict.model."
 """The prefix of the names of weights in shards."""
-
-_ROUTER = re.compile(r"blocks\.(\d+)\.wide\.sublayer\.ffn\.router\.weight$")
-"""The weight that a layer has only with experts, in any checkpoint."""
 
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("builtins", "set"): set,
@@ -107,24 +103,6 @@ class _Planner(DefaultLoadPlanner):
             if name not in self.metadata.state_dict_metadata:
                 raise UserError(f"it lacks {name.removeprefix(_WEIGHTS)}")
         return super().create_local_plan()
-
-
-def check_experts(wanted: Iterable[str], found: Iterable[str], shown: str) -> None:
-    """Checks that a checkpoint, `shown` as what, has experts in the layers that the model has.
-
-    Raises:
-        UserError: naming a layer where one of them is dense.
-    """
-    layers, trained = (
-        {int(m[1]) for name in names if (m := _ROUTER.search(name))} for names in (wanted, found)
-    )
-    if differing := layers ^ trained:
-        layer = min(differing)
-        was, now = ("with", "without") if layer in trained else ("without", "with")
-        raise UserError(
-            f"{shown} was trained {was} experts in layer {layer}, and this model is {now}: "
-            "put model.n_experts back"
-        )
 
 
 def load_shards(state: dict[str, Any], folder: Path) -> None:
@@ -197,7 +175,6 @@ def load_rest(folder: Path) -> dict[str, Any]:
 def load_model(model: torch.nn.Module, folder: Path, prefix: str = "model.") -> None:
     """Loads weights from a folder of shards, where `prefix` precedes their names in the model."""
     weights = get_model_state_dict(model)
-    check_experts(weights, describe_weights(folder), f"checkpoint '{folder}'")
     load_shards({"state_dict": {prefix + name: value for name, value in weights.items()}}, folder)
     set_model_state_dict(model, weights)
 
