@@ -42,8 +42,8 @@ def forward(
     `Intervention.kv_slots` without a cache means one pass a token, without gradients.
 
     Raises:
-        ValueError: as the model's own, if what needs the whole text meets a cache, and if the
-            cache was begun under another intervention.
+        ValueError: as the model's own; for a cache of which the intervention needs the whole text,
+            or that was begun under another intervention.
     """
     if intervention is not None and intervention.needs_whole_text and cache is not None:
         raise ValueError(f"{intervention.name}: needs the whole sequence, without a cache")

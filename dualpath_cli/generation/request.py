@@ -79,7 +79,7 @@ def read(options: Namespace) -> Request:
             f"--kv-slots {change.kv_slots} leaves nothing out of a loop of {loops} steps"
         )
     if change is not None and change.needs_whole_text and options.compile:
-        raise UserError(f"--compile goes with a cache, which {change.name} has none of")
+        raise UserError(f"--compile goes with a cache, and {change.name} goes without one")
     speculate = _speculate(options.speculate, change, model)
     taken = () if out is None else WRITTEN
     prompts = read_prompts(options.prompt, options.file, taken)
@@ -138,7 +138,7 @@ def _speculate(text: str | None, change: Intervention | None, model: ModelConfig
             "--speculate goes without --kv-slots: what a draft took the slots of would be lost"
         )
     if change is not None and change.needs_whole_text:
-        raise UserError(f"--speculate goes with a cache, which {change.name} has none of")
+        raise UserError(f"--speculate goes with a cache, and {change.name} goes without one")
     deep = [(n, layer.loops) for n, layer in enumerate(model.layers) if layer.block != "wide"]
     forced = [(change and change.within(n), loops) for n, loops in deep]
     if all(((own and own.loops) or loops) == 1 for own, loops in forced):

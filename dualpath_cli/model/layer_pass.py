@@ -75,7 +75,7 @@ class SublayerPass:
         return k_BTHN, v_BTHN
 
     def chosen(self, scores_BTE: torch.Tensor, top_k: int) -> torch.Tensor:
-        """The `top_k` experts of the largest scores, (B, T, C), or those of the override."""
+        """The `top_k` experts of the largest scores, (B, T, C), or those that an override takes."""
         forced = None if self.intervention is None else self.intervention.experts
         if forced == RANDOM:
             assert self.draws is not None

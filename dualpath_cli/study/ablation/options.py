@@ -41,8 +41,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "Forced loop counts, such as 1-10 or 1,2,8."
     parser.add_argument("--loops", metavar="LIST", default="1-10", help=text)
     text = (
-        "Seeds of the shuffled gates, a row each (default 1), and of the random tokens, whose "
-        f"mean counts (default {CONTROLS})."
+        "Seeds of the shuffled gates and of the random experts, a row each (default 1), and of the "
+        f"random tokens, whose mean counts (default {CONTROLS})."
     )
     parser.add_argument("--seeds", metavar="N", help=text)
     classes = " ".join(f"{c.name}={','.join(c.upos)}" for c in measured() if c.forced)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from dualpath_cli import intervention
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.intervention import RANDOM as ANY
 from dualpath_cli.intervention import SHUFFLED, Intervention
 from dualpath_cli.study.classes import RANDOM, ForcedClass
 
@@ -104,7 +104,10 @@ def expert_rows(selection: Selection, config: ModelConfig) -> list[Row]:
     counts = [k for k in range(1, min(2 * config.top_k, most) + 1) if k != config.top_k]
     return [
         *(Row("experts", Intervention(experts=count)) for count in counts),
-        *(Row("experts", Intervention(experts=ANY, seed=n)) for n in range(selection.shuffles)),
+        *(
+            Row("experts", Intervention(experts=intervention.RANDOM, seed=n))
+            for n in range(selection.shuffles)
+        ),
     ]
 
 

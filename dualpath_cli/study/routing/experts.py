@@ -18,10 +18,10 @@ LOAD = ("load_max", "load_entropy", "idle_experts")
 """As metrics.csv has them of training."""
 BY_SHARE, BY_TAG = "experts_deep_share", "experts_upos"
 DEFINITION = (
-    "load: the largest over the mean, and its entropy over ln n (1: all alike); of deep share: the "
-    "part of its variance over choices that lies between experts; of UPOS: the part of the entropy "
-    "of the expert that is gone once the part of speech is known; untrained: before training, mean "
-    "of all sources"
+    "load: the largest over the mean, and its entropy over ln n (1: all alike); deep share "
+    "explained: the part of its variance that lies between experts (η²); expert explained: the "
+    "part of its entropy that the part of speech (UPOS) takes away; untrained: before training, "
+    "mean of all sources"
 )
 """The caption of the table."""
 
@@ -73,8 +73,8 @@ def table(lines: Mapping[str, Any]) -> Table:
         Column("source"), Column("layer", "d", importance=3),
         Column("load,\nmaximum", ".2f"), Column("load,\nentropy", ".3f"),
         Column("idle", ".0f", importance=2),
-        Column("of deep share,\n95 % interval", with_interval(".3f"), importance=3),
-        Column("of UPOS,\n95 % interval", with_interval(".3f"), importance=3),
+        Column("deep share explained,\n95 % interval", with_interval(".3f"), importance=3),
+        Column("expert explained,\n95 % interval", with_interval(".3f"), importance=3),
     ]  # fmt: skip
     rows: list[Sequence[Any]] = []
     for source, line in lines.items():

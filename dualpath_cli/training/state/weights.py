@@ -75,7 +75,7 @@ def read_safetensors(
     """The weights in files of safetensors, by their names without a prefix.
 
     Raises:
-        UserError: where they, `shown` as what, cannot be read.
+        UserError: where they cannot be read; `shown` names them.
     """
     weights: dict[str, torch.Tensor] = {}
     for path in files:
