@@ -255,7 +255,9 @@ class ModelConfig:
                 "list 0 for such layers, or choose dual or wide blocks"
             )
         if self.top_k > n:
-            return f"top_k={self.top_k} experts of n_experts={n} cannot be chosen"
+            return (
+                f"top_k={self.top_k} experts of n_experts={n} cannot be chosen; take {n} or fewer"
+            )
         if expert_width(self.effective_width(width), n, self.top_k) < EXPERT_MULTIPLE:
             return (
                 f"n_experts={n} with top_k={self.top_k} leaves an expert less than "

@@ -147,7 +147,7 @@ class Intervention:
             if not counts:
                 return f"{place} has no experts"
             if self.experts != RANDOM and self.experts > min(counts):
-                return f"a layer has {min(counts)} experts, of which {self.experts} cannot be taken"
+                return f"a layer has {min(counts)} experts: take these or fewer, not {self.experts}"
         if any(field is not None for field in (self.loops, self.halting, self.kv_slots)):
             if set(kinds) == {"wide"}:
                 return f"{place} has only wide blocks, so it has no loop"

@@ -210,7 +210,8 @@ def to_train(
         taken_back = run_folder.facts_at(folder, checkpoint).get("taken_back")
     for given in runs:
         start = run_file.find(given)
-        run_folder.check_same_recipe(start.folder, recipe, sections=("model",))
+        way_out = "put the model of the weights back, or leave --ckpt-path out"
+        run_folder.check_same_recipe(start.folder, recipe, ("model",), way_out=way_out)
         if start.folder.resolve() == folder.resolve():
             # Once: the same words, given again after an interruption, go on from there.
             if taken_back != start.step:

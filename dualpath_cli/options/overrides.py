@@ -103,7 +103,9 @@ def _experts(place: str, text: str) -> dict[str, Any]:
     chosen, colon, seed = text.partition(":")
     if chosen == RANDOM:
         return {"experts": RANDOM} | ({"seed": seed_number(place, seed)} if colon else {})
-    return {"experts": whole_number(place, text, 1, 10**4)}
+    if not text.isdecimal() or int(text) == 0:
+        raise UserError(f"{place} must be a number such as 1, or {RANDOM}, not '{text:.60}'")
+    return {"experts": int(text)}
 
 
 def _layers(place: str, text: str) -> dict[str, Any]:

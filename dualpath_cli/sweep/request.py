@@ -34,7 +34,7 @@ RATES_EACH = (0.5, 1.0, 2.0)
 """Trials by default, in the recipe's learning rate."""
 DECIDED = {
     "model": ("block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers", "n_experts",
-              "d_model", "n_heads", "n_kv_heads", "max_seq_len", "vocab_size"),
+              "top_k", "d_model", "n_heads", "n_kv_heads", "max_seq_len", "vocab_size"),
     "run": ("recipe", "name", "dir", "budget", "branch_from"),
 }  # fmt: skip
 """Keys that --set cannot vary: the sweep decides them, or widths are solved for them."""
@@ -187,7 +187,11 @@ def _own_experts(recipe: Recipe) -> str:
 
 
 def _experts(text: str) -> int:
-    return 0 if text == "0" else _count("--experts", text, int(RANGES["n_experts"][1]))
+    if text == "0":
+        return 0
+    if not text.isdecimal():
+        raise UserError(f"--experts are whole numbers such as 8, or 0 for none, not '{text:.60}'")
+    return _count("--experts", text, int(RANGES["n_experts"][1]))
 
 
 def _alpha(text: str) -> float:

@@ -40,7 +40,7 @@ ROUTER_KEYS = (
 """Keys without effect on blocks without a loop."""
 GATE_KEYS = ("model.gate", "optim.lr_scale.gate")
 """Keys with an effect on dual blocks alone."""
-EXPERT_KEYS = ("model.top_k", "model.balance", "model.balance_rate")
+EXPERT_KEYS = ("model.balance", "model.balance_rate")
 """Keys with an effect on cells with experts alone."""
 LENGTH, RATE = "run.max_tokens", "optim.lr"
 

@@ -81,6 +81,8 @@ def _no_gradients() -> Iterator[None]:
 def test_logits_are_the_checkpoints(pair: Pair) -> None:
     ours, theirs = model_of(pair[0]), load(pair[1])
     assert type(theirs).__module__.startswith("transformers_modules.")
+    learned = {name for name, p in theirs.model.named_parameters() if p.requires_grad}
+    assert learned == {name for name, p in ours.named_parameters() if p.requires_grad}
     tokens = some_tokens(ours)
     wanted = ours(tokens)
     torch.testing.assert_close(theirs(tokens).logits, wanted, atol=1e-6, rtol=0)

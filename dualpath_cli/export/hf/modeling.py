@@ -176,6 +176,16 @@ class DualPathForCausalLM(PreTrainedModel, GenerationMixin):
         self.dtype_plan = dict.fromkeys(kept, torch.float32)  # what version 5.0 made of it above
         self.post_init()
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As transformers does; biases of experts have no gradient, as in training."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name, parameter in model.named_parameters():
+            if name.endswith("balance_bias"):
+                parameter.requires_grad_(False)
+        return loaded
+
     def get_input_embeddings(self) -> nn.Module:
         """The embedding, (V, D)."""
         return self.model.embed
