@@ -53,7 +53,7 @@ HALTING = Intervention(halting=0.1)
         ({"combination": "mean"}, HALTING, "the model has no router"),
         ({"combination": "final"}, HALTING, "the model has no router"),
         ({}, Intervention(experts=1), "the model has no experts"),
-        (EXPERTS, Intervention(experts=5), "a layer has 4 experts, of which 5 cannot be taken"),
+        (EXPERTS, Intervention(experts=5), "a layer has 4 experts: take these or fewer, not 5"),
         (
             EXPERTS | {"n_experts": [4, 0]},
             Intervention(experts="random", layers=(1,)),

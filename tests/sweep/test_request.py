@@ -70,6 +70,8 @@ def test_a_number_that_cannot_be_is_named_with_its_option(
         (["--match", "both"], "--match must be linear, total or linear,total, not 'both'"),
         (["--seeds", "1000"], "--seeds must be at most 100, not '1000'"),
         (["--seeds", "0,1,2"], "--seeds must be a whole number above 0 such as 3, not '0,1,2'"),
+        (["--experts", "0,-4"], "--experts are whole numbers such as 8, or 0 for none, not '-4'"),
+        (["--set", "model.top_k=1,2"], "--set model.top_k: the sweep decides it"),
         (["--seeds", "4-2"], "or the first and the last such as 3-5, below 100, not '4-2'"),
         (["--seeds", "90-100"], "below 100, not '90-100'"),
         (["--controls", "wide,none"], "--controls none leaves all out: give none alone, not"),
