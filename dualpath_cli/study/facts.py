@@ -12,7 +12,6 @@ import torch
 from lightning.pytorch import Trainer
 
 from dualpath_cli.command.launch import Launch
-from dualpath_cli.intervention import Intervention
 from dualpath_cli.statistics.bootstrap import clusters_of
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
@@ -61,14 +60,6 @@ def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
         "strategy": type(trainer.strategy).__name__,
         "matmul": torch.get_float32_matmul_precision(),
     }
-
-
-def override_facts(change: Intervention) -> dict[str, Any]:
-    """Returns what of an intervention decides numbers.
-
-    The criterion that once was a choice stays in it: passes of earlier versions are found by that.
-    """
-    return {**dataclasses.asdict(change), "halting_by": "mass"}
 
 
 def source_facts(name: str, location: str, windows: Windows, tokenizer: str) -> dict[str, Any]:

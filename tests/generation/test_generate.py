@@ -228,7 +228,7 @@ def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
         ("--ckpt_path RUN --greedy --num_samples 3", "would write the same text 3 times"),
         ("--ckpt_path RUN --speculate 2 --kv-slots 1", "goes without --kv-slots"),
         ("--ckpt_path RUN --speculate 2 --loops 1", "no more to verify with"),
-        ("--ckpt_path RUN --speculate 2 --intervention gates=shuffled", "shuffled has none"),
+        ("--ckpt_path RUN --speculate 2 --intervention gates=shuffled", "goes without one"),
         ("--ckpt_path RUN --speculate 2 --batch_size 8", "--speculate writes one text at a time"),
     ],
 )  # fmt: skip

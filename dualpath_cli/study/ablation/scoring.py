@@ -19,7 +19,7 @@ from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.statistics.bootstrap import Floats
 from dualpath_cli.study.ablation.suites import Row
 from dualpath_cli.study.controls import Match
-from dualpath_cli.study.facts import array_digest, override_facts
+from dualpath_cli.study.facts import array_digest
 from dualpath_cli.study.passes import FILLER, Arrays, Pass
 from dualpath_cli.study.tags import Masks
 from dualpath_cli.training.module import DualPathModule
@@ -56,7 +56,7 @@ class Scoring(Pass):
     @property
     def decisive(self) -> Mapping[str, Any]:
         return {
-            "intervention": override_facts(self.row.intervention),
+            "intervention": dataclasses.asdict(self.row.intervention),
             "masks": None if self.masks is None else array_digest(self.masks),
         }
 

@@ -10,7 +10,7 @@ states of a layer, V vocabulary.
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.study.facts import override_facts
 from dualpath_cli.study.passes import FILLER, Arrays, Pass
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page.encoding import likely_tokens
@@ -119,7 +118,7 @@ class PagePass(Pass):
 
     @property
     def decisive(self) -> Mapping[str, Any]:
-        change = None if self.intervention is None else override_facts(self.intervention)
+        change = None if self.intervention is None else asdict(self.intervention)
         is_cut = any(len(window) > 1 + self.tokens for window in self.windows.windows)
         return {"page": type(self).__name__, "cut": is_cut, "intervention": change}
 
