@@ -37,8 +37,8 @@ def pooled(arms: Arms, one: str, other: str) -> Spread:
 def print_arms(arms: Sequence[Configuration]) -> None:
     """The first table."""
     sets = [name for name in arms[0].scores if name != AGGREGATE]
-    print_row("", "parameters", "active", "loops", "rate", "bits per byte", *sets, "CPU minutes")
-    print_row("---", *["---:"] * (len(sets) + 6))
+    print_row("", "parameters", "active", "loops", "rate", "bits per byte", *sets)
+    print_row("---", *["---:"] * (len(sets) + 5))
     for arm in arms:
         print_row(
             arm.name,
@@ -48,7 +48,6 @@ def print_arms(arms: Sequence[Configuration]) -> None:
             f"{arm.runs[0].settings.optim.lr:g}",
             f"{arm.mean(AGGREGATE):.4f} ± {arm.standard_error(AGGREGATE):.4f}",
             *(f"{arm.mean(name):.4f}" for name in sets),
-            f"{60 * arm.hours:.1f}",
         )
 
 
