@@ -181,8 +181,8 @@ def test_the_scores_of_a_small_model_are_those_of_its_comparison() -> None:
 
 def declared() -> list[tuple[str, str]]:
     """The folders of kept runs that were declared, each with its page."""
-    pages = {"experts": "experts/declared.md", "rates": "declared.md", "table": "declared.md"}
     kept = sorted(path.parent.name for path in STUDY.glob("*/runs.yaml"))
+    pages = {"experts": "experts/declared.md", "declared": "declared.md"}
     return [(name, page) for name in kept if (page := pages.get(name.partition("_")[0]))]
 
 
@@ -208,22 +208,31 @@ def test_declared_tests_are_unpaired_and_their_error_is_that_of_all_arms(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(STUDY))
-    from unpaired import pooled, print_pairs  # type: ignore[import-not-found]
+    from unpaired import contrasts_of, print_tests  # type: ignore[import-not-found]
 
     rng = np.random.default_rng(0)
     two = {name: rng.normal(size=5).tolist() for name in ("a", "b")}
-    lead = np.mean(two["a"]) - np.mean(two["b"])
-    assert pooled(two, "a", "b").p(lead) == pytest.approx(ttest_ind(two["a"], two["b"]).pvalue)
+    ((one,), (spread,)) = contrasts_of([two], ["two"], [("a", "b")], change=False)
+    assert spread.p(one.value) == pytest.approx(ttest_ind(two["a"], two["b"]).pvalue)
     arms = two | {"c": rng.normal(size=7).tolist()}
-    spread = pooled(arms, "a", "c")
+    ((one,), (spread,)) = contrasts_of([arms], ["three"], [("a", "c")], change=False)
+    assert one.value == pytest.approx(np.mean(arms["a"]) - np.mean(arms["c"]))
     assert spread.df == 4 + 4 + 6
     # The sum of squares within groups is what an analysis of variance divides by.
-    means = {name: np.mean(values) for name, values in arms.items()}
     grand = np.mean(np.concatenate(list(arms.values())))
-    between = sum(len(v) * (means[n] - grand) ** 2 for n, v in arms.items()) / 2
+    between = sum(len(v) * (np.mean(v) - grand) ** 2 for v in arms.values()) / 2
     within = between / f_oneway(*arms.values()).statistic
     assert spread.error == pytest.approx(np.sqrt(within * (1 / 5 + 1 / 7)))
-    print_pairs(arms, [("a", "b"), ("a", "c")])
+    # A change from one group to another: two differences, whose variances add up.
+    later = {name: rng.normal(size=5).tolist() for name in ("a", "c")}
+    (change,), (wider,) = contrasts_of([arms, later], ["1", "2"], [("a", "c")], change=True)
+    lead = np.mean(later["a"]) - np.mean(later["c"])
+    assert change.value == pytest.approx(lead - one.value)
+    assert wider.df == spread.df + 8
+    all_arms = [*arms.values(), *later.values()]
+    squares = sum((len(v) - 1) * np.var(v, ddof=1) for v in all_arms) / wider.df
+    assert wider.error == pytest.approx(np.sqrt(squares * (1 / 5 + 1 / 7 + 1 / 5 + 1 / 5)))
+    print_tests([one, change], [spread, wider])
     assert capsys.readouterr().out.count("\n") == 4
 
 

@@ -33,13 +33,7 @@ def read_group(
     `shown` are the configurations whose differences are returned, p corrected for their tests; the
     error comes from all. `sets` and `seeds` are those that count, if not all do.
     """
-    check_kept(folders)
-    with tempfile.TemporaryDirectory() as temporary:
-        paths = [Path(temporary) / name for name in folders]
-        for path in paths:
-            restore(path.name, path)
-        found = [read_run(folder) for folder in find_folders(list(map(str, paths)))]
-    runs = [run for run in found if isinstance(run, TrainedRun)]
+    runs = read_runs(folders)
     if sets:
         check_known("validation set", sets, list(runs[0].scores)[1:])
         scores = [{name: run.scores[name] for name in sets} for run in runs]
@@ -62,6 +56,17 @@ def read_group(
         corrected = holm([row.p for row in rows])
         rows = [replace(row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
     return group, rows
+
+
+def read_runs(folders: Sequence[str]) -> list[TrainedRun]:
+    """All finished runs of folders beside this file."""
+    check_kept(folders)
+    with tempfile.TemporaryDirectory() as temporary:
+        paths = [Path(temporary) / name for name in folders]
+        for path in paths:
+            restore(path.name, path)
+        found = [read_run(folder) for folder in find_folders(list(map(str, paths)))]
+    return [run for run in found if isinstance(run, TrainedRun)]
 
 
 def mean_of_last_rows(sweep: str, run: str, seeds: Sequence[int], column: str) -> float:

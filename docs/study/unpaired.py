@@ -1,89 +1,147 @@
-"""Prints the tests of a declared study: some pairs, unpaired, the error pooled over all arms.
+"""Prints the tests of a declared study: some pairs of arms, unpaired, the error pooled over arms.
 
-python docs/study/unpaired.py experts_dense experts --pairs wide_e8-wide a50_k4_e8-a50_k4
+python docs/study/unpaired.py experts_dense+experts --pairs wide_e8:wide a50_k4_e8:a50_k4
 
-Columns of the first table: the mean over seeds ± its standard error. Of the second: the difference,
-95 % interval and p by the variance within all arms, p after Holm's correction for the pairs given,
-what is found with a probability of 80 %, and Welch's p, by the runs of the two alone.
---table second prints the second alone.
+Each word is a group: folders of kept runs, joined by `+`, such as those of one width. Within a
+group all arms, or those of --arms, have one variance. Columns of the first table: the mean over
+seeds ± its standard error. Of the second: the difference, 95 % interval and p by that variance, p
+after Holm's correction for all pairs of all groups, the difference that is found with a
+probability of 80 % before the correction, and Welch's p, by the runs of the two alone. With
+--change the pairs' differences in the second group less those in the first are tested instead, by
+one variance of all arms of both. --table prints one of the tables alone.
 """
 
 import argparse
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from math import sqrt
-from statistics import variance
+from statistics import fmean, stdev, variance
+from typing import NamedTuple
 
-from kept import print_row, read_group, signed
+from kept import print_row, read_runs, signed
 from restore import check_known, run_script
 from scipy.stats import ttest_ind
 
-from dualpath_cli.compare.configurations import Configuration
-from dualpath_cli.compare.runs import AGGREGATE
+from dualpath_cli.compare.runs import TrainedRun
+from dualpath_cli.flops.count import active_parameters, parameters
 from dualpath_cli.statistics.blocks import Spread
 from dualpath_cli.statistics.levels import holm
 
 Arms = Mapping[str, Sequence[float]]
-"""The scores of each arm's runs."""
+"""The scores of the runs of each arm of a group."""
+MIX = ("novels", "peps", "rust_rfcs", "gsm8k")
+"""The sets that a study's measure is the mean of, if it is not told otherwise."""
 
 
-def pooled(arms: Arms, one: str, other: str) -> Spread:
-    """Spread of the difference of two arms' means, by the variance within all of them."""
-    df = sum(len(scores) - 1 for scores in arms.values())
-    squares = sum((len(scores) - 1) * variance(scores) for scores in arms.values())
-    return Spread(sqrt(squares / df * (1 / len(arms[one]) + 1 / len(arms[other]))), df)
+class Contrast(NamedTuple):
+    """Means of arms, added and taken away."""
+
+    name: str
+    plus: Sequence[Sequence[float]]
+    minus: Sequence[Sequence[float]]
+
+    @property
+    def value(self) -> float:
+        return sum(map(fmean, self.plus)) - sum(map(fmean, self.minus))
 
 
-def print_arms(arms: Sequence[Configuration]) -> None:
+def pooled(contrast: Contrast, arms: Sequence[Sequence[float]]) -> Spread:
+    """Spread of a contrast by the variance within all of some arms."""
+    df = sum(len(scores) - 1 for scores in arms)
+    within = sum((len(scores) - 1) * variance(scores) for scores in arms) / df
+    return Spread(sqrt(within * sum(1 / len(c) for c in [*contrast.plus, *contrast.minus])), df)
+
+
+def print_arms(groups: Sequence[Sequence[TrainedRun]], sets: Sequence[str]) -> None:
     """The first table."""
-    sets = [name for name in arms[0].scores if name != AGGREGATE]
-    print_row("", "parameters", "active", "loops", "rate", "bits per byte", *sets)
-    print_row("---", *["---:"] * (len(sets) + 5))
-    for arm in arms:
-        print_row(
-            arm.name,
-            f"{arm.parameters:,}",
-            f"{arm.active or arm.parameters:,}",
-            "" if arm.expected_loops is None else f"{arm.expected_loops:.2f}",
-            f"{arm.runs[0].settings.optim.lr:g}",
-            f"{arm.mean(AGGREGATE):.4f} ± {arm.standard_error(AGGREGATE):.4f}",
-            *(f"{arm.mean(name):.4f}" for name in sets),
-        )
+    print_row("", "parameters", "active", "loops", "rate", "seeds", "bits per byte", *sets)
+    print_row("---", *["---:"] * (len(sets) + 6))
+    for runs in groups:
+        for name, scores in arms_of(runs, sets).items():
+            own = [run for run in runs if arm_of(run) == name]
+            model, loops = own[0].settings.model, [run.expected_loops for run in own]
+            print_row(
+                name, f"{parameters(model):,}", f"{active_parameters(model):,}",
+                "" if None in loops else f"{fmean(loops):.2f}",
+                f"{own[0].settings.optim.lr:g}", str(len(own)),
+                f"{fmean(scores):.4f} ± {stdev(scores) / sqrt(len(own)):.4f}",
+                *(f"{fmean(run.scores[one] for run in own):.4f}" for one in sets),
+            )  # fmt: skip
 
 
-def print_pairs(arms: Arms, pairs: Sequence[tuple[str, str]]) -> None:
+def print_tests(contrasts: Sequence[Contrast], spreads: Sequence[Spread]) -> None:
     """The second table."""
     print_row("", "difference, 95 % interval", "p", "Holm", "detectable", "p, Welch")
     print_row("---", *["---:"] * 5)
-    means = {name: sum(scores) / len(scores) for name, scores in arms.items()}
-    spreads = [pooled(arms, *pair) for pair in pairs]
-    leads = [means[one] - means[other] for one, other in pairs]
-    tests = [spread.p(lead) for spread, lead in zip(spreads, leads, strict=True)]
-    rows = zip(pairs, leads, spreads, tests, holm(tests), strict=True)
-    for (one, other), lead, spread, p, corrected in rows:
-        interval = f"{signed(lead - spread.reach)} to {signed(lead + spread.reach)}"
-        welch = ttest_ind(arms[one], arms[other], equal_var=False).pvalue
-        print_row(f"{one} − {other}", f"{signed(lead)} ({interval})", f"{p:.2g}",
-                  f"{corrected:.2g}", f"{spread.detectable:.4f}", f"{welch:.2g}")  # fmt: skip
+    tests = [spread.p(one.value) for one, spread in zip(contrasts, spreads, strict=True)]
+    for one, spread, p, holms in zip(contrasts, spreads, tests, holm(tests), strict=True):
+        ends = " to ".join(signed(one.value + side * spread.reach) for side in (-1, 1))
+        two = [*one.plus, *one.minus]
+        welch = f"{ttest_ind(*two, equal_var=False).pvalue:.2g}" if len(two) == 2 else ""
+        print_row(one.name, f"{signed(one.value)} ({ends})", f"{p:.2g}", f"{holms:.2g}",
+                  f"{spread.detectable:.4f}", welch)  # fmt: skip
+
+
+def arm_of(run: TrainedRun) -> str:
+    return run.settings.run.recipe
+
+
+def arms_of(runs: Sequence[TrainedRun], sets: Sequence[str]) -> dict[str, list[float]]:
+    """The mean over sets of each run, by arm."""
+    arms: dict[str, list[float]] = {}
+    for run in runs:
+        check_known("validation set", sets, list(run.scores)[1:])
+        arms.setdefault(arm_of(run), []).append(fmean(run.scores[one] for one in sets))
+    return arms
+
+
+def contrasts_of(
+    groups: Sequence[Arms], names: Sequence[str], pairs: Sequence[tuple[str, str]], change: bool
+) -> tuple[list[Contrast], list[Spread]]:
+    """Each pair in each group; or how its difference changes from the first to the second."""
+    found, spreads = [], []
+    for one, other in pairs:
+        if change:
+            before, after = groups
+            where = f", {names[1]} less {names[0]}"
+            plus, minus = [after[one], before[other]], [after[other], before[one]]
+            found.append(Contrast(f"{one} − {other}{where}", plus, minus))
+            spreads.append(pooled(found[-1], [*before.values(), *after.values()]))
+            continue
+        for name, arms in zip(names, groups, strict=True):
+            where = f", {name}" if len(groups) > 1 else ""
+            found.append(Contrast(f"{one} − {other}{where}", [arms[one]], [arms[other]]))
+            spreads.append(pooled(found[-1], list(arms.values())))
+    return found, spreads
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Prints the tests of a declared study.")
-    parser.add_argument("folders", nargs="+", help="Of kept runs, beside this file.")
-    parser.add_argument("--pairs", nargs="+", required=True, help="ARM-BASELINE, so many tests.")
-    parser.add_argument("--sets", nargs="+", help="Validation sets, whose mean is taken.")
+    parser.add_argument("groups", nargs="+", help="Folders of kept runs, joined by +.")
+    parser.add_argument("--pairs", nargs="+", required=True, help="ARM:BASELINE, so many tests.")
+    parser.add_argument("--arms", nargs="+", help="Those that have one variance, if not all.")
+    parser.add_argument("--seeds", nargs="+", type=int, help="These alone.")
+    parser.add_argument("--sets", nargs="+", default=MIX, help="Sets whose mean is taken.")
+    parser.add_argument("--change", action="store_true", help="From the first group to the second.")
     parser.add_argument("--table", choices=("first", "second"), help="This one alone.")
     given = parser.parse_args()
-    pairs = [(one, other) for one, _, other in (pair.partition("-") for pair in given.pairs)]
-    group, _ = read_group(given.folders, [pairs[0][1]], primary=True, sets=given.sets)
-    arms = {arm.name: list(arm.scores[AGGREGATE].values()) for arm in group.configurations}
-    check_known("arm", chain(*pairs), arms)
+    if given.change and len(given.groups) != 2:
+        parser.error("--change needs two groups")
+    pairs = [(one, other) for one, _, other in (pair.partition(":") for pair in given.pairs)]
+    read = [
+        [run for run in read_runs(group.split("+"))
+         if (not given.arms or arm_of(run) in given.arms)
+         and (given.seeds is None or run.seed in given.seeds)]
+        for group in given.groups
+    ]  # fmt: skip
+    groups = [arms_of(runs, given.sets) for runs in read]
+    for arms in groups:
+        check_known("arm", [name for pair in pairs for name in pair], arms)
     if given.table != "second":
-        print_arms(group.configurations)
+        print_arms(read, given.sets)
     if given.table is None:
         print()
     if given.table != "first":
-        print_pairs(arms, pairs)
+        print_tests(*contrasts_of(groups, given.groups, pairs, given.change))
 
 
 if __name__ == "__main__":
