@@ -167,6 +167,7 @@ def test_validation_is_of_the_average_and_says_so(fit: Fit, tmp_path: Path, caps
     assert not (run / AVERAGES).exists(), "training went on"
 
 
+@pytest.mark.usefixtures("remote_code")
 def test_an_exported_average_gives_its_logits_and_says_what_it_is(
     trained: Fit, tmp_path: Path
 ) -> None:
