@@ -88,4 +88,6 @@ def table(lines: Mapping[str, Any]) -> Table:
                           for values, low, high in agreements]  # fmt: skip
                 rows.append(["" if len(rows) > first else source, layer, *load, *agreed])
         rows.append(())
-    return Table(columns, rows, "experts of the wide path", DEFINITION)
+    tagged = any(np.isfinite(line.means[BY_TAG]).any() for line in lines.values())
+    shown = columns if tagged else columns[:-1]
+    return Table(shown, rows, "experts of the wide path", DEFINITION)

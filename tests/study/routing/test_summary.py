@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dualpath_cli.statistics.bootstrap import RESAMPLES
 from dualpath_cli.study.classes import UPOS, measured
+from dualpath_cli.study.routing import experts
 from dualpath_cli.study.routing.readouts import READOUTS
 from dualpath_cli.study.routing.summary import Summary, tag_box
 from dualpath_cli.study.routing.sums import AFTER, BEFORE, SHARE_BINS
@@ -113,16 +114,25 @@ def test_agreements_of_experts_are_those_of_their_choices_one_by_one():
             for place in tokens
             for expert in data["chosen"][place][layer]
         ]
-        experts, shares, tags = (np.array(column) for column in zip(*choices, strict=True))
-        fitted = np.array([shares[experts == expert].mean() for expert in experts])
+        taken, shares, tags = (np.array(column) for column in zip(*choices, strict=True))
+        fitted = np.array([shares[taken == expert].mean() for expert in taken])
         assert means["experts_deep_share"][0, layer] == pytest.approx(fitted.var() / shares.var())
-        experts, tags = experts[tags >= 0], tags[tags >= 0]
-        own = _nats(np.unique(experts, return_counts=True)[1])
+        taken, tags = taken[tags >= 0], tags[tags >= 0]
+        own = _nats(np.unique(taken, return_counts=True)[1])
         known = sum(
-            (tags == tag).mean() * _nats(np.unique(experts[tags == tag], return_counts=True)[1])
+            (tags == tag).mean() * _nats(np.unique(taken[tags == tag], return_counts=True)[1])
             for tag in set(tags)
         )
         assert means["experts_upos"][0, layer] == pytest.approx((own - known) / own)
+
+
+def test_without_tags_the_table_of_experts_has_no_column_for_them():
+    data = batch(3, sequences=4, length=50)
+    tagged, untagged = (
+        [c.heading for c in experts.table({"source": from_batch(data | tags)}).columns]
+        for tags in ({}, {"tags": torch.full_like(data["tags"], -1)})
+    )
+    assert untagged == tagged[:-1]
 
 
 def _nats(counts: np.ndarray) -> float:
