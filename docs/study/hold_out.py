@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 from kept import print_row
 from restore import run_script
+from texts import run_hashes, shares
 
-from data_prep.documents.clean import clean
-from data_prep.documents.contamination import LONGEST
-from data_prep.documents.words import Hashes, Words, runs
+from data_prep.documents.words import Hashes
 from dualpath_cli.text.documents import Source, read_documents
 
 EXCERPT = 3000
@@ -98,19 +97,15 @@ def size(row: Row) -> int:
 def training_runs(files: dict[str, Path]) -> Hashes:
     """Hashes of each 13 words in a row of the training texts, sorted."""
     sources = [Source(name, path) for name, path in files.items()]
-    found = [runs(words(text), LONGEST) for source in sources for text in read_documents(source)]
+    found = [run_hashes(text) for source in sources for text in read_documents(source)]
     return np.unique(np.concatenate(found))
-
-
-def words(text: str) -> Hashes:
-    return Words(clean(text)).hashes
 
 
 def without(row: Row, known: Hashes) -> tuple[Row, int] | None:
     """A row less what shares a run of words with known ones, and the characters left out."""
     if "question" in row:
-        shared = is_known(runs(words(f"{row['question']} {row['answer']}"), LONGEST), known)
-        return None if shared.any() else (row, 0)
+        text = f"{row['question']} {row['answer']}"
+        return None if shares(run_hashes(text), known) else (row, 0)
     blocks = re.split(r"\n\s*\n", row["text"])
     # One of the novels has a paragraph a line.
     paragraphs = [part for block in blocks
@@ -119,7 +114,7 @@ def without(row: Row, known: Hashes) -> tuple[Row, int] | None:
     kept, dropped = [], 0
     for paragraph in paragraphs[first:]:
         # Runs may go over from one paragraph that is kept to the next.
-        if is_known(runs(words("\n\n".join([*kept, paragraph])), LONGEST), known).any():
+        if shares(run_hashes("\n\n".join([*kept, paragraph])), known):
             dropped += len(paragraph)
             continue
         kept.append(paragraph)
@@ -127,12 +122,6 @@ def without(row: Row, known: Hashes) -> tuple[Row, int] | None:
             break
     text = "\n\n".join(kept)
     return ({**row, "text": text}, dropped) if text.strip() else None
-
-
-def is_known(hashes: Hashes, known: Hashes) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which are among some known ones, which are sorted."""
-    places = np.searchsorted(known, hashes).clip(max=len(known) - 1)
-    return known[places] == hashes
 
 
 def write(path: Path, rows: list[Row]) -> None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def test_a_run_folder_holds_what_the_run_was(trained: Fit, texts: Path) -> None:
     assert recipe["model"]["rope_base"] == 500000.0, "defaults are written out"
     versions = json.loads((run / "versions.json").read_text())
     manifest = json.loads((texts / "train" / "manifest.json").read_text())
+    assert datetime.fromisoformat(versions["started"]) <= datetime.now(UTC)
     assert versions["data_fingerprint"] == manifest["fingerprint"]
     assert versions["data_sources"] == [source["name"] for source in manifest["sources"]]
     assert versions["packages"]["torch"] == torch.__version__.split("+")[0]
