@@ -18,6 +18,7 @@ from benchmarks.turns import in_turns, ratios, timed
 from dualpath_cli.kernels.blockwise_attention import blockwise_attention
 
 SHAPES = [
+    (16, 256, 2, 16),
     (512, 16, 12, 64),
     (128, 64, 12, 64),
     (32, 256, 12, 64),
