@@ -3,9 +3,9 @@
 python docs/study/keep.py runs/study/narrow docs/study/narrow
 
 `runs.yaml` holds sweep.yaml, and of each run its recipe and its facts (versions.json) where they
-differ from those that all runs share, which stand there once. `metrics.csv`, `validation.csv` and
-`routing.csv` hold the rows of all runs, with the run and its seed as columns. `restore.py` makes
-run folders of them.
+differ from those that all runs share, which stand there once. `metrics.csv`, `validation.csv`,
+`routing.csv` and, where averages were scored, `validation_average.csv` hold the rows of all runs,
+with the run and its seed as columns. `restore.py` makes run folders of them.
 """
 
 import argparse
@@ -33,7 +33,9 @@ def main() -> None:
     given.kept.mkdir(parents=True, exist_ok=True)
     write_runs(finished, given.sweep / "sweep.yaml", given.kept / RUNS)
     for table in TABLES:
-        (given.kept / table).write_text(table_of(finished, table), encoding="utf-8")
+        if records := records_of(finished, table):
+            text = format_csv(records, max((list(record) for record in records), key=len))
+            (given.kept / table).write_text(text, encoding="utf-8")
 
 
 def write_runs(folders: Sequence[Path], sweep: Path, path: Path) -> None:
@@ -87,14 +89,13 @@ def difference(content: Content, shared: Content) -> Content:
     return found
 
 
-def table_of(folders: Sequence[Path], name: str) -> str:
-    """The rows of all runs as CSV; what a run's table has no column for is empty."""
-    records = [
+def records_of(folders: Sequence[Path], name: str) -> list[dict[str, str]]:
+    """The rows of a table in all runs; some have columns that others lack."""
+    return [
         {"run": folder.parent.name, "seed": folder.name.removeprefix("seed_"), **row}
         for folder in folders
         for row in read_csv(folder / name)
     ]
-    return format_csv(records, max((list(record) for record in records), key=len))
 
 
 if __name__ == "__main__":

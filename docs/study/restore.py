@@ -17,10 +17,11 @@ import yaml
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files.csv_text import format_csv, read_csv
+from dualpath_cli.run.run_folder import AVERAGES
 
 STUDY = Path(__file__).parent
 RUNS = "runs.yaml"
-TABLES = ("metrics.csv", "validation.csv", "routing.csv")
+TABLES = ("metrics.csv", "validation.csv", "routing.csv", AVERAGES)
 
 Content = dict[str, Any]
 """Of a recipe.yaml, a versions.json, a sweep.yaml."""
@@ -48,8 +49,9 @@ def restore(kept: str, sweep: Path) -> None:
         for name, part in files.items():
             write(folder / name, part)
         for name, rows in tables.items():
-            text = table(rows[run], files["recipe.yaml"]["model"]["loops"])
-            (folder / name).write_text(text, encoding="utf-8")
+            if run in rows:
+                text = table(rows[run], files["recipe.yaml"]["model"]["loops"])
+                (folder / name).write_text(text, encoding="utf-8")
     if "sweep" in content:
         write(sweep / "sweep.yaml", content["sweep"])
 
