@@ -20,6 +20,7 @@ from dualpath_cli.recipe.rates import std_factors
 from dualpath_cli.recipe.schedule import StepLoops
 from dualpath_cli.training.balance import ExpertLoads
 from dualpath_cli.training.data.data_module import Batch
+from dualpath_cli.training.freed_memory import keep_freed_memory
 from dualpath_cli.training.guard import BadStep, StepGuard
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
@@ -109,6 +110,10 @@ class DualPathModule(LightningModule):
         """Losses in nats per position, (B, T)."""
         assert self.model is not None
         return self.model(tokens, targets)
+
+    def on_fit_start(self) -> None:
+        if self.device.type == "cpu":
+            keep_freed_memory()
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Mean loss in nats per token of one micro-batch, all of whose positions are scored.

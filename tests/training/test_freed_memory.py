@@ -1,0 +1,37 @@
+"""Memory that is freed stays with the process: its pages are not taken anew."""
+
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import resource, sys
+import torch
+from dualpath_cli.training import module
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        [torch.ones(4_000_000) for _ in range(5)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+class Trained(module.DualPathModule):
+    def __init__(self):
+        torch.nn.Module.__init__(self)
+    device = torch.device(sys.argv[1])
+
+Trained().on_fit_start()
+faults()
+print(faults())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc alone is told")
+@pytest.mark.parametrize(("device", "kept"), [("cpu", True), ("cuda", False)])
+def test_a_fit_on_a_cpu_keeps_what_a_step_frees(device: str, kept: bool) -> None:
+    printed = subprocess.run([sys.executable, "-c", FAULTS, device], capture_output=True, text=True)
+    assert printed.returncode == 0, printed.stderr
+    faults, pages = int(printed.stdout), 20 * 16_000_000 // 4096
+    # Fewer faults than pages where those are huge, of 2 MiB, as the system decides.
+    assert faults < pages / 1000 if kept else faults > pages / 600
