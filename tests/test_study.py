@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import runpy
 import shlex
 import subprocess
@@ -280,3 +281,41 @@ def test_held_out_excerpts_share_no_thirteen_words_with_training(
     assert len(held_out) == len(set(held_out))
     assert not any(shared in row for row in held_out)
     assert any(shared in row for row in parts[out / "train" / "peps.jsonl"])
+
+
+PLANS = """
+import sys
+from dualpath_cli import cli
+from dualpath_cli.command import launch
+launch.to_train = lambda *_: None  # there are no texts
+sys.exit(cli.main([*sys.argv[1:], "--slurm"]))
+"""
+
+
+def test_the_sweeps_for_a_gpu_can_be_planned(tmp_path: Path) -> None:
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\n[ $1 = -m ] || exec {sys.executable} $*\nshift 2\n"
+        f"exec {sys.executable} -c '{PLANS}' $*\n"
+    )
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(tmp_path / "docs/study/gpu.sh"), str(tmp_path / "kept")], check=False,
+        env=os.environ | {"PYTHON": str(python)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    recipes = {
+        folder.name: sorted(path.stem for path in folder.glob("recipes/*.yaml"))
+        for folder in (tmp_path / "runs/study").iterdir()
+    }
+    arms = ["a50_k4", "loop_k4", "loop_k4_total", "wide", "wide_total"]
+    assert recipes == {
+        "width64": [f"{arm}-seed_{seed}" for arm in arms for seed in (2, 3, 4)],
+        "width64_k1": [f"a50_k1-seed_{seed}" for seed in (2, 3, 4)],
+        "width128": [f"{arm}-seed_{seed}" for arm in arms for seed in (2, 3)],
+        "width128_k1": [f"a50_k1-seed_{seed}" for seed in (2, 3)],
+    }
+    recipe = tmp_path / "runs/study/width128/recipes/a50_k4-seed_2.yaml"
+    model = yaml.safe_load(recipe.read_text("utf-8"))["model"]
+    assert (model["d_model"], model["n_heads"]) == (128, 8)
