@@ -88,6 +88,10 @@ class DualPathModule(LightningModule):
         choices = self.step_loops and self.step_loops.choices(self.trainer.global_step)
         return max(choices) if choices else self.config.most_loops
 
+    def setup(self, stage: str) -> None:
+        if self.trainer.strategy.root_device.type == "cpu":
+            keep_freed_memory()
+
     def configure_model(self) -> None:
         """Builds the model once; a sharding strategy has set the device mesh by now."""
         if self.model is None:
@@ -110,10 +114,6 @@ class DualPathModule(LightningModule):
         """Losses in nats per position, (B, T)."""
         assert self.model is not None
         return self.model(tokens, targets)
-
-    def on_fit_start(self) -> None:
-        if self.device.type == "cpu":
-            keep_freed_memory()
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Mean loss in nats per token of one micro-batch, all of whose positions are scored.
