@@ -1,4 +1,4 @@
-"""The study's page says what its scripts print; runs/evaluation what is in its table."""
+"""The studies' pages say what their scripts print; runs/evaluation what is in its table."""
 
 import gzip
 import json
@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from scipy.stats import f as f_distribution
 from scipy.stats import f_oneway, ttest_ind
 
 from dualpath_cli import cli
 from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.run.run_folder import AVERAGES
 from tests.tiny_run import prepare
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +46,7 @@ def test_every_table_of_the_study_is_what_its_command_prints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_script(monkeypatch, "write.py --check") == 0, capsys.readouterr().err
-    page = (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "first_study.md").read_text(encoding="utf-8")
     assert page.count("\n<!-- tables.py ") >= 2, "tables name their commands"
 
 
@@ -56,7 +58,8 @@ def test_a_table_that_says_something_else_is_found(
     for name in ("write.py", "rates.py", "kept.py", "restore.py"):
         (folder / name).write_text((STUDY / name).read_text(encoding="utf-8"))
     (folder / "tune").symlink_to(STUDY / "tune")
-    page = tmp_path / "study.md"
+    (tmp_path / "study.md").write_text("words\n")
+    page = tmp_path / "first_study.md"
     page.write_text("<!-- rates.py loops -->\n\n| expected loops |\n\nwords\n")
     assert run_script(monkeypatch, "write.py --check", folder) == 1
     assert "| PureLoop, K = 4 | 1.95 |" in capsys.readouterr().err
@@ -92,6 +95,24 @@ def test_what_is_kept_of_restored_runs_is_what_was_kept(
     assert run_script(monkeypatch, f"keep.py {tmp_path}/sweep {tmp_path}/kept") == 0
     kept = {path.name: path.read_bytes() for path in (tmp_path / "kept").iterdir()}
     assert kept == {path.name: path.read_bytes() for path in (STUDY / "narrow_rate8").iterdir()}
+
+
+def test_averages_are_kept_of_the_runs_that_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = "step,average,set,loss,bits_per_byte\n1500,4,novels,4.5,2.0\n"
+    folder = tmp_path / "study"
+    folder.mkdir()
+    for name in ("restore.py", "keep.py"):
+        (folder / name).write_text((STUDY / name).read_text(encoding="utf-8"))
+    assert run_script(monkeypatch, f"restore.py narrow_rate8 {tmp_path}/sweep") == 0
+    (tmp_path / "sweep/runs/wide/seed_1" / AVERAGES).write_text(scores)
+    assert run_script(monkeypatch, f"keep.py {tmp_path}/sweep {folder}/kept", folder) == 0
+    assert run_script(monkeypatch, f"restore.py kept {tmp_path}/again", folder) == 0
+    found = list((tmp_path / "again").rglob(AVERAGES))
+    assert [(path.parts[-3:-1], path.read_text()) for path in found] == [
+        (("wide", "seed_1"), scores)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +157,7 @@ def test_what_the_study_says_of_all_tests_of_a_table_is_printed_below_it(
 ) -> None:  # fmt: skip
     assert run_script(monkeypatch, f"tables.py {words}") == 0
     assert printed in capsys.readouterr().out.partition("\n\n")[2]
-    assert said in " ".join((ROOT / "docs" / "study.md").read_text(encoding="utf-8").split())
+    assert said in " ".join((ROOT / "docs" / "first_study.md").read_text(encoding="utf-8").split())
 
 
 def test_validation_documents_that_share_thirteen_words_with_training_are_counted(
@@ -281,6 +302,24 @@ def test_held_out_excerpts_share_no_thirteen_words_with_training(
     assert len(held_out) == len(set(held_out))
     assert not any(shared in row for row in held_out)
     assert any(shared in row for row in parts[out / "train" / "peps.jsonl"])
+
+
+def test_a_ratio_of_variances_excludes_one_where_the_f_test_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(STUDY))
+    from noise import variance_ratio  # type: ignore[import-not-found]
+
+    rng = np.random.default_rng(0)
+    apart = []
+    for scale in np.linspace(1, 4, 40):
+        one, other = rng.normal(scale=scale, size=8).tolist(), rng.normal(size=8).tolist()
+        ratio, low, high = variance_ratio(one, other)
+        assert low < ratio < high
+        tail = f_distribution.sf(ratio, 7, 7)
+        apart.append(2 * min(tail, 1 - tail) < 0.05)
+        assert apart[-1] == (low > 1 or high < 1)
+    assert 0 < sum(apart) < 40
 
 
 PLANS = """

@@ -1,4 +1,4 @@
-"""Prints what overrides cost, as docs/study.md has it: means over seeds, with least and most.
+"""Prints what overrides cost, as docs/first_study.md has it: means over seeds, with least and most.
 
 python docs/study/ablations.py narrow-a50_k4 --rows K=1 K=2 shuffled    # nats per token
 python docs/study/ablations.py narrow-a50_k4 --classes                 # nats per forced token
@@ -16,7 +16,7 @@ Row = dict[str, str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Prints a table of docs/study.md.")
+    parser = argparse.ArgumentParser(description="Prints a table of docs/first_study.md.")
     parser.add_argument("model", help="SWEEP-CONFIGURATION, as in ablations.csv.")
     chosen = parser.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--rows", nargs="+", help="Overrides: K=1, shuffled.")

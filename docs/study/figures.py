@@ -1,8 +1,9 @@
-"""Draws the figures of docs/study.md beside this file: python docs/study/figures.py"""
+"""Draws the figures of both studies beside this file: python docs/study/figures.py"""
 
 from collections.abc import Sequence
 from statistics import fmean
 
+from grid import Grid, expected_loops, scores
 from kept import read_group
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -38,6 +39,16 @@ CHOICES = {
 """Of width 32: folders, and what is tested in them, each panel corrected for its own tests."""
 FORCED = {"K = 4 in training": "narrow-a50_k4", "K drawn from 1, 2, 4, 8": "narrow_sampled-a50_k4"}
 
+RATES = ["declared_rates", "declared_rates_k1", "declared_rates_final"]
+ARMS = {
+    "wide": ("PureWide", FAMILY_COLORS["wide"], "-"),
+    "loop_k4": ("PureLoop, K = 4", FAMILY_COLORS["loop"], "-"),
+    "a50_k4": ("dual, K = 4", FAMILY_COLORS["dual"], "-"),
+    "a50_k4-combination_final": ("dual, K = 4, last loop", FAMILY_COLORS["dual"], ":"),
+    "a50_k1": ("dual, K = 1", FAMILY_COLORS["dual"], "--"),
+}
+"""How the arms of the declared study are drawn."""
+
 
 def main() -> None:
     matched = {title: compared([name], CONTROLS) for title, name in (MATCHED | TOTAL).items()}
@@ -46,6 +57,7 @@ def main() -> None:
     chosen = {title: compared(folders, ["a50_k4"], s) for title, (folders, s) in CHOICES.items()}
     write("choices", differences(chosen, ["a50_k4"]))
     write("forced", forced_loops())
+    write("rates", over_rates())
 
 
 def compared(
@@ -110,6 +122,31 @@ def forced_loops() -> Figure:
     axes[0][0].set_ylabel("nats a token, minus those of K = 4")
     axes[0][0].legend(frameon=False, fontsize=8)
     return figure
+
+
+def over_rates() -> Figure:
+    """Loss and expected loops over the peak learning rate: a line through means, a dot a seed."""
+    figure, axes = panels(9.2, 3.6, 1, 2, sharex=True)
+    by_rate(axes[0][0], scores(RATES))
+    by_rate(axes[0][1], expected_loops(RATES))
+    axes[0][0].set_ylabel("bits per byte, mean of four sets")
+    axes[0][1].set_ylabel("expected loops, mean over layers")
+    axes[0][0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def by_rate(ax: Axes, grid: Grid) -> None:
+    for arm, (label, color, style) in ARMS.items():
+        if cells := grid.get(arm):
+            rates = sorted(cells)
+            ax.plot(rates, [fmean(cells[rate]) for rate in rates], style, color=color, label=label)
+            for rate in rates:
+                ax.plot([rate] * len(cells[rate]), cells[rate], ".", color=color, markersize=5)
+    ticks = sorted({rate for cells in grid.values() for rate in cells})
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(ticks, [f"{rate:g}" for rate in ticks], minor=False)
+    ax.set_xlabel("peak learning rate")
+    plain(ax)
 
 
 def loop_costs(model: str) -> list[dict[str, dict[int, float]]]:

@@ -1,4 +1,4 @@
-"""Prints the table of docs/study.md about gains: python docs/study/gains.py"""
+"""Prints the table of docs/first_study.md about gains: python docs/study/gains.py"""
 
 from kept import mean_of_last_rows, print_row, read_group, signed, with_interval
 

@@ -32,7 +32,7 @@ arms() {
 }
 
 # Each arm's own rate, as chosen at width 32.
-k4=(--loops 4 --controls wide,loop --match linear,total --tune "wide=0.098,loop=0.049,dual=0.049")
+k4=(--loops 4 --controls wide,loop --match linear,total --tune "wide=0.049,loop=0.049,dual=0.098")
 k1=(--loops 1 --controls none --tune "dual=0.049")
 arms width64 64 600K 2-4 "${k4[@]}" "$@"
 arms width64_k1 64 600K 2-4 "${k1[@]}" "$@"

@@ -58,14 +58,14 @@ def read_group(
     return group, rows
 
 
-def read_runs(folders: Sequence[str]) -> list[TrainedRun]:
-    """All finished runs of folders beside this file."""
+def read_runs(folders: Sequence[str], average: int = 1) -> list[TrainedRun]:
+    """All finished runs of folders beside this file, with the scores of such an average."""
     check_kept(folders)
     with tempfile.TemporaryDirectory() as temporary:
         paths = [Path(temporary) / name for name in folders]
         for path in paths:
             restore(path.name, path)
-        found = [read_run(folder) for folder in find_folders(list(map(str, paths)))]
+        found = [read_run(run, average) for run in find_folders(list(map(str, paths)))]
     return [run for run in found if isinstance(run, TrainedRun)]
 
 

@@ -1,4 +1,4 @@
-"""Prints a table of docs/study.md about the learning rate: python docs/study/rates.py scores
+"""Prints a table of docs/first_study.md about the learning rate: python docs/study/rates.py scores
 
 At width 64: scores are bits per byte, loops those that the router expects to make, gates those of
 both paths and the step sizes of the dual model. `raised` compares families at width 32.
@@ -27,7 +27,7 @@ DUAL, CONTROLS = "a50_k4", ("wide", "loop_k4")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Prints a table of docs/study.md.")
+    parser = argparse.ArgumentParser(description="Prints a table of docs/first_study.md.")
     parser.add_argument("table", choices=[*TITLES, "raised"])
     table = parser.parse_args().table
     if table == "raised":

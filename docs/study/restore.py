@@ -2,7 +2,7 @@
 
 python docs/study/restore.py narrow runs/study/narrow
 dualpath compare runs/study/narrow --out OUT    # its tables and figures
-dualpath sweep ... --out runs/study/narrow      # more seeds: the command stands in study.md
+dualpath sweep ... --out runs/study/narrow      # more seeds: the command stands on its page
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Prints a table of docs/study.md: kept runs of one or more folders, against some of them.
+"""Prints a table of docs/first_study.md: kept runs of one or more folders, against some of them.
 
 python docs/study/tables.py paper_rate --against wide,loop_k4
 python docs/study/tables.py narrow --against wide,loop_k4 --primary
@@ -23,7 +23,7 @@ from dualpath_cli.statistics.levels import LEVEL, holm
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Prints a table of docs/study.md.")
+    parser = argparse.ArgumentParser(description="Prints a table of docs/first_study.md.")
     parser.add_argument("folders", nargs="+", help="Of kept runs, beside this file.")
     parser.add_argument("--against", required=True, help="Names, separated by commas.")
     parser.add_argument("--any-length", action="store_true", help="As `compare` has it.")

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/study.md anew from what is kept here.
+"""Writes the tables of docs/study.md and docs/first_study.md anew from what is kept here.
 
 python docs/study/write.py              # after runs have been added, or a script has changed
 python docs/study/write.py --check      # says which table is not what its command prints
@@ -17,18 +17,26 @@ from unittest.mock import patch
 
 from restore import run_script
 
-PAGE = Path(__file__).parent.with_suffix(".md")
+PAGES = [Path(__file__).parents[1] / name for name in ("study.md", "first_study.md")]
 TABLE = re.compile(r"<!-- (\w+\.py .*?|\w+\.py) -->\n\n((?:\|.*\n)*)")
 
 
 def main() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    written = TABLE.sub(lambda found: f"<!-- {found[1]} -->\n\n{table_of(found[1])}", text)
-    if "--check" not in sys.argv:
-        PAGE.write_text(written, encoding="utf-8")
-    elif written != text:
-        old, new = text.splitlines(), written.splitlines()
-        sys.exit("\n".join(["docs/study.md has not", *(line for line in new if line not in old)]))
+    others = [line for page in PAGES for line in written(page, check="--check" in sys.argv)]
+    if others:
+        sys.exit("\n".join(others))
+
+
+def written(page: Path, *, check: bool) -> list[str]:
+    """Writes the tables of a page; to check it, says what they would have that it has not."""
+    old = page.read_text(encoding="utf-8")
+    new = TABLE.sub(lambda found: f"<!-- {found[1]} -->\n\n{table_of(found[1])}", old)
+    if not check:
+        page.write_text(new, encoding="utf-8")
+    if not check or new == old:
+        return []
+    lines = old.splitlines()
+    return [f"docs/{page.name} has not", *(line for line in new.splitlines() if line not in lines)]
 
 
 def table_of(command: str) -> str:
