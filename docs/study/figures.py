@@ -41,13 +41,13 @@ FORCED = {"K = 4 in training": "narrow-a50_k4", "K drawn from 1, 2, 4, 8": "narr
 
 RATES = ["declared_rates", "declared_rates_k1", "declared_rates_final"]
 ARMS = {
-    "wide": ("PureWide", FAMILY_COLORS["wide"], "-"),
-    "loop_k4": ("PureLoop, K = 4", FAMILY_COLORS["loop"], "-"),
-    "a50_k4": ("dual, K = 4", FAMILY_COLORS["dual"], "-"),
-    "a50_k4-combination_final": ("dual, K = 4, last loop", FAMILY_COLORS["dual"], ":"),
-    "a50_k1": ("dual, K = 1", FAMILY_COLORS["dual"], "--"),
+    "wide": ("PureWide", FAMILY_COLORS["wide"], "-", "o"),
+    "loop_k4": ("PureLoop, K = 4", FAMILY_COLORS["loop"], "-", "o"),
+    "a50_k4": ("dual, K = 4", FAMILY_COLORS["dual"], "-", "o"),
+    "a50_k4-combination_final": ("dual, K = 4, last loop", FAMILY_COLORS["dual"], ":", "^"),
+    "a50_k1": ("dual, K = 1", FAMILY_COLORS["dual"], "--", "x"),
 }
-"""How the arms of the declared study are drawn."""
+"""How the arms of the declared study are drawn: name, colour, line of means, mark of a seed."""
 
 
 def main() -> None:
@@ -125,23 +125,23 @@ def forced_loops() -> Figure:
 
 
 def over_rates() -> Figure:
-    """Loss and expected loops over the peak learning rate: a line through means, a dot a seed."""
+    """Loss and expected loops over the peak learning rate: a line through means, a mark a seed."""
     figure, axes = panels(9.2, 3.6, 1, 2, sharex=True)
     by_rate(axes[0][0], scores(RATES))
-    by_rate(axes[0][1], expected_loops(RATES))
+    by_rate(axes[0][1], expected_loops(RATES[:1]))  # of the others one or all
     axes[0][0].set_ylabel("bits per byte, mean of four sets")
     axes[0][1].set_ylabel("expected loops, mean over layers")
-    axes[0][0].legend(frameon=False, fontsize=8)
+    axes[0][0].legend(frameon=False, fontsize=8, loc="upper right")
     return figure
 
 
 def by_rate(ax: Axes, grid: Grid) -> None:
-    for arm, (label, color, style) in ARMS.items():
+    for arm, (label, color, style, mark) in ARMS.items():
         if cells := grid.get(arm):
             rates = sorted(cells)
             ax.plot(rates, [fmean(cells[rate]) for rate in rates], style, color=color, label=label)
             for rate in rates:
-                ax.plot([rate] * len(cells[rate]), cells[rate], ".", color=color, markersize=5)
+                ax.plot([rate] * len(cells[rate]), cells[rate], mark, color=color, markersize=3.5)
     ticks = sorted({rate for cells in grid.values() for rate in cells})
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks, [f"{rate:g}" for rate in ticks], minor=False)
