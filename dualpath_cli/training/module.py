@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.intervention import Intervention
+from dualpath_cli.kernels.freed_memory import keep_freed_memory
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.model.parameters import kind_of
@@ -20,7 +21,6 @@ from dualpath_cli.recipe.rates import std_factors
 from dualpath_cli.recipe.schedule import StepLoops
 from dualpath_cli.training.balance import ExpertLoads
 from dualpath_cli.training.data.data_module import Batch
-from dualpath_cli.training.freed_memory import keep_freed_memory
 from dualpath_cli.training.guard import BadStep, StepGuard
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
