@@ -304,6 +304,18 @@ def test_held_out_excerpts_share_no_thirteen_words_with_training(
     assert any(shared in row for row in parts[out / "train" / "peps.jsonl"])
 
 
+def test_averages_are_read_of_the_runs_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(STUDY))
+    from kept import read_runs  # type: ignore[import-not-found]
+
+    averaged = {(run.settings.run.recipe, run.seed): run for run in read_runs(["declared_32"], 4)}
+    rows = read_csv(STUDY / "declared_32" / AVERAGES)
+    assert averaged.keys() == {(row["run"], int(row["seed"])) for row in rows}
+    for row in rows:
+        scores = averaged[row["run"], int(row["seed"])].scores
+        assert scores[row["set"]] == float(row["bits_per_byte"])
+
+
 def test_a_ratio_of_variances_excludes_one_where_the_f_test_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

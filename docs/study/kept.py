@@ -14,6 +14,7 @@ from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import AGGREGATE, TrainedRun, find_folders, read_run
 from dualpath_cli.errors import UserError
 from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.run.run_folder import AVERAGES
 from dualpath_cli.statistics.levels import holm
 
 
@@ -59,13 +60,15 @@ def read_group(
 
 
 def read_runs(folders: Sequence[str], average: int = 1) -> list[TrainedRun]:
-    """All finished runs of folders beside this file, with the scores of such an average."""
+    """All finished runs of folders beside this file; with `average`, those whose was scored."""
     check_kept(folders)
     with tempfile.TemporaryDirectory() as temporary:
         paths = [Path(temporary) / name for name in folders]
         for path in paths:
             restore(path.name, path)
-        found = [read_run(run, average) for run in find_folders(list(map(str, paths)))]
+        runs = find_folders(list(map(str, paths)))
+        found = [read_run(run, average) for run in runs
+                 if average == 1 or (run / AVERAGES).exists()]  # fmt: skip
     return [run for run in found if isinstance(run, TrainedRun)]
 
 

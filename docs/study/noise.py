@@ -2,7 +2,7 @@
 
 Standard deviations over seeds of the bits per byte of the mix's four sets, after the last step and
 of the mean of the last four checkpoints; variances over that of the first cell after the last step,
-with 95 % intervals by F; and the seeds that give the interval of ten seeds of that cell.
+with 95 % intervals by F; and how many seeds give the interval that ten of the first cell give.
 """
 
 from math import sqrt
