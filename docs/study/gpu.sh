@@ -10,14 +10,15 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
-out=${1:?"the folder for what is kept is missing"}
+[[ $# -gt 0 ]] || { echo "gpu.sh: error: OUT, the folder for what is kept, is missing" >&2; exit 2; }
+out=$1
 shift
 ends=$((SECONDS + ${MINUTES:-9} * 60 - 30)) # runs save a checkpoint before they end
 python=${PYTHON:-python} failed=0
 
 # arms NAME WIDTH BUDGET SEEDS OPTIONS...: begins or continues a sweep, and keeps what is finished.
 arms() {
-  local name=$1 width=$2 configs=() seconds=$((ends - SECONDS))
+  local config name=$1 width=$2 configs=() seconds=$((ends - SECONDS))
   [[ $seconds -gt 0 ]] || return
   for config in base declared declared_table width64 "width$width"; do
     configs+=(--config "docs/study/$config.yaml")
