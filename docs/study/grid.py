@@ -2,7 +2,8 @@
 
 Bits per byte are the mean of the mix's four sets, over seeds; bold is an arm's lowest. With --loops
 the loops that the router expects to make instead, the mean over layers at the last read-out. With
---trials the bits per byte of a sweep's trials (chosen.csv), over all of its sets.
+--trials the bits per byte of a sweep's trials (chosen.csv), over all of its sets. A kind of
+parameter with a scale of its own (`optim.lr_scale`) is one whose rate was held.
 """
 
 import argparse
@@ -71,8 +72,10 @@ def trials(folders: Sequence[str]) -> Grid:
     return grid
 
 
-def without_rate(name: str) -> str:
-    return re.sub(r"-lr_[\d.]+", "", name)
+def without_rate(configuration: str) -> str:
+    """Its name without rates; kinds of parameters are named whose own scale is not one."""
+    name = re.sub(r"-lr_[\d.]+|-lr_scale_[a-z]+_1(?=-|$)", "", configuration)
+    return re.sub(r"-lr_scale_([a-z]+)_[\d.]+", r", \1 held", name)
 
 
 if __name__ == "__main__":

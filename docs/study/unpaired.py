@@ -6,9 +6,11 @@ Each word is a group: folders of kept runs, joined by `+`, such as those of one 
 group all arms, or those of --arms, have one variance. Columns of the first table: the mean over
 seeds ± its standard error. Of the second: the difference, 95 % interval and p by that variance, p
 after Holm's correction for all pairs of all groups, the difference that is found with a
-probability of 80 % before the correction, and Welch's p, by the runs of the two alone. With
---change the pairs' differences in the second group less those in the first are tested instead, by
-one variance of all arms of both. --table prints one of the tables alone.
+probability of 80 % before the correction, and Welch's p, by the runs of the two alone; with
+--matters the verdict of docs/study/declared.md as well. With --change the pairs' differences in the
+second group less those in the first are tested instead, by one variance of all arms of both.
+--others are tests that are declared but not made yet: the correction counts each as p = 1, so that
+no p can rise when they come. --table prints one of the tables alone.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from scipy.stats import ttest_ind
 from dualpath_cli.compare.runs import TrainedRun
 from dualpath_cli.flops.count import active_parameters, parameters
 from dualpath_cli.statistics.blocks import Spread
-from dualpath_cli.statistics.levels import holm
+from dualpath_cli.statistics.levels import LEVEL, holm
 
 Arms = Mapping[str, Sequence[float]]
 """The scores of the runs of each arm of a group."""
@@ -68,17 +70,34 @@ def print_arms(groups: Sequence[Sequence[TrainedRun]], sets: Sequence[str]) -> N
             )  # fmt: skip
 
 
-def print_tests(contrasts: Sequence[Contrast], spreads: Sequence[Spread]) -> None:
+def print_tests(
+    contrasts: Sequence[Contrast],
+    spreads: Sequence[Spread],
+    others: int = 0,
+    matters: float | None = None,
+) -> None:
     """The second table."""
-    print_row("", "difference, 95 % interval", "p", "Holm", "detectable", "p, Welch")
-    print_row("---", *["---:"] * 5)
+    verdicts = [] if matters is None else ["verdict"]
+    print_row("", "difference, 95 % interval", "p", "Holm", "detectable", "p, Welch", *verdicts)
+    print_row("---", *["---:"] * 5, *["---"] * len(verdicts))
     tests = [spread.p(one.value) for one, spread in zip(contrasts, spreads, strict=True)]
-    for one, spread, p, holms in zip(contrasts, spreads, tests, holm(tests), strict=True):
-        ends = " to ".join(signed(one.value + side * spread.reach) for side in (-1, 1))
+    corrected = holm([*tests, *[1.0] * others])[: len(tests)]
+    for one, spread, p, p_holm in zip(contrasts, spreads, tests, corrected, strict=True):
+        low, high = (one.value + side * spread.reach for side in (-1, 1))
         two = [*one.plus, *one.minus]
         welch = f"{ttest_ind(*two, equal_var=False).pvalue:.2g}" if len(two) == 2 else ""
-        print_row(one.name, f"{signed(one.value)} ({ends})", f"{p:.2g}", f"{holms:.2g}",
-                  f"{spread.detectable:.4f}", welch)  # fmt: skip
+        verdicts = [] if matters is None else [verdict(one.value, low, p_holm, matters)]
+        print_row(one.name, f"{signed(one.value)} ({signed(low)} to {signed(high)})", f"{p:.2g}",
+                  f"{p_holm:.2g}", f"{spread.detectable:.4f}", welch, *verdicts)  # fmt: skip
+
+
+def verdict(difference: float, low: float, p_holm: float, matters: float) -> str:
+    """As docs/study/declared.md has it; `low` is where the 95 % interval begins."""
+    if p_holm < LEVEL and difference > 0:
+        return "worse"
+    if p_holm < LEVEL:
+        return "better" if low <= -matters else "better by less than matters"
+    return "no lead that matters" if low > -matters else "undecided"
 
 
 def arm_of(run: TrainedRun) -> str:
@@ -122,6 +141,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, help="These alone.")
     parser.add_argument("--sets", nargs="+", default=MIX, help="Sets whose mean is taken.")
     parser.add_argument("--change", action="store_true", help="From the first group to the second.")
+    parser.add_argument("--others", type=int, default=0, help="Tests that are still to be made.")
+    parser.add_argument("--matters", type=float, help="The least lead that counts, for verdicts.")
     parser.add_argument("--table", choices=("first", "second"), help="This one alone.")
     given = parser.parse_args()
     if given.change and len(given.groups) != 2:
@@ -141,7 +162,8 @@ def main() -> None:
     if given.table is None:
         print()
     if given.table != "first":
-        print_tests(*contrasts_of(groups, given.groups, pairs, given.change))
+        tested = contrasts_of(groups, given.groups, pairs, given.change)
+        print_tests(*tested, given.others, given.matters)
 
 
 if __name__ == "__main__":
