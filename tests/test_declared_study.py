@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from scipy.stats import f as f_distribution
-from scipy.stats import f_oneway, ttest_ind
+from scipy.stats import f_oneway, ttest_ind, ttest_rel
 
 from dualpath_cli.files.csv_text import read_csv
 from dualpath_cli.run.run_folder import AVERAGES
@@ -58,10 +58,13 @@ def test_declared_tests_are_unpaired_and_their_error_is_that_of_all_arms(
 
     rng = np.random.default_rng(0)
     two = {name: rng.normal(size=5).tolist() for name in ("a", "b")}
-    ((one,), (spread,)) = contrasts_of([two], ["two"], [("a", "b")], change=False)
+    ((one,), (spread,)) = contrasts_of([two], ["two"], [("a", "b")])
     assert spread.p(one.value) == pytest.approx(ttest_ind(two["a"], two["b"]).pvalue)
+    # Paired, two arms alone have Student's test of the differences.
+    ((one,), (spread,)) = contrasts_of([two], ["two"], [("a", "b")], paired=True)
+    assert spread.p(one.value) == pytest.approx(ttest_rel(two["a"], two["b"]).pvalue)
     arms = two | {"c": rng.normal(size=7).tolist()}
-    ((one,), (spread,)) = contrasts_of([arms], ["three"], [("a", "c")], change=False)
+    ((one,), (spread,)) = contrasts_of([arms], ["three"], [("a", "c")])
     assert one.value == pytest.approx(np.mean(arms["a"]) - np.mean(arms["c"]))
     assert spread.df == 4 + 4 + 6
     # The sum of squares within groups is what an analysis of variance divides by.
@@ -90,7 +93,7 @@ def test_tests_that_are_still_to_be_made_raise_p_as_much_as_any_of_them_could(
 
     rng = np.random.default_rng(0)
     arms = {name: rng.normal(loc, size=6).tolist() for name, loc in (("a", 0), ("b", 1), ("c", 2))}
-    tested = contrasts_of([arms], ["one"], [("a", "b"), ("a", "c")], change=False)
+    tested = contrasts_of([arms], ["one"], [("a", "b"), ("a", "c")])
 
     def printed(others: int) -> list[list[str]]:
         print_tests(*tested, others)

@@ -3,14 +3,16 @@
 python docs/study/unpaired.py experts_dense+experts --pairs wide_e8:wide a50_k4_e8:a50_k4
 
 Each word is a group: folders of kept runs, joined by `+`, such as those of one width. Within a
-group all arms, or those of --arms, have one variance. Columns of the first table: the mean over
-seeds ± its standard error. Of the second: the difference, 95 % interval and p by that variance, p
-after Holm's correction for all pairs of all groups, the difference that is found with a
-probability of 80 % before the correction, and Welch's p, by the runs of the two alone; with
---matters the verdict of docs/study/declared.md as well. With --change the pairs' differences in the
-second group less those in the first are tested instead, by one variance of all arms of both.
---others are tests that are declared but not made yet: the correction counts each as p = 1, so that
-no p can rise when they come. --table prints one of the tables alone.
+group all arms, or those of --arms, have one variance. Columns of the first table: FLOPs of training
+in all, the mean over seeds ± its standard error. Of the second: the difference, 95 % interval and p
+by that variance, p after Holm's correction for all pairs of all groups, the difference that is
+found with a probability of 80 % before the correction, and Welch's p, by the runs of the two alone;
+with --matters the verdict of docs/study/declared.md as well.
+
+--change tests the pairs' differences in the second group less those in the first, by one variance
+of all arms of both. --paired takes the variance that is left within a seed, as `dualpath compare`
+does. --others are tests that are declared but not made yet: the correction counts each as p = 1, so
+that no p can rise when they come. --table prints one of the tables alone.
 """
 
 import argparse
@@ -24,8 +26,13 @@ from restore import check_known, run_script
 from scipy.stats import ttest_ind
 
 from dualpath_cli.compare.runs import TrainedRun
-from dualpath_cli.flops.count import active_parameters, parameters
-from dualpath_cli.statistics.blocks import Spread
+from dualpath_cli.flops.count import (
+    active_parameters,
+    has_experts,
+    parameters,
+    training_flops_per_token,
+)
+from dualpath_cli.statistics.blocks import Spread, block_spread
 from dualpath_cli.statistics.levels import LEVEL, holm
 
 Arms = Mapping[str, Sequence[float]]
@@ -55,14 +62,16 @@ def pooled(contrast: Contrast, arms: Sequence[Sequence[float]]) -> Spread:
 
 def print_arms(groups: Sequence[Sequence[TrainedRun]], sets: Sequence[str]) -> None:
     """The first table."""
-    print_row("", "parameters", "active", "loops", "rate", "seeds", "bits per byte", *sets)
+    print_row("", "parameters", "FLOPs", "loops", "rate", "seeds", "bits per byte", *sets)
     print_row("---", *["---:"] * (len(sets) + 6))
     for runs in groups:
         for name, scores in arms_of(runs, sets).items():
             own = [run for run in runs if arm_of(run) == name]
             model, loops = own[0].settings.model, [run.expected_loops for run in own]
+            active = f" ({active_parameters(model):,} active)" if has_experts(model) else ""
+            flops = own[0].tokens * training_flops_per_token(model)
             print_row(
-                name, f"{parameters(model):,}", f"{active_parameters(model):,}",
+                name, f"{parameters(model):,}{active}", f"{flops / 1e12:.1f}e12",
                 "" if None in loops else f"{fmean(loops):.2f}",
                 f"{own[0].settings.optim.lr:g}", str(len(own)),
                 f"{fmean(scores):.4f} ± {stdev(scores) / sqrt(len(own)):.4f}",
@@ -114,7 +123,12 @@ def arms_of(runs: Sequence[TrainedRun], sets: Sequence[str]) -> dict[str, list[f
 
 
 def contrasts_of(
-    groups: Sequence[Arms], names: Sequence[str], pairs: Sequence[tuple[str, str]], change: bool
+    groups: Sequence[Arms],
+    names: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
+    *,
+    change: bool = False,
+    paired: bool = False,
 ) -> tuple[list[Contrast], list[Spread]]:
     """Each pair in each group; or how its difference changes from the first to the second."""
     found, spreads = [], []
@@ -129,7 +143,8 @@ def contrasts_of(
         for name, arms in zip(names, groups, strict=True):
             where = f", {name}" if len(groups) > 1 else ""
             found.append(Contrast(f"{one} − {other}{where}", [arms[one]], [arms[other]]))
-            spreads.append(pooled(found[-1], list(arms.values())))
+            scores = list(arms.values())
+            spreads.append(block_spread(scores) if paired else pooled(found[-1], scores))
     return found, spreads
 
 
@@ -141,12 +156,13 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, help="These alone.")
     parser.add_argument("--sets", nargs="+", default=MIX, help="Sets whose mean is taken.")
     parser.add_argument("--change", action="store_true", help="From the first group to the second.")
+    parser.add_argument("--paired", action="store_true", help="The same seeds in all arms.")
     parser.add_argument("--others", type=int, default=0, help="Tests that are still to be made.")
     parser.add_argument("--matters", type=float, help="The least lead that counts, for verdicts.")
     parser.add_argument("--table", choices=("first", "second"), help="This one alone.")
     given = parser.parse_args()
-    if given.change and len(given.groups) != 2:
-        parser.error("--change needs two groups")
+    if given.change and (len(given.groups) != 2 or given.paired):
+        parser.error("--change needs two groups and is not paired")
     pairs = [(one, other) for one, _, other in (pair.partition(":") for pair in given.pairs)]
     read = [
         [run for run in read_runs(group.split("+"))
@@ -162,7 +178,7 @@ def main() -> None:
     if given.table is None:
         print()
     if given.table != "first":
-        tested = contrasts_of(groups, given.groups, pairs, given.change)
+        tested = contrasts_of(groups, given.groups, pairs, change=given.change, paired=given.paired)
         print_tests(*tested, given.others, given.matters)
 
 
