@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -14,6 +13,8 @@ import yaml
 from scipy.stats import f as f_distribution
 from scipy.stats import f_oneway, ttest_ind, ttest_rel
 
+from dualpath_cli import cli
+from dualpath_cli.command import launch
 from dualpath_cli.files.csv_text import read_csv
 from dualpath_cli.run.run_folder import AVERAGES
 from tests.test_study import ROOT, STUDY, run_script
@@ -216,34 +217,36 @@ def test_a_ratio_of_variances_excludes_one_where_the_f_test_does(
     assert 0 < sum(apart) < 40
 
 
-PLANS = """
-import sys
-from dualpath_cli import cli
-from dualpath_cli.command import launch
-launch.to_train = lambda *_: None  # there are no texts
-sys.exit(cli.main([*sys.argv[1:], "--slurm"]))
-"""
-
-
-def test_the_sweeps_for_a_gpu_can_be_planned(tmp_path: Path) -> None:
+def planned(
+    script: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, list[str]]:
+    """Of each sweep of a script its runs, planned without texts."""
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     python = tmp_path / "python"
-    python.write_text(
-        f"#!/bin/sh\n[ $1 = -m ] || exec {sys.executable} $*\nshift 2\n"
-        f"exec {sys.executable} -c '{PLANS}' $*\n"
-    )
+    python.write_text(f"#!/bin/sh\n[ $1 != -m ] || echo $* >> {tmp_path}/commands\n")
     python.chmod(0o755)
     done = subprocess.run(
-        ["bash", str(tmp_path / "docs/study/gpu.sh"), str(tmp_path / "kept")], check=False,
+        ["bash", str(tmp_path / "docs/study" / script), *words], check=False,
         env=os.environ | {"PYTHON": str(python)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    recipes = {
-        folder.name: sorted(path.stem for path in folder.glob("recipes/*.yaml"))
-        for folder in (tmp_path / "runs/study").iterdir()
-    }
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "to_train", lambda *_: None)
+    runs = {}
+    for command in (tmp_path / "commands").read_text().splitlines():
+        given = command.split()[2:]
+        assert cli.main([*given, "--slurm"]) == 0
+        out = Path(given[given.index("--out") + 1])
+        runs[out.name] = [path.stem for path in out.glob("recipes/*.yaml")]
+    return runs
+
+
+def test_the_sweeps_for_a_gpu_can_be_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = planned("gpu.sh", ["kept"], tmp_path, monkeypatch)
     arms = ["a50_k4", "loop_k4", "loop_k4_total", "wide", "wide_total"]
-    assert recipes == {
+    assert {name: sorted(found) for name, found in runs.items()} == {
         "width64": [f"{arm}-seed_{seed}" for arm in arms for seed in (2, 3, 4)],
         "width64_k1": [f"a50_k1-seed_{seed}" for seed in (2, 3, 4)],
         "width128": [f"{arm}-seed_{seed}" for arm in arms for seed in (2, 3)],
@@ -252,3 +255,27 @@ def test_the_sweeps_for_a_gpu_can_be_planned(tmp_path: Path) -> None:
     recipe = tmp_path / "runs/study/width128/recipes/a50_k4-seed_2.yaml"
     model = yaml.safe_load(recipe.read_text("utf-8"))["model"]
     assert (model["d_model"], model["n_heads"]) == (128, 8)
+
+
+def test_the_sweeps_of_the_declaration_are_those_that_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(STUDY))
+    from restore import over  # type: ignore[import-not-found]
+
+    runs = planned("declared.sh", [], tmp_path, monkeypatch)
+    assert {name: len(found) for name, found in runs.items()} == {
+        "declared_rates": 30, "declared_rates_k1": 10, "declared_rates_final": 10,
+        "declared_32": 60, "declared_32_k1": 12,
+        "declared_loops_0.049": 8, "declared_loops_0.098": 8, "declared_loops_0.196": 8,
+        "declared_noise_tenth": 8, "declared_noise_chunks": 8, "declared_noise_both": 8,
+        "declared_transfer": 6, "declared_transfer_k4": 3, "declared_transfer_k1": 3,
+        "declared_48": 40, "declared_48_k1": 8,
+    }  # fmt: skip
+    for path in STUDY.glob("declared_*/runs.yaml"):
+        kept = yaml.safe_load(path.read_text("utf-8"))
+        for run, own in kept["runs"].items():
+            recipe = f"{path.parent.name}/recipes/{run.replace('/', '-')}.yaml"
+            plan = yaml.safe_load((Path("runs/study") / recipe).read_text("utf-8"))
+            begun = over(kept["shared"], own)["recipe.yaml"]
+            assert over(begun, plan) == begun

@@ -4,17 +4,19 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from grid import Grid, expected_loops, scores
-from kept import read_group
+from kept import read_group, read_runs
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from restore import STUDY
+from unpaired import MIX, arm_of, arms_of, contrasts_of
 
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import Difference
 from dualpath_cli.compare.quality import quality
-from dualpath_cli.compare.runs import AGGREGATE
+from dualpath_cli.compare.runs import AGGREGATE, TrainedRun
 from dualpath_cli.files.atomic import replacing
 from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.flops.count import training_flops_per_token
 from dualpath_cli.output.colors import FAMILY_COLORS, MUTED, SOURCES
 from dualpath_cli.output.figures import panels, plain
 
@@ -48,6 +50,16 @@ ARMS = {
     "a50_k1": ("dual, K = 1", FAMILY_COLORS["dual"], "--", "x"),
 }
 """How the arms of the declared study are drawn: name, colour, line of means, mark of a seed."""
+TABLES = ["declared_32", "declared_32_k1"]
+EQUAL = {
+    "linear": ["wide", "loop_k4", "a50_k1", "a50_k4"],
+    "total": ["wide_total", "loop_k4_total", "a50_k4"],
+}
+"""The arms of equal FLOPs, which have one variance; the last is compared with the others."""
+APART = {"loop_k4_total": -0.25, "wide_total": 0.25}
+"""In 1e12 FLOPs: those of equal total FLOPs are drawn beside each other."""
+MATTERS = -0.014
+"""The lead that docs/study/declared.md calls one that matters."""
 
 
 def main() -> None:
@@ -58,6 +70,7 @@ def main() -> None:
     write("choices", differences(chosen, ["a50_k4"]))
     write("forced", forced_loops())
     write("rates", over_rates())
+    write("compute", over_compute())
 
 
 def compared(
@@ -146,6 +159,58 @@ def by_rate(ax: Axes, grid: Grid) -> None:
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks, [f"{rate:g}" for rate in ticks], minor=False)
     ax.set_xlabel("peak learning rate")
+    plain(ax)
+
+
+def over_compute() -> Figure:
+    """Scores over all FLOPs of training; how far the dual model's are from those of each arm."""
+    runs = read_runs(TABLES)
+    figure, axes = panels(9.6, 3.8, 1, 2, width_ratios=[1.2, 1])
+    by_compute(axes[0][0], runs)
+    leads(axes[0][1], runs)
+    return figure
+
+
+def by_compute(ax: Axes, runs: Sequence[TrainedRun]) -> None:
+    """A mark for each seed, a line through the means of an arm's two budgets."""
+    scores = arms_of(runs, MIX)
+    flops = {
+        arm_of(run): run.tokens * training_flops_per_token(run.settings.model) / 1e12
+        + APART.get(arm_of(run), 0)
+        for run in runs
+    }
+    for arm in EQUAL["linear"]:
+        label, color, style, mark = ARMS[arm]
+        budgets = [name for name in (arm, f"{arm}_total") if name in scores]
+        ax.plot([flops[name] for name in budgets], [fmean(scores[name]) for name in budgets],
+                style, color=color, marker="_", markersize=16, label=label)  # fmt: skip
+        for name in budgets:
+            ax.plot([flops[name]] * len(scores[name]), scores[name], mark, color=color,
+                    markersize=3.5, alpha=0.7)  # fmt: skip
+    ax.set_xlabel("FLOPs of training in all, $10^{12}$")
+    ax.set_ylabel("bits per byte, mean of four sets")
+    ax.legend(frameon=False, fontsize=8)
+    plain(ax)
+
+
+def leads(ax: Axes, runs: Sequence[TrainedRun]) -> None:
+    """Differences to dual with K = 4 and their 95 % intervals, not corrected."""
+    labels = []
+    for equal, (*others, dual) in EQUAL.items():
+        arms = arms_of([run for run in runs if arm_of(run) in (*others, dual)], MIX)
+        pairs = [(dual, other) for other in others]
+        for (_, other), one, spread in zip(
+            pairs, *contrasts_of([arms], [equal], pairs), strict=True
+        ):
+            label, color, *_ = ARMS[other.removesuffix("_total")]
+            ax.errorbar(one.value, len(labels), xerr=spread.reach, marker="o", color=color,
+                        capsize=3)  # fmt: skip
+            labels.append(f"{label},\nequal {equal} FLOPs")
+    ax.axvline(0, color=MUTED, linewidth=1)
+    ax.axvline(MATTERS, color=MUTED, linewidth=1, linestyle=":")
+    ax.set_yticks(range(len(labels)), labels, fontsize=8)
+    ax.set_ylim(len(labels) - 0.4, -0.6)
+    ax.set_xlabel("dual, K = 4, minus it: bits per byte")
     plain(ax)
 
 
