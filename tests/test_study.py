@@ -115,6 +115,7 @@ def test_averages_are_kept_of_the_runs_that_have_them(
         ("tables.py narrow --against wide --rows a50", "no configuration 'a50'; did you mean"),
         ("tables.py narrow --against wide --sets pep", "no validation set 'pep'; did you mean"),
         ("tables.py narrow --against wide --seeds 9", "no seed '9'; choose from 0, 1, 2"),
+        ("unpaired.py narrow+narrow_rate2 --pairs a50_k4:wide --paired", "the same seeds in all"),
         ("ablations.py x --classes", "no model 'x'; choose from narrow-a50_k4"),
         ("ablations.py narrow-a50_k4 --rows K=99", "no override 'K=99'; did you mean 'K=9'?"),
     ],

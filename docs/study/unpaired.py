@@ -26,6 +26,7 @@ from restore import check_known, run_script
 from scipy.stats import ttest_ind
 
 from dualpath_cli.compare.runs import TrainedRun
+from dualpath_cli.errors import UserError
 from dualpath_cli.flops.count import (
     active_parameters,
     has_experts,
@@ -173,6 +174,10 @@ def main() -> None:
     groups = [arms_of(runs, given.sets) for runs in read]
     for arms in groups:
         check_known("arm", [name for pair in pairs for name in pair], arms)
+    for runs in read if given.paired else []:
+        seeds = {arm_of(run): [r.seed for r in runs if arm_of(r) == arm_of(run)] for run in runs}
+        if any(own != seeds[arm_of(runs[0])] for own in seeds.values()):
+            raise UserError(f"--paired needs the same seeds in all arms, not {seeds}")
     if given.table != "second":
         print_arms(read, given.sets)
     if given.table is None:
