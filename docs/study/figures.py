@@ -1,10 +1,10 @@
 """Draws the figures of both studies beside this file: python docs/study/figures.py"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from grid import Grid, expected_loops, scores
-from kept import read_group, read_runs
+from grid import Grid, expected_loops, scores, without_rate
+from kept import last_step, read_group, read_runs
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from restore import STUDY
@@ -50,6 +50,14 @@ ARMS = {
     "a50_k1": ("dual, K = 1", FAMILY_COLORS["dual"], "--", "x"),
 }
 """How the arms of the declared study are drawn: name, colour, line of means, mark of a seed."""
+LOOPS = ["declared_loops_0.049", "declared_loops_0.098", "declared_loops_0.196"]
+HELD = {
+    "a50_k4": ("nothing held", FAMILY_COLORS["dual"], "-", "o"),
+    "a50_k4, gains held": ("gains held", SOURCES[0], "--", "x"),
+    "a50_k4, router held": ("router held", SOURCES[1], "-", "^"),
+    "a50_k4, router held, gains held": ("both held", SOURCES[2], "--", "s"),
+}
+"""Whose rate stays at 0.0067 where that of all others rises, and how its runs are drawn."""
 TABLES = ["declared_32", "declared_32_k1"]
 EQUAL = {
     "linear": ["wide", "loop_k4", "a50_k1", "a50_k4"],
@@ -70,6 +78,7 @@ def main() -> None:
     write("choices", differences(chosen, ["a50_k4"]))
     write("forced", forced_loops())
     write("rates", over_rates())
+    write("loops", over_held())
     write("compute", over_compute())
 
 
@@ -140,16 +149,16 @@ def forced_loops() -> Figure:
 def over_rates() -> Figure:
     """Loss and expected loops over the peak learning rate: a line through means, a mark a seed."""
     figure, axes = panels(9.2, 3.6, 1, 2, sharex=True)
-    by_rate(axes[0][0], scores(RATES))
-    by_rate(axes[0][1], expected_loops(RATES[:1]))  # of the others one or all
+    by_rate(axes[0][0], scores(RATES), ARMS)
+    by_rate(axes[0][1], expected_loops(RATES[:1]), ARMS)  # of the others one or all
     axes[0][0].set_ylabel("bits per byte, mean of four sets")
     axes[0][1].set_ylabel("expected loops, mean over layers")
     axes[0][0].legend(frameon=False, fontsize=8, loc="upper right")
     return figure
 
 
-def by_rate(ax: Axes, grid: Grid) -> None:
-    for arm, (label, color, style, mark) in ARMS.items():
+def by_rate(ax: Axes, grid: Grid, arms: Mapping[str, tuple[str, str, str, str]]) -> None:
+    for arm, (label, color, style, mark) in arms.items():
         if cells := grid.get(arm):
             rates = sorted(cells)
             ax.plot(rates, [fmean(cells[rate]) for rate in rates], style, color=color, label=label)
@@ -159,6 +168,32 @@ def by_rate(ax: Axes, grid: Grid) -> None:
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks, [f"{rate:g}" for rate in ticks], minor=False)
     ax.set_xlabel("peak learning rate")
+    plain(ax)
+
+
+def over_held() -> Figure:
+    """Expected loops where rates are held: over the peak rate, and of the layers of all runs."""
+    figure, axes = panels(9.2, 3.6, 1, 2)
+    by_rate(axes[0][0], expected_loops(LOOPS), HELD)
+    by_layer(axes[0][1])
+    axes[0][0].set_ylabel("expected loops, mean over layers")
+    axes[0][1].set_ylabel("expected loops of a layer")
+    axes[0][1].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def by_layer(ax: Axes) -> None:
+    """The layers of all runs after the last step, those with the fewest expected loops first."""
+    layers: dict[str, list[float]] = {}
+    for folder in LOOPS:
+        rows = read_csv(STUDY / folder / "routing.csv")
+        for row in rows:
+            if row["step"] == last_step(rows, row["seed"]):
+                layers.setdefault(without_rate(row["run"]), []).append(float(row["expected_loops"]))
+    for arm, (label, color, style, mark) in HELD.items():
+        ax.plot(range(1, len(layers[arm]) + 1), sorted(layers[arm]), style, marker=mark,
+                color=color, markersize=3.5, label=label)  # fmt: skip
+    ax.set_xlabel("layers of all rates and seeds, in order")
     plain(ax)
 
 
