@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from dualpath_cli import cli
 from dualpath_cli.files.csv_text import read_csv
@@ -59,6 +60,19 @@ def test_a_table_that_says_something_else_is_found(
     assert run_script(monkeypatch, "write.py", folder) == 0
     assert page.read_text(encoding="utf-8").endswith(" |\n\nwords\n")
     assert run_script(monkeypatch, "write.py --check", folder) == 0
+
+
+def test_every_figure_of_the_study_is_drawn_from_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(STUDY))
+    import figures  # type: ignore[import-not-found]
+
+    drawn: dict[str, Figure] = {}
+    monkeypatch.setattr(figures, "write", drawn.__setitem__)
+    figures.main()
+    assert drawn.keys() == {path.stem for path in STUDY.glob("*.png")}
+    assert all(ax.has_data() for figure in drawn.values() for ax in figure.axes)
 
 
 def test_a_kept_sweep_is_restored_and_goes_on_where_it_was(
