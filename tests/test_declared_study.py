@@ -271,6 +271,7 @@ def test_the_sweeps_of_the_declaration_are_those_that_are_kept(
         "declared_noise_tenth": 8, "declared_noise_chunks": 8, "declared_noise_both": 8,
         "declared_transfer": 6, "declared_transfer_k4": 3, "declared_transfer_k1": 3,
         "declared_transfer_wide_beyond": 1, "declared_transfer_k4_beyond": 1,
+        "declared_transfer_k1_beyond": 1,
         "declared_48": 40, "declared_48_k1": 8,
     }  # fmt: skip
     for path in STUDY.glob("declared_*/runs.yaml"):
