@@ -58,14 +58,14 @@ HELD = {
     "a50_k4, router held, gains held": ("both held", SOURCES[2], "--", "s"),
 }
 """Whose rate stays at 0.0067 where that of all others rises, and how its runs are drawn."""
-TABLES = ["declared_32", "declared_32_k1"]
+TABLES = {"width 32": ["declared_32", "declared_32_k1"]}
 EQUAL = {
     "linear": ["wide", "loop_k4", "a50_k1", "a50_k4"],
     "total": ["wide_total", "loop_k4_total", "a50_k4"],
 }
 """The arms of equal FLOPs, which have one variance; the last is compared with the others."""
-APART = {"loop_k4_total": -0.25, "wide_total": 0.25}
-"""In 1e12 FLOPs: those of equal total FLOPs are drawn beside each other."""
+APART = {"loop_k4_total": 0.988, "wide_total": 1.012}
+"""Those of equal total FLOPs are drawn beside each other: times their FLOPs."""
 MATTERS = -0.014
 """The lead that docs/study/declared.md calls one that matters."""
 
@@ -199,21 +199,24 @@ def by_layer(ax: Axes) -> None:
 
 def over_compute() -> Figure:
     """Scores over all FLOPs of training; how far the dual model's are from those of each arm."""
-    runs = read_runs(TABLES)
-    figure, axes = panels(9.6, 3.8, 1, 2, width_ratios=[1.2, 1])
-    by_compute(axes[0][0], runs)
-    leads(axes[0][1], runs)
+    figure, axes = panels(9.6, 3.8 * len(TABLES), len(TABLES), 2, width_ratios=[1.2, 1])
+    for (title, folders), (left, right) in zip(TABLES.items(), axes, strict=True):
+        runs = read_runs(folders)
+        by_compute(left, runs)
+        leads(right, runs)
+        left.set_title(title, fontsize=9)
+    for right in axes[1:, 1]:
+        right.sharex(axes[0][1])
     return figure
 
 
 def by_compute(ax: Axes, runs: Sequence[TrainedRun]) -> None:
     """A mark for each seed, a line through the means of an arm's two budgets."""
     scores = arms_of(runs, MIX)
-    flops = {
-        arm_of(run): run.tokens * training_flops_per_token(run.settings.model) / 1e12
-        + APART.get(arm_of(run), 0)
-        for run in runs
-    }
+    flops = {}
+    for run in runs:
+        drawn = APART.get(arm_of(run), 1) * run.tokens / 1e12
+        flops[arm_of(run)] = drawn * training_flops_per_token(run.settings.model)
     for arm in EQUAL["linear"]:
         label, color, style, mark = ARMS[arm]
         budgets = [name for name in (arm, f"{arm}_total") if name in scores]
