@@ -32,9 +32,9 @@ arms() {
   "$python" docs/study/keep.py "runs/study/$name" "$out/$name"
 }
 
-# Each arm's own rate, as chosen at width 32.
-k4=(--loops 4 --controls wide,loop --match linear,total --tune "wide=0.049,loop=0.049,dual=0.098")
-k1=(--loops 1 --controls none --tune "dual=0.049")
+# Each arm's own rate, as chosen at width 48, the nearest: at 32 all but PureLoop's are twice these.
+k4=(--loops 4 --controls wide,loop --match linear,total --tune "wide=0.0245,loop=0.049,dual=0.049")
+k1=(--loops 1 --controls none --tune "dual=0.0245")
 arms width64 64 600K 2-4 "${k4[@]}" "$@"
 arms width64_k1 64 600K 2-4 "${k1[@]}" "$@"
 arms width128 128 2.4M 2-3 "${k4[@]}" "$@"
