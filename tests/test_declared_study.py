@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from scipy.stats import f as f_distribution
-from scipy.stats import f_oneway, ttest_ind, ttest_rel
+from scipy.stats import f_oneway, pearsonr, ttest_ind, ttest_rel
 
 from dualpath_cli import cli
 from dualpath_cli.command import launch
@@ -215,6 +215,21 @@ def test_a_ratio_of_variances_excludes_one_where_the_f_test_does(
         apart.append(2 * min(tail, 1 - tail) < 0.05)
         assert apart[-1] == (low > 1 or high < 1)
     assert 0 < sum(apart) < 40
+
+
+def test_a_paired_ratio_of_variances_ends_where_pitmans_test_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(STUDY))
+    from noise import paired_interval  # type: ignore[import-not-found]
+
+    rng = np.random.default_rng(0)
+    for share in (0.0, 0.8, 0.99):
+        other = rng.normal(size=8)
+        one = 2 * share * other + (1 - share) * rng.normal(size=8)
+        for end in paired_interval(one.tolist(), other.tolist()):
+            scaled = np.sqrt(end) * other
+            assert pearsonr(one + scaled, one - scaled).pvalue == pytest.approx(0.05)
 
 
 def planned(

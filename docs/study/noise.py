@@ -2,14 +2,15 @@
 
 Standard deviations over seeds of the bits per byte of the mix's four sets, after the last step and
 of the mean of the last four checkpoints; variances over that of the first cell after the last step,
-with 95 % intervals by F; and how many seeds give the interval that ten of the first cell give.
+with 95 % intervals by F, as if cells were independent, and by Pitman and Morgan, whose cells share
+seeds; and how many seeds give the standard error that ten of the first cell give.
 """
 
 from math import sqrt
 from statistics import fmean, variance
 
 from kept import print_row, read_runs
-from scipy.stats import f
+from scipy.stats import f, pearsonr, t
 from unpaired import MIX, arm_of
 
 CELLS = {
@@ -24,25 +25,27 @@ SEEDS, AVERAGE = range(2, 10), 4
 
 def main() -> None:
     print_row("", "weights", "bits per byte", "standard deviation", "variance, 95 % interval",
-              "seeds")  # fmt: skip
-    print_row("---", "---", *["---:"] * 4)
+              "by pairs", "seeds")  # fmt: skip
+    print_row("---", "---", *["---:"] * 5)
     first = scores(CELLS["to zero, one text"], 1)
     for cell, folder in CELLS.items():
         for count, weights in ((1, "last"), (AVERAGE, f"mean of {AVERAGE}")):
             found = scores(folder, count)
             ratio, low, high = variance_ratio(found, first)
-            print_row(
-                cell, weights, f"{fmean(found):.4f}", f"{sqrt(variance(found)):.4f}",
-                "1" if found == first else f"{ratio:.2f} ({low:.2f} to {high:.2f})",
-                f"{10 * ratio:.1f}",
-            )  # fmt: skip
+            intervals = "1", ""
+            if found != first:
+                lower, higher = paired_interval(found, first)
+                intervals = f"{ratio:.2f} ({low:.2f} to {high:.2f})", f"{lower:.2f} to {higher:.2f}"
+            print_row(cell, weights, f"{fmean(found):.4f}", f"{sqrt(variance(found)):.4f}",
+                      *intervals, f"{10 * ratio:.1f}")  # fmt: skip
 
 
 def scores(folder: str, average: int) -> list[float]:
-    """Of the runs of PureWide."""
+    """Of the runs of PureWide, by seed."""
     runs = [run for run in read_runs([folder], average)
             if arm_of(run) == "wide" and run.seed in SEEDS]  # fmt: skip
-    assert len(runs) == len(SEEDS)
+    runs.sort(key=lambda run: run.seed)
+    assert [run.seed for run in runs] == list(SEEDS)
     return [fmean(run.scores[name] for name in MIX) for run in runs]
 
 
@@ -52,6 +55,19 @@ def variance_ratio(one: list[float], other: list[float]) -> tuple[float, float, 
     ends = f.ppf(0.975, len(one) - 1, len(other) - 1), f.ppf(0.025, len(one) - 1, len(other) - 1)
     low, high = (ratio / end for end in ends)
     return ratio, low, high
+
+
+def paired_interval(one: list[float], other: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the ratio of variances where both have the same seeds.
+
+    Of the ratios w for which one + sqrt(w) other and one - sqrt(w) other, which are uncorrelated if
+    w is the true one, have a correlation that is not significant (Pitman 1939, Morgan 1939).
+    """
+    ratio, left = variance(one) / variance(other), len(one) - 2
+    unshared = 1 - pearsonr(one, other).statistic ** 2
+    middle = 1 + 2 * unshared * t.ppf(0.975, left) ** 2 / left
+    reach = sqrt(middle**2 - 1)
+    return ratio * (middle - reach), ratio * (middle + reach)
 
 
 if __name__ == "__main__":
