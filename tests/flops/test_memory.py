@@ -132,7 +132,11 @@ def test_muon_works_in_what_is_predicted(config: ModelConfig, product_bytes: int
     optimizer.step()
     _, most = allocations(optimizer.step)
     execution = Execution(product_bytes=product_bytes, optimizer="muon")
-    assert most == pytest.approx(muon_bytes(config, execution), rel=0.12)
+    predicted = muon_bytes(config, execution)
+    assert most <= 1.12 * predicted
+    # Without AVX-512 PyTorch multiplies bfloat16 by another kernel, which needs less.
+    if products is None or torch.backends.cpu.get_cpu_capability() == "AVX512":
+        assert most >= 0.88 * predicted
 
 
 def test_fsdp_divides_them() -> None:
