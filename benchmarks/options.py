@@ -36,6 +36,8 @@ class Option:
     optimizer: Optimizer = "adamw"
     loops: int | None = None
     """The number that the step is forced to."""
+    products: torch.dtype | None = torch.bfloat16
+    """The type of matrix products, by autocast; None for that of the weights, float32."""
 
 
 PLAIN = "none"
@@ -45,19 +47,23 @@ OPTIONS = {
     "model.step_conditioning: film": Option(model={"step_conditioning": "film"}),
     "optim.name: muon": Option(optimizer="muon"),
     "run.loop_schedule, at K = 1": Option(loops=1),
+    "trainer.precision: 32-true": Option(products=None),
 }
 
 
 def step_with(option: Option, plain: ModelConfig, batch: int) -> Timed:
-    """A step of training in bf16 autocast, as `dualpath fit` would make it."""
+    """A step of training, in bf16 autocast but for one option, as `dualpath fit` makes it."""
     config = replace(plain, **option.model)
     model = build_model(config, seed=0, compile_blocks=True, checkpointing="selective")
     settings = OptimSettings(name=option.optimizer, lr=1e-4)
     optimizer = build_optimizer(
-        model.named_parameters(), settings, total_steps=1, products=torch.bfloat16
+        model.named_parameters(), settings, total_steps=1, products=option.products
     )
     forced = None if option.loops is None else Intervention(loops=option.loops)
-    return timed(training_step(model, config, batch, optimizer=optimizer, forced=forced))
+    step = training_step(
+        model, config, batch, optimizer=optimizer, forced=forced, products=option.products
+    )
+    return timed(step)
 
 
 def flops(option: Option, plain: ModelConfig, tokens: int) -> float:

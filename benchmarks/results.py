@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from dualpath_cli.output.table import Column, Table
 from dualpath_cli.output.terminal import aligned
 
@@ -24,6 +26,7 @@ def machine() -> dict[str, Any]:
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     facts = {
         "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "kernels": torch.backends.cpu.get_cpu_capability(),  # AVX2, AVX512: by name alike
         "cores": os.cpu_count(),
         "threads": os.environ.get("OMP_NUM_THREADS", "as many as cores"),
         "load": [round(load, 2) for load in os.getloadavg()],

@@ -51,10 +51,12 @@ def training_step(
     documents: int = 0,
     optimizer: torch.optim.Optimizer | None = None,
     forced: Intervention | None = None,
+    products: torch.dtype | None = torch.bfloat16,
 ) -> Callable[[], None]:
     """Returns a function that makes one optimizer step on random tokens, by AdamW if by no other.
 
-    With `documents` token 0, which begins a document, is drawn once in that many tokens.
+    Matrix products are of the type `products`, by autocast, or of that of the weights. With
+    `documents` token 0, which begins a document, is drawn once in that many tokens.
     """
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = torch.randint(shape.vocab_size, (batch, shape.max_seq_len + 1))
@@ -64,7 +66,7 @@ def training_step(
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", products, enabled=products is not None):
             loss = model(inputs, targets, **more)
         loss.mean().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

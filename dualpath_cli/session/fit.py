@@ -4,6 +4,7 @@ import signal
 from contextlib import nullcontext, suppress
 from typing import Any
 
+import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from dualpath_cli.command.checks import epochs, micro_batches
@@ -194,10 +195,20 @@ def _summary(session: Session, steps: int, accumulate: int) -> str:
         lines.append(
             "mfu     not written: this GPU's peak is not known; --run.peak_tflops N gives it"
         )
+    if device.type == "cpu" and _multiplies_slowly(str(session.trainer.precision)):
+        lines.append(
+            "speed   this CPU lacks AVX-512, so that products in bfloat16 are slow: "
+            "--trainer.precision 32-true is many times faster"
+        )
     if launch.checkpoint is not None:
         whose = "" if launch.trunk is None else f" of {launch.trunk}"
         lines.append(f"        continued from step {run_folder.step_of(launch.checkpoint)}{whose}")
     return "\n".join(lines)
+
+
+def _multiplies_slowly(precision: str) -> bool:
+    """Whether this CPU has only PyTorch's slow kernel for the products of a precision."""
+    return precision.startswith("bf16") and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def _write_down(session: Session, facts: dict[str, Any], step: int | None) -> None:

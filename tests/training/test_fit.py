@@ -86,6 +86,19 @@ def test_validation_and_routing_are_logged_when_due(fit: Fit) -> None:
     assert second["gain_wide"] != ""
 
 
+@pytest.mark.parametrize(
+    ("kernels", "precision", "said"),
+    [("AVX2", "bf16-mixed", True), ("AVX512", "bf16-mixed", False), ("AVX2", "32-true", False)],
+)
+def test_bfloat16_on_a_cpu_that_multiplies_it_slowly_is_said_to_be_slow(
+    kernels: str, precision: str, said: bool, fit: Fit,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kernels)
+    fit(trainer={"precision": precision}, run={"max_tokens": 3 * 4 * SEQ_LEN})
+    assert ("products in bfloat16 are slow" in capsys.readouterr().out) == said
+
+
 def test_accumulated_micro_batches_are_one_batch(fit: Fit) -> None:
     changes = [{"name": f"of-{size}", "micro_batch": size} for size in (4, 2, 1)]
     runs = [rows(fit(run=run) / "metrics.csv") for run in changes]
