@@ -187,7 +187,7 @@ def _memory(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Memory
     if strategy != "ddp":
         gathered = unreduced = FLOAT32 * gathered_weights(config)
         if cluster.accumulate > 1:
-            unreduced = cluster.reduce_bytes * parameters(config)
+            unreduced = cluster.reduce_bytes * (parameters(config) - _untrained(config, 1))
     gradients = own - FLOAT32 * _untrained(config, shards) // shards
     moments = MOMENTS * gradients
     if cluster.optimizer == "muon":
