@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 _PARENT = "DUALPATH_PARENT"
@@ -63,7 +64,18 @@ def end_with_parent() -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
+    if not _lives(int(parent)):
+        raise Terminated
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process has not ended; one that nobody has waited for yet has ended, too."""
     try:
-        os.kill(int(parent), 0)  # sends nothing
+        os.kill(pid, 0)  # sends nothing
     except ProcessLookupError:
-        raise Terminated from None
+        return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:  # no /proc here
+        return True
+    return state not in "ZX"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -88,6 +89,15 @@ def test_a_signal_while_the_second_rank_starts_leaves_none_and_says_one_line(
     _, _, after = log.read_text().partition(f"folder  {tmp_path}/runs/tiny/two\n")
     line = f"dualpath fit: {said}; the same command continues from the start\n"
     assert after == ("" if said is None else line)
+
+
+def test_a_process_ends_where_its_parent_has_ended_before_and_nobody_has_waited_for_it() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)
+    environment = os.environ | {"DUALPATH_PARENT": str(parent.pid)}
+    child = subprocess.run(IN_SHORT, env=environment, stderr=subprocess.PIPE, check=False)
+    assert b"Terminated" in child.stderr
+    parent.wait()
 
 
 def in_a_hurry() -> None:
