@@ -24,6 +24,8 @@ from dualpath_cli.training.optim import build_optimizer
 from tests.training.test_activation_checkpointing import graphs
 
 POLICIES = get_args(Checkpointing)
+FAST_BFLOAT16 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+"""Else PyTorch multiplies bfloat16 by another kernel, and compiles it to other buffers."""
 
 
 def shape(**changes: Any) -> ModelConfig:
@@ -95,9 +97,12 @@ def test_a_step_takes_what_is_predicted_at_its_peak(name: str, policy: Any) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("product_bytes", [2, 4])
 @each_policy
-def test_a_compiled_step_does_too(policy: Any) -> None:
-    config, execution = shape(max_seq_len=200), Execution(policy)
+def test_a_compiled_step_does_too(policy: Any, product_bytes: int) -> None:
+    if product_bytes == 2 and not FAST_BFLOAT16:
+        pytest.skip("this CPU has no fast kernel for products in bfloat16")
+    config, execution = shape(max_seq_len=200), Execution(policy, product_bytes=product_bytes)
     predicted = step_memory(config, 8, execution)
     measured = peak(config, execution, 8)
     assert measured == pytest.approx(predicted.saved + predicted.working, rel=0.12)
@@ -134,8 +139,7 @@ def test_muon_works_in_what_is_predicted(config: ModelConfig, product_bytes: int
     execution = Execution(product_bytes=product_bytes, optimizer="muon")
     predicted = muon_bytes(config, execution)
     assert most <= 1.12 * predicted
-    # Without AVX-512 PyTorch multiplies bfloat16 by another kernel, which needs less.
-    if products is None or torch.backends.cpu.get_cpu_capability() == "AVX512":
+    if products is None or FAST_BFLOAT16:  # the other kernel needs less
         assert most >= 0.88 * predicted
 
 
