@@ -195,7 +195,8 @@ def _summary(session: Session, steps: int, accumulate: int) -> str:
         lines.append(
             "mfu     not written: this GPU's peak is not known; --run.peak_tflops N gives it"
         )
-    if device.type == "cpu" and _multiplies_slowly(str(session.trainer.precision)):
+    slow = device.type == "cpu" and _multiplies_slowly(str(session.trainer.precision))
+    if slow and launch.checkpoint is None:  # a run that is continued keeps its precision
         lines.append(
             "speed   this CPU lacks AVX-512, so that products in bfloat16 are slow: "
             "--trainer.precision 32-true is many times faster"

@@ -95,8 +95,11 @@ def test_bfloat16_on_a_cpu_that_multiplies_it_slowly_is_said_to_be_slow(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kernels)
-    fit(trainer={"precision": precision}, run={"max_tokens": 3 * 4 * SEQ_LEN})
+    changes = {"trainer": {"precision": precision}, "run": {"max_tokens": 3 * 4 * SEQ_LEN}}
+    fit(**changes)
     assert ("products in bfloat16 are slow" in capsys.readouterr().out) == said
+    fit(**changes)  # would not be continued in another precision
+    assert "products in bfloat16 are slow" not in capsys.readouterr().out
 
 
 def test_accumulated_micro_batches_are_one_batch(fit: Fit) -> None:
