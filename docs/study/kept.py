@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 
@@ -62,14 +63,25 @@ def read_group(
 def read_runs(folders: Sequence[str], average: int = 1) -> list[TrainedRun]:
     """All finished runs of folders beside this file; with `average`, those whose was scored."""
     check_kept(folders)
-    with tempfile.TemporaryDirectory() as temporary:
-        paths = [Path(temporary) / name for name in folders]
-        for path in paths:
-            restore(path.name, path)
-        runs = find_folders(list(map(str, paths)))
-        found = [read_run(run, average) for run in runs
-                 if average == 1 or (run / AVERAGES).exists()]  # fmt: skip
-    return [run for run in found if isinstance(run, TrainedRun)]
+    runs = [_read(run, average) for run in find_folders([str(_restored(name)) for name in folders])
+            if average == 1 or (run / AVERAGES).exists()]  # fmt: skip
+    return [run for run in runs if isinstance(run, TrainedRun)]
+
+
+@cache
+def _restored(name: str) -> Path:
+    """The folders of a sweep's runs, side by side with those of others until the script ends."""
+    folder = Path(_temporary().name) / name
+    restore(name, folder)
+    return folder
+
+
+@cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory()
+
+
+_read = cache(read_run)
 
 
 def mean_of_last_rows(sweep: str, run: str, seeds: Sequence[int], column: str) -> float:
