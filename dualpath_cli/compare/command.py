@@ -13,7 +13,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.files.atomic import write_texts
 from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.options import average
-from dualpath_cli.ranges import check_path
+from dualpath_cli.options.values import folder_of
 
 FOLDER = "comparison"
 """In a folder of runs, or here."""
@@ -71,19 +71,12 @@ def _read(paths: Sequence[str], count: int) -> tuple[list[TrainedRun], list[str]
 
 def _out(options: Namespace) -> Path:
     if options.out is not None:
-        try:
-            check_path("--out", options.out)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        out = Path(options.out)
+        out = options.out
     elif len(options.runs) == 1 and not is_run(Path(options.runs[0])):
         out = Path(options.runs[0]) / FOLDER
     else:
         out = Path(FOLDER)
-    existing = next(path for path in (out, *out.parents) if path.exists())
-    if not existing.is_dir():
-        raise UserError(f"--out '{out}': '{existing}' is a file; give a folder")
-    return out
+    return folder_of("--out", out)
 
 
 def answer(

@@ -17,7 +17,7 @@ from dualpath_cli.options.values import (
     PRECISIONS,
     check_choice,
     check_device,
-    path_of,
+    folder_of,
     whole_number,
 )
 from dualpath_cli.ranges import check_name
@@ -218,10 +218,7 @@ def _check_libraries(names: tuple[str, ...]) -> None:
 
 
 def _folder(option: str, path: str, must_exist: bool = True) -> Path:
-    folder = path_of(option, path)
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
-    if not existing.is_dir():
-        raise UserError(f"{option} '{path}': '{existing}' is a file; give a folder")
+    folder = folder_of(option, path)
     if must_exist and not folder.exists():
         raise UserError(f"{option} '{path}' does not exist; give a folder")
     return folder

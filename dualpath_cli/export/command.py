@@ -9,13 +9,13 @@ from typing import Any
 from rich.filesize import decimal
 
 from dualpath_cli.command.records import resolve
-from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.errors import UserError
 from dualpath_cli.export.formats import FORMATS, Format
 from dualpath_cli.export.hf.listing import check_ours
 from dualpath_cli.export.hf.reading import is_exported
 from dualpath_cli.export.hf.results import read_results
 from dualpath_cli.options import average
-from dualpath_cli.options.values import path_of
+from dualpath_cli.options.values import check_choice, path_of
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
 from dualpath_cli.own_classes.checks import check_as_trained, option_of
@@ -120,10 +120,7 @@ def run(options: Namespace) -> str:
 def _format(given: str | None) -> Format:
     if given is None:
         raise UserError(f"export needs --format FORMAT: {', '.join(FORMATS)}")
-    if given not in FORMATS:
-        hint = did_you_mean(given, FORMATS) or f"; choose from {', '.join(FORMATS)}"
-        raise UserError(f"--format '{given}' is none{hint}")
-    return FORMATS[given]
+    return FORMATS[check_choice("--format", given, tuple(FORMATS))]
 
 
 def _check_for_hub(options: Namespace, format_: Format) -> None:

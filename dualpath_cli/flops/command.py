@@ -4,7 +4,6 @@ The same arguments serve argparse (start-up within 0.3 s) and jsonargparse (the 
 they keep to what both parse alike; values are checked in `run`, where both ways end.
 """
 
-import argparse
 import shutil
 import sys
 from collections.abc import Sequence
@@ -20,14 +19,13 @@ from dualpath_cli.flops.report import Description, as_json, as_records, as_yaml
 from dualpath_cli.flops.request import (
     HARDWARE_OPTIONS,
     Options,
-    checked_choice,
     from_recipes,
     solved,
     solved_table,
 )
 from dualpath_cli.flops.table import as_text, configurations_text
 from dualpath_cli.flops.widths import Match
-from dualpath_cli.options.values import percent
+from dualpath_cli.options.values import check_choice, percent
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "match": get_args(Match),
@@ -62,7 +60,6 @@ def add_arguments(parser: Any) -> None:
         action="store_true",
         help="Print the paper's 13 configurations, solved for --budget.",
     )
-    what.add_argument("--audit", action="store_true", help=argparse.SUPPRESS)  # is refused
     block = parser.add_argument_group("the block that spends the budget")
     block.add_argument(
         "--block", metavar="KIND",
@@ -166,13 +163,11 @@ def run(namespace: Any) -> str:
 
     Raises UserError for what the user can mend. Options without effect are named on stderr.
     """
-    if namespace.audit:
-        raise UserError("--audit is now a script of the repository: python docs/paper/audit.py")
     options = {name: getattr(namespace, name, None) for name in EVERY_OPTION}
     given = [name for name, value in options.items() if value not in (None, False, [])]
     for name, allowed in CHOICES.items():
         if options[name] is not None:
-            checked_choice(_flag(name), str(options[name]), allowed)
+            check_choice(_flag(name), str(options[name]), allowed)
     form = options["format"] or "table"
     if options["plan"]:
         _refuse(given, ("table", "tokens"), "--plan is of one step of one model")

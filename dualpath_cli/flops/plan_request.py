@@ -7,7 +7,8 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.flops.memory import Optimizer
 from dualpath_cli.flops.plan import Cluster
 from dualpath_cli.flops.report import Description
-from dualpath_cli.flops.request import Options, checked, checked_choice, section
+from dualpath_cli.flops.request import Options, checked, section
+from dualpath_cli.options.values import check_choice
 from dualpath_cli.sizes import parse_size
 
 PLAN_OPTIONS = ("gpus_per_node", "shard_size", "micro_batch", "batch_tokens", "node_bandwidth",
@@ -57,9 +58,7 @@ def cluster_of(options: Options, description: Description) -> Cluster:
         node_bandwidth=checked(options, "node_bandwidth", NODE_BANDWIDTH, BANDWIDTHS),
         network_bandwidth=checked(options, "network_bandwidth", NETWORK_BANDWIDTH, BANDWIDTHS),
         reduce_bytes=2 if run.get("reduce_dtype") == "bfloat16" else 4,
-        optimizer=checked_choice(
-            "optim.name", str(optim.get("name", "adamw")), get_args(Optimizer)
-        ),
+        optimizer=check_choice("optim.name", str(optim.get("name", "adamw")), get_args(Optimizer)),
     )
 
 

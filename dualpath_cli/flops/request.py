@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
 from dualpath_cli.config import RANGES, BlockKind, ModelConfig
-from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.errors import UserError
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.report import Description, Hardware
 from dualpath_cli.flops.widths import Target, solve_widths, solve_within
+from dualpath_cli.options.values import check_choice
 from dualpath_cli.ranges import Range, check_range
 from dualpath_cli.sizes import format_size, parse_size
 
@@ -99,7 +100,7 @@ def _layers(options: Options) -> tuple[list[BlockKind], list[int]]:
         str(default if options[name] is None else options[name]).split(",")
         for name, default in (("block", "dual"), ("loops", 4))
     )
-    blocks = [checked_choice("--block", kind.strip(), get_args(BlockKind)) for kind in kinds]
+    blocks = [check_choice("--block", kind.strip(), get_args(BlockKind)) for kind in kinds]
     if not all(count.strip().isdecimal() for count in counts):
         raise UserError(
             f"--loops must be a whole number, or one for each layer such as 1,4,1,1, not "
@@ -117,16 +118,6 @@ def _layers(options: Options) -> tuple[list[BlockKind], list[int]]:
         if length != layers:
             raise UserError(f"{name} lists {length} layers, and the model has {layers}")
     return blocks * (layers // len(blocks)), loops * (layers // len(loops))
-
-
-def checked_choice(name: str, value: str, allowed: tuple[Any, ...]) -> Any:
-    """A value of a fixed set. Raises UserError for another one."""
-    if value not in allowed:
-        raise UserError(
-            f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, "
-            f"not '{value}'{did_you_mean(value, allowed)}"
-        )
-    return value
 
 
 def _count(options: Options, name: str, default: int) -> int:

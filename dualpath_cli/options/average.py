@@ -7,6 +7,7 @@ from typing import Any
 from dualpath_cli.errors import UserError
 from dualpath_cli.files.atomic import write_text
 from dualpath_cli.files.csv_text import format_csv, read_csv
+from dualpath_cli.options.values import whole_number
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run.checkpoint_files import facts_of
 from dualpath_cli.run.run_folder import AVERAGES, Run, complete_checkpoints, read_recipe, step_of
@@ -25,11 +26,7 @@ def add_arguments(parser: Any) -> None:
 
 def read(given: str | None) -> int:
     """The number of checkpoints, 1 without the option. Raises UserError where it is none."""
-    if given is None:
-        return 1
-    if not (given.isdecimal() and 1 <= int(given) <= MOST):
-        raise UserError(f"--average must be a whole number from 1 to {MOST:,}, not '{given:.60}'")
-    return int(given)
+    return 1 if given is None else whole_number("--average", given, 1, MOST)
 
 
 def averaged(run: Run, count: int) -> Run:

@@ -4,6 +4,7 @@ import ctypes
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,12 @@ def percent(value: str | float) -> float:
 
 def whole_number(option: str, text: str, least: int, most: int) -> int:
     """Reads a number such as 16 or 2K. Raises UserError where it is none, or out of its range."""
-    size = parse_size(str(text), option)
-    if not least <= size <= most:
-        raise UserError(f"{option} must be from {least:,} to {most:,}, not '{text}'")
-    return size
+    with suppress(UserError):
+        size = parse_size(str(text), option)
+        if least <= size <= most:
+            return size
+    wanted = f"a whole number from {least:,} to {most:,}"
+    raise UserError(f"{option} must be {wanted}, not '{text!s:.60}'")
 
 
 def number(option: str, text: str, wanted: str, least: float, most: float = math.inf) -> float:
@@ -67,11 +70,12 @@ def seed_number(option: str, text: str) -> int:
     return int(text)
 
 
-def check_choice(option: str, value: str, allowed: Sequence[str]) -> None:
-    """Raises UserError for a value that is none of those allowed, with the nearest one."""
+def check_choice(option: str, value: str, allowed: Sequence[str]) -> Any:
+    """A value of those allowed. Raises UserError for another one, with the nearest of them."""
     if value not in allowed:
         hint = did_you_mean(value, allowed) or f"; choose from {', '.join(allowed)}"
         raise UserError(f"{option} '{value}' is none{hint}")
+    return value
 
 
 def visible_gpus() -> int | None:
@@ -104,3 +108,12 @@ def path_of(option: str, text: str) -> Path:
     except ValueError as error:
         raise UserError(str(error)) from None
     return Path(text)
+
+
+def folder_of(option: str, text: str | Path) -> Path:
+    """A folder that is there, or can be made. Raises UserError where a file is in its way."""
+    folder = path_of(option, str(text))
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    if not existing.is_dir():
+        raise UserError(f"{option} '{folder}': '{existing}' is a file; give a folder")
+    return folder

@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.options.values import add_list_option, path_of
+from dualpath_cli.options.values import add_list_option, folder_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run import run_folder
 from dualpath_cli.sizes import parse_size
@@ -69,8 +69,4 @@ def out_folder(out: str | None, run: run_folder.Run, kind: str) -> Path:
     Raises:
         UserError: if a file is in the way, and for what is no path on this machine.
     """
-    folder = run.home / kind / f"step-{run.step:08d}" if out is None else path_of("--out", out)
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir():
-        raise UserError(f"--out '{folder}': '{existing}' is a file; give a folder")
-    return folder
+    return folder_of("--out", run.home / kind / f"step-{run.step:08d}" if out is None else out)

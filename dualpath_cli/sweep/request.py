@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import typing
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files.atomic import PARTIAL
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.options import average
-from dualpath_cli.ranges import check_path
+from dualpath_cli.options.values import check_choice, folder_of, number, whole_number
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
@@ -113,20 +112,13 @@ def read(options: Namespace) -> Request:
     return Request(
         recipe, wanted, varied, _seeds(options.seeds), rates, known,
         None if options.tune_tokens is None else parse_size(options.tune_tokens, "--tune-tokens"),
-        out, _count("--jobs", options.jobs, MOST_JOBS), options.slurm, tflops,
+        out, whole_number("--jobs", options.jobs, 1, MOST_JOBS), options.slurm, tflops,
         options.yes, average.read(options.average),
     )  # fmt: skip
 
 
 def _folder(text: str) -> Path:
-    try:
-        check_path("--out", text)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    path = Path(text)
-    there = next((place for place in (path, *path.parents) if os.path.exists(place)), None)
-    if there is not None and not there.is_dir():
-        raise UserError(f"--out {text}: '{there}' is a file; give the name of a folder")
+    path = folder_of("--out", text)
     _check_own(path)
     return path
 
@@ -172,7 +164,7 @@ def _list(
 
 
 def _loops(text: str) -> int:
-    return _count("--loops", text, int(RANGES["loops"][1]))
+    return whole_number("--loops", text, 1, int(RANGES["loops"][1]))
 
 
 def _own_experts(recipe: Recipe) -> str:
@@ -191,7 +183,7 @@ def _experts(text: str) -> int:
         return 0
     if not text.isdecimal():
         raise UserError(f"--experts are whole numbers such as 8, or 0 for none, not '{text:.60}'")
-    return _count("--experts", text, int(RANGES["n_experts"][1]))
+    return whole_number("--experts", text, 1, int(RANGES["n_experts"][1]))
 
 
 def _alpha(text: str) -> float:
@@ -209,27 +201,13 @@ def _control(text: str) -> str:
 
 
 def _match(text: str) -> Match:
-    if text not in typing.get_args(Match):
-        raise UserError(f"--match must be linear, total or linear,total, not '{text:.60}'")
-    return typing.cast(Match, text)
-
-
-def _count(option: str, text: str, most: int) -> int:
-    try:
-        value = parse_size(text, option, most=None)
-    except UserError:
-        raise UserError(
-            f"{option} must be a whole number above 0 such as 3, not '{text:.60}'"
-        ) from None
-    if value > most:
-        raise UserError(f"{option} must be at most {most:,}, not '{text:.60}'")
-    return value
+    return check_choice("--match", text, typing.get_args(Match))
 
 
 def _seeds(text: str) -> range:
     first, dash, last = text.partition("-")
     if not dash:
-        return range(_count("--seeds", text, MOST_SEEDS))
+        return range(whole_number("--seeds", text, 1, MOST_SEEDS))
     if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < MOST_SEEDS):
         raise UserError(
             f"--seeds must be a number of them such as 3, or the first and the last such as 3-5, "
@@ -239,13 +217,7 @@ def _seeds(text: str) -> range:
 
 
 def _positive(option: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise UserError(f"{option} must be a number above 0, not '{text:.60}'")
-    return value
+    return number(option, text, "a number above 0", math.ulp(0))
 
 
 def _rates(text: str | None) -> list[float] | None:

@@ -79,7 +79,7 @@ def test_texts_are_measured_from_the_first_to_the_last_of_a_source():
         ("--source none.txt --vocab-size 400 --out out", "'none.txt' does not exist"),
         ("--source hf:a/b --vocab-size 400 --out out", "only `dualpath prepare` reads"),
         ("--source bad.jsonl --vocab-size 400 --out out", "bad.jsonl line 1: not JSON"),
-        ("--source prose.jsonl --vocab-size 256 --out out", "must be from 257 to 1,048,576"),
+        ("--source prose.jsonl --vocab-size 256 --out out", "a whole number from 257 to 1,048,576"),
         ("--source few.txt --vocab-size 400 --out out", "these texts give 262 entries, fewer than"),
         ("--source prose.jsonl --vocab-size 400 --out bad.jsonl", "--out 'bad.jsonl' is a file"),
     ],

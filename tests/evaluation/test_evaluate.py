@@ -349,7 +349,7 @@ def test_a_mean_needs_all_of_its_benchmarks() -> None:
         ("--ckpt_path RUN --out o --intervention layers=9 gates=1,0", "has no layer 9"),
         ("--ckpt_path RUN --out o --tasks gsm8k --intervention gates=shuffled --data TASKS",
          "gsm8k goes with --cache none"),
-        ("--ckpt_path RUN --out o --window 1", "--window must be from 2"),
+        ("--ckpt_path RUN --out o --window 1", "--window must be a whole number from 2"),
         ("--ckpt_path RUN --out o --compare_paper", "is of none of the paper's recipes"),
         ("--ckpt_path RUN --out o --compare_paper f80m_a50", "did you mean 'f80m_a50_k"),
         ("--hf RUN --out o", "holds no config.json"),

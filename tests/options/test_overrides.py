@@ -82,7 +82,7 @@ def test_shuffled_gates_may_have_their_seed_apart() -> None:
         ("layers=1,x", "--intervention layers must be such as 0,2, not '1,x'"),
         ("layers=2,0 skip=0.1", "in growing order"),
         ("experts=0", "--intervention experts must be a number such as 1, or random, not '0'"),
-        ("K=0", "--intervention K must be a whole number above 0"),
+        ("K=0", "--intervention K must be a whole number from 1 to"),
         ("kv_slots=1 shuffled", "kv_slots goes without shuffled gates and random experts"),
         ("shuffled:1 seed=2", "'seed=2': seed is given already"),
         ("gates=1,0 tokens=verbs", "ablate --suite token-classes"),

@@ -26,7 +26,7 @@ SCORED, READ = (f"{words} --data.val.held_out text.txt" for words in (ABLATE, RO
         (f"{SCORED} --suite layer", "did you mean 'layers'?"),
         (f"{SCORED} --loops 3-1", "--loops '3-1': '3-1' is no number"),
         (f"{SCORED} --loops 0", "is no number or range from 1 to 100"),
-        (f"{SCORED} --seeds 5000", "--seeds must be from 1 to 1,000"),
+        (f"{SCORED} --seeds 5000", "--seeds must be a whole number from 1 to 1,000"),
         (f"{SCORED} --classes a", "give NAME=UPOS,UPOS, maybe with :wide or :deep"),
         (f"{SCORED} --classes a=NUMB:wide", "did you mean 'NUM'?"),
         (f"{SCORED} --classes a=NUM:up", "the path is wide or deep"),

@@ -67,9 +67,9 @@ def test_a_number_that_cannot_be_is_named_with_its_option(
         (["--alphas", "25,,50"], "--alphas needs values separated by commas, not '25,,50'"),
         (["--alphas", "100"], "--alphas are percents below 100, not '100'"),
         (["--controls", "wied"], "--controls: 'wied' is none; did you mean 'wide'?"),
-        (["--match", "both"], "--match must be linear, total or linear,total, not 'both'"),
-        (["--seeds", "1000"], "--seeds must be at most 100, not '1000'"),
-        (["--seeds", "0,1,2"], "--seeds must be a whole number above 0 such as 3, not '0,1,2'"),
+        (["--match", "both"], "--match 'both' is none; choose from linear, total"),
+        (["--seeds", "1000"], "--seeds must be a whole number from 1 to 100, not '1000'"),
+        (["--seeds", "0,1,2"], "--seeds must be a whole number from 1 to 100, not '0,1,2'"),
         (["--experts", "0,-4"], "--experts are whole numbers such as 8, or 0 for none, not '-4'"),
         (["--set", "model.top_k=1,2"], "--set model.top_k: the sweep decides it"),
         (["--seeds", "4-2"], "or the first and the last such as 3-5, below 100, not '4-2'"),
@@ -110,7 +110,7 @@ def test_out_must_not_be_a_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     for out in (file, file / "sweep"):
-        with pytest.raises(UserError, match=f"--out {out}: '{file}' is a file; give the name of"):
+        with pytest.raises(UserError, match=f"--out '{out}': '{file}' is a file; give a folder"):
             asked(tmp_path, "--out", str(out))
 
 
