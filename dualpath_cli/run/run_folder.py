@@ -270,9 +270,9 @@ def facts_at(folder: Path, checkpoint: Path) -> dict[str, Any]:
 
 def facts_now(folder: Path) -> dict[str, Any]:
     """The last facts by `start`; empty where it has written none."""
-    parts = [*_parts(folder, VERSIONS).values(), *folder.glob(VERSIONS)]
-    newest = max(parts, key=lambda path: path.stat().st_mtime_ns, default=None)
-    return {} if newest is None else read_json(newest, PUT_BACK)
+    parts = {-1: folder / VERSIONS, **_parts(folder, VERSIONS)}
+    newest = parts[max(parts)]
+    return read_json(newest, PUT_BACK) if newest.exists() else {}
 
 
 def check_same_facts(folder: Path, checkpoint: Path, facts: dict[str, Any]) -> None:

@@ -20,7 +20,12 @@ from dualpath_cli.command.checks import micro_batches
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.checkpoint_files import Files
-from dualpath_cli.run.run_folder import find_run, newest_checkpoint
+from dualpath_cli.run.run_folder import (
+    complete_checkpoints,
+    find_run,
+    newest_checkpoint,
+    step_of,
+)
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.training import parallel
 from dualpath_cli.training.module import DualPathModule
@@ -300,15 +305,23 @@ def test_a_run_goes_back_to_an_older_checkpoint(fit: Fit, tmp_path: Path) -> Non
 def test_the_newest_checkpoint_is_kept_also_after_going_back(tmp_path: Path) -> None:
     keeper = Checkpoints(tmp_path, RunSettings(save_every=10, keep=2))
     keeper.folder.mkdir()
-    for age, step in enumerate((5, 6, 3)):
-        partial = keeper.folder / f"step-{step:08d}.partial"
-        partial.write_text("weights")
-        os.utime(partial, (1000 + age, 1000 + age))
-        publish(partial, keeper.folder / f"step-{step:08d}", {})
-        keeper._drop_oldest()
+
+    def saved(*steps: int) -> None:
+        for age, step in enumerate(steps):
+            partial = keeper.folder / f"step-{step:08d}.partial"
+            partial.write_text("weights")
+            os.utime(partial, (1000 - age, 1000 - age))  # a clock that goes back
+            publish(partial, keeper.folder / f"step-{step:08d}", {})
+            keeper._drop_oldest(step)
+
+    saved(4, 5, 6)
+    assert sorted(map(step_of, complete_checkpoints(tmp_path))) == [5, 6]
+    saved(3)
     assert newest_checkpoint(tmp_path) == (keeper.folder / "step-00000003").resolve()
     (keeper.folder / "last").unlink()
     assert newest_checkpoint(tmp_path) == keeper.folder / "step-00000006", "a copy without links"
+    saved(4)
+    assert sorted(map(step_of, complete_checkpoints(tmp_path))) == [3, 4], "later ones go first"
 
 
 def test_a_validation_folder_of_another_tokenizer_is_refused(

@@ -158,14 +158,14 @@ class Checkpoints(EachStep):
         files = hashed(partial)
         if trainer.is_global_zero:
             publish(partial, final, files)
-            self._drop_oldest()
+            self._drop_oldest(trainer.global_step)
         trainer.strategy.barrier("checkpoint published")
         self.saved_step = trainer.global_step
 
-    def _drop_oldest(self) -> None:
+    def _drop_oldest(self, newest: int) -> None:
         steps = run_folder.complete_checkpoints(self.folder.parent)
-        # By age, not by step: a run that was taken back to an older step writes lower ones again.
-        steps.sort(key=lambda path: path.stat().st_mtime_ns)
+        # Later steps are of a run that was taken back: they go first. Clocks may go back, too.
+        steps.sort(key=lambda path: ((step := run_folder.step_of(path)) <= newest, step))
         for old in steps[: -self.settings.keep] if self.settings.keep else []:
             if self.settings.keep_every and run_folder.step_of(old) % self.settings.keep_every == 0:
                 continue
