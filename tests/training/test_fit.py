@@ -1,5 +1,6 @@
 """`dualpath fit` and `validate` on a tiny recipe: what is written, continued and refused."""
 
+import errno
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from dualpath_cli.run.run_folder import (
 )
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.training import parallel
+from dualpath_cli.training.logs.metrics_log import CsvTable
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.state import checkpoint
 from dualpath_cli.training.state.checkpoint import Checkpoints, publish
@@ -424,3 +426,23 @@ def test_validation_does_not_run_under_inference_mode(
     fit()
     assert seen
     assert not any(seen)
+
+
+def test_rows_of_a_validation_are_written_all_or_none_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = CsvTable(tmp_path / "validation.csv", ["step", "set"])
+    sets = [{"set": "a"}, {"set": "b"}]
+    for step in (0, 2, 2):
+        table.put(step, [{"step": step, **one} for one in sets])
+    written = table.path.read_text()
+    assert written == "step,set\n0,a\n0,b\n2,a\n2,b\n"
+
+    def full(path: Path, text: str, **named: object) -> None:
+        path.write_bytes(text[:-4].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        table.put(4, [{"step": 4, **one} for one in sets])
+    assert table.path.read_text() == written

@@ -10,7 +10,7 @@ compiling, saving and read-outs, but not validation.
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,17 @@ class CsvTable:
 
     def append(self, *rows: Row) -> None:
         """Adds rows; missing columns stay empty."""
-        short = [
-            {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows
-        ]
         with self.path.open("a", newline="") as file:
-            file.write(format_csv(short, self.columns, header=False))
+            file.write(format_csv(_short(rows), self.columns, header=False))
+
+    def put(self, step: int, rows: Sequence[Row]) -> None:
+        """Writes the rows of a step, all or none, in the place of those from it on."""
+        kept = [row for row in read_csv(self.path) if int(row["step"]) < step]
+        write_text(self.path, format_csv([*kept, *_short(rows)], self.columns))
+
+
+def _short(rows: Sequence[Row]) -> list[Row]:
+    return [{k: f"{v:.6g}" if isinstance(v, float) else v for k, v in r.items()} for r in rows]
 
 
 class MetricsLog(EachStep):
@@ -180,5 +186,6 @@ class MetricsLog(EachStep):
             named = {f"val/{name}/{key}": value for key, value in result.items()}
             for logger in trainer.loggers:
                 logger.log_metrics(named, self.step)
-            if trainer.is_global_zero:
-                self.validation.append({**at, "set": name, **result})
+        if trainer.is_global_zero:
+            rows = [{**at, "set": name, **result} for name, result in module.val_results.items()]
+            self.validation.put(self.step, rows)
