@@ -1,12 +1,15 @@
 """Token loss and bits per byte, as every command computes them: sums that reduce over ranks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torchmetrics import Metric
 
 from dualpath_cli.model.loss import IGNORE
+
+_SUMS = ("nats", "tokens", "text_nats", "text_bytes")
 
 
 class LanguageModelLoss(Metric):
@@ -27,7 +30,7 @@ class LanguageModelLoss(Metric):
     def __init__(self, token_bytes: Sequence[int]) -> None:
         """`token_bytes` holds the number of UTF-8 bytes of each token id, 0 for special tokens."""
         super().__init__()
-        for name in ("nats", "tokens", "text_nats", "text_bytes"):
+        for name in _SUMS:
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         table = torch.tensor(token_bytes, dtype=torch.int64)
         self.register_buffer("bytes_of_token", table, persistent=False)
@@ -41,6 +44,18 @@ class LanguageModelLoss(Metric):
         self.tokens += scored.sum()
         self.text_nats += (nll * (n_bytes > 0)).sum()
         self.text_bytes += n_bytes.sum()
+
+    def sums(self) -> dict[str, float]:
+        """What was added up to now, on all ranks together, which all must ask for."""
+        total = torch.stack([getattr(self, name) for name in _SUMS])
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(total)
+        return dict(zip(_SUMS, total.tolist(), strict=True))
+
+    def add(self, sums: Mapping[str, float]) -> None:
+        """Adds what `sums` returned, on one rank alone."""
+        for name, value in sums.items():
+            getattr(self, name).add_(value)
 
     def compute(self) -> dict[str, torch.Tensor]:
         """Returns `loss` and `bits_per_byte`; nan where nothing was scored."""

@@ -200,11 +200,17 @@ class DualPathModule(LightningModule):
             self.zero_grad(set_to_none=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the guard's state."""
+        """Adds the guard's state, and what has come together for the next row of metrics.csv."""
         checkpoint["guard"] = self.guard.state_dict()
+        checkpoint["train_loss"] = self.train_loss.sums()
+        loads = self.expert_loads.since_report
+        checkpoint["expert_loads"] = {layer: load.tolist() for layer, load in loads.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Checks that all weights are there, and loads the guard's state, if there is one."""
+        """Checks that all weights are there, and loads what `on_save_checkpoint` has added.
+
+        Earlier versions did not add all of it.
+        """
         assert self.model is not None
         parameters = self.model.named_parameters()
         moved = [(name, p) for name, p in parameters if p.requires_grad]
@@ -214,6 +220,12 @@ class DualPathModule(LightningModule):
             weights = {name.removeprefix("model."): value for name, value in saved.items()}
             check_weights(self.model, weights, Path(self.trainer.ckpt_path or ""))
         self.guard.load_state_dict(checkpoint.get("guard", {}))
+        if self.trainer.is_global_zero:
+            self.train_loss.add(checkpoint.get("train_loss", {}))
+        loads = checkpoint.get("expert_loads", {})
+        self.expert_loads.since_report = {
+            layer: torch.tensor(load, device=self.device) for layer, load in loads.items()
+        }
 
     def configure_optimizers(self) -> Any:
         """The optimizer by parameter kind and the schedule, stepped with it."""

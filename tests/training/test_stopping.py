@@ -19,7 +19,7 @@ from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training import stopping
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.module import DualPathModule
-from tests.processes import exit_codes, run_on_two_ranks, start
+from tests.processes import exit_codes, run_on_ranks, run_on_two_ranks, start
 from tests.tiny_run import SEQ_LEN, Fit, Refused, rows, tables, weights
 from tests.training.test_ranks import rank_1_of
 
@@ -127,6 +127,22 @@ def test_however_a_run_ends_the_same_command_makes_it_what_it_would_have_been(
         assert main(words) == 0
     assert tables(run) == tables(whole)
     torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=rare)])
+def test_a_row_is_of_all_steps_since_the_last_one_also_where_a_signal_came_between(
+    ranks: int, trained: Fit, tmp_path: Path
+) -> None:
+    whole = trained(run={**RUN, "log_every": 4}, model={"n_experts": 2, "top_k": 1})
+    run = whole.with_name("between")
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "between"]
+    words += ["--run.micro_batch", "1", "--trainer.strategy", "ddp"] if ranks > 1 else []
+    run_on_ranks(ranks, words, tmp_path, signalled(TERM, STEP, 4), expected=(143, 0)[:ranks])
+    assert [row["step"] for row in rows(run / "metrics.csv")] == ["4"]
+    run_on_ranks(ranks, words, tmp_path)
+    for row, wanted in zip(rows(run / "metrics.csv"), rows(whole / "metrics.csv"), strict=True):
+        for column in wanted.keys() - {"seconds", "tokens_per_second", "tflops_per_second", "mfu"}:
+            assert float(row[column]) == pytest.approx(float(wanted[column]), rel=1e-5), column
 
 
 @pytest.mark.parametrize(
