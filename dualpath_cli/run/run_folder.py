@@ -155,6 +155,11 @@ def find_run(path: str) -> Run:
         raise UserError(f"no run or checkpoint at '{path}'{hint}")
     if (given / RECIPE).is_file():
         checkpoint = newest_checkpoint(given)
+        if checkpoint is None and (given / "config.json").is_file():  # of export/hf/listing.py
+            raise UserError(
+                f"'{path}' is a folder of export --format hf; dualpath import --hf {given} makes a "
+                "file of it that is a RUN"
+            )
         if checkpoint is None:
             raise UserError(f"run '{path}' has no complete checkpoint yet; let fit write one first")
         return Run(given, checkpoint, step_of(checkpoint), home=given)

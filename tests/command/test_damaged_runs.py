@@ -138,6 +138,16 @@ def test_a_file_that_is_missing_is_named(
     assert words in refused(line, capsys)
 
 
+@pytest.mark.parametrize("line", [f"{FIT} --ckpt_path {RUN}", *OTHERS])
+def test_a_folder_of_export_is_told_from_a_run(
+    line: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(home / RUN, home / "exported", ignore=lambda *_: ["checkpoints"])
+    (home / "exported" / "config.json").write_text("{}")
+    said = refused(line.replace(RUN, "exported"), capsys)
+    assert "'exported' is a folder of export --format hf; dualpath import --hf exported" in said
+
+
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize(
     ("text", "words"),
