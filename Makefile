@@ -24,8 +24,8 @@ help: ## Lists the targets.
 setup: $(VENV)/installed ## Creates .venv with what running needs, in half a minute.
 
 # uv installs in half a minute what takes pip four. Where it is not on the PATH, pip puts it into
-# .venv; where pip cannot, pip installs the rest as well, but not the oldest versions, which only
-# uv's UV_RESOLUTION finds. What was cut off is begun anew.
+# .venv; where pip cannot, pip installs the rest as well, but not where UV_RESOLUTION or
+# UV_TORCH_BACKEND is set, which only uv obeys. What was cut off is begun anew.
 define install
 @test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 on the PATH; name one with PYTHON=..."; exit 2; }
 @test ! -e $(VENV)/unfinished || rm -rf $(VENV)
@@ -37,7 +37,7 @@ else \
 	{ $(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV); } && \
 	{ { $(PIP) install --quiet --retries 1 --timeout 10 uv && \
 		$(BIN)/uv pip install --python $(BIN)/python --editable '$(1)'; } || \
-	{ test -z "$$UV_RESOLUTION" && $(PIP) install --editable '$(1)'; }; }; \
+	{ test -z "$$UV_RESOLUTION$$UV_TORCH_BACKEND" && $(PIP) install --editable '$(1)'; }; }; \
 fi
 @rm $(VENV)/unfinished && touch $(VENV)/installed $@
 endef
