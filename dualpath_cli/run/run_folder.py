@@ -51,7 +51,7 @@ LAST = "last"
 WENT_WRONG = "went_wrong.txt"
 _STEP = re.compile(r"step-[0-9]{1,18}")
 
-PUT_BACK = "put it back, or give this run a name (--run.name NAME)"
+PUT_BACK = "put it back, or train the run anew under another name (fit --run.name NAME)"
 
 _NUMBERS = ("model", "optim", "run", "data", "seed_everything")
 # A continued run may change these: none of them decides the numbers.

@@ -108,7 +108,7 @@ def test_a_file_that_is_no_text_is_named(
         ("recipe.yaml", "data:", "recipe.yaml: 'data' in the recipe must be a mapping, not null"),
         ("versions.json", "", "cannot be read (no JSON: Expecting value"),
         ("versions.json", "[" * 100_000, "cannot be read (no JSON: "),
-        ("versions.json", "[]", "cannot be read (no JSON object); put it back, or give this run"),
+        ("versions.json", "[]", "cannot be read (no JSON object); put it back, or train the run"),
         ("versions.json", "{}", "was trained on data of the fingerprint None, these are"),
         ("metrics.csv", "[[[[", "has no whole line, not even a header; mend it, or move it away"),
         ("metrics.csv", 'step,x\n"1,1\n', "cannot be read (unexpected end of data)"),
@@ -128,7 +128,7 @@ def test_a_file_of_other_content_is_named(
     [
         ("recipe.yaml", FIT, "has no recipe.yaml, which says what was trained; put it back"),
         ("recipe.yaml", OTHERS[0], f"'{RUN}' is neither a run folder"),
-        ("versions.json", FIT, "cannot be read (No such file or directory); put it back, or give"),
+        ("versions.json", FIT, "cannot be read (No such file or directory); put it back, or train"),
     ],
 )
 def test_a_file_that_is_missing_is_named(
