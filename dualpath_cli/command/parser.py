@@ -28,6 +28,9 @@ class OneLineParser(argparse.ArgumentParser):
         if found := re.fullmatch(r"(--[\w-]+)\S*: expected .*argument", message):
             (value,) = {a.metavar for a in self._actions if found[1] in a.option_strings}
             message = f"{found[1]} needs {value or 'a value'}; see --help"
+        elif found := re.fullmatch(r"(--[\w-]+)\S*: invalid (\w+) value: (.*)", message):
+            wanted = "one whole number" if found[2] == "int" else "one number"
+            message = f"{found[1]} must be {wanted}, not {found[3]}"
         raise UserError(message)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
