@@ -240,7 +240,8 @@ class ModelConfig:
             for n, kind in enumerate(self.block_kinds):
                 if kind in kinds and self._at(name, n) is None:
                     where = f" in layer {n}" if isinstance(getattr(self, name), list) else ""
-                    return [*found, f"block '{kind}' needs {name} and has none{where}"]
+                    way_out = "set it, or give an overlay after the --config of a whole recipe"
+                    return [*found, f"block '{kind}' needs {name} and has none{where}; {way_out}"]
         problems = (self._expert_problem(n) for n in range(self.n_layers))
         return [*found, *[problem for problem in problems if problem][:1]]
 

@@ -126,6 +126,8 @@ LINES = {
     "fit --config recipes/quikstart.yaml": "did you mean 'quickstart'?",
     "fit --config qqqq": "no recipe 'qqqq': neither a file nor a packaged name; the packaged ones",
     "fit --config empty": "no recipe 'empty'",
+    "fit --config as_written": "has none; set it, or give an overlay after the --config of",
+    "flops --config as_written": "has none; set it, or give an overlay after the --config of",
     f"fit --config {LONG}": "File name too long; give a shorter name",
     "fit --config tiny.yaml stray": "unexpected argument 'stray'",
     "fit --config tiny.yaml --out=--": "--out needs a value",
