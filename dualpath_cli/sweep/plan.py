@@ -132,7 +132,7 @@ def plan_table(rows: Sequence[Cost], jobs: int) -> Table:
             Column("of due", ".4f", importance=0, note="of due: of the sum that is matched"),
             lambda row: row.spent,
         ),
-        (Column("tokens", "{:.1f}M".format, importance=2), lambda row: row.tokens / 1e6),
+        (Column("tokens", _tokens, importance=2), lambda row: row.tokens),
         (Column("runs", "d", importance=3), lambda row: row.seeds),
         (Column("each", _hours, importance=3), lambda row: row.hours),
     ]
@@ -142,6 +142,10 @@ def plan_table(rows: Sequence[Cost], jobs: int) -> Table:
     return Table.of(
         rows, columns, title + (f", {left} of them left" if left < runs else ""), caption
     )
+
+
+def _tokens(tokens: int) -> str:
+    return f"{tokens / 1e6:.1f}M" if tokens >= 100_000 else f"{tokens:,}"
 
 
 def _hours(hours: float) -> str:

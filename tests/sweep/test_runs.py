@@ -1,5 +1,6 @@
 """The recipes of a sweep's runs: each readable, runnable alone, and alike where it must be."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,9 @@ def test_the_plan_counts_as_fit_counts(tmp_path: Path) -> None:
     assert expanded.total_flops > wide.total_flops, "twice the layers attend twice"
     assert dual.hours == pytest.approx(dual.training_flops / 1e9 / 3600)
     assert wide.hours is None, "nothing is known of this family's speed"
+    table = plan.plan_table([dual, replace(dual, tokens=307_200)], jobs=1)
+    tokens = [column.heading for column in table.columns].index("tokens")
+    assert [row[tokens].text for row in table.cells()] == ["640", "0.3M"]
 
 
 def test_parameters_relate_to_the_pure_wide_of_the_same_matching(tmp_path: Path) -> None:
