@@ -86,15 +86,16 @@ def parser_of(command: Command) -> OneLineParser:
         help="Recipe: a path or the bare name of a packaged one. Repeated, later ones win.",
     )  # fmt: skip
     one = (
-        "Another run, or a checkpoint of one, whose weights to start from; or an older checkpoint "
-        "of this run to go back to."
+        "One RUN: another run, or a checkpoint of one, whose weights to start from; or an older "
+        "checkpoint of this run to go back to."
     )
-    several = (
+    scored = (
         "Run folder or checkpoint to score; its recipe, tokenizer and model are read from there."
     )
+    scored = scored if command.combine else f"One RUN: {scored[0].lower()}{scored[1:]}"
     parser.add_argument(
         "--ckpt-path", nargs="+", action="extend", default=[], metavar="RUN",
-        help=one if command.needs == "recipe" else several,
+        help=one if command.needs == "recipe" else scored,
     )  # fmt: skip
     parser.add_argument(
         "--print-config", action="store_true", help="Print the resolved recipe and do nothing else."

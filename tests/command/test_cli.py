@@ -208,6 +208,11 @@ def test_help_recipe_has_a_sentence_for_every_field(command: str, dualpath: Comm
             assert len(described.split()) > 2, f"{option}: {described}"
 
 
+@pytest.mark.parametrize(("command", "one"), [("fit", 1), ("validate", 1), ("ablate", 0)])
+def test_help_says_where_one_run_is_taken(command: str, one: int, dualpath: Command) -> None:
+    assert dualpath(command, "--help").count("One RUN: ") == one
+
+
 def test_help_wins_over_everything_else_on_the_line(dualpath: Command) -> None:
     assert dualpath("fit", "--config", "quickstart", "--help") == dualpath("fit", "--help")
 
