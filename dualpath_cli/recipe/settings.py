@@ -201,8 +201,9 @@ class TrainerSettings:
     """Lightning plugins, each by class_path and init_args."""
     profiler: dict[str, Any] | Literal["simple", "advanced", "pytorch", "xla"] | None = None
     """Lightning's profiler: simple, advanced, pytorch, xla, or a class_path with init_args."""
-    max_time: dict[str, float] | str | None = None
-    """When to stop at the latest, as days:hours:minutes:seconds; the run can be continued."""
+    max_time: dict[str, int | float] | str | None = None
+    """When to stop at the latest, as days:hours:minutes:seconds or as whole numbers by unit such as
+    {hours: 11, minutes: 30}; the run can be continued."""
     deterministic: bool | Literal["warn"] | None = None
     """Whether PyTorch must use deterministic algorithms."""
     benchmark: bool | None = None
@@ -256,18 +257,21 @@ def _check_devices(devices: int | list[int] | str) -> None:
 
 _TIMES = {"weeks", "days", "hours", "minutes", "seconds", "milliseconds", "microseconds"}
 """Those of `timedelta`, which Lightning hands them to."""
+_MOST_TIME = 10**8  # a week so often is still a timedelta
 
 
-def _check_max_time(given: dict[str, float] | str | None) -> None:
+def _check_max_time(given: dict[str, int | float] | str | None) -> None:
     """Raises ValueError for what Lightning's Timer takes for no length of time."""
     if isinstance(given, str):
         fine = re.fullmatch(r"\d+:\d\d:\d\d:\d\d", given.strip()) is not None
     else:
-        fine = _TIMES.issuperset(given or {})
+        fine = _TIMES.issuperset(given or {}) and all(
+            isinstance(count, int) and 0 <= count <= _MOST_TIME for count in (given or {}).values()
+        )
     if not fine:
         raise ValueError(
-            "max_time must be days:hours:minutes:seconds as 00:11:30:00 is, not "
-            f"{shown(str(given))}"
+            "max_time must be days:hours:minutes:seconds as 00:11:30:00 is, or whole numbers such "
+            f"as {{hours: 11, minutes: 30}}, not {shown(str(given))}"
         )
 
 

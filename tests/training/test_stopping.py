@@ -16,6 +16,7 @@ from lightning.pytorch import Trainer
 
 from dualpath_cli.cli import main
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
+from dualpath_cli.session import trainer
 from dualpath_cli.training import stopping
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.module import DualPathModule
@@ -158,9 +159,26 @@ def test_a_signal_ends_the_command_validate_with_its_code(
     assert log.read_text().endswith(f"dualpath validate: {said}\n")
 
 
-def test_a_time_that_is_none_is_refused(refused: Refused) -> None:
-    said = refused(trainer={"max_time": "soon"})
+@pytest.mark.parametrize("time", ["00:01:30:00", {"hours": 1, "minutes": 30}])
+def test_a_time_is_text_or_whole_numbers_by_unit(
+    time: object, fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def watched(checkpoints: Any, timeout: Any, seconds: float | None) -> stopping.Stopping:
+        given.append(seconds)
+        return stopping.Stopping(checkpoints, timeout, seconds)
+
+    monkeypatch.setattr(trainer, "Stopping", watched)
+    fit(trainer={"max_time": time})
+    assert given == [5400]
+
+
+@pytest.mark.parametrize("time", ["soon", {"minutes": 1.5}, {"hours": -1}, {"weeks": 10**9}])
+def test_a_time_that_is_none_is_refused(time: object, refused: Refused) -> None:
+    said = refused(trainer={"max_time": time})
     assert "max_time must be days:hours:minutes:seconds" in said
+    assert f"not '{time}'" in said
 
 
 # Two ranks
