@@ -3,6 +3,7 @@
 import glob
 import os
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
@@ -54,10 +55,12 @@ def check_epochs(settings: Settings, manifest: Manifest, since: int) -> None:
     """Raises UserError where the budget from step `since` on takes more than `data.max_epochs`."""
     wanted, most = epochs(settings, manifest, since), settings.data.max_epochs
     if most is not None and wanted > most:
-        rest = f" from step {since} on" if since else ""
+        rest, length = f" from step {since} on" if since else "", settings.model.max_seq_len
         raise UserError(
             f"run.max_tokens={settings.run.max_tokens} is{rest} {wanted:.2f} epochs of the "
-            f"{manifest.tokens} tokens in '{settings.data.path}'; raise data.max_epochs to allow it"
+            f"{sum(manifest.chunk_blocks(length + 1))} sequences of {length} tokens in "
+            f"'{settings.data.path}'; raise data.max_epochs={most:g} to {ceil(100 * wanted) / 100} "
+            "to allow it"
         )
 
 
@@ -159,8 +162,13 @@ def check_trainer_classes(trainer: TrainerSettings) -> None:
 
 
 def epochs(settings: Settings, manifest: Manifest, since: int = 0) -> float:
-    """Passes over the training data in what is left of the token budget at step `since`."""
-    return (settings.run.max_tokens - since * settings.run.batch_tokens) / manifest.tokens
+    """Passes over the blocks of the training data in the run's steps from step `since` on.
+
+    A block has one token more than are trained on, and the last tokens of a chunk make none.
+    """
+    run, length = settings.run, settings.model.max_seq_len
+    trained = (run.max_tokens // run.batch_tokens - since) * run.batch_tokens
+    return trained / (length * sum(manifest.chunk_blocks(length + 1)))
 
 
 def micro_batches(batch_tokens: int, length: int, ranks: int, micro_batch: int) -> int:

@@ -164,6 +164,10 @@ class Manifest:
         width = int(self.dtype.removeprefix("uint")) // 8
         return [(chunk.bytes - HEADER) // width for chunk in self.chunks]
 
+    def chunk_blocks(self, size: int) -> list[int]:
+        """Blocks of `size` tokens of each chunk, whose last tokens make none and are not read."""
+        return [tokens // size for tokens in self.chunk_tokens]
+
     @property
     def summary(self) -> str:
         """Tells these data from others: tokens, sources and the fingerprint's beginning."""

@@ -99,8 +99,8 @@ RECIPES = {
     "model: {max_seq_len: 2048}": "data.path 'data' has no 2049 tokens in a chunk",
     "model: {document_start: 7}": "model.document_start=7 does not begin documents in data.path "
     "'data'; its end-of-text token is 256",
-    "run: {max_tokens: 4096}": "run.max_tokens=4096 is 4.00 epochs of the 1024 tokens in 'data'; "
-    "raise data.max_epochs to allow it",
+    "run: {max_tokens: 4096}": "run.max_tokens=4096 is 4.27 epochs of the 60 sequences of 16 "
+    "tokens in 'data'; raise data.max_epochs=1 to 4.27 to allow it",
     "optim: {learning_rate: 1}": "unknown key 'optim.learning_rate'; did you mean 'optim.lr'?",
     "data: {path: nowhere}": "data folder 'nowhere' does not exist; make it with `dualpath prepare "
     "--source NAME=FILES --tokenizer TOKENIZER --out nowhere`",

@@ -1,12 +1,23 @@
 """The order of the data: every block once an epoch, whatever number of ranks reads them."""
 
 from collections import Counter
+from contextlib import nullcontext
 from itertools import pairwise
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualpath_cli.command.checks import check_epochs, epochs
+from dualpath_cli.errors import UserError
+from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.training.data.blocks import Blocks
 from dualpath_cli.training.data.order import MicroBatches, SampleOrder, permutation
+from tests.manifests import write_data_folder
+from tests.small_tokenizer import tokenizer_with
+from tests.tiny_run import tiny_recipe
 
 CHUNKS = st.lists(st.integers(0, 7), min_size=1, max_size=6).filter(any)
 SEEDS = st.integers(0, 2**32)
@@ -98,3 +109,19 @@ def test_ranks_and_micro_batches_share_out_the_same_steps(data: st.DataObject) -
         assert sorted(of_step) == list(range(first, first + 24))
     whole = list(MicroBatches(origin, 10, 24, micro_batch, ranks, 0, origin))
     assert listed[0] == whole[(start - origin) * accumulate :], "a later start has the rest"
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "since", "passes"), [(256, 0, 1), (400, 0, 1.5), (319, 0, 1), (400, 2, 1)]
+)
+def test_an_epoch_is_as_many_sequences_as_the_chunks_have(
+    max_tokens: int, since: int, passes: float, tmp_path: Path
+) -> None:
+    manifest = write_data_folder(tmp_path / "data", [5] * 400, tokenizer_with(["h e"]), 100)
+    assert len(Blocks(str(tmp_path / "data"), 65)) == 4
+    run = {"max_tokens": max_tokens, "batch_tokens": 64}
+    recipe = tiny_recipe(tmp_path, tmp_path) | {"run": run}
+    settings = settings_from(merge(recipe, {"model": {"max_seq_len": 64}}))
+    assert epochs(settings, manifest, since) == passes
+    with pytest.raises(UserError, match="epochs of the 4 seq") if passes > 1 else nullcontext():
+        check_epochs(settings, manifest, since)

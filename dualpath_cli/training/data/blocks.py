@@ -45,7 +45,7 @@ class Blocks(Dataset[Block]):
 
     def __init__(self, folder: str, size: int, *, verify: bool = True) -> None:
         manifest = Manifest.read(folder)
-        self.chunk_blocks = [tokens // size for tokens in manifest.chunk_tokens]
+        self.chunk_blocks = manifest.chunk_blocks(size)
         self.names = [chunk.name for chunk in manifest.chunks]
         self.cache = ChunkCache(folder, manifest) if storage.is_remote(folder) else None
         place = Path(folder) if self.cache is None else self.cache.folder
