@@ -129,11 +129,17 @@ def test_averages_are_kept_of_the_runs_that_have_them(
         ("tables.py narrow --against wide --rows a50", "no configuration 'a50'; did you mean"),
         ("tables.py narrow --against wide --sets pep", "no validation set 'pep'; did you mean"),
         ("tables.py narrow --against wide --seeds 9", "no seed '9'; choose from 0, 1, 2"),
-        ("unpaired.py narrow+narrow_rate2 --pairs a50_k4:wide --paired", "the same seeds in all"),
+        ("unpaired.py narrow+declared_32_k1 --pairs a50_k4:a50_k1 --paired", "the same seeds in"),
+        ("unpaired.py declared_32+declared_noise_tenth --pairs a50_k4:wide",
+         "arm 'wide' has seed 2 twice, in declared_32 and declared_noise_tenth; make them two"),
+        ("unpaired.py narrow+declared_noise_tenth --pairs a50_k4:wide --seeds 0 1 3",
+         "arm 'wide' has other settings or data in declared_noise_tenth (seed 3) than in narrow"),
+        ("unpaired.py declared_32 --pairs a50_k4:wide --seeds 2 --arms a50_k4 wide",
+         "arm 'a50_k4' has one run, of seed 2, and its spread needs two"),
         ("ablations.py x --classes", "no model 'x'; choose from narrow-a50_k4"),
         ("ablations.py narrow-a50_k4 --rows K=99", "no override 'K=99'; did you mean 'K=9'?"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_word_is_one_line(
     command: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

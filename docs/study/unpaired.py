@@ -115,12 +115,33 @@ def arm_of(run: TrainedRun) -> str:
 
 
 def arms_of(runs: Sequence[TrainedRun], sets: Sequence[str]) -> dict[str, list[float]]:
-    """The mean over sets of each run, by arm."""
-    arms: dict[str, list[float]] = {}
+    """The mean over sets of each run, by arm. Raises UserError for runs that are no replicates."""
+    arms: dict[str, list[TrainedRun]] = {}
     for run in runs:
         check_known("validation set", sets, list(run.scores)[1:])
-        arms.setdefault(arm_of(run), []).append(fmean(run.scores[one] for one in sets))
-    return arms
+        arms.setdefault(arm_of(run), []).append(run)
+    for name, own in arms.items():
+        check_replicates(name, own)
+    return {name: [fmean(run.scores[one] for one in sets) for run in own]
+            for name, own in arms.items()}  # fmt: skip
+
+
+def check_replicates(arm: str, runs: Sequence[TrainedRun]) -> None:
+    """Raises UserError unless an arm's runs are two or more that differ in their seeds alone."""
+    first, seeds = runs[0], dict[int, str]()
+    for run in runs:
+        seed, kept = run.seed, run.folder.parents[2].name
+        if seed in seeds:
+            raise UserError(f"arm '{arm}' has seed {seed} twice, in {seeds[seed]} and {kept}; "
+                            "make them two groups, or leave one out")  # fmt: skip
+        if (run.identity, run.data) != (first.identity, first.data):
+            raise UserError(f"arm '{arm}' has other settings or data in {kept} (seed {seed}) than "
+                            f"in {seeds[first.seed]} (seed {first.seed}); make them two groups, or "
+                            "leave one out")  # fmt: skip
+        seeds[seed] = kept
+    if len(runs) < 2:
+        raise UserError(f"arm '{arm}' has one run, of seed {first.seed}, and its spread needs two; "
+                        "give more --seeds, or leave it out of --arms")  # fmt: skip
 
 
 def contrasts_of(
