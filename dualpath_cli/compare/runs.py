@@ -156,7 +156,8 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
         bytes_per_token={
             name: _number(table, row, "loss") / (scores[name] or math.inf) / LN2
             for name, row in final.items()
-            if name in scores
+            # Of a data folder the loss has end-of-text as well, whose losses are a model's own.
+            if name in scores and name not in facts.get("val_fingerprints", {})
         },
     )
 
@@ -232,6 +233,8 @@ def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, 
         "data.val_seed": str(settings.data.val_seed),
         "training data": str(facts.get("data_fingerprint", "not known"))[:12],
     }
+    for name, fingerprint in facts.get("val_fingerprints", {}).items():
+        data[f"validation set {name}"] = fingerprint[:12]
     if (folder / TOKENIZER).exists():  # else it was left out where only numbers were kept
         data["tokenizer"] = hashlib.sha256(read_text(folder / TOKENIZER).encode()).hexdigest()[:12]
     return data
@@ -252,8 +255,8 @@ def check_same_data(runs: Sequence[TrainedRun]) -> None:
                     f"{first[name].data[name]} there, {value} here; leave one of them out"
                 )
         for name, length in run.bytes_per_token.items():
-            other = runs[0].bytes_per_token[name]
-            if not math.isclose(length, other, rel_tol=ROUNDING):
+            other = runs[0].bytes_per_token.get(name)
+            if other is not None and not math.isclose(length, other, rel_tol=ROUNDING):
                 raise UserError(
                     f"{runs[0].folder} and {run.folder} cannot be compared: the texts of "
                     f"validation set '{name}' had {other:.4f} bytes a token there, "

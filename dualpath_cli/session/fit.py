@@ -18,6 +18,7 @@ from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.run_folder import TOKENIZER, WENT_WRONG
 from dualpath_cli.session.session import Session
+from dualpath_cli.text.manifest import Manifest, is_data_folder
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training.data import order
 from dualpath_cli.training.data.loading_faults import loading_fault
@@ -80,6 +81,9 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
         "micro_batch": session.datamodule.micro_batch,
         **same,
     }
+    sets = {name: path for name, path in launch.settings.data.val.items() if is_data_folder(path)}
+    if sets:
+        facts["val_fingerprints"] = {n: Manifest.read(path).fingerprint for n, path in sets.items()}
     if own := hashes(launch.settings.model):
         facts["classes"] = own
     if trainer.is_global_zero:

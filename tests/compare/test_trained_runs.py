@@ -9,6 +9,7 @@ from dualpath_cli.cli import main
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import read_recipe
+from tests.tiny_run import Fit, prepare
 
 
 def test_runs_of_fit_are_compared(trained, tmp_path: Path, monkeypatch):
@@ -28,3 +29,20 @@ def test_runs_of_fit_are_compared(trained, tmp_path: Path, monkeypatch):
         assert float(row["held_out"]) == float(row["aggregate"]) == pytest.approx(float(last[-1]))
         assert int(row["parameters"]) == parameters(settings.model)
         assert (row["family"], row["training_tokens"]) == (name, "384")
+
+
+def test_runs_validated_on_a_data_folder_are_told_by_its_fingerprint(
+    fit: Fit, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(name: str, text: str, seed: int) -> str:
+        folder = tmp_path / text / "val"
+        if not folder.exists():
+            prepare(folder, texts / f"{text}.jsonl")
+        recipe = {"run": {"name": name}, "data": {"val": {"set": str(folder)}}}
+        return str(fit(**recipe, seed_everything=seed))
+
+    runs = [run("default", "val", 0), run("seed_1", "val", 1), run("other", "train", 2)]
+    assert main(["compare", *runs[:2], "--out", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    assert main(["compare", *runs, "--out", str(tmp_path / "out")]) == 2
+    assert "cannot be compared: validation set set " in capsys.readouterr().err
