@@ -1,12 +1,10 @@
 """Manifest: what was prepared is found again, and what changed since is named."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 
-from dualpath_cli.errors import UserError
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.manifests import intact, write_data_folder
@@ -29,29 +27,6 @@ def test_what_is_written_is_read(folder):
     before = (folder / "manifest.json").read_bytes()
     manifest.write(folder)
     assert (folder / "manifest.json").read_bytes() == before
-
-
-def other_tokenizer(path: Path) -> None:
-    path.write_text(path.read_text().replace("<|endoftext|>", "<|end_of_text|>"))
-
-
-def test_another_tokenizer_is_found(folder):
-    other_tokenizer(folder / "tokenizer.json")
-    with pytest.raises(UserError, match="not the tokenizer of these tokens"):
-        Manifest.read(folder).check_tokenizer(folder)
-
-
-def test_an_edited_manifest_is_found(folder):
-    content = json.loads((folder / "manifest.json").read_text())
-    content["chunks"].pop()
-    (folder / "manifest.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="fingerprint does not fit"):
-        Manifest.read(folder)
-
-
-def test_a_missing_folder_says_how_to_make_it(tmp_path):
-    with pytest.raises(UserError, match=r"does not exist; make it with .* --out"):
-        Manifest.read(tmp_path / "none")
 
 
 def test_the_fingerprint_is_that_of_the_tokens_alone(folder):
