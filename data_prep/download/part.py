@@ -1,5 +1,6 @@
 """`NAME.part`: what has arrived of a file, held by one process at a time."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -8,7 +9,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dualpath_cli.files.atomic import sync, write_text
-from dualpath_cli.files.lock import Held, locked
 
 _POLL_SECONDS = 1.0
 
@@ -78,18 +78,31 @@ def only_holder(path: Path, sleep: Callable[[float], object]) -> Iterator[Part]:
     Where nothing has arrived by the end, no file stays. The lock goes with the process.
     """
     while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            with locked(path, lambda: os.open(path, os.O_RDWR | os.O_CREAT, 0o666)) as (held, _):
-                part = Part(path, held)
+            if _lock(descriptor, path):
+                part = Part(path, descriptor)
                 try:
                     yield part
                 finally:
-                    if not part.length and _is_at(held, path):
+                    if not part.length and _is_at(descriptor, path):
                         part.discard()
                         path.unlink()
                 return
-        except Held:
-            sleep(_POLL_SECONDS)
+        finally:
+            # Closing alone would keep the lock while a forked child has the descriptor too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+        sleep(_POLL_SECONDS)
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    # The last holder may have given the file its final name since it was opened.
+    return _is_at(descriptor, path)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
