@@ -157,7 +157,7 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
             name: _number(table, row, "loss") / (scores[name] or math.inf) / LN2
             for name, row in final.items()
             # Of a data folder the loss has end-of-text as well, whose losses are a model's own.
-            if name in scores and name not in facts.get("val_fingerprints", {})
+            if name in scores and name not in _fingerprints(facts)
         },
     )
 
@@ -212,6 +212,12 @@ def _facts(folder: Path) -> dict[str, Any]:
         ) from None
 
 
+def _fingerprints(facts: dict[str, Any]) -> dict[str, Any]:
+    """Of validation sets that are data folders; none of runs begun before they were recorded."""
+    found = facts.get("val_fingerprints")
+    return found if isinstance(found, dict) else {}
+
+
 def _identity(settings: Settings, facts: dict[str, Any]) -> str:
     part = decisive_part(settings.as_recipe())
     del part["seed_everything"]
@@ -233,8 +239,8 @@ def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, 
         "data.val_seed": str(settings.data.val_seed),
         "training data": str(facts.get("data_fingerprint", "not known"))[:12],
     }
-    for name, fingerprint in facts.get("val_fingerprints", {}).items():
-        data[f"validation set {name}"] = fingerprint[:12]
+    for name, fingerprint in _fingerprints(facts).items():
+        data[f"validation set {name}"] = str(fingerprint)[:12]
     if (folder / TOKENIZER).exists():  # else it was left out where only numbers were kept
         data["tokenizer"] = hashlib.sha256(read_text(folder / TOKENIZER).encode()).hexdigest()[:12]
     return data
