@@ -15,7 +15,6 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.kernels.freed_memory import keep_freed_memory
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.rates import std_factors
 from dualpath_cli.recipe.schedule import StepLoops
@@ -25,7 +24,6 @@ from dualpath_cli.training.guard import BadStep, StepGuard
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from dualpath_cli.training.parallel import build_model
-from dualpath_cli.training.state.groups import regroup
 from dualpath_cli.training.state.weights import check_weights, load_average
 from dualpath_cli.training.step_loops import allow_graphs, at_rest, router_of, settle_router
 from dualpath_cli.training.strategies import sharding_mesh
@@ -212,9 +210,6 @@ class DualPathModule(LightningModule):
         Earlier versions did not add all of it.
         """
         assert self.model is not None
-        parameters = self.model.named_parameters()
-        moved = [(name, p) for name, p in parameters if p.requires_grad]
-        regroup(checkpoint, [kind_of(name, self.config, p.ndim).kind for name, p in moved])
         if "state_dict" in checkpoint:  # shards are loaded and checked elsewhere
             saved = checkpoint["state_dict"]
             weights = {name.removeprefix("model."): value for name, value in saved.items()}

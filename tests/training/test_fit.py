@@ -18,6 +18,7 @@ import yaml
 
 from dualpath_cli.cli import main
 from dualpath_cli.command.checks import micro_batches
+from dualpath_cli.config import GROUP_OF
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.checkpoint_files import Files
@@ -77,6 +78,16 @@ def test_metrics_are_logged_at_every_step_and_the_loss_falls(fit: Fit) -> None:
     losses = [float(row["loss"]) for row in metrics]
     assert sum(losses[-5:]) / 5 < losses[0] - 0.5
     assert all(float(row["grad_norm"]) > 0 for row in metrics)
+
+
+def test_the_rate_of_each_kind_is_logged(fit: Fit) -> None:
+    run = fit(optim={"lr_scale": {"gate": 3, "gains": 0}, "base_width": 8}, model={"d_ffn": 40})
+    scales = {"hidden": 0.5, "head": 0.5, "router": 0.5, "gate": 1.5, "gains": 0.0}
+    for row in rows(run / "metrics.csv"):
+        rates = {name[3:]: float(value) for name, value in row.items() if name.startswith("lr_")}
+        assert rates.keys() == GROUP_OF.keys() - {"conditioning"}
+        for kind, rate in rates.items():
+            assert rate == pytest.approx(scales.get(kind, 1.0) * float(row["lr"]), rel=1e-5)
 
 
 def test_validation_and_routing_are_logged_when_due(fit: Fit) -> None:

@@ -7,7 +7,6 @@ file names. Here only the classes that describe tensors are allowed.
 import collections
 import io
 import pickle
-import re
 import warnings
 from pathlib import Path, PurePath
 from typing import Any
@@ -29,7 +28,6 @@ from torch.optim import Optimizer
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.files.text_file import open_regular
-from dualpath_cli.training.state.groups import named_groups
 
 REST = "meta.pt"
 """The file of everything but weights and optimizer state: progress, schedule, the guard."""
@@ -187,21 +185,11 @@ def load_training_state(
     # Single numbers such as Adam's step stay on the CPU.
     options = StateDictOptions(cpu_offload=True)
     for number, optimizer in enumerate(optimizers):
-        name = f"optimizer_{number}"
-        loaded: Any = get_optimizer_state_dict(module, optimizer)
-        now = loaded["param_groups"]
-        saved = [dict(now[0]) for _ in range(_count_groups(name, folder))]
-        load_shards({name: {**loaded, "param_groups": saved}}, folder)
-        loaded["param_groups"] = named_groups(saved, now)
+        state = {f"optimizer_{number}": get_optimizer_state_dict(module, optimizer)}
+        load_shards(state, folder)
+        (loaded,) = state.values()
         set_optimizer_state_dict(module, optimizer, optim_state_dict=loaded, options=options)
     return load_rest(folder)
-
-
-def _count_groups(optimizer: str, folder: Path) -> int:
-    """The number of groups that an optimizer had as a folder of shards was written."""
-    written = re.compile(rf"{optimizer}\.param_groups\.\d+\.lr")
-    names = _Reader(folder).read_metadata().state_dict_metadata
-    return sum(written.fullmatch(name) is not None for name in names)
 
 
 def _line(error: BaseException) -> str:

@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from dualpath_cli.training.state import shards
-from dualpath_cli.training.state.groups import by_kind
 from dualpath_cli.training.state.weights import check_weights, read_file
 
 
@@ -71,8 +70,6 @@ def shard_whole_state(
     states = checkpoint.pop("optimizer_states")
     for optimizer, state in zip(optimizers, states, strict=False):  # none of them to score
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        kinds = {id(p): g["name"] for g in optimizer.param_groups for p in g["params"]}
-        state = by_kind(state, [kinds[id(p)] for p in module.parameters() if p.requires_grad])
         parts = {
             number: {
                 key: value if value.dim() == 0 else sharded_as(parameters[number], value)
