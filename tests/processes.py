@@ -1,7 +1,7 @@
 """Commands in separate processes: one to be killed, or one for each of several ranks.
 
-They are forks of a server that has imported torch and Lightning, which takes a new Python six
-seconds. Each worker of the tests has one server.
+They are forks of a server that has imported torch and Lightning (`tests/preloaded.py`), which takes
+a new Python six seconds or more. Each worker of the tests has one server.
 """
 
 import multiprocessing
@@ -18,7 +18,7 @@ from dualpath_cli.cli import main
 from dualpath_cli.training.logs import curve
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["dualpath_cli.session.lightning_cli", "data_prep.prepare", "pytest"])
+SERVER.set_forkserver_preload(["tests.preloaded"])
 
 Call = Callable[[], object]
 
