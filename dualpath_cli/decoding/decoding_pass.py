@@ -129,10 +129,11 @@ class DecodingLayerPass(LayerPass):
     def wide(self) -> CachedSublayerPass:
         """Arguments for the sublayer of the wide path."""
         cache = None if self.cache is None else self.cache.wide
-        plain = super().wide()
-        if self.intervention is not None and self.intervention.skip is not None:
-            plain.trace = None  # not all tokens take experts
-        return CachedSublayerPass(**vars(plain), cache=cache)
+        skips = self.intervention is not None and self.intervention.skip is not None
+        trace = None if skips else self.trace  # not all tokens take experts
+        return CachedSublayerPass(
+            self.positions, self.auxiliary, trace, self.intervention, self.draws, cache
+        )
 
     def step(self, k: int) -> CachedSublayerPass:
         """Arguments for the sublayer of the deep path in step k, from 1."""
