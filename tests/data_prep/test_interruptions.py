@@ -53,13 +53,17 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
-    """The processes that tokenise, as soon as both have begun a piece."""
+    """The processes that tokenise, as soon as both have begun to import what they need.
+
+    Python before 3.13 may show a traceback of its own where one dies while another is started.
+    """
     while process.poll() is None:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         found = [
             int(child)
             for child in children
             if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()
+            and "numpy" in Path(f"/proc/{child}/maps").read_text()
         ]
         if len(found) == 2:
             return found
