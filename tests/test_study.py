@@ -134,6 +134,9 @@ def test_averages_are_kept_of_the_runs_that_have_them(
          "arm 'wide' has seed 2 twice, in declared_32 and declared_noise_tenth; make them two"),
         ("unpaired.py narrow+declared_noise_tenth --pairs a50_k4:wide --seeds 0 1 3",
          "arm 'wide' has other settings or data in declared_noise_tenth (seed 3) than in narrow"),
+        ("unpaired.py declared_32 --pairs a50_k4:wide --seeds 99", "no seed '99'; choose from 2,"),
+        ("unpaired.py declared_32 --pairs a50_k4:wide --arms a50_k4 wide wide_totl",
+         "no arm 'wide_totl'; did you mean 'wide_total'?"),
         ("unpaired.py declared_32 --pairs a50_k4:wide --seeds 2 --arms a50_k4 wide",
          "arm 'a50_k4' has one run, of seed 2, and its spread needs two"),
         ("ablations.py x --classes", "no model 'x'; choose from narrow-a50_k4"),
@@ -150,28 +153,56 @@ def test_a_wrong_word_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("words", "printed", "said"),
+    ("command", "printed", "said"),
     [
-        ("narrow --against wide,loop_k4 --primary",
+        ("tables.py narrow --against wide,loop_k4 --primary",
          "after correction: 5, by the pairs' own differences 1\n", "1 of the 15 at equal linear"),
-        ("narrow_total --against wide,loop_k4 --primary",
+        ("tables.py narrow_total --against wide,loop_k4 --primary",
          "after correction: 5, by the pairs' own differences 1\n", "1 of the 7 at equal total"),
-        ("paper_rate --against wide --seeds 0",
+        ("tables.py paper_rate --against wide --seeds 0",
          "6 dual models minus wide, in the mean: −0.0224\n", "from 0.0224 to 0.0052"),
-        ("tuned --against wide",
+        ("tables.py tuned --against wide",
          "6 dual models minus wide, in the mean: −0.0052\n", "from 0.0224 to 0.0052"),
-        ("narrow --against wide,loop_k4 --primary --sets novels peps rust_rfcs gsm8k",
+        ("tables.py narrow --against wide,loop_k4 --primary --sets novels peps rust_rfcs gsm8k",
          "uncorrected: 0.0123; p < 0.05 after correction: 9, by the pairs' own differences 0\n",
          "three seeds find 0.0123 on the four sets"),
+        ("grid.py declared_rates declared_rates_k1 declared_rates_final",
+         "differ by 0.0162 (standard deviation, pooled over 25 cells), two cells by 0.0162 ",
+         "differ by 0.016 (standard deviation, pooled over the 25 cells), which is the standard"),
+        ("grid.py declared_rates declared_rates_k1 declared_rates_final",
+         "below it in 23 of 25 cells, −0.0173 in the mean; by such pairs two cells differ by 0.010",
+         "ahead of seed 1 in 23 of the 25 cells, by 0.017 in the mean"),
+        ("grid.py declared_loops_0.049 declared_loops_0.098 declared_loops_0.196 --loops",
+         "96 layers: 75 expect fewer than 1.5 loops, 16 two or more, 3.85 at most\n",
+         "75 of the 96 layers expect fewer than 1.5 loops, 16 two or more, up to 3.8"),
+        ("grid.py declared_loops_0.049 declared_loops_0.098 --loops",
+         "loops and bits per byte of 16 runs: r = −0.45, p = 0.079\n", "(r = −0.45, p = 0.08,"),
+        ("grid.py declared_rates --loops --rates 0.0245 0.049 0.098 0.196",
+         "64 layers: 50 expect fewer than 1.5 loops", "fewer than 1.5, where 50 of 64 do"),
     ],
 )  # fmt: skip
-def test_what_the_study_says_of_all_tests_of_a_table_is_printed_below_it(
-    words: str, printed: str, said: str,
+def test_what_a_page_says_of_a_whole_table_is_printed_below_it(
+    command: str, printed: str, said: str,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    assert run_script(monkeypatch, f"tables.py {words}") == 0
+    assert run_script(monkeypatch, command) == 0
     assert printed in capsys.readouterr().out.partition("\n\n")[2]
-    assert said in " ".join((ROOT / "docs" / "first_study.md").read_text(encoding="utf-8").split())
+    page = "first_study.md" if command.startswith("tables.py") else "study.md"
+    assert said in " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize(
+    ("words", "row"),
+    [
+        ("--by-seed", "| loop_k4 | 1.99, 1.96 | 1.47, 1.46 | 1.12, 1.20 | 1.03, 1.01 | "),
+        ("--step 100 --rates 0.0122", "| loop_k4 | 1.80 |"),
+    ],
+)  # fmt: skip
+def test_loops_are_those_of_each_seed_or_of_an_earlier_step(
+    words: str, row: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_script(monkeypatch, f"grid.py declared_rates --loops {words}") == 0
+    assert row in capsys.readouterr().out
 
 
 def test_validation_documents_that_share_thirteen_words_with_training_are_counted(

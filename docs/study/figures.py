@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from grid import Grid, expected_loops, scores, without_rate
-from kept import last_step, read_group, read_runs
+from grid import Grid, grid_of, looped, loops_by_layer, score, without_rate
+from kept import read_group, read_runs
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from restore import STUDY
@@ -149,8 +149,9 @@ def forced_loops() -> Figure:
 def over_rates() -> Figure:
     """Loss and expected loops over the peak learning rate: a line through means, a mark a seed."""
     figure, axes = panels(9.2, 3.6, 1, 2, sharex=True)
-    by_rate(axes[0][0], scores(RATES), ARMS)
-    by_rate(axes[0][1], expected_loops(RATES[:1]), ARMS)  # of the others one or all
+    runs, of_loops = read_runs(RATES), looped(RATES[:1])  # others expect one or all
+    by_rate(axes[0][0], grid_of(runs, map(score, runs)), ARMS)
+    by_rate(axes[0][1], grid_of(of_loops, [run.expected_loops for run in of_loops]), ARMS)
     axes[0][0].set_ylabel("bits per byte, mean of four sets")
     axes[0][1].set_ylabel("expected loops, mean over layers")
     axes[0][0].legend(frameon=False, fontsize=8, loc="upper right")
@@ -161,9 +162,11 @@ def by_rate(ax: Axes, grid: Grid, arms: Mapping[str, tuple[str, str, str, str]])
     for arm, (label, color, style, mark) in arms.items():
         if cells := grid.get(arm):
             rates = sorted(cells)
-            ax.plot(rates, [fmean(cells[rate]) for rate in rates], style, color=color, label=label)
+            means = [fmean(cells[rate].values()) for rate in rates]
+            ax.plot(rates, means, style, color=color, label=label)
             for rate in rates:
-                ax.plot([rate] * len(cells[rate]), cells[rate], mark, color=color, markersize=3.5)
+                seeds = list(cells[rate].values())
+                ax.plot([rate] * len(seeds), seeds, mark, color=color, markersize=3.5)
     ticks = sorted({rate for cells in grid.values() for rate in cells})
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks, [f"{rate:g}" for rate in ticks], minor=False)
@@ -174,22 +177,20 @@ def by_rate(ax: Axes, grid: Grid, arms: Mapping[str, tuple[str, str, str, str]])
 def over_held() -> Figure:
     """Expected loops where rates are held: over the peak rate, and of the layers of all runs."""
     figure, axes = panels(9.2, 3.6, 1, 2)
-    by_rate(axes[0][0], expected_loops(LOOPS), HELD)
-    by_layer(axes[0][1])
+    runs = looped(LOOPS)
+    by_rate(axes[0][0], grid_of(runs, [run.expected_loops for run in runs]), HELD)
+    by_layer(axes[0][1], runs)
     axes[0][0].set_ylabel("expected loops, mean over layers")
     axes[0][1].set_ylabel("expected loops of a layer")
     axes[0][1].legend(frameon=False, fontsize=8)
     return figure
 
 
-def by_layer(ax: Axes) -> None:
+def by_layer(ax: Axes, runs: Sequence[TrainedRun]) -> None:
     """The layers of all runs after the last step, those with the fewest expected loops first."""
     layers: dict[str, list[float]] = {}
-    for folder in LOOPS:
-        rows = read_csv(STUDY / folder / "routing.csv")
-        for row in rows:
-            if row["step"] == last_step(rows, row["seed"]):
-                layers.setdefault(without_rate(row["run"]), []).append(float(row["expected_loops"]))
+    for run in runs:
+        layers.setdefault(without_rate(arm_of(run)), []).extend(loops_by_layer(run))
     for arm, (label, color, style, mark) in HELD.items():
         ax.plot(range(1, len(layers[arm]) + 1), sorted(layers[arm]), style, marker=mark,
                 color=color, markersize=3.5, label=label)  # fmt: skip

@@ -41,9 +41,7 @@ def read_group(
         scores = [{name: run.scores[name] for name in sets} for run in runs]
         runs = [replace(run, scores={AGGREGATE: fmean(of_run.values()), **of_run})
                 for run, of_run in zip(runs, scores, strict=True)]  # fmt: skip
-    if seeds:
-        check_known("seed", map(str, seeds), [str(run.seed) for run in runs])
-        runs = [run for run in runs if run.seed in seeds]
+    runs = of_seeds(runs, seeds)
     groups = groups_of(runs, baselines, any_length)
     if len(groups) > 1:
         raise UserError(
@@ -66,6 +64,14 @@ def read_runs(folders: Sequence[str], average: int = 1) -> list[TrainedRun]:
     runs = [_read(run, average) for run in find_folders([str(_restored(name)) for name in folders])
             if average == 1 or (run / AVERAGES).exists()]  # fmt: skip
     return [run for run in runs if isinstance(run, TrainedRun)]
+
+
+def of_seeds(runs: list[TrainedRun], seeds: Sequence[int] | None) -> list[TrainedRun]:
+    """The runs of some seeds, all of which there have to be; without any, all runs."""
+    if not seeds:
+        return runs
+    check_known("seed", map(str, seeds), map(str, sorted({run.seed for run in runs})))
+    return [run for run in runs if run.seed in seeds]
 
 
 @cache

@@ -21,7 +21,7 @@ from math import sqrt
 from statistics import fmean, stdev, variance
 from typing import NamedTuple
 
-from kept import print_row, read_runs, signed
+from kept import of_seeds, print_row, read_runs, signed
 from restore import check_known, run_script
 from scipy.stats import ttest_ind
 
@@ -186,12 +186,10 @@ def main() -> None:
     if given.change and (len(given.groups) != 2 or given.paired):
         parser.error("--change needs two groups and is not paired")
     pairs = [(one, other) for one, _, other in (pair.partition(":") for pair in given.pairs)]
-    read = [
-        [run for run in read_runs(group.split("+"))
-         if (not given.arms or arm_of(run) in given.arms)
-         and (given.seeds is None or run.seed in given.seeds)]
-        for group in given.groups
-    ]  # fmt: skip
+    read = [of_seeds(read_runs(group.split("+")), given.seeds) for group in given.groups]
+    for number, runs in enumerate(read if given.arms else []):
+        check_known("arm", given.arms, map(arm_of, runs))
+        read[number] = [run for run in runs if arm_of(run) in given.arms]
     groups = [arms_of(runs, given.sets) for runs in read]
     for arms in groups:
         check_known("arm", [name for pair in pairs for name in pair], arms)
