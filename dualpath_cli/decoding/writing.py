@@ -64,13 +64,14 @@ def write_on(
 ) -> Iterator[Piece]:
     """Yields a piece for each new id of each text; each prompt has an id, and fits the window.
 
-    There is one generator a prompt. Once half of a batch has ended, `select` is called with the
-    places of those that go on; without it, texts that have ended stay in the batch.
+    There is one generator a text; prompts beyond them only fill the batch up. Once half of a batch
+    has ended, `select` is called with the places of those that go on; without it, texts that have
+    ended stay in the batch.
     """
     texts = [list(ids) for ids in prompts]
     streams = [TextStream(token_values, limits.stops) for _ in prompts]
     read = list(range(len(prompts)))
-    going = set(read)
+    going = set(range(len(generators)))
     ids_BT, mask_BT = filled_up_on_the_left(prompts)
     while going:
         places = [place for place, row in enumerate(read) if row in going]

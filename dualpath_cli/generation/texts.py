@@ -78,6 +78,8 @@ def write(
         prompts = [wanted.ids[text.prompt - 1] for text in batch]
         decoder.begin(capacity=limits.positions([lengths[row] for row in rows]))
         generators = [_generator(wanted.seed, text) for text in batch]
+        if wanted.compiled:  # a smaller batch would be compiled anew
+            prompts += [prompts[-1][:1]] * (min(wanted.batch_size, len(texts)) - len(prompts))
         start = last = time.perf_counter()
         pieces = (
             write_on_drafts(
@@ -87,7 +89,7 @@ def write(
             if wanted.speculate
             else write_on(
                 decoder.next_logits, prompts, sampler, generators, token_values, limits,
-                None if wanted.compiled else decoder.select,  # each batch is compiled anew
+                None if wanted.compiled else decoder.select,  # so would be the rest of one
             )
         )  # fmt: skip
         for piece in pieces:

@@ -54,6 +54,15 @@ def ids_of(texts: list[list[Piece]]) -> list[list[int]]:
     return [[piece.id for piece in pieces] for pieces in texts]
 
 
+def test_what_fills_a_batch_up_changes_no_text_and_gives_none():
+    """Also where half of the batch has ended, and only some are selected."""
+    options = {"eot_id": EOT, "max_new_tokens": 12}
+    whole = pieces_of(PROMPTS, [0, 1, 2, 3], **options)
+    filled = pieces_of([*PROMPTS, [3], [3]], [0, 1, 2, 3], **options)
+    assert len({len(pieces) for pieces in whole}) > 1, "they end at different steps"
+    assert filled == [*whole, [], []]
+
+
 def test_greedy_writing_is_what_the_equations_say():
     """An argmax at a time, the whole text read again for each."""
     written = ids_of(pieces_of(PROMPTS, [0] * 4, Sampling(greedy=True), max_new_tokens=5))
