@@ -3,6 +3,7 @@
 import json
 import sys
 from argparse import Namespace
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,12 +83,20 @@ def _to_file(wanted: Request, decoder: "Decoder", out: Path) -> None:
                 progress.advance(text.end is not None, status=f"{took.tokens:,} tokens")
     except (KeyboardInterrupt, RunFailed) as end:
         ended = [text for text in texts if text.end is not None]
-        kept = out.with_name(f"{out.name}.interrupted")
-        write_text(kept, _lines(wanted, ended))
-        said = f"{len(ended):,} of {len(texts):,} texts are in '{kept}'"
+        said = f"none of {len(texts):,} texts was done"
+        if ended:
+            kept = _free(out.with_name(f"{out.name}.interrupted"))
+            write_text(kept, _lines(wanted, ended))
+            said = f"{len(ended):,} of {len(texts):,} texts are in '{kept}'"
         raise type(end)(f"{end}; {said}" if str(end) else said) from None
     write_text(out, _lines(wanted, texts))
     print(summary(took), file=sys.stderr)
+
+
+def _free(path: Path) -> Path:
+    """The path, or the first of PATH-2, PATH-3 ... that is not there yet."""
+    numbered = (path.with_name(f"{path.name}-{n}") for n in count(2))
+    return next(free for free in chain([path], numbered) if not free.exists())
 
 
 def _lines(wanted: Request, texts: "list[Text]") -> str:

@@ -157,6 +157,25 @@ def test_overrides_and_precision_are_those_of_the_model(rows: Rows) -> None:
         assert rows(*prompt, *words) != plain
 
 
+def test_a_smaller_last_batch_is_filled_up_where_passes_are_compiled(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be compiled again for its size."""
+    words = ["--prompt", "a", "the cell", "", "--batch_size", "2", "--max_new_tokens", "4"]
+    expected, write_on, sizes = rows(*words), texts.write_on, []
+
+    def sized(next_logits: Any, prompts: Any, *arguments: Any) -> Any:
+        sizes.append(len(prompts))
+        return write_on(next_logits, prompts, *arguments)
+
+    monkeypatch.setattr(texts, "write_on", sized)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
+    assert rows(*words, "--compile") == expected
+    assert sizes == [2, 2]
+    sizes.clear()
+    assert len(rows("--prompt", "a", "--compile", "--max_new_tokens", "2")) == len(sizes) == 1
+
+
 def interrupt(signum: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal once so many pieces have come."""
     write_on, count = texts.write_on, itertools.count()
@@ -198,6 +217,15 @@ def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
     said = capsys.readouterr().out
     assert f"generate: stopped by SIGTERM; 1 of 2 texts are in '{kept}'" in said
     assert not out.exists()
+    assert [json.loads(line) for line in kept.open()] == whole[1:]
+
+    # A later call that is interrupted keeps its own beside them, and leaves no empty file.
+    for after, then in ((8, f"1 of 2 texts are in '{kept}-2'"), (0, "none of 2 texts was done")):
+        monkeypatch.undo()
+        interrupt(signal.SIGINT, after, monkeypatch)
+        assert main(["generate", "--ckpt_path", str(run), "--out", str(out), *words]) == 130
+        assert f"generate: interrupted; {then}" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.glob("o.jsonl*")) == [kept.name, f"{kept.name}-2"]
     assert [json.loads(line) for line in kept.open()] == whole[1:]
 
 

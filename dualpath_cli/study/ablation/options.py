@@ -55,7 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--tagger", metavar="PIPELINE", default=TAGGER, help=text)
     text = (
         "Folder for tables and figures; by default RUN/ablations/step-N. What is in it "
-        "already is not scored again."
+        "already is not scored again, but tables and figures of a call before are replaced."
     )
     parser.add_argument("--out", metavar="DIR", help=text)
     text = "Set the paper's numbers beside the loss, where source and row are in its table."
