@@ -112,10 +112,10 @@ def _option(name: str) -> str:
 def _sampling(options: Namespace) -> Sampling:
     given: dict[str, Any] = {}
     for name, wanted in (
-        ("temperature", "above 0; 0 would be --greedy"),
+        ("temperature", "1e-6 or more; 0 would be --greedy"),
         ("top_p", "above 0 and at most 1"),
         ("min_p", "from 0 to 1"),
-        ("repetition_penalty", "above 0; 1 changes nothing"),
+        ("repetition_penalty", "1e-6 or more; 1 changes nothing"),
     ):
         text = getattr(options, name)
         if text is not None:

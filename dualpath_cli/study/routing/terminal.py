@@ -113,8 +113,9 @@ def _layers(values: np.ndarray, layers: list[int]) -> Table:
         read = by_name(means)
         steps = {"step_weights": "{:.2f}".format, "step_sizes": two_digits,
                  "step_cosines": "{:.2f}".format}  # fmt: skip
+        there = ~np.isnan(read["step_sizes"])  # a layer may have fewer steps than another
         of_steps = (
-            " ".join(text(value) for value in read[name] if value == value)
+            " ".join(text(value) for value in read[name][there] if value == value)
             for name, text in steps.items()
         )
         rows.append([layer, *(read[name] for name in names), *of_steps])

@@ -1,9 +1,13 @@
 """The tensor of all read-outs: its columns by name, and layers of different numbers of steps."""
 
+import io
+
 import torch
 
 from dualpath_cli.model.routing import LayerTrace, RoutingTrace
+from dualpath_cli.output.console import plain_console
 from dualpath_cli.study.routing.readouts import READOUTS, by_name, dual_layers, two_digits
+from dualpath_cli.study.routing.terminal import show
 
 
 def layer_of(loops: int, seed: int) -> LayerTrace:
@@ -28,6 +32,14 @@ def test_a_layer_of_fewer_steps_has_blanks_for_the_others():
     assert (values["step_weights"][..., 0, 2] == 0).all(), "no step, no weight"
     assert values["step_sizes"][..., 0, 2].isnan().all()
     assert values["step_cosines"][..., 0, 2].isnan().all()
+
+
+def test_the_terminal_shows_no_weight_of_a_step_that_a_layer_has_not():
+    out = io.StringIO()
+    trace = RoutingTrace([layer_of(2, 0), layer_of(3, 1)])
+    show(plain_console(file=out), [b"a"] * 4, trace, None)
+    rows = [line.split("│") for line in out.getvalue().splitlines() if line.startswith("│")]
+    assert [[len(cell.split()) for cell in row[-4:-1]] for row in rows] == [[2] * 3, [3] * 3]
 
 
 def test_sizes_are_written_with_two_digits():
