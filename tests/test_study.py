@@ -139,6 +139,8 @@ def test_averages_are_kept_of_the_runs_that_have_them(
          "no arm 'wide_totl'; did you mean 'wide_total'?"),
         ("unpaired.py declared_32 --pairs a50_k4:wide --seeds 2 --arms a50_k4 wide",
          "arm 'a50_k4' has one run, of seed 2, and its spread needs two"),
+        ("grid.py declared_noise_tenth --loops", "no run in declared_noise_tenth has loops"),
+        ("grid.py declared_rates --loops --step 99", "no read-out after step '99'; choose"),
         ("ablations.py x --classes", "no model 'x'; choose from narrow-a50_k4"),
         ("ablations.py narrow-a50_k4 --rows K=99", "no override 'K=99'; did you mean 'K=9'?"),
     ],

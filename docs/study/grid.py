@@ -24,6 +24,7 @@ from scipy.stats import pearsonr
 from unpaired import MIX
 
 from dualpath_cli.compare.runs import TrainedRun
+from dualpath_cli.errors import UserError
 from dualpath_cli.files.csv_text import read_csv
 
 Grid = dict[str, dict[float, dict[int, float]]]
@@ -40,6 +41,10 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", help="Peak rates; all by default.")
     parser.add_argument("--by-seed", action="store_true", help="Each seed's value, not the mean.")
     given = parser.parse_args()
+    if given.step is not None and not given.loops:
+        parser.error("--step goes with --loops")
+    if given.trials and (given.rates or given.by_seed):
+        parser.error("--trials goes without --rates and --by-seed")
     if given.trials:
         print_grid(trials(given.folders), "bits per byte", 4, bold=True)
         return
@@ -57,9 +62,10 @@ def main() -> None:
     print_spread(grid, digits)
     if given.loops:
         print_layers([one for own in layers for one in own])
-        r = pearsonr(loops, scores)
-        print(f"loops and bits per byte of {len(runs)} runs: r = {signed(r.statistic, 2)}, "
-              f"p = {r.pvalue:.2g}")  # fmt: skip
+        if len(runs) > 2 and len(set(loops)) > 1:
+            r = pearsonr(loops, scores)
+            print(f"loops and bits per byte of {len(runs)} runs: r = {signed(r.statistic, 2)}, "
+                  f"p = {r.pvalue:.2g}")  # fmt: skip
 
 
 def print_grid(grid: Grid, what: str, digits: int, *, bold: bool, by_seed: bool = False) -> None:
@@ -115,7 +121,11 @@ def score(run: TrainedRun) -> float:
 
 
 def looped(folders: Sequence[str]) -> list[TrainedRun]:
-    return [run for run in read_runs(folders) if run.expected_loops is not None]
+    """The runs with loops. Raises UserError where there is none."""
+    runs = [run for run in read_runs(folders) if run.expected_loops is not None]
+    if not runs:
+        raise UserError(f"no run in {' '.join(folders)} has loops; leave out --loops")
+    return runs
 
 
 def grid_of(runs: Iterable[TrainedRun], values: Iterable[float]) -> Grid:
