@@ -55,7 +55,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
     """The processes that tokenise, as soon as both have begun to import what they need.
 
-    Python before 3.13 may show a traceback of its own where one dies while another is started.
+    Earlier, while the other was being started, the pool's thread once ended with a traceback.
     """
     while process.poll() is None:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
