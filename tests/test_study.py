@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import os
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -236,6 +238,36 @@ def test_validation_documents_that_share_thirteen_words_with_training_are_counte
     assert "| peps | 2 of 3 | 2 of 3 |" in printed
     assert "| gsm8k | 0 of 1 | 0 of 1 |" in printed
     assert "| 2 | 0: " in printed
+
+
+PRODUCTS = """
+import torch
+torch.manual_seed(0)
+for M, K, N in ((4096, 48, 300), (300, 4096, 48), (4096, 700, 48), (520, 700, 4096), (7, 5, 3)):
+    for transposed in (False, True):
+        a = torch.randn(K, M).bfloat16().T if transposed else torch.randn(M, K).bfloat16()
+        b, c = torch.randn(N, K).bfloat16().T, torch.randn(N).bfloat16()
+        out, exact = torch.empty(M, N, dtype=torch.bfloat16), a.double() @ b.double()
+        for got, expected in (
+            (a @ b, exact), (torch.mm(a, b, out=out), exact),
+            (torch.bmm(a[None], b[None])[0], exact),
+            (torch.addmm(c, a, b, beta=2, alpha=0.5), 2 * c.double() + exact / 2),
+        ):
+            assert got.dtype is torch.bfloat16
+            torch.testing.assert_close(got.double(), expected, rtol=2**-8, atol=1e-4)
+    x, y = torch.randn(M, K), torch.randn(K, N)
+    torch.testing.assert_close((x @ y).double(), x.double() @ y.double(), rtol=0, atol=1e-3)
+kernel = torch._C._dispatch_dump_table("aten::mm")
+assert "sitecustomize.py" in kernel, kernel
+"""
+
+
+def test_products_of_bf16_by_float32_are_those_of_float64_rounded_once() -> None:
+    environment = os.environ | {"PYTHONPATH": str(STUDY / "rounded_products")}
+    done = subprocess.run(
+        [sys.executable, "-c", PRODUCTS], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_scores_of_a_small_model_are_those_of_its_comparison() -> None:
