@@ -13,6 +13,7 @@ from dualpath_cli.evaluation.harness.model import HarnessModel
 from dualpath_cli.evaluation.request import Request, Subject
 from dualpath_cli.files.text_file import read_json
 from dualpath_cli.generation.loading import autocast_of, device_of, load_model
+from dualpath_cli.kernels.device import device_name
 from dualpath_cli.run.checkpoint_files import describe, files_of
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
@@ -48,9 +49,8 @@ class Setting:
                 "intervention": change.name if change else "learned",
                 "cache": self.request.cache,
             }
-        gpu = self.device.type == "cuda"
         return facts | {
-            "device": torch.cuda.get_device_name(self.device) if gpu else "cpu",
+            "device": device_name(self.device),
             "precision": self.request.precision,
             "batch_size": self.request.batch_size,
             "window": self.window,

@@ -14,6 +14,7 @@ from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.files.atomic import write_text
 from dualpath_cli.files.lock import FIT, alone_in
 from dualpath_cli.flops import count
+from dualpath_cli.kernels.device import device_name
 from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.run_folder import TOKENIZER, WENT_WRONG
@@ -220,6 +221,7 @@ def _write_down(session: Session, facts: dict[str, Any], step: int | None) -> No
     """Puts recipe, versions and tokenizer into the run folder."""
     folder, settings = session.launch.run_folder, session.launch.settings
     tokenizer = local_copy(f"{settings.data.path}/{TOKENIZER}")
-    run_folder.start(folder, settings.as_recipe(), facts, step)
+    device = device_name(session.trainer.strategy.root_device)
+    run_folder.start(folder, settings.as_recipe(), facts | {"device": device}, step)
     keep_sources(folder, settings.model)
     write_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from dualpath_cli.command.launch import Launch
+from dualpath_cli.kernels.device import device_name
 from dualpath_cli.statistics.bootstrap import clusters_of
 from dualpath_cli.text.documents import Source, source_files
 from dualpath_cli.text.manifest import MANIFEST, Manifest
@@ -33,7 +34,7 @@ def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
         "model": dataclasses.asdict(launch.settings.model),
         "seed": launch.settings.seed_everything,
         "precision": str(trainer.precision),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": device_name(device),
         "torch": torch.__version__,
         "devices": trainer.world_size,
         "micro_batch": launch.settings.run.micro_batch,
