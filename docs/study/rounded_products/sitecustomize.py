@@ -1,8 +1,8 @@
 """Products of bf16 matrices on a CPU without such products, by those of float32.
 
 Their operands are bf16 already, sums are float32, and the result is rounded once: what a CPU with
-bf16 products computes, but for the order of summation. PyTorch's own are slower there by a factor
-of 4 to 25. Python reads this file at its start where PYTHONPATH names its folder:
+bf16 products computes, but for the order of summation. PyTorch's own are several times slower
+there. Python reads this file at its start where PYTHONPATH names its folder:
 
     PYTHONPATH=docs/study/rounded_products bash docs/study/declared.sh
 """
