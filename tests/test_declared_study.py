@@ -86,7 +86,7 @@ def test_declared_tests_are_unpaired_and_their_error_is_that_of_all_arms(
     assert capsys.readouterr().out.count("\n") == 4
 
 
-def test_tests_that_are_still_to_be_made_raise_p_as_much_as_any_of_them_could(
+def test_tests_that_were_not_made_raise_a_second_p_as_much_as_any_of_them_could(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(STUDY))
@@ -96,15 +96,11 @@ def test_tests_that_are_still_to_be_made_raise_p_as_much_as_any_of_them_could(
     arms = {name: rng.normal(loc, size=6).tolist() for name, loc in (("a", 0), ("b", 1), ("c", 2))}
     tested = contrasts_of([arms], ["one"], [("a", "b"), ("a", "c")])
 
-    def printed(others: int) -> list[list[str]]:
-        print_tests(*tested, others)
-        rows = capsys.readouterr().out.splitlines()[2:]
-        return [[cell.strip() for cell in row.split("|")] for row in rows]
-
-    alone = [float(row[3]) for row in printed(0)]
-    later = [float(row[4]) for row in printed(3)]
-    low, high = sorted(alone)
-    assert sorted(later) == pytest.approx([min(1, 5 * low), min(1, 4 * high)], rel=0.1)
+    print_tests(*tested, others=3)
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
+    (low, high), made, with_others = (sorted(float(row[at]) for row in rows) for at in (3, 4, 5))
+    assert made == pytest.approx([min(1, 2 * low), high], rel=0.1)
+    assert with_others == pytest.approx([min(1, 5 * low), min(1, 4 * high)], rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,10 @@ HELD = {
     "a50_k4, router held, gains held": ("both held", SOURCES[2], "--", "s"),
 }
 """Whose rate stays at 0.0067 where that of all others rises, and how its runs are drawn."""
-TABLES = {"width 32": ["declared_32", "declared_32_k1"]}
+TABLES = {
+    "width 32, tested": ["declared_32", "declared_32_k1"],
+    "width 48, described": ["declared_48", "declared_48_k1"],
+}
 EQUAL = {
     "linear": ["wide", "loop_k4", "a50_k1", "a50_k4"],
     "total": ["wide_total", "loop_k4_total", "a50_k4"],
@@ -201,13 +204,13 @@ def by_layer(ax: Axes, runs: Sequence[TrainedRun]) -> None:
 def over_compute() -> Figure:
     """Scores over all FLOPs of training; how far the dual model's are from those of each arm."""
     figure, axes = panels(9.6, 3.8 * len(TABLES), len(TABLES), 2, width_ratios=[1.2, 1])
+    for right in axes[1:, 1]:
+        right.sharex(axes[0][1])
     for (title, folders), (left, right) in zip(TABLES.items(), axes, strict=True):
         runs = read_runs(folders)
         by_compute(left, runs)
         leads(right, runs)
         left.set_title(title, fontsize=9)
-    for right in axes[1:, 1]:
-        right.sharex(axes[0][1])
     return figure
 
 

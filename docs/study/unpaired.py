@@ -7,12 +7,13 @@ group all arms, or those of --arms, have one variance. Columns of the first tabl
 in all, the mean over seeds ± its standard error. Of the second: the difference, 95 % interval and p
 by that variance, p after Holm's correction for all pairs of all groups, the difference that is
 found with a probability of 80 % before the correction, and Welch's p, by the runs of the two alone;
-with --matters the verdict of docs/study/declared.md as well.
+with --matters the verdict of docs/study/declared.md as well; with --others a second correction,
+which counts as p = 1 so many tests that were declared and not made. --described leaves the
+differences and their intervals alone.
 
 --change tests the pairs' differences in the second group less those in the first, by one variance
 of all arms of both. --paired takes the variance that is left within a seed, as `dualpath compare`
-does. --others are tests that are declared but not made yet: the correction counts each as p = 1, so
-that no p can rise when they come. --table prints one of the tables alone.
+does. --table prints one of the tables alone.
 """
 
 import argparse
@@ -40,6 +41,7 @@ Arms = Mapping[str, Sequence[float]]
 """The scores of the runs of each arm of a group."""
 MIX = ("novels", "peps", "rust_rfcs", "gsm8k")
 """The sets that a study's measure is the mean of, if it is not told otherwise."""
+INTERVAL = "difference, 95 % interval"
 
 
 class Contrast(NamedTuple):
@@ -80,6 +82,14 @@ def print_arms(groups: Sequence[Sequence[TrainedRun]], sets: Sequence[str]) -> N
             )  # fmt: skip
 
 
+def print_differences(contrasts: Sequence[Contrast], spreads: Sequence[Spread]) -> None:
+    """The second table of what is described and not tested."""
+    print_row("", INTERVAL)
+    print_row("---", "---:")
+    for one, spread in zip(contrasts, spreads, strict=True):
+        print_row(one.name, interval(one, spread))
+
+
 def print_tests(
     contrasts: Sequence[Contrast],
     spreads: Sequence[Spread],
@@ -87,18 +97,28 @@ def print_tests(
     matters: float | None = None,
 ) -> None:
     """The second table."""
+    beside = [f"Holm, {len(contrasts) + others}"] if others else []
     verdicts = [] if matters is None else ["verdict"]
-    print_row("", "difference, 95 % interval", "p", "Holm", "detectable", "p, Welch", *verdicts)
-    print_row("---", *["---:"] * 5, *["---"] * len(verdicts))
+    columns = [INTERVAL, "p", "Holm", *beside, "detectable", "p, Welch"]
+    print_row("", *columns, *verdicts)
+    print_row("---", *["---:"] * len(columns), *["---"] * len(verdicts))
     tests = [spread.p(one.value) for one, spread in zip(contrasts, spreads, strict=True)]
-    corrected = holm([*tests, *[1.0] * others])[: len(tests)]
-    for one, spread, p, p_holm in zip(contrasts, spreads, tests, corrected, strict=True):
-        low, high = (one.value + side * spread.reach for side in (-1, 1))
+    with_others = holm([*tests, *[1.0] * others])[: len(tests)]
+    for one, spread, p, p_holm, p_others in zip(
+        contrasts, spreads, tests, holm(tests), with_others, strict=True
+    ):
         two = [*one.plus, *one.minus]
         welch = f"{ttest_ind(*two, equal_var=False).pvalue:.2g}" if len(two) == 2 else ""
+        low = one.value - spread.reach
         verdicts = [] if matters is None else [verdict(one.value, low, p_holm, matters)]
-        print_row(one.name, f"{signed(one.value)} ({signed(low)} to {signed(high)})", f"{p:.2g}",
-                  f"{p_holm:.2g}", f"{spread.detectable:.4f}", welch, *verdicts)  # fmt: skip
+        beside = [f"{p_others:.2g}"] if others else []
+        print_row(one.name, interval(one, spread), f"{p:.2g}", f"{p_holm:.2g}", *beside,
+                  f"{spread.detectable:.4f}", welch, *verdicts)  # fmt: skip
+
+
+def interval(contrast: Contrast, spread: Spread) -> str:
+    low, high = (contrast.value + side * spread.reach for side in (-1, 1))
+    return f"{signed(contrast.value)} ({signed(low)} to {signed(high)})"
 
 
 def verdict(difference: float, low: float, p_holm: float, matters: float) -> str:
@@ -179,8 +199,9 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=MIX, help="Sets whose mean is taken.")
     parser.add_argument("--change", action="store_true", help="From the first group to the second.")
     parser.add_argument("--paired", action="store_true", help="The same seeds in all arms.")
-    parser.add_argument("--others", type=int, default=0, help="Tests that are still to be made.")
+    parser.add_argument("--others", type=int, default=0, help="Declared tests that were not made.")
     parser.add_argument("--matters", type=float, help="The least lead that counts, for verdicts.")
+    parser.add_argument("--described", action="store_true", help="No tests: intervals alone.")
     parser.add_argument("--table", choices=("first", "second"), help="This one alone.")
     given = parser.parse_args()
     if given.change and (len(given.groups) != 2 or given.paired):
@@ -202,8 +223,11 @@ def main() -> None:
     if given.table is None:
         print()
     if given.table != "first":
-        tested = contrasts_of(groups, given.groups, pairs, change=given.change, paired=given.paired)
-        print_tests(*tested, given.others, given.matters)
+        found = contrasts_of(groups, given.groups, pairs, change=given.change, paired=given.paired)
+        if given.described:
+            print_differences(*found)
+        else:
+            print_tests(*found, given.others, given.matters)
 
 
 if __name__ == "__main__":
