@@ -18,7 +18,7 @@ from unittest.mock import patch
 from restore import run_script
 
 PAGES = [Path(__file__).parents[1] / name for name in ("study.md", "first_study.md")]
-TABLE = re.compile(r"<!-- (\w+\.py .*?|\w+\.py) -->\n\n((?:\|.*\n)*)")
+TABLE = re.compile(r"<!-- (\w+\.py .*?|\w+\.py) -->\n\n(?:\|.*\n)*\n?")
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
 def written(page: Path, *, check: bool) -> list[str]:
     """Writes the tables of a page; to check it, says what they would have that it has not."""
     old = page.read_text(encoding="utf-8")
-    new = TABLE.sub(lambda found: f"<!-- {found[1]} -->\n\n{table_of(found[1])}", old)
+    new = TABLE.sub(lambda found: f"<!-- {found[1]} -->\n\n{table_of(found[1])}\n", old)
     if not check:
         page.write_text(new, encoding="utf-8")
     if not check or new == old:
