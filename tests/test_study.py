@@ -46,8 +46,9 @@ def test_every_table_of_the_study_is_what_its_command_prints(
     assert page.count("\n<!-- tables.py ") >= 2, "tables name their commands"
 
 
-def test_a_table_that_says_something_else_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("before", ["| expected loops |\n\n", ""])
+def test_a_table_that_says_something_else_or_nothing_is_found(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "study"
     folder.mkdir()
@@ -56,7 +57,7 @@ def test_a_table_that_says_something_else_is_found(
     (folder / "tune").symlink_to(STUDY / "tune")
     (tmp_path / "study.md").write_text("words\n")
     page = tmp_path / "first_study.md"
-    page.write_text("<!-- rates.py loops -->\n\n| expected loops |\n\nwords\n")
+    page.write_text(f"<!-- rates.py loops -->\n\n{before}words\n")
     assert run_script(monkeypatch, "write.py --check", folder) == 1
     assert "| PureLoop, K = 4 | 1.95 |" in capsys.readouterr().err
     assert run_script(monkeypatch, "write.py", folder) == 0
@@ -141,6 +142,9 @@ def test_averages_are_kept_of_the_runs_that_have_them(
          "no arm 'wide_totl'; did you mean 'wide_total'?"),
         ("unpaired.py declared_32 --pairs a50_k4:wide --seeds 2 --arms a50_k4 wide",
          "arm 'a50_k4' has one run, of seed 2, and its spread needs two"),
+        ("unpaired.py declared_32 --pairs a50_k4:wide --described --others 3",
+         "--described makes no tests; leave out --others"),
+        ("unpaired.py declared_32 --pairs a50_k4:wide --change", "--change needs two groups"),
         ("grid.py declared_noise_tenth --loops", "no run in declared_noise_tenth has loops"),
         ("grid.py declared_rates --loops --step 99", "no read-out after step '99'; choose"),
         ("ablations.py x --classes", "no model 'x'; choose from narrow-a50_k4"),

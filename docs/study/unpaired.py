@@ -8,8 +8,8 @@ in all, the mean over seeds ± its standard error. Of the second: the difference
 by that variance, p after Holm's correction for all pairs of all groups, the difference that is
 found with a probability of 80 % before the correction, and Welch's p, by the runs of the two alone;
 with --matters the verdict of docs/study/declared.md as well; with --others a second correction,
-which counts as p = 1 so many tests that were declared and not made. --described leaves the
-differences and their intervals alone.
+which counts as p = 1 so many tests that were declared and not made. --described prints the
+differences with their intervals alone, by that variance and by Welch's.
 
 --change tests the pairs' differences in the second group less those in the first, by one variance
 of all arms of both. --paired takes the variance that is left within a seed, as `dualpath compare`
@@ -84,10 +84,15 @@ def print_arms(groups: Sequence[Sequence[TrainedRun]], sets: Sequence[str]) -> N
 
 def print_differences(contrasts: Sequence[Contrast], spreads: Sequence[Spread]) -> None:
     """The second table of what is described and not tested."""
-    print_row("", INTERVAL)
-    print_row("---", "---:")
+    pairs = all(len(one.plus) == len(one.minus) == 1 for one in contrasts)
+    print_row("", INTERVAL, *["interval, Welch"] * pairs)
+    print_row("---", "---:", *["---:"] * pairs)
     for one, spread in zip(contrasts, spreads, strict=True):
-        print_row(one.name, interval(one, spread))
+        cells = [one.name, interval(one, spread)]
+        if pairs:
+            ends = ttest_ind(*one.plus, *one.minus, equal_var=False).confidence_interval()
+            cells.append(" to ".join(map(signed, ends)))
+        print_row(*cells)
 
 
 def print_tests(
@@ -204,8 +209,10 @@ def main() -> None:
     parser.add_argument("--described", action="store_true", help="No tests: intervals alone.")
     parser.add_argument("--table", choices=("first", "second"), help="This one alone.")
     given = parser.parse_args()
+    if given.described and (given.others or given.matters is not None):
+        raise UserError("--described makes no tests; leave out --others and --matters")
     if given.change and (len(given.groups) != 2 or given.paired):
-        parser.error("--change needs two groups and is not paired")
+        raise UserError("--change needs two groups and is not paired; leave out --paired")
     pairs = [(one, other) for one, _, other in (pair.partition(":") for pair in given.pairs)]
     read = [of_seeds(read_runs(group.split("+")), given.seeds) for group in given.groups]
     for number, runs in enumerate(read if given.arms else []):
