@@ -18,7 +18,10 @@ from dualpath_cli.command.parser import add_options, answer
 from dualpath_cli.command.records import COMMANDS, resolve
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import plain_console
+from dualpath_cli.output.progress import Progress, bytes_of_bytes
+from dualpath_cli.output.streams import is_first_rank
 from dualpath_cli.recipe.schedule import step_loops
+from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.session.micro_batch import UNTRAINED, fitting_size
 from dualpath_cli.session.session import Session
@@ -29,6 +32,7 @@ from dualpath_cli.training.activation_checkpointing import chosen
 from dualpath_cli.training.data.data_module import DualPathDataModule
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import can_compile
+from dualpath_cli.training.state.integrity import verify
 from dualpath_cli.training.strategies import reduce_dtype
 
 
@@ -117,6 +121,8 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
     settings, seed = launch.settings, launch.settings.seed_everything
     fitting = launch.command.needs == "recipe"
     console = plain_console(goes_on=fitting)
+    if fitting and launch.checkpoint is not None:
+        _verify(launch)
     try:
         trainer = build_trainer(launch, trainer_section, console)
     except (TypeError, ValueError, ImportError, RuntimeError) as error:
@@ -164,6 +170,22 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
         data_since=launch.data_since,
     )
     return Session(launch, trainer, module, datamodule, console)
+
+
+def _verify(launch: Launch) -> None:
+    """Hashes the checkpoint that training continues from, a trunk's too; other ranks wait.
+
+    Raises UserError for a changed byte. All other weights are verified as `load_weights` loads them.
+    """
+    assert launch.checkpoint is not None
+    if not is_first_rank():
+        return
+    size = sum(path.stat().st_size for path in files_of(launch.checkpoint))
+    way_out = "; copy it again, or remove it: the branch then begins at an earlier checkpoint"
+    with Progress(
+        plain_console(stderr=True), "verifying the checkpoint", bytes_of_bytes, size, transient=True
+    ) as progress:
+        verify(launch.checkpoint, progress.advance, way_out if launch.trunk else None)
 
 
 def run(launch: Launch) -> int:

@@ -13,10 +13,10 @@ import torch.distributed.checkpoint as dcp
 
 from dualpath_cli.cli import main
 from dualpath_cli.errors import UserError
-from dualpath_cli.run.checkpoint_files import manifest_of
+from dualpath_cli.run.checkpoint_files import files_of, manifest_of
 from dualpath_cli.run.run_folder import newest_checkpoint
 from dualpath_cli.training.state.shards import load_shards
-from tests.tiny_run import Fit, rows
+from tests.tiny_run import Fit, Refused, back_to_step, rows
 
 NAME = "embed.weight"
 LAST, BEFORE = "step-00000006", "step-00000004"
@@ -123,6 +123,44 @@ def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
         assert error.count("\n") == 1
     if fault == "a flipped byte":
         assert f"; give --ckpt-path {run.resolve()}/checkpoints/{BEFORE}" in error
+
+
+def flip(path: Path, part: float) -> None:
+    """Flips the lowest bit of the byte that stands after this part of a file."""
+    content = bytearray(path.read_bytes())
+    content[int(part * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("strategy", ["single", "fsdp"])
+def test_an_interrupted_run_is_not_continued_from_a_checkpoint_with_a_flipped_bit(
+    strategy: str, fit: Fit, refused: Refused
+) -> None:
+    run = fit(trainer={"strategy": strategy})
+    back_to_step(run, 4)
+    files = files_of(run / "checkpoints" / BEFORE)
+    assert (len(files) > 1) is (strategy == "fsdp")
+    for path in files:
+        for part in (0.0, 0.5, 0.9, 1.0):
+            flip(path, part)
+            said = refused(trainer={"strategy": strategy})
+            assert f"{BEFORE}' is damaged: " in said
+            assert said.endswith(f"(sha256); give --ckpt-path {run}/checkpoints/step-00000002\n")
+            flip(path, part)
+    assert not (run / "checkpoints" / LAST).exists()
+    fit(trainer={"strategy": strategy})  # as it was
+
+
+def test_no_branch_begins_at_a_checkpoint_with_a_flipped_bit(fit: Fit, refused: Refused) -> None:
+    wsd = {"optim": {"schedule": "wsd", "cooldown": 0.5}}
+    trunk = fit(**wsd, run={"name": "trunk", "save_every": 1})
+    branch = wsd | {"run": {"name": "branch", "branch_from": str(trunk)}}
+    flip(trunk / "checkpoints" / "step-00000003", 0.5)
+    said = refused(**branch)
+    assert "step-00000003' is damaged: it was changed since it was written (sha256)" in said
+    assert "remove it: the branch then begins at an earlier checkpoint" in said
+    (trunk / "checkpoints" / "step-00000003").unlink()
+    fit(**branch)
 
 
 @pytest.mark.parametrize("fault", PASSED_OVER)

@@ -27,7 +27,7 @@ from dualpath_cli.training import internals
 from dualpath_cli.training.logs.each_step import EachStep
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.ranks import lost_contact
-from dualpath_cli.training.state.integrity import hashed, verify
+from dualpath_cli.training.state.integrity import hashed
 from dualpath_cli.training.state.training_state import whole_state
 from dualpath_cli.training.state.weights import read_file
 
@@ -76,11 +76,6 @@ class Checkpoints(EachStep):
         self.saved_step = -1
         self._progress: dict[str, Any] = {}
         """Lightning's progress before the current validation."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Hashes the checkpoint that the run is continued from, before it is loaded."""
-        if trainer.ckpt_path is not None:
-            verify(Path(trainer.ckpt_path))
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

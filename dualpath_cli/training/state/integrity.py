@@ -22,10 +22,15 @@ def hashed(checkpoint: Path) -> Files:
     return {name: facts for files in from_all_ranks(own) for name, facts in files.items()}
 
 
-def verify(checkpoint: Path, read: Callable[[int], object] | None = None) -> None:
-    """Hashes a checkpoint before it is loaded; the ranks divide its files.
+def verify(
+    checkpoint: Path,
+    read: Callable[[int], object] | None = None,
+    way_out: str | None = None,
+) -> None:
+    """Hashes a checkpoint before it is loaded; ranks that have met divide its files.
 
-    `read` is called, on each rank, with the number of bytes just read.
+    `read` is called, on each rank, with the number of bytes just read. `way_out` ends the message;
+    by default it names the newest other checkpoint of the run.
 
     Raises:
         UserError: on all ranks, if a file was changed since it was written.
@@ -39,10 +44,11 @@ def verify(checkpoint: Path, read: Callable[[int], object] | None = None) -> Non
     if names:
         fault = f"{names[0] or 'it'} was changed since it was written (sha256)"
     if fault:
-        intact = [path for path in run_folder.complete_checkpoints(checkpoint.parents[1])
-                  if path != checkpoint and fault_of(path) is None]  # fmt: skip
-        newest = max(intact, key=run_folder.step_of, default=None)
-        way_out = f"; give --ckpt-path {newest}" if newest else ""
+        if way_out is None:
+            intact = [path for path in run_folder.complete_checkpoints(checkpoint.parents[1])
+                      if path != checkpoint and fault_of(path) is None]  # fmt: skip
+            newest = max(intact, key=run_folder.step_of, default=None)
+            way_out = f"; give --ckpt-path {newest}" if newest else ""
         raise UserError(f"checkpoint '{checkpoint}' is damaged: {fault}{way_out}")
 
 
