@@ -23,7 +23,7 @@ from dualpath_cli.decoding.sampler import Sampler
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import Limits, write_on
 from dualpath_cli.errors import UserError
-from dualpath_cli.export.hf.reading import is_exported, read_folder
+from dualpath_cli.export.hf.reading import read_folder
 from dualpath_cli.export.hf.weights import weights_of
 from dualpath_cli.generation.loading import device_of, empty_model, load_model
 from dualpath_cli.intervention import Intervention
@@ -34,6 +34,7 @@ from dualpath_cli.options.trained import Trained
 from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_trained
 from dualpath_cli.ranges import check_range
+from dualpath_cli.run.exported_folder import check_unchanged, is_exported
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, collate, document_windows
 from dualpath_cli.training.metrics import LanguageModelLoss
@@ -258,6 +259,7 @@ def _load(path: Path, device: torch.device) -> LoadedModel:
         found = trained.find(str(path))
         return LoadedModel(load_model(found, device), found.tokenizer())
     run, settings = read_folder(path)
+    check_unchanged(path)
     check_as_trained(run, settings.model)
     found = Trained(str(path), run, settings)
     model = empty_model(settings.model).requires_grad_(False)

@@ -16,6 +16,7 @@ from dualpath_cli.model.loss import IGNORE
 from tests.conftest import OutputOf
 from tests.study.conftest import OPEN, model_of
 from tests.tiny_run import Fit
+from tests.training.test_checkpoint_faults import flip
 
 TEXT = "the shell of the sea"
 
@@ -50,6 +51,26 @@ def test_a_run_a_checkpoint_a_file_and_an_exported_folder_are_one_model(
         torch.testing.assert_close(loaded.logits(TEXT), expected)
         assert loaded.config == model.config
         assert loaded.tokenizer.fingerprint == tokenizer.fingerprint
+
+
+def test_an_exported_folder_with_a_flipped_bit_is_refused(
+    run: Path, tmp_path: Path, output_of: OutputOf
+) -> None:
+    folder = tmp_path / "folder"
+    output_of("export", "--ckpt_path", run, "--format", "hf", "--out", folder)
+    for path in sorted(folder.iterdir()):
+        flip(path, 0.5)
+        if path.name == "README.md":
+            dualpath.load(folder)
+        else:
+            with pytest.raises(UserError):
+                dualpath.load(folder)
+        flip(path, 0.5)
+    flip(folder / "model.safetensors", 0.5)
+    with pytest.raises(UserError, match=r"model\.safetensors is not as it was exported \(sha256\)"):
+        dualpath.load(folder)
+    (folder / "SHA256SUMS").unlink()  # the way out where it is meant
+    dualpath.load(folder)
 
 
 def test_losses_are_those_of_the_model_in_windows_of_its_length(run: Path) -> None:

@@ -15,6 +15,7 @@ from dualpath_cli.files.text_file import read_json
 from dualpath_cli.generation.loading import autocast_of, device_of, load_model
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.run.checkpoint_files import describe, files_of
+from dualpath_cli.run.exported_folder import check_unchanged, is_exported
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 """The names of the longest text in configurations of transformers."""
@@ -63,14 +64,17 @@ class Setting:
         """The model as lm-evaluation-harness sees one.
 
         Raises:
-            UserError: where it cannot be read, or does not go with its tokenizer.
+            UserError: where it cannot be read, was changed since it was exported, or does not go
+                with its tokenizer.
         """
         request, trained = self.request, self.subject.trained
         if trained is None:
             from dualpath_cli.evaluation.harness.hugging_face import HuggingFaceModel
 
+            if is_exported(folder := Path(self.subject.path)):
+                check_unchanged(folder)
             return HuggingFaceModel.load(
-                Path(self.subject.path), self.window, request.batch_size, str(self.device),
+                folder, self.window, request.batch_size, str(self.device),
                 request.precision, request.trust_remote_code,
             )  # fmt: skip
         tokenizer = trained.tokenizer()

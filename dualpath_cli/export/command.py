@@ -11,8 +11,6 @@ from rich.filesize import decimal
 from dualpath_cli.command.records import resolve
 from dualpath_cli.errors import UserError
 from dualpath_cli.export.formats import FORMATS, Format
-from dualpath_cli.export.hf.listing import check_ours
-from dualpath_cli.export.hf.reading import is_exported
 from dualpath_cli.export.hf.results import read_results
 from dualpath_cli.options import average
 from dualpath_cli.options.values import check_choice, path_of
@@ -22,6 +20,7 @@ from dualpath_cli.own_classes.checks import check_as_trained, option_of
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_file, run_folder
 from dualpath_cli.run.checkpoint_files import files_of
+from dualpath_cli.run.exported_folder import check_ours, is_exported
 from dualpath_cli.run.run_folder import Run
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")

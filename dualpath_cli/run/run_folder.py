@@ -155,7 +155,7 @@ def find_run(path: str) -> Run:
         raise UserError(f"no run or checkpoint at '{path}'{hint}")
     if (given / RECIPE).is_file():
         checkpoint = newest_checkpoint(given)
-        if checkpoint is None and (given / "config.json").is_file():  # of export/hf/listing.py
+        if checkpoint is None and (given / "config.json").is_file():  # of run/exported_folder.py
             raise UserError(
                 f"'{path}' is a folder of export --format hf; dualpath import --hf {given} makes a "
                 "file of it that is a RUN"

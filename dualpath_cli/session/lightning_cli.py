@@ -175,7 +175,7 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
 def _verify(launch: Launch) -> None:
     """Hashes the checkpoint that training continues from, a trunk's too; other ranks wait.
 
-    Raises UserError for a changed byte. All other weights are verified as `load_weights` loads them.
+    Raises UserError for a changed byte. `load_weights` verifies what it loads itself.
     """
     assert launch.checkpoint is not None
     if not is_first_rank():

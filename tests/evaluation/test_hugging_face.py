@@ -10,11 +10,13 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 
+from dualpath_cli.cli import main
 from dualpath_cli.evaluation.harness.likelihoods import parts_of
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.conftest import OutputOf
 from tests.evaluation.conftest import NAME
 from tests.small_tokenizer import tokenizer_with
+from tests.training.test_checkpoint_faults import flip
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -144,12 +146,25 @@ def test_an_exported_directory_scores_as_its_checkpoint(
             assert other == (one if key == "written" else pytest.approx(one, abs=1e-4))
 
 
+def test_an_exported_directory_with_a_flipped_bit_is_not_scored(
+    run: Path, tasks: Path, tmp_path: Path, output_of: OutputOf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "exported"
+    output_of("export", "--ckpt_path", run, "--format", "hf", "--out", folder)
+    words = ["--data", str(tasks), "--out", str(tmp_path / "o"), "--tasks", "piqa"]
+    for name in ("model.safetensors", "modeling_dualpath.py"):
+        flip(folder / name, 0.5)
+        assert main(["evaluate", "--trust_remote_code", "--hf", str(folder), *words]) == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert f"exported' is damaged: {name} is not as it was exported (sha256)" in said
+        flip(folder / name, 0.5)
+    assert not list((tmp_path / "o").rglob("results.json"))
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 def test_code_in_a_directory_is_run_with_consent_alone(
     name: str, directory: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dualpath_cli.cli import main
-
     hostile = tmp_path / "hostile"
     shutil.copytree(directory, hostile)
     kind = "AutoTokenizer" if name.startswith("t") else "AutoConfig"
@@ -167,8 +182,6 @@ def test_code_in_a_directory_is_run_with_consent_alone(
 def test_what_cannot_be_loaded_is_one_line(
     tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dualpath_cli.cli import main
-
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "config.json").write_text('{"model_type": "nonesuch"}')
     words = ["--data", str(tasks), "--out", str(tmp_path / "o"), "--tasks", "piqa"]

@@ -7,7 +7,7 @@
     README.md                                       the model card
     .eval_results/                                  scores as the hub reads them, where given
     recipe.yaml, versions.json                      of the run, for `dualpath import`
-    SHA256SUMS                                      the hashes of all these (listing.py)
+    SHA256SUMS                                      the hashes of all these (run/exported_folder.py)
 
 Nothing here needs transformers.
 """
@@ -26,7 +26,15 @@ from dualpath_cli.errors import RunFailed
 from dualpath_cli.export.consolidated import entries, write_weights
 from dualpath_cli.export.hf.card import model_card
 from dualpath_cli.export.hf.flatten import flatten
-from dualpath_cli.export.hf.listing import (
+from dualpath_cli.export.hf.own_classes import own_files, registration
+from dualpath_cli.export.hf.reading import read_folder
+from dualpath_cli.export.hf.results import Results
+from dualpath_cli.export.weights import Weights
+from dualpath_cli.files.folders import replacing_folder
+from dualpath_cli.output.progress import Progress
+from dualpath_cli.recipe.settings import Settings
+from dualpath_cli.run import run_file
+from dualpath_cli.run.exported_folder import (
     CARD,
     CONFIG,
     LISTING,
@@ -37,14 +45,6 @@ from dualpath_cli.export.hf.listing import (
     check_ours,
     listing,
 )
-from dualpath_cli.export.hf.own_classes import own_files, registration
-from dualpath_cli.export.hf.reading import read_folder
-from dualpath_cli.export.hf.results import Results
-from dualpath_cli.export.weights import Weights
-from dualpath_cli.files.folders import replacing_folder
-from dualpath_cli.output.progress import Progress
-from dualpath_cli.recipe.settings import Settings
-from dualpath_cli.run import run_file
 from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
 from dualpath_cli.text.tokenizer import Tokenizer
 

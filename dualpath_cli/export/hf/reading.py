@@ -7,7 +7,6 @@ from typing import Any
 
 from dualpath_cli.config import RENAMED, ModelConfig
 from dualpath_cli.errors import UserError, of_content
-from dualpath_cli.export.hf.listing import CARD, CONFIG, LISTING, changed
 from dualpath_cli.files.text_file import read_json
 from dualpath_cli.options.values import path_of
 from dualpath_cli.own_classes import consent
@@ -16,6 +15,7 @@ from dualpath_cli.ranges import check_range
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import files_of
+from dualpath_cli.run.exported_folder import CONFIG, check_unchanged
 from dualpath_cli.run.run_file import MOST_STEPS, SUFFIX
 from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
 
@@ -62,11 +62,7 @@ def run(options: Namespace) -> str:
     console = plain_console()
     size = sum(path.stat().st_size for path in files_of(folder))
     with Progress(console, "checking", bytes_of_bytes, size) as progress:
-        if name := changed(folder, progress.advance, free={CARD}):
-            raise UserError(
-                f"'{folder}' is damaged: {name} is not as it was exported (sha256); copy it again, "
-                f"or remove {LISTING} if the change was meant"
-            )
+        check_unchanged(folder, progress.advance)
     weights = weights_of(folder, settings.model)
     with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
         consolidated.write(found, settings, weights, out, progress)
@@ -74,14 +70,6 @@ def run(options: Namespace) -> str:
     return f"{name}: {weights.parameters / 1e6:,.1f}M parameters\n{out}\n" + (
         f"next: dualpath validate --ckpt-path {out}{option_of(settings.model)}"
     )
-
-
-def is_exported(folder: Path) -> bool:
-    """Whether a folder is one that `export --format hf` wrote."""
-    try:
-        return read_json(folder / CONFIG).get("model_type") == "dualpath"
-    except UserError:
-        return False
 
 
 def read_folder(folder: Path) -> tuple[Run, Settings]:

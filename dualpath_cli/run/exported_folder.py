@@ -1,6 +1,7 @@
-"""SHA256SUMS: the files of an exported folder with their hashes, as `sha256sum -c` reads them.
+"""The files of an exported folder, and SHA256SUMS: their hashes, as `sha256sum -c` reads them.
 
-By it `import` sees what was changed, and `export --overwrite` what it may replace. Torch-free.
+By it whoever reads the folder sees what was changed, and `export --overwrite` what it may replace.
+Torch-free.
 """
 
 import re
@@ -8,7 +9,7 @@ from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.text_file import read_text
+from dualpath_cli.files.text_file import read_json, read_text
 from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS
 
@@ -29,6 +30,14 @@ _MORE_NAMES = re.compile(rf"own_\w+\.py|{re.escape(SCORES)}/\w+\.yaml")
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
+def is_exported(folder: Path) -> bool:
+    """Whether a folder is one that `export --format hf` wrote."""
+    try:
+        return read_json(folder / CONFIG).get("model_type") == "dualpath"
+    except UserError:
+        return False
+
+
 def listing(hashes: Mapping[str, str]) -> str:
     """The text of SHA256SUMS, of hashes by the names of their files."""
     return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(hashes.items()))
@@ -47,6 +56,21 @@ def changed(folder: Path, read: Callable[[int], object], free: Container[str] = 
         if name not in free and not (path.is_file() and hash_file(path, read) == sha256):
             return name
     return None
+
+
+def check_unchanged(folder: Path, read: Callable[[int], object] = lambda count: None) -> None:
+    """Compares an exported folder with its list, but for the model card, before it is read.
+
+    `read` is told how many bytes were just read. A folder without a list is taken as it is.
+
+    Raises:
+        UserError: where a file is not as it was exported, or the list cannot be read.
+    """
+    if name := changed(folder, read, free={CARD}):
+        raise UserError(
+            f"'{folder}' is damaged: {name} is not as it was exported (sha256); copy it again, "
+            f"or remove {LISTING} if the change was meant"
+        )
 
 
 def check_ours(folder: Path, shown: Path) -> None:
