@@ -60,7 +60,10 @@ class Difference:
 
 
 def differences_of(groups: Sequence[Group], *, aggregate_only: bool = False) -> list[Difference]:
-    """All tests of all groups, corrected together: of the aggregate, and mostly of each set."""
+    """All tests of all groups, corrected together: of the aggregate, and of each of several sets.
+
+    The aggregate over one set is that set: it is tested once.
+    """
     rows = [row for group in groups for row in _of_group(group, aggregate_only)]
     corrected = holm([row["p"] for row in rows])
     return [Difference(**row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
@@ -68,7 +71,8 @@ def differences_of(groups: Sequence[Group], *, aggregate_only: bool = False) -> 
 
 def _of_group(group: Group, aggregate_only: bool) -> list[dict[str, Any]]:
     rows = []
-    measures = group.measures[:1] if aggregate_only else group.measures
+    once = aggregate_only or len(group.measures) == 2
+    measures = group.measures[:1] if once else group.measures
     scores = {c.name: c.scores[group.measures[0]] for c in group.configurations}
     for n, baseline in enumerate(group.baselines):
         # Two baselines are one pair, which is tested once.

@@ -1,11 +1,14 @@
 """Differences to the baseline: which runs they come from, and what is said of them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from dualpath_cli.compare.configurations import Configuration
 from dualpath_cli.compare.differences import BLOCKS, PAIR, Difference, differences_of
+from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.statistics.levels import holm
 from tests.compare.groups import configuration, group, wide
 from tests.lazy import Lazy
@@ -75,19 +78,33 @@ def test_two_baselines_are_one_pair_and_all_tests_are_corrected_together():
     }
 
 
-def test_the_correction_counts_the_tests_of_all_groups_and_sets():
+def on_sets(name: str, *sets: dict[int, float]) -> Configuration:
+    """A configuration with these scores on as many sets, and on their mean."""
+    scores = {str(number): of_set for number, of_set in enumerate(sets)}
+    mean = {seed: float(np.mean([of_set[seed] for of_set in sets])) for seed in sets[0]}
+    return replace(configuration(name, mean), scores={AGGREGATE: mean, **scores})
+
+
+@pytest.mark.parametrize("sets", [1, 2, 3])
+def test_the_correction_counts_each_test_of_all_groups_and_sets_once(sets: int):
+    """The aggregate over one set is that set."""
+    rng = np.random.default_rng(sets)
+    scores = [[seeds(*rng.normal(2, 0.1, 3)) for _ in range(sets)] for _ in range(4)]
     groups = [
-        group(wide(seeds(2.0, 2.1)), configuration("a", seeds(1.9, 2.05)), name=name)
-        for name in ("first", "second")
-    ]
+        group(on_sets("wide", *a), on_sets("a", *b), name=name,
+              measures=(AGGREGATE, *map(str, range(sets))))
+        for name, a, b in (("first", *scores[:2]), ("second", *scores[2:]))
+    ]  # fmt: skip
     rows = differences_of(groups)
-    assert len(rows) == 4
+    assert len(rows) == 2 * (1 if sets == 1 else 1 + sets)
+    assert len({row.p for row in rows}) == len(rows)
     assert {row.test for row in rows} == {PAIR}
     assert [row.p_holm for row in rows] == pytest.approx(holm([row.p for row in rows]))
-    assert rows[0].p_holm == pytest.approx(min(1, 4 * rows[0].p))
+    first = min(rows, key=lambda row: row.p)
+    assert first.p_holm == pytest.approx(min(1, len(rows) * first.p))
     alone = differences_of(groups, aggregate_only=True)
     assert [row.measure for row in alone] == ["aggregate", "aggregate"]
-    assert alone[0].p_holm == pytest.approx(min(1, 2 * rows[0].p))
+    assert {row.p for row in alone} <= {row.p for row in rows}
 
 
 def difference(**changes: float) -> Difference:
