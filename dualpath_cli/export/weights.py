@@ -1,6 +1,7 @@
 """The weights of any checkpoint by the model's own names, read a part at a time on one process."""
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from pathlib import Path
 
 import torch
@@ -46,16 +47,24 @@ class Weights:
 
     @classmethod
     def of_average(cls, checkpoints: Sequence[Path], config: ModelConfig) -> "Weights":
-        """The mean of several checkpoints, in float32 and all in memory; of one its own weights.
+        """The mean of several checkpoints, all in memory; of one its own weights.
+
+        In float32, or in float64 where the run was trained in it.
 
         Raises:
             UserError: as for one.
         """
+        newest = cls(checkpoints[-1], config)
         if len(checkpoints) == 1:
-            return cls(checkpoints[0], config)
-        model = empty_model(config)
+            return newest
+        model = empty_model(config).to(reduce(torch.promote_types, newest.dtypes, torch.float32))
         load_average(model, checkpoints)
         return cls(checkpoints[-1], config, model.state_dict())
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """The types of the weights."""
+        return {tensor.dtype for tensor in self.described.values()}
 
     @property
     def bytes(self) -> int:

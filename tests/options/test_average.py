@@ -10,6 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from dualpath_cli.cli import main
 from dualpath_cli.compare.runs import read_run
@@ -187,6 +188,25 @@ def test_an_exported_average_gives_its_logits_and_says_what_it_is(
     card = (tmp_path / "hf" / "README.md").read_text()
     assert "mean of the checkpoints of steps 2, 4, 6" in card
     assert "## Validation" not in card, "that of the last step is not the average's"
+
+
+@pytest.mark.parametrize("form", ["consolidated", "hf"])
+def test_the_average_of_a_run_in_float64_is_not_rounded(
+    form: str, trained: Fit, tmp_path: Path
+) -> None:
+    run = trained(trainer={"precision": "64-true"})
+    out = tmp_path / ("mean.safetensors" if form == "consolidated" else "mean")
+    words = ["export", "--ckpt-path", str(run), "--format", form, "--average", "3"]
+    assert main([*words, "--out", str(out)]) == 0
+    found = load_file(out / "model.safetensors" if out.is_dir() else out)
+    each = [
+        torch.load(run / f"checkpoints/step-{step:08d}", weights_only=True)["state_dict"]
+        for step in (2, 4, 6)
+    ]
+    for name, value in found.items():
+        name = f"model.{name.removeprefix('model.')}"
+        assert torch.equal(value, sum(saved[name] for saved in each) / 3), name
+        assert value.dtype == torch.float64
 
 
 @pytest.mark.parametrize("command", ["validate", "export"])

@@ -107,7 +107,7 @@ def config(
     settings: Settings, described: dict[str, str], weights: Weights, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """config.json: the model's own fields, those of transformers, and where it came from."""
-    dtype = reduce(torch.promote_types, (t.dtype for t in weights.described.values()))
+    dtype = reduce(torch.promote_types, weights.dtypes)
     facts: dict[str, Any] = {key: described[key] for key in ("run", "exported_with")}
     facts |= {key: int(described[key]) for key in ("step", "tokens")}
     if averaged := json.loads(described["versions"]).get("averaged_steps"):
