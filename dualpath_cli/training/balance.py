@@ -48,9 +48,9 @@ class ExpertLoads:
             experts = block.wide.sublayer.ffn
             assert isinstance(experts, Experts)
             if experts.balance == "bias":
-                step = (load.sum() - len(load) * load).sign() * experts.rate
                 bias = experts.balance_bias
-                bias.add_(sharded_as(bias, step.to(bias.dtype)))
+                sign = (load.sum() - len(load) * load).sign().to(bias.dtype)
+                bias.add_(sharded_as(bias, sign * experts.rate))
 
     def report(self) -> dict[str, float]:
         """COLUMNS of each layer since the last report."""
