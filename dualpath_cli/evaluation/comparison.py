@@ -88,7 +88,7 @@ def _difference(metric: str, first: str, one: Result, model: str, other: Result)
         "better": better,
         "worse": worse,
         "ties": n - better - worse,
-        "detectable": detectable(differences_R[1:], n),
+        "detectable": detectable(differences_R, n),
         "test": "McNemar" if exact else "t",
         "p": mcnemar_p(better, worse) if exact else p_value(differences_R, 0.0, n),
     }

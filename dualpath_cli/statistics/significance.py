@@ -20,34 +20,35 @@ def p_value(values_R: Floats, bound: float, clusters: int) -> float:
     """
     from scipy.stats import t
 
-    resampled = values_R[1:][np.isfinite(values_R[1:])]
-    known = len(resampled) >= LEAST_KNOWN * (len(values_R) - 1) and np.isfinite(values_R[0])
-    if clusters < LEAST_CLUSTERS or not known:
-        return float("nan")
-    error = standard_error(resampled, clusters)
+    error = standard_error(values_R, clusters)
     away = abs(float(values_R[0]) - bound)
     if error == 0:
         return 1.0 if away == 0 else 0.0
     return float(2 * t.sf(away / error, clusters - 1))
 
 
-def standard_error(resampled_R: Floats, clusters: int) -> float:
-    """Returns the standard error that resampled numbers, (R,), give; nan for fewer than 2 clusters.
+def standard_error(values_R: Floats, clusters: int) -> float:
+    """Returns the standard error of a number, by the spread of the resampled ones behind it, (R,).
 
-    Resamples of n clusters vary too little by the square root of n / (n - 1).
+    Resamples of n clusters vary too little by the square root of n / (n - 1). A few resamples may
+    have no number; nan where too little is known for an interval.
     """
-    if clusters < 2:
+    resampled = values_R[1:][np.isfinite(values_R[1:])]
+    known = len(resampled) >= LEAST_KNOWN * (len(values_R) - 1) and np.isfinite(values_R[0])
+    if clusters < LEAST_CLUSTERS or not known:
         return float("nan")
-    return float(resampled_R.std(ddof=1)) * np.sqrt(clusters / (clusters - 1))
+    return float(resampled.std(ddof=1)) * np.sqrt(clusters / (clusters - 1))
 
 
-def detectable(resampled_R: Floats, clusters: int) -> float:
-    """Returns the smallest true difference that a test at 5 % finds with a probability of 80 %."""
+def detectable(values_R: Floats, clusters: int) -> float:
+    """Returns the smallest true difference that a test at 5 % finds with a probability of 80 %.
+
+    `values_R` and nan are as in `standard_error`.
+    """
     from scipy.stats import norm
 
-    return float(
-        (norm.ppf(1 - LEVEL / 2) + norm.ppf(POWER)) * standard_error(resampled_R, clusters)
-    )
+    sizes = norm.ppf(1 - LEVEL / 2) + norm.ppf(POWER)
+    return float(sizes * standard_error(values_R, clusters))
 
 
 def permutation_p(one: Sequence[float], other: Sequence[float]) -> float:

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from dualpath_cli.statistics.bootstrap import RESAMPLES, resampled_sums
 from dualpath_cli.statistics.levels import holm
-from dualpath_cli.statistics.significance import mcnemar_p, p_value, permutation_p, signed_rank_p
+from dualpath_cli.statistics.significance import (
+    detectable,
+    mcnemar_p,
+    p_value,
+    permutation_p,
+    signed_rank_p,
+)
+from tests.lazy import Lazy
+
+stats = Lazy("scipy.stats")
 
 
 def test_a_true_bound_is_rejected_one_time_in_twenty():
@@ -37,6 +46,22 @@ def test_what_has_no_interval_has_no_test_and_what_does_not_vary_is_certain():
     assert math.isnan(p_value(level, 0.0, 9))
     assert (p_value(level, 0.5, 10), p_value(level, 0.25, 10)) == (1.0, 0.0)
     assert math.isnan(p_value(level * math.nan, 0.0, 10))
+
+
+@given(st.floats(-5, 5), st.integers(10, 500), st.integers(0, 20), st.integers(0, 99))
+def test_resamples_without_a_number_are_left_out_of_the_test_and_of_what_is_detectable(
+    value, clusters, unknown, seed
+):
+    spread = np.random.default_rng(seed).normal(size=RESAMPLES)
+    spread[:unknown] = math.nan
+    values = np.concatenate([[value], spread])
+    found = [p_value(values, 0.0, clusters), detectable(values, clusters)]
+    if unknown > 0.01 * RESAMPLES:
+        assert np.isnan(found).all()
+        return
+    error = spread[unknown:].std(ddof=1) * math.sqrt(clusters / (clusters - 1))
+    assert found[0] == pytest.approx(2 * stats.t.sf(abs(value) / error, clusters - 1))
+    assert found[1] == pytest.approx(2.8016 * error, rel=1e-4)
 
 
 def test_no_correlation_is_as_large_as_any():
