@@ -186,6 +186,6 @@ def of_an_earlier_version(run: Path) -> None:
     for path in (run / "versions.json", *run.glob("checkpoints/manifests/*.json")):
         content = json.loads(path.read_text())
         facts = content.get("run", content)
-        for name in ("model", "tokenizer", "rows"):
+        for name in ("id", "step", "model", "tokenizer", "rows"):
             facts.pop(name, None)
         path.write_text(json.dumps(content))

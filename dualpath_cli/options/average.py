@@ -10,7 +10,14 @@ from dualpath_cli.files.csv_text import format_csv, read_csv
 from dualpath_cli.options.values import whole_number
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run.checkpoint_files import facts_of
-from dualpath_cli.run.run_folder import AVERAGES, Run, complete_checkpoints, read_recipe, step_of
+from dualpath_cli.run.run_folder import (
+    AVERAGES,
+    Run,
+    check_as_written,
+    complete_checkpoints,
+    read_recipe,
+    step_of,
+)
 
 MOST = 10_000
 
@@ -33,7 +40,7 @@ def averaged(run: Run, count: int) -> Run:
     """The run with the checkpoints that are averaged: the last ones up to its own.
 
     A run that was taken back to an older step goes on from there: checkpoints of the part that it
-    left are not its own. Raises UserError where there are fewer.
+    left are not its own. Raises UserError where there are fewer, or one is of another step or run.
     """
     if count == 1:
         return run
@@ -45,6 +52,8 @@ def averaged(run: Run, count: int) -> Run:
             f"--average {count}: '{run.folder}' keeps {len(own)} on its way to step {run.step:,}, "
             f"from step {step_of(own[-1]):,} on; run.keep={count} in training keeps as many"
         )
+    for checkpoint in own:
+        check_as_written(run.folder, checkpoint)
     return replace(run, average=tuple(reversed(own)))
 
 

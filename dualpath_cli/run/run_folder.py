@@ -214,15 +214,25 @@ def check_same_recipe(
 
 
 def check_as_written(folder: Path, checkpoint: Path) -> None:
-    """Raises UserError where the folder's model or tokenizer is not that of its checkpoint.
+    """Raises UserError where a checkpoint is of another step or run than its place says.
 
-    The checkpoint's facts hold both; those of an earlier version hold neither.
+    As well where the folder's model or tokenizer is not the checkpoint's. Its facts hold all these;
+    those of an earlier version hold none.
     """
     from dualpath_cli.text.tokenizer import Tokenizer
 
-    recipe, facts = read_recipe(folder), facts_of(checkpoint) or {}
-    if not facts and (folder / VERSIONS).exists():
-        facts = facts_at(folder, checkpoint)
+    recipe, own = read_recipe(folder), facts_of(checkpoint) or {}
+    begun = read_json(folder / VERSIONS, PUT_BACK) if (folder / VERSIONS).exists() else {}
+    facts = own or begun
+    if "step" in own and own["step"] != step_of(checkpoint):
+        raise UserError(
+            f"{checkpoint} was written at step {own['step']}; put the checkpoint of step "
+            f"{step_of(checkpoint)} back, or remove it"
+        )
+    if None not in (ids := (own.get("id"), begun.get("id"))) and len(set(ids)) > 1:
+        raise UserError(
+            f"{checkpoint} is of another run than {folder}; put its own back, or remove it"
+        )
     trained = {key: facts[key] for key in ("model",) if key in facts}
     if different := _first_difference(trained, recipe, trained):
         name, old, new = different

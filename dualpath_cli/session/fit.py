@@ -1,6 +1,7 @@
 """`dualpath fit`: trains to the token budget, from the newest checkpoint where there is one."""
 
 import signal
+import uuid
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -9,6 +10,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnv
 
 from dualpath_cli.command.checks import epochs, micro_batches
 from dualpath_cli.command.continuing import take_over
+from dualpath_cli.command.launch import Launch
 from dualpath_cli.ending import Terminated
 from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.files.atomic import write_text
@@ -71,6 +73,7 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
     if checkpoint is not None:
         run_folder.check_same_facts(launch.trunk or folder, checkpoint, same)
     facts: dict[str, Any] = {
+        "id": _id(launch),
         "model": launch.settings.as_recipe()["model"],
         "tokenizer": launch.manifest.tokenizer,
         "data_fingerprint": launch.manifest.fingerprint,
@@ -120,6 +123,14 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
         session.say(f"curve: {curve.draw(folder)}")
     classes = option_of(session.launch.settings.model)
     session.say(f"run folder: {folder}\nnext: dualpath validate --ckpt-path {folder}{classes}")
+
+
+def _id(launch: Launch) -> str | None:
+    """What tells this run from all others; None for one that an earlier version began."""
+    if launch.checkpoint is None or launch.trunk is not None:
+        return uuid.uuid4().hex
+    before: str | None = run_folder.facts_at(launch.run_folder, launch.checkpoint).get("id")
+    return before
 
 
 def _lost_contact(session: Session, error: Exception) -> RunFailed | None:

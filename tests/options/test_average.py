@@ -22,7 +22,7 @@ from dualpath_cli.run.run_folder import AVERAGES, step_of
 from dualpath_cli.training.state.weights import load_average
 from tests.export.conftest import model_of
 from tests.model.small_models import ALL_KINDS, small
-from tests.tiny_run import Fit, rows
+from tests.tiny_run import Fit, back_to_step, rows
 
 CONFIG = small(**ALL_KINDS, tie_embeddings=True)
 
@@ -188,6 +188,38 @@ def test_an_exported_average_gives_its_logits_and_says_what_it_is(
     card = (tmp_path / "hf" / "README.md").read_text()
     assert "mean of the checkpoints of steps 2, 4, 6" in card
     assert "## Validation" not in card, "that of the last step is not the average's"
+
+
+def with_manifest(checkpoint: Path) -> list[Path]:
+    return [checkpoint, manifest_of(checkpoint)]
+
+
+@pytest.mark.parametrize("command", ["validate", "export", "fit"])
+@pytest.mark.parametrize("source", ["step", "run"])
+def test_a_checkpoint_of_another_step_or_run_is_not_taken_for_the_runs_own(
+    command: str, source: str, trained: Fit, tmp_path: Path, capsys
+) -> None:
+    """Though its hashes are right: it lies there with its manifest."""
+    other, run = trained(run={"name": "other"}, seed_everything=2), trained()
+    wrong = run / "checkpoints" / "step-00000004"
+    if command == "fit":  # which continues from it
+        back_to_step(run, 4)
+    taken = wrong.with_name("step-00000002")
+    if source == "run":
+        taken = other / "checkpoints" / wrong.name
+    for own, its in zip(with_manifest(wrong), with_manifest(taken), strict=True):
+        own.write_bytes(its.read_bytes())
+    words = {
+        "validate": ["--average", "2", "--ckpt-path", str(run)],
+        "export": ["--format", "hf", "--average", "2", "--ckpt-path", str(run)],
+        "fit": ["--config", str(tmp_path / "recipe.yaml")],
+    }[command]
+    capsys.readouterr()
+    assert main([command, *words]) == 2
+    said = capsys.readouterr().err
+    fault = "was written at step 2; put" if source == "step" else f"is of another run than {run}"
+    assert f"{wrong} {fault}" in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("form", ["consolidated", "hf"])

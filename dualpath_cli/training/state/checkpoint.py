@@ -195,7 +195,8 @@ def publish(partial: Path, final: Path, files: Files) -> None:
     folder = final.parents[1]
     tables = [folder / name for name in TABLES if (folder / name).is_file()]
     rows = {path.name: path.read_bytes().count(b"\n") - 1 for path in tables}
-    write_manifest(final, files, {**run_folder.facts_now(folder), "rows": rows})
+    facts = {**run_folder.facts_now(folder), "step": run_folder.step_of(final), "rows": rows}
+    write_manifest(final, files, facts)
     partial.rename(final)
     link = final.with_name(LAST + PARTIAL)
     link.unlink(missing_ok=True)
