@@ -1,7 +1,6 @@
 """A preparation from its words to its last line; slow packages are imported after the checks."""
 
 import argparse
-import os
 import sys
 from dataclasses import fields, replace
 from pathlib import Path, PurePosixPath
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from data_prep.settings import NEMOTRON, SAMPLE, Settings, read_recipe, settings_from, value_of
 from dualpath_cli.errors import RunFailed, UserError, of_system
+from dualpath_cli.machine import cores
 from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import Source, source_files
 
@@ -115,7 +115,7 @@ def _executor(options: argparse.Namespace, folder: Path) -> "PieceExecutor":
         return Cluster(options.scheduler, folder)
     from data_prep.executors.local import on_this_machine
 
-    return on_this_machine(options.workers or len(os.sched_getaffinity(0)))
+    return on_this_machine(options.workers or cores())
 
 
 def _check_places(settings: Settings, out: Path, downloads: Path) -> None:

@@ -21,7 +21,7 @@ ROWS = [
     ["intervention", "text"],
     ["own_classes", "recipe"],
     ["config", "output"],
-    ["files", "errors", "ending", "ranges", "seeds", "sizes"],
+    ["files", "errors", "ending", "ranges", "machine", "seeds", "sizes"],
 ]
 ROW_OF = {room: number for number, row in enumerate(ROWS) for room in row}
 ENTRANCES = {"__init__", "__main__"}

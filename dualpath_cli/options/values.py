@@ -1,6 +1,5 @@
 """Values of options: numbers, choices, devices and paths; imports nothing slow."""
 
-import ctypes
 import math
 import re
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.machine import visible_gpus
 from dualpath_cli.ranges import check_path
 from dualpath_cli.sizes import parse_size
 
@@ -76,19 +76,6 @@ def check_choice(option: str, value: str, allowed: Sequence[str]) -> Any:
         hint = did_you_mean(value, allowed) or f"; choose from {', '.join(allowed)}"
         raise UserError(f"{option} '{value}' is none{hint}")
     return value
-
-
-def visible_gpus() -> int | None:
-    """How many GPUs CUDA's driver shows to this process; None where that cannot be told."""
-    if Path("/dev/kfd").exists():  # AMD's: counted by ROCm alone
-        return None
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int()
-    ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
-    return count.value if ready else 0
 
 
 def check_device(name: str) -> None:

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from dualpath_cli.ending import of_children
 from dualpath_cli.errors import UserError
-from dualpath_cli.options.values import visible_gpus
+from dualpath_cli.machine import cores, visible_gpus
 from dualpath_cli.sweep.runs import Run
 
 
@@ -24,7 +24,7 @@ def environment(run: Run, slot: int, jobs: int) -> Mapping[str, str]:
     one, the first ones again where there are more slots.
     """
     shared = dict(os.environ)
-    shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
     if jobs > 1 and (gpus := _gpus(run)):
         shared["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
     return shared

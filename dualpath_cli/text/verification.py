@@ -20,6 +20,7 @@ from filelock import FileLock
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.files.atomic import write_text
+from dualpath_cli.machine import cores
 from dualpath_cli.text.manifest import AGAIN, HEADER, Manifest, StoredFile, readable
 from dualpath_cli.text.storage import cache
 
@@ -64,7 +65,7 @@ class Chunks:
         from dualpath_cli.output.progress import Progress, bytes_of_bytes
 
         total = sum(chunk.bytes for chunk in unknown)
-        threads = min(_THREADS, os.cpu_count() or 1)
+        threads = min(_THREADS, cores())
         try:
             with (
                 Progress(

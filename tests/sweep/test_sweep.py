@@ -14,6 +14,7 @@ import pytest
 from dualpath_cli import cli
 from dualpath_cli.files.csv_text import read_csv
 from dualpath_cli.files.lock import FIT, alone_in
+from dualpath_cli.machine import cores
 from dualpath_cli.run.run_folder import AVERAGES
 from dualpath_cli.sweep import worker
 from dualpath_cli.sweep.board import Board
@@ -338,7 +339,7 @@ def test_a_signal_stops_all_runs_with_a_checkpoint_and_the_same_words_go_on(
     process = begin(words, tmp_path, seconds=20)
     at_work = starts(tmp_path / "sweep").values()
     threads = {lines[0].split()[1] for lines in at_work}
-    assert (len(at_work), threads) == (2, {str(max(1, (os.cpu_count() or 1) // 2))}), "shared cores"
+    assert (len(at_work), threads) == (2, {str(max(1, cores() // 2))}), "shared cores"
     process.send_signal(number)
     said, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
