@@ -339,7 +339,10 @@ def versions() -> dict[str, Any]:
 
 
 def _git_commit() -> str | None:
-    """The checkout's commit, with `+changes` where files differ from it; None outside of one."""
+    """The checkout's commit, with `+changes` where files differ from it; None outside of one.
+
+    An environment in somebody else's repository is none: that does not track this file.
+    """
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -349,6 +352,7 @@ def _git_commit() -> str | None:
         return done.stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None

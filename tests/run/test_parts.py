@@ -1,7 +1,13 @@
 """The files that each part of a run writes: its recipe and its versions, and nobody else's."""
 
+import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from dualpath_cli.run import run_folder
 
@@ -21,3 +27,37 @@ def test_other_files_of_a_like_name_are_no_parts_of_a_run(tmp_path: Path) -> Non
     assert run_folder.facts_now(tmp_path)["part"] == 3
     assert not (tmp_path / "recipe-00000020.yaml").exists(), "a run that is taken back"
     assert all(path.exists() for path in others)
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_the_commit_is_that_of_this_code_not_of_a_repository_around_it(
+    ignored: bool, tmp_path: Path
+) -> None:
+    """An environment lies in somebody's project; a checkout tracks the file that asks."""
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=x", "-c", "user.email=x@y")
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    def commit() -> object:
+        code = "import json, dualpath_cli.run.run_folder as r; print(json.dumps(r._git_commit()))"
+        environment = os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+        words = [sys.executable, "-c", code]
+        return json.loads(subprocess.check_output(words, env=environment, cwd=tmp_path))
+
+    site = tmp_path / ".venv" / "site-packages"
+    here = Path(run_folder.__file__).parents[1]
+    shutil.copytree(here, site / here.name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / ".gitignore").write_text(".venv\n" if ignored else "")
+    git("init", "-q")
+    git("add", ".gitignore")
+    git("commit", "-q", "-m", "their own")
+    assert commit() is None
+    git("add", "-f", ".venv")
+    git("commit", "-q", "-m", "a checkout of ours")
+    assert commit() == git("rev-parse", "HEAD")
+    (site / here.name / "new.py").write_text("")
+    assert str(commit()).removesuffix("+changes") == git("rev-parse", "HEAD")
