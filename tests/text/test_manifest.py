@@ -33,5 +33,8 @@ def test_the_fingerprint_is_that_of_the_tokens_alone(folder):
     manifest = Manifest.read(folder)
     elsewhere = dataclasses.replace(manifest, request="other", sources=[])
     assert elsewhere.fingerprint == manifest.fingerprint
-    for change in ({"dtype": "uint32"}, {"tokenizer": "x"}, {"chunks": manifest.chunks[:1]}):
-        assert dataclasses.replace(manifest, **change).fingerprint != manifest.fingerprint
+    decisive = {"dtype": "uint32", "tokenizer": "x", "eot_id": 0, "chunks": manifest.chunks[:1]}
+    for name, value in decisive.items():
+        other = dataclasses.replace(manifest, **{name: value})
+        assert other != manifest
+        assert other.fingerprint != manifest.fingerprint, name

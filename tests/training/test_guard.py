@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from dualpath_cli.recipe.recipes import merge
@@ -125,6 +127,16 @@ def test_outliers_are_those_of_the_definition(sigma: float) -> None:
     assert found == expected_outliers(norms, sigma)
     assert {150, 300} <= set(found)
     assert min(found) >= HISTORY, "the first steps only teach"
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=HISTORY))
+def test_mean_and_variance_of_the_first_steps_are_plain(logarithms: list[float]) -> None:
+    """Wherever they lie: the first norm is no distance from zero."""
+    judge = StepGuard(6.0)
+    for value in logarithms:
+        judge.judge(math.exp(value))
+    assert judge.mean == pytest.approx(np.mean(logarithms), rel=1e-9, abs=1e-9)
+    assert judge.variance == pytest.approx(np.var(logarithms), rel=1e-9, abs=1e-9)
 
 
 def test_a_level_that_stays_becomes_the_usual_one() -> None:
