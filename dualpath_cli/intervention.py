@@ -84,8 +84,12 @@ class Intervention:
             raise ValueError(
                 f"layers must be a tuple of numbers from 0 on in growing order, not {self.layers!r}"
             )
+        if self.seed and not self.needs_whole_text:
+            raise ValueError(f"seed={self.seed} goes with shuffled gates and random experts alone")
         others = (self.loops, self.experts, self.halting, self.skip, self.kv_slots)
         alone = all(field is None for field in others)
+        if self.layers is not None and alone and self.gates is None:
+            raise ValueError("layers are those of an override, such as gates=1,0: give one, too")
         if self.tokens is not None and not (alone and isinstance(self.gates, tuple)):
             raise ValueError(
                 f"tokens='{self.tokens}' goes with constant gates alone: all tokens share the loop"
@@ -113,7 +117,7 @@ class Intervention:
             parts.append(f"skip={self.skip:g}")
         if self.kv_slots is not None:
             parts.append(f"kv_slots={self.kv_slots}")
-        if self.layers is not None and parts:
+        if self.layers is not None:
             parts.append("layers=" + ",".join(map(str, self.layers)))
         if self.tokens is not None:
             parts.append(f"tokens={self.tokens}")
@@ -157,6 +161,9 @@ class Intervention:
             if single and mixes and (self.loops or 1) > 1:
                 place = "the model" if config.same_loops == 1 else f"layer {single[0]}"
                 return f"{place} was trained with one loop, so it has no router to weigh more"
+            most = self.loops or max(config.layers[n].loops for n in deep)
+            if self.kv_slots is not None and self.kv_slots >= most:
+                return f"{self.kv_slots} slots leave nothing out of a loop of {most} steps"
         if self.halting is not None and not config.routes_steps:
             return "the model has no router, so no mass remains that a threshold could be for"
         if self.halting is not None and not gives_mass(config):

@@ -9,7 +9,8 @@ from pathlib import Path
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.options.values import visible_gpus
+from dualpath_cli.machine import cores, visible_gpus
+from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.schedule import check_loops, step_loops
 from dualpath_cli.recipe.settings import Settings, TrainerSettings
 from dualpath_cli.run.run_folder import TOKENIZER
@@ -89,6 +90,31 @@ def check_muon(settings: Settings) -> None:
         )
 
 
+_HEEDED = {
+    **dict.fromkeys(("muon_lr", "muon_momentum", "muon_adjust"), ("name", "muon")),
+    "cooldown": ("schedule", "wsd"),
+}
+"""Settings of the optimizer that one value of another alone heeds."""
+
+
+def check_effect(settings: Settings) -> None:
+    """Raises UserError for a setting that was given and has no effect."""
+    optim, default = settings.optim, OptimSettings()
+    for key, (other, heeding) in _HEEDED.items():
+        value, found = getattr(optim, key), getattr(optim, other)
+        if value != getattr(default, key) and found != heeding:
+            raise UserError(
+                f"optim.{key}={value} has no effect under optim.{other}={found}; leave it out, or "
+                f"choose optim.{other}={heeding}"
+            )
+    size, strategy = settings.run.shard_size, settings.trainer.strategy
+    if size is not None and strategy != "hsdp" and isinstance(strategy, str):
+        raise UserError(
+            f"run.shard_size={size} has no effect under trainer.strategy={strategy}; leave it out, "
+            "or choose hsdp"
+        )
+
+
 def check_batch(settings: Settings) -> None:
     """Raises UserError unless a step is whole micro-batches on its devices, as far as known here.
 
@@ -127,11 +153,11 @@ def check_step_loops(settings: Settings) -> None:
 
 def check_devices(trainer: TrainerSettings) -> None:
     """Raises UserError for more GPUs than there are, and for far more processes than cores."""
-    given, cores = trainer.devices_of_a_node or 1, os.cpu_count() or 1
-    if given > PROCESSES_PER_CORE * cores and _is_on_cpu(trainer):
+    given, most = trainer.devices_of_a_node or 1, PROCESSES_PER_CORE * cores()
+    if given > most and _is_on_cpu(trainer):
         raise UserError(
-            f"trainer.devices={trainer.devices} on the CPU would be {given} processes on {cores} "
-            f"cores; use at most {PROCESSES_PER_CORE * cores}"
+            f"trainer.devices={trainer.devices} on the CPU would be {given} processes on {cores()} "
+            f"cores; use at most {most}"
         )
     if trainer.accelerator not in ("cuda", "gpu"):
         return

@@ -19,6 +19,7 @@ from dualpath_cli.command.checks import (
     CLASSES,
     check_batch,
     check_devices,
+    check_effect,
     check_epochs,
     check_muon,
     check_schedule,
@@ -227,7 +228,12 @@ def to_train(
         begun = trunk or folder
         facts = run_folder.facts_at(begun, checkpoint)
         check_as_begun(begun, facts, settings.model)
+        if not settings.trainer.plugins:  # which may bring a precision of their own
+            now = {"precision": settings.trainer.precision_name}
+            run_folder.check_same_facts(begun, checkpoint, now)
         since = data_since(begun, checkpoint, manifest, new_data)
+    else:  # a run that was begun with it keeps it
+        check_effect(settings)
     check_epochs(settings, manifest, since)
     verify_data(settings, training=True)
     return Launch(

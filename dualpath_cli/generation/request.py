@@ -73,11 +73,6 @@ def read(options: Namespace) -> Request:
     trained = find(options.ckpt_path)
     trained.check(change)
     model = trained.settings.model
-    loops = (change and change.loops) or model.most_loops
-    if change is not None and change.kv_slots is not None and change.kv_slots >= loops:
-        raise UserError(
-            f"--kv-slots {change.kv_slots} leaves nothing out of a loop of {loops} steps"
-        )
     if change is not None and change.needs_whole_text and options.compile:
         raise UserError(f"--compile goes with a cache, and {change.name} goes without one")
     speculate = _speculate(options.speculate, change, model)

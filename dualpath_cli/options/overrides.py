@@ -83,9 +83,12 @@ def parse(words: Sequence[str], given: Mapping[str, Any] | None = None) -> Inter
             )
         fields |= found
     try:
-        return Intervention(**fields) if fields else None
+        change = Intervention(**fields) if fields else None
+        if "seed" in fields and not (change and change.needs_whole_text):
+            raise ValueError("seed=0 goes with shuffled gates and random experts alone")
     except ValueError as error:
         raise UserError(f"--intervention: {error}") from None
+    return change
 
 
 def _gates(place: str, text: str) -> dict[str, Any]:

@@ -235,6 +235,13 @@ class TrainerSettings:
         return len(devices) if isinstance(devices, list) else int(devices)
 
     @property
+    def precision_name(self) -> str:
+        """The precision as Lightning names it, and run folders do."""
+        return {"bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}.get(
+            str(self.precision), str(self.precision)
+        )
+
+    @property
     def is_sharded(self) -> bool:
         """Whether weights are divided among devices, and checkpoints folders of their shards."""
         return self.strategy in ("fsdp", "hsdp")

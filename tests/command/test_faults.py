@@ -4,6 +4,7 @@ docs/reliability.md lists the faults. Those here were found by hand and by `test
 """
 
 import os
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dualpath_cli import machine
 from dualpath_cli.command import checks
 from dualpath_cli.config import GATE_OUTPUTS
 from dualpath_cli.errors import LONGEST, UserError, one_line
@@ -253,6 +255,40 @@ def test_as_many_gpus_are_seen_as_torch_sees() -> None:
     import torch
 
     assert checks.visible_gpus() in (None, torch.cuda.device_count())
+
+
+@pytest.mark.parametrize(
+    ("section", "given", "message"),
+    [
+        ("optim", {"muon_lr": 0.01}, "optim.muon_lr=0.01 has no effect under optim.name=adamw"),
+        ("optim", {"muon_momentum": 0.9}, "choose optim.name=muon"),
+        ("optim", {"muon_adjust": "original"}, "optim.muon_adjust=original has no effect"),
+        ("optim", {"cooldown": 0.1}, "optim.cooldown=0.1 has no effect under optim.schedule=cos"),
+        ("optim", {"cooldown": 0.1, "schedule": "wsd"}, None),
+        ("optim", {"muon_lr": 0.01, "name": "muon"}, None),
+        ("run", {"shard_size": 2}, "run.shard_size=2 has no effect under trainer.strategy=auto"),
+        ("optim", {}, None),
+    ],
+)
+def test_a_setting_that_another_one_leaves_without_effect_is_refused(
+    section: str, given: dict[str, Any], message: str | None
+) -> None:
+    settings = settings_from({**TINY, section: given})
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        checks.check_effect(settings)
+
+
+def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SLURM sets them; the machine may have many more."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 7, 9}, raising=False)
+    assert machine.cores() == 4
+    with pytest.raises(UserError, match="100 processes on 4 cores; use at most 32"):
+        checks.check_devices(TrainerSettings(accelerator="cpu", devices=100))
+    given = re.compile(r"os\.(process_)?cpu_count|multiprocessing\.cpu_count")
+    package = Path(machine.__file__).parent
+    users = {path.name for path in package.rglob("*.py") if given.search(path.read_text())}
+    assert users == {"machine.py"}
 
 
 def test_a_model_that_just_fits_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:

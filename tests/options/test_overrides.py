@@ -85,6 +85,11 @@ def test_shuffled_gates_may_have_their_seed_apart() -> None:
         ("K=0", "--intervention K must be a whole number from 1 to"),
         ("kv_slots=1 shuffled", "kv_slots goes without shuffled gates and random experts"),
         ("shuffled:1 seed=2", "'seed=2': seed is given already"),
+        ("layers=0,2", "layers are those of an override, such as gates=1,0: give one, too"),
+        ("seed=7", "seed=7 goes with shuffled gates and random experts alone"),
+        ("seed=0", "seed=0 goes with shuffled gates and random experts alone"),
+        ("gates=1,0 seed=7 layers=1", "seed=7 goes with shuffled gates"),
+        ("experts=2 seed=7", "seed=7 goes with shuffled gates"),
         ("gates=1,0 tokens=verbs", "ablate --suite token-classes"),
     ],
 )

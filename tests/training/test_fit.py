@@ -204,6 +204,17 @@ def test_a_finished_run_is_left_alone(
     assert (run / "metrics.csv").read_bytes() == before
 
 
+def test_a_run_keeps_its_precision_by_whatever_name_to_its_end_and_after(
+    trained: Fit, fit: Fit, refused: Refused
+) -> None:
+    run = trained()
+    for step in (6, 4):  # finished, then interrupted
+        back_to_step(run, step)
+        said = refused(trainer={"precision": "bf16"})
+        assert f"{run} was begun with precision 32-true, now it is bf16-mixed" in said
+    fit(trainer={"precision": 32})
+
+
 def test_a_run_is_not_continued_with_another_seed_or_rate_or_on_other_data(
     fit: Fit, refused: Refused, texts: Path, tmp_path: Path
 ) -> None:

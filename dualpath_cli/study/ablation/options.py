@@ -87,8 +87,13 @@ def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> 
 
 
 def check_options(options: AblateOptions, settings: Settings) -> None:
-    """Raises UserError for a tagger that is wanted and not there."""
-    rows, _ = applicable(options.selection.rows(settings.model), settings.model)
+    """Raises UserError where no override fits the model, and for a tagger that is not there."""
+    rows, skipped = applicable(options.selection.rows(settings.model), settings.model)
+    if len(rows) == 1:  # the learned router
+        reason = next(iter(skipped.values()), "its loops have one step")
+        raise UserError(
+            f"--suite {','.join(options.selection.suites)} has nothing to try here: {reason}"
+        )
     if any(row.token_class for row in rows):
         check_pipeline(options.tagger)
 

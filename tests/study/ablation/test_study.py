@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -256,14 +257,34 @@ def test_one_token_is_a_source_and_none_is_not(run: Path, tmp_path: Path, capsys
     assert "holds no text" in capsys.readouterr().err
 
 
-def test_what_makes_no_sense_for_a_wide_model_is_said(trained: Fit, capsys):
-    run = trained(model={"block": "wide"}, run={"gates_every": 0})
+def test_what_makes_no_sense_for_a_loop_model_is_said(trained: Fit, capsys):
+    run = trained(model={"block": "loop"}, run={"gates_every": 0})
     # Where nothing is tagged, no tagger is needed.
     report, rows = ablate(run, "--suite", "paper", "token-classes", "--tagger", "nowhere")
-    assert re.search(r"left out .*: the model .*, so it has no loop\n", capsys.readouterr().out)
-    assert [row["intervention"] for row in rows] == NAMES[:1]
-    assert list(report["skipped"])[: len(NAMES) - 1] == NAMES[1:]
+    assert re.search(r"left out gates.*: the model has no dual block", capsys.readouterr().out)
+    done = [row["intervention"] for row in rows]
+    assert done == [name for name in NAMES if name.startswith(("learned", "K="))]
+    assert set(NAMES) - set(done) < set(report["skipped"])
     assert (report["tagger"], report["excess"]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("model", "suite", "reason"),
+    [
+        ({"block": "wide"}, "paper", "the model has only wide blocks, so it has no loop"),
+        ({"block": "wide"}, "token-classes", "the model has no dual block, so it has no gates"),
+        ({}, "experts", "the model has no experts"),
+        ({"loops": 1}, "kv-slots", "its loops have one step"),
+        ({"loops": 1}, "halting", "the model has no router"),
+    ],
+)
+def test_a_suite_of_which_nothing_fits_the_model_is_refused(
+    model: dict[str, Any], suite: str, reason: str, trained: Fit, capsys
+):
+    run = trained(model=model, run={"gates_every": 0})
+    capsys.readouterr()
+    assert main(["ablate", "--ckpt_path", str(run), "--suite", suite]) == 2
+    assert f"--suite {suite} has nothing to try here: {reason}" in capsys.readouterr().err
 
 
 def test_no_number_of_loops_is_that_of_layers_which_differ(trained: Fit):
