@@ -12,7 +12,7 @@ from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.preparing import write_jsonl
 
 STUDY = "0951f723406a"
-"""Fingerprint of the tokenizer of docs/first_study.md."""
+"""Fingerprint of the first study's tokenizer (docs/first_study.md of commit 1eeb645)."""
 
 
 @pytest.fixture
