@@ -305,8 +305,8 @@ def markdown(table: Table) -> str:
 
 def written(page: str) -> str:
     """A page with its tables made anew."""
-    table = re.compile(r"<!-- (\w+) -->\n\n(?:\|.*\n)*")
-    return table.sub(lambda at: f"<!-- {at[1]} -->\n\n{markdown(TABLES[at[1]]())}", page)
+    table = re.compile(r"<!-- (\w+) -->\n\n(?:\|.*\n)*\n?")
+    return table.sub(lambda at: f"<!-- {at[1]} -->\n\n{markdown(TABLES[at[1]]())}\n", page)
 
 
 def figure() -> Figure:
