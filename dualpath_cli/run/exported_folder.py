@@ -51,7 +51,13 @@ def changed(folder: Path, read: Callable[[int], object], free: Container[str] = 
     Raises:
         UserError: where the list cannot be read.
     """
-    for name, sha256 in (_listed(folder) or {}).items():
+    listed = _listed(folder)
+    if listed is None:
+        return None
+    for name in sorted(NAMES - listed.keys()):  # of a list that was cut
+        if (folder / name).exists():
+            return name
+    for name, sha256 in listed.items():
         path = folder / name
         if name not in free and not (path.is_file() and hash_file(path, read) == sha256):
             return name
