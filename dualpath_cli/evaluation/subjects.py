@@ -1,7 +1,6 @@
 """The models that are evaluated: loaded without Lightning, and what decides their numbers."""
 
 import hashlib
-import importlib.metadata
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from dualpath_cli.generation.loading import autocast_of, device_of, load_model
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.run.checkpoint_files import describe, files_of
 from dualpath_cli.run.exported_folder import check_unchanged, is_exported
+from dualpath_cli.run.run_folder import package_versions
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 """The names of the longest text in configurations of transformers."""
@@ -55,9 +55,7 @@ class Setting:
             "precision": self.request.precision,
             "batch_size": self.request.batch_size,
             "window": self.window,
-            "versions": {
-                name: importlib.metadata.version(name) for name in _packages(trained is None)
-            },
+            "versions": package_versions(_packages(trained is None)),
         }
 
     def load(self) -> Any:

@@ -17,13 +17,13 @@ each tensor lies in the bytes that follow, and under `__metadata__` further text
 """
 
 import hashlib
-import importlib.metadata
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dualpath_cli import __version__
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.files.atomic import replacing
 from dualpath_cli.files.text_file import read_text
@@ -71,7 +71,7 @@ def describe(run: Run, settings: Settings) -> dict[str, str]:
         "tokens": str(run.step * settings.run.batch_tokens),
         **{key: read_text(run.folder / name, PUT_BACK) for name, key in _TEXTS.items()},
         _TEXTS[VERSIONS]: json.dumps(facts, indent=2),
-        "exported_with": importlib.metadata.version("dualpath"),
+        "exported_with": __version__,
         "sha256": NO_HASH,  # the last, as a text before it may hold as many zeros
     }
 

@@ -31,6 +31,7 @@ from typing import Any
 
 import yaml
 
+from dualpath_cli import __version__
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files.atomic import write_text
 from dualpath_cli.files.text_file import read_json
@@ -332,9 +333,17 @@ def versions() -> dict[str, Any]:
     """Packages, Python and git commit."""
     packages = ("dualpath", "torch", "lightning", "litdata", "torchmetrics", "jsonargparse")
     return {
-        "packages": {name: importlib.metadata.version(name) for name in packages},
+        "packages": package_versions(packages),
         "python": platform.python_version(),
         "git_commit": _git_commit(),
+    }
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Versions of installed packages, and of this one, which may be a checkout on the path."""
+    return {
+        name: __version__ if name == "dualpath" else importlib.metadata.version(name)
+        for name in names
     }
 
 
