@@ -14,8 +14,8 @@ def compile_for_decoding(model: DualPathLM, intervention: Intervention | None) -
     """Compiles a model's parts in place, for passes of static shapes.
 
     Whole blocks if every token takes the same steps and paths; otherwise sublayers, as Python
-    decides token by token which of them run. On a GPU they should become CUDA graphs, which has not
-    been tried.
+    decides token by token which of them run. On a GPU they become CUDA graphs, so that each pass
+    must begin with `torch.compiler.cudagraph_mark_step_begin`.
     """
     config = torch.compiler.config
     config.recompile_limit = max(config.recompile_limit, GRAPHS)

@@ -115,6 +115,10 @@ class Decoder:
             self._past.append((ids_BT, mask_BT))
             ids_BT, mask_BT = (torch.cat(parts, dim=1) for parts in zip(*self._past, strict=True))
         padded = mask_BT is not None and not mask_BT.all()
+        if self._compiled:
+            # On a GPU each part is a CUDA graph of its own, and the next part reads its output: all
+            # of a pass are one step, or a graph frees what the next one reads (pytorch#152887).
+            torch.compiler.cudagraph_mark_step_begin()
         with self._eagerly(), self._precision():
             return forward(
                 self.model,

@@ -48,6 +48,28 @@ def test_a_position_more_is_no_graph_more(change: Intervention | None) -> None:
     assert graphs[0] == graphs[1] <= (1 if change is None else 6)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.usefixtures("graphs_alone")
+def test_a_compiled_pass_is_one_step_of_cuda_graphs(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins before the first of its blocks: prompt, next token, draft, and several at once."""
+    events: list[str] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: events.append("step"))
+    model = with_weights(small(n_layers=2, loops=2))
+    tokens = random_tokens(model.config, batch=1, length=8)
+    decoder = Decoder(model, compiled=compiled, draft=DRAFT)
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda *_: events.append("block"))
+    decoder.begin(8)
+    decoder.logits(tokens[:, :4])
+    decoder.logits(tokens[:, 4:5])
+    decoder.logits(tokens[:, 5:6], drafting=True)
+    decoder.rewind(5)
+    decoder.logits(tokens[:, 5:8])
+    assert events == [*["step"] * compiled, "block", "block"] * 4
+
+
 @pytest.mark.slow
 def test_so_they_are_with_kernels() -> None:
     check(None, drafts=False)
