@@ -16,7 +16,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from benchmarks.meter import Meter
 from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.schedule import StepLoops
@@ -24,6 +23,7 @@ from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.strategies import build_strategy, reduce_dtype, sharding_mesh
+from tests.training.meter import Meter
 
 STEPS, SEQUENCES, LENGTH = 20, 8, 12
 VOCABULARY = 53  # which no number of ranks divides
