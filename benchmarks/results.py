@@ -1,62 +1,157 @@
-"""Results of benchmarks: a table on the screen, and JSON with the machine and its versions."""
+"""Results of benchmarks: tables, and JSON files that name commit, date and machine.
+
+python -m benchmarks.results      # docs/benchmarks/*.json into the pages of the same names
+
+A page has its tables between ``<!-- results -->`` and ``<!-- end -->``, from NAME.json or, of
+several calls, NAME-ANY.json; no number is typed.
+"""
 
 import argparse
+import hashlib
 import json
 import os
-import platform
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from dualpath_cli.output.table import Column, Table
-from dualpath_cli.output.terminal import aligned
+from dualpath_cli.errors import UserError
+from dualpath_cli.files.atomic import write_text
+from dualpath_cli.kernels.device import device_name
+from dualpath_cli.output.table import Column, Table, markdown
+from dualpath_cli.run.run_folder import package_versions, versions
 
-PACKAGES = ("torch", "lightning", "litdata", "torchmetrics", "transformers")
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- results -->\n", "<!-- end -->"
+MORE_PACKAGES = ("transformers", "tiktoken", "triton")
 
 
-def machine() -> dict[str, Any]:
-    """Machine and versions, on which a result depends; of PACKAGES those that are installed."""
+class Rows(NamedTuple):
+    """A table of cells that are text."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str
+
+    def markdown(self) -> str:
+        """The table below its title; all but the first column are aligned right."""
+        first, *others = self.columns
+        columns = [Column(first), *(Column(heading, "") for heading in others)]
+        return f"**{self.title}**\n\n{markdown(Table(columns, list(self.rows)))}"
+
+
+def conditions() -> dict[str, Any]:
+    """Returns what numbers depend on: commit, date, machine and versions."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    amx = " with AMX" if torch.cpu._is_amx_tile_supported() else ""
     facts = {
-        "cpu": names[0] if names else platform.processor() or platform.machine(),
-        "kernels": torch.backends.cpu.get_cpu_capability(),  # AVX2, AVX512: by name alike
-        "cores": os.cpu_count(),
-        "threads": os.environ.get("OMP_NUM_THREADS", "as many as cores"),
-        "load": [round(load, 2) for load in os.getloadavg()],
-        "python": platform.python_version(),
+        **versions(),
+        "source": source(),
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        "machine": f"{', '.join(names[:1])} {device_name(torch.device('cpu'))}{amx}".strip(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 1),
     }
-    for package in PACKAGES:
+    for name in MORE_PACKAGES:
         with suppress(PackageNotFoundError):
-            facts[package] = version(package)
+            facts["packages"] |= package_versions([name])
+    if torch.cuda.is_available():
+        facts["machine"] = f"{torch.cuda.get_device_name()}, {facts['machine']}"
+        facts["packages"]["cuDNN"] = str(torch.backends.cudnn.version())
     return facts
 
 
-def given_options(given: argparse.Namespace) -> dict[str, Any]:
-    """Returns the options of a call, without the file of results and the function they name."""
-    return {name: value for name, value in vars(given).items() if name not in ("out", "run")}
+def source() -> str:
+    """A hash of the code, which tells the commit of a copy without git."""
+    digest = hashlib.sha256()
+    for folder in ("dualpath_cli", "benchmarks"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
-def write(path: str | None, result: Mapping[str, Any]) -> None:
-    """Writes a result and the machine to a file, if one is named; prints the machine."""
-    facts = machine()
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    if path is not None:
-        Path(path).write_text(json.dumps({"machine": facts, **result}, indent=1) + "\n")
+def result(
+    facts: dict[str, Any], given: argparse.Namespace, tables: Sequence[Rows], measured: Any
+) -> dict[str, Any]:
+    """Returns what a file of results holds: `conditions`, options, tables, all measurements."""
+    options = {name: value.name if isinstance(value, Path) else value
+               for name, value in vars(given).items() if name != "out"}  # fmt: skip
+    return {"conditions": facts, "options": options,
+            "tables": [table._asdict() for table in tables], "measured": measured}  # fmt: skip
 
 
-def show(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table of cells that are text already."""
-    headings = [Column(columns[0]), *(Column(heading, "") for heading in columns[1:])]
-    print("\n".join(aligned(Table(headings, list(rows)))))
+def publish(given: argparse.Namespace, tables: Sequence[Rows], measured: Any) -> None:
+    """Prints a call's tables, and writes them and all measurements to its `--out`, if any."""
+    found = result(conditions(), given, tables, measured)
+    print(section(found))
+    if given.out is not None:
+        write_text(Path(given.out), as_json(found))
+
+
+def as_json(content: dict[str, Any]) -> str:
+    """The text of a file of results."""
+    return json.dumps(content, indent=1) + "\n"
+
+
+def section(result: dict[str, Any]) -> str:
+    """The part of a page that a result fills."""
+    facts, packages = result["conditions"], result["conditions"]["packages"]
+    commit = facts["git_commit"]
+    if commit is None and facts["source"] == source():  # measured on a copy of this checkout
+        commit = versions()["git_commit"]
+    names = [f"{n} {packages[n]}" for n in ("torch", *MORE_PACKAGES, "cuDNN") if n in packages]
+    about = (
+        f"Commit {commit or 'unknown, source ' + facts['source']}, {facts['date'][:10]}; "
+        f"{facts['machine']}, {facts['cores']} cores, {facts['threads']} threads, load "
+        f"{facts['load']}; Python {facts['python']}, {', '.join(names)}.\n"
+    )
+    return "\n".join([*(Rows(**table).markdown() for table in result["tables"]), about])
+
+
+def filled(page: Path) -> str:
+    """A page with the tables of its results, or with a line that there are none.
+
+    Raises:
+        UserError: if the page has no place for them, or a file is of a rehearsal.
+    """
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise UserError(f"{page} has no '{BEGIN.strip()}' before an '{END}'")
+    sections = []
+    for path in sorted(page.parent.glob(f"{page.stem}*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["options"].get("rehearse"):
+            raise UserError(f"{path} is of a rehearsal, whose numbers mean nothing; give others")
+        sections.append(f"{section(content)}All measurements: [{path.name}]({path.name}).\n")
+    text = "\n".join(sections) or "Not measured yet.\n"
+    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Returns a cell: the median, and the least and the most of all rounds."""
     return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def main(folder: Path = ROOT / "docs" / "benchmarks") -> int:
+    """Fills all pages of a folder."""
+    try:
+        for page in sorted(folder.glob("*.md")):
+            write_text(page, filled(page))
+    except UserError as error:
+        print(f"benchmarks.results: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -64,7 +64,7 @@ def _main(words: Sequence[str]) -> int:
     first = 2 if " ".join(words[:2]) in COMMANDS else 1  # `prepare inspect` is a command
     name, rest = (" ".join(words[:first]), words[first:]) if words else ("--help", [])
     # Waiting threads must not spin: beside a busy process, spinning ones take each other's cores.
-    # OpenMP reads this as torch is imported. docs/benchmarks/speed.md has the numbers.
+    # OpenMP reads this as torch is imported (docs/fit.md#speed).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         end_with_parent()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.baselines import TransformersLlama, llama_width
+from benchmarks.llama import TransformersLlama, llama_width
 from benchmarks.train_step import MODELS, our_config, training_step
 from benchmarks.turns import Timed, in_turns, timed
 from dualpath_cli.config import ModelConfig
@@ -36,7 +36,7 @@ def test_more_layers_than_the_flops_pay_for_are_refused() -> None:
 
 def test_steps_learn_and_are_timed_by_turns() -> None:
     model = build_model(our_config("dual K2", SHAPE, 3_000_000), seed=0)
-    assert learns(model, timed(training_step(model, SHAPE, 2, documents=8)))
+    assert learns(model, timed(training_step(model, SHAPE, 2)))
 
 
 @pytest.mark.slow  # it imports transformers

@@ -1,81 +1,193 @@
-"""Part `step`: tokens/s, MFU and peak memory of training steps, as trained."""
+"""Training steps as `dualpath fit` makes them, without Lightning's loop: tokens/s and peak memory.
 
-from dataclasses import replace
-from functools import partial
+Also what the device can do at most, and `dualpath fit` itself.
+"""
+
+import csv
+import os
+import subprocess
+import sys
+from itertools import cycle
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
+from torch import nn
 
-from benchmarks.gpu.ceilings import DENSE_PEAK
-from benchmarks.gpu.parts import Bench, Cell, Part, Row, number
-from benchmarks.gpu.sizes import MAIN
-from benchmarks.gpu.training import TrainingStep, Variant
+from benchmarks.gpu.bench import MAIN, Bench, Rows
 from benchmarks.turns import seconds_of
+from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.flops.count import training_flops_per_token
+from dualpath_cli.model.layer_pass import LayerPass
+from dualpath_cli.model.positions import whole_sequences
+from dualpath_cli.recipe.optimizer import OptimSettings
+from dualpath_cli.training.optim import build_optimizer
+from dualpath_cli.training.parallel import build_model
 
-WIDE = "f80m_wide"
-OTHERS = ("f160m_a25_k4", WIDE, "f80m_loop_k4", "f80m_a50_k2")
+BATCHES = 4
+"""Random micro-batches that a step takes by turns."""
 
 
-def measure(bench: Bench, name: str, recipe: str, variant: Variant) -> dict[str, Row]:
-    """Times a step; returns tokens/s, MFU, peak memory, and what ran.
+class TrainingStep:
+    """A model with its optimizer and random tokens; each call makes one optimizer step."""
 
-    MFU counts the FLOPs of forward and backward without recomputation, causal attention halved.
+    def __init__(
+        self,
+        bench: Bench,
+        config: ModelConfig,
+        micro_batch: int,
+        checkpointing: Checkpointing = "selective",
+        compiled: bool = True,
+        bfloat16: bool = True,
+    ) -> None:
+        """Under bf16 autocast if `bfloat16`; weights are float32 anyway."""
+        self.config, self._bfloat16, self._compiled = config, bfloat16, compiled
+        self._compiler = bench.sizes.compiler
+        self.graphs = 0
+        """Graphs compiled so far. Where something is meant to be compiled and is not, torch runs it
+        eagerly and says nothing."""
+        with bench.device:
+            self.model = build_model(config, seed=0, checkpointing=checkpointing)
+        if compiled:
+            for part in (*self.model.blocks, self.model.loss):
+                part.compile(backend=self._compile_graph, dynamic=False)
+        optim = OptimSettings(lr=1e-5)  # random tokens teach nothing
+        self.optimizer = build_optimizer(self.model.named_parameters(), optim, total_steps=1)
+        shape = (micro_batch, bench.sizes.seq_len + 1)
+        self._batches = cycle(
+            [torch.randint(config.vocab_size, shape, device=bench.device) for _ in range(BATCHES)]
+        )
+        self.tokens_per_step = micro_batch * bench.sizes.seq_len
+
+    def __call__(self) -> None:
+        """Forward, loss, backward, clipping and the optimizer; nothing waits for the device."""
+        self.losses(next(self._batches)).mean().backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def losses(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Losses of tokens (B, T + 1), (B, T)."""
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self._bfloat16):
+            return self.model(tokens[:, :-1], tokens[:, 1:])
+
+    def compile_by_one_block(self) -> None:
+        """Compiles all there is by one block of a kind, in a fraction of a step's memory."""
+        tokens = next(self._batches)
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        kinds = dict(zip(self.config.layers, self.model.blocks, strict=True))
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self._bfloat16):
+            for block in kinds.values():
+                x_BTD = self.model.embed(inputs)
+                positions = whole_sequences(self.config, inputs, like=x_BTD)
+                block(x_BTD, LayerPass(positions)).sum().backward()
+            x_BTD = self.model.norm(self.model.embed(inputs))
+            self.model.loss(x_BTD, self.model.head.weight, targets).mean().backward()
+        self.optimizer.zero_grad()
+        self.check_compiled()
+        if tokens.is_cuda:
+            torch.cuda.empty_cache()  # for the others, until this one's turn
+
+    def check_compiled(self) -> None:
+        """Raises RuntimeError where a step that was to be compiled has run eagerly."""
+        if self._compiled and not self.graphs:
+            raise RuntimeError("nothing was compiled: the step runs eagerly")
+
+    def _compile_graph(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        self.graphs += 1
+        return torch._dynamo.lookup_backend(self._compiler)(graph, inputs)
+
+
+def compare_exactly() -> None:
+    """Sets torch for this process: fixed shapes, as in a run; no TF32; no step that runs eagerly.
+
+    Where there are too many graphs, torch would go on without compiling.
+    """
+    torch.set_float32_matmul_precision("highest")
+    torch._dynamo.config.automatic_dynamic_shapes = False
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
+def step(
+    bench: Bench, recipe: str, times: int = 1, checkpointing: Checkpointing = "selective"
+) -> Rows:
+    """Times a step of a recipe with `times` the usual micro-batch.
+
+    FLOPs are those of forward and backward without recomputation, causal attention halved.
     """
     sizes, cuda = bench.sizes, bench.device.type == "cuda"
-    peak = bench.ceilings["matmul_flops"]  # before the step, whose peak must not hold its buffers
-    step = TrainingStep(bench, sizes.model(recipe), variant)
+    micro_batch = times * sizes.micro_batch
+    made = TrainingStep(bench, sizes.model(recipe), micro_batch, checkpointing)
+    made.compile_by_one_block()
+    bench.alone()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    seconds = seconds_of(step, bench.device, sizes.repeats, sizes.warm_up)
-    step.check_compiled()
-    speed = step.tokens_per_step / median(seconds)
-    loops = {} if variant.loops is None else {"loops": variant.loops}
-    flops = speed * training_flops_per_token(replace(step.config, **loops), sizes.seq_len)
-    row = {
-        "seconds": median(seconds),
-        "all_seconds": seconds,
-        "tokens_per_second": speed,
-        "mfu_of_measured": flops / peak,
-        "mfu_of_data_sheet": flops / DENSE_PEAK,
-        "graphs": step.graphs,
-    }
+    seconds = seconds_of(made, bench.device, sizes.repeats, sizes.warm_up)
+    row = speed(made.config, made.tokens_per_step / median(seconds))
+    row |= {"seconds": median(seconds), "all_seconds": seconds, "graphs": made.graphs}
     if cuda:
         row["peak_bytes"] = torch.cuda.max_memory_allocated()
-    return {name: row}
+    return {f"{recipe}, micro-batch {micro_batch}, {checkpointing}": row}
 
 
-def cells(bench: Bench) -> dict[str, Cell]:
-    """MAIN with each micro-batch, with each option, and with several micro-batches; others."""
-    sizes = bench.sizes
-    main = {f"micro-batch {n}": Variant(n) for n in sizes.micro_batches}
-    plain, n = sizes.model(MAIN), sizes.micro_batch
-    uneven = [plain.most_loops + (1 if layer % 2 else -1) for layer in range(plain.n_layers)]
-    main |= {
-        "FiLM": Variant(n, model={"step_conditioning": "film"}),
-        "K - 1 and K + 1 by turns": Variant(n, model={"loops": uneven}),
-        "a step of one loop": Variant(n, loops=1),
-        "8 experts, 2 active": Variant(n, model={"n_experts": 8}),
+def speed(config: ModelConfig, tokens_per_second: float) -> dict[str, Any]:
+    """Tokens and FLOPs per second."""
+    flops = tokens_per_second * training_flops_per_token(config)
+    return {"tokens_per_second": tokens_per_second, "flops_per_second": flops}
+
+
+def ceilings(bench: Bench) -> Rows:
+    """bf16 products and copies, read and written.
+
+    On random data: zeros draw less power, and run faster than any real data.
+    """
+    n, device, repeats = bench.sizes.matmul, bench.device, bench.sizes.kernel_repeats
+    matrices = [torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(4)]
+    out, turn = torch.empty_like(matrices[0]), cycle([matrices[:2], matrices[2:]])
+    source = torch.randn(bench.sizes.copy_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    bench.alone()
+    product = seconds_of(lambda: torch.mm(*next(turn), out=out), device, repeats, warm_up=5)
+    copy = seconds_of(lambda: target.copy_(source), device, repeats, warm_up=5)
+    return {
+        "measured": {
+            "matmul_flops": 2 * n**3 / median(product),
+            "copy_bytes": 2 * source.nbytes / median(copy),
+        }
     }
-    accumulated = f"micro-batch {sizes.micro_batch}, {sizes.accumulate} a step"
-    main[accumulated] = Variant(sizes.micro_batch, accumulate=sizes.accumulate)
-    main[f"{accumulated}, Muon"] = replace(main[accumulated], optimizer="muon")
-    asked = {f"{MAIN}, {name}": (MAIN, variant) for name, variant in main.items()}
-    asked |= {name: (name, Variant(sizes.micro_batch)) for name in OTHERS}
-    asked[f"{WIDE}, 8 experts, 2 active"] = (WIDE, Variant(n, model={"n_experts": 8}))
-    return {name: partial(measure, bench, name, *of) for name, of in asked.items()}
 
 
-PART = Part(
-    "step",
-    "recipe",
-    [
-        number("tokens/s", "tokens_per_second"),
-        number("MFU, % of measured peak", "mfu_of_measured", ".1f", 100),
-        number("MFU, % of 989 TFLOP/s", "mfu_of_data_sheet", ".1f", 100),
-        number("step, ms", "seconds", ".1f", 1e3),
-        number("peak, GB", "peak_bytes", ".1f", 1e-9),
-        number("graphs", "graphs"),
-    ],
-    cells,
-)
+def work_folder() -> Path:
+    """Where the programme keeps its sample data, its run and compiled kernels."""
+    return Path(os.environ["WORK"])
+
+
+def sample(bench: Bench) -> Rows:
+    """Prepares the data of `fit`."""
+    command("data_prep", "--source", "sample", "--out", str(work_folder() / "sample"))
+    return {}
+
+
+def fit(bench: Bench) -> Rows:
+    """`dualpath fit` itself, on one device, with 16 micro-batches a step."""
+    sizes, work = bench.sizes, work_folder()
+    batch = 16 * sizes.micro_batch * sizes.seq_len
+    words = f"""fit --config {MAIN} --config cluster_1 {sizes.run}
+        --data.path {work}/sample --data.max_epochs null --run.dir {work}/runs --run.recipe gpu
+        --run.name fit --run.micro_batch {sizes.micro_batch} --run.batch_tokens {batch}
+        --run.max_tokens {8 * batch} --run.save_every 8 --run.log_every 2 --run.gates_every 8
+        --run.tensorboard false --optim.warmup_steps 4 --trainer.precision bf16-mixed"""
+    bench.alone()
+    command("dualpath_cli", *words.split())
+    with (work / "runs/gpu/fit/metrics.csv").open() as file:
+        tokens = [float(row["tokens_per_second"]) for row in csv.DictReader(file)]
+    row = speed(sizes.model(MAIN), median(tokens[1:]))  # the first one has compiling in it
+    return {f"{MAIN}, `dualpath fit`": row | {"all_tokens_per_second": tokens}}
+
+
+def command(*words: str) -> None:
+    """Runs a module. Raises RuntimeError where it fails; the log has its words."""
+    if code := subprocess.call([sys.executable, "-m", *words]):
+        raise RuntimeError(f"{' '.join(words[:2])} ended with exit code {code}, see the log")

@@ -13,7 +13,7 @@ width of keys and values, and h the FFN's:
 and the float32 statistics of norms and softmax (which has none on a CPU in bf16). A wide path of
 experts, of which a token takes k of width H, has h = k H and saves 2 e k d more, an input and an
 output for each; under `selective` e (k - 1) d, outputs alone. To `selective` and `full` a block
-adds its input, r d. docs/benchmarks/memory.md has these beside measured bytes.
+adds its input, r d. tests/flops/test_memory.py has these beside measured bytes.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
 """Causal attention for the CPU as matrix products over blocks of queries, forward and backward.
 
-In bf16, forward and backward, it is 1.7 to 4.2 times as fast as PyTorch's own kernel for the CPU
-(docs/benchmarks/speed.md). Products, softmax and its derivative are each one call on a block of
-queries and the keys up to its end. Nothing of a block is kept for the backward pass, which computes
-its weights again from queries and keys.
+In bf16, forward and backward, it is 1.7 to 4.2 times as fast as PyTorch's own kernel for a CPU
+without AMX (benchmarks.cpu_attention at commit 1eeb645). Products, softmax and its derivative are
+each one call on a block of queries and the keys up to its end. Nothing of a block is kept for the
+backward pass, which computes its weights again from queries and keys.
 
 Shapes: B batch, T positions, H heads, N head size; of a block G heads of some sequences, R queries,
 S keys.

@@ -1,7 +1,7 @@
 """Memory that a step on a CPU frees, kept for the next step.
 
 By default glibc's malloc gives large tensors back to the system as they are freed, so that each
-step takes their pages anew: a sixth of the time of a small model (docs/benchmarks/speed.md).
+step takes their pages anew: a sixth of the time of a small model (docs/fit.md#speed).
 """
 
 import ctypes

@@ -56,8 +56,8 @@ def checkpoint_block(block: DualPathBlock, checkpointing: Checkpointing) -> None
 def chosen(setting: Literal["auto"] | Checkpointing, compiled: bool) -> Checkpointing:
     """Resolves `run.activation_checkpointing`: `auto` costs no time on a CPU.
 
-    There `selective` is as fast as `none` for compiled blocks, and slower in eager mode
-    (docs/benchmarks/memory.md). On a GPU neither was timed.
+    There `selective` is as fast as `none` for compiled blocks, and slower in eager mode. On a GPU
+    neither was timed.
     """
     if setting != "auto":
         return setting

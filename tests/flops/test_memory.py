@@ -5,7 +5,6 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from benchmarks.memory import allocations, peak, saved, training_step
 from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.flops.memory import (
     MAX_LOGITS,
@@ -21,6 +20,7 @@ from dualpath_cli.flops.paper import configurations
 from dualpath_cli.model import DualPathLM, loss
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.training.optim import build_optimizer
+from tests.flops.allocations import allocations, peak, saved, training_step
 from tests.training.test_activation_checkpointing import graphs
 
 POLICIES = get_args(Checkpointing)

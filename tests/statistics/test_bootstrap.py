@@ -2,15 +2,12 @@
 
 import hashlib
 import math
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import coverage
 from dualpath_cli.statistics.bootstrap import (
     LEAST_CLUSTERS,
     RESAMPLES,
@@ -144,14 +141,19 @@ def test_documents_drawn_whole_cover_where_their_windows_would_not():
     assert np.mean(by_window) < 0.7
 
 
-def test_the_page_says_how_often_the_cost_of_rare_large_effects_is_understated():
-    effects, true, (fewest, *_) = coverage.MEANS["0.2 in 1 of 10"]
-    holds, above, below = coverage.held(coverage.means(fewest, effects, true), coverage.ours)
-    page = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text(encoding="utf-8")
-    (row,) = re.findall(r"^\| mean, 0\.2 in one document of ten \|.*", page, re.MULTILINE)
-    assert row.split(" | ")[-1].startswith(f"{holds}, ")
-    assert f"12 to {float(above):.0%}".replace("%", " %") in page
-    assert float(below) < 0.007
+def test_the_cost_of_rare_large_effects_is_understated_as_the_page_says():
+    """0.2 nats a token in one of ten documents: most misses lie below the true mean."""
+    missed = []
+    for seed in range(300):
+        draw = np.random.default_rng(seed)
+        effects = draw.normal(0, 0.02, 20) + 0.2 * (draw.random(20) < 0.1)
+        tokens = np.exp(draw.normal(4, 1, 20))  # lengths span two orders of magnitude
+        rows = np.column_stack([tokens * effects, tokens])
+        low, high = mean_interval(f"text {seed}", list(range(20)), rows)
+        missed.append((high < 0.02, low > 0.02))
+    above, below = np.mean(missed, axis=0)
+    assert 0.1 < above < 0.3
+    assert below < 0.03
 
 
 def correlations(means: np.ndarray) -> np.ndarray:

@@ -95,8 +95,8 @@ def likely_tokens(sequences: int, layers: int, loops: Sequence[int], forced: int
     """Returns how many first tokens of each sequence the page is likely to have room for.
 
     The passes of the page read no more of them. `loops` are those of each model on it, `forced` is
-    the number of interventions. What a token takes was measured (docs/benchmarks/studies.md), and
-    is a fifth more than is reckoned with: sequences that are shorter leave room for others.
+    the number of interventions. What a token takes was measured, and is
+    a fifth more than is reckoned with: sequences that are shorter leave room for others.
     """
     read_outs = sum((layers + 1) * (7 + STEP_BYTES * steps) for steps in loops)
     states = sum(layers * (steps + 2) * 3.5 for steps in loops)

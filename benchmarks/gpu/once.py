@@ -1,0 +1,282 @@
+"""The most valuable numbers of one CUDA GPU in one call of nine minutes, the most valuable first.
+
+bash benchmarks/gpu_once.sh OUT [--rehearse] [--only PATTERN...]
+
+Each cell is a process of its own. Cells of a phase build their models and compile beside each
+other, which is most of the time; each then waits for its turn to be measured, during which the
+others are paused. What is cut off by time, or fails, loses only itself. OUT gets gpu.json, written
+after each cell, and log.txt.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fnmatch import fnmatch
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import results
+from benchmarks.gpu import correct, kernels, step
+from benchmarks.gpu.bench import MAIN, Bench, Cell, Rehearsal, Row, Rows, Sizes, failed
+from dualpath_cli.errors import UserError, one_line
+from dualpath_cli.files.atomic import write_text
+
+PHASES: list[tuple[float, float, dict[str, Cell]]] = [
+    (260, 60, {
+        "ceilings: measured": step.ceilings,
+        f"step: {MAIN}": partial(step.step, recipe=MAIN),
+        "step: f80m_wide": partial(step.step, recipe="f80m_wide"),
+        "step: f160m_a25_k4": partial(step.step, recipe="f160m_a25_k4"),
+        **{f"correct: {kind}": partial(correct.eager, kind=kind) for kind in correct.KINDS},
+        "correct: compiled": partial(correct.compiled, precision="bf16", checkpointing="none"),
+        "correct: compiled, selective": partial(
+            correct.compiled, precision="float32", checkpointing="selective"
+        ),
+        "fit: sample": step.sample,
+    }),
+    (400, 170, {"fit: fit": step.fit}),
+    (520, 60, {
+        **{f"attention: {name}": partial(kernels.attention, name=name) for name in kernels.KERNELS},
+        f"step: {MAIN}, twice the micro-batch": partial(step.step, recipe=MAIN, times=2),
+        f"step: {MAIN}, none": partial(step.step, recipe=MAIN, checkpointing="none"),
+        "step: f80m_loop_k4": partial(step.step, recipe="f80m_loop_k4"),
+        "step: f160m_wide": partial(step.step, recipe="f160m_wide"),
+        "step: f160m_a50_k4": partial(step.step, recipe="f160m_a50_k4"),
+        "decode: batch 1": partial(kernels.decode, batch=1),
+        "decode: batch 32": partial(kernels.decode, batch=32),
+    }),
+]  # fmt: skip
+"""Of each phase the seconds since the start at which it ends, those of a turn, and its cells by
+`part: name`, the most valuable first."""
+CELLS = {name: cell for *_, cells in PHASES for name, cell in cells.items()}
+DENSE_PEAK = 989e12
+"""FLOP/s of dense bf16 matrix products in the data sheets of H100 and H200 (SXM)."""
+
+Column = tuple[str, str, str, float]
+"""A heading, the measurement, its format, a factor."""
+SPEED: list[Column] = [
+    ("tokens/s", "tokens_per_second", ",.0f", 1),
+    ("MFU, % of measured products", "of_products", ".1f", 100),
+    ("MFU, % of 989 TFLOP/s", "of_data_sheet", ".1f", 100),
+]
+COLUMNS: dict[str, list[Column]] = {
+    "correct": [
+        ("losses off by", "losses", ".1e", 1),
+        ("gradients off by", "gradients", ".1e", 1),
+        ("right", "ok", "d", 1),
+    ],
+    "ceilings": [
+        ("bf16 products, TFLOP/s", "matmul_flops", ",.0f", 1e-12),
+        ("copies, TB/s read and written", "copy_bytes", ".2f", 1e-12),
+    ],
+    "step": [
+        *SPEED,
+        ("step, ms", "seconds", ".1f", 1e3),
+        ("peak, GB", "peak_bytes", ".1f", 1e-9),
+    ],
+    "fit": SPEED,
+    "attention": [
+        ("forward, ms", "forward_seconds", ".3f", 1e3),
+        ("backward, ms", "backward_seconds", ".3f", 1e3),
+        ("forward, TFLOP/s", "forward_flops", ",.0f", 1e-12),
+        ("backward, TFLOP/s", "backward_flops", ",.0f", 1e-12),
+        ("error", "error", ".1e", 1),
+    ],
+    "decode": [
+        ("tokens/s", "tokens_per_second", ",.0f", 1),
+        ("Llama of equal FLOPs, run alike = 1", "beside_llama", ".2f", 1),
+        ("of the speed of copies", "of_copies", ".2f", 1),
+    ],
+}
+
+
+SERVER = get_context("forkserver")
+"""Forks of one process that has imported everything, and has not touched the device."""
+SERVER.set_forkserver_preload(["benchmarks.gpu.correct", "benchmarks.gpu.kernels"])
+
+
+class Worker:
+    """A cell in a process of its own, in a group that is paused and ended as one."""
+
+    def __init__(self, name: str, sizes: type[Sizes], log: Path) -> None:
+        self.name, self.log = name, log
+        self.ready = False
+        self.rows: Rows | None = None
+        self._pipe, theirs = SERVER.Pipe()
+        self._process = SERVER.Process(target=work, args=(theirs, name, sizes, log))
+        self._process.start()
+        theirs.close()
+
+    def look(self, seconds: float = 0) -> None:
+        """Takes up what the process has said, waiting for it at most so long."""
+        if self.rows is None and self._pipe.poll(seconds):
+            try:
+                self.rows = self._pipe.recv()
+                self.ready = self.rows is None
+            except EOFError as error:
+                self.rows = {"": failed(error)}
+
+    def turn(self, seconds: float) -> None:
+        """Lets it be measured."""
+        self._pipe.send(None)
+        self.look(seconds)
+        if self.rows is None:
+            self.rows = {"": failed(TimeoutError(f"not measured within {seconds:.0f} s"))}
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the process and its own."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid or 0, number)
+
+    def end(self) -> None:
+        """Ends what has not ended."""
+        self.signal(signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+
+
+def work(pipe: Connection, name: str, sizes: type[Sizes], log: Path) -> None:
+    """Runs a cell: says None when it has to be alone, waits, and says its rows at the end."""
+    os.setpgid(0, 0)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+
+    def alone() -> None:
+        pipe.send(None)
+        pipe.recv()
+
+    step.compare_exactly()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    pipe.send(attempt(CELLS[name], Bench(device, sizes, alone)))
+
+
+def attempt(cell: Cell, bench: Bench) -> Rows:
+    """Runs a cell; one that fails gives its reason."""
+    try:
+        return cell(bench)
+    except Exception as error:  # whatever went wrong, other cells may work
+        traceback.print_exc()
+        return {"": failed(error)}
+
+
+def run_phase(
+    workers: Sequence[Worker], end: float, turn: float, done: Callable[[Worker], None]
+) -> None:
+    """Runs cells until `end`, by time.monotonic: measures the first in order that is ready."""
+    waiting = list(workers)
+    try:
+        while waiting and (left := end - time.monotonic()) > 0:
+            for worker in waiting:
+                worker.look()
+            if ready := next((worker for worker in waiting if worker.ready), None):
+                others = [worker for worker in waiting if worker is not ready]
+                for worker in others:
+                    worker.signal(signal.SIGSTOP)
+                ready.turn(min(left, turn))
+                for worker in others:
+                    worker.signal(signal.SIGCONT)
+            for worker in [worker for worker in waiting if worker.rows is not None]:
+                waiting.remove(worker)
+                worker.end()
+                done(worker)
+            time.sleep(0.05)
+    finally:
+        for worker in waiting:
+            worker.end()
+            worker.rows = {"": failed(TimeoutError("its phase has ended"))}
+            done(worker)
+
+
+def tables(measured: dict[str, Rows]) -> list[results.Rows]:
+    """The tables of the parts that were measured."""
+    peaks = measured.get("ceilings", {}).get("measured", {})
+    shares = {"of_products": ("flops_per_second", peaks.get("matmul_flops")),
+              "of_data_sheet": ("flops_per_second", DENSE_PEAK),
+              "of_copies": ("bytes_per_second", peaks.get("copy_bytes"))}  # fmt: skip
+
+    def cells(row: Row, columns: list[Column]) -> list[str]:
+        if "failed" in row:
+            return [row["failed"], *[""] * (len(columns) - 1)]
+        of = {share: row[key] / peak for share, (key, peak) in shares.items()
+              if key in row and peak}  # fmt: skip
+        row = row | of
+        return [format(row[key] * factor, form) if key in row else ""
+                for _, key, form, factor in columns]  # fmt: skip
+
+    return [
+        results.Rows(
+            ["", *(heading for heading, *_ in columns)],
+            [[name, *cells(row, columns)] for name, row in measured[part].items()],
+            part,
+        )
+        for part, columns in COLUMNS.items()
+        if measured.get(part)
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="gpu_once.sh", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="Folder of the results.")
+    parser.add_argument("--rehearse", action="store_true", help="Tiny shapes, also on a CPU.")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN",
+                        help="\n".join(["Cells; there are", *CELLS]))  # fmt: skip
+    parser.add_argument("--slower", type=float, default=1, help="Factor on all limits of time.")
+    try:
+        return run(parser.parse_args(arguments))
+    except UserError as error:
+        print(f"gpu_once.sh: error: {one_line(str(error))}", file=sys.stderr)
+        return 2
+
+
+def run(given: argparse.Namespace) -> int:
+    """Runs all phases; 1 if a cell has failed or gave something wrong."""
+    if not torch.cuda.is_available() and not given.rehearse:
+        raise UserError("torch sees no CUDA GPU; --rehearse runs everything tiny on the CPU")
+    chosen = [name for name in CELLS if any(fnmatch(name, pattern) for pattern in given.only)]
+    if not chosen:
+        raise UserError(f"no cell is like {' or '.join(given.only)}; cells are {', '.join(CELLS)}")
+    began, facts = time.monotonic(), results.conditions()
+    measured: dict[str, Rows] = {}
+
+    def result() -> dict[str, Any]:
+        return results.result(facts, given, tables(measured), measured)
+
+    def done(worker: Worker) -> None:
+        part, _, name = worker.name.partition(": ")
+        rows = {row_name or name: row for row_name, row in (worker.rows or {}).items()}
+        measured.setdefault(part, {}).update(rows)
+        write_text(given.out / "gpu.json", results.as_json(result()))
+        with (given.out / "log.txt").open("a") as log:
+            said = worker.log.read_text(errors="replace") if worker.log.exists() else ""
+            log.write(f"==> {worker.name}\n{said[-100_000:]}\n")
+        state = next((row["failed"] for row in rows.values() if "failed" in row), "done")
+        print(f"[{time.monotonic() - began:4.0f} s] {worker.name}: {state}", flush=True)
+
+    given.out.mkdir(parents=True, exist_ok=True)
+    for end, turn, cells in PHASES:
+        workers = [
+            Worker(name, Rehearsal if given.rehearse else Sizes, step.work_folder() / f"{n}.log")
+            for n, name in enumerate(CELLS)
+            if name in chosen and name in cells
+        ]
+        run_phase(workers, began + end * given.slower, turn * given.slower, done)
+    print(results.section(result()))
+    rows = [row for part in measured.values() for row in part.values()]
+    return int(any("failed" in row or not row.get("ok", True) for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# The most valuable numbers of one CUDA GPU in one call of nine minutes, the most valuable first.
+#
+#   bash benchmarks/gpu_once.sh OUT                     # --help names the cells and options
+#   bash benchmarks/gpu_once.sh OUT --rehearse --slower 4       # tiny, on a CPU
+#
+# Needs Python 3.11 to 3.13 with PyTorch, Lightning, transformers; this project need not be installed.
+# Where nothing can be downloaded, bring what is missing as wheels, 26 MB, in .whl, which git ignores.
+# On a machine with a network, for the Python version of the other one (here 3.12):
+#
+#   pip download --no-deps --dest .whl --only-binary=:all: \
+#       --python-version 3.12 --implementation cp \
+#       --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+#       --platform manylinux2014_x86_64 \
+#       litdata boto3 botocore jmespath s3transfer obstore \
+#       jsonargparse docstring-parser typeshed-client \
+#       pydantic pydantic-core annotated-types typing-inspection datasketch
+#
+# --no-deps keeps a second PyTorch out; pydantic names the version of pydantic-core that it needs.
+# The results, OUT/gpu.json, become the page's tables by
+#
+#   cp OUT/gpu.json docs/benchmarks && python -m benchmarks.results
+set -euo pipefail
+out=$(realpath -m "${1:?OUT, the folder of the results, is missing}"); shift
+cd "$(dirname "$0")/.."
+WORK=${WORK:-$(mktemp -d)}; export WORK
+python=${PYTHON:-python3}
+if compgen -G '.whl/*.whl' >/dev/null; then
+  "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade \
+    --target "$WORK/site" .whl/*.whl
+fi
+export PYTHONPATH="$PWD:$WORK/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+unset PYTHONDONTWRITEBYTECODE  # or each process compiles all that it imports
+# Several processes compile at once: few threads for each, and one cache for all.
+export TORCHINDUCTOR_CACHE_DIR=$WORK/inductor TORCHINDUCTOR_COMPILE_THREADS=4 OMP_NUM_THREADS=2
+exec "$python" -m benchmarks.gpu.once "$out" "$@"
