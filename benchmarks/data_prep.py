@@ -1,4 +1,4 @@
-"""How fast text becomes shards, beside bare tiktoken, and how much memory that takes.
+"""How fast text becomes shards, beside bare tiktoken.
 
 python -m benchmarks.data_prep --texts FOLDER_OF_JSONL --tokenizer GPT2_FOLDER \\
     --out docs/benchmarks/data_prep.json
@@ -11,21 +11,17 @@ runs on as many cores as there are processes, this one included.
 import argparse
 import json
 import os
-import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from functools import partial
 from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 from benchmarks.results import Rows, publish, spread
 from benchmarks.turns import in_turns, ratios
@@ -91,24 +87,6 @@ MEASUREMENTS: dict[str, Callable[[Path, str, int, Path], float]] = {
 }
 
 
-def memory(corpus: Path, tokenizer: Path, processes: int, out: Path) -> tuple[float, float]:
-    """Returns the most MB resident of a preparation's main process and of any of its others."""
-    words = ["--source", str(corpus), "--tokenizer", str(tokenizer), "--workers"]
-    command = [sys.executable, "-m", "data_prep", *words, str(processes), "--out", str(out)]
-    main = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    peaks: dict[int, float] = {}
-    while main.poll() is None:
-        for path in Path(f"/proc/{main.pid}/task").glob("*/children"):
-            for pid in [main.pid, *map(int, path.read_text().split())]:
-                with suppress(OSError):  # it has ended
-                    status = Path(f"/proc/{pid}/status").read_text()
-                    if found := re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE):
-                        peaks[pid] = int(found[1]) / 1000  # the highest so far
-        time.sleep(0.05)
-    assert main.returncode == 0, command
-    return peaks.pop(main.pid), max(peaks.values(), default=0.0)
-
-
 def documents(file: Path) -> list[str]:
     """Returns the texts of a file."""
     return list(read_documents(Source("texts", file)))
@@ -147,30 +125,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
         load(given.tokenizer)
         small, large = (sum(count(documents(file)) for file in c.iterdir()) for c in corpora)
 
-        def measured(measure: Callable[..., Any], corpus: Path, processes: int) -> Any:
+        def measured(measure: Callable[..., float], corpus: Path, processes: int) -> float:
             os.sched_setaffinity(0, cores[:processes])
-            result = measure(corpus, given.tokenizer, processes, folder / "out")
+            seconds = measure(corpus, given.tokenizer, processes, folder / "out")
             shutil.rmtree(folder / "out", ignore_errors=True)
-            return result
+            return seconds
 
-        variants = {
-            f"{what}, {n} processes, {corpus.name}": partial(measured, measure, corpus, n)
-            for n in given.processes
-            for what, measure in MEASUREMENTS.items()
-            for corpus in corpora
-        }
-        seconds = in_turns(variants, given.rounds, warm_up=0)
-        held = [measured(memory, corpora[1], n) for n in given.processes]
+        seconds = in_turns(
+            {
+                f"{what}, {n} processes, {corpus.name}": partial(measured, measure, corpus, n)
+                for n in given.processes
+                for what, measure in MEASUREMENTS.items()
+                for corpus in corpora
+            },
+            given.rounds,
+            warm_up=0,
+        )
     rows = []
-    for n, peaks in zip(given.processes, held, strict=True):
-        rates = {}
+    for n in given.processes:
+        rates: dict[str, list[float]] = {}
         for what in MEASUREMENTS:
-            both = [seconds[f"{what}, {n} processes, {corpus.name}"] for corpus in corpora]
+            both = (seconds[f"{what}, {n} processes, {corpus.name}"] for corpus in corpora)
             rates[what] = [(large - small) / (b - a) / 1e6 for a, b in zip(*both, strict=True)]
             speed = [f"{median(rates[what]):.2f}", spread(ratios(rates[what], rates["tiktoken"]))]
-            most = [f"{peak:.0f}" for peak in peaks] if what == "ours" else ["", ""]
-            rows.append([what, str(n), *speed, *most])
-    columns = ["path", "processes", "M tokens/s", "tiktoken = 1", "main, MB", "largest other, MB"]
+            rows.append([what, str(n), *speed])
+    columns = ["path", "processes", "M tokens/s", "tiktoken = 1"]
     publish(given, [Rows(columns, rows, f"{small:,} and {large:,} tokens")], {"seconds": seconds})
 
 

@@ -9,7 +9,6 @@ the context once. The GPU programme measures the same. Shapes: B sequences, T to
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
@@ -25,15 +24,12 @@ from dualpath_cli.generation.loading import round_weights
 from dualpath_cli.model import DualPathLM
 
 
-@dataclass(frozen=True)
-class Work:
-    """How much is decoded."""
+class Work(NamedTuple):
+    """How many tokens are decoded of each sequence of a batch, after how many."""
 
     context: int
-    """Tokens before, of each sequence."""
     batch: int
     tokens: int
-    """Decoded after them, of each sequence."""
     autocast: torch.dtype | None = None
     """Type of weights and matrix products where it is not float32."""
 

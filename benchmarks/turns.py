@@ -5,7 +5,6 @@ A machine's speed changes from minute to minute: a ratio of two variants is take
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import cycle, pairwise
 from statistics import median
 
@@ -30,13 +29,13 @@ def clock(device: torch.device) -> float:
 
 def timed(call: Call, device: torch.device = torch.device("cpu")) -> Timed:  # noqa: B008
     """Returns a call as work that is measured from beginning to end."""
-    return partial(_seconds, call, device)
 
+    def run() -> float:
+        start = clock(device)
+        call()
+        return clock(device) - start
 
-def _seconds(call: Call, device: torch.device) -> float:
-    start = clock(device)
-    call()
-    return clock(device) - start
+    return run
 
 
 def in_turns(

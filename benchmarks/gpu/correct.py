@@ -67,7 +67,8 @@ def check(
         groups.setdefault(kind_of(name).group, []).append((got.grad, wanted.grad))
     found = relative([(losses.detach(), truth.detach())]), max(map(relative, groups.values()))
     ok = all(off <= limit for off, limit in zip(found, LIMITS[precision], strict=True))  # nan never
-    return {"losses": found[0], "gradients": found[1], "limits": LIMITS[precision], "ok": ok}
+    limits = ", ".join(f"{limit:.0e}" for limit in LIMITS[precision])
+    return {"losses off": found[0], "gradients off": found[1], "at most": limits, "right": ok}
 
 
 def relative(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:

@@ -12,7 +12,7 @@ import torch._functorch.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.decoding import Work, beside_llama, variants
-from benchmarks.gpu.bench import MAIN, Bench, Rows, failed
+from benchmarks.gpu.bench import MAIN, Bench, Row, Rows, failed
 from benchmarks.turns import in_turns, kernel_seconds
 from dualpath_cli.kernels.attention import Mask, attend
 from dualpath_cli.model.positions import document_mask
@@ -53,13 +53,13 @@ def attention(bench: Bench, name: str) -> Rows:
             backward.append(partial(torch.autograd.grad, y, qkv, gradient, retain_graph=True))
             backward[-1]()
         bench.alone()
-        row = {"error": error}
-        flops = 2 * math.prod(shape) * length
-        for direction, calls, times in (("forward", forward, 1), ("backward", backward, 2.5)):
+        row: Row = {}
+        for direction, calls, times in (("forward", forward, 2), ("backward", backward, 5)):
             seconds = kernel_seconds(calls, bench.device, bench.sizes.kernel_repeats)
-            row[f"{direction}_seconds"] = seconds
+            row[f"{direction}, ms"] = 1e3 * seconds
             if name != "documents":  # whose FLOPs depend on the documents
-                row[f"{direction}_flops"] = times * flops / seconds
+                row[f"{direction}, TFLOP/s"] = times * math.prod(shape) * length / seconds / 1e12
+        row["error"] = error
     return {name: row}
 
 
@@ -100,10 +100,10 @@ def decode(bench: Bench, batch: int) -> Rows:
     seconds = in_turns({name: one.run for name, one in found.items()}, sizes.rounds)
     for name, times in seconds.items():
         rows[name] = {
-            "tokens_per_second": batch * work.tokens / median(times),
-            "bytes_per_second": found[name].bytes * work.tokens / median(times),
+            "tokens/s": batch * work.tokens / median(times),
+            "GB/s read at least": found[name].bytes * work.tokens / median(times) / 1e9,
             "seconds": times,
         }
         if f"Llama, {name.rpartition(' ')[2]}" in seconds:
-            rows[name]["beside_llama"] = median(beside_llama(seconds, name))
+            rows[name]["Llama, run alike = 1"] = median(beside_llama(seconds, name))
     return {f"context {work.context}, batch {batch}: {name}": row for name, row in rows.items()}

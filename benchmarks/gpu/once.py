@@ -27,7 +27,7 @@ import torch
 
 from benchmarks import results
 from benchmarks.gpu import correct, kernels, step
-from benchmarks.gpu.bench import MAIN, Bench, Cell, Rehearsal, Row, Rows, Sizes, failed
+from benchmarks.gpu.bench import MAIN, Bench, Cell, Rehearsal, Rows, Sizes, failed
 from dualpath_cli.errors import UserError, one_line
 from dualpath_cli.files.atomic import write_text
 
@@ -59,47 +59,6 @@ PHASES: list[tuple[float, float, dict[str, Cell]]] = [
 """Of each phase the seconds since the start at which it ends, those of a turn, and its cells by
 `part: name`, the most valuable first."""
 CELLS = {name: cell for *_, cells in PHASES for name, cell in cells.items()}
-DENSE_PEAK = 989e12
-"""FLOP/s of dense bf16 matrix products in the data sheets of H100 and H200 (SXM)."""
-
-Column = tuple[str, str, str, float]
-"""A heading, the measurement, its format, a factor."""
-SPEED: list[Column] = [
-    ("tokens/s", "tokens_per_second", ",.0f", 1),
-    ("MFU, % of measured products", "of_products", ".1f", 100),
-    ("MFU, % of 989 TFLOP/s", "of_data_sheet", ".1f", 100),
-]
-COLUMNS: dict[str, list[Column]] = {
-    "correct": [
-        ("losses off by", "losses", ".1e", 1),
-        ("gradients off by", "gradients", ".1e", 1),
-        ("right", "ok", "d", 1),
-    ],
-    "ceilings": [
-        ("bf16 products, TFLOP/s", "matmul_flops", ",.0f", 1e-12),
-        ("copies, TB/s read and written", "copy_bytes", ".2f", 1e-12),
-    ],
-    "step": [
-        *SPEED,
-        ("step, ms", "seconds", ".1f", 1e3),
-        ("peak, GB", "peak_bytes", ".1f", 1e-9),
-    ],
-    "fit": SPEED,
-    "attention": [
-        ("forward, ms", "forward_seconds", ".3f", 1e3),
-        ("backward, ms", "backward_seconds", ".3f", 1e3),
-        ("forward, TFLOP/s", "forward_flops", ",.0f", 1e-12),
-        ("backward, TFLOP/s", "backward_flops", ",.0f", 1e-12),
-        ("error", "error", ".1e", 1),
-    ],
-    "decode": [
-        ("tokens/s", "tokens_per_second", ",.0f", 1),
-        ("Llama of equal FLOPs, run alike = 1", "beside_llama", ".2f", 1),
-        ("of the speed of copies", "of_copies", ".2f", 1),
-    ],
-}
-
-
 SERVER = get_context("forkserver")
 """Forks of one process that has imported everything, and has not touched the device."""
 SERVER.set_forkserver_preload(["benchmarks.gpu.correct", "benchmarks.gpu.kernels"])
@@ -199,30 +158,21 @@ def run_phase(
 
 
 def tables(measured: dict[str, Rows]) -> list[results.Rows]:
-    """The tables of the parts that were measured."""
-    peaks = measured.get("ceilings", {}).get("measured", {})
-    shares = {"of_products": ("flops_per_second", peaks.get("matmul_flops")),
-              "of_data_sheet": ("flops_per_second", DENSE_PEAK),
-              "of_copies": ("bytes_per_second", peaks.get("copy_bytes"))}  # fmt: skip
+    """A table a part, a column for each of its measurements but lists; and why a row is empty."""
+    found = []
+    for part, rows in measured.items():
+        columns = dict.fromkeys(c for row in rows.values() for c in row if type(row[c]) is not list)
+        cells = [[name, *(shown(row.get(column)) for column in columns)]
+                 for name, row in rows.items()]  # fmt: skip
+        found.append(results.Rows(["", *columns], cells, part))
+    return [table for table in found if table.rows]
 
-    def cells(row: Row, columns: list[Column]) -> list[str]:
-        if "failed" in row:
-            return [row["failed"], *[""] * (len(columns) - 1)]
-        of = {share: row[key] / peak for share, (key, peak) in shares.items()
-              if key in row and peak}  # fmt: skip
-        row = row | of
-        return [format(row[key] * factor, form) if key in row else ""
-                for _, key, form, factor in columns]  # fmt: skip
 
-    return [
-        results.Rows(
-            ["", *(heading for heading, *_ in columns)],
-            [[name, *cells(row, columns)] for name, row in measured[part].items()],
-            part,
-        )
-        for part, columns in COLUMNS.items()
-        if measured.get(part)
-    ]
+def shown(value: object) -> str:
+    """A measurement as text: three digits at least."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "" if value is None else str(value)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -275,7 +225,7 @@ def run(given: argparse.Namespace) -> int:
         run_phase(workers, began + end * given.slower, turn * given.slower, done)
     print(results.section(result()))
     rows = [row for part in measured.values() for row in part.values()]
-    return int(any("failed" in row or not row.get("ok", True) for row in rows))
+    return int(any("failed" in row or not row.get("right", True) for row in rows))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.gpu.bench import MAIN, Bench, Rows
+from benchmarks.gpu.bench import MAIN, Bench, Row, Rows
 from benchmarks.turns import seconds_of
 from dualpath_cli.config import Checkpointing, ModelConfig
 from dualpath_cli.flops.count import training_flops_per_token
@@ -27,6 +27,8 @@ from dualpath_cli.training.parallel import build_model
 
 BATCHES = 4
 """Random micro-batches that a step takes by turns."""
+PEAK = 989e12
+"""FLOP/s of dense bf16 matrix products in the data sheets of H100 and H200 (SXM)."""
 
 
 class TrainingStep:
@@ -126,16 +128,16 @@ def step(
         torch.cuda.reset_peak_memory_stats()
     seconds = seconds_of(made, bench.device, sizes.repeats, sizes.warm_up)
     row = speed(made.config, made.tokens_per_step / median(seconds))
-    row |= {"seconds": median(seconds), "all_seconds": seconds, "graphs": made.graphs}
+    row |= {"step, ms": 1e3 * median(seconds), "graphs": made.graphs, "seconds": seconds}
     if cuda:
-        row["peak_bytes"] = torch.cuda.max_memory_allocated()
+        row["peak, GB"] = torch.cuda.max_memory_allocated() / 1e9
     return {f"{recipe}, micro-batch {micro_batch}, {checkpointing}": row}
 
 
-def speed(config: ModelConfig, tokens_per_second: float) -> dict[str, Any]:
-    """Tokens and FLOPs per second."""
+def speed(config: ModelConfig, tokens_per_second: float) -> Row:
+    """Tokens and FLOPs per second, and these as a share of the data sheet's."""
     flops = tokens_per_second * training_flops_per_token(config)
-    return {"tokens_per_second": tokens_per_second, "flops_per_second": flops}
+    return {"tokens/s": tokens_per_second, "TFLOP/s": flops / 1e12, "MFU, %": 100 * flops / PEAK}
 
 
 def ceilings(bench: Bench) -> Rows:
@@ -153,8 +155,8 @@ def ceilings(bench: Bench) -> Rows:
     copy = seconds_of(lambda: target.copy_(source), device, repeats, warm_up=5)
     return {
         "measured": {
-            "matmul_flops": 2 * n**3 / median(product),
-            "copy_bytes": 2 * source.nbytes / median(copy),
+            "bf16 products, TFLOP/s": 2 * n**3 / median(product) / 1e12,
+            "copies, TB/s read and written": 2 * source.nbytes / median(copy) / 1e12,
         }
     }
 
@@ -184,7 +186,7 @@ def fit(bench: Bench) -> Rows:
     with (work / "runs/gpu/fit/metrics.csv").open() as file:
         tokens = [float(row["tokens_per_second"]) for row in csv.DictReader(file)]
     row = speed(sizes.model(MAIN), median(tokens[1:]))  # the first one has compiling in it
-    return {f"{MAIN}, `dualpath fit`": row | {"all_tokens_per_second": tokens}}
+    return {f"{MAIN}, `dualpath fit`": row | {"all tokens/s": tokens}}
 
 
 def command(*words: str) -> None:
