@@ -21,16 +21,14 @@
 #
 #   cp OUT/gpu.json docs/benchmarks && python -m benchmarks.results
 set -euo pipefail
-out=$(realpath -m "${1:?OUT, the folder of the results, is missing}"); shift
-cd "$(dirname "$0")/.."
-WORK=${WORK:-$(mktemp -d)}; export WORK
-python=${PYTHON:-python3}
-if compgen -G '.whl/*.whl' >/dev/null; then
+root=$(cd "$(dirname "$0")/.." && pwd)
+WORK=${WORK:-$(mktemp -d)} python=${PYTHON:-python3}
+if compgen -G "$root/.whl/*.whl" >/dev/null; then
   "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade \
-    --target "$WORK/site" .whl/*.whl
+    --target "$WORK/site" "$root"/.whl/*.whl
 fi
-export PYTHONPATH="$PWD:$WORK/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export WORK PYTHONPATH="$root:$WORK/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 unset PYTHONDONTWRITEBYTECODE  # or each process compiles all that it imports
 # Several processes compile at once: few threads for each, and one cache for all.
 export TORCHINDUCTOR_CACHE_DIR=$WORK/inductor TORCHINDUCTOR_COMPILE_THREADS=4 OMP_NUM_THREADS=2
-exec "$python" -m benchmarks.gpu.once "$out" "$@"
+exec "$python" -m benchmarks.gpu.once "$@"

@@ -1,7 +1,9 @@
 """The GPU programme runs on a CPU, finds what is wrong, loses only what fails, makes up nothing."""
 
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
@@ -250,8 +252,9 @@ def test_a_mistake_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_the_script_asks_for_its_folder(tmp_path: Path) -> None:
+def test_the_script_hands_its_words_on(tmp_path: Path) -> None:
     script = ["bash", str(ROOT / "benchmarks/gpu_once.sh")]
-    done = subprocess.run(script, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.returncode != 0
-    assert "OUT, the folder of the results, is missing" in done.stderr
+    environment = os.environ | {"PYTHON": sys.executable, "WORK": str(tmp_path)}
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert "the following arguments are required: OUT" in done.stderr

@@ -88,8 +88,6 @@ class TrainingStep:
             self.model.loss(x_BTD, self.model.head.weight, targets).mean().backward()
         self.optimizer.zero_grad()
         self.check_compiled()
-        if tokens.is_cuda:
-            torch.cuda.empty_cache()  # for the others, until this one's turn
 
     def check_compiled(self) -> None:
         """Raises RuntimeError where a step that was to be compiled has run eagerly."""
