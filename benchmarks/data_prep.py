@@ -131,16 +131,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             shutil.rmtree(folder / "out", ignore_errors=True)
             return seconds
 
-        seconds = in_turns(
-            {
-                f"{what}, {n} processes, {corpus.name}": partial(measured, measure, corpus, n)
-                for n in given.processes
-                for what, measure in MEASUREMENTS.items()
-                for corpus in corpora
-            },
-            given.rounds,
-            warm_up=0,
-        )
+        variants = {
+            f"{what}, {n} processes, {corpus.name}": partial(measured, measure, corpus, n)
+            for n in given.processes
+            for what, measure in MEASUREMENTS.items()
+            for corpus in corpora
+        }
+        seconds = in_turns(variants, given.rounds)
+    os.sched_setaffinity(0, cores)
     rows = []
     for n in given.processes:
         rates: dict[str, list[float]] = {}

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 from typing import Any, cast
@@ -161,6 +162,20 @@ def test_the_first_that_is_ready_is_measured_while_others_are_paused(
     assert list(done) == ["second", "first", "late"]
     assert done["first"] == done["second"] == row
     assert done["late"] == {"": {"failed": "TimeoutError: its phase has ended"}}
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_process_that_dies_loses_itself_alone(ready: bool) -> None:
+    worker = once.Worker.__new__(once.Worker)
+    worker.ready, worker.rows = ready, None
+    worker._pipe, theirs = Pipe()
+    theirs.close()
+    if ready:
+        worker.turn(5)
+    else:
+        worker.look()
+    assert worker.rows == {"": {"failed": "RuntimeError: the process has ended"}}
+    assert not worker.ready
 
 
 def test_processes_run_cells_and_leave_two_files(

@@ -81,13 +81,14 @@ class Worker:
         if self.rows is None and self._pipe.poll(seconds):
             try:
                 self.rows = self._pipe.recv()
-                self.ready = self.rows is None
-            except EOFError as error:
-                self.rows = {"": failed(error)}
+            except (EOFError, OSError):
+                self.rows = {"": failed(RuntimeError("the process has ended"))}
+            self.ready = self.rows is None
 
     def turn(self, seconds: float) -> None:
         """Lets it be measured."""
-        self._pipe.send(None)
+        with suppress(OSError):  # it has ended
+            self._pipe.send(None)
         self.look(seconds)
         if self.rows is None:
             self.rows = {"": failed(TimeoutError(f"not measured within {seconds:.0f} s"))}
@@ -202,7 +203,7 @@ def run(given: argparse.Namespace) -> int:
     if not chosen:
         raise UserError(f"no cell is like {' or '.join(given.only)}; cells are {', '.join(CELLS)}")
     began, facts = time.monotonic(), results.conditions()
-    measured: dict[str, Rows] = {}
+    measured: dict[str, Rows] = {name.partition(": ")[0]: {} for name in CELLS}
 
     def result() -> dict[str, Any]:
         return results.result(facts, given, tables(measured), measured)
@@ -210,7 +211,7 @@ def run(given: argparse.Namespace) -> int:
     def done(worker: Worker) -> None:
         part, _, name = worker.name.partition(": ")
         rows = {row_name or name: row for row_name, row in (worker.rows or {}).items()}
-        measured.setdefault(part, {}).update(rows)
+        measured[part].update(rows)
         write_text(given.out / "gpu.json", results.as_json(result()))
         with (given.out / "log.txt").open("a") as log:
             said = worker.log.read_text(errors="replace") if worker.log.exists() else ""
