@@ -139,16 +139,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         seconds = in_turns(variants, given.rounds)
     os.sched_setaffinity(0, cores)
-    rows = []
+    rows: Rows = {}
     for n in given.processes:
-        rates: dict[str, list[float]] = {}
         for what in MEASUREMENTS:
-            both = (seconds[f"{what}, {n} processes, {corpus.name}"] for corpus in corpora)
-            rates[what] = [(large - small) / (b - a) / 1e6 for a, b in zip(*both, strict=True)]
-            speed = [f"{median(rates[what]):.2f}", spread(ratios(rates[what], rates["tiktoken"]))]
-            rows.append([what, str(n), *speed])
-    columns = ["path", "processes", "M tokens/s", "tiktoken = 1"]
-    publish(given, [Rows(columns, rows, f"{small:,} and {large:,} tokens")], {"seconds": seconds})
+            both = [seconds[f"{what}, {n} processes, {corpus.name}"] for corpus in corpora]
+            speed = [(large - small) / (b - a) / 1e6 for a, b in zip(*both, strict=True)]
+            row = {"M tokens/s": median(speed), "of each round": speed}
+            rows[f"{what}, {n} processes"] = row
+            bare_speed = rows[f"tiktoken, {n} processes"]["of each round"]
+            row["tiktoken = 1"] = spread(ratios(speed, bare_speed))
+    publish(given, {f"{small:,} and {large:,} tokens": rows})
 
 
 if __name__ == "__main__":

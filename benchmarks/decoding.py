@@ -3,8 +3,8 @@
 OMP_NUM_THREADS=1 python -m benchmarks.decoding --out docs/benchmarks/decoding.json
 
 Random weights, which decode as fast as trained ones, in float32. All variants take turns in one
-process, in seconds of its CPU time. The floor is the time of reading each weight and the caches of
-the context once. The GPU programme measures the same. Shapes: B sequences, T tokens.
+process, in seconds of its CPU time. The GPU programme measures the same. Shapes: B sequences, T
+tokens.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.llama import llama_config
-from benchmarks.results import Rows, publish, spread
+from benchmarks.results import Rows, failed, publish, spread
 from benchmarks.turns import Timed, bandwidth, clock, in_turns, ratios
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoder import ROOM, Decoder
@@ -43,18 +43,37 @@ class Variant(NamedTuple):
     once, however often a loop takes it, and the keys and values of the context in all steps."""
 
 
-def variants(config: ModelConfig, device: torch.device, work: Work) -> dict[str, Variant]:
-    """A model, and a Llama of as many layers and training FLOPs, `eager` and `compiled`."""
-    return {
-        f"{name}, {'compiled' if how else 'eager'}": decoder(config, device, work, how)
-        for how in (False, True)
-        for name, decoder in ((f"dual K{config.loops}", ours), ("Llama", llama))
-    }
+def decoded(
+    config: ModelConfig,
+    device: torch.device,
+    work: Work,
+    rounds: int,
+    alone: Callable[[], object] = lambda: None,
+) -> Rows:
+    """Decodes by turns with a model and a Llama of as many layers and training FLOPs.
 
-
-def beside_llama(seconds: dict[str, list[float]], name: str) -> list[float]:
-    """Tokens/s of a variant over those of the Llama that is run alike, by round."""
-    return ratios(seconds[f"Llama, {name.rpartition(' ')[2]}"], seconds[name])
+    Each eagerly and compiled; one that fails gives its reason. `alone` is called before the time is
+    taken.
+    """
+    variants, rows = {}, {}
+    for compiled in (False, True):
+        for name, build in ((f"dual K{config.loops}", ours), ("Llama", llama)):
+            title = f"{name}, {'compiled' if compiled else 'eager'}"
+            try:
+                variants[title] = build(config, device, work, compiled)
+                variants[title].run()  # compiles
+            except Exception as error:  # the others are measured
+                variants.pop(title, None)
+                rows[title] = failed(error)
+    alone()
+    seconds = in_turns({title: one.run for title, one in variants.items()}, rounds)
+    for title, times in seconds.items():
+        steps = work.tokens / median(times)
+        rows[title] = {"tokens/s": work.batch * steps, "seconds": times}
+        if (theirs := seconds.get(f"Llama, {title.rpartition(' ')[2]}")) is not None:
+            rows[title]["Llama, run alike = 1"] = spread(ratios(theirs, times))
+        rows[title]["GB/s read at least"] = variants[title].bytes * steps / 1e9
+    return {f"context {work.context}, batch {work.batch}: {t}": row for t, row in rows.items()}
 
 
 def ours(config: ModelConfig, device: torch.device, work: Work, compiled: bool) -> Variant:
@@ -161,24 +180,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         vocab_size=8192, n_layers=4, d_model=d, n_heads=d // 64, n_kv_heads=d // 64,
         max_seq_len=max(given.contexts), d_ffn=3 * d // 2, d_ffn_wide=12 * d, ffn_multiple_of=64,
     )  # fmt: skip
-    bytes_a_second, flops = bandwidth(device), training_flops_per_token(config)
-    rows, measured = [], []
+    rows: Rows = {}
     for context in given.contexts:
         for batch in given.batches:
-            work = Work(context, batch, given.tokens)
-            found = variants(config, device, work)
-            seconds = in_turns({name: one.run for name, one in found.items()}, given.rounds)
-            for name, times in seconds.items():
-                floor = found[name].bytes * given.tokens / bytes_a_second
-                rows.append([
-                    f"{context:,}", str(batch), name,
-                    f"{batch * given.tokens / median(times):,.1f}",
-                    spread(beside_llama(seconds, name)), spread([floor / t for t in times]),
-                ])  # fmt: skip
-            measured.append({"context": context, "batch": batch, "seconds": seconds})
-    title = f"{flops / 1e6:.1f}M training FLOPs a token; memory {bytes_a_second / 1e9:.1f} GB/s"
-    columns = ["context", "batch", "model", "tokens/s", "Llama, run alike = 1", "its floor = 1"]
-    publish(given, [Rows(columns, rows, title)], measured)
+            rows |= decoded(config, device, Work(context, batch, given.tokens), given.rounds)
+    memory = f"a sum reads {bandwidth(device) / 1e9:.1f} GB/s of memory"
+    flops = f"{training_flops_per_token(config) / 1e6:.1f}M training FLOPs a token"
+    publish(given, {f"{flops}; {memory}": rows})
 
 
 if __name__ == "__main__":

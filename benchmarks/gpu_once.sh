@@ -28,6 +28,7 @@ if compgen -G "$root/.whl/*.whl" >/dev/null; then
     --target "$WORK/site" "$root"/.whl/*.whl
 fi
 export WORK PYTHONPATH="$root:$WORK/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export PYTHONWARNINGS=ignore::UserWarning:multiprocessing.resource_tracker  # killed processes
 unset PYTHONDONTWRITEBYTECODE  # or each process compiles all that it imports
 # Several processes compile at once: few threads for each, and one cache for all.
 export TORCHINDUCTOR_CACHE_DIR=$WORK/inductor TORCHINDUCTOR_COMPILE_THREADS=4 OMP_NUM_THREADS=2

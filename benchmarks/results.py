@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import UserError, one_line
 from dualpath_cli.files.atomic import write_text
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.output.table import Column, Table, markdown
@@ -32,18 +32,29 @@ BEGIN, END = "<!-- results -->\n", "<!-- end -->"
 MORE_PACKAGES = ("transformers", "tiktoken", "triton")
 
 
-class Rows(NamedTuple):
-    """A table of cells that are text."""
+Row = dict[str, Any]
+"""Measurements by column; `failed` says in words why they are missing."""
+Rows = dict[str, Row]
 
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    title: str
 
-    def markdown(self) -> str:
-        """The table below its title; all but the first column are aligned right."""
-        first, *others = self.columns
-        columns = [Column(first), *(Column(heading, "") for heading in others)]
-        return f"**{self.title}**\n\n{markdown(Table(columns, list(self.rows)))}"
+def failed(error: Exception) -> Row:
+    """A row that says why there are no numbers."""
+    return {"failed": one_line(f"{type(error).__name__}: {error}")[:200]}
+
+
+def table(title: str, rows: Rows) -> str:
+    """Rows as Markdown; each measurement but lists has a column."""
+    headings = dict.fromkeys(c for row in rows.values() for c in row if type(row[c]) is not list)
+    columns = [Column(""), *(Column(heading, "") for heading in headings)]
+    cells = [[name, *(shown(row.get(column)) for column in headings)] for name, row in rows.items()]
+    return f"**{title}**\n\n{markdown(Table(columns, cells))}"
+
+
+def shown(value: object) -> str:
+    """A measurement as text, three digits of a number at least."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "" if value is None else str(value)
 
 
 def conditions() -> dict[str, Any]:
@@ -80,18 +91,17 @@ def source() -> str:
 
 
 def result(
-    facts: dict[str, Any], given: argparse.Namespace, tables: Sequence[Rows], measured: Any
+    facts: dict[str, Any], given: argparse.Namespace, measured: dict[str, Rows]
 ) -> dict[str, Any]:
-    """Returns what a file of results holds: `conditions`, options, tables, all measurements."""
+    """Returns what a file of results holds: `conditions`, options, rows by the table's title."""
     options = {name: value.name if isinstance(value, Path) else value
                for name, value in vars(given).items() if name != "out"}  # fmt: skip
-    return {"conditions": facts, "options": options,
-            "tables": [table._asdict() for table in tables], "measured": measured}  # fmt: skip
+    return {"conditions": facts, "options": options, "measured": measured}
 
 
-def publish(given: argparse.Namespace, tables: Sequence[Rows], measured: Any) -> None:
+def publish(given: argparse.Namespace, measured: dict[str, Rows]) -> None:
     """Prints a call's tables, and writes them and all measurements to its `--out`, if any."""
-    found = result(conditions(), given, tables, measured)
+    found = result(conditions(), given, measured)
     print(section(found))
     if given.out is not None:
         write_text(Path(given.out), as_json(found))
@@ -114,7 +124,8 @@ def section(result: dict[str, Any]) -> str:
         f"{facts['machine']}, {facts['cores']} cores, {facts['threads']} threads, load "
         f"{facts['load']}; Python {facts['python']}, {', '.join(names)}.\n"
     )
-    return "\n".join([*(Rows(**table).markdown() for table in result["tables"]), about])
+    tables = [table(title, rows) for title, rows in result["measured"].items() if rows]
+    return "\n".join([*tables, about])
 
 
 def filled(page: Path) -> str:
@@ -137,9 +148,9 @@ def filled(page: Path) -> str:
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Returns a cell: the median, and the least and the most of all rounds."""
-    return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+def spread(values: Sequence[float]) -> str:
+    """The median, and the least and the most of all rounds."""
+    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def main(folder: Path = ROOT / "docs" / "benchmarks") -> int:

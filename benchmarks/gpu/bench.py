@@ -3,25 +3,15 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from benchmarks.results import Rows
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import one_line
 from dualpath_cli.flops.paper import configurations
 
 MAIN = "f80m_a50_k4"
 """The configuration that most is measured with."""
-
-Row = dict[str, Any]
-"""Measurements by column; `failed` says in words why they are missing."""
-Rows = dict[str, Row]
-
-
-def failed(error: Exception) -> Row:
-    """A row that says why there are no numbers."""
-    return {"failed": one_line(f"{type(error).__name__}: {error}")[:200]}
 
 
 class Sizes:

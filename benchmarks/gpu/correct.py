@@ -8,8 +8,9 @@ from typing import Any, get_args
 
 import torch
 
-from benchmarks.gpu.bench import Bench, Row, Rows
+from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.step import TrainingStep
+from benchmarks.results import Row, Rows
 from dualpath_cli.config import BlockKind, Checkpointing, ModelConfig
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import kind_of

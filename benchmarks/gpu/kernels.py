@@ -5,15 +5,15 @@ Shapes: B batch, T positions, H heads, N head size.
 
 import math
 from functools import partial
-from statistics import median
 
 import torch
 import torch._functorch.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.decoding import Work, beside_llama, variants
-from benchmarks.gpu.bench import MAIN, Bench, Row, Rows, failed
-from benchmarks.turns import in_turns, kernel_seconds
+from benchmarks.decoding import Work, decoded
+from benchmarks.gpu.bench import MAIN, Bench
+from benchmarks.results import Row, Rows
+from benchmarks.turns import kernel_seconds
 from dualpath_cli.kernels.attention import Mask, attend
 from dualpath_cli.model.positions import document_mask
 
@@ -86,24 +86,7 @@ def worst_error(
 
 
 def decode(bench: Bench, batch: int) -> Rows:
-    """Decodes with the model and with a Llama, in bf16, eagerly and compiled, by turns."""
-    sizes, rows = bench.sizes, {}
+    """Decodes with the model and with a Llama, in bf16."""
+    sizes = bench.sizes
     work = Work(sizes.context, batch, sizes.decoded, torch.bfloat16)
-    found = variants(sizes.model(MAIN), bench.device, work)
-    for name, one in list(found.items()):
-        try:
-            one.run()  # compiles
-        except Exception as error:  # the others are measured
-            rows[name] = failed(error)
-            del found[name]
-    bench.alone()
-    seconds = in_turns({name: one.run for name, one in found.items()}, sizes.rounds)
-    for name, times in seconds.items():
-        rows[name] = {
-            "tokens/s": batch * work.tokens / median(times),
-            "GB/s read at least": found[name].bytes * work.tokens / median(times) / 1e9,
-            "seconds": times,
-        }
-        if f"Llama, {name.rpartition(' ')[2]}" in seconds:
-            rows[name]["Llama, run alike = 1"] = median(beside_llama(seconds, name))
-    return {f"context {work.context}, batch {batch}: {name}": row for name, row in rows.items()}
+    return decoded(sizes.model(MAIN), bench.device, work, sizes.rounds, bench.alone)

@@ -27,7 +27,8 @@ import torch
 
 from benchmarks import results
 from benchmarks.gpu import correct, kernels, step
-from benchmarks.gpu.bench import MAIN, Bench, Cell, Rehearsal, Rows, Sizes, failed
+from benchmarks.gpu.bench import MAIN, Bench, Cell, Rehearsal, Sizes
+from benchmarks.results import Rows, failed
 from dualpath_cli.errors import UserError, one_line
 from dualpath_cli.files.atomic import write_text
 
@@ -161,24 +162,6 @@ def run_phase(
             done(worker)
 
 
-def tables(measured: dict[str, Rows]) -> list[results.Rows]:
-    """A table a part, a column for each of its measurements but lists; and why a row is empty."""
-    found = []
-    for part, rows in measured.items():
-        columns = dict.fromkeys(c for row in rows.values() for c in row if type(row[c]) is not list)
-        cells = [[name, *(shown(row.get(column)) for column in columns)]
-                 for name, row in rows.items()]  # fmt: skip
-        found.append(results.Rows(["", *columns], cells, part))
-    return [table for table in found if table.rows]
-
-
-def shown(value: object) -> str:
-    """A measurement as text: three digits at least."""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    return "" if value is None else str(value)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gpu_once.sh", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -203,15 +186,17 @@ def run(given: argparse.Namespace) -> int:
     if not chosen:
         raise UserError(f"no cell is like {' or '.join(given.only)}; cells are {', '.join(CELLS)}")
     began, facts = time.monotonic(), results.conditions()
-    measured: dict[str, Rows] = {name.partition(": ")[0]: {} for name in CELLS}
+    found: dict[str, Rows] = {name: {} for name in CELLS}
 
     def result() -> dict[str, Any]:
-        return results.result(facts, given, tables(measured), measured)
+        measured: dict[str, Rows] = {}
+        for cell, rows in found.items():
+            part, _, name = cell.partition(": ")
+            measured.setdefault(part, {}).update({n or name: row for n, row in rows.items()})
+        return results.result(facts, given, measured)
 
     def done(worker: Worker) -> None:
-        part, _, name = worker.name.partition(": ")
-        rows = {row_name or name: row for row_name, row in (worker.rows or {}).items()}
-        measured[part].update(rows)
+        found[worker.name] = rows = worker.rows or {}
         write_text(given.out / "gpu.json", results.as_json(result()))
         with (given.out / "log.txt").open("a") as log:
             said = worker.log.read_text(errors="replace") if worker.log.exists() else ""
@@ -228,7 +213,7 @@ def run(given: argparse.Namespace) -> int:
         ]
         run_phase(workers, began + end * given.slower, turn * given.slower, done)
     print(results.section(result()))
-    rows = [row for part in measured.values() for row in part.values()]
+    rows = [row for cell in found.values() for row in cell.values()]
     return int(any("failed" in row or not row.get("right", True) for row in rows))
 
 
