@@ -17,7 +17,7 @@
 #       pydantic pydantic-core annotated-types typing-inspection datasketch
 #
 # --no-deps keeps a second PyTorch out; pydantic names the version of pydantic-core that it needs.
-# The results, OUT/gpu.json, become the page's tables by
+# The results, OUT/gpu.json, become the page's tables in the checkout that was measured, by
 #
 #   cp OUT/gpu.json docs/benchmarks && python -m benchmarks.results
 set -euo pipefail
