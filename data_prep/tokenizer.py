@@ -16,8 +16,7 @@ from dualpath_cli.files.text_file import read_text
 from dualpath_cli.options.values import add_list_option, path_of, whole_number
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
-from dualpath_cli.output.table import Column, Table
-from dualpath_cli.output.terminal import show
+from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 

@@ -1,10 +1,8 @@
 """`dualpath prepare inspect`: what an inspection found, as tables and samples."""
 
 import argparse
-import sys
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
@@ -12,11 +10,9 @@ from rich.text import Text
 from data_prep.report.inspection import Inspection, inspect
 from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.table import Column, Table
-from dualpath_cli.output.terminal import drawn
+from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.text.storage import is_remote
 
-_LOG_WIDTH = 1000  # outside of a terminal no line of a table is folded
 _TEXT_WIDTH = 120
 _BAR = 15
 
@@ -50,8 +46,7 @@ def run(options: argparse.Namespace) -> str:
         raise UserError(f"'{options.folder}' is not on a disk; copy it to one to inspect it")
     folder = Path(options.folder)
     inspection = inspect(folder, options.samples, options.seed)
-    width = None if sys.stdout.isatty() else _LOG_WIDTH
-    console = plain_console(width=width, highlight=False)
+    console = plain_console(highlight=False)
     report(inspection, console)
     for problem in inspection.problems:
         print(problem)
@@ -97,8 +92,8 @@ def report(inspection: Inspection, console: Console) -> None:
     bins, finished = stream.histogram, stream.tokens - stream.unfinished
     tops = [max(column) for column in zip(*bins, strict=True)]
     columns = [
-        *(Column("tokens", ""), Column("documents", ""), _bar("documents")),
-        *(Column("tokens in them", ""), _bar("tokens")),
+        *(Column("tokens", ""), Column("documents", ""), Column("")),
+        *(Column("tokens in them", ""), Column("")),
     ]
     _show(console, Table(columns, [
         (
@@ -128,15 +123,10 @@ def visible(text: str) -> str:
 
 
 def _show(console: Console, table: Table) -> None:
-    """Prints a table with a line below its headings, unless it is empty."""
+    """Prints a table, unless it is empty."""
     if table.rows:
-        text = drawn(table, console.width - 1 if console.is_terminal else None, box=False)
-        text.box, text.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)
-        console.print(text)
-
-
-def _bar(of: str) -> Column:
-    return Column("", importance=0, label=f"bars of {of}")
+        console.print()
+        show(console, table, box=False)
 
 
 def _percent(count: int, total: int) -> str:

@@ -70,7 +70,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 def parser_of(command: Command) -> OneLineParser:
     """Returns a parser of a command's options; the keys of a recipe are not among them."""
-    width = shutil.get_terminal_size().columns - 2  # argparse's
+    width = max(shutil.get_terminal_size().columns - 2, 11)  # argparse's
     parser = OneLineParser(
         prog=f"dualpath {command.name}",
         usage=command.usage,

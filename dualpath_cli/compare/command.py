@@ -87,8 +87,7 @@ def answer(
     from dualpath_cli.compare.differences import differences_of
     from dualpath_cli.output.console import plain_console
     from dualpath_cli.output.figures import save
-    from dualpath_cli.output.table import latex, markdown
-    from dualpath_cli.output.terminal import show
+    from dualpath_cli.output.table import markdown, show
 
     console = plain_console()
     for line in left_out:
@@ -116,9 +115,9 @@ def answer(
     texts = {
         "table.csv": format_csv(*tables.records_of_groups(groups)),
         "table.md": "\n".join(map(markdown, main)),
-        "table.tex": "\n".join(map(latex, main)),
+        "table.tex": "\n".join(map(tables.latex, main)),
         "tests.md": "\n".join(map(markdown, tests)),
-        "tests.tex": "\n".join(map(latex, tests)),
+        "tests.tex": "\n".join(map(tables.latex, tests)),
         "tests.csv": format_csv(tables.records_of_tests(rows)) if rows else "",
         "runs.csv": format_csv(runs) if runs else "",
     }

@@ -13,7 +13,13 @@ from typing import Literal
 
 from dualpath_cli.compare.runs import TrainedRun
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.flops.count import active_parameters, flops_by_layer, over_loops, parameters
+from dualpath_cli.flops.count import (
+    active_parameters,
+    flops_by_layer,
+    kv_bytes,
+    over_loops,
+    parameters,
+)
 from dualpath_cli.recipe.schedule import loop_counts
 
 Family = Literal["wide", "expanded", "loop", "dual"]
@@ -43,6 +49,8 @@ class Configuration:
     """The same with router and attention scores."""
     flops_trained: float
     """`flops_total`, mean over the steps of training, if these run fewer loops or others."""
+    kv_bytes: int
+    """Keys and values of a token in all layers, in bf16."""
     line: str
     """Dual configurations of one line differ in loops and widths, not in alpha (whole percents)."""
     scores: Mapping[str, Mapping[int, float]]
@@ -112,6 +120,7 @@ def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Co
         flops_linear=sum(layer.linear_total for layer in layers) / fewest,
         flops_total=_total(model) / fewest,
         flops_trained=over_loops(_total, model, steps) / fewest,
+        kv_bytes=kv_bytes(model),
         line=_line(runs[0], alpha_of(model)) if family == "dual" else name,
         scores={
             measure: {run.seed: run.scores[measure] for run in runs} for measure in runs[0].scores

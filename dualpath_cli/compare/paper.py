@@ -2,7 +2,7 @@
 
 from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.flops import paper
-from dualpath_cli.flops.count import mean_layer_flops, parameters
+from dualpath_cli.flops.count import kv_bytes, mean_layer_flops, parameters
 
 ALL = "mean of 17"
 """The measure of the parameter-quality figure: the mean of all benchmarks."""
@@ -53,6 +53,7 @@ def _configuration(row: paper.Configuration, scores: dict[str, float]) -> Config
         flops_linear=flops["linear_total"],
         flops_total=flops["total"],
         flops_trained=flops["total"],
+        kv_bytes=kv_bytes(model),
         line=f"{row.alpha}",
         scores={name: {SEED: value} for name, value in scores.items()},
         seconds_per_token=row.hours_on_64_gpus * 3600 / paper.TRAINING_TOKENS,

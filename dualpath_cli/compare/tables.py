@@ -1,6 +1,7 @@
-"""The tables of a comparison, as they are shown and as the records of its CSV files."""
+"""The tables of a comparison: as they are shown, in LaTeX, and as the records of its CSV files."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from math import nan
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.compare.differences import Difference
 from dualpath_cli.files.csv_text import without_nan
-from dualpath_cli.output.table import Column, Columns, Table, with_error, with_interval
+from dualpath_cli.output.table import Cell, Column, Columns, Table, with_error, with_interval
 
 TESTS = (
     "interval and p: each by itself; Holm: p corrected for the number of tests; alone: undecided "
@@ -33,22 +34,23 @@ def group_tables(group: Group, errors: bool = True) -> list[Table]:
     ]
     if routed:
         columns.append((Column("loops", ".2f"), lambda c: c.expected_loops))
-    columns.append((Column("params", count, importance=2), lambda c: c.parameters))
+    columns.append((Column("params", count), lambda c: c.parameters))
     if any(c.active is not None for c in group.configurations):
         columns.append((Column("active\nparams", count), lambda c: c.active or c.parameters))
     if wide:
         columns.append((Column("params\n/wide", ".2f"), lambda c: c.parameters / wide.parameters))
     columns += [
-        (Column("linear\nFLOPs", count, importance=0), lambda c: c.flops_linear),
+        (Column("linear\nFLOPs", count), lambda c: c.flops_linear),
         (Column("total\nFLOPs", count), lambda c: c.flops_total),
     ]
+    columns.append((Column("KV bytes\n/token", count), lambda c: c.kv_bytes))
     partly = any(c.flops_trained != c.flops_total for c in group.configurations)
     if partly:
         columns.append((Column("trained\nFLOPs", count), lambda c: c.flops_trained))
     if lengths:
         columns += [
-            (Column("tokens", count, importance=2), lambda c: c.tokens),
-            (Column("hours", ".3g", importance=2), lambda c: c.hours),
+            (Column("tokens", count), lambda c: c.tokens),
+            (Column("hours", ".3g"), lambda c: c.hours),
         ]
     if wide:
         columns.append((Column("time\n/wide", ".2f"),
@@ -56,13 +58,16 @@ def group_tables(group: Group, errors: bool = True) -> list[Table]:
     else:
         columns.append((Column("µs\n/token", _micro), lambda c: 1e6 * c.seconds_per_token))
     columns += [
-        (Column("seeds", "d", importance=2, once=True), lambda c: len(c.seeds)),
-        _score(group.measures[0], True, importance=3),
+        (Column("seeds", "d"), lambda c: len(c.seeds)),
+        _score(group.measures[0], True),
     ]
     marks = "the lowest of each column marked"
     if any(len(c.seeds) > 1 for c in group.configurations):
         marks += "; ± one standard error over seeds, not that of a difference"
-    caption = f"bits per byte, {marks}; α in %; FLOPs: per token and layer; time as measured"
+    caption = (
+        f"bits per byte, {marks}; α in %; FLOPs: per token and layer; KV bytes: of a cache in "
+        "bf16, all layers; time as measured"
+    )
     if partly:
         caption += "; trained: the total's mean over steps, by which compute is not equal here"
     if routed:
@@ -71,7 +76,7 @@ def group_tables(group: Group, errors: bool = True) -> list[Table]:
         caption += "; hours: of one run, its tokens at its measured speed"
     if group.note:
         caption += f"; {group.note}"
-    found = [Table.of(group.configurations, columns, group.name, caption)]
+    found = [_shared(Table.of(group.configurations, columns, group.name, caption), "seeds")]
     if len(group.measures) > 2:
         scores = [_score(measure, errors) for measure in group.measures[1:]]
         title = f"{group.name}: bits per byte by set"
@@ -81,11 +86,9 @@ def group_tables(group: Group, errors: bool = True) -> list[Table]:
     return found
 
 
-def _score(
-    measure: str, error: bool, importance: int = 1
-) -> tuple[Column, Callable[[Configuration], Any]]:
+def _score(measure: str, error: bool) -> tuple[Column, Callable[[Configuration], Any]]:
     return (
-        Column(measure, with_error(".4f"), importance=importance, marks_lowest=True),
+        Column(measure, with_error(".4f"), marks_lowest=True),
         lambda c: (c.mean(measure), c.standard_error(measure) if error else None),
     )
 
@@ -98,23 +101,43 @@ def tables_of_tests(rows: Sequence[Difference], total: int) -> list[Table]:
     tests = f"{total:,} {'test' if total == 1 else 'tests'} in all"
     columns: Columns[Difference] = [
         (Column("configuration"), lambda d: d.configuration),
-        (Column("on", once=True), lambda d: d.measure),
-        (Column("verdict", importance=3), lambda d: d.verdict.partition(";")[0]),
+        (Column("on"), lambda d: d.measure),
+        (Column("verdict"), lambda d: d.verdict.partition(";")[0]),
         (
-            Column("difference, 95 % interval", with_interval("+.4f"), importance=3),
+            Column("difference, 95 % interval", with_interval("+.4f")),
             lambda d: (d.difference, d.low, d.high),
         ),
         (Column("p", ".2g"), lambda d: d.p),
-        (Column("Holm", ".2g", importance=2), lambda d: d.p_holm),
-        (Column("detectable", ".4f", once=True), lambda d: d.detectable),
-        (Column("test", importance=0, once=True), lambda d: d.test if d.tested else ""),
-        (Column("df", ".0f", importance=0, once=True), lambda d: d.df if d.tested else nan),
-        (Column("seeds", "d", once=True), lambda d: d.seeds),
+        (Column("Holm", ".2g"), lambda d: d.p_holm),
+        (Column("detectable", ".4f"), lambda d: d.detectable),
+        (Column("test"), lambda d: d.test if d.tested else ""),
+        (Column("df", ".0f"), lambda d: d.df if d.tested else nan),
+        (Column("seeds", "d"), lambda d: d.seeds),
     ]
     return [
-        Table.of(part, columns, f"{group}: bits per byte less those of {baseline}, {tests}", TESTS)
+        _shared(
+            Table.of(
+                part, columns, f"{group}: bits per byte less those of {baseline}, {tests}", TESTS
+            ),
+            *("on", "detectable", "test", "df", "seeds"),
+        )
         for (group, baseline), part in parts.items()
     ]
+
+
+def _shared(table: Table, *names: str) -> Table:
+    """A table with what all rows share in its caption instead of those of its columns."""
+    kept, same = [], []
+    for place, column in enumerate(table.columns):
+        texts = {column.text(row[place]) for row in table.rows}
+        if column.heading not in names or len(texts) > 1:
+            kept.append(place)
+        elif any(texts):
+            same.append(f"{column.heading} {texts.pop()}")
+    rows = [[row[place] for place in kept] for row in table.rows]
+    shared = f"in all rows: {', '.join(same)}" if same else ""
+    caption = "; ".join(filter(None, (table.caption, shared)))
+    return Table([table.columns[place] for place in kept], rows, table.title, caption)
 
 
 def _micro(value: float) -> str:
@@ -145,6 +168,7 @@ def records_of_groups(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], li
                 "parameters_to_wide": wide and c.parameters / wide.parameters,
                 "linear_flops": c.flops_linear, "total_flops": c.flops_total,
                 "trained_flops": c.flops_trained,
+                "kv_bytes_per_token": c.kv_bytes,
                 "training_tokens": c.tokens, "seeds": len(c.seeds),
                 "microseconds_per_token": 1e6 * c.seconds_per_token,
                 "time_to_wide": wide and c.seconds_per_token / wide.seconds_per_token,
@@ -168,3 +192,40 @@ def records_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
          "tokens_per_second": run.tokens_per_second, **run.scores}
         for group in groups for c in group.configurations for run in c.runs
     ]  # fmt: skip
+
+
+_ESCAPED = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    "α": r"$\alpha$", "µ": r"$\mu$", "×": r"$\times$", "±": r"$\pm$",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}  # fmt: skip
+
+
+def latex(table: Table) -> str:
+    """A tabular of booktabs below its title and caption; the lowest number is bold."""
+
+    def line(texts: Iterable[str]) -> str:
+        return " & ".join(texts) + r" \\"
+
+    def text(cell: Cell) -> str:
+        return rf"\textbf{{{escaped(cell.text)}}}" if cell.lowest else escaped(cell.text)
+
+    sides = "".join("l" if column.format is None else "r" for column in table.columns)
+    return "\n".join([
+        *(f"% {' '.join(comment.split())}" for comment in (table.title, table.caption) if comment),
+        rf"\begin{{tabular}}{{{sides}}}",
+        r"\toprule",
+        line(escaped(column.line) for column in table.columns),
+        r"\midrule",
+        *(line(map(text, row)) if row else r"\midrule" for row in table.cells()),
+        r"\bottomrule",
+        r"\end{tabular}",
+        "",
+    ])  # fmt: skip
+
+
+def escaped(text: str) -> str:
+    """A text without special characters, and with a minus before a number as one."""
+    plain = "".join(_ESCAPED.get(character, character) for character in text)
+    return re.sub(r"(?<![\w\\-])-(?=\d)", "$-$", plain)

@@ -28,7 +28,7 @@ def run(options: Namespace) -> str:
     from dualpath_cli.evaluation import comparison, results, runner, subjects, table
     from dualpath_cli.evaluation.means import means_of, paper_scores
     from dualpath_cli.output.console import plain_console
-    from dualpath_cli.output.terminal import show
+    from dualpath_cli.output.table import show
 
     console = plain_console()
     for name, reason in skipped.items():

@@ -33,9 +33,9 @@ def score_table(
     if model.get("intervention", "learned") != "learned":
         how.insert(0, model["intervention"])
     columns = [
-        Column("benchmark"), Column("by", importance=0), Column("documents", ","),
-        Column("accuracy", with_error(".4f"), importance=2),
-        Column("bits/byte", with_error(".4f"), importance=2),
+        Column("benchmark"), Column("by"), Column("documents", ","),
+        Column("accuracy", with_error(".4f")),
+        Column("bits/byte", with_error(".4f")),
     ]  # fmt: skip
     if paper:
         columns += [Column("paper's accuracy", ".4f"), Column("bits/byte", ".4f")]
@@ -87,17 +87,17 @@ def comparison_table(rows: Sequence[Difference]) -> Table:
     """A row a model and score, beside the first model."""
     columns: Columns[Difference] = [
         (Column("model"), lambda row: row.model),
-        (Column("benchmark", importance=3), lambda row: row.task),
+        (Column("benchmark"), lambda row: row.task),
         (Column("by"), lambda row: row.metric),
         (Column("score", ".4f"), lambda row: row.value),
-        (Column("difference", "+.4f", importance=3), lambda row: row.difference),
-        (Column("95 % interval", interval("+.4f"), importance=2), lambda row: (row.low, row.high)),
-        (Column("better", ",", importance=0), lambda row: row.better),
-        (Column("worse", ",", importance=0), lambda row: row.worse),
-        (Column("ties", ",", importance=0), lambda row: row.ties),
-        (Column("detectable", ".4f", importance=0), lambda row: row.detectable),
+        (Column("difference", "+.4f"), lambda row: row.difference),
+        (Column("95 % interval", interval("+.4f")), lambda row: (row.low, row.high)),
+        (Column("better", ","), lambda row: row.better),
+        (Column("worse", ","), lambda row: row.worse),
+        (Column("ties", ","), lambda row: row.ties),
+        (Column("detectable", ".4f"), lambda row: row.detectable),
         (Column("p", ".3g"), lambda row: row.p),
-        (Column("Holm", ".3g", importance=2), lambda row: row.p_holm),
+        (Column("Holm", ".3g"), lambda row: row.p_holm),
     ]
     return Table.of(
         rows, columns, f"differences to {rows[0].first}, {len(rows)} tests",

@@ -1,43 +1,43 @@
-"""`dualpath flops`: arguments, what they mean together, and the answer as text.
+"""`dualpath flops`: its options, and which answer they ask for.
 
-The same arguments serve argparse (start-up within 0.3 s) and jsonargparse (the LightningCLI), so
-they keep to what both parse alike; values are checked in `run`, where both ways end.
+The same options serve argparse (start-up within 0.3 s) and jsonargparse (the LightningCLI), so they
+keep to what both parse alike; values are checked in `run`, where both ways end.
 """
 
-import shutil
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any, get_args
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.flops import paper, plan_report
-from dualpath_cli.flops.plan import STRATEGIES, plan
-from dualpath_cli.flops.plan_request import PLAN_OPTIONS, cluster_of
-from dualpath_cli.flops.report import Description, as_json, as_records, as_yaml
-from dualpath_cli.flops.request import (
+from dualpath_cli.flops import paper
+from dualpath_cli.flops.description import (
     HARDWARE_OPTIONS,
+    Description,
     Options,
+    cluster_of,
     from_recipes,
     solved,
     solved_table,
 )
-from dualpath_cli.flops.table import as_text, configurations_text
+from dualpath_cli.flops.plan import STRATEGIES, plan
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.options.values import check_choice, percent
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "match": get_args(Match),
     "reading": paper.READINGS,
-    "format": ("table", "json", "csv", "yaml"),
+    "format": ("table", "json"),
 }
-"""Options with a fixed set of values; the first of match and format is the default."""
+"""Options with a fixed set of values."""
 
 SOLVER_OPTIONS = ("alpha", "loops", "block", "match", "width_multiple", "layers", "dim", "heads",
                   "kv_heads", "vocab", "experts", "top_k")  # fmt: skip
+PLAN_OPTIONS = ("gpus_per_node", "shard_size", "micro_batch", "batch_tokens", "node_bandwidth",
+                "network_bandwidth")  # fmt: skip
 EVERY_OPTION = ("budget", *SOLVER_OPTIONS, "seq_len", "reading", "config", "table",
-                *HARDWARE_OPTIONS, "plan", *PLAN_OPTIONS, "format")  # fmt: skip
+                *HARDWARE_OPTIONS, "decode", "plan", *PLAN_OPTIONS, "format")  # fmt: skip
 
 
 def add_arguments(parser: Any) -> None:
@@ -144,48 +144,48 @@ def add_arguments(parser: Any) -> None:
         ("--network-bandwidth", "GB/s that a GPU sends to other nodes. Default: 25."),
     ):
         many.add_argument(option, type=float, metavar="X", help=help_text)
+    parser.add_argument_group("decoding").add_argument(
+        "--decode",
+        metavar="BATCH",
+        help="Say how fast texts can grow at most that are decoded side by side: texts x tokens of "
+        "each @ bandwidth of the memory, such as 32x4096@3.35TB/s.",
+    )
     answer = parser.add_argument_group("the answer")
     answer.add_argument(
         "--reading",
         metavar="READING",
-        help="as_written (the text) or as_trained (the authors' configuration). Default: both, "
-        "side by side; for yaml as_trained.",
+        help="as_trained (the authors' configuration) or as_written (the paper's text). Default: "
+        "as_trained; a recipe as it is.",
     )
-    answer.add_argument(
-        "--format",
-        metavar="FORMAT",
-        help="table, json, csv, or yaml (a model section for a recipe). Default: table.",
-    )
+    answer.add_argument("--format", metavar="FORMAT", help="table or json. Default: table.")
 
 
 def run(namespace: Any) -> str:
-    """Returns the text that answers the options; ``namespace`` has them as attributes.
+    """Prints a table, or returns JSON; ``namespace`` has the options as attributes.
 
-    Raises UserError for what the user can mend. Options without effect are named on stderr.
+    Options without effect are named on stderr.
     """
     options = {name: getattr(namespace, name, None) for name in EVERY_OPTION}
     given = [name for name, value in options.items() if value not in (None, False, [])]
     for name, allowed in CHOICES.items():
         if options[name] is not None:
             check_choice(_flag(name), str(options[name]), allowed)
-    form = options["format"] or "table"
     if options["plan"]:
-        _refuse(given, ("table", "tokens"), "--plan is of one step of one model")
+        _refuse(given, ("table", "tokens", "decode"), "--plan is of one training step of one model")
     else:
         _refuse(given, PLAN_OPTIONS, "only --plan asks what connects GPUs and how they share")
     if options["config"]:
         _refuse(given, (*SOLVER_OPTIONS, "table"), "--config describes the recipe's own model")
-        return _rendered([from_recipes(options)], options, form, single=True)
+        return _model(from_recipes(options), options)
     if options["budget"] is None:
         raise UserError(
             "nothing to describe; give --budget (such as --budget 80M --alpha 50 --k 4), "
             "or --config RECIPE"
         )
     if options["table"]:
-        return _table(options, given, form)
+        return _table(options, given)
     _name_idle_options(options, given)
-    single = options["reading"] is not None
-    return _rendered(solved(options, _readings(options, form)), options, form, single)
+    return _model(solved(options), options)
 
 
 def _flag(name: str) -> str:
@@ -199,13 +199,8 @@ def _refuse(given: Sequence[str], refused: Sequence[str], because: str) -> None:
 
 
 def _note(text: str) -> None:
-    """Says something beside the answer, so that json, csv and yaml stay loadable."""
+    """Says something beside the answer, so that JSON stays loadable."""
     print(f"dualpath flops: note: {text}", file=sys.stderr)
-
-
-def _terminal_width() -> int | None:
-    """Columns of the terminal that the answer goes to; None for a file or a pipe."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _name_idle_options(options: Options, given: Sequence[str]) -> None:
@@ -223,43 +218,39 @@ def _name_idle_options(options: Options, given: Sequence[str]) -> None:
             _note(f"{_flag(name)} has no effect on block '{block}'{dense}")
 
 
-def _readings(options: Options, form: str) -> tuple[paper.Reading, ...]:
-    if options["reading"] is not None:
-        return (options["reading"],)
-    return ("as_trained",) if form == "yaml" or options["plan"] else paper.READINGS
-
-
-def _rendered(descriptions: list[Description], options: Options, form: str, single: bool) -> str:
+def _model(description: Description, options: Options) -> str:
+    """One model, or with `--plan` the GPUs that train it."""
+    record = description.record()
     if options["plan"]:
-        return _plan(descriptions[0], options, form)
-    if form == "yaml":
-        return as_yaml(descriptions[0])
-    if form == "table":
-        return as_text(descriptions, _terminal_width())
-    return as_records(descriptions, form, single)
+        cluster = cluster_of(options, description)
+        config = replace(description.config, max_seq_len=description.seq_len)
+        plans = [plan(config, strategy, cluster) for strategy in STRATEGIES]
+        record["plan"] = vars(cluster) | {plan.strategy: plan.record() for plan in plans}
+    if options["format"] == "json":
+        return json.dumps(record, indent=2)
+    from dualpath_cli.flops import report  # with rich, which JSON needs none of
+    from dualpath_cli.output.console import plain_console
+
+    if options["plan"]:
+        report.show_plan(plain_console(), description, cluster, plans)
+    else:
+        report.show_model(plain_console(), description)
+    return ""
 
 
-def _table(options: Options, given: Sequence[str], form: str) -> str:
+def _table(options: Options, given: Sequence[str]) -> str:
+    """The paper's 13 configurations."""
     swept = ("block", "alpha") if options["match"] == "total" else ("block", "alpha", "loops")
     _refuse(given, swept, "--table goes through every block, alpha and K")
-    if form == "yaml":
-        raise UserError("--format yaml holds one model; drop --table, or ask for json or csv")
-    groups, without_room = solved_table(options, _readings(options, form))
-    if not groups:
-        solved(options, paper.READINGS)  # raises, with the budget that has room
+    found, without_room = solved_table(options)
+    if not found:
+        solved(options)  # raises, with the budget that has room
     if without_room:
         _note(f"this budget leaves no room for an FFN in {', '.join(without_room)}")
-    if form == "table":
-        return configurations_text(groups, _terminal_width())
-    return as_records(list(chain(*groups)), form)
+    if options["format"] == "json":
+        return json.dumps([description.record() for description in found], indent=2)
+    from dualpath_cli.flops import report
+    from dualpath_cli.output.console import plain_console
 
-
-def _plan(description: Description, options: Options, form: str) -> str:
-    if form not in ("table", "json"):
-        raise UserError(f"--plan comes as table or json, not as {form}")
-    cluster = cluster_of(options, description)
-    config = replace(description.config, max_seq_len=description.seq_len)
-    plans = [plan(config, strategy, cluster) for strategy in STRATEGIES]
-    if form == "json":
-        return as_json(description.record() | {"plan": plan_report.record(cluster, plans)})
-    return plan_report.as_text(description, cluster, plans, _terminal_width())
+    report.show_configurations(plain_console(), found)
+    return ""

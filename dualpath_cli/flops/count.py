@@ -22,6 +22,8 @@ from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, LayerConf
 from dualpath_cli.flops import shapes
 from dualpath_cli.own_classes.classes import declared_flops
 
+BFLOAT16 = 2
+"""Bytes of a number."""
 NEWTON_SCHULZ_STEPS = 5
 """`training.muon.STEPS`."""
 
@@ -194,6 +196,30 @@ def active_parameters(config: ModelConfig) -> int:
     idle = sum(3 * config.d_model * layer.expert_width * (layer.n_experts - layer.top_k)
                for layer in config.layers if layer.n_experts)  # fmt: skip
     return parameters(config) - idle
+
+
+def kv_bytes(config: ModelConfig) -> int:
+    """Bytes in bf16 of the keys and values of one token, in all layers.
+
+    A pass of a sublayer has a cache of its own (`decoding.cache`): one of a wide layer, K of a loop
+    one, K + 1 of a dual one.
+    """
+    return sum(
+        passes(layer.block, layer.loops) * 2 * layer.n_kv_heads * layer.head_dim * BFLOAT16
+        for layer in config.layers
+    )
+
+
+def decoding_seconds(config: ModelConfig, batch: int, context: int, bandwidth: float) -> float:
+    """The least seconds of a step that adds a token to each of `batch` texts of `context` tokens.
+
+    What has to be read, over bytes a second: every weight that a token uses, in bf16, once for all
+    texts and loops, and the keys and values of all texts. Of an untied embedding a token reads a
+    row, which is not counted.
+    """
+    embedding = 0 if config.tie_embeddings else config.vocab_size * config.d_model
+    weights = BFLOAT16 * (active_parameters(config) - embedding)
+    return (weights + batch * context * kv_bytes(config)) / bandwidth
 
 
 def parameters_non_embedding(config: ModelConfig) -> int:

@@ -1,188 +1,269 @@
-"""A model as `dualpath flops` prints it: the record behind every format, and the formats."""
+"""The answer of `dualpath flops` on the screen: one model, the paper's 13, or a plan."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import partial
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from statistics import fmean
+from textwrap import fill
 from typing import Any
 
-from dualpath_cli.config import ModelConfig
-from dualpath_cli.files.csv_text import format_csv
+from rich.console import Console
+
+from dualpath_cli.config import by_layer
 from dualpath_cli.flops import count
-from dualpath_cli.flops.widths import Target, Widths
+from dualpath_cli.flops.description import Decoding, Description, Hardware
+from dualpath_cli.flops.plan import Cluster, Plan, plan_table
+from dualpath_cli.flops.widths import TOLERANCE
+from dualpath_cli.output.table import LOG_WIDTH, Column, Table, show
 from dualpath_cli.sizes import format_size
 
-NUMERICS = ("norm_eps", "gain_init", "init_std", "residual_dtype", "rope_dtype",
-            "document_start")  # fmt: skip
-"""ModelConfig fields that say nothing about sizes; yaml names them only off their defaults."""
+ASSUMED = (
+    "This hardware is assumed; name yours with --tokens, --gpus and --tflops. The paper's runs "
+    "took 12.8 to 21.4 hours, which implies 42 to 122 TFLOP/s for each of its A100s."
+)
+"""Follows training hours that no option asked for."""
+FLOOR = (
+    "Decoding: a step reads every weight that a token uses, in bf16, once for all texts and loops, "
+    "and all keys and values. Nothing else is counted, so no step is faster."
+)
 
 
-@dataclass(frozen=True)
-class Hardware:
-    """The hardware that training hours are computed for."""
-
-    tokens: int
-    gpus: int
-    tflops: float
-    """Sustained TFLOP/s of each GPU."""
-    asked: bool
-    """Whether the user gave any of the three; otherwise only the table of a budget has hours."""
-
-
-@dataclass(frozen=True)
-class Description:
-    """A model with what it was solved for."""
-
-    config: ModelConfig
-    reading: str | None
-    """as_written, as_trained, or None where a recipe's model is neither."""
-    hardware: Hardware
-    seq_len: int
-    """Tokens that attention scores are averaged over."""
-    budget: int | None = None
-    """F_M to compare with; a recipe has none unless it is given."""
-    solved: tuple[tuple[Target, Widths], ...] = ()
-    """What widths were solved for, and the widths, which know what was clamped: one for all layers,
-    or one for each. Empty for a recipe's model."""
-    step_loops: Mapping[int, float] = field(default_factory=dict)
-    """Training steps that run each number of loops; empty where all run the model's own."""
-
-    @property
-    def target(self) -> Target | None:
-        """What the widths of all layers were solved for; None where layers differ."""
-        return self.solved[0][0] if len(self.solved) == 1 else None
-
-    @property
-    def clamped(self) -> tuple[str, ...]:
-        """Names of widths that were raised to the smallest multiple."""
-        return tuple(dict.fromkeys(name for _, widths in self.solved for name in widths.clamped))
-
-    @property
-    def loops(self) -> int | list[int]:
-        """K, which is 1 without a deep path; or a list by layer."""
-        return 1 if set(self.config.block_kinds) == {"wide"} else self.config.loops
-
-    @property
-    def layer(self) -> dict[str, int | float]:
-        """FLOPs per token and layer by part, the mean where kinds of blocks are mixed."""
-        return count.mean_layer_flops(self.config, self.seq_len)
-
-    @property
-    def budget_ratio(self) -> float | None:
-        """The spent part of the budget: linear FLOPs, with attention scores under match total."""
-        if self.target is not None and self.target.match == "total":
-            spent = self.layer["linear_total"] + self.layer["attention_scores"]
-            return spent / self.target.matched_budget
-        return None if self.budget is None else self.layer["linear_total"] / self.budget
-
-    @property
-    def training_flops(self) -> float:
-        """FLOPs of one token in training, head included: their mean over steps."""
-        counted = partial(count.training_flops_per_token, seq_len=self.seq_len)
-        return count.over_loops(counted, self.config, self.step_loops)
-
-    @property
-    def hours(self) -> float:
-        """Training hours on the hardware."""
-        rate = self.hardware.gpus * self.hardware.tflops * 1e12
-        return self.training_flops * self.hardware.tokens / rate / 3600
-
-    def effective(self, name: str) -> int | list[int | None] | None:
-        """Effective width of ``d_ffn`` or ``d_ffn_wide``; None where no block has that path."""
-        return None if self.width(name) is None else self.config.effective(name)
-
-    def width(self, name: str) -> int | list[int | None] | None:
-        """Configured ``d_ffn`` or ``d_ffn_wide``; None where no block has that path."""
-        unused = {"d_ffn": "wide", "d_ffn_wide": "loop"}[name]
-        value: int | list[int | None] | None = getattr(self.config, name)
-        return None if set(self.config.block_kinds) == {unused} else value
-
-    def record(self) -> dict[str, Any]:
-        """Every number by name: the JSON object, and flattened the CSV row."""
-        block = self.config.block
-        alpha = next((t.alpha for t, _ in self.solved if t.block == "dual"), None)
-        record = {
-            "block": block if isinstance(block, str) else list(block),
-            "alpha": int(alpha) if alpha is not None and alpha == int(alpha) else alpha,
-            "loops": self.loops,
-            "d_ffn": self.width("d_ffn"),
-            "d_ffn_wide": self.width("d_ffn_wide"),
-            "d_ffn_effective": self.effective("d_ffn"),
-            "d_ffn_wide_effective": self.effective("d_ffn_wide"),
-            "ffn_multiple_of": self.config.ffn_multiple_of,
-            "params": count.parameters(self.config),
-            "params_non_embedding": count.parameters_non_embedding(self.config),
-            "flops_per_token_per_layer": self.layer,
-            "budget": self.budget,
-            "budget_ratio": self.budget_ratio,
-            "reading": self.reading,
-        }
-        if any(layer.n_experts for layer in self.config.layers):
-            record |= {"n_experts": self.config.n_experts, "top_k": self.config.top_k}
-            widths = [layer.expert_width for layer in self.config.layers]
-            record |= {"expert_width": widths if len({*widths}) > 1 else widths[0]}
-            record |= {"params_active": count.active_parameters(self.config)}
-        if self.target is not None and self.target.match == "total":
-            record |= {"match": "total", "matched_budget": self.target.matched_budget}
-        if self.hardware.asked:
-            record |= {"training_flops_per_token": self.training_flops}
-            record |= {"training_hours": round(self.hours, 3)}
-        return record
+def show_model(console: Console, description: Description) -> None:
+    """A line a number, then what is assumed."""
+    rows = _numbers(description)
+    heading = (description.reading or "recipe").replace("_", " ")
+    _say(console, _title(description))
+    console.print()
+    show(console, Table([Column(""), Column(heading, _number)], rows), box=False)
+    paragraphs = [_training(description.hardware)] if _shows_hours(description) else []
+    paragraphs += [FLOOR] if description.decoding else []
+    for text in (*paragraphs, *dict.fromkeys(_notes(description))):
+        console.print()
+        _say(console, [text])
 
 
-def as_records(descriptions: Sequence[Description], form: str, single: bool = False) -> str:
-    """The models as json or csv; one json object if ``single``, else a list."""
-    records = [description.record() for description in descriptions]
-    return as_csv(records) if form == "csv" else as_json(records[0] if single else records)
+def show_configurations(console: Console, descriptions: Sequence[Description]) -> None:
+    """A row a solved configuration; under match total each in the multiple that it needed."""
+    first = descriptions[0]
+    target, decoding = first.target, first.decoding
+    reading = str(first.reading).replace("_", " ")
+    assert target is not None
+    lines = [
+        f"budget {format_size(target.budget)} linear FLOPs per token and layer, {reading}",
+        *([_matched(first)] if first.in_total else []),
+    ]
+    columns = [
+        (Column("configuration"), _label),
+        (Column("d_ffn", ""), lambda d: _width(d, "d_ffn")),
+        (Column("d_ffn_wide", ""), lambda d: _width(d, "d_ffn_wide")),
+        (Column("multiple", "d"), lambda d: d.config.ffn_multiple_of),
+        (Column("params", _millions), lambda d: count.parameters(d.config)),
+        (Column("spent/matched" if first.in_total else "linear/budget", ".4f"),
+         lambda d: d.budget_ratio),
+        (Column("total", _millions), lambda d: d.layer["total"]),
+        (Column("KV bytes", ","), lambda d: count.kv_bytes(d.config)),
+        (Column("tokens/s", ",.0f"), lambda d: decoding and decoding.texts / d.step_seconds),
+    ]  # fmt: skip
+    columns = [
+        column for column in columns
+        if (column[0].heading != "multiple" or first.in_total)
+        and (column[0].heading != "tokens/s" or decoding)
+    ]  # fmt: skip
+    _say(console, lines)
+    console.print()
+    show(console, Table.of(descriptions, columns), box=False)
+    notes = [
+        "total: linear FLOPs, router and attention scores per token and layer, "
+        f"{first.seq_len} tokens a sequence",
+        "KV bytes: keys and values of a token in bf16, all layers",
+    ]
+    if first.in_total:
+        notes.append("multiple: of both widths and of their effective ones, model.ffn_multiple_of")
+    if decoding:
+        notes.append(f"tokens/s: at most, {_of(decoding)}")
+    if any(description.clamped for description in descriptions):
+        notes.append("*: raised to the smallest multiple, above its share of the budget")
+    console.print()
+    _say(console, notes)
 
 
-def as_json(value: object) -> str:
-    """A value as readable JSON."""
-    return json.dumps(value, indent=2)
+def show_plan(
+    console: Console, description: Description, cluster: Cluster, plans: Sequence[Plan]
+) -> None:
+    """A column a strategy, then what is assumed."""
+    gpus, near, times = cluster.gpus, cluster.gpus_per_node, cluster.accumulate
+    nodes, tokens = -(-gpus // near), gpus * cluster.micro_batch * times * description.seq_len
+    _say(console, [
+        *_title(description),
+        f"{_counted(gpus, 'GPU')}, {min(gpus, near)} a node ({_counted(nodes, 'node')}); "
+        f"{tokens:,} tokens a step: {gpus:,} x {cluster.micro_batch} sequences of "
+        f"{description.seq_len:,}, accumulated {'once' if times == 1 else f'{times} times'}",
+    ])  # fmt: skip
+    console.print()
+    show(console, plan_table(plans), box=False)
+    for text in (
+        "Memory: weights and moments in float32, bf16-mixed, compiled, selective checkpointing; "
+        f"gradients travel in {'float32' if cluster.reduce_bytes == 4 else 'bfloat16'}. hsdp "
+        f"shards over {min(cluster.shard_size, gpus)} GPUs. Not all of the sum is there at once.",
+        f"Time: {cluster.tflops:g} TFLOP/s of computing, {cluster.node_bandwidth:g} GB/s within a "
+        f"node and {cluster.network_bandwidth:g} GB/s across nodes for each GPU, in rings. These "
+        "are assumed, not measured; name yours with --tflops, --node-bandwidth and "
+        "--network-bandwidth. Below 1, sending can hide behind computing.",
+    ):
+        console.print()
+        _say(console, [text])
 
 
-def as_csv(records: Sequence[dict[str, Any]]) -> str:
-    """A header and one row a record; nested names are joined by a dot, lists by a space."""
-    rows = []
-    for record in records:
-        row: dict[str, Any] = {}
-        for name, value in record.items():
-            if isinstance(value, dict):
-                row |= {f"{name}.{part}": number for part, number in value.items()}
-            else:
-                row[name] = " ".join(map(str, value)) if isinstance(value, list) else value
-        rows.append(row)
-    return format_csv(rows).rstrip("\n")
+def _say(console: Console, lines: Iterable[str]) -> None:
+    width = min(LOG_WIDTH, console.width)
+    for line in lines:
+        console.print(fill(line, width, break_on_hyphens=False), highlight=False)
 
 
-def as_yaml(description: Description) -> str:
-    """A `model:` section for a recipe, with a comment that says what it holds."""
-    config, ratio = description.config, description.budget_ratio
-    label = (description.reading or "as the recipe says").replace("_", " ")
-    lines = [f"# {label}: {count.parameters(config):,} parameters"]
-    if ratio is not None and description.budget is not None:
-        lines[0] += f", {ratio:.4f} of {_budget_in_words(description)}"
-    lines.append("model:")
-    for entry in fields(config):
-        value = getattr(config, entry.name)
-        if entry.name in NUMERICS and value == entry.default:
-            continue
-        lines.append(f"  {entry.name}: {_yaml_scalar(value)}")
-    return "\n".join(lines)
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-def _yaml_scalar(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    text = json.dumps(list(value) if isinstance(value, tuple) else value)
-    # YAML 1.1 reads 1e-05 as a string, 1.0e-05 as a number
-    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
-
-
-def _budget_in_words(description: Description) -> str:
-    assert description.budget is not None
-    if description.target is not None and description.target.match == "total":
-        return (
-            f"{description.target.matched_budget:,} linear and attention FLOPs per token and layer"
+def _title(description: Description) -> list[str]:
+    """Two lines or three that name the model."""
+    config, target = description.config, description.target
+    kinds = " + ".join(f"{len(list(run))} {kind}" for kind, run in groupby(config.block_kinds))
+    deep = "" if set(config.block_kinds) == {"wide"} else f", K = {by_layer(config.loops)}"
+    what = f"{kinds} blocks{deep}"
+    if target is not None:
+        split = f", alpha {target.alpha:g} %" if target.block == "dual" else ""
+        what = (
+            f"{target.block} block{deep}{split}, "
+            f"budget {format_size(target.budget)} linear FLOPs per token and layer"
         )
-    return f"{format_size(description.budget)} linear FLOPs per token and layer"
+    elif description.solved and description.budget is not None:
+        what += f", each layer for {format_size(description.budget)} linear FLOPs per token"
+    return [
+        what,
+        *([f"matched in total: {_matched(description)}"] if description.in_total else []),
+        f"{config.n_layers} layers, width {config.d_model}, {config.n_heads} heads, "
+        f"{config.n_kv_heads} key/value heads, vocabulary {config.vocab_size}, "
+        f"{description.seq_len} tokens a sequence",
+    ]
+
+
+def _matched(description: Description) -> str:
+    target = description.target
+    assert target is not None
+    return (
+        f"linear + attention scores = {target.matched_budget:,} "
+        f"(budget + {target.reference_passes} passes)"
+    )
+
+
+def _numbers(description: Description) -> list[tuple[str, Any]]:
+    """A label and its number, None for a heading."""
+    config, layer, ratio = description.config, description.layer, description.budget_ratio
+    kinds, k, decoding = set(config.block_kinds), description.loops, description.decoding
+    passes = fmean(count.passes(layer.block, layer.loops) for layer in config.layers)
+    looped = _times(k) if isinstance(k, int) else f"K = {by_layer(k)}"
+    has_deep, has_wide = kinds != {"wide"}, kinds != {"loop"}
+    sparse = any(own.n_experts for own in config.layers)
+    mixed = " (mean of layers)" if len(set(config.layers)) > 1 else ""
+    spent = "linear + attention" if description.in_total else "linear total"
+    mean = ", mean of steps" if description.step_loops else ""
+    seconds = description.step_seconds or 1
+    lines: list[tuple[bool, str, Any]] = [
+        (has_deep, "d_ffn, deep path", description.width("d_ffn")),
+        (has_deep, "  effective width", description.effective("d_ffn")),
+        (has_wide, "d_ffn_wide, wide path", description.width("d_ffn_wide")),
+        (has_wide, "  effective width", description.effective("d_ffn_wide")),
+        (sparse, f"  experts, {config.top_k} active", config.n_experts),
+        (sparse, "  width of an expert", description.record().get("expert_width")),
+        (description.in_total, "multiple of widths, ffn_multiple_of", config.ffn_multiple_of),
+        (True, "parameters", count.parameters(config)),
+        (sparse, "  active for a token", count.active_parameters(config)),
+        (True, "  outside embedding and head", count.parameters_non_embedding(config)),
+        (True, f"FLOPs per token and layer{mixed}", None),
+        (has_deep, f"  deep path, {looped}", layer["deep"]),
+        (has_wide, "  wide path", layer["wide"]),
+        ("dual" in kinds, "  gate", layer["gate"]),
+        (True, "  linear total", layer["linear_total"]),
+        (has_deep, "  router", layer["router"]),
+        (True, f"  attention scores, {_times(passes)}", layer["attention_scores"]),
+        (True, "  total", layer["total"]),
+        (ratio is not None, f"ratio to the budget, {spent}", ratio and f"{ratio:.4f}"),
+        (True, f"training FLOPs per token{mean}", description.training_flops),
+        (_shows_hours(description), "training hours", _hours(description.hours)),
+        (True, "bytes of keys and values a token", count.kv_bytes(config)),
+    ]
+    if decoding:
+        lines += [
+            (True, f"decoding at most, {_of(decoding)}", None),
+            (True, "  ms a step", f"{1e3 * seconds:.3f}"),
+            (True, "  tokens/s", f"{decoding.texts / seconds:,.0f}"),
+        ]
+    return [(label, number) for shown, label, number in lines if shown]
+
+
+def _of(decoding: Decoding) -> str:
+    texts = "1 text" if decoding.texts == 1 else f"{decoding.texts:,} texts"
+    return f"{texts} of {decoding.context:,} tokens, {decoding.bandwidth / 1e12:g} TB/s"
+
+
+def _times(n: float) -> str:
+    return f"{n:g} pass" if n == 1 else f"{n:g} passes"
+
+
+def _number(value: float | list[int | None]) -> str:
+    return f"{value:,.1f}" if isinstance(value, float) else by_layer(value)
+
+
+def _hours(hours: float) -> str:
+    if hours < 0.01:
+        return "< 0.01"
+    return f"{hours:.2f}" if hours < 10 else f"{hours:,.1f}"
+
+
+def _millions(value: float) -> str:
+    return f"{value / 1e6:.1f}M"
+
+
+def _shows_hours(description: Description) -> bool:
+    # the paper's GPUs are a fair assumption for a budget like the paper's, not for any recipe
+    return description.hardware.asked or bool(description.solved)
+
+
+def _training(hardware: Hardware) -> str:
+    gpus = (
+        "1 GPU that sustains" if hardware.gpus == 1 else f"{hardware.gpus} GPUs that each sustain"
+    )
+    line = (
+        f"Training: {hardware.tokens:,} tokens on {gpus} {hardware.tflops:g} TFLOP/s, at three "
+        "forward passes a token, head included."
+    )
+    return line if hardware.asked else f"{line} {ASSUMED}"
+
+
+def _notes(description: Description) -> list[str]:
+    """What of the widths is above its share, and which sum is not met."""
+    notes, ratio = [], description.budget_ratio
+    for target, widths in description.solved:
+        exact = dict(zip(("d_ffn", "d_ffn_wide"), target.exact_widths(), strict=True))
+        notes += [
+            f"Above its share: {name} is raised to {target.multiple_of}, "
+            f"the smallest multiple, as the exact effective width is {float(exact[name] or 0):.1f}."
+            for name in widths.clamped
+        ]
+    if description.in_total and ratio is not None and abs(ratio - 1) > TOLERANCE:
+        notes.append(
+            f"In multiples of {description.config.ffn_multiple_of} the matched sum is not met to "
+            f"within {float(100 * TOLERANCE):g} %."
+        )
+    return notes
+
+
+def _label(description: Description) -> str:
+    target = description.target
+    assert target is not None
+    share = f" a{target.alpha:g}" if target.block == "dual" else ""
+    return target.block + share + (f" K{target.loops}" if target.block != "wide" else "")
+
+
+def _width(description: Description, name: str) -> str:
+    """A configured width, with a star where it was raised and a dash where there is none."""
+    return f"{description.width(name) or '-'}{'*' if name in description.clamped else ''}"

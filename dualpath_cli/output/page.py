@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dualpath_cli.output.table import Table, html
+from dualpath_cli.output.table import Cell, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,8 +41,33 @@ def terms(facts: Sequence[tuple[str, str]]) -> str:
 
 
 def tables(shown: Sequence[Table]) -> str:
-    """Returns tables, whose headings sort them."""
-    return "\n".join(map(html, shown))
+    """Returns a section a table; headings are buttons that sort by the numbers, in `data-order`."""
+    return "\n".join(map(_section, shown))
+
+
+def _section(table: Table) -> str:
+    sides = ["" if column.format is None else ' class="number"' for column in table.columns]
+    heads = "".join(
+        f'<th scope="col"{side}><button>{escape(column.line)}</button></th>'
+        for column, side in zip(table.columns, sides, strict=True)
+    )
+
+    def text(cell: Cell, side: str) -> str:
+        order = "" if cell.number is None else f' data-order="{cell.number!r}"'
+        words = f"<strong>{escape(cell.text)}</strong>" if cell.lowest else escape(cell.text)
+        return f"<td{side}{order}>{words}</td>"
+
+    rows = "\n".join(f"<tr>{''.join(map(text, row, sides))}</tr>" for row in table.cells() if row)
+    return f"""<section>
+<h2>{escape(table.title)}</h2>
+<div class="scroll" tabindex="0"><table>
+<thead><tr>{heads}</tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table></div>
+<p>{escape(table.caption)}</p>
+</section>"""
 
 
 def pictures(figures: Mapping[str, "Figure | None"], captions: Mapping[str, str]) -> str:

@@ -111,7 +111,8 @@ class DualPathCLI(LightningCLI):
         """Runs the command."""
         command = COMMANDS[self._wanted]
         if command.needs == "nothing":
-            print(answer(command, self._parsed[self._wanted]))
+            if text := answer(command, self._parsed[self._wanted]):
+                print(text)
         elif command.task is not None:
             resolve(command.task)(self.session)
 

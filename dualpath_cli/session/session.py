@@ -6,8 +6,7 @@ from lightning.pytorch import Trainer
 from rich.console import Console
 
 from dualpath_cli.command.launch import Launch
-from dualpath_cli.output.table import Column, Table
-from dualpath_cli.output.terminal import show
+from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.training.data.data_module import DualPathDataModule
 from dualpath_cli.training.module import DualPathModule
 

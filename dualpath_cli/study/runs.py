@@ -14,8 +14,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.files.atomic import write_texts
 from dualpath_cli.files.csv_text import format_csv, without_nan
 from dualpath_cli.output.figures import save
-from dualpath_cli.output.table import Column, Table
-from dualpath_cli.output.terminal import show
+from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.statistics.levels import holm
 from dualpath_cli.statistics.significance import signed_rank_p
 from dualpath_cli.study.ablation.table import REPORT
@@ -120,9 +119,9 @@ def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
 
 def _show(rows: Sequence[Record], runs: int, console: Console) -> None:
     columns = [
-        Column("forced"), Column("source", importance=2), Column("mean", "+.4f", importance=2),
+        Column("forced"), Column("source"), Column("mean", "+.4f"),
         Column("least", "+.4f"), Column("most", "+.4f"), Column("per forced", "+.3f"),
-        Column("above 0", "", importance=2), Column("Wilcoxon p", ".3g"), Column("Holm", ".3g"),
+        Column("above 0", ""), Column("Wilcoxon p", ".3g"), Column("Holm", ".3g"),
     ]  # fmt: skip
     cells = [
         (row["forced"], row["source"], row["mean"], row["least"], row["most"], row["per_forced"],

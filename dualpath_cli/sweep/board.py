@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.live import Live
 
 from dualpath_cli.output.progress import LINE_EVERY, duration
-from dualpath_cli.output.table import Column, Table
-from dualpath_cli.output.terminal import drawn
+from dualpath_cli.output.table import Column, Table, drawn
 from dualpath_cli.sweep.runs import Run
 
 
@@ -55,9 +54,9 @@ class Board:
     def _table(self, running: Sequence[Run], finished: int, failed: int) -> Table:
         waiting = self._total - finished - failed - len(running)
         columns = [
-            Column("run"), Column("step", ",", importance=3), Column("of", ",", importance=2),
-            Column("loss", ".3f", importance=2), Column("bits/byte", ".3f"),
-            Column("tokens/s", ",.0f"), Column("left", "", importance=2),
+            Column("run"), Column("step", ","), Column("of", ","),
+            Column("loss", ".3f"), Column("bits/byte", ".3f"),
+            Column("tokens/s", ",.0f"), Column("left", ""),
         ]  # fmt: skip
         rows: list[tuple[Any, ...]] = []
         for run in running:

@@ -15,7 +15,7 @@ from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.files.lock import alone_in
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.output.console import plain_console
-from dualpath_cli.output.terminal import show
+from dualpath_cli.output.table import show
 from dualpath_cli.own_classes.checks import option_of
 from dualpath_cli.own_classes.consent import OPTION
 from dualpath_cli.recipe.recipes import Recipe, merge

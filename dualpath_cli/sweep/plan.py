@@ -15,7 +15,6 @@ from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.sizes import format_size
 from dualpath_cli.sweep.runs import Run
 
-MILLIONS = "M: million FLOPs per token and layer"
 Wide = tuple[int, Match]
 """A PureWide by its budget and what meets that in it."""
 
@@ -110,34 +109,28 @@ def _cost(seeds: Sequence[Run], wides: Mapping[Wide, int], speeds: Mapping[str, 
 def plan_table(rows: Sequence[Cost], jobs: int) -> Table:
     """The plan as it is shown before anything runs; `jobs` at a time slow none down."""
     runs, left = sum(row.seeds for row in rows), sum(row.left for row in rows)
-    caption = ""
+    caption = "M: million FLOPs per token and layer; of due: of the sum that is matched"
     # Of what is finished no speed need be known.
     due = [row for row in rows if row.left]
     known = [row.hours * row.left for row in due if row.hours is not None]
     if left and len(known) == len(due):
-        caption = f"in all {duration(3600 * sum(known) / jobs)}"
+        caption += f"; in all {duration(3600 * sum(known) / jobs)}"
         caption += f", {jobs} side by side" if jobs > 1 else ""
     elif left:
-        caption = "hours are not known before a run of each family has begun, or by --tflops"
+        caption += "; hours are not known before a run of each family has begun, or by --tflops"
     columns: Columns[Cost] = [
         (Column("configuration"), lambda row: row.configuration),
-        (Column("parameters", "{:.2f}M".format, importance=2), lambda row: row.parameters / 1e6),
+        (Column("parameters", "{:.2f}M".format), lambda row: row.parameters / 1e6),
         (Column("of wide", ".2f"), lambda row: row.relative),
-        (Column("linear M", ".3f", note=MILLIONS), lambda row: row.linear_flops / 1e6),
-        (
-            Column("total M", ".3f", importance=0, note=MILLIONS),
-            lambda row: row.total_flops / 1e6,
-        ),
-        (
-            Column("of due", ".4f", importance=0, note="of due: of the sum that is matched"),
-            lambda row: row.spent,
-        ),
-        (Column("tokens", _tokens, importance=2), lambda row: row.tokens),
-        (Column("runs", "d", importance=3), lambda row: row.seeds),
-        (Column("each", _hours, importance=3), lambda row: row.hours),
+        (Column("linear M", ".3f"), lambda row: row.linear_flops / 1e6),
+        (Column("total M", ".3f"), lambda row: row.total_flops / 1e6),
+        (Column("of due", ".4f"), lambda row: row.spent),
+        (Column("tokens", _tokens), lambda row: row.tokens),
+        (Column("runs", "d"), lambda row: row.seeds),
+        (Column("each", _hours), lambda row: row.hours),
     ]
     if len({row.budget for row in rows}) > 1:
-        columns.insert(1, (Column("budget", importance=2), lambda row: format_size(row.budget)))
+        columns.insert(1, (Column("budget"), lambda row: format_size(row.budget)))
     title = f"{len(rows)} configurations, {runs} runs"
     return Table.of(
         rows, columns, title + (f", {left} of them left" if left < runs else ""), caption

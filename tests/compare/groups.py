@@ -12,7 +12,7 @@ def configuration(name: str, scores: Mapping[int, float], **changes: Any) -> Con
     fields: dict[str, Any] = {
         "family": "dual", "alpha": 50.0, "loops": 2, "layers": 4, "tokens": 1000,
         "parameters": 1_000_000, "flops_linear": 600e3, "flops_total": 700e3,
-        "flops_trained": 700e3, "line": name,
+        "flops_trained": 700e3, "kv_bytes": 4096, "line": name,
         "seconds_per_token": 1e-4, "scores": {AGGREGATE: dict(scores), "text": dict(scores)},
     }  # fmt: skip
     return Configuration(name=name, **(fields | changes))

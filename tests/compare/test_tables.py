@@ -8,9 +8,15 @@ from dataclasses import replace
 import pytest
 
 from dualpath_cli.compare.differences import differences_of
-from dualpath_cli.compare.tables import count, group_tables, records_of_groups, tables_of_tests
+from dualpath_cli.compare.tables import (
+    count,
+    group_tables,
+    latex,
+    records_of_groups,
+    tables_of_tests,
+)
 from dualpath_cli.files.csv_text import format_csv
-from dualpath_cli.output.table import Cell, Table
+from dualpath_cli.output.table import Cell, Column, Table
 from tests.compare.groups import configuration, group, wide
 
 TABLE = group(
@@ -32,7 +38,7 @@ def test_the_main_table_is_relative_to_the_wide_model():
     assert [row["time\n/wide"].text for row in rows] == ["1.00", "1.50", "1.00"]
     assert [row["aggregate"].text for row in rows] == ["2.1000 ± 0.1000", "1.9500 ± 0.0500",
                                                       "1.9700"]  # fmt: skip
-    assert [row["aggregate"].marked for row in rows] == [False, True, False]
+    assert [row["aggregate"].lowest for row in rows] == [False, True, False]
     (alone,) = group_tables(replace(TABLE, wide=None))
     assert [row["µs\n/token"].text for row in cells_of(alone)] == ["100", "150", "100"]
 
@@ -74,7 +80,23 @@ def test_tests_say_their_number_and_leave_empty_what_was_not_tested():
     assert re.fullmatch(r"-\d\.\d{4}", cells["difference, 95 % interval"].text)
     assert [cells[name].text for name in ("p", "Holm", "df")] == [""] * 3
     (same,) = tables_of_tests(rows[:1], 2)
-    assert "in all rows: on aggregate, detectable" in same.explanation()
+    assert "in all rows: on aggregate, detectable" in same.caption
+
+
+def test_latex_has_no_bare_special_character_and_as_many_cells_a_row():
+    nasty = "a_b&c%d$e#f{g}~h^i\\j<k>l|m"
+    columns = [Column("name"), Column(nasty, ""), Column("error", ".1f", marks_lowest=True)]
+    rows = [(nasty, "-0.1 to -0.05 ± α", 1.0), (), ("b", "", -1.0)]
+    lines = latex(Table(columns, rows, title=nasty, caption=nasty)).splitlines()
+    assert lines[2] == r"\begin{tabular}{lrr}"
+    for row in (line for line in lines if line.endswith(r"\\")):
+        assert len(re.findall(r"(?<!\\)&", row)) == 2
+        bare = re.sub(r"\\text(backslash|asciitilde|asciicircum|less|greater|bar)\{\}|"
+                      r"\\textbf\{|\\[&%$#_{}]", "", row)  # fmt: skip
+        assert not set("%#_~^<>|") & set(bare)
+        assert len(re.findall(r"\$", bare)) % 2 == 0
+    assert lines[6].endswith(r"& $-$0.1 to $-$0.05 $\pm$ $\alpha$ & 1.0 \\")
+    assert lines[7:9] == [r"\midrule", r"b &  & \textbf{$-$1.0} \\"]
 
 
 @pytest.mark.parametrize(("value", "text"), [

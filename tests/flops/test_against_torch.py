@@ -5,10 +5,13 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, ModelConfig
+from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.shapes import units
@@ -89,6 +92,28 @@ def test_flops_are_those_that_pytorch_counts(config: ModelConfig) -> None:
     router = sum(layer.router for layer in layers) * d // (d + 1)
     assert products == tokens * (linear + router + flops.head_flops(config))
     assert attention == 2 * tokens * sum(layer.attention_scores for layer in layers)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    layers=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 4)), min_size=1, max_size=3),
+    kv_heads=st.sampled_from([1, 2, 4]),
+    d_model=st.sampled_from([16, 32]),
+    texts=st.integers(1, 3),
+    tokens=st.integers(1, 5),
+)
+def test_keys_and_values_take_the_bytes_of_the_cache_that_decodes(
+    layers: list[tuple[BlockKind, int]], kv_heads: int, d_model: int, texts: int, tokens: int
+) -> None:
+    """K + 1 caches of a dual layer, K of a loop one, 1 of a wide one, in bf16."""
+    config = small(
+        n_layers=len(layers), block=[kind for kind, _ in layers], loops=[k for _, k in layers],
+        n_kv_heads=kv_heads, d_model=d_model,
+    )  # fmt: skip
+    decoder = Decoder(DualPathLM(config, seed=0), autocast=torch.bfloat16)
+    ids_BT = torch.zeros(texts, tokens, dtype=torch.long)
+    decoder.next_logits(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool))
+    assert decoder.cache_bytes == texts * tokens * flops.kv_bytes(config)
 
 
 @each_variant

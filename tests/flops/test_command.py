@@ -1,12 +1,11 @@
-"""`dualpath flops`: what its formats, options, recipes and tables hold."""
+"""`dualpath flops`: what its answers hold, for options, recipes and the paper's table."""
 
 import argparse
-import csv
-import io
 import json
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,12 +19,14 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops import command as flops_command
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
+from dualpath_cli.output.console import NARROWEST
 from tests.conftest import OutputOf
 from tests.flops.test_count_and_widths import small
 
 KEYS = ["block", "alpha", "loops", "d_ffn", "d_ffn_wide", "d_ffn_effective",
         "d_ffn_wide_effective", "ffn_multiple_of", "params", "params_non_embedding",
-        "flops_per_token_per_layer", "budget", "budget_ratio", "reading"]  # fmt: skip
+        "flops_per_token_per_layer", "kv_bytes_per_token", "budget", "budget_ratio", "reading",
+        "model"]  # fmt: skip
 PARTS = ["deep", "wide", "gate", "router", "attention_scores", "linear_total", "total"]
 DUAL = "--budget 80M --alpha 50 --k 4"
 
@@ -61,75 +62,83 @@ def recipe_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # Formats
 
 
-def test_json_is_a_list_of_both_readings_or_one_object(described: Described) -> None:
-    both = described(DUAL)
-    assert [model["reading"] for model in both] == ["as_written", "as_trained"]
-    for model in both:
-        assert list(model) == KEYS
-        assert list(model["flops_per_token_per_layer"]) == PARTS
-        numbers = [*model["flops_per_token_per_layer"].values(), model["params"], model["budget"]]
-        assert all(type(number) is int for number in numbers)
-        assert described(f"{DUAL} --reading {model['reading']}") == model
-    assert both[1] | {"flops_per_token_per_layer": None} == {
+def test_json_is_one_model_as_trained_or_as_written(described: Described) -> None:
+    model = described(DUAL)
+    assert list(model) == KEYS
+    assert list(model["flops_per_token_per_layer"]) == PARTS
+    numbers = [*model["flops_per_token_per_layer"].values(), model["params"], model["budget"]]
+    assert all(type(number) is int for number in numbers)
+    assert model | {"flops_per_token_per_layer": None, "model": None} == {
+        "flops_per_token_per_layer": None, "model": None,
         "block": "dual", "alpha": 50, "loops": 4, "d_ffn": 1600, "d_ffn_wide": 11392,
         "d_ffn_effective": 1280, "d_ffn_wide_effective": 7680, "ffn_multiple_of": 256,
         "params": 483_156_880, "params_non_embedding": 405_889_936,
-        "flops_per_token_per_layer": None, "budget": 80_000_000,
+        "kv_bytes_per_token": 16 * 5 * 2 * 768 * 2, "budget": 80_000_000,
         "budget_ratio": 82_578_432 / 80_000_000, "reading": "as_trained",
     }  # fmt: skip
-
-
-def test_csv_holds_what_json_holds(answer: Answer, described: Described) -> None:
-    models = described(DUAL)
-    rows = list(csv.DictReader(io.StringIO(answer(f"{DUAL} --format csv"))))
-    assert len(rows) == len(models)
-    for row, model in zip(rows, models, strict=True):
-        parts = model.pop("flops_per_token_per_layer")
-        flat = model | {f"flops_per_token_per_layer.{k}": v for k, v in parts.items()}
-        assert row == {name: str(value) for name, value in flat.items()}
+    assert described(f"{DUAL} --reading as_trained") == model
+    written = described(f"{DUAL} --reading as_written")
+    assert (written["reading"], written["params"]) == ("as_written", 435_086_224)
 
 
 @pytest.mark.parametrize(
     "line",
     [
         DUAL,
+        f"{DUAL} --reading as_written",
         "--budget 80M --block wide",
-        "--budget 80M --block loop --k 2",
-        "--budget 4M --dim 256 --heads 8 --kv-heads 2 --k 2 --layers 3",
+        "--budget 80M --block wide,dual,wide --loops 1,4,1",
+        "--budget 80M --match total --block loop --k 2",
+        "--budget 4M --dim 256 --heads 8 --kv-heads 2 --k 2 --layers 3 --experts 4",
     ],
 )
-def test_yaml_is_a_model_section_with_the_same_parameters(
-    line: str, answer: Answer, described: Described
+def test_the_model_of_json_is_a_section_of_a_recipe(
+    line: str, described: Described, tmp_path: Path
 ) -> None:
-    section = yaml.safe_load(answer(f"{line} --format yaml"))
-    assert list(section) == ["model"]
-    config = ModelConfig(**section["model"])
-    model = described(f"{line} --reading as_trained")
-    assert flops.parameters(config) == model["params"]
-    assert flops.mean_layer_flops(config) == model["flops_per_token_per_layer"]
-    written = yaml.safe_load(answer(f"{line} --format yaml --reading as_written"))
-    assert written["model"]["tie_embeddings"] is True
+    model = described(line)
+    recipe = tmp_path / "solved.yaml"
+    recipe.write_text(json.dumps({"model": model["model"]}))
+    again = described(f"--config {recipe} --budget {model['budget']}")
+    same = [name for name in KEYS if name not in ("alpha", "budget_ratio", "reading")]
+    assert {name: again[name] for name in same} == {name: model[name] for name in same}
 
 
-def test_the_table_shows_both_readings_with_every_number_and_what_is_assumed(
+def test_the_table_shows_every_number_and_what_is_assumed(
     answer: Answer, described: Described
 ) -> None:
-    text = answer(DUAL)
-    assert re.search(r"as written +as trained", text)
-    for model in described(DUAL):
-        shown = [model["d_ffn"], model["d_ffn_wide_effective"], model["params"]]
-        for number in [*shown, *model["flops_per_token_per_layer"].values()]:
-            assert f"{number:,}" in text
-        assert f"{model['budget_ratio']:.4f}" in text
-    assert "What differs: " in text
+    text, model = answer(DUAL), described(DUAL)
+    shown = [model["d_ffn"], model["d_ffn_wide_effective"], model["params"]]
+    shown += [*model["flops_per_token_per_layer"].values(), model["kv_bytes_per_token"]]
+    for number in shown:
+        assert re.search(rf" {number:,}$", text, re.MULTILINE)
+    assert f"{model['budget_ratio']:.4f}" in text
     assert max(map(len, text.splitlines())) <= 100
-    assert "What differs" not in answer(f"{DUAL} --reading as_trained")
     assert "d_ffn is raised to 64" in answer("--budget 80M --alpha 25 --k 4")
     assert "raised" not in text
     assert "This hardware is assumed" in text
     own = answer(f"{DUAL} --gpus 1 --tflops 400")
     assert "assumed" not in own
     assert "1 GPU that sustains 400 TFLOP/s" in own
+
+
+def test_decoding_reads_weights_and_caches_once_a_step(
+    answer: Answer, described: Described
+) -> None:
+    """Of an H100's 3.35 TB/s: half a million tokens of cache weigh 8 times F80M's weights."""
+    line = f"{DUAL} --decode 32x4096@3.35TB/s"
+    weights = 2 * (483_156_880 - 50304 * 768)
+    seconds = (weights + 32 * 4096 * 245_760) / 3.35e12
+    decoding = described(line)["decoding"]
+    assert decoding == {
+        "texts": 32, "context": 4096, "bandwidth": 3.35e12, "step_seconds": pytest.approx(seconds),
+        "tokens_per_second": pytest.approx(32 / seconds),
+    }  # fmt: skip
+    text = answer(line)
+    assert "decoding at most, 32 texts of 4,096 tokens, 3.35 TB/s\n" in text
+    assert re.search(rf"tokens/s +{32 / seconds:,.0f}\n", text)
+    assert "once for all texts and loops" in text
+    table = answer("--budget 80M --table --decode 32x4096@3350GB/s")
+    assert re.search(rf"dual a50 K4 .* 245,760 +{32 / seconds:,.0f}\n", table)
 
 
 # Options
@@ -144,12 +153,12 @@ def test_the_table_shows_both_readings_with_every_number_and_what_is_assumed(
     ],
 )
 def test_two_ways_to_say_the_same(line: str, same: str, answer: Answer) -> None:
-    assert answer(f"{line} --format yaml") == answer(f"{same} --format yaml")
+    assert answer(f"{line} --format json") == answer(f"{same} --format json")
 
 
 def test_the_backbone_is_free(described: Described) -> None:
     line = "--budget 4M --dim 256 --heads 8 --kv-heads 2 --layers 3 --vocab 1000 --seq-len 128"
-    model = described(f"{line} --k 2 --reading as_trained")
+    model = described(f"{line} --k 2")
     config = ModelConfig(
         vocab_size=1000, n_layers=3, d_model=256, n_heads=8, n_kv_heads=2, max_seq_len=128,
         loops=2, d_ffn=model["d_ffn"], d_ffn_wide=model["d_ffn_wide"],
@@ -158,8 +167,9 @@ def test_the_backbone_is_free(described: Described) -> None:
     assert model["flops_per_token_per_layer"]["attention_scores"] == 3 * 2 * 128 * 256
 
 
-def test_a_width_multiple_holds_for_the_solver_and_both_readings(described: Described) -> None:
-    written, trained = described(f"{DUAL} --width-multiple 256")
+def test_a_width_multiple_holds_for_the_solver_and_the_reading(described: Described) -> None:
+    line = f"{DUAL} --width-multiple 256"
+    trained, written = described(line), described(f"{line} --reading as_written")
     assert written["d_ffn_effective"] == trained["d_ffn_effective"]
     assert trained["d_ffn"] % 256 == trained["d_ffn_effective"] % 256 == 0
     assert trained["budget_ratio"] <= 1
@@ -167,7 +177,7 @@ def test_a_width_multiple_holds_for_the_solver_and_both_readings(described: Desc
 
 def test_hours_follow_tokens_gpus_and_rate(described: Described) -> None:
     def hours(options: str) -> float:
-        return described(f"{DUAL} --reading as_trained {options}")["training_hours"]
+        return described(f"{DUAL} {options}")["training_hours"]
 
     once = hours("--tokens 38.5B --gpus 64 --tflops 50")
     assert once == pytest.approx(5_705_736_480 * 38.5e9 / (64 * 50e12) / 3600, abs=1e-3)
@@ -178,7 +188,7 @@ def test_hours_follow_tokens_gpus_and_rate(described: Described) -> None:
 def test_experts_are_solved_for_the_flops_of_a_dense_path(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    line = "flops --budget 80M --block dual,loop,wide --loops 4 --reading as_trained --format json"
+    line = "flops --budget 80M --block dual,loop,wide --loops 4 --format json"
     dense, sparse = (_record(f"{line} {more}", capsys) for more in ("", "--experts 8 --top-k 3"))
     assert (sparse["n_experts"], sparse["top_k"]) == ([8, 0, 8], 3)
     assert sparse["params_non_embedding"] > 2 * dense["params_non_embedding"]
@@ -229,6 +239,7 @@ def test_a_recipe_is_described_as_it_is(
 ) -> None:
     model = described("--config small.yaml")
     assert list(model) == KEYS
+    assert ModelConfig(**model["model"]) == MIXED
     assert model["params"] == flops.parameters(MIXED)
     assert model["flops_per_token_per_layer"] == flops.mean_layer_flops(MIXED)
     assert (model["block"], model["budget"], model["reading"]) == (MIXED.block, None, None)
@@ -236,11 +247,9 @@ def test_a_recipe_is_described_as_it_is(
 
 
 def test_a_list_solves_each_layer_as_a_model_of_its_kind(described: Described) -> None:
-    model = described(
-        "--block wide,dual,dual,loop --loops 3,4,1,2 --budget 80M --alpha 40 --reading as_trained"
-    )
+    model = described("--block wide,dual,dual,loop --loops 3,4,1,2 --budget 80M --alpha 40")
     alone = [
-        described(f"--block {kind} --k {k} --budget 80M --alpha 40 --reading as_trained")
+        described(f"--block {kind} --k {k} --budget 80M --alpha 40")
         for kind, k in (("wide", 3), ("dual", 4), ("dual", 1), ("loop", 2))
     ]
     for name in ("d_ffn", "d_ffn_wide", "d_ffn_effective", "d_ffn_wide_effective"):
@@ -251,20 +260,21 @@ def test_a_list_solves_each_layer_as_a_model_of_its_kind(described: Described) -
         assert mean == pytest.approx(sum(layers) / 4)
 
 
-def test_a_list_is_written_only_where_layers_differ(answer: Answer) -> None:
+def test_a_list_is_written_only_where_layers_differ(answer: Answer, described: Described) -> None:
     words = "--block wide,dual,wide --loops 1,4,1 --budget 80M"
-    section = yaml.safe_load(answer(f"{words} --format yaml"))["model"]
-    assert (section["loops"], section["d_ffn"], len(section["d_ffn_wide"])) == (4, 1600, 3)
+    model = described(words)["model"]
+    assert (model["loops"], model["d_ffn"], len(model["d_ffn_wide"])) == (4, 1600, 3)
     text = answer(words)
     assert "1 wide + 1 dual + 1 wide blocks, K = 4, each layer for 80M linear FLOPs" in text
     assert "24,576, 11,392, 24,576" in text
 
 
-def test_later_recipes_win_and_a_reading_goes_on_top(recipe_files: None, answer: Answer) -> None:
+def test_later_recipes_win_and_a_reading_goes_on_top(
+    recipe_files: None, described: Described
+) -> None:
     words = "--config small.yaml --config longer.yaml --reading as_written"
-    section = yaml.safe_load(answer(f"{words} --format yaml"))
     as_written = replace(MIXED, max_seq_len=64, **paper.AS_WRITTEN)
-    assert ModelConfig(**section["model"]) == as_written
+    assert ModelConfig(**described(words)["model"]) == as_written
 
 
 def test_hours_of_a_recipe_are_for_its_own_tokens_and_only_when_asked(
@@ -301,7 +311,7 @@ def test_a_recipe_is_compared_to_a_budget(recipe_files: None, described: Describ
 
 
 def test_table_lists_the_papers_13_configurations(answer: Answer, described: Described) -> None:
-    models = described("--budget 160M --table --reading as_trained")
+    models = described("--budget 160M --table")
     assert len(models) == 13
     text = answer("--budget 160M --table")
     for model in models:
@@ -323,7 +333,7 @@ def test_table_matched_in_total_spends_the_same_everywhere(
 ) -> None:
     """Within 1 % of the sum of a dual block with K, F80M a25 K4 with its raised width, too.
 
-    Each reading is shown with its own widths and multiples.
+    Each reading has its own widths and multiples.
     """
     line = f"{line} --table --match total --reading {reading}"
     models = described(line)
@@ -340,45 +350,40 @@ def test_table_matched_in_total_spends_the_same_everywhere(
         assert model["budget_ratio"] == spent / matched
         shown = [model["d_ffn"] or "-", model["d_ffn_wide"] or "-", model["ffn_multiple_of"],
                  f"{model['params'] / 1e6:.1f}M"]  # fmt: skip
-        assert row.replace("*", "").split()[-6:-2] == [str(number) for number in shown]
+        assert row.replace("*", "").split()[-7:-3] == [str(number) for number in shown]
 
 
 def test_match_total_names_the_multiple_and_what_is_off(answer: Answer) -> None:
     solved = answer("--budget 80M --alpha 25 --k 4 --match total")
-    assert re.search(r"ffn_multiple_of +64 +128\n", solved)
-    assert "As trained, above its share: d_ffn is raised to 128" in solved
+    assert re.search(r"ffn_multiple_of +128\n", solved)
+    assert "Above its share: d_ffn is raised to 128" in solved
     assert "not met" not in solved
-    assert "in multiples of 256 the matched sum is not met to within 1 %" in answer(
+    assert "In multiples of 256 the matched sum is not met to within 1 %" in answer(
         f"{DUAL} --match total --width-multiple 256"
     )
 
 
+@pytest.mark.parametrize("columns", [1, 2, 40, 55])
 @pytest.mark.parametrize(
-    ("line", "shown", "left_out"),
-    [
-        ("--budget 80M", ["as written as trained", "ratio to the budget"], []),
-        ("--budget 80M --plan --gpus 8", ["ddp fsdp hsdp"], []),
-        (
-            "--budget 80M --table",
-            ["1600 11392 435.1M 0.9843", "1600 11392 483.2M 1.0322"],
-            ["total as written", "total as trained"],
-        ),
-        ("--budget 80M --table --match total", ["128* 17792 596.4M 1.0073"], ["multiple, total"]),
-    ],
-)
-def test_a_table_fits_its_terminal_by_lines_then_tables_then_leaving_columns_out(
-    line: str, shown: list[str], left_out: list[str], answer: Answer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    assert "left out" not in answer(line)
-    monkeypatch.setenv("COLUMNS", "55")
+    ("line", "heading"),
+    [("--budget 80M", "as trained"), ("--budget 80M --plan --gpus 8", "hsdp"),
+     ("--budget 80M --table --decode 1x1@1GB/s", "linear/budget"),
+     ("--budget 80M --table --match total", "spent/matched")],
+)  # fmt: skip
+def test_a_terminal_gets_the_numbers_of_a_file_however_narrow(
+    line: str, heading: str, columns: int, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = sorted(re.findall(r"\d", answer(line)))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert sorted(re.findall(r"\d", answer(line))) == whole, "a file does not depend on it"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    text = " ".join(answer(line).split())
-    for words in shown:
-        assert words in text
-    assert ("left out" in text) == bool(left_out)
-    for names in left_out:
-        assert f"left out, as there is no room: {names} " in text
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = re.sub(r"\x1b\[[\d;]*m", "", answer(line))
+    assert max(map(len, text.splitlines())) <= max(columns, NARROWEST)
+    assert columns < 40 or heading in text
+    # Beside the names of configurations, which every part of a table begins with.
+    assert not Counter(whole) - Counter(re.findall(r"\d", text))
 
 
 def test_rows_without_room_are_named(capsys: pytest.CaptureFixture[str]) -> None:

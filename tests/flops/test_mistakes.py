@@ -37,7 +37,9 @@ def values() -> list[str]:
 def test_a_value_that_cannot_be_is_named_with_its_option(
     option: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others = {"--budget": "", "--tokens": "--budget 80M"}.get(option, "--budget 80M --plan")
+    others = {"--budget": "", "--tokens": "--budget 80M", "--decode": "--budget 80M"}.get(
+        option, "--budget 80M --plan"
+    )
     said = mistake(f"{others} {option} {value}", capsys)
     assert option.lstrip("-") in said
     assert re.search(rf"(not|not at|value:|{option.lstrip('-')}) '?{value}\b", said)
@@ -67,7 +69,6 @@ def test_a_value_that_cannot_be_is_named_with_its_option(
         ("--budget 80M --dim 333", "--dim 334 would"),
         ("--budget 80M --kv-heads 5", "does not divide the 12 query heads; 4 would"),
         ("--budget 80M --table --k 3", "drop --loops"),
-        ("--budget 80M --table --format yaml", "drop --table"),
         ("--budget 1M --table", "would do"),
         (
             "--config f80m_wide --plan --gpus 12",
@@ -81,7 +82,11 @@ def test_a_value_that_cannot_be_is_named_with_its_option(
             "512 sequences of 4,096, of which --gpus 1024 "
             "cannot get equally many; --batch-tokens 4194304 would do, a batch that the paper",
         ),
-        ("--config f80m_wide --plan --format csv", "--plan comes as table or json, not as csv"),
+        ("--budget 80M --format csv", "--format 'csv' is none; choose from table, json"),
+        ("--budget 80M --decode 32@3.35TB/s", "such as 32x4096@3.35TB/s, not '32@3.35TB/s'"),
+        ("--budget 80M --decode 0x4096@3.35TB/s", "--decode must be texts x tokens @ bandwidth"),
+        ("--budget 80M --decode 32x4096@0TB/s", "--decode must be"),
+        ("--config f80m_wide --plan --decode 1x1@1GB/s", "drop --decode"),
         ("--config f80m_wide --plan --tokens 1B", "drop --tokens"),
         ("--config f80m_wide --gpus-per-node 4", "drop --gpus-per-node"),
         ("--budget 80M --plan --table", "drop --table"),

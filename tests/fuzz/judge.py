@@ -20,10 +20,10 @@ from dualpath_cli.command.launch import Launch
 from dualpath_cli.command.records import resolve
 from dualpath_cli.compare import command as compare
 from dualpath_cli.compare.differences import differences_of
-from dualpath_cli.compare.tables import group_tables, tables_of_tests
+from dualpath_cli.compare.tables import group_tables, latex, tables_of_tests
 from dualpath_cli.errors import LONGEST, UserError
 from dualpath_cli.files.atomic import write_text
-from dualpath_cli.output.table import latex, markdown
+from dualpath_cli.output.table import markdown
 from dualpath_cli.run import run_folder
 from dualpath_cli.sweep import command as sweep
 from dualpath_cli.sweep import request

@@ -11,8 +11,7 @@ import pytest
 import dualpath_cli
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, counted
-from dualpath_cli.output.table import Column, Table
-from dualpath_cli.output.terminal import show
+from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.session.session import Session
 
 NAMES = ["[red]", "[/x]", "[bold]a[/bold]", ":smile:", "[link=x]"]

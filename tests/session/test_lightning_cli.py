@@ -27,12 +27,12 @@ def test_its_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     "line",
     [
         "--budget 80M --alpha 50 --k 4",
-        "--budget 80M --loops 2 --block loop --format yaml",
+        "--budget 80M --loops 2 --block loop --format json",
         "--budget 80M --match total --format json",
-        "--budget 1.28G --dim 1024 --kv-heads 4 --format csv --tokens 1e9 --gpus 8 --tflops 300",
-        "--budget 160M --table --format csv",
+        "--budget 1.28G --dim 1024 --kv-heads 4 --tokens 1e9 --gpus 8 --tflops 300",
+        "--budget 160M --table --decode 8x1024@3.35TB/s",
         "--config quickstart --seq-len 8",
-        "--config f80m_a25_k3 --format yaml",
+        "--config f80m_a25_k3 --format json",
     ],
 )
 def test_flops_prints_the_same_through_lightning_cli(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dualpath_cli.output.terminal import show
+from dualpath_cli.output.table import show
 from dualpath_cli.session.session import Session
 from dualpath_cli.statistics import bootstrap
 from dualpath_cli.statistics.bootstrap import clusters_of

@@ -1,4 +1,4 @@
-"""The tables of an ablation: screen, CSV, JSON, Markdown, LaTeX."""
+"""The tables of an ablation: screen, CSV, JSON, Markdown."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ from dualpath_cli.files.atomic import write_texts
 from dualpath_cli.files.csv_text import format_csv, without_nan
 from dualpath_cli.flops.paper import inference_ablation, token_class_excess
 from dualpath_cli.intervention import LEARNED, Intervention
-from dualpath_cli.output.table import Column, Columns, Table, interval, latex, markdown
+from dualpath_cli.output.table import Column, Columns, Table, interval, markdown
 from dualpath_cli.study.ablation.comparison import Excess, Result
 from dualpath_cli.study.ablation.suites import BASELINE, GATES, SHORTER
 from dualpath_cli.study.facts import LAST_LAYER
@@ -22,15 +22,15 @@ def source_table(title: str, results: Sequence[Result], loops: int | None, paper
     """A table of one source's rows; `loops` is the trained K, if all layers have one."""
     columns: Columns[Result] = [
         (Column("intervention"), lambda row: label(row.intervention, loops)),
-        (Column("loss", ".4f", importance=2), lambda row: row.loss),
-        (Column("difference", "+.4f", importance=3), lambda row: row.difference),
-        (Column("95 % interval", interval("+.4f"), importance=2), lambda row: (row.low, row.high)),
+        (Column("loss", ".4f"), lambda row: row.loss),
+        (Column("difference", "+.4f"), lambda row: row.difference),
+        (Column("95 % interval", interval("+.4f")), lambda row: (row.low, row.high)),
     ]
     if results[-1].suite in SHORTER:
         columns += [
             (Column("loops", ".2f"), lambda row: row.expected_loops),
             (Column("run", ".2f"), lambda row: row.loops_run),
-            (Column("passes", ".2f", importance=2), lambda row: row.passes),
+            (Column("passes", ".2f"), lambda row: row.passes),
         ]
     if paper:
         columns += [
@@ -57,10 +57,10 @@ _EXCESS: Columns[Excess] = [
     (Column("share", "{:.1f} %".format), lambda row: 100 * row.share),
     (Column("class", "+.4f"), lambda row: row.difference),
     (Column("random", "+.4f"), lambda row: row.random_difference),
-    (Column("excess", "+.4f", importance=3), lambda row: row.excess),
-    (Column("95 % interval", interval("+.4f"), importance=3), lambda row: (row.low, row.high)),
-    (Column("per forced", "+.3f", importance=2), lambda row: row.per_forced),
-    (Column("95 % interval", interval("+.3f"), importance=2),
+    (Column("excess", "+.4f"), lambda row: row.excess),
+    (Column("95 % interval", interval("+.4f")), lambda row: (row.low, row.high)),
+    (Column("per forced", "+.3f"), lambda row: row.per_forced),
+    (Column("95 % interval", interval("+.3f")),
      lambda row: (row.per_forced_low, row.per_forced_high)),
 ]  # fmt: skip
 
@@ -133,7 +133,7 @@ def write(
     excesses: Sequence[Excess],
     loops: int | None,
 ) -> list[Path]:
-    """Writes ablations.json (the report and all rows), .csv, .md and .tex; returns their paths.
+    """Writes ablations.json (the report and all rows), .csv and .md; returns their paths.
 
     A missing number is null in JSON and empty in CSV; `loops` is as in `source_table`.
     """
@@ -143,7 +143,6 @@ def write(
         REPORT: json.dumps({**report, "rows": rows, "excess": excess_rows}, indent=2) + "\n",
         "ablations.csv": format_csv(rows),
         "ablations.md": "\n".join(map(markdown, tables)),
-        "ablations.tex": "\n".join(map(latex, tables)),
     }
     if excesses:
         texts["token_classes.csv"] = format_csv(excess_rows)

@@ -29,12 +29,12 @@ def claim_table(statements: Sequence[Claim], bands: str = "") -> Table:
     for claim in statements:
         by_claim.setdefault((claim.claim, claim.number), []).append(claim)
     columns: Columns[list[Claim]] = [
-        (Column("claim", prose=True), lambda rows: f"{rows[0].claim}: {rows[0].number}"),
-        (Column("value, 95 % interval", _value, importance=2), list),
+        (Column("claim"), lambda rows: f"{rows[0].claim}: {rows[0].number}"),
+        (Column("value, 95 % interval", _value), list),
         (Column("untrained", ""), lambda rows: _span([row.untrained for row in rows])),
         (Column("test", ""), lambda rows: f"{'>' if rows[0].above else '<'} {rows[0].bound:g}"),
-        (Column("verdict", importance=3, prose=True), _verdict),
-        (Column("source", importance=0, prose=True, once=True), _sources),
+        (Column("verdict"), _verdict),
+        (Column("source"), _sources),
     ]
     tests = f"{number_of_tests(statements)} tests, corrected for their number (Holm)"
     caption = f"{bands}value: of several sources the lowest and highest; {tests}; {VERDICTS}"
@@ -82,7 +82,7 @@ def runs_table(found: Verdicts, runs: Sequence[str], *, sortable: bool = False) 
 
     Rows name their claim where those before do not, or all where they are `sortable`.
     """
-    columns = [Column("claim", prose=True), *(Column(name) for name in ("source", "test", *runs))]
+    columns = [Column("claim"), *(Column(name) for name in ("source", "test", *runs))]
     rows = []
     before = ""
     for (claim, source, test), cells in found.items():

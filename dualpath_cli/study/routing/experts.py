@@ -70,11 +70,11 @@ def expert_loads(sums: Sums) -> Floats:
 def table(lines: Mapping[str, Any]) -> Table:
     """A row a layer with experts of each line's `Summary`."""
     columns = [
-        Column("source"), Column("layer", "d", importance=3),
+        Column("source"), Column("layer", "d"),
         Column("load,\nmaximum", ".2f"), Column("load,\nentropy", ".3f"),
-        Column("idle", ".0f", importance=2),
-        Column("deep share explained,\n95 % interval", with_interval(".3f"), importance=3),
-        Column("expert explained,\n95 % interval", with_interval(".3f"), importance=3),
+        Column("idle", ".0f"),
+        Column("deep share explained,\n95 % interval", with_interval(".3f")),
+        Column("expert explained,\n95 % interval", with_interval(".3f")),
     ]  # fmt: skip
     rows: list[Sequence[Any]] = []
     for source, line in lines.items():

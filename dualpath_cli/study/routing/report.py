@@ -12,8 +12,7 @@ from dualpath_cli.config import ModelConfig, by_layer
 from dualpath_cli.files.atomic import write_texts
 from dualpath_cli.files.csv_text import format_csv
 from dualpath_cli.output.figures import save
-from dualpath_cli.output.table import Column, Table, with_interval
-from dualpath_cli.output.terminal import show
+from dualpath_cli.output.table import Column, Table, show, with_interval
 from dualpath_cli.statistics import bootstrap
 from dualpath_cli.statistics.bootstrap import LEAST_CLUSTERS, clusters_text
 from dualpath_cli.study import classes
@@ -147,10 +146,10 @@ def _show(
 ) -> None:
     """Prints a row a layer and source, twice, and a row a claim."""
     columns = [
-        Column("source"), Column("layer", "d", importance=3),
-        Column("deep share,\n95 % interval", with_interval(".3f"), importance=3),
-        Column("g_d", ".3f"), Column("g_w", ".3f"), Column("cosine", ".3f", importance=2),
-        Column("|g_d\n- g_w|", ".3f"), Column("loops", ".3f", importance=2),
+        Column("source"), Column("layer", "d"),
+        Column("deep share,\n95 % interval", with_interval(".3f")),
+        Column("g_d", ".3f"), Column("g_w", ".3f"), Column("cosine", ".3f"),
+        Column("|g_d\n- g_w|", ".3f"), Column("loops", ".3f"),
     ]  # fmt: skip
     names = ("gate_deep", "gate_wide", "cosine", "gate_difference", "expected_loops")
     rows: list[Sequence[Any]] = []
@@ -186,8 +185,8 @@ def _steps(lines: Mapping[str, Summary]) -> Table:
     """What each step does: a row a layer of each source, and of the untrained model's mean."""
     steps = range(1, 1 + max(line.loops for line in lines.values()))
     columns = [
-        Column("source"), Column("layer", "d", importance=3),
-        *(Column(f"size\nk = {k}", two_digits, importance=2) for k in steps),
+        Column("source"), Column("layer", "d"),
+        *(Column(f"size\nk = {k}", two_digits) for k in steps),
         *(Column(f"cosine\nk = {k}", ".3f") for k in steps[1:]),
     ]  # fmt: skip
     names = [*(f"step_size_{k}" for k in steps), *(f"step_cosine_{k}" for k in steps[1:])]
@@ -204,8 +203,8 @@ def _steps(lines: Mapping[str, Summary]) -> Table:
 def _classes(summaries: Mapping[str, Summary]) -> Table:
     """The classes that no claim is about: a row a class and source."""
     columns = [
-        Column("class"), Column("source", importance=2),
-        Column("difference, 95 % interval", with_interval("+.3f"), importance=3),
+        Column("class"), Column("source"),
+        Column("difference, 95 % interval", with_interval("+.3f")),
     ]  # fmt: skip
     rows: list[Sequence[Any]] = []
     for chosen in classes.OTHERS:

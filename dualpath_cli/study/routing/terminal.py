@@ -11,7 +11,7 @@ from rich.text import Text
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import RoutingTrace
-from dualpath_cli.output import terminal
+from dualpath_cli.output import table
 from dualpath_cli.output.colors import INK, share_colormap
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import Column, Table
@@ -85,8 +85,8 @@ def show(console: Console, tokens: Sequence[bytes], trace: RoutingTrace, layer: 
     console.print(coloured)
     # Of a character that a later token completes, the bytes are shown.
     names = [_visible(text or repr(value)[2:-1]) for text, value in zip(texts, tokens, strict=True)]
-    terminal.show(console, _tokens(names, shares, layers), box=False)
-    terminal.show(console, _layers(values, layers))
+    table.show(console, _tokens(names, shares, layers), box=False)
+    table.show(console, _layers(values, layers))
 
 
 def _tokens(names: list[str], shares: np.ndarray, layers: list[int]) -> Table:
@@ -106,7 +106,7 @@ def _layers(values: np.ndarray, layers: list[int]) -> Table:
              "expected_loops": "loops"}  # fmt: skip
     columns = [
         Column("layer", "d"), *(Column(heading, ".3f") for heading in names.values()),
-        *(Column(name, "", importance=0) for name in ("weights", "sizes", "cosines")),
+        *(Column(name, "") for name in ("weights", "sizes", "cosines")),
     ]  # fmt: skip
     rows = []
     for layer, means in zip(layers, values.mean(0), strict=True):

@@ -7,13 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops.paper import inference_ablation, token_class_excess
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.output.table import Table
-from dualpath_cli.output.terminal import show
+from dualpath_cli.output.console import plain_console
+from dualpath_cli.output.table import Table, show
 from dualpath_cli.study.ablation.comparison import Excess, Result
 from dualpath_cli.study.ablation.figures import draw
 from dualpath_cli.study.ablation.table import excess_table, layer_table, source_table, write
@@ -42,7 +41,7 @@ EXCESS = Excess(ARITHMETIC, "gsm8k", 30, 0.3, 0.5, 0.125, 0.375, 0.25, 0.5, 1.25
 
 def shown(table: Table) -> str:
     file = io.StringIO()
-    show(Console(file=file), table)
+    show(plain_console(file=file), table)
     return file.getvalue()
 
 
@@ -80,7 +79,6 @@ def test_a_source_is_a_column(tmp_path: Path):
         "| K=4 (as trained) | 2.5000 (+0.5000) | 2.5000 (+0.5000) |",
         "| gates=1,0 (deep only) |  | 1.7500 (-0.2500) |",
     ]
-    assert r"learned & 2.5000 (+0.5000) & 2.5000 (+0.5000) \\" in files["ablations.tex"]
     assert "token_classes.csv" not in files
 
 
@@ -146,7 +144,7 @@ def reports(tmp_path: Path, excesses: list[float]) -> list[Path]:
 
 def test_runs_are_set_side_by_side(tmp_path: Path):
     folders = reports(tmp_path, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    console = Console(width=120, file=io.StringIO())
+    console = plain_console(file=io.StringIO())
     paths = ablations(folders, tmp_path, console)
     assert [path.name for path in paths] == ["runs.json", "runs.csv", "runs_token_classes.csv"]
     content = json.loads((tmp_path / "runs.json").read_text())
@@ -165,7 +163,7 @@ def test_runs_are_set_side_by_side(tmp_path: Path):
 
 
 def test_too_few_runs_are_said_to_be_too_few(tmp_path: Path):
-    console = Console(width=120, file=io.StringIO())
+    console = plain_console(file=io.StringIO())
     ablations(reports(tmp_path, [0.1, -0.2]), tmp_path, console)
     assert "fewer than six runs" in console.file.getvalue()
     assert "1 of 2" in console.file.getvalue()
@@ -195,7 +193,7 @@ def test_a_run_without_numbers_is_named(tmp_path: Path):
     content["rows"][0]["loss"] = None
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"the losses in '.*1' are no numbers"):
-        ablations(folders, tmp_path, Console(file=io.StringIO()))
+        ablations(folders, tmp_path, plain_console(file=io.StringIO()))
 
 
 def test_runs_on_different_sources_have_nothing_in_common(tmp_path: Path):
@@ -203,7 +201,7 @@ def test_runs_on_different_sources_have_nothing_in_common(tmp_path: Path):
     path = folders[1] / "ablations.json"
     path.write_text(path.read_text().replace('"text"', '"other"'))
     with pytest.raises(UserError, match="no row in common"):
-        ablations(folders, tmp_path, Console(file=io.StringIO()))
+        ablations(folders, tmp_path, plain_console(file=io.StringIO()))
 
 
 def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path: Path, drawn):
