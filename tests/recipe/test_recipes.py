@@ -20,6 +20,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper
+from dualpath_cli.flops.widths import Target, solve_widths
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.optimizer import OptimSettings
@@ -100,8 +101,34 @@ def test_the_base_and_the_overlays_alone_are_told_what_they_lack(fit: Fit) -> No
 
 def test_the_papers_26_configurations_have_a_recipe_each_and_no_other_does() -> None:
     shipped = {name for name in recipes.names() if name.startswith(("f80m", "f160m"))}
-    assert shipped == {row.recipe for row in ROWS}
+    assert shipped - REVISIONS.keys() == {row.recipe for row in ROWS}
     assert len(ROWS) == 26
+
+
+REVISIONS: dict[str, dict[str, Any]] = {
+    "f80m_a50_k1": {"model.loops": 1, "model.d_ffn": 11392},
+    "f80m_a50_k4_final": {"model.combination": "final"},
+    "f80m_a50_k4_mean": {"model.combination": "mean"},
+}
+"""Of the recipes of the authors' revision all that differs from f80m_a50_k4."""
+
+
+@pytest.mark.parametrize("name", REVISIONS)
+def test_a_run_of_the_revision_differs_from_the_papers_in_what_its_name_says(
+    name: str, fit: Fit
+) -> None:
+    settings = fit(name).settings
+    differs = changed(fit("f80m_a50_k4"), fit(name))
+    assert differs == {"run.recipe": name} | REVISIONS[name]
+    title = recipes.find(name).read_text().splitlines()[0]
+    millions = round(flops.parameters(settings.model) / 1e6)
+    assert f"K = {settings.model.loops}: {millions}M parameters" in title
+
+
+def test_both_paths_of_one_loop_have_the_width_that_half_of_f80m_buys(fit: Fit) -> None:
+    widths = solve_widths(Target(paper.BUDGETS["F80M"], "dual", alpha=50, loops=1))
+    model = fit("f80m_a50_k1").settings.model
+    assert (widths.d_ffn, widths.d_ffn_wide) == (model.d_ffn, model.d_ffn_wide) == (11392, 11392)
 
 
 @pytest.mark.parametrize("reading", paper.READINGS)
