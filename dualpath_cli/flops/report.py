@@ -189,7 +189,7 @@ def _numbers(description: Description) -> list[tuple[str, Any]]:
         (ratio is not None, f"ratio to the budget, {spent}", ratio and f"{ratio:.4f}"),
         (True, f"training FLOPs per token{mean}", description.training_flops),
         (_shows_hours(description), "training hours", _hours(description.hours)),
-        (True, "bytes of keys and values a token", count.kv_bytes(config)),
+        (True, "KV cache bytes per token", count.kv_bytes(config)),
     ]
     if decoding:
         lines += [

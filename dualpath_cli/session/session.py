@@ -30,7 +30,7 @@ class Session:
         """Prints the losses of the last validation, if there was one."""
         if not self.module.val_results:
             return
-        headings = ("validation set", "loss (nats/token)", "bits per byte")
+        numbers = (Column("loss (nats/token)", ""), Column("bits per byte", ""))
         rows = [
             (name, f"{result['loss']:.4f}", f"{result['bits_per_byte']:.4f}")
             for name, result in self.module.val_results.items()
@@ -39,4 +39,4 @@ class Session:
             "windows of a text are read after end-of-text; for evaluate's rolling_bpb, after the "
             "token before"
         )
-        show(self.console, Table([Column(heading) for heading in headings], rows, caption=caption))
+        show(self.console, Table([Column("validation set"), *numbers], rows, caption=caption))

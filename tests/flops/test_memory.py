@@ -1,29 +1,26 @@
-"""The predicted bytes are those that PyTorch allocates: what is saved to 2 %, peaks to 12 %."""
+"""The memory of `flops --plan` is what PyTorch allocates: saved bytes to 2 %, peaks to 12 %."""
 
+import itertools
+from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from dualpath_cli.config import Checkpointing, ModelConfig
-from dualpath_cli.flops.memory import (
-    MAX_LOGITS,
-    Execution,
-    Optimizer,
-    block_weights,
-    muon_bytes,
-    saved_by_block,
-    state_bytes,
-    step_memory,
-)
+from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.paper import configurations
+from dualpath_cli.flops.plan import MAX_LOGITS, Cluster, Memory, Optimizer, plan, saved_by_block
 from dualpath_cli.model import DualPathLM, loss
+from dualpath_cli.model.block import DualPathBlock
+from dualpath_cli.model.layer_pass import LayerPass
+from dualpath_cli.model.positions import Positions, rope_tables
 from dualpath_cli.recipe.optimizer import OptimSettings
+from dualpath_cli.training.activation_checkpointing import checkpoint_block
 from dualpath_cli.training.optim import build_optimizer
-from tests.flops.allocations import allocations, peak, saved, training_step
+from dualpath_cli.training.parallel import build_model
 from tests.training.test_activation_checkpointing import graphs
 
-POLICIES = get_args(Checkpointing)
 FAST_BFLOAT16 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 """Else PyTorch multiplies bfloat16 by another kernel, and compiles it to other buffers."""
 
@@ -40,72 +37,86 @@ SHAPES = {
     "dual": shape(),
     "dual, one step": shape(loops=1),
     "dual, scale and shift a step": shape(step_conditioning="film"),
+    "dual, grouped heads": shape(n_kv_heads=2),
     "loop": shape(block="loop", n_heads=6, n_kv_heads=6),
     "wide": shape(block="wide", d_ffn_wide=960),
     "wide, 8 experts": shape(block="wide", d_ffn_wide=960, n_experts=8),
 }
-each_shape = pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
-each_policy = pytest.mark.parametrize("policy", POLICIES)
 
 
-def assert_saved(config: ModelConfig, execution: Execution, **options: Any) -> None:
-    measured = saved(config, execution, sequences=6, **options)
-    predicted = saved_by_block(config.layers[-1], execution)
-    assert measured.a_token == pytest.approx(predicted, rel=0.02, abs=16)
-    cast = execution.casts and execution.checkpointing == "none"
-    assert measured.casts == pytest.approx(cast * 2 * block_weights(config)[-1], rel=0.01)
+def planned(config: ModelConfig, sequences: int, optimizer: Optimizer = "adamw") -> Memory:
+    """On one GPU."""
+    cluster = Cluster(1, 1, 1, sequences, 1, 1, 1, 1, optimizer=optimizer)
+    return plan(config, "ddp", cluster).memory
 
 
-@pytest.mark.parametrize("product_bytes", [2, 4])
-@each_policy
-@each_shape
-def test_a_block_saves_what_is_predicted(
-    config: ModelConfig, policy: Any, product_bytes: int
-) -> None:
-    execution = Execution(policy, compiled=False, product_bytes=product_bytes)
-    assert_saved(config, execution)
+def allocations(call: Callable[[], object]) -> tuple[int, int]:
+    """The bytes that a call allocates: those left at its end, and the most at once."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    changes = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
+    total = list(itertools.accumulate(change for _, change in sorted(changes)))
+    return total[-1], max(total)
 
 
-@pytest.mark.parametrize("policy", ["none", pytest.param("selective", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "dual, one step",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("dual", "loop", "wide")),
-    ],
-)
-def test_a_compiled_block_does_too(name: str, policy: Any) -> None:
-    config = SHAPES[name]
-    with graphs() as (backend, _):
-        assert_saved(config, Execution(policy, compiled=True), backend=backend)
+def assert_saved(config: ModelConfig, backend: str | Callable[..., object] | None) -> None:
+    """Of the last of two blocks; `backend` compiles it."""
+    torch._dynamo.reset()
+    model = DualPathLM(config, seed=0)
+    tokens_BT = torch.randint(config.vocab_size, (6, config.max_seq_len))
+    block = model.blocks[-1]
+    assert isinstance(block, DualPathBlock)
+    checkpoint_block(block, "selective")
+    if backend is not None:
+        block.compile(backend=backend)
+    x_BTD = model.embed(tokens_BT)
+    positions = Positions(rope_tables(config, config.max_seq_len, like=x_BTD))
+
+    def forward() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return block(x_BTD, LayerPass(positions))
+
+    forward().sum().backward()  # compiles
+    kept: list[torch.Tensor] = []  # until the bytes are counted
+    # The output, which is among them, has the size of the input, which is not.
+    allocated, _ = allocations(lambda: kept.append(forward()))
+    expected = saved_by_block(config.layers[-1])
+    assert allocated / tokens_BT.numel() == pytest.approx(expected, rel=0.02, abs=16)
 
 
-def test_grouped_keys_and_values_are_kept_once() -> None:
-    assert_saved(shape(n_kv_heads=2), Execution("selective", compiled=False))
-
-
-@each_policy
-@pytest.mark.parametrize(
-    "name",
-    ["wide", *(pytest.param(n, marks=pytest.mark.slow) for n in SHAPES if n != "wide")],
-)
-def test_a_step_takes_what_is_predicted_at_its_peak(name: str, policy: Any) -> None:
-    config, execution = SHAPES[name], Execution(policy, compiled=False)
-    predicted = step_memory(config, 8, execution)
-    measured = peak(config, execution, 8)
-    assert measured == pytest.approx(predicted.saved + predicted.working, rel=0.12)
+@pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
+def test_a_block_saves_what_is_planned(config: ModelConfig) -> None:
+    assert_saved(config, backend=None)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("product_bytes", [2, 4])
-@each_policy
-def test_a_compiled_step_does_too(policy: Any, product_bytes: int) -> None:
-    if product_bytes == 2 and not FAST_BFLOAT16:
-        pytest.skip("this CPU has no fast kernel for products in bfloat16")
-    config, execution = shape(max_seq_len=200), Execution(policy, product_bytes=product_bytes)
-    predicted = step_memory(config, 8, execution)
-    measured = peak(config, execution, 8)
-    assert measured == pytest.approx(predicted.saved + predicted.working, rel=0.12)
+@pytest.mark.parametrize("name", ["dual", "dual, one step", "loop", "wide"])
+def test_a_compiled_block_does_too(name: str) -> None:
+    with graphs() as (backend, _):
+        assert_saved(SHAPES[name], backend)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FAST_BFLOAT16, reason="needs a fast kernel for products in bfloat16")
+@pytest.mark.parametrize("config", [shape(max_seq_len=200), shape(max_seq_len=200, block="wide")])
+def test_a_step_takes_what_is_planned_at_its_peak(config: ModelConfig) -> None:
+    torch._dynamo.reset()
+    model = build_model(config, 0, True, "selective")
+    tokens_BT = torch.randint(config.vocab_size, (8, config.max_seq_len + 1))
+    optimizer = build_optimizer(model.named_parameters(), OptimSettings(), total_steps=1)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            value = model(tokens_BT[:, :-1], tokens_BT[:, 1:]).mean()
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    step()
+    step()  # all is compiled
+    memory = planned(config, 8)
+    assert allocations(step)[1] == pytest.approx(memory.saved + memory.working, rel=0.12)
 
 
 @pytest.mark.parametrize("name", get_args(Optimizer))
@@ -118,64 +129,21 @@ def test_states_are_weights_gradients_and_moments(name: Any) -> None:
     optimizer.step()
     tensors = [t for p in model.parameters() for t in (p, p.grad)]
     tensors += [t for s in optimizer.state.values() for n, t in s.items() if n != "step"]
-    assert state_bytes(config, Execution(optimizer=name)) == sum(t.nbytes for t in tensors)
+    memory = planned(config, 1, name)
+    states = memory.weights + memory.gradients + memory.moments
+    assert states == sum(t.nbytes for t in tensors if t is not None)
 
 
-@pytest.mark.parametrize("product_bytes", [2, 4])
-@pytest.mark.parametrize(
-    "config",
-    [SHAPES["wide"], shape(d_ffn=960), SHAPES["wide, 8 experts"]],
-    ids=["widest in wide", "widest in deep", "experts"],
-)
-def test_muon_works_in_what_is_predicted(config: ModelConfig, product_bytes: int) -> None:
-    model = DualPathLM(config, seed=0)
-    products = {2: torch.bfloat16, 4: None}[product_bytes]
-    muon = OptimSettings(name="muon")
-    optimizer = build_optimizer(model.named_parameters(), muon, 1, config, products)
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    optimizer.step()
-    _, most = allocations(optimizer.step)
-    execution = Execution(product_bytes=product_bytes, optimizer="muon")
-    predicted = muon_bytes(config, execution)
-    assert most <= 1.12 * predicted
-    if products is None or FAST_BFLOAT16:  # the other kernel needs less
-        assert most >= 0.88 * predicted
-
-
-def test_fsdp_divides_them() -> None:
-    """Four times the weights, less and less of them a device; what is whole stays."""
-    config = configurations("F80M")[-1].model_config("as_trained")
-    one, two, many = (state_bytes(config, Execution(shards=n)) for n in (None, 2, 10**6))
-    assert two - many == pytest.approx(one / 2, rel=1e-4)
-
-
-def test_the_loss_holds_as_many_logits_as_is_predicted() -> None:
+def test_the_loss_holds_as_many_logits_as_is_planned() -> None:
     assert MAX_LOGITS == loss.MAX_LOGITS
 
 
-def test_f80m_a50_k4_meets_the_goal() -> None:
-    """115 kB a token and layer at most, where keeping everything takes 200."""
+def test_a_block_of_f80m_a50_k4_saves_100_kilobytes_a_token() -> None:
     (row,) = [row for row in configurations() if row.recipe == "f80m_a50_k4"]
-    config = row.model_config("as_trained")
-    assert saved_by_block(config.layers[0], Execution("selective")) == 100_612
-    assert saved_by_block(config.layers[0], Execution("none")) == 200_420
+    assert saved_by_block(row.model_config("as_trained").layers[0]) == 100_612
 
 
-def test_all_26_are_predicted_to_train_four_sequences_at_once_on_80_gb() -> None:
+def test_all_26_are_planned_to_train_four_sequences_at_once_on_80_gb() -> None:
     for row in configurations():
-        memory = step_memory(row.model_config("as_trained"), 4, Execution())
-        assert memory.peak == memory.states + memory.saved + memory.working
-        assert memory.peak < 0.9 * 80e9, row.recipe
-
-
-def test_a_step_that_is_measured_is_one_of_training() -> None:
-    """It changes the weights: what is measured is not only a forward pass."""
-    torch.manual_seed(0)
-    step = training_step(shape(), Execution("none", compiled=False), 2)
-    (model,) = [
-        c.cell_contents for c in step.__closure__ if isinstance(c.cell_contents, DualPathLM)
-    ]
-    before = model.head.weight.clone()
-    step()
-    assert not torch.equal(before, model.head.weight)
+        memory = planned(row.model_config("as_trained"), 4)
+        assert sum(vars(memory).values()) < 0.9 * 80e9, row.recipe
