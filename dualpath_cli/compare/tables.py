@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import nan
 from typing import Any
 
@@ -137,7 +137,9 @@ def _shared(table: Table, *names: str) -> Table:
     rows = [[row[place] for place in kept] for row in table.rows]
     shared = f"in all rows: {', '.join(same)}" if same else ""
     caption = "; ".join(filter(None, (table.caption, shared)))
-    return Table([table.columns[place] for place in kept], rows, table.title, caption)
+    return replace(
+        table, columns=[table.columns[place] for place in kept], rows=rows, caption=caption
+    )
 
 
 def _micro(value: float) -> str:

@@ -102,4 +102,5 @@ def comparison_table(rows: Sequence[Difference]) -> Table:
     return Table.of(
         rows, columns, f"differences to {rows[0].first}, {len(rows)} tests",
         "detectable: found at 5 % with a probability of 80 %; accuracies by McNemar's exact test",
+        names=3,
     )  # fmt: skip

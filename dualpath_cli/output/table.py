@@ -128,14 +128,17 @@ class Table:
     rows: Sequence[Sequence[Any]]
     title: str = ""
     caption: str = ""
+    names: int = 1
+    """The first columns, which name a row: every part of a table begins with them."""
 
     @classmethod
     def of(
-        cls, items: Iterable[T], columns: Columns[T], title: str = "", caption: str = ""
-    ) -> "Table":
+        cls, items: Iterable[T], columns: Columns[T], title: str = "", caption: str = "",
+        names: int = 1,
+    ) -> "Table":  # fmt: skip
         """A table with a row an item; each column has a function that gives its value."""
         rows = [[value(item) for _, value in columns] for item in items]
-        return cls([column for column, _ in columns], rows, title, caption)
+        return cls([column for column, _ in columns], rows, title, caption, names)
 
     def cells(self) -> list[list[Cell]]:
         """The rows, each as long as the columns, or empty where it divides."""
@@ -168,7 +171,7 @@ def drawn(table: Table, room: int | None, *, box: bool = True) -> "Group":
     """A table as rich draws it in a terminal of `room` columns, or where there is none, in None.
 
     A terminal too narrow for it folds words, and then prints the columns in several parts, each
-    with the first column. Elsewhere a row is a line.
+    with the names of its rows. Elsewhere a row is a line.
     """
     from rich import box as boxes
     from rich.cells import cell_len
@@ -186,7 +189,7 @@ def drawn(table: Table, room: int | None, *, box: bool = True) -> "Group":
         folded = max(min(natural[-1], FOLDED), *map(cell_len, ["", *words]))
         least.append(folded if column.format is None else natural[-1])
     found: list[RenderableType] = [Text(table.title, "bold")] if table.title else []
-    for places in _parts(least, beside, around, room):
+    for places in _parts([width + beside for width in least], room and room - around, table.names):
         widths = {place: natural[place] for place in places}
         while room is not None and sum(widths.values()) + beside * len(places) + around > room:
             wide = [place for place in places if widths[place] > least[place]]
@@ -215,13 +218,13 @@ def drawn(table: Table, room: int | None, *, box: bool = True) -> "Group":
     return Group(*found)
 
 
-def _parts(least: Sequence[int], beside: int, around: int, room: int | None) -> list[list[int]]:
-    """Places of the columns that fit beside the first one, part by part."""
-    parts = [[0]]
-    for place in range(1, len(least)):
-        taken = sum(least[other] + beside for other in (*parts[-1], place)) + around
-        if room is not None and taken > room and len(parts[-1]) > 1:
-            parts.append([0])
+def _parts(widths: Sequence[int], room: int | None, names: int) -> list[list[int]]:
+    """Places of the columns that fit beside the names, part by part."""
+    parts = [list(range(names))]
+    for place in range(names, len(widths)):
+        taken = sum(widths[other] for other in (*parts[-1], place))
+        if room is not None and taken > room and len(parts[-1]) > names:
+            parts.append(list(range(names)))
         parts[-1].append(place)
     return parts
 

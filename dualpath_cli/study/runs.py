@@ -129,7 +129,7 @@ def _show(rows: Sequence[Record], runs: int, console: Console) -> None:
         for row in rows
     ]  # fmt: skip
     title = f"excess over random tokens, {runs} runs, {len(rows)} tests"
-    show(console, Table(columns, cells, title))
+    show(console, Table(columns, cells, title, names=2))
     if runs < 6:
         console.print("with fewer than six runs the test cannot give p < 0.05", highlight=False)
 

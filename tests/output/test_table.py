@@ -77,6 +77,13 @@ def test_a_terminal_folds_words_and_then_prints_the_columns_in_parts() -> None:
                      ["configuration", "95 % interval", "parameters"]]  # fmt: skip
 
 
+def test_every_part_begins_with_the_columns_that_name_a_row() -> None:
+    columns = [Column("source"), Column("layer", "d"), *(Column("n" * 20, "d") for _ in range(4))]
+    table = Table(columns, [("text", 1, 0, 0, 0, 0), ("", 2, 0, 0, 0, 0)], names=2)
+    parts = [row[:2] for row in cells(shown(table, 70))]
+    assert parts == [["source", "layer"], ["text", "1"], ["", "2"]] * 2
+
+
 @settings(max_examples=60)
 @given(width=st.integers(1, 140), box=st.booleans())
 def test_no_digit_is_lost_on_a_terminal_of_any_width_and_no_number_is_cut(

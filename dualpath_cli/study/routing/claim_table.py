@@ -89,7 +89,7 @@ def runs_table(found: Verdicts, runs: Sequence[str], *, sortable: bool = False) 
         name = "" if claim == before and not sortable else claim
         rows.append((name, source, test, *(cells.get(run) for run in runs)))
         before = claim
-    return Table(columns, rows, "the paper's claims, run by run", VERDICTS)
+    return Table(columns, rows, "the paper's claims, run by run", VERDICTS, names=2)
 
 
 def _span(values: Sequence[float]) -> str:

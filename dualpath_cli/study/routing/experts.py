@@ -90,4 +90,4 @@ def table(lines: Mapping[str, Any]) -> Table:
         rows.append(())
     tagged = any(np.isfinite(line.means[BY_TAG]).any() for line in lines.values())
     shown = columns if tagged else columns[:-1]
-    return Table(shown, rows, "experts of the wide path", DEFINITION)
+    return Table(shown, rows, "experts of the wide path", DEFINITION, names=2)

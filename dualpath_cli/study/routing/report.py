@@ -166,7 +166,7 @@ def _show(
         for source, facts in sources.items()
     )
     note = f"{amounts}; {DEFINITION}" + (f". {LAST_LAYER}" if average.is_last(-1) else "")
-    show(console, Table(columns, rows, "routing by layer", note))
+    show(console, Table(columns, rows, "routing by layer", note, names=2))
     show(console, _steps({**summaries, "untrained": untrained}))
     if experts.BY_SHARE in average.means:
         show(console, experts.table({**summaries, "untrained": untrained}))
@@ -197,7 +197,7 @@ def _steps(lines: Mapping[str, Summary]) -> Table:
             rows.append(["" if place else source, layer, *means])
         rows.append(())
     note = f"{STEP_DEFINITION}; untrained: before training, mean of all sources"
-    return Table(columns, rows, "what each step does", note)
+    return Table(columns, rows, "what each step does", note, names=2)
 
 
 def _classes(summaries: Mapping[str, Summary]) -> Table:
@@ -213,7 +213,7 @@ def _classes(summaries: Mapping[str, Summary]) -> Table:
             low, high = map(float, summary.interval(values))
             rows.append([chosen.name, source, (float(values[0]), low, high)])
     note = "difference: mean deep share of the class minus that of other tokens; not tested"
-    return Table(columns, rows, "further classes of tokens", note)
+    return Table(columns, rows, "further classes of tokens", note, names=2)
 
 
 def _range(layers: Sequence[int]) -> str:
