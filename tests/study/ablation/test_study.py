@@ -30,7 +30,7 @@ from tests.study.conftest import Forwards, Studied, Study, model_of
 from tests.tiny_run import SEQ_LEN, Fit
 
 KINDS = ("png", "pdf")
-FILES = {"ablations.json", "ablations.csv", "ablations.md", "ablations.tex"}
+FILES = {"ablations.json", "ablations.csv", "ablations.md"}
 
 
 def table_of(folder: Path) -> tuple[dict, list[dict]]:
@@ -183,7 +183,7 @@ def test_halting_and_layers_have_tables(whole: Studied):
     assert re.search(r"in one layer +│ +0 +│ +1 │|in one layer +┃ +0 +┃ +1 ┃", whole.shown)
     assert re.search(r"┃ +loops ┃ +run ┃", whole.shown)
     assert "| halting=0.5 |" in (whole.folder / "ablations.md").read_text()
-    assert r"K=1 layers=0 & " in (whole.folder / "ablations.tex").read_text()
+    assert "| K=1 layers=0 | " in (whole.folder / "ablations.md").read_text()
 
 
 def test_named_sources_a_token_limit_and_a_folder_can_be_given(run: Path, texts: Path, tmp_path):

@@ -382,7 +382,7 @@ def test_a_text_is_printed_with_its_deep_shares(run: Path, capsys):
     for id, row in zip(ids, shares.tolist(), strict=True):
         token = tokenizer.token_values()[id].decode()
         cells = r" +".join(f"{share:.2f}" for share in (np.mean(row), *row))
-        assert re.search(rf"^ {re.escape(token)} +{cells}", shown, re.MULTILINE), (token, cells)
+        assert re.search(rf"^{re.escape(token)} +{cells}", shown, re.MULTILINE), (token, cells)
     assert not (run / "routing").exists()
     assert main(["routing", "--ckpt_path", str(run), "--text", "hell", "--layer", "1"]) == 0
     assert "deep share, layer 1\n" in capsys.readouterr().out
