@@ -9,7 +9,7 @@ import pytest
 
 from dualpath_cli import quickstart
 from dualpath_cli.cli import main
-from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files import write_text
 from dualpath_cli.recipe import recipes
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from data_prep.documents.minhash import BANDS
 from data_prep.documents.piece import Piece
 from data_prep.settings import Duplicates
-from dualpath_cli.files.atomic import remove
+from dualpath_cli.files import remove
 
 KEPT, EXACT, NEAR = 0, 1, 2
 """The values of `Verdicts.kinds`."""

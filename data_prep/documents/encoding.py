@@ -20,7 +20,7 @@ from data_prep.download.remote_file import Unavailable
 from data_prep.executors import PieceExecutor
 from data_prep.sources.corpora import Corpus, InputFile
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.atomic import replacing, write_text
+from dualpath_cli.files import replacing, write_text
 from dualpath_cli.text.byte_stream import OnRead
 
 PIECE_BYTES = 8 << 20

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from data_prep.documents.minhash import BANDS
-from dualpath_cli.files.atomic import replacing
+from dualpath_cli.files import replacing
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 

@@ -20,7 +20,7 @@ from data_prep.documents.corpus_file import Batch, CorpusFile, FileEnd
 from data_prep.documents.minhash import band_keys
 from data_prep.documents.piece import Document, Piece, PieceCounts, Tokens
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.atomic import replacing
+from dualpath_cli.files import replacing
 from dualpath_cli.text.documents import document_id, format_of
 from dualpath_cli.text.rows import BadRow
 from dualpath_cli.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dualpath_cli.files.atomic import sync, write_text
+from dualpath_cli.files import sync, write_text
 
 _POLL_SECONDS = 1.0
 

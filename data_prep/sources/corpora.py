@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data_prep.download.remote_file import RemoteFile
 from data_prep.settings import HUB, NEMOTRON, SAMPLE, SourceSettings
-from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files import write_text
 from dualpath_cli.text.documents import Source, source_files
 
 

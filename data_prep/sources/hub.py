@@ -10,8 +10,8 @@ from urllib.parse import quote
 from data_prep.download.contact import first_contact
 from data_prep.download.remote_file import RemoteFile
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.files.hub import connect, explained
 from dualpath_cli.text.deadline import within
+from dualpath_cli.text.hub import connect, explained
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -18,7 +18,7 @@ from data_prep.documents.piece import Piece
 from data_prep.documents.worker import REJECTED
 from data_prep.sources.corpora import Corpus
 from data_prep.writing.mix import Pool
-from dualpath_cli.files.atomic import replacing
+from dualpath_cli.files import replacing
 from dualpath_cli.text.manifest import INDEX, MANIFEST, StoredFile, sha256_of
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 

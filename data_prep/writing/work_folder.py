@@ -1,15 +1,12 @@
 """The folder that an unfinished preparation is kept in, so that it can be continued."""
 
-import errno
 import json
-import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.atomic import remove, sync, write_text
-from dualpath_cli.files.lock import Held, locked
+from dualpath_cli.files import alone, remove, sync, write_text
 
 _REQUEST = "request.json"
 
@@ -32,14 +29,8 @@ class WorkFolder:
 
     def __enter__(self) -> "WorkFolder":
         with ExitStack() as stack:
-            try:
-                _, has_locks = stack.enter_context(locked(self.path, self._opened))
-            except Held:
-                raise UserError(
-                    f"another preparation is writing '{self.path}'; wait for it to end"
-                ) from None
-            if not has_locks:
-                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(self.path))
+            stack.enter_context(alone(_lock(self.path), self.path))
+            self._make()
             self._claim()
             self._lock = stack.pop_all()
         return self
@@ -54,8 +45,7 @@ class WorkFolder:
                 remove(path)
         remove(self.path)
 
-    def _opened(self) -> int:
-        """A descriptor of the folder, which is made where it is missing."""
+    def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
@@ -63,7 +53,6 @@ class WorkFolder:
                 f"'{self.path}' cannot be made a folder: a file is in its way; choose another "
                 "--out or move the file"
             ) from None
-        return os.open(self.path, os.O_RDONLY)
 
     def _claim(self) -> None:
         note = self.path / _REQUEST
@@ -112,14 +101,22 @@ def replace(folder: Path, out: Path) -> None:
 
 def remove_leftovers(path: Path, out: Path, content: dict[str, Any]) -> None:
     """Deletes what a preparation left that was killed after its folder got its name."""
-    note = path / _REQUEST
     with suppress(OSError):
         path.rmdir()  # it was killed just before doing so: nothing is in it
+    note = path / _REQUEST
     if note.exists() and json.loads(note.read_text()) == content:
         # Under its lock: the preparation may be about to do the same.
         with suppress(UserError), WorkFolder(path, content, overwrite=False) as work:
             remove(_replaced(out))
             work.remove()
+    elif _lock(path).exists():
+        with suppress(UserError, OSError), alone(_lock(path), path):
+            pass  # which removes it
+
+
+def _lock(path: Path) -> Path:
+    """Beside the folder, which comes and goes under it."""
+    return path.with_name(f"{path.name}.lock")
 
 
 def _replaced(out: Path) -> Path:

@@ -35,7 +35,7 @@ from dualpath_cli.command.records import Command, resolve
 from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.command.words import CommandLine
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.csv_text import has_step
+from dualpath_cli.files import has_step
 from dualpath_cli.options import average as averages
 from dualpath_cli.output.streams import is_first_rank
 from dualpath_cli.own_classes import consent

@@ -10,8 +10,7 @@ from statistics import fmean, harmonic_mean, median
 from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.files.csv_text import read_csv
-from dualpath_cli.files.text_file import read_text
+from dualpath_cli.files import read_csv, read_text
 from dualpath_cli.own_classes.consent import note_read
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import Settings, settings_from

@@ -8,7 +8,7 @@ from typing import Any
 
 from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.compare.differences import Difference
-from dualpath_cli.files.csv_text import without_nan
+from dualpath_cli.files import without_nan
 from dualpath_cli.output.table import Cell, Column, Columns, Table, with_error, with_interval
 
 TESTS = (

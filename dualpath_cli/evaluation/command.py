@@ -10,8 +10,7 @@ from dualpath_cli.evaluation.benchmarks import BENCHMARKS
 from dualpath_cli.evaluation.data import Asked, NoData, ask, ask_text, write_requests
 from dualpath_cli.evaluation.options import OF_THE_RECIPE
 from dualpath_cli.evaluation.request import Request, Subject
-from dualpath_cli.files.atomic import write_text
-from dualpath_cli.files.csv_text import format_csv
+from dualpath_cli.files import format_csv, write_text
 
 
 def run(options: Namespace) -> str:

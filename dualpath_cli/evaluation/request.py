@@ -8,7 +8,7 @@ from pathlib import Path
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS, PAPER_LIMIT, SUITES
 from dualpath_cli.evaluation.options import CACHES, OF_THE_RECIPE
-from dualpath_cli.files.text_file import read_text
+from dualpath_cli.files import read_text
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.options import overrides

@@ -17,8 +17,7 @@ from typing import Any
 from dualpath_cli.evaluation.benchmarks import Benchmark
 from dualpath_cli.evaluation.data import Asked
 from dualpath_cli.evaluation.scoring import Metric, Sample, metrics_of
-from dualpath_cli.files.atomic import write_text
-from dualpath_cli.files.csv_text import format_csv
+from dualpath_cli.files import format_csv, write_text
 
 LAYOUT = 2
 """Of these files, and of how their numbers are computed."""

@@ -10,7 +10,7 @@ import torch
 
 from dualpath_cli.evaluation.harness.model import HarnessModel
 from dualpath_cli.evaluation.request import Request, Subject
-from dualpath_cli.files.text_file import read_json
+from dualpath_cli.files import read_json
 from dualpath_cli.generation.loading import autocast_of, device_of, load_model
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.run.checkpoint_files import describe, files_of

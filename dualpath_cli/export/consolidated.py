@@ -8,7 +8,7 @@ import torch
 
 from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.export.weights import Weights, bytes_of
-from dualpath_cli.files.atomic import replacing
+from dualpath_cli.files import replacing
 from dualpath_cli.output.progress import Progress
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run import run_file

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualpath_cli.errors import RunFailed
-from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files import write_text
 from dualpath_cli.generation import request
 from dualpath_cli.generation.request import Request
 

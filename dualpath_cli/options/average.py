@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.atomic import write_text
-from dualpath_cli.files.csv_text import format_csv, read_csv
+from dualpath_cli.files import format_csv, read_csv, write_text
 from dualpath_cli.options.values import whole_number
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run.checkpoint_files import facts_of

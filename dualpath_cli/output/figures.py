@@ -16,7 +16,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from dualpath_cli.files.atomic import replacing
+from dualpath_cli.files import replacing
 from dualpath_cli.output.colors import INK, MUTED, share_colormap
 
 

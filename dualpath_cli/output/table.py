@@ -14,7 +14,7 @@
     show(plain_console(), table)
 
 Pages show it by `page.tables`, papers by `compare.latex`. CSV files hold records with all digits
-(`files.csv_text.format_csv`), not the texts of a table.
+(`files.format_csv`), not the texts of a table.
 """
 
 import re

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError, of_content
-from dualpath_cli.files.atomic import write_text
-from dualpath_cli.files.text_file import open_regular, read_json
+from dualpath_cli.files import open_regular, read_json, write_text
 
 Files = dict[str, dict[str, Any]]
 """By name inside the checkpoint, empty for one that is a file: `bytes` and `sha256`."""

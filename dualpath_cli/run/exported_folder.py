@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.text_file import read_json, read_text
+from dualpath_cli.files import read_json, read_text
 from dualpath_cli.run.checkpoint_files import hash_file
 from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS
 

@@ -25,8 +25,7 @@ from typing import Any
 
 from dualpath_cli import __version__
 from dualpath_cli.errors import UserError, of_content
-from dualpath_cli.files.atomic import replacing
-from dualpath_cli.files.text_file import read_text
+from dualpath_cli.files import read_text, replacing
 from dualpath_cli.ranges import check_name, check_range
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run import run_folder

@@ -12,7 +12,7 @@ runs/<recipe>/<name>/
     bad_steps.csv    a row per step that was left out, if any was; bad_steps/ holds their tokens
     went_wrong.txt   where the numbers ended it: the words that fit said
     wandb_id         the id of its W&B run, if it has one
-    fit.lock         while a fit runs (files/lock.py)
+    fit.lock         while a fit runs (`files.alone`)
     checkpoints/     step-00001000, ...; `last` points to the newest complete one
 """
 
@@ -33,8 +33,7 @@ import yaml
 
 from dualpath_cli import __version__
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.files.atomic import write_text
-from dualpath_cli.files.text_file import read_json
+from dualpath_cli.files import read_json, write_text
 from dualpath_cli.output.streams import is_first_rank
 from dualpath_cli.own_classes import consent
 from dualpath_cli.recipe.recipes import Recipe, merge, read

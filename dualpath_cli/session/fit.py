@@ -13,8 +13,7 @@ from dualpath_cli.command.continuing import take_over
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.ending import Terminated
 from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
-from dualpath_cli.files.atomic import write_text
-from dualpath_cli.files.lock import FIT, alone_in
+from dualpath_cli.files import FIT, alone, write_text
 from dualpath_cli.flops import count
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
@@ -52,7 +51,7 @@ def fit(session: Session) -> None:
         _finish(session, step)
         return
     way_out = "wait for its end, or give this run a name (--run.name NAME)"
-    lock = alone_in(folder, session.say, FIT, way_out)
+    lock = alone(folder / FIT, folder, way_out)
     with lock if session.trainer.is_global_zero else nullcontext():
         _train(session, steps, accumulate, step)
 

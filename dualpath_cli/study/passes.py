@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dualpath_cli.files.atomic import replacing
+from dualpath_cli.files import replacing
 from dualpath_cli.statistics.bootstrap import clusters_of
 from dualpath_cli.study.facts import array_digest
 from dualpath_cli.training.data.windows import Windows

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.atomic import write_texts
-from dualpath_cli.files.csv_text import format_csv, without_nan
+from dualpath_cli.files import format_csv, without_nan, write_texts
 from dualpath_cli.output.figures import save
 from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.statistics.levels import holm

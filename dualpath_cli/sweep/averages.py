@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.files import read_csv
 from dualpath_cli.own_classes.checks import option_of
 from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.settings import RunSettings

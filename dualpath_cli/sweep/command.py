@@ -10,9 +10,7 @@ import yaml
 from rich.console import Console
 
 from dualpath_cli.errors import Stopped, UserError
-from dualpath_cli.files.atomic import write_text
-from dualpath_cli.files.csv_text import format_csv
-from dualpath_cli.files.lock import alone_in
+from dualpath_cli.files import alone, format_csv, write_text
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import show
@@ -49,7 +47,7 @@ def run(options: Namespace) -> str:
         Stopped: where it was not wanted after all, or after a signal.
     """
     wanted, console = request.read(options), plain_console()
-    with alone_in(wanted.out, console.print, request.LOCK, "wait for its end"):
+    with alone(wanted.out / request.LOCK, wanted.out):
         return _run(wanted, console)
 
 

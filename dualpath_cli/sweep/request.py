@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from dualpath_cli.config import RANGES
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.files.atomic import PARTIAL
+from dualpath_cli.files import PARTIAL
 from dualpath_cli.flops.widths import Match
 from dualpath_cli.options import average
 from dualpath_cli.options.values import check_choice, folder_of, number, whole_number

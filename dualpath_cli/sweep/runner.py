@@ -73,7 +73,7 @@ def _work(
             if run is not None:
                 waiting.remove(run)
                 slots[slot] = run, start(run, slot, jobs)
-        if not slots and not any(run.is_ready or run.writer for run in waiting):
+        if not slots and not any(run.is_ready or run.is_being_written for run in waiting):
             # What they would branch from has failed.
             return failed + [Failure(run, None) for run in waiting]
         for slot, (run, process) in list(slots.items()):
@@ -102,12 +102,11 @@ def _next(waiting: Sequence[Run], board: Board, held: set[Run]) -> Run | None:
     for run in waiting:
         if not run.is_ready:
             continue
-        writer = run.writer
-        if writer is None:
+        if not run.is_being_written:
             return run
         if run not in held:
             held.add(run)
-            board.say(f"{run.name} waits: {run.folder} is being written by {writer}")
+            board.say(f"{run.name} waits: {run.folder} is being written by another process")
     return None
 
 

@@ -22,9 +22,7 @@ import yaml
 
 from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.atomic import write_text
-from dualpath_cli.files.csv_text import read_csv
-from dualpath_cli.files.lock import FIT, holder_of
+from dualpath_cli.files import FIT, is_held, read_csv, write_text
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.schedule import stable_steps
@@ -219,9 +217,9 @@ class Run:
         return max(steps, default=0) >= stable_steps(self.settings)
 
     @property
-    def writer(self) -> str | None:
-        """The process, of this machine or another one, that is writing it; None if none is."""
-        return holder_of(self.folder / FIT)
+    def is_being_written(self) -> bool:
+        """Whether a process, of this machine or another one, is writing it."""
+        return is_held(self.folder / FIT)
 
 
 def runs_of(

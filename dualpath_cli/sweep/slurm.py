@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files import write_text
 from dualpath_cli.sweep.runs import Run
 
 SCRIPT = """#!/bin/bash

@@ -13,8 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from dualpath_cli.errors import RunFailed, UserError
-from dualpath_cli.files.atomic import write_text
-from dualpath_cli.files.csv_text import format_csv, read_csv
+from dualpath_cli.files import format_csv, read_csv, write_text
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings

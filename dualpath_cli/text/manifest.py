@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files import write_text
 from dualpath_cli.recipe.validation import build
 from dualpath_cli.text.storage import exists, is_remote, local_copy, sha256_of, sizes
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import tokenizers
 
 from dualpath_cli.errors import UserError, did_you_mean, of_content
-from dualpath_cli.files.atomic import write_text
-from dualpath_cli.files.text_file import read_json, read_text
+from dualpath_cli.files import read_json, read_text, write_text
 from dualpath_cli.text import byte_level
 from dualpath_cli.text.byte_level import Definition
 from dualpath_cli.text.deadline import FIRST_ANSWER_SECONDS, within

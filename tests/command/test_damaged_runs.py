@@ -12,7 +12,7 @@ import pytest
 
 from dualpath_cli.cli import main
 from dualpath_cli.command.run_tables import check_tables
-from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.files import read_csv
 from tests.conftest import Share
 from tests.fuzz.home import RUN, write_home
 from tests.tiny_run import Fit, back_to_step, tables

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dualpath_cli.files.csv_text import format_csv
+from dualpath_cli.files import format_csv
 from dualpath_cli.flops.widths import Target, solve_widths
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from

@@ -12,7 +12,7 @@ from dualpath_cli.compare.runs import TrainedRun, read_run
 from dualpath_cli.compare.tables import group_tables
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.csv_text import format_csv, read_csv
+from dualpath_cli.files import format_csv, read_csv
 from dualpath_cli.flops.count import flops_by_layer
 from tests.compare.run_folders import BATCH, CELLS, STEPS, model_of, write_run, write_sweep
 

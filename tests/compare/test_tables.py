@@ -15,7 +15,7 @@ from dualpath_cli.compare.tables import (
     records_of_groups,
     tables_of_tests,
 )
-from dualpath_cli.files.csv_text import format_csv
+from dualpath_cli.files import format_csv
 from dualpath_cli.output.table import Cell, Column, Table
 from tests.compare.groups import configuration, group, wide
 

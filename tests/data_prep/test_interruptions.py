@@ -92,7 +92,7 @@ def test_whatever_ends_it_is_one_line_and_the_same_command_continues(start, tmp_
     workers_of(first)
     code, _, err = end(start())
     assert code == 2
-    said = r"dualpath prepare: error: another preparation is writing '.*'; wait .*\n"
+    said = r"dualpath prepare: error: '.*' is being written by another process; wait .*\n"
     assert re.fullmatch(said, err)
     assert end(first)[::2] == (0, "")
     assert intact(Manifest.read(tmp_path / "out"), tmp_path / "out")

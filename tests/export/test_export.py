@@ -1,6 +1,5 @@
 """`dualpath export` in any format: whole or not there, mistakes in one line, nothing damaged."""
 
-import fcntl
 import importlib
 import os
 import shutil
@@ -58,26 +57,6 @@ def test_an_export_is_whole_or_not_there_and_replaced_on_request_alone(
     assert list(out.parent.iterdir()) == [out]
 
 
-def test_what_a_killed_export_left_goes_with_the_next_and_what_a_living_one_holds_stays(
-    trained: Fit, tmp_path: Path
-) -> None:
-    run, out = trained(), tmp_path / "exports" / "hf"
-    dead, replaced, held, other = (
-        out.with_name(name)
-        for name in (f"hf.{'0' * 32}.partial", f"hf.{'1' * 32}.replaced.partial",
-                     f"hf.{'2' * 32}.partial", "hf.mine.partial")
-    )  # fmt: skip
-    for folder in (dead, replaced, held, other):
-        (folder / "own").mkdir(parents=True)
-    descriptor = os.open(held, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    export(run, out)
-    assert sorted(out.parent.iterdir()) == sorted([out, held, other])
-    os.close(descriptor)
-    export(run, out, "--overwrite")
-    assert sorted(out.parent.iterdir()) == sorted([out, other])
-
-
 def write_without_end() -> None:
     def wait(*_: object) -> None:
         time.sleep(60)
@@ -89,20 +68,20 @@ def write_without_end() -> None:
     "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
 def test_an_export_holds_its_unfinished_folder_and_removes_it_unless_it_is_killed(
-    number: signal.Signals, trained: Fit, tmp_path: Path
+    number: signal.Signals, trained: Fit, tmp_path: Path, said: Said
 ) -> None:
     run, out = trained(), tmp_path / "exports" / "hf"
     process = start(words(run, out), tmp_path / "log", write_without_end)
     while not (unfinished := list(out.parent.glob("*.partial/model.safetensors"))):
         assert process.is_alive(), (tmp_path / "log").read_text()
         time.sleep(0.01)
-    export(run, out)
+    assert f"'{out}' is being written by another process; wait" in said(*words(run, out))
     assert unfinished[0].exists()
     os.kill(process.pid or 0, number)
     process.join()
     assert unfinished[0].exists() == (number == signal.SIGKILL)
     assert process.exitcode == (-number if number == signal.SIGKILL else 128 + number)
-    export(run, out, "--overwrite")
+    export(run, out)
     assert list(out.parent.iterdir()) == [out]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from dualpath_cli.files.csv_text import format_csv
+from dualpath_cli.files import format_csv
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run import run_folder

@@ -22,7 +22,7 @@ from dualpath_cli.compare import command as compare
 from dualpath_cli.compare.differences import differences_of
 from dualpath_cli.compare.tables import group_tables, latex, tables_of_tests
 from dualpath_cli.errors import LONGEST, UserError
-from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files import write_text
 from dualpath_cli.output.table import markdown
 from dualpath_cli.run import run_folder
 from dualpath_cli.sweep import command as sweep

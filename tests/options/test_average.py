@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from dualpath_cli.cli import main
 from dualpath_cli.compare.runs import read_run
-from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.files import read_csv
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.options.average import lineage
 from dualpath_cli.run.checkpoint_files import manifest_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dualpath_cli import files
 from dualpath_cli.cli import main
-from dualpath_cli.files import atomic
 from tests.study.conftest import Study
 
 
@@ -27,7 +27,7 @@ class Disk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     """Where a file's bytes go when it is synced, which is when a full disk says so."""
     disk = Disk(float("inf"), errno.ENOSPC)
-    monkeypatch.setattr(atomic, "sync", disk.sync)
+    monkeypatch.setattr(files, "sync", disk.sync)
     return disk
 
 
@@ -67,7 +67,7 @@ def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_with_what_it_kept(
     assert os.strerror(number) in said
     assert way_out in said
     assert said.count("\n") == 1
-    assert not list(run.rglob(f"*{atomic.PARTIAL}"))
+    assert not list(run.rglob(f"*{files.PARTIAL}"))
     kept = {path: path.stat().st_mtime_ns for path in passes if path.exists()}
     assert 0 < len(kept) < len(passes)
     disk.room = float("inf")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dualpath_cli.cli import main
-from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.files import read_csv
 from dualpath_cli.sweep import runner
 from dualpath_cli.sweep.runs import Run
 from tests.conftest import OutputOf

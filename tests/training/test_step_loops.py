@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from torch._dynamo.utils import counters
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.files import read_csv
 from dualpath_cli.flops.count import over_loops, training_flops_per_token
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM

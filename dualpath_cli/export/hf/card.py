@@ -10,7 +10,7 @@ import yaml
 from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.config import ModelConfig, by_layer
 from dualpath_cli.export.hf.results import Results
-from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.files import read_csv
 from dualpath_cli.flops.count import active_parameters, has_experts
 from dualpath_cli.output.table import Column, Table, markdown
 from dualpath_cli.recipe.schedule import weight_decay

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files import hub
 from dualpath_cli.run.exported_folder import MODELING
+from dualpath_cli.text import hub
 from dualpath_cli.text.deadline import FIRST_ANSWER_SECONDS, within
 
 if TYPE_CHECKING:

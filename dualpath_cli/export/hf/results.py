@@ -10,7 +10,7 @@ import yaml
 
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
-from dualpath_cli.files.text_file import read_json
+from dualpath_cli.files import read_json
 
 
 @dataclass(frozen=True)

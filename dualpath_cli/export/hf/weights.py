@@ -5,7 +5,7 @@ from pathlib import Path
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.export.weights import Weights
-from dualpath_cli.files.text_file import read_json
+from dualpath_cli.files import read_json
 from dualpath_cli.ranges import check_name
 from dualpath_cli.run.exported_folder import PREFIX, WEIGHTS
 from dualpath_cli.training.state.weights import read_safetensors

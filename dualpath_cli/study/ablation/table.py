@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.files.atomic import write_texts
-from dualpath_cli.files.csv_text import format_csv, without_nan
+from dualpath_cli.files import format_csv, without_nan, write_texts
 from dualpath_cli.flops.paper import inference_ablation, token_class_excess
 from dualpath_cli.intervention import LEARNED, Intervention
 from dualpath_cli.output.table import Column, Columns, Table, interval, markdown

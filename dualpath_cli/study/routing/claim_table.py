@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dualpath_cli.files.csv_text import without_nan
+from dualpath_cli.files import without_nan
 from dualpath_cli.output.table import Column, Columns, Table, with_interval
 from dualpath_cli.study.routing.claims import Claim, number_of_tests, together
 

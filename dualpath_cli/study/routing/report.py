@@ -9,8 +9,7 @@ from rich.console import Console
 
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.config import ModelConfig, by_layer
-from dualpath_cli.files.atomic import write_texts
-from dualpath_cli.files.csv_text import format_csv
+from dualpath_cli.files import format_csv, write_texts
 from dualpath_cli.output.figures import save
 from dualpath_cli.output.table import Column, Table, show, with_interval
 from dualpath_cli.statistics import bootstrap

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from dualpath_cli.files.atomic import replacing
+from dualpath_cli.files import replacing
 from dualpath_cli.study.routing.page.examples import Example
 from dualpath_cli.study.routing.readouts import (
     EXPERT_READOUTS,

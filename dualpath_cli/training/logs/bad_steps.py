@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from dualpath_cli.errors import NumbersFailed
-from dualpath_cli.files.atomic import replacing
+from dualpath_cli.files import replacing
 from dualpath_cli.run.run_folder import newest_step
 from dualpath_cli.training.guard import BadStep, Kind
 from dualpath_cli.training.logs.each_step import EachStep

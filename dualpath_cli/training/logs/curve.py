@@ -8,8 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualpath_cli.files.atomic import replacing
-from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.files import read_csv, replacing
 from dualpath_cli.output.colors import DEEP, MUTED, SOURCES, WIDE
 
 if TYPE_CHECKING:

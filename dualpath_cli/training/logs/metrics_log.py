@@ -17,8 +17,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from dualpath_cli.config import Kind
-from dualpath_cli.files.atomic import write_text
-from dualpath_cli.files.csv_text import format_csv, has_step, read_csv
+from dualpath_cli.files import format_csv, has_step, read_csv, write_text
 from dualpath_cli.flops.count import over_loops, training_flops_per_token
 from dualpath_cli.recipe.rates import rate_factor
 from dualpath_cli.recipe.schedule import learning_rate

@@ -16,8 +16,7 @@ import wandb
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from dualpath_cli.files.atomic import write_text
-from dualpath_cli.files.text_file import read_text
+from dualpath_cli.files import read_text, write_text
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.training.stopping import StopTraining
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.errors import NumbersFailed, RunFailed
-from dualpath_cli.files.atomic import PARTIAL, naming, remove, sync
+from dualpath_cli.files import PARTIAL, naming, remove, sync
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import Files, manifest_of, write_manifest

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.text_file import open_regular
+from dualpath_cli.files import open_regular
 
 REST = "meta.pt"
 """The file of everything but weights and optimizer state: progress, schedule, the guard."""

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.text_file import open_regular
+from dualpath_cli.files import open_regular
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.run.run_file import is_run_file
 from dualpath_cli.training.state import shards

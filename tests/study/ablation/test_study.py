@@ -15,7 +15,7 @@ import torch
 from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.files.csv_text import read_csv
+from dualpath_cli.files import read_csv
 from dualpath_cli.model import DualPathLM, Intervention
 from dualpath_cli.study.ablation.comparison import compare, excess
 from dualpath_cli.study.ablation.scoring import Scores

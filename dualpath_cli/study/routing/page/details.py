@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dualpath_cli.files.atomic import replacing
+from dualpath_cli.files import replacing
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.study.passes import Arrays, read_arrays
 from dualpath_cli.study.routing.page.examples import Example, Model

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.files.atomic import write_text
+from dualpath_cli.files import write_text
 from dualpath_cli.study.routing.page import encoding
 from dualpath_cli.study.routing.page.encoding import Codes
 from dualpath_cli.study.routing.page.examples import Example, Floats, Model, share_reach

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def connect(what: str, endpoint: str | None = None) -> "HfApi":
-    """The hub's client, with the user's token or with False; nothing is asked yet.
-
-    Raises:
-        UserError: where huggingface_hub is missing.
-    """
+    """The hub's client, with the user's token or with False; nothing is asked yet."""
     try:
         from huggingface_hub import HfApi, get_token
     except ImportError:
@@ -31,11 +27,8 @@ def connect(what: str, endpoint: str | None = None) -> "HfApi":
 def explained(what: str, page: str, api: "HfApi", again: str = "run this again") -> Iterator[None]:
     """Turns what the hub answers about `what` into one line with the next step.
 
-    `page` is its address, `again` the last step of each way out.
-
-    Raises:
-        UserError: for names, rights and terms.
-        RunFailed: where the network, a transfer or the hub itself fails.
+    `page` is its address, `again` the last step of each way out. UserError is for names, rights
+    and terms, RunFailed where the network, a transfer or the hub itself fails.
     """
     from huggingface_hub.errors import (
         GatedRepoError,

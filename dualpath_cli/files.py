@@ -1,0 +1,294 @@
+"""Atomic writes, guarded reads, and locks. Torch-free."""
+
+import csv
+import errno
+import io
+import json
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+from dualpath_cli.errors import UserError, is_mistake
+
+PARTIAL = ".partial"
+"""The ending of the names of unfinished files and folders."""
+NO_ROOM = 1 << 20
+"""Bytes: a disk with less is full, while the file that was too much for it is still there."""
+MOST_BYTES = 1 << 30
+"""The most bytes of a file that is read at once; the largest are the tables of long runs."""
+FIT = "fit.lock"
+"""In a run folder, while a fit runs."""
+WAY_OUT = "mend it, or move it away: the run continues without it"
+"""The way out of a damaged table."""
+
+
+# Written whole or not at all: beside the name, synced, then renamed
+
+
+@contextmanager
+def replacing(path: Path, *, shared: bool = False, new_folder: bool = True) -> Iterator[Path]:
+    """Yields a path beside `path` to write a file to, which then gets the name `path`.
+
+    The folder is made where it is missing, if `new_folder`. Where the block raises, `path` stays as
+    it was and the unfinished file is removed. `shared`: others, also on other machines, may write
+    the same file at the same time, so each has a separate unfinished one; the last one to finish
+    wins.
+    """
+    writer = f".{uuid4().hex}" if shared else ""
+    partial = path.with_name(f"{path.name}{writer}{PARTIAL}")
+    if new_folder:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with naming(path):
+            yield partial
+            sync(partial)
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: Path, check: Callable[[Path], None]) -> Iterator[Path]:
+    """Yields a folder beside `path` to fill, which then takes the place of `path` with all in it.
+
+    Where the block raises, `path` stays as it was and the unfinished folder is removed; one that a
+    killed process left is removed by the next. `check` raises where the folder that is to be
+    replaced must stay: it may have got more since.
+    """
+    partial, before = (path.with_name(path.name + end + PARTIAL) for end in ("", ".replaced"))
+    with alone(path.with_name(f"{path.name}.lock"), path), naming(path):
+        if before.exists() and not path.exists():  # killed between the two renames
+            before.rename(path)
+        remove(partial)
+        partial.mkdir()
+        try:
+            yield partial
+            for file in (*partial.rglob("*"), partial):
+                sync(file)
+            if path.exists():
+                remove(before)
+                path.rename(before)
+                check(before)
+            partial.rename(path)
+            remove(before)
+        finally:
+            if not path.exists() and before.exists():
+                before.rename(path)
+            remove(partial)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a whole text file or none; its folder is made where it is missing."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Writes text files into a folder, by their names; returns their paths."""
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def sync(path: Path) -> None:
+    """Waits until a file's bytes, or a folder's entries, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Deletes a file, a link, or a folder with all that is in it; nothing where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Names `path` in what the block raises where the disk fails it, as an OSError.
+
+    Libraries that tidy up after a full disk raise something else; torch says nothing of the disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+    except UserError:
+        raise
+    except Exception as error:
+        number = _failure_of_disk(error, path)
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def _failure_of_disk(error: BaseException, path: Path) -> int | None:
+    """The number of the system's error that caused an exception, where it is known."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            return cause.errno
+        cause = cause.__context__
+    return errno.ENOSPC if shutil.disk_usage(path.parent).free < NO_ROOM else None
+
+
+# One process at a time
+
+
+@contextmanager
+def alone(lock: Path, what: Path, way_out: str = "wait for its end") -> Iterator[None]:
+    """Holds a lock file while the block runs; UserError if another process writes `what`.
+
+    The lock is the operating system's (flock): it ends with the process, and a file that a killed
+    one left locks nothing. Over NFS it holds between machines (Linux; not with local_lock). Where
+    the file system has no locks the work goes on without, after a line.
+    """
+    from filelock import FileLock, Timeout
+
+    held = FileLock(lock, timeout=0, fallback_to_soft=False)  # a soft one would outlive a kill
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        held.acquire()
+    except Timeout:
+        raise UserError(f"'{what}' is being written by another process; {way_out}") from None
+    except OSError as error:
+        if is_mistake(error):
+            raise UserError(f"'{lock.parent}' cannot be written: {error}") from error
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        print(f"'{what}' is on a file system without locks: let nothing else write there",
+              file=sys.stderr)  # fmt: skip
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)  # whoever opened it before asks again for a new one
+        held.release()
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process holds a lock file, as far as the file system knows."""
+    from filelock import FileLock, Timeout
+
+    if not lock.exists():
+        return False
+    try:
+        with FileLock(lock, timeout=0, fallback_to_soft=False):
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return False
+
+
+# Read, whoever wrote what lies there
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Yields a file that is open for reading, also through links.
+
+    Raises OSError where there is none, and for pipes and devices, whose bytes may never end.
+    """
+    # Without waiting for whoever may write into a pipe.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe or a device, no file", str(path))
+        yield file
+
+
+def read_text(path: Path, way_out: str = "") -> str:
+    """The text of a file, unchanged; UserError, ending with `way_out`, for one of another kind."""
+    try:
+        with open_regular(path) as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES:,} bytes")
+        return content.decode()
+    except OSError as error:
+        reason = error.strerror
+    except UnicodeDecodeError as error:
+        reason = str(error)
+    raise _unreadable(path, reason, way_out)
+
+
+def read_json(path: Path, way_out: str = "") -> dict[str, Any]:
+    """The JSON object in a file, read as by `read_text`."""
+    text = read_text(path, way_out)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, f"no JSON: {error}", way_out) from None
+    if not isinstance(content, dict):
+        raise _unreadable(path, "no JSON object", way_out)
+    return content
+
+
+def _unreadable(path: Path, reason: str | None, way_out: str) -> UserError:
+    return UserError(f"{path} cannot be read ({reason})" + (f"; {way_out}" if way_out else ""))
+
+
+# Tables
+
+
+def format_csv(
+    records: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, header: bool = True
+) -> str:
+    """Returns records as CSV text, None as nothing.
+
+    `columns` are by default the keys of the first record; keys that are no column are left out,
+    and columns that a record lacks stay empty.
+    """
+    text = io.StringIO()
+    names = list(records[0]) if columns is None else columns
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a record with None for what is no number: null in JSON, empty in CSV."""
+    return {key: None if value != value else value for key, value in record.items()}
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a table, none if it is missing; UserError for one that is damaged.
+
+    A header that is cut is damage, as no kill leaves it. Half a row at the end, which a machine
+    that died may have left, is no row: a whole one ends its line.
+    """
+    if not path.exists():
+        return []
+    text = read_text(path, WAY_OUT)
+    whole = text[: text.rfind("\n") + 1]
+    if text and not whole:
+        raise UserError(f"{path} has no whole line, not even a header; {WAY_OUT}")
+    try:
+        rows = list(csv.reader(io.StringIO(whole, newline=""), strict=True))
+    except csv.Error as error:
+        raise UserError(f"{path} cannot be read ({error}); {WAY_OUT}") from None
+    names = rows[0] if rows else []
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(names):
+            raise UserError(
+                f"{path} row {number} has {len(row)} fields, its header {len(names)}; {WAY_OUT}"
+            )
+    return [dict(zip(names, row, strict=True)) for row in rows[1:]]
+
+
+def has_step(path: Path, step: int) -> bool:
+    """Whether a table of a run has a row of an optimizer step."""
+    return any(int(row["step"]) == step for row in read_csv(path))

@@ -1,1 +1,0 @@
-"""Files that are whole or not there, and how those of others are read."""

@@ -1,0 +1,242 @@
+"""Whole files or none, what is said of a disk that fails, and one writer at a time."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dualpath_cli import files
+from dualpath_cli.cli import main
+from dualpath_cli.errors import UserError
+from dualpath_cli.files import FIT, alone, is_held, naming, replacing, replacing_folder, write_text
+from tests.processes import SERVER, start
+from tests.tiny_run import SEQ_LEN, Fit, Refused, rows
+
+
+def fail_half_way(path: Path, number: int) -> None:
+    with replacing(path) as partial:
+        partial.write_text("half")
+        fail_tidily(number)
+
+
+def refuse() -> None:
+    try:
+        raise OSError(errno.ENOSPC, "full")
+    except OSError:
+        raise UserError("said already") from None
+
+
+def fail_tidily(number: int) -> None:
+    """As matplotlib: the disk fails, and then what tidies up does."""
+    try:
+        raise OSError(number, os.strerror(number))
+    finally:
+        raise AttributeError("no attribute 'pos'")
+
+
+def test_a_failure_of_the_disk_names_the_file_and_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("before")
+    for number in (errno.ENOSPC, errno.EIO):
+        with pytest.raises(OSError, match=os.strerror(number)) as caught:
+            fail_half_way(path, number)
+        assert (caught.value.errno, caught.value.filename) == (number, str(path))
+    with pytest.raises(OSError, match="full") as caught, replacing(path):
+        raise OSError(errno.ENOSPC, "full")
+    assert caught.value.filename == str(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
+    assert path.read_text() == "before"
+
+
+def test_what_is_no_failure_of_the_disk_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError), naming(tmp_path / "x"):
+        fail_tidily(errno.ENOTCONN)
+    with pytest.raises(UserError), naming(tmp_path / "x"):
+        refuse()
+
+
+def test_torch_names_no_disk_so_that_one_without_room_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RuntimeError), naming(tmp_path / "x"):
+        torch.save({}, tmp_path / "x")
+    monkeypatch.setattr(files, "NO_ROOM", float("inf"))
+    with pytest.raises(OSError, match="No space left") as caught, naming(tmp_path / "x"):
+        torch.save({}, tmp_path / "x")
+    assert caught.value.filename == str(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "fit --config recipe.yaml --run.dir full/runs",
+        "generate --ckpt_path RUN --prompt hello --out full/texts.jsonl",
+        "export --ckpt_path RUN --format hf --out full/hf",
+        "export --ckpt_path RUN --format consolidated --out full/one.safetensors",
+        "sweep --config recipe.yaml --budget 10M --out full/sweep",
+    ],
+)
+def test_a_disk_that_is_full_at_the_first_write_is_the_machines_failure(
+    words: str,
+    trained: Fit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, make = trained(), Path.mkdir
+
+    def refuse_on_full_disk(path: Path, *given: object, **options: object) -> None:
+        if "full" in path.parts:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        make(path, *given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", refuse_on_full_disk)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert main(words.replace("RUN", str(run)).split()) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"dualpath {words.split()[0]}: error: '")
+    assert said.endswith("No space left on device; free some space and give the same command again")
+
+
+def killed(folder: Path, moment: str) -> None:
+    """A folder that is replaced, in a process that ends at the first or the second rename."""
+    rename = Path.rename
+    with pytest.MonkeyPatch.context() as patch:
+
+        def dying(path: Path, target: Path) -> Path:
+            if moment == path.suffix:
+                raise KeyboardInterrupt
+            return rename(path, target)
+
+        patch.setattr(Path, "rename", dying)
+        patch.setattr(files, "remove", lambda path: None)  # nor does it tidy up
+        with pytest.raises(KeyboardInterrupt), replacing_folder(folder, lambda before: None) as new:
+            (new / "text").write_text("after")
+
+
+@pytest.mark.parametrize("moment", ["", ".partial"])
+def test_a_folder_is_the_one_before_or_the_one_after_whenever_its_writer_is_killed(
+    moment: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "text").write_text("before")
+    killed(folder, moment)
+    with (
+        contextlib.suppress(RuntimeError),
+        replacing_folder(folder, lambda before: None) as partial,
+    ):
+        assert list(partial.iterdir()) == []
+        raise RuntimeError
+    assert (folder / "text").read_text() == "before"
+    with replacing_folder(folder, lambda before: None) as partial:
+        (partial / "text").write_text("after")
+    assert (folder / "text").read_text() == "after"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def hold(folder: Path) -> None:
+    """Takes the lock, and gives a child the time to outlive this process."""
+    with alone(folder / FIT, folder):
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        write_text(folder / "child", str(child))
+        time.sleep(60)
+
+
+def take(folder: Path) -> None:
+    """Takes the lock within some seconds. Joining a process would wait for its children too."""
+    for _ in range(300):
+        with contextlib.suppress(UserError), alone(folder / FIT, folder):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{folder} is still locked")
+
+
+def test_a_second_holder_is_refused_and_the_first_leaves_no_trace(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "new"
+    with alone(folder / FIT, folder):
+        said = f"'{folder}' is being written by another process; come back"
+        with pytest.raises(UserError, match=said), alone(folder / FIT, folder, "come back"):
+            pass
+        assert is_held(folder / FIT)
+    assert not (folder / FIT).exists()
+    assert not is_held(folder / FIT)
+    with alone(folder / FIT, folder):
+        pass
+
+
+def test_a_killed_process_holds_nothing_even_if_its_child_lives_on(tmp_path: Path) -> None:
+    process = SERVER.Process(target=hold, args=(tmp_path,))
+    process.start()
+    while not (tmp_path / "child").exists():
+        assert process.is_alive()
+        time.sleep(0.01)
+    child = int((tmp_path / "child").read_text())
+    with pytest.raises(UserError, match="another process"), alone(tmp_path / FIT, tmp_path):
+        pass
+    process.kill()
+    take(tmp_path)
+    os.kill(child, signal.SIGKILL)  # which fails if it is gone
+
+
+def test_a_second_fit_in_the_same_folder_ends_with_one_line(
+    trained: Fit, refused: Refused, tmp_path: Path
+) -> None:
+    trained()  # writes the recipe
+    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "one"]
+    more = ["--run.max_tokens", str(5000 * 4 * SEQ_LEN), "--data.max_epochs", "9999"]
+    process = start([*words, *more], tmp_path / "log")
+    run = tmp_path / "runs" / "tiny" / "one"
+    while not (run / "checkpoints" / "last").exists():
+        assert process.is_alive(), (tmp_path / "log").read_text()
+        time.sleep(0.01)
+    changes = {"max_tokens": 5000 * 4 * SEQ_LEN, "name": "one"}
+    said = refused(run=changes, data={"max_epochs": 9999})
+    assert said.startswith(f"dualpath fit: error: '{run}' is being written by another process; ")
+    assert said.count("\n") == 1
+    assert process.is_alive(), "the first one goes on"
+    os.kill(process.pid, signal.SIGKILL)
+    take(run)
+    steps = [int(row["step"]) for row in rows(run / "metrics.csv")]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_is_told_of(
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    with alone(tmp_path / FIT, tmp_path):
+        assert capsys.readouterr().err == (
+            f"'{tmp_path}' is on a file system without locks: let nothing else write there\n"
+        )
+    assert not is_held(tmp_path / FIT)
+
+
+def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(UserError, match="cannot be written"),
+        alone(tmp_path / "file" / FIT, tmp_path / "file"),
+    ):
+        pass
