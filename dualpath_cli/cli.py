@@ -1,11 +1,9 @@
 """The `dualpath` command: looks at the first word and imports only what that word needs."""
 
-import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from textwrap import fill
 from typing import TextIO
 
@@ -106,22 +104,6 @@ def _main(words: Sequence[str]) -> int:
         consent.forget()
 
 
-@contextmanager
-def _no_collecting() -> Iterator[None]:
-    """Turns Python's garbage collector off for imports, which leave no garbage.
-
-    It would scan all that was imported so far, again and again: a tenth of the time that PyTorch
-    and Lightning take to import (docs/benchmarks/startup.md).
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
 def _refused(name: str, error: OSError) -> int:
     """Prints what the system refused, if anybody reads the output; returns the exit code."""
     if isinstance(error, BrokenPipeError):  # `dualpath ... | head`
@@ -164,16 +146,11 @@ def _run(command: Command, words: Sequence[str]) -> int:
         return 0
     from dualpath_cli.command import launch
     from dualpath_cli.command.words import read
-    from dualpath_cli.training import internals
 
     line = read(command, words)
     if len(line.runs) < 2:
         checked = launch.prepare(command, line)  # before what runs it is imported
-        with _no_collecting():
-            if not internals.names_classes(checked.settings.trainer):
-                internals.import_torchmetrics()
-            run = resolve(command.run)
-        code: int = run(checked)
+        code: int = resolve(command.run)(checked)
         return code
     launches, out = launch.prepare_several(command, line)
     from dualpath_cli.output.console import plain_console

@@ -11,7 +11,6 @@ import pytest
 from filelock import FileLock
 
 from dualpath_cli.cli import main
-from dualpath_cli.training.internals import import_torchmetrics
 from tests.s3 import s3_bucket, s3_server
 
 pytest_plugins = ["tests.tiny_run", "tests.faulty_data", "tests.browser"]
@@ -33,7 +32,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Imports Lightning as `dualpath` does, where tests run: not in xdist's controller."""
     if getattr(session.config.option, "numprocesses", None):
         return
-    import_torchmetrics()
     import torch
     from lightning.pytorch.strategies.launchers import subprocess_script
 

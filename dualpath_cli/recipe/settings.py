@@ -85,8 +85,6 @@ class RunSettings:
     max_bad_steps: int = 10
     """The number of steps left out in a row that ends the run: because loss or gradient was not
     finite, or by optim.skip_sigma."""
-    profile: bool = False
-    """Whether to record a trace of optimizer steps 10 to 12, on CUDA also a memory snapshot."""
 
     def __post_init__(self) -> None:
         way_out = "; --run.{0} NAME gives another"

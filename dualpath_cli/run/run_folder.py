@@ -9,7 +9,7 @@ runs/<recipe>/<name>/
     classes/         source of the model's custom classes, if any
     metrics.csv      a row per logged step; routing.csv and validation.csv beside it
     validation_average.csv  scores of the mean of checkpoints, until training goes on
-    bad_steps.csv    a row per step that was left out, if any was; bad_steps/ holds their tokens
+    bad_steps.csv    a row per step that was left out, if any was
     went_wrong.txt   where the numbers ended it: the words that fit said
     wandb_id         the id of its W&B run, if it has one
     fit.lock         while a fit runs (`files.alone`)
@@ -58,7 +58,7 @@ _NUMBERS = ("model", "optim", "run", "data", "seed_everything")
 _FREE_KEYS = {
     "run": {"dir", "name", "branch_from", "compile", "activation_checkpointing", "micro_batch",
             "log_every", "gates_every", "validate_every", "save_every", "keep", "keep_every",
-            "tensorboard", "wandb", "peak_tflops", "profile", "rank_timeout", "max_bad_steps",
+            "tensorboard", "wandb", "peak_tflops", "rank_timeout", "max_bad_steps",
             "shard_size"},
     "data": {"path", "val", "val_tokens", "val_seed", "workers", "max_epochs", "verify"},
 }  # fmt: skip

@@ -25,8 +25,8 @@ from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training.data import order
 from dualpath_cli.training.data.loading_faults import loading_fault
 from dualpath_cli.training.logs import curve
-from dualpath_cli.training.logs.metrics_log import MetricsLog
-from dualpath_cli.training.logs.peaks import peak_tflops
+from dualpath_cli.training.logs.loggers import begin_wandb
+from dualpath_cli.training.logs.tables import MetricsLog, peak_tflops
 from dualpath_cli.training.ranks import Ranks, lost_contact
 from dualpath_cli.training.stopping import TIME_OVER, StopTraining
 
@@ -94,6 +94,7 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
         if launch.trunk is not None:
             take_over(launch.trunk, folder)
         _write_down(session, facts, None if launch.trunk else step)
+        begin_wandb(trainer, folder)
     try:
         trainer.fit(
             session.module,

@@ -210,6 +210,7 @@ def _quiet() -> None:
     threading.excepthook = _of_thread
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # their reports
     # A compiler of CUDA without a GPU, which torch looks for as it compiles for the CPU.
     found = "No CUDA runtime is found"
     logging.getLogger("torch.utils.cpp_extension").addFilter(

@@ -1,7 +1,5 @@
 """Lightning's Trainer for a launch: strategy, callbacks and loggers put together."""
 
-import importlib.util
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -10,17 +8,13 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Timer
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from rich.console import Console
 
 from dualpath_cli.command.launch import Launch
 from dualpath_cli.errors import UserError
 from dualpath_cli.run.run_folder import newest_step, step_of
-from dualpath_cli.training.logs.bad_steps import BadSteps
-from dualpath_cli.training.logs.metrics_log import MetricsLog
-from dualpath_cli.training.logs.profile import Profile
-from dualpath_cli.training.logs.progress import ProgressDisplay
-from dualpath_cli.training.logs.routing_log import RoutingLog
+from dualpath_cli.training.logs.loggers import Bar, Lines, loggers
+from dualpath_cli.training.logs.tables import BadSteps, MetricsLog, RoutingLog
 from dualpath_cli.training.ranks import launch_by
 from dualpath_cli.training.state.checkpoint import Checkpoints, DirectCheckpointIO
 from dualpath_cli.training.stopping import Stopping
@@ -48,25 +42,25 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
     timeout = timedelta(minutes=run.rank_timeout)
     say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
     if fitting:
-        progress = ProgressDisplay(console)
+        progress = Bar() if console.is_terminal else Lines(console)
         callbacks += [
             progress,
             MetricsLog(folder, run, show=progress.show),
             BadSteps(folder, run.max_bad_steps, say),  # a step that ends the run is not saved
         ]
-        if run.profile:
-            callbacks.append(Profile(folder, say))
         if run.gates_every:
             callbacks.append(RoutingLog(folder, run.gates_every, model.most_loops))
         checkpoints = Checkpoints(folder, run)
         # After all that write rows.
         callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds)]
+    begins_at = 0 if launch.checkpoint is None else step_of(launch.checkpoint) + 1
     ours = {
         "strategy": build_strategy(name, run) if isinstance(name, str) else name,
         "devices": devices,
         "plugins": plugins,
         "callbacks": callbacks,
-        "logger": _loggers(launch, say) if fitting else False,
+        "logger": loggers(launch.settings, folder, begins_at) if fitting else False,
+        "default_root_dir": str(folder),  # for the traces of a profiler
         # Ours run in float64 sums, which Apple's MPS lacks: `auto` is a CUDA GPU or the CPU.
         "accelerator": accelerator,
         # FSDP2 must not gather its weights for the first time under inference mode.
@@ -76,7 +70,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         "num_sanity_val_steps": -1,  # a fresh run begins with a validation, as its step 0
         "use_distributed_sampler": False,
         "enable_checkpointing": False,
-        "enable_progress_bar": False,
+        "enable_progress_bar": fitting and console.is_terminal,
         "enable_model_summary": False,
     }
     try:
@@ -95,24 +89,6 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
             f"class; choose trainer.strategy {', '.join(STRATEGIES[:-1])} or {STRATEGIES[-1]}"
         )
     return trainer
-
-
-def _loggers(launch: Launch, say: Callable[[str], None]) -> list[Logger]:
-    """TensorBoard where it is installed, W&B where a project is named; CSV files are our own."""
-    run, folder = launch.settings.run, launch.run_folder
-    loggers: list[Logger] = []
-    if run.tensorboard and importlib.util.find_spec("tensorboard"):
-        # Hides rows that an interrupted start logged after the step that this one continues from.
-        new = 0 if launch.checkpoint is None else step_of(launch.checkpoint) + 1
-        loggers.append(TensorBoardLogger(folder, name="", version="tensorboard", purge_step=new))
-    if run.wandb:
-        if not importlib.util.find_spec("wandb"):
-            raise UserError("run.wandb needs the package wandb: pip install 'dualpath[wandb]'")
-        from dualpath_cli.training.logs.wandb_log import WandbLog
-
-        title, recipe = f"{run.recipe}/{run.name}", launch.settings.as_recipe()
-        loggers.append(WandbLog(folder, run.wandb, title, recipe, say))
-    return loggers
 
 
 def _seconds(max_time: Any) -> float | None:

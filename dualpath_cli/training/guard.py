@@ -19,13 +19,10 @@ HISTORY = 100
 
 @dataclass(frozen=True)
 class BadStep:
-    """A skipped step: why, and its micro-batches on this rank."""
+    """A skipped step: why, and the mean of what its micro-batches on this rank minimised, ()."""
 
     kind: Kind
-    tokens: list[tuple[torch.Tensor, torch.Tensor]]
-    """Input and target ids of each micro-batch, (B, T) each."""
-    losses: list[torch.Tensor]
-    """The loss that was minimised for each micro-batch, () each."""
+    loss: torch.Tensor
 
 
 class StepGuard:

@@ -1,54 +1,16 @@
 """Every use of Lightning's private parts, and what each gains.
 
-No other file uses a private name of Lightning, or changes what it imports. A release that moves one
-fails its test in tests/training/test_internals.py. The functions import Lightning themselves,
-because `import_torchmetrics` has to run before Lightning is imported.
+No other file uses a private name of Lightning. A release that moves one fails its test in
+tests/training/test_internals.py.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dualpath_cli.recipe.settings import TrainerSettings
-
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
     from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
     from torch.distributed.device_mesh import DeviceMesh
-
-UNUSED = ("matplotlib", "scipy", "torchvision", "transformers")
-"""Packages that torchmetrics imports for metrics of images, sounds and texts."""
-
-
-def names_classes(trainer: TrainerSettings) -> bool:
-    """Whether a recipe's trainer section names classes, whose code may need all of torchmetrics."""
-    sections = (trainer.callbacks, trainer.plugins, trainer.profiler, trainer.strategy)
-    return any(isinstance(section, dict | list) for section in sections)
-
-
-def import_torchmetrics() -> None:
-    """Imports torchmetrics as if the UNUSED packages were missing; other imports find them.
-
-    Gains a fifth of the CPU time of a start (docs/benchmarks/startup.md).
-    """
-    from lightning_utilities.core import imports
-
-    requirement, is_there = imports.RequirementCache, imports.package_available
-    is_met = requirement.__bool__
-
-    def met(self: imports.RequirementCache) -> bool:
-        if str(self.requirement).startswith(UNUSED):
-            self.available = False
-            self.message = f"{self.requirement} is left out of this start (import_torchmetrics)"
-        return is_met(self)
-
-    def there(package_name: str) -> bool:
-        return package_name not in UNUSED and is_there(package_name)
-
-    requirement.__bool__, imports.package_available = met, there  # type: ignore[method-assign,assignment]
-    try:
-        import torchmetrics  # noqa: F401
-    finally:
-        requirement.__bool__, imports.package_available = is_met, is_there  # type: ignore[method-assign]
 
 
 def replace_signal_handlers(trainer: "Trainer", listen: Callable[[], None]) -> None:

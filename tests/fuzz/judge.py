@@ -29,7 +29,7 @@ from dualpath_cli.sweep import command as sweep
 from dualpath_cli.sweep import request
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.logs.metrics_log import CsvTable
+from dualpath_cli.training.logs.tables import CsvTable
 from tests.fuzz.cases import KINDS
 
 SECONDS = 10

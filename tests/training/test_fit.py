@@ -31,7 +31,7 @@ from dualpath_cli.run.run_folder import (
 )
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.training import parallel
-from dualpath_cli.training.logs.metrics_log import CsvTable
+from dualpath_cli.training.logs.tables import CsvTable
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.state import checkpoint
 from dualpath_cli.training.state.checkpoint import Checkpoints, publish

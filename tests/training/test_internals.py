@@ -3,8 +3,6 @@
 import ast
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,38 +15,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import subprocess_script
 
 import dualpath_cli
-from dualpath_cli.recipe.settings import TrainerSettings
 from dualpath_cli.training import internals
-
-PROGRAM = """
-import sys
-from dualpath_cli.training.internals import UNUSED, import_torchmetrics
-import_torchmetrics()
-{more}
-imported = [name for name in UNUSED if name in sys.modules]
-assert not imported, imported
-from lightning_utilities.core.imports import RequirementCache, package_available
-assert package_available("scipy")
-assert RequirementCache("scipy"), "whoever else asks finds what is installed"
-import scipy.signal
-"""
-
-
-ALL_OF_A_START = "import dualpath_cli.session.fit, dualpath_cli.session.lightning_cli"
-
-
-@pytest.mark.parametrize("more", ["", pytest.param(ALL_OF_A_START, marks=pytest.mark.slow)])
-def test_a_start_imports_none_of_the_unused_and_hides_them_from_nobody_else(more: str) -> None:
-    program = PROGRAM.format(more=more)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_classes_of_a_recipe_may_need_the_unused() -> None:
-    assert not internals.names_classes(TrainerSettings(strategy="fsdp", profiler="simple"))
-    for key in ("callbacks", "plugins", "profiler", "strategy"):
-        section: Any = {key: {"class_path": "a.B"}}
-        assert internals.names_classes(TrainerSettings(**section))
 
 
 def fitted(*callbacks: Callback, **options: Any) -> Trainer:

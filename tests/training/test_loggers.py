@@ -1,18 +1,20 @@
-"""TensorBoard and W&B across continuations: each step once, one run; their failures end nothing."""
+"""What watches a run: TensorBoard, W&B, the progress, a profiler, MFU's peak."""
 
-import json
+import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.tiny_run import Fit, back_to_step, rows
+from dualpath_cli.output.console import plain_console
+from dualpath_cli.session import lightning_cli
+from dualpath_cli.training.logs.tables import peak_tflops
+from tests.tiny_run import Fit, Refused, back_to_step, rows
 
 wandb = pytest.importorskip("wandb")
-from wandb.proto.wandb_internal_pb2 import Record  # noqa: E402
 
 
 def points(run: Path, purge: bool) -> dict[str, list[int]]:
@@ -39,99 +41,108 @@ def test_tensorboard_shows_each_step_once_after_a_continuation(step: int | None,
 
 
 @pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """W&B writes to the run folder alone."""
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """W&B writes to the run folder alone; returns all rows that it gets."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     for name in ("CONFIG", "CACHE", "DATA"):
         monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "wandb-home"))
+    sent: list[dict[str, Any]] = []
+    log = wandb.sdk.wandb_run.Run.log
+
+    def watched(run: Any, row: dict[str, Any], *more: Any, **named: Any) -> None:
+        sent.append({"id": run.id, **row})
+        log(run, row, *more, **named)
+
+    monkeypatch.setattr(wandb.sdk.wandb_run.Run, "log", watched)
+    return sent
 
 
-def records(path: Path) -> Iterator[Any]:
-    """What a .wandb file holds: LevelDB's log format after seven bytes."""
-    content, at, parts = path.read_bytes(), 7, b""
-    while at + 7 <= len(content):
-        left = 32768 - at % 32768
-        if left < 7:
-            at += left
-            continue
-        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
-        parts += content[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield Record.FromString(parts)
-            parts = b""
-
-
-def logged(run: Path) -> list[tuple[str, dict[int, dict[str, Any]]]]:
-    """Of each part of a W&B run: its id, and its rows by their step."""
-    parts = []
-    for path in sorted(run.glob("wandb/*run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
-        name, history = "", {}
-        for record in records(path):
-            if record.WhichOneof("record_type") == "run":
-                name = record.run.run_id
-            elif record.WhichOneof("record_type") == "history":
-                items = record.history.item
-                row = {".".join(item.nested_key) or item.key: item.value_json for item in items}
-                history[int(row["_step"])] = row
-        parts.append((name, history))
-    return parts
-
-
-@pytest.mark.usefixtures("offline")
-def test_a_continued_run_is_one_run_of_wandb(fit: Fit, tmp_path: Path) -> None:
+def test_a_continued_run_is_one_run_of_wandb(fit: Fit, offline: list[dict[str, Any]]) -> None:
     run = fit(run={"wandb": "project"})
+    wandb.finish()  # as the end of the process does
+    whole = list(offline)
     back_to_step(run, 4)
     moved = run.rename(run.with_name("moved"))
     fit(run={"wandb": "project", "name": "moved"})
-    (first, history), (second, continued) = logged(moved)
-    assert first == second == (moved / "wandb_id").read_text().strip()
-    assert sorted(history) == [0, 1, 2, 3, 4, 5, 6]
-    assert sorted(continued) == [5, 6], "nothing that was trained before is sent again"
+    wandb.finish()
+    kept = (moved / "wandb_id").read_text().strip()
+    assert {row["id"] for row in offline} == {kept}
+    assert len(list(moved.glob(f"wandb/offline-run-*-{kept}/*.wandb"))) == 2
+    assert {row["trainer/global_step"] for row in offline[len(whole) :]} == {5, 6}
+    losses = {row["trainer/global_step"]: row["loss"] for row in offline if "loss" in row}
     for row in rows(moved / "metrics.csv"):
-        step = int(row["step"])
-        for part in (history, continued) if step > 4 else (history,):
-            assert json.loads(part[step]["loss"]) == pytest.approx(float(row["loss"]), rel=1e-5)
-    assert "val/held_out/loss" in history[3]
-    assert "routing/layer_01/gate_deep" in history[3]
-    assert (fit(run={"wandb": "project"}) / "wandb_id").read_text().strip() != first
+        assert losses[int(row["step"])] == pytest.approx(float(row["loss"]), rel=1e-5)
+    assert any("val/held_out/loss" in row for row in whole)
+    assert any("routing/layer_01/gate_deep" in row for row in whole)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("offline")
-def test_where_wandb_cannot_be_reached_rows_are_kept_for_later(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_where_wandb_cannot_be_reached_one_line_names_the_way_out(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    init = wandb.init
-
-    def unreachable(**settings: Any) -> Any:
-        if settings.get("mode") != "offline":
-            raise wandb.errors.CommError("no route to\nhost")
-        return init(**settings)
+    def unreachable(**_: Any) -> Any:
+        raise wandb.errors.CommError("no route to\nhost")
 
     monkeypatch.setattr(wandb, "init", unreachable)
-    run = fit(run={"wandb": "project"})
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("W&B")]
-    assert said == [
-        f"W&B: CommError: no route to host; rows go to {run / 'wandb'}, `wandb sync` sends them "
-        "later"
-    ]
-    ((_, history),) = logged(run)
-    assert sorted(history) == [0, 1, 2, 3, 4, 5, 6]
+    said = refused(run={"wandb": "project"})
+    assert "run.wandb=project: CommError: no route to host; with WANDB_MODE=offline rows" in said
+    assert said.count("\n") == 1
 
 
-@pytest.mark.usefixtures("offline")
-def test_where_wandb_fails_altogether_training_goes_on(
+def test_a_terminal_shows_steps_time_left_and_loss_and_nothing_else_is_drawn_without(
     fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError("its service is gone")
+    fit(run={"name": "no-terminal"})
+    said = capsys.readouterr().out
+    assert re.search(r"^training: 6 of 6 steps, loss \d\.\d{3}, .* tokens/s, 0\.0 min left$", said,
+                     re.MULTILINE)  # fmt: skip
+    assert "\x1b" not in said
 
-    monkeypatch.setattr(wandb.sdk.wandb_run.Run, "log", broken)
-    run = fit(run={"wandb": "project"})
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("W&B")]
-    assert said == [
-        "W&B: RuntimeError: its service is gone; from step 0 on, rows are in metrics.csv alone"
-    ]
-    assert len(rows(run / "metrics.csv")) == 6
+    monkeypatch.setattr("rich._console", None)
+    for name, value in {"TERM": "xterm", "COLUMNS": "80", "FORCE_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(lightning_cli, "plain_console",
+                        lambda **named: plain_console(force_terminal=True, **named))  # fmt: skip
+    fit(run={"name": "terminal"})
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
+    assert re.search(r"training: [1-6] of 6 steps .*\d:\d\d:\d\d .*loss: \d\.\d{3}", shown)
+    assert "min left" not in shown
+
+
+def test_the_report_of_a_profiler_reaches_the_user(
+    fit: Fit, trained: Fit, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = rows(trained() / "metrics.csv")
+    run = fit(run={"name": "profiled"}, trainer={"profiler": "simple"})
+    said = capfd.readouterr().err + caplog.text
+    assert "FIT Profiler Report" in said
+    assert "run_training_batch" in said
+    assert rows(run / "metrics.csv") == whole, "it changes no number"
+
+
+def test_the_trace_of_a_profiler_lies_in_the_run_folder(fit: Fit) -> None:
+    run = fit(trainer={"profiler": "pytorch"})
+    assert list(run.glob("*.pt.trace.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        # NVIDIA's datasheets print the sparse peak, twice the dense one, beside it or alone.
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA GH200 480GB", 989.4),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L4", 121),
+        *((f"NVIDIA {name}", None) for name in ("H100 NVL", "L40S", "A40", "H20", "B200")),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_mfu_is_measured_against_the_dense_peak_of_the_very_chip_or_not_at_all(
+    name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_tflops(torch.device("cuda", 0)) == peak
+    assert peak_tflops(torch.device("cpu")) is None

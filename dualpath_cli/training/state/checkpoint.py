@@ -24,8 +24,7 @@ from dualpath_cli.run import run_folder
 from dualpath_cli.run.checkpoint_files import Files, manifest_of, write_manifest
 from dualpath_cli.run.run_folder import CHECKPOINTS, LAST, TABLES
 from dualpath_cli.training import internals
-from dualpath_cli.training.logs.each_step import EachStep
-from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.module import DualPathModule, EachStep
 from dualpath_cli.training.ranks import lost_contact
 from dualpath_cli.training.state.integrity import hashed
 from dualpath_cli.training.state.training_state import whole_state

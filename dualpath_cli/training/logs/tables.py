@@ -1,35 +1,69 @@
-"""The tables metrics.csv and validation.csv of a run, and the rows that loggers get.
+"""The tables of a run while it trains: metrics, validation, routing and bad_steps.csv.
 
-Every `log_every` optimizer steps one row: loss and bits per byte over the tokens since the last
-row, learning rate (of the schedule and of each kind of parameters), gradient norm (before
-clipping), steps skipped since the last row (`guard`), for each layer with experts the numbers of
-their load since the last row (`balance`), tokens/s, model FLOP/s and, if the peak is
+metrics.csv gets a row every `log_every` optimizer steps: loss and bits per byte over the tokens
+since the last row, learning rate (of the schedule and of each kind of parameters), gradient norm
+(before clipping), steps skipped since the last row (`guard`), for each layer with experts the
+numbers of their load since the last row (`balance`), tokens/s, model FLOP/s and, if the peak is
 known, MFU. Micro-batches whose loss is not finite are not in the means. Training time includes
 compiling, saving and read-outs, but not validation.
+
+routing.csv gets gates, gains and expected loops of each layer every `gates_every` steps, by an
+extra forward pass with `model.loops` on the step's first sequence: the first rank's first, on any
+number of ranks. So the training graph stays free of read-outs.
 """
 
+import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import LightningModule, Trainer
+from torch.distributed.tensor import DTensor
 
 from dualpath_cli.config import Kind
+from dualpath_cli.errors import NumbersFailed
 from dualpath_cli.files import format_csv, has_step, read_csv, write_text
 from dualpath_cli.flops.count import over_loops, training_flops_per_token
+from dualpath_cli.model import DualPathLM, RoutingTrace
+from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.recipe.rates import rate_factor
 from dualpath_cli.recipe.schedule import learning_rate
 from dualpath_cli.recipe.settings import RunSettings
-from dualpath_cli.run.run_folder import VALIDATION
+from dualpath_cli.run.run_folder import VALIDATION, newest_step
 from dualpath_cli.training import internals
 from dualpath_cli.training.balance import COLUMNS
-from dualpath_cli.training.logs.each_step import EachStep
-from dualpath_cli.training.logs.peaks import peak_tflops
-from dualpath_cli.training.module import DualPathModule
+from dualpath_cli.training.guard import Kind as Cause
+from dualpath_cli.training.module import DualPathModule, EachStep
 
 Row = dict[str, Any]
+
+SAID = 20
+"""Skipped steps of a run that get a line each."""
+
+CAUSES: dict[Cause, str] = {
+    "loss": "its loss is no finite number",
+    "gradient": "its gradient is no finite number",
+    "outlier": "its gradient norm is far above the mean",
+}
+
+
+def peak_tflops(device: torch.device) -> float | None:
+    """A device's dense bfloat16 peak in TFLOP/s; None where it is not known."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    # Lightning 2.6.6 is right for these alone: it has an NVL's sparse peak, the whole GPU's for a
+    # slice (MIG), the L4's for an L40, and for GeForce and workstations that of vector units.
+    if not re.search(r"H[12]00|A100|L4\b", name) or re.search("NVL|MIG", name):
+        return None
+    if "H200" in name:
+        return 989.4  # an H100's: Lightning has the sparse peak, by another name (#21743)
+    flops = get_available_flops(device, torch.bfloat16)
+    return None if flops is None else flops / 1e12
 
 
 class CsvTable:
@@ -188,3 +222,126 @@ class MetricsLog(EachStep):
         if trainer.is_global_zero:
             rows = [{**at, "set": name, **result} for name, result in module.val_results.items()]
             self.validation.put(self.step, rows)
+
+
+class RoutingLog(EachStep):
+    """Writes a row per layer; gains are after the softplus (s in Eq. 1)."""
+
+    def __init__(self, run_folder: Path, every: int, loops: int) -> None:
+        self.every = every
+        self.gain_columns = [f"gain_deep_{k}" for k in range(1, loops + 1)]
+        self.table = CsvTable(
+            run_folder / "routing.csv",
+            ["step", "layer", "gate_deep", "gate_wide", "expected_loops", *self.gain_columns,
+             "gain_wide"],
+        )  # fmt: skip
+        self._first: torch.Tensor | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens the table, cut to the step that the run is continued from."""
+        super().on_train_start(trainer, pl_module)
+        if trainer.is_global_zero:
+            self.table.open(self.step)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Keeps the step's first sequence."""
+        if batch_idx % trainer.accumulate_grad_batches == 0:
+            self._first = batch[0][:1]
+
+    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
+        """Reads out a step that is due."""
+        if self.step % self.every:
+            return
+        assert module.model is not None
+        assert self._first is not None
+        # All ranks: under fsdp a forward pass is a collective.
+        with trainer.precision_plugin.forward_context():
+            rows = self.read_out(module.model, self._first)
+        for logger in trainer.loggers:
+            for row in rows:
+                layer = f"{row['layer']:02d}"
+                named = {f"routing/layer_{layer}/{k}": v for k, v in row.items() if k != "layer"}
+                logger.log_metrics(named, self.step)
+        if trainer.is_global_zero:
+            self.table.append(*({"step": self.step, **row} for row in rows))
+
+    @torch.no_grad()
+    def read_out(self, model: DualPathLM, tokens: torch.Tensor) -> list[Row]:
+        """Means over the tokens (B, T) per layer; a layer leaves out what it does not have."""
+        trace = RoutingTrace()
+        with torch.compiler.set_stance("force_eager"):
+            model(tokens, trace=trace)
+        rows: list[Row] = []
+        for i, (layer, block) in enumerate(zip(trace.layers, model.blocks, strict=True)):
+            row: Row = {"layer": i}
+            for key, values in (
+                ("gate_deep", layer.gate_deep),
+                ("gate_wide", layer.gate_wide),
+                ("expected_loops", layer.expected_loops),
+            ):
+                if values is not None:
+                    row[key] = values.float().mean().item()
+            assert isinstance(block, DualPathBlock)
+            if block.kind != "wide":
+                row |= dict(zip(self.gain_columns, _gains(block.deep.gains), strict=False))
+            if block.kind != "loop":
+                (row["gain_wide"],) = _gains(block.wide.gain)
+            rows.append(row)
+        return rows
+
+
+def _gains(parameter: torch.Tensor) -> list[float]:
+    whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+    return F.softplus(whole.float()).tolist()
+
+
+class BadSteps(EachStep):
+    """Records what the module's guard skipped; `limit` steps in a row end the run."""
+
+    def __init__(self, run_folder: Path, limit: int, say: Callable[[str], None]) -> None:
+        self.run_folder = run_folder
+        self.limit = limit
+        self.say = say
+        self.table = CsvTable(run_folder / "bad_steps.csv", ["step", "kind", "loss", "grad_norm"])
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Removes what came after the step that the run is continued from."""
+        super().on_train_start(trainer, pl_module)
+        if trainer.is_global_zero and self.table.path.exists():
+            self.table.open(self.step)
+
+    def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
+        """Records the step if it was skipped; NumbersFailed, on all ranks, after too many."""
+        if module.bad_step is None:
+            return
+        # Over all ranks: they skip the same steps, and are here together.
+        loss = float(trainer.strategy.reduce(module.bad_step.loss, reduce_op="mean"))
+        kind: Cause = module.bad_step.kind if math.isfinite(loss) else "loss"
+        if module.guard.skipped <= SAID:
+            self.say(f"step {self.step} is skipped: {CAUSES[kind]}")
+        if trainer.is_global_zero:
+            if not self.table.path.exists():
+                self.table.open(0)
+            row = {"step": self.step, "kind": kind, "loss": loss}
+            self.table.append({**row, "grad_norm": module.grad_norm.item()})
+        if module.guard.in_a_row >= self.limit:
+            # The first rank tells it.
+            why = self._why(module.guard.in_a_row, kind) if trainer.is_global_zero else ""
+            raise NumbersFailed(why)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Repeats at the end that steps were skipped."""
+        assert isinstance(pl_module, DualPathModule)
+        if skipped := pl_module.guard.skipped:
+            self.say(f"{skipped:,} of {self.step:,} steps were skipped: see {self.table.path}")
+
+    def _why(self, in_a_row: int, kind: Cause) -> str:
+        setting = "raise optim.skip_sigma" if kind == "outlier" else "lower optim.lr"
+        return (
+            f"steps {self.step - in_a_row + 1} to {self.step} were skipped, the last because "
+            f"{CAUSES[kind]}; {self.table.path} lists them; check the data, {setting} (under "
+            "another --run.name) or raise run.max_bad_steps; the same command continues from "
+            f"{newest_step(self.run_folder)}"
+        )
