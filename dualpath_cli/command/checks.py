@@ -125,7 +125,7 @@ def check_batch(settings: Settings) -> None:
     if devices is None and _is_on_cpu(trainer):
         devices = 1
     ranks = None if devices is None else devices * trainer.num_nodes
-    sequences = 1 if run.micro_batch == "auto" or ranks is None else run.micro_batch
+    sequences = 1 if ranks is None else run.micro_batch
     micro_batches(run.batch_tokens, settings.model.max_seq_len, ranks or 1, sequences)
 
 

@@ -40,9 +40,9 @@ class RunSettings:
     run.max_tokens alone."""
     batch_tokens: Size = Size(2_097_152)
     """Tokens of one optimizer step, over all devices and accumulation."""
-    micro_batch: int | Literal["auto"] = 2
-    """Sequences in one forward pass of one device; auto is as many as are predicted to fit into its
-    memory."""
+    micro_batch: int = 2
+    """Sequences in one forward pass of one device; half of them on a single GPU that has no room
+    for the first steps."""
     train_loops: list[int] | None = None
     """Numbers of loops, one of which is drawn for each optimizer step; each has a separate
     compiled graph. null trains with model.loops, which also validates."""
@@ -101,8 +101,7 @@ class RunSettings:
         ranges |= dict.fromkeys(("budget", "max_tokens", "batch_tokens"), _SIZE)
         ranges |= {"peak_tflops": (1e-6, 1e9), "rank_timeout": (0.01, 1e6)}
         ranges["shard_size"] = (2, 10**5)
-        if self.micro_batch != "auto":
-            ranges["micro_batch"] = (1, 10**6)
+        ranges["micro_batch"] = (1, 10**6)
         check_ranges(self, ranges)
         if self.train_loops is not None and not _are_loops(self.train_loops):
             raise ValueError(

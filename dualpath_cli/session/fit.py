@@ -19,7 +19,7 @@ from dualpath_cli.kernels.device import device_name
 from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.run_folder import TOKENIZER, WENT_WRONG
-from dualpath_cli.session.session import Session
+from dualpath_cli.session.session import OutOfMemory, Session
 from dualpath_cli.text.manifest import Manifest, is_data_folder
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training.data import order
@@ -29,6 +29,9 @@ from dualpath_cli.training.logs.loggers import begin_wandb
 from dualpath_cli.training.logs.tables import MetricsLog, peak_tflops
 from dualpath_cli.training.ranks import Ranks, lost_contact
 from dualpath_cli.training.stopping import TIME_OVER, StopTraining
+
+FIRST_STEPS = 2
+"""Optimizer steps after which memory no longer grows: the first one makes the moments."""
 
 
 def fit(session: Session) -> None:
@@ -101,6 +104,8 @@ def _train(session: Session, steps: int, accumulate: int, step: int | None) -> N
             datamodule=session.datamodule,
             ckpt_path=None if checkpoint is None else str(checkpoint),
         )
+    except torch.OutOfMemoryError:
+        raise _out_of_memory(session, step or 0) from None
     except StopTraining as stop:
         raise _stopped(session, stop.signum) from None
     except NumbersFailed as failure:
@@ -131,6 +136,30 @@ def _id(launch: Launch) -> str | None:
         return uuid.uuid4().hex
     before: str | None = run_folder.facts_at(launch.run_folder, launch.checkpoint).get("id")
     return before
+
+
+def _out_of_memory(session: Session, since: int) -> OutOfMemory:
+    """The failure of training from step `since` that did not fit into a GPU.
+
+    One process can begin again at once, as long as it has saved nothing. Of several one would have
+    to tell the others, which wait for it in a collective.
+    """
+    trainer, size, launch = session.trainer, session.datamodule.micro_batch, session.launch
+    smaller = max((n for n in range(1, size // 2 + 1) if size % n == 0), default=None)
+    newest = run_folder.newest_checkpoint(launch.run_folder)
+    first = (
+        trainer.world_size == 1
+        and trainer.global_step < since + FIRST_STEPS
+        and newest in (None, launch.checkpoint)
+    )
+    way_out = "--run.activation_checkpointing full computes more and keeps less"
+    if smaller is not None:
+        way_out = f"--run.micro_batch {smaller} needs less, and changes neither batch nor data"
+    return OutOfMemory(
+        f"the GPU has no room for run.micro_batch={size} in step {trainer.global_step + 1}; "
+        f"{way_out}; training continues from {run_folder.newest_step(launch.run_folder)}",
+        smaller if first else None,
+    )
 
 
 def _lost_contact(session: Session, error: Exception) -> RunFailed | None:

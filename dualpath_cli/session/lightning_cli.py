@@ -1,5 +1,6 @@
 """The LightningCLI subclass behind every command that builds a model."""
 
+import gc
 import json
 import logging
 import threading
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
+import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -23,8 +25,7 @@ from dualpath_cli.output.streams import is_first_rank
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.run_folder import TOKENIZER
-from dualpath_cli.session.micro_batch import UNTRAINED, fitting_size
-from dualpath_cli.session.session import Session
+from dualpath_cli.session.session import OutOfMemory, Session
 from dualpath_cli.session.trainer import build_trainer
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -132,13 +133,6 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
     console.quiet = not trainer.is_global_zero
     compiled = settings.run.compile and fitting and can_compile(trainer.strategy.root_device)
     checkpointing = chosen(settings.run.activation_checkpointing, compiled)
-    micro_batch = settings.run.micro_batch
-    if micro_batch == "auto" and fitting:
-        micro_batch = fitting_size(settings, trainer, compiled, checkpointing, console.print)
-    elif micro_batch == "auto":
-        micro_batch = UNTRAINED
-        settings = replace(settings, run=replace(settings.run, micro_batch=UNTRAINED))
-        launch = replace(launch, settings=settings)
     source = settings.data.path if fitting else launch.run_folder
     tokenizer = Tokenizer.load(local_copy(f"{source}/{TOKENIZER}"))
     if tokenizer.vocab_size > settings.model.vocab_size:
@@ -166,7 +160,7 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
         settings.data,
         tokenizer,
         seq_len=settings.model.max_seq_len,
-        micro_batch=micro_batch,
+        micro_batch=settings.run.micro_batch,
         seed=seed,
         data_since=launch.data_since,
     )
@@ -190,9 +184,29 @@ def _verify(launch: Launch) -> None:
 
 
 def run(launch: Launch) -> int:
-    """Runs a checked launch through LightningCLI; returns the exit code."""
+    """Runs a checked launch through LightningCLI; returns the exit code.
+
+    Training that is too large for the GPU begins again with half the micro-batch, once.
+    """
     _quiet()
-    DualPathCLI([launch.command.name], launch)
+    try:
+        DualPathCLI([launch.command.name], launch)
+        return 0
+    except OutOfMemory as failure:
+        half = failure.half
+        if half is None:
+            raise
+    # From here on nothing refers to what was allocated.
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    settings = launch.settings
+    print(
+        f"memory  run.micro_batch={settings.run.micro_batch} does not fit into the GPU; beginning "
+        f"again with {half}, accumulated over more micro-batches to the same batch"
+    )
+    halved = replace(settings, run=replace(settings.run, micro_batch=half))
+    DualPathCLI([launch.command.name], replace(launch, settings=halved))
     return 0
 
 

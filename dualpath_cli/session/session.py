@@ -6,9 +6,18 @@ from lightning.pytorch import Trainer
 from rich.console import Console
 
 from dualpath_cli.command.launch import Launch
+from dualpath_cli.errors import RunFailed
 from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.training.data.data_module import DualPathDataModule
 from dualpath_cli.training.module import DualPathModule
+
+
+class OutOfMemory(RunFailed):
+    """A GPU has no room; `half` is the micro-batch with which training can begin again at once."""
+
+    def __init__(self, message: str, half: int | None) -> None:
+        super().__init__(message)
+        self.half = half
 
 
 @dataclass(frozen=True)

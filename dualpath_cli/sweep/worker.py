@@ -39,7 +39,7 @@ def check_sharing(run: Run, jobs: int) -> None:
     """Checks that runs can be side by side on the GPUs of this machine.
 
     Raises:
-        UserError: for several jobs that want more than a GPU each, or all of a GPU's memory.
+        UserError: for several jobs that want more than a GPU each.
     """
     gpus, trainer = _gpus(run), run.settings.trainer
     if jobs == 1 or not gpus:
@@ -48,11 +48,6 @@ def check_sharing(run: Run, jobs: int) -> None:
         raise UserError(
             f"--jobs {jobs} gives each run one GPU, but trainer.devices is {trainer.devices}; "
             "take --jobs 1 or trainer.devices 1"
-        )
-    if jobs > len(gpus) and run.settings.run.micro_batch == "auto":
-        raise UserError(
-            f"--jobs {jobs} on {len(gpus)} GPUs: run.micro_batch auto would fill a GPU that runs "
-            "share; give it a number"
         )
 
 

@@ -75,6 +75,13 @@ class Stopping(EachStep):
             signal.signal(signum, handler)
         self._before = {}
 
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Restores them where training may begin again in this process."""
+        if isinstance(exception, torch.OutOfMemoryError):
+            self.teardown(trainer, pl_module, "fit")
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins at the step that the run is continued from."""
         super().on_train_start(trainer, pl_module)

@@ -208,7 +208,7 @@ OVERLAYS: dict[str, dict[str, Any]] = {
     "sparse": {"model.n_experts": 8},
     "trained_numerics": {"model.residual_dtype": "bfloat16", "model.rope_dtype": "bfloat16"},
     "cluster_1": {
-        "run.micro_batch": "auto", "trainer.accelerator": "gpu", "trainer.devices": 1,
+        "run.micro_batch": 4, "trainer.accelerator": "gpu", "trainer.devices": 1,
         "trainer.strategy": "single",
     },
 }  # fmt: skip

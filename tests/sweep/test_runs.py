@@ -315,17 +315,9 @@ def test_jobs_that_share_a_gpu_are_not_side_by_side(
         assert worker.side_by_side(on_gpu, 8) == 8, "auto is then the CPU"
 
 
-def test_runs_that_share_a_gpu_must_fit_into_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_side_by_side_want_a_gpu_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     two = runs_for(asked(tmp_path, trainer={"accelerator": "auto", "devices": 2}))[0]
     with pytest.raises(UserError, match=r"trainer\.devices is 2; take --jobs 1"):
         worker.check_sharing(two, 2)
     worker.check_sharing(two, 1)
-    full = runs_for(asked(tmp_path, trainer={"accelerator": "auto"}, run={"micro_batch": "auto"}))[
-        0
-    ]
-    worker.check_sharing(full, 2)
-    with pytest.raises(UserError, match=r"run\.micro_batch auto would fill a GPU"):
-        worker.check_sharing(full, 3)

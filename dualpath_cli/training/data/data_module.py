@@ -55,18 +55,13 @@ class DualPathDataModule(LightningDataModule):
         self.data_since = data_since
 
     def setup(self, stage: str) -> None:
-        """Checks that all ranks have the same plan.
+        """Checks that all ranks have the same plan; UserError, on all, names what differs.
 
-        `run.micro_batch=auto` differs between machines of unlike GPUs, and on a shared file system
-        a machine may not see yet what another one wrote.
-
-        Raises:
-            UserError: on all ranks, naming what differs.
+        On a shared file system a machine may not see yet what another one wrote.
         """
         assert self.trainer is not None
         module = self.trainer.lightning_module
         plan = {
-            "run.micro_batch": self.micro_batch,
             "the checkpoint": Path(str(self.trainer.ckpt_path)).name,
             "the step at which its data begin": self.data_since,
             "whether it compiles": getattr(module, "compile_blocks", None),
@@ -77,8 +72,8 @@ class DualPathDataModule(LightningDataModule):
                 if value != plans[0][name]:
                     raise UserError(
                         f"ranks differ: {name} is {plans[0][name]} on the first and {value} on "
-                        f"rank {rank}; make their machines alike, give --run.micro_batch and "
-                        "--run.compile, or, where files have just been written, try again"
+                        f"rank {rank}; make their machines alike, give --run.compile, or, where "
+                        "files have just been written, try again"
                     )
 
     def train_dataloader(self) -> DataLoader[Tokens]:
