@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
 
-from dualpath_cli.errors import UserError, is_mistake
+from dualpath_cli.errors import UserError, is_mistake, of_system
 
 PARTIAL = ".partial"
 """The ending of the names of unfinished files and folders."""
@@ -165,7 +165,7 @@ def alone(lock: Path, what: Path, way_out: str = "wait for its end") -> Iterator
         raise UserError(f"'{what}' is being written by another process; {way_out}") from None
     except OSError as error:
         if is_mistake(error):
-            raise UserError(f"'{lock.parent}' cannot be written: {error}") from error
+            raise UserError(of_system(error)[1]) from error
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
             raise
         print(f"'{what}' is on a file system without locks: let nothing else write there",

@@ -236,7 +236,7 @@ def test_a_file_system_without_locks_is_told_of(
 def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(UserError, match="cannot be written"),
+        pytest.raises(UserError, match="remove it, or give another name"),
         alone(tmp_path / "file" / FIT, tmp_path / "file"),
     ):
         pass

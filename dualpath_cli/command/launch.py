@@ -228,7 +228,7 @@ def to_train(
         begun = trunk or folder
         facts = run_folder.facts_at(begun, checkpoint)
         check_as_begun(begun, facts, settings.model)
-        if not settings.trainer.plugins:  # which may bring a precision of their own
+        if "precision" in facts and not settings.trainer.plugins:  # which may bring another one
             now = {"precision": settings.trainer.precision_name}
             run_folder.check_same_facts(begun, checkpoint, now)
         since = data_since(begun, checkpoint, manifest, new_data)
