@@ -75,18 +75,6 @@ def test_the_solver_and_the_count_give_the_papers_numbers(row: paper.Configurati
     assert round(trained) == row.params_millions != round(written)
 
 
-def test_linear_flops_by_hand() -> None:
-    """F80M a50 K4 as trained, worked out from the appendix's formulas with d = 768."""
-    config = next(r for r in CONFIGURATIONS if r.recipe == "f80m_a50_k4").model_config("as_trained")
-    layer = flops.layer_flops(config.layers[0])
-    attention = 8 * 768**2
-    assert layer.deep == 4 * (attention + 6 * 768 * 1280)
-    assert layer.wide == attention + 6 * 768 * 7680
-    assert layer.gate == 4 * 768
-    assert layer.router == 3 * 2 * 769
-    assert layer.attention_scores == 5 * 2 * 4096 * 768
-
-
 # Accounting
 
 
@@ -100,14 +88,6 @@ def test_the_mean_is_of_all_layers_and_training_three_forward_passes() -> None:
     assert parts["total"] == parts["linear_total"] + parts["router"] + parts["attention_scores"]
     forward = sum(layer.total for layer in layers) + 2 * config.d_model * config.vocab_size
     assert flops.training_flops_per_token(config) == 3 * forward
-
-
-def test_attention_scores_grow_with_the_sequence_and_nothing_else_does() -> None:
-    config = small()
-    short, long = (flops.layer_flops(config.layers[0], t).as_dict() for t in (16, 64))
-    changed = {part for part in short if short[part] != long[part]}
-    assert changed == {"attention_scores", "total"}
-    assert long["attention_scores"] == 4 * short["attention_scores"]
 
 
 # The solver
@@ -231,36 +211,14 @@ def test_a_width_is_raised_to_a_multiple_only_while_its_exact_value_is_positive(
         solve_widths(Target(budget=80_000_000, alpha=20, loops=4))
 
 
-def test_a_fraction_given_for_percent_is_pointed_out() -> None:
-    with pytest.raises(UserError, match=r"alpha is in percent: 50 rather than 0\.5"):
-        solve_widths(Target(budget=80_000_000, alpha=0.5))
-
-
-@pytest.mark.parametrize(
-    "changes", [{"alpha": 0}, {"alpha": 100}, {"loops": 0}, {"budget": 0}, {"alpha": float("nan")}]
-)
-def test_targets_out_of_range_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError):
-        Target(**({"budget": 80_000_000} | changes))
-
-
 # Sizes
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [
-        ("80M", 80_000_000),
-        ("38.5B", 38_500_000_000),
-        ("1.28G", 1_280_000_000),
-        ("80e6", 80_000_000),
-        ("8E7", 80_000_000),
-        ("80_000_000", 80_000_000),
-        (" 2k ", 2000),
-        ("1.50T", 15 * 10**11),
-        ("7", 7),
-    ],
-)
+    [("1.28G", 1_280_000_000), ("8E7", 80_000_000), ("80_000_000", 80_000_000), (" 2k ", 2000),
+     ("1.50T", 15 * 10**11)],
+)  # fmt: skip
 def test_sizes_are_read_as_people_write_them(text: str, value: int) -> None:
     assert parse_size(text, "--budget") == value
 

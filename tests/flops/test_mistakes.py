@@ -48,11 +48,10 @@ def test_a_value_that_cannot_be_is_named_with_its_option(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", "give --budget"),
         ("--alpha 50", "give --budget"),
         ("--budget 80X", "--budget must be a whole number above 0 such as 80M"),
-        ("--budget", "--budget"),
         ("--budget 80M --alpha 120", "alpha must lie between 0 and 100 percent, not at 120"),
+        ("--budget 80M --alpha 0.5", "alpha is in percent: 50 rather than 0.5"),
         ("--budget 80M --tflops nan", "--tflops must be from 1e-06 to 1e+09, not nan"),
         ("--budget 80M --block wid", "--block 'wid' is none; did you mean 'wide'?"),
         ("--budget 80M --block wide,dul", "--block 'dul' is none; did you mean 'dual'?"),
@@ -62,9 +61,8 @@ def test_a_value_that_cannot_be_is_named_with_its_option(
         ("--budget 80M --loops 1,4 --match total", "--match total goes with one kind of block"),
         ("--budget 80M --match all", "--match 'all' is none; choose from linear, total"),
         ("--budgte 80M", "unknown option '--budgte'; did you mean '--budget'?"),
-        ("--budget 80M --qqqqq", "unknown option '--qqqqq'; --help lists"),
-        ("--bud 80M", "did you mean '--budget'?"),
-        ("80M", "unexpected argument '80M'"),
+        ("--budget 80M --experts 2 --top-k 3", "--experts 2: top_k=3 experts of n_experts=2 can"),
+        ("--config quickstart --experts 4", "the recipe's own model; drop --experts"),
         ("--budget 80M --dim 770 --heads 12", "--heads 11 would"),
         ("--budget 80M --dim 333", "--dim 334 would"),
         ("--budget 80M --kv-heads 5", "does not divide the 12 query heads; 4 would"),
@@ -84,10 +82,8 @@ def test_a_value_that_cannot_be_is_named_with_its_option(
         ),
         ("--budget 80M --format csv", "--format 'csv' is none; choose from table, json"),
         ("--budget 80M --decode 32@3.35TB/s", "such as 32x4096@3.35TB/s, not '32@3.35TB/s'"),
-        ("--budget 80M --decode 0x4096@3.35TB/s", "--decode must be texts x tokens @ bandwidth"),
-        ("--budget 80M --decode 32x4096@0TB/s", "--decode must be"),
+        ("--budget 80M --decode 32x4096@0TB/s", "--decode must be texts x tokens @ bandwidth"),
         ("--config f80m_wide --plan --decode 1x1@1GB/s", "drop --decode"),
-        ("--config f80m_wide --plan --tokens 1B", "drop --tokens"),
         ("--config f80m_wide --gpus-per-node 4", "drop --gpus-per-node"),
         ("--budget 80M --plan --table", "drop --table"),
     ],
@@ -99,43 +95,13 @@ def test_mistakes_are_one_line_with_a_way_out(
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "--budget 80M --alpha 20 --k 4",
-        "--budget 80M --block loop --k 30",
-        "--budget 3M --block wide",
-        "--budget 80M --alpha 95 --k 2",
-        "--budget 90M --k 50 --match total --block loop",
-    ],
-)
-def test_what_an_impossible_budget_is_told_to_try_really_works(
-    line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    hint = mistake(line, capsys).split("projections; ")[1].removesuffix(" would do")
-    for way in hint.split(" or "):
-        if found := re.fullmatch(r"a budget of (\S+)", way):
-            instead = re.sub(r"--budget \S+", f"--budget {found[1]}", line)
-        elif found := re.fullmatch(r"K=(\d+)", way):
-            instead = re.sub(r"--k \S+", f"--k {found[1]}", line)
-        else:
-            instead = re.sub(r"--alpha \S+", f"--alpha {way.removeprefix('alpha ')}", line)
-        assert instead != line
-        assert main(["flops", *shlex.split(instead)]) == 0
-
-
-@pytest.mark.parametrize(
     ("line", "words"),
     [
         ("--config nowhere", "no recipe 'nowhere'"),
         ("--config empty.yaml", "recipe 'empty.yaml' has no model section"),
         ("--config typo.yaml", "unknown key 'model.n_layer'; did you mean 'n_layers'?"),
         ("--config broken.yaml", "'broken.yaml': model: d_model=768 with n_heads=5"),
-        (
-            "--config type.yaml",
-            "'type.yaml': model.n_layers must be a whole number, not 'many'",
-        ),
         ("--config empty.yaml --k 3 --alpha 5", "drop --alpha, --loops"),
-        ("--config empty.yaml --table", "drop --table"),
         ("--config mun.yaml --plan --gpus 8", "optim.name 'mun' is none; did you mean 'muon'?"),
         ("--config draws.yaml", "run.train_loops goes with one number in model.loops"),
     ],
@@ -153,7 +119,6 @@ def test_mistakes_with_recipes_name_the_recipe(
     Path("mun.yaml").write_text(f"model: {{{widths}, max_seq_len: 4096}}\noptim: {{name: mun}}")
     Path("typo.yaml").write_text(f"model: {{{widths}, n_layer: 2}}")
     Path("broken.yaml").write_text(f"model: {{{widths}, n_heads: 5}}")
-    Path("type.yaml").write_text(f"model: {{{widths}, n_layers: many}}")
     layers = f"model: {{{widths}, n_layers: 2, loops: [1, 4]}}"
     Path("draws.yaml").write_text(f"{layers}\nrun: {{train_loops: [2, 4]}}")
     assert words in mistake(line, capsys)

@@ -5,6 +5,7 @@ That it is what ranks really hold and send, tests/training/test_strategies.py as
 
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,47 @@ def test_a_ring_sends_what_handing_on_sends(kind: Any, ranks: int, near: int) ->
 F160M = next(row for row in configurations() if row.recipe == "f160m_a25_k4").model_config(
     "as_trained"
 )
+OF_RECIPE = "--config f160m_a25_k4"
+Planned = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def planned(output_of: OutputOf, tmp_path: Path) -> Planned:
+    """`planned(words, overlay)`: the plan of 16 GPUs, with another recipe's text over the first."""
+
+    def plan_of(words: str = OF_RECIPE, overlay: str = "") -> dict[str, Any]:
+        (tmp_path / "overlay.yaml").write_text(overlay)
+        over = ["--config", tmp_path / "overlay.yaml"] if overlay else []
+        words = f"flops --plan --gpus 16 --format json {words}"
+        return json.loads(output_of(*words.split(), *over))["plan"]
+
+    return plan_of
+
+
+def test_a_recipe_says_how_its_steps_are_made_and_options_before_it(planned: Planned) -> None:
+    own = "run: {batch_tokens: 1048576, micro_batch: 4, shard_size: 4, reduce_dtype: bfloat16}"
+    names = ("shard_size", "micro_batch", "accumulate", "reduce_bytes")
+    for words, numbers_of_steps in (
+        (OF_RECIPE, [4, 4, 4, 2]),
+        (f"{OF_RECIPE} --shard-size 16 --micro-batch 8", [16, 8, 2, 2]),
+    ):
+        said = planned(words, own)
+        assert [said[name] for name in names] == numbers_of_steps
+    assert planned("--budget 160M --alpha 25 --k 4") == planned()
+
+
+def test_muon_holds_less_gathers_more_and_computes_more(planned: Planned) -> None:
+    plans = planned(), planned(overlay="optim: {name: muon}")
+    for strategy in STRATEGIES:
+        adamw, muon = (found[strategy] for found in plans)
+        moments = [found["memory"]["moments"] for found in (adamw, muon)]
+        assert moments[0] / 2 < moments[1] < 0.6 * moments[0]
+        seconds = newton_schulz_flops(F160M) / 68e12
+        assert muon["compute_seconds"] - adamw["compute_seconds"] == pytest.approx(seconds)
+        if strategy != "ddp":
+            gathered = [found["sent"]["all-gather"]["whole_bytes"] for found in (adamw, muon)]
+            hidden = 2 * adamw["memory"]["weights"] * {"fsdp": 16, "hsdp": 8}[strategy] / 4
+            assert 0.9 * hidden < gathered[1] - gathered[0] < hidden
 
 
 def test_hsdp_on_one_node_is_fsdp() -> None:
@@ -110,53 +152,6 @@ def test_the_command_says_it_in_json_and_in_a_table(output_of: OutputOf) -> None
         assert f"{expected.sending_seconds / expected.compute_seconds:.3f}" in table
     assert "accumulated 16 times" in table
     assert "assumed, not measured" in table
-
-
-def test_a_recipe_says_how_its_steps_are_made(output_of: OutputOf, tmp_path: Path) -> None:
-    overlay = tmp_path / "overlay.yaml"
-    overlay.write_text(
-        "run: {batch_tokens: 1048576, micro_batch: 4, shard_size: 4, reduce_dtype: bfloat16}"
-    )
-    words = ["--config", "f160m_a25_k4", "--config", overlay, "--plan", "--gpus", "16"]
-    said = json.loads(output_of("flops", *words, "--format", "json"))["plan"]
-    names = ("shard_size", "micro_batch", "accumulate", "reduce_bytes")
-    assert [said[name] for name in names] == [4, 4, 4, 2]
-    said = json.loads(
-        output_of("flops", *words, "--shard-size", "16", "--micro-batch", "8", "--format", "json")
-    )["plan"]
-    assert [said[name] for name in names] == [16, 8, 2, 2]
-
-
-def test_muon_holds_less_gathers_more_and_computes_more(
-    output_of: OutputOf, tmp_path: Path
-) -> None:
-    overlay = tmp_path / "muon.yaml"
-    overlay.write_text("optim: {name: muon}")
-    words = ["flops", "--config", "f160m_a25_k4", "--plan", "--gpus", "16"]
-    plans = [
-        json.loads(output_of(*words, *more, "--format", "json"))["plan"]
-        for more in ([], ["--config", overlay])
-    ]
-    for strategy in STRATEGIES:
-        adamw, muon = (found[strategy] for found in plans)
-        moments = [found["memory"]["moments"] for found in (adamw, muon)]
-        assert moments[0] / 2 < moments[1] < 0.6 * moments[0]
-        assert muon["compute_seconds"] - adamw["compute_seconds"] == pytest.approx(
-            newton_schulz_flops(F160M) / 68e12
-        )
-        if strategy != "ddp":
-            gathered = [found["sent"]["all-gather"]["whole_bytes"] for found in (adamw, muon)]
-            hidden = 2 * adamw["memory"]["weights"] * {"fsdp": 16, "hsdp": 8}[strategy] / 4
-            assert 0.9 * hidden < gathered[1] - gathered[0] < hidden
-    table = output_of(*words, "--config", overlay)
-    assert "Muon's Newton-Schulz" in table
-
-
-def test_a_budget_is_planned_as_trained(output_of: OutputOf) -> None:
-    words = ["--plan", "--gpus", "8", "--format", "json"]
-    solved = output_of("flops", "--budget", "160M", "--alpha", "25", "--k", "4", *words)
-    of_recipe = output_of("flops", "--config", "f160m_a25_k4", *words)
-    assert json.loads(solved)["plan"] == json.loads(of_recipe)["plan"]
 
 
 def test_time_is_bytes_over_bandwidth() -> None:
