@@ -1,16 +1,13 @@
 """`dualpath compare` as a user sees it: what is printed and written, and mistakes of one line."""
 
 import csv
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dualpath_cli.cli import main
 from dualpath_cli.flops import paper
+from tests.command.test_cli import SLOW, run_without_slow_imports
 from tests.compare.run_folders import model_of, write_run, write_sweep
 
 CELLS = ("wide", "loop_k2", "loop_k4", "a50_k2")
@@ -65,27 +62,6 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
         assert float(row["difference"]) == pytest.approx(mean[row["configuration"]] - mean["wide"])
 
 
-def test_runs_alone_are_compared_as_a_sweep_is_in_this_folder(
-    swept, tmp_path, monkeypatch, undrawn
-):
-    monkeypatch.chdir(tmp_path)
-    folders = [str(path.parent) for path in swept.rglob("recipe.yaml")]
-    assert main(["compare", *folders]) == 0
-    assert main(["compare", str(swept), "--out", "other"]) == 0
-    for name in ("table.csv", "tests.csv", "table.tex"):
-        one, other = ((tmp_path / out / name).read_text() for out in ("comparison", "other"))
-        assert one == other
-
-
-def test_one_seed_has_scores_and_no_test(tmp_path, capsys, undrawn):
-    sweep = write_sweep(tmp_path / "sweep", CELLS, [4])
-    assert main(["compare", str(sweep)]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "0 tests in all" in out
-    assert out.count("one seed, no test") == 3
-    assert "±" not in out.replace("± one standard error", "")
-
-
 def test_baselines_are_given_by_commas_or_by_repetition_and_means_tested_alone(
     swept, tmp_path, capsys, undrawn
 ):
@@ -105,13 +81,14 @@ def test_baselines_are_given_by_commas_or_by_repetition_and_means_tested_alone(
 
 
 def test_the_papers_table_is_the_papers_and_nothing_stays_of_an_earlier_comparison(
-    swept, tmp_path, capsys, undrawn
+    swept, tmp_path, monkeypatch, capsys, undrawn
 ):
-    for words in ([str(swept)], ["--paper"]):
-        assert main(["compare", *words, "--out", str(tmp_path)]) == 0
-    names = {path.name for path in tmp_path.iterdir()}
+    monkeypatch.chdir(tmp_path)
+    for words in ([str(swept), "--out", "comparison"], ["--paper"]):
+        assert main(["compare", *words]) == 0
+    names = {path.name for path in Path("comparison").iterdir()}
     assert names == {"table.csv", "table.md", "table.tex", "index.html"}
-    rows = {row["configuration"]: row for row in table(tmp_path / "table.csv")}
+    rows = {row["configuration"]: row for row in table(Path("comparison/table.csv"))}
     assert len(rows) == 26
     for row in paper.configurations():
         ours, results = rows[row.recipe], paper.results(row.budget_name)
@@ -133,7 +110,6 @@ def mistaken(tmp_path_factory) -> Path:
     """A folder of runs that cannot be compared."""
     folder = tmp_path_factory.mktemp("mistaken")
     write_sweep(folder / "sweep", ["wide"], [0])
-    (folder / "empty").mkdir()
     (folder / "file").touch()
     for name, changes in {
         "started/runs/wide/seed_0": {"steps": 10},
@@ -152,17 +128,11 @@ def mistaken(tmp_path_factory) -> Path:
         (["--paper", "--out", "x", "--baseline", "wide"], "--baseline is one of RUN's"),
         (["--paper", "--out", "x", "--any-length"], "--any-length joins tables of RUNs"),
         (["--paper", "--aggregate-only"], "--aggregate-only is about tests of RUNs"),
-        (
-            ["sweep", "--baseline", "wide,"],
-            "--baseline needs names separated by commas, not 'wide,'",
-        ),
-        (["sweep", "--baseline", ""], "--baseline needs names separated by commas, not ''"),
+        (["sweep", "--baseline", "wide,"], "names separated by commas, not 'wide,'"),
         (["nothing"], "no run at 'nothing'; a run folder holds recipe.yaml"),
-        (["empty"], "no run at 'empty'; a run folder holds recipe.yaml"),
         (["swept"], "no run at 'swept'; did you mean 'sweep'?"),
         (["sweep", "--baseline", "wid"], "'wid' for --baseline; did you mean 'wide'?"),
         (["sweep", "--out", "file"], "--out 'file': 'file' is a file; give a folder"),
-        (["sweep", "--out", ""], "--out must be a path"),
         (["started"], "started/runs/wide/seed_0: left out, unfinished at step 10 of 40; let fit"),
         (["sweep", "texts", "--out", "x"], "'novels' had 2.8854 bytes a token there, 3.0297 here"),
         (["bare", "sweep", "another", "--out", "x"], "sweep/runs/wide/seed_0 and another cannot"),
@@ -176,29 +146,9 @@ def test_a_mistake_is_one_line(mistaken, words, said, monkeypatch, capsys):
     assert err.count("\n") == 1
 
 
-SCRIPT = """
-import json, os, sys
-from contextlib import redirect_stdout
-from io import StringIO
-from dualpath_cli.cli import main
-
-for words in json.loads(sys.argv[1]):
-    with redirect_stdout(StringIO()):
-        code = main(["compare", *words])
-    slow = ("torch", "lightning", "matplotlib", "rich", "scipy")
-    print(json.dumps([code, [name for name in slow if name in sys.modules]]))
-"""
-
-
 def test_a_mistake_shows_before_anything_slow_and_nothing_needs_torch(swept, mistaken, tmp_path):
-    mistakes = [["bare", "sweep", "another", "--out", "x"], ["sweep", "--baseline", "wid"]]
-    comparison = [str(swept), "--out", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps([*mistakes, comparison])], cwd=mistaken,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, stdout=subprocess.PIPE,
-        text=True, check=True,
-    )  # fmt: skip
-    *refused, (code, imported) = map(json.loads, done.stdout.splitlines())
-    assert refused == [[2, []]] * 2
-    assert code == 0
-    assert not {"torch", "lightning"} & set(imported)
+    mistakes = ["compare bare sweep another --out x", "compare sweep --baseline wid"]
+    answers = run_without_slow_imports(mistakes, mistaken, (*SLOW, "scipy"))
+    comparison = f"compare {swept} --out {tmp_path}"
+    answers += run_without_slow_imports([comparison], mistaken, ("torch", "lightning"))
+    assert [answer["code"] for answer in answers] == [2, 2, 0]

@@ -1,7 +1,6 @@
 """Runs sorted into configurations and groups, and what these say of their models."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -151,34 +150,19 @@ def test_loops_that_the_router_makes_are_those_last_logged_of_looped_layers(tmp_
     assert "loops" not in headings_of(alone)
 
 
-def test_configurations_of_one_recipe_go_by_the_names_of_their_runs(tmp_path):
+def test_configurations_of_one_recipe_go_by_their_run_and_those_of_two_sweeps_by_the_sweep(
+    tmp_path,
+):
     write_run(tmp_path / "a", model_of("wide"), SCORES, cell="tiny", run={"name": "wide"})
     write_run(tmp_path / "b", model_of("loop", 2), SCORES, cell="tiny", run={"name": "loop"})
-    for seed in (0, 1):
-        path = tmp_path / f"c{seed}"
-        write_run(path, model_of("dual", 2), SCORES, cell="other", seed=seed)
-    (group,) = groups_of(all_of(tmp_path))
-    assert list(by_name(group)) == ["tiny/wide", "tiny/loop", "other"]
-
-
-def test_configurations_of_one_name_in_two_sweeps_go_by_the_sweep(tmp_path):
     for sweep, lr in (("low", 1e-3), ("high", 4e-3)):
         for seed in (0, 1):
             path = tmp_path / "sweeps" / sweep / f"runs/wide/seed_{seed}"
             write_run(path, model_of("wide"), SCORES, cell="wide", seed=seed, optim={"lr": lr})
-    path = tmp_path / "sweeps/high/runs/loop_k2/seed_0"
-    write_run(path, model_of("loop", 2), SCORES, cell="loop_k2")
-    (group,) = groups_of(all_of(tmp_path))
-    assert sorted(by_name(group)) == ["high/wide", "loop_k2", "low/wide"]
-
-
-def test_another_source_of_ones_own_class_makes_another_configuration(tmp_path):
-    for seed, source in enumerate(("aa", "aa", "bb")):
-        run = write_run(tmp_path / f"{seed}", model_of("dual", 2), {"novels": 2.0}, seed=seed)
-        facts = {"data_fingerprint": "f00d", "classes": {"my.Gate": source}}
-        (run / "versions.json").write_text(json.dumps(facts))
-    (group,) = groups_of([read_run(tmp_path / f"{seed}") for seed in range(3)])
-    assert [c.seeds for c in group.configurations] == [(0, 1), (2,)]
+    write_run(tmp_path / "sweeps/high/c", model_of("loop", 3), SCORES, cell="loop_k3")
+    (group,) = groups_of(all_of(tmp_path), ["loop_k3"])
+    names = ["high/wide", "loop_k3", "low/wide", "tiny/loop", "tiny/wide"]
+    assert sorted(by_name(group)) == names
 
 
 def test_the_same_run_twice_is_refused(tmp_path):
@@ -186,20 +170,6 @@ def test_the_same_run_twice_is_refused(tmp_path):
         write_run(tmp_path / name, model_of("wide"), SCORES, seed=7)
     with pytest.raises(UserError, match=r"a and .*b are the same configuration with seed 7"):
         groups_of(all_of(tmp_path))
-
-
-def test_the_pure_wide_is_the_baseline_or_what_is_named(tmp_path):
-    write_run(tmp_path / "a", model_of("wide"), SCORES, cell="wide")
-    write_run(tmp_path / "b", model_of("dual", 2), SCORES, cell="a50_k2")
-    runs = all_of(tmp_path)
-    (group,) = groups_of(runs)
-    assert group.wide is by_name(group)["wide"]
-    assert group.baselines == (group.wide,)
-    (group,) = groups_of(runs, ["a50_k2"])
-    assert group.baselines == (by_name(group)["a50_k2"],)
-    assert group.wide is by_name(group)["wide"]
-    with pytest.raises(UserError, match="no configuration 'a50_k3' for --baseline; did you mean"):
-        groups_of(runs, ["a50_k3"])
 
 
 def test_of_several_wide_models_the_one_that_is_called_so(tmp_path):

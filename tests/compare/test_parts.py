@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,15 +26,20 @@ def runs_in(folder: Path) -> list[TrainedRun]:
     return [run for run in runs if isinstance(run, TrainedRun)]
 
 
+def write_seeds(
+    folder: Path, model: dict[str, Any], cell: str, optim: dict[str, float] | None = None
+) -> None:
+    """Two runs of a configuration."""
+    for seed in (0, 1):
+        write_run(folder / cell / f"{seed}", model, {"novels": 2.0 + seed}, cell=cell, seed=seed,
+                  optim=optim or {})  # fmt: skip
+
+
 def write_matched(folder: Path, budget: str = "") -> list[TrainedRun]:
     """Runs of a sweep that was matched in linear and in total FLOPs."""
     wanted = Wanted([BUDGET], [50], [2, 4], ["wide", "loop"], ["linear", "total"])
-    for number, cell in enumerate(solve(wanted, BACKBONE)[0]):
-        for seed in (0, 1):
-            model = {**asdict(BACKBONE), **cell.model}
-            name = budget + cell.name
-            scores = {"novels": 2.0 + number / 10 + seed / 100 * (1 + number % 2)}
-            write_run(folder / "runs" / name / f"{seed}", model, scores, cell=name, seed=seed)
+    for cell in solve(wanted, BACKBONE)[0]:
+        write_seeds(folder / "runs", {**asdict(BACKBONE), **cell.model}, budget + cell.name)
     return runs_in(folder)
 
 
@@ -67,10 +73,7 @@ def test_what_was_matched_in_total_flops_stands_for_its_like_there(tmp_path: Pat
         if cell.endswith("_total"):
             width = "d_ffn_wide" if kind == "wide" else "d_ffn"
             model[width] += 4
-        for seed in (0, 1):
-            write_run(
-                tmp_path / cell / f"{seed}", model, {"novels": 2.0 + seed}, cell=cell, seed=seed
-            )
+        write_seeds(tmp_path, model, cell)
     linear, total = groups_of(runs_in(tmp_path))
     assert [c.name for c in linear.configurations] == ["wide", "loop_k2", "a50_k2"]
     names = [c.name for c in total.configurations]
@@ -85,9 +88,7 @@ def test_two_sweeps_in_folders_with_hyphens_keep_their_total_tables(tmp_path: Pa
             kind = "dual" if cell == "a50_k4" else "wide"
             model = model_of(kind, 4 if kind == "dual" else 1) | {"gain_init": init}
             model["d_ffn_wide"] += 400 * (cell == "wide_total")
-            for seed in (0, 1):
-                write_run(tmp_path / sweep / "runs" / cell / f"{seed}", model,
-                          {"novels": 2.0 + seed}, cell=cell, seed=seed)  # fmt: skip
+            write_seeds(tmp_path / sweep / "runs", model, cell)
     runs = [run for n in (1, 2) for run in runs_in(tmp_path / f"sweep-{n}")]
     names = [[c.name for c in group.baselines] for group in groups_of(runs)]
     assert names == [["sweep-1/wide"], ["sweep-2/wide"], ["sweep-1/wide_total"],
@@ -99,9 +100,7 @@ def test_a_setting_that_is_varied_everywhere_makes_a_part_of_each_value(tmp_path
         for kind in ("wide", "dual"):
             name = f"{kind}-gain_init_{init:g}"
             model = model_of(kind, 2 if kind == "dual" else 1) | {"gain_init": init}
-            for seed in (0, 1):
-                write_run(tmp_path / name / f"{seed}", model, {"novels": 2.0 + seed}, cell=name,
-                          seed=seed, optim={"lr": 1e-3 if kind == "wide" else 2e-3})  # fmt: skip
+            write_seeds(tmp_path, model, name, {"lr": 1e-3 if kind == "wide" else 2e-3})
     groups = groups_of(runs_in(tmp_path))
     members = {g.name.rpartition(", ")[2]: [c.name for c in g.configurations] for g in groups}
     assert members == {
@@ -119,7 +118,7 @@ def test_models_with_experts_stand_beside_the_dense_pure_wide_of_their_settings(
         for experts in (0, 8):
             name = f"wide{f'_e{experts}' if experts else ''}-gain_init_{gain}"
             model = model_of("wide") | {"gain_init": gain, "n_experts": experts}
-            write_run(tmp_path / name / "0", model, {"novels": 2.0}, cell=name)
+            write_seeds(tmp_path, model, name)
     groups = groups_of(runs_in(tmp_path))
     assert [[c.name for c in group.configurations] for group in groups] == [
         [f"wide-gain_init_{gain}", f"wide_e8-gain_init_{gain}"] for gain in (-2, -7)
@@ -132,11 +131,9 @@ def test_models_with_experts_stand_beside_the_dense_pure_wide_of_their_settings(
 def test_a_setting_of_dual_blocks_alone_leaves_them_beside_the_one_pure_wide(
     tmp_path: Path,
 ) -> None:
-    write_run(tmp_path / "wide" / "0", model_of("wide"), {"novels": 2.0})
+    write_seeds(tmp_path, model_of("wide"), "wide")
     for gate in ("two_gates", "convex"):
-        name = f"dual-gate_{gate}"
-        model = model_of("dual", 2) | {"gate": gate}
-        write_run(tmp_path / name / "0", model, {"novels": 2.1}, cell=name)
+        write_seeds(tmp_path, model_of("dual", 2) | {"gate": gate}, f"dual-gate_{gate}")
     (group,) = groups_of(runs_in(tmp_path))
     assert len(group.configurations) == 3
 
@@ -145,6 +142,7 @@ def test_a_baseline_may_be_named_without_its_budget(tmp_path: Path) -> None:
     runs = write_matched(tmp_path, budget="f600k_")
     linear, total = groups_of(runs, ["loop_k2", "f600k_wide", "wide"])
     assert [c.name for c in linear.baselines] == ["f600k_loop_k2", "f600k_wide"]
+    assert linear.wide is linear.baselines[1]
     assert total.baselines == ()
     assert total.note.startswith("no tests against 'loop_k2', 'f600k_wide', 'wide': there is none")
     with pytest.raises(UserError, match="no configuration 'loop_k3'"):

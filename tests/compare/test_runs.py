@@ -100,6 +100,11 @@ def test_names_places_and_ways_of_running_make_no_other_configuration(tmp_path):
     }
     for name, changes in others.items():
         assert written(tmp_path / name, **changes).identity != one.identity
+    facts = {"data_fingerprint": "f00d", "classes": {"my.Gate": "its source"}}
+    (tmp_path / "b/versions.json").write_text(json.dumps(facts))
+    own_class = read_run(tmp_path / "b")
+    assert isinstance(own_class, TrainedRun)
+    assert own_class.identity != one.identity
 
 
 @pytest.mark.parametrize(
@@ -114,15 +119,12 @@ def test_names_places_and_ways_of_running_make_no_other_configuration(tmp_path):
 )
 def test_runs_that_read_other_data_are_refused_and_both_named(tmp_path, changes, said):
     one, other = written(tmp_path / "one"), written(tmp_path / "other", **changes)
+    moved = {name: f"/elsewhere/{name}.jsonl" for name in SCORES}
+    same = written(tmp_path / "moved", data={"val": moved})
     with pytest.raises(UserError, match=said) as refusal:
-        check_same_data([one, one, other])
+        check_same_data([one, same, other])
     assert str(tmp_path / "one") in str(refusal.value)
     assert str(tmp_path / "other") in str(refusal.value)
-
-
-def test_where_the_same_files_lie_does_not_matter(tmp_path):
-    moved = {"novels": "/elsewhere/novels.jsonl", "peps": "/elsewhere/peps.jsonl"}
-    check_same_data([written(tmp_path / "a"), written(tmp_path / "b", data={"val": moved})])
 
 
 def test_numbers_that_are_none_are_named(tmp_path):
