@@ -37,22 +37,17 @@ def test_a_name_is_shown_as_it_is(name: str) -> None:
     assert f"│ {name}" in shown
 
 
-def test_a_line_of_progress_shows_a_name_as_it_is() -> None:
-    screen = io.StringIO()
-    progress = Progress(plain_console(file=screen), "[/x] [red]", counted("steps"), 1)
-    progress.stop(last_line=True)
-    assert screen.getvalue().startswith("[/x] [red]: 0 of 1 steps")
-
-
-def test_the_time_left_leaves_out_the_first_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_leaves_out_the_first_part_and_names_are_shown_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = iter([0, 600, 660])  # begun; compiled with the first step; a minute for the second
     monkeypatch.setattr("dualpath_cli.output.progress.time.monotonic", lambda: next(clock))
     screen = io.StringIO()
-    progress = Progress(plain_console(file=screen), "training", counted("steps"), 10)
+    progress = Progress(plain_console(file=screen), "[/x] [red]", counted("steps"), 10)
     progress.advance()
     progress.advance()
     assert screen.getvalue().splitlines() == [
-        "training: 1 of 10 steps", "training: 2 of 10 steps, 8.0 min left"
+        "[/x] [red]: 1 of 10 steps", "[/x] [red]: 2 of 10 steps, 8.0 min left"
     ]  # fmt: skip
 
 
