@@ -82,8 +82,9 @@ def answer(
     groups: Sequence[Group], left_out: Sequence[str], out: Path, aggregate_only: bool
 ) -> list[Path]:
     """Prints the tables and writes all files, with a line for each run left out; returns paths."""
-    from dualpath_cli.compare import figures, page, tables
+    from dualpath_cli.compare import figures, tables
     from dualpath_cli.compare.differences import differences_of
+    from dualpath_cli.output import page
     from dualpath_cli.output.console import plain_console
     from dualpath_cli.output.figures import save
     from dualpath_cli.output.table import markdown, show
@@ -120,7 +121,9 @@ def answer(
         "tests.csv": format_csv(tables.records_of_tests(rows)) if rows else "",
         "runs.csv": format_csv(runs) if runs else "",
     }
-    texts["index.html"] = page.text(facts, main, tests, drawn)
+    pictures = page.pictures(drawn, figures.CAPTIONS)
+    sections = [page.terms(facts), page.tables(main), pictures, page.tables(tests)]
+    texts["index.html"] = page.page("Comparison of runs", sections)
     for name in (name for name, text in texts.items() if not text):  # of an earlier comparison
         (out / name).unlink(missing_ok=True)
     written = write_texts(out, {name: text for name, text in texts.items() if text})

@@ -1,5 +1,10 @@
-"""The figures of a comparison: quality against parameters, loss against tokens and hours."""
+"""The figures of a comparison, with families by colour and K by marker.
 
+Quality against parameters, as in the paper's figure; the gain of a deep path by its layer; loss
+against tokens and hours.
+"""
+
+import re
 from collections.abc import Sequence
 from itertools import cycle
 
@@ -7,20 +12,39 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from dualpath_cli.compare.configurations import FAMILIES, Configuration, Group
+from dualpath_cli.compare.configurations import FAMILIES, Configuration, Family, Group
 from dualpath_cli.compare.differences import Difference
-from dualpath_cli.compare.places import places
-from dualpath_cli.compare.quality import COUNTS, quality
 from dualpath_cli.output.colors import FAMILY_COLORS, MUTED, shades
 from dualpath_cli.output.figures import panels, plain
+from dualpath_cli.sizes import format_size
 
+CAPTIONS = {
+    "quality": "Bits per byte against parameters; lower and further left is better.",
+    "places": "Bits per byte less those of the baseline, by the only layer with a deep path, and "
+    "their 95 % intervals; lower is better.",
+    "tokens": "Training loss against tokens: mean over seeds, band from the lowest to the highest.",
+    "hours": "Training loss against measured hours, which are those of the machine that trained.",
+}
+FAMILY_NAMES: dict[Family, str] = {
+    "wide": "PureWide", "expanded": "expanded", "loop": "PureLoop", "dual": "dual path",
+}  # fmt: skip
+MARKERS = {1: "o", 2: "^", 3: "s", 4: "D", 5: "p", 6: "h", 8: "*"}
+OTHER_MARKER = "X"
+COUNTS = FuncFormatter(lambda value, _: format_size(round(value)))
+"""Formats parameters and tokens: 719M, 1.4B."""
 DASHES = ("-", "--", "-.", ":")
 START = 0.1
 """Share of a run whose losses, far above all that follows, do not set the scale."""
 TOKENS, LOSS, HOURS = 0, 1, 2
 """Places in a point of a curve."""
 
+Kind = tuple[str, int | None, int, str]
+"""What configurations share that differ in the place alone: family, K, parameters, and the name
+without the place; that is empty where the name does not say the place as a sweep's do."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -33,6 +57,144 @@ def draw(groups: Sequence[Group], differences: Sequence[Difference]) -> dict[str
         "tokens": _against_tokens(trained) if trained else None,
         "hours": _against_hours(trained) if trained else None,
     }
+
+
+def quality(groups: Sequence[Group]) -> Figure:
+    """Bits per byte against parameters: a panel a group."""
+    figure, axes = panels(1.0 + 4.6 * len(groups), 4.6, 1, len(groups))
+    curves = [_control_curve(ax, group) for ax, group in zip(axes[0], groups, strict=True)]
+    for ax, group in zip(axes[0], groups, strict=True):
+        for line in _lines(group):
+            x = [c.parameters for c in line]
+            ax.plot(
+                x, [c.mean(group.quality) for c in line], color=FAMILY_COLORS["dual"], linewidth=1.2
+            )
+        for c in group.configurations:
+            ax.errorbar(
+                c.parameters, c.mean(group.quality), yerr=c.standard_error(group.quality),
+                color=FAMILY_COLORS[c.family], marker=_marker(c), markersize=7, capsize=3,
+                markeredgecolor="white", markeredgewidth=0.6, linestyle="none",
+            )  # fmt: skip
+        _name_lines(ax, group)
+        single = all(len(c.seeds) == 1 for c in group.configurations)
+        ax.set(title=group.name + (", single runs" if single else ""), xlabel="parameters")
+        ax.set_ylabel(f"bits per byte, {group.quality}")
+        ax.title.set_fontsize(9)
+        ax.xaxis.set_major_formatter(COUNTS)
+        ax.margins(x=0.1, y=0.12)
+        plain(ax)
+    shown = [c for group in groups for c in group.configurations]
+    errors = any(len(c.seeds) > 1 for c in shown)
+    figure.legend(
+        handles=_legend(shown, any(curves)),
+        ncols=4 if len(groups) == 1 else 9, loc="outside lower center", frameon=False, fontsize=8,
+        handlelength=1.4, title_fontsize=8,
+        title="bars: one standard error over seeds" if errors else None,
+    )  # fmt: skip
+    return figure
+
+
+def _marker(configuration: Configuration) -> str:
+    """By K, which is 1 for one path without loops."""
+    return MARKERS.get(configuration.loops or 1, OTHER_MARKER)
+
+
+def _control_curve(ax: Axes, group: Group) -> bool:
+    """The quadratic of least squares through the single-axis controls, if there are three."""
+    controls = [c for c in group.configurations if c.family in ("wide", "loop")]
+    x = np.array([c.parameters for c in controls], np.float64)
+    if len(set(x)) < 3:
+        return False
+    fit = np.polynomial.Polynomial.fit(x, [c.mean(group.quality) for c in controls], 2)
+    places, values = fit.linspace(100)
+    ax.plot(places, values, color=MUTED, linestyle="--", linewidth=1, zorder=0)
+    return True
+
+
+def _lines(group: Group) -> list[list[Configuration]]:
+    """Dual configurations that differ in K alone, in its order."""
+    by_line: dict[str, list[Configuration]] = {}
+    for c in group.configurations:
+        if c.family == "dual":
+            by_line.setdefault(c.line, []).append(c)
+    return [sorted(line, key=lambda c: c.loops or 0) for line in by_line.values()]
+
+
+def _name_lines(ax: Axes, group: Group) -> None:
+    """Writes alpha beside the longest line of each, and their names beside the other ones."""
+    named = set()
+    for line in sorted(_lines(group), key=len, reverse=True):
+        alpha = round(line[0].alpha or 0)
+        text, place, side, size = f"α {alpha}", 7, "left", 8
+        if alpha in named:
+            text, place, side, size = line[0].name, -7, "right", 7
+        named.add(alpha)
+        ax.annotate(
+            text, (line[0].parameters, line[0].mean(group.quality)), xytext=(place, -3), ha=side,
+            textcoords="offset points", fontsize=size, color=FAMILY_COLORS["dual"], zorder=1,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+        )  # fmt: skip
+
+
+def _legend(configurations: Sequence[Configuration], curve: bool) -> list[Line2D]:
+    families = [family for family in FAMILIES if any(c.family == family for c in configurations)]
+    markers = {c.loops or 1: _marker(c) for c in configurations}
+    handles = [
+        Line2D([], [], color=FAMILY_COLORS[family], linewidth=5, label=FAMILY_NAMES[family])
+        for family in families
+    ]
+    handles += [
+        Line2D([], [], color=MUTED, marker=shape, linestyle="none", label=f"K = {loops}")
+        for loops, shape in sorted(markers.items())
+    ]
+    if curve:
+        label = "quadratic fit of the controls"
+        handles.append(Line2D([], [], color=MUTED, linestyle="--", linewidth=1, label=label))
+    return handles
+
+
+def places(groups: Sequence[Group], differences: Sequence[Difference]) -> Figure | None:
+    """Difference to the first baseline against the layer, a panel a group; None without places."""
+    shown = [(group, kinds) for group in groups if (kinds := _kinds(group)) and group.baselines]
+    if not shown:
+        return None
+    figure, axes = panels(1.0 + 4.6 * len(shown), 4.0, 1, len(shown))
+    for ax, (group, kinds) in zip(axes[0], shown, strict=True):
+        baseline, measure = group.baselines[0].name, group.measures[0]
+        rows = {
+            row.configuration: row
+            for row in differences
+            if (row.group, row.measure, row.baseline) == (group.name, measure, baseline)
+        }
+        for n, ((family, *_, name), its) in enumerate(kinds.items()):
+            aside = 0.06 * (n - (len(kinds) - 1) / 2)  # or bars would hide each other
+            tested = [(c, rows[c.name]) for c in its if c.name in rows]
+            gaps = [row.difference for _, row in tested]
+            reach = [row.high - row.difference if row.tested else 0 for _, row in tested]
+            ax.errorbar(
+                [(c.place or 0) + aside for c, _ in tested], gaps, yerr=reach,
+                color=FAMILY_COLORS[family], marker=_marker(its[0]), capsize=3, linewidth=1.1,
+                label=name or its[0].name,
+            )  # fmt: skip
+        ax.axhline(0, color=MUTED, linewidth=0.8)
+        ax.set(title=group.name, xlabel="layer with the deep path")
+        ax.set_ylabel(f"{measure}, bits per byte less {baseline}")
+        ax.title.set_fontsize(9)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.legend(frameon=False, fontsize=8)
+        plain(ax)
+    return figure
+
+
+def _kinds(group: Group) -> dict[Kind, list[Configuration]]:
+    """Configurations with one deep layer, of each kind with several places, in their order."""
+    kinds: dict[Kind, list[Configuration]] = {}
+    for c in sorted(group.configurations, key=lambda c: -1 if c.place is None else c.place):
+        if c.place is not None:
+            name, found = re.subn(rf"_layer{c.place}(?!\d)", "", c.name)
+            kind = c.family, c.loops, c.parameters, name if found else ""
+            kinds.setdefault(kind, []).append(c)
+    return {kind: its for kind, its in kinds.items() if len(its) > 1}
 
 
 def _against_tokens(groups: Sequence[Group]) -> Figure:

@@ -14,8 +14,7 @@ import torch
 
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.sampler import Sampler
-from dualpath_cli.decoding.stream import TextStream
-from dualpath_cli.decoding.writing import Limits, Piece, step
+from dualpath_cli.decoding.writing import Limits, Piece, TextStream, step
 from dualpath_cli.intervention import Intervention
 
 DRAFT = Intervention(loops=1)

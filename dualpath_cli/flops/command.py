@@ -6,7 +6,7 @@ keep to what both parse alike; values are checked in `run`, where both ways end.
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -43,121 +43,97 @@ EVERY_OPTION = ("budget", *SOLVER_OPTIONS, "seq_len", "reading", "config", "tabl
 def add_arguments(parser: Any) -> None:
     """Adds the options to an argparse or a jsonargparse parser."""
     what = parser.add_argument_group("what is described")
-    what.add_argument(
-        "--budget",
-        metavar="FLOPS",
-        help="Solve FFN widths for so many linear FLOPs per token and layer, such as 80M.",
+    text = "Solve FFN widths for so many linear FLOPs per token and layer, such as 80M."
+    what.add_argument("--budget", metavar="FLOPS", help=text)
+    text = (
+        "Describe a recipe's model instead (path or name); may be repeated, later ones win. With "
+        "--budget the model is compared to it."
     )
-    what.add_argument(
-        "--config",
-        action="append",
-        metavar="RECIPE",
-        help="Describe a recipe's model instead (path or name); may be repeated, later ones win. "
-        "With --budget the model is compared to it.",
-    )
-    what.add_argument(
-        "--table",
-        action="store_true",
-        help="Print the paper's 13 configurations, solved for --budget.",
-    )
-    block = parser.add_argument_group("the block that spends the budget")
-    block.add_argument(
-        "--block", metavar="KIND",
-        help="Kind of block: dual, loop or wide; or one for each layer, as wide,dual,wide,wide. "
-        "Default: dual.",
-    )  # fmt: skip
-    block.add_argument(
-        "--alpha",
-        type=percent,
-        metavar="PERCENT",
-        help="Percent of a dual block's FLOPs that its deep path gets. Default: 50.",
-    )
-    block.add_argument(
-        "--loops", "--k", dest="loops", metavar="K",
-        help="K, passes of the deep path; or one for each layer, as 1,4,1,1. --k is the same. "
-        "Default: 4.",
-    )  # fmt: skip
-    block.add_argument(
-        "--match",
-        metavar="WHAT",
-        help="linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and "
-        "attention scores meet the budget plus the K + 1 attention passes of a dual block, to "
-        "within 1 percent, so wide and loop blocks get wider FFNs. Default: linear.",
-    )
-    block.add_argument(
-        "--width-multiple",
-        type=int,
-        metavar="N",
-        help="Multiple that widths are solved in and that effective widths round up to, under "
-        "both readings. Default: solve in 64; effective widths 64 as written, 256 as trained. "
-        "Under --match total: the coarsest of 64 (256) and its halves that gets within 1 percent.",
-    )
-    for option, help_text in (
-        (
-            "--experts",
-            "Experts in each wide path's FFN, at the same FLOPs. Default: 0, dense.",
-        ),
-        ("--top-k", "Experts that each token takes. Default: 2."),
-    ):
-        block.add_argument(option, type=int, metavar="N", help=help_text)
+    what.add_argument("--config", action="append", metavar="RECIPE", help=text)
+    text = "Print the paper's 13 configurations, solved for --budget."
+    what.add_argument("--table", action="store_true", help=text)
+    _add_block(parser.add_argument_group("the block that spends the budget"))
     backbone = parser.add_argument_group("the backbone")
-    for option, help_text in (
-        ("--layers", "Number of blocks. Default: 16."),
-        ("--dim", "Width of the residual stream. Default: 768."),
-        ("--heads", "Number of query heads. Default: one for 64 channels, so 12."),
-        ("--kv-heads", "Number of key and value heads. Default: as many as query heads."),
-        ("--vocab", "Rows of the embedding. Default: 50304."),
-        ("--seq-len", "Tokens a sequence, for attention scores. Default: 4096, or the recipe's."),
-    ):
-        backbone.add_argument(option, type=int, metavar="N", help=help_text)
+    _add_numbers(backbone, int, {
+        "--layers": "Number of blocks. Default: 16.",
+        "--dim": "Width of the residual stream. Default: 768.",
+        "--heads": "Number of query heads. Default: one for 64 channels, so 12.",
+        "--kv-heads": "Number of key and value heads. Default: as many as query heads.",
+        "--vocab": "Rows of the embedding. Default: 50304.",
+        "--seq-len": "Tokens a sequence, for attention scores. Default: 4096, or the recipe's.",
+    })  # fmt: skip
     hours = parser.add_argument_group("training hours")
-    hours.add_argument(
-        "--tokens", metavar="N", help="Training tokens, such as 38.5B. Default: 38503710720."
+    text = "Training tokens, such as 38.5B. Default: 38503710720."
+    hours.add_argument("--tokens", metavar="N", help=text)
+    _add_numbers(hours, int, {"--gpus": "Number of GPUs. Default: 64."})
+    text = (
+        "TFLOP/s that each GPU sustains in training, not its peak. Default: 68, the median that "
+        "the paper's training times imply for its A100s."
     )
-    hours.add_argument("--gpus", type=int, metavar="N", help="Number of GPUs. Default: 64.")
-    hours.add_argument(
-        "--tflops",
-        type=float,
-        metavar="X",
-        help="TFLOP/s that each GPU sustains in training, not its peak. Default: 68, the median "
-        "that the paper's training times imply for its A100s.",
+    _add_numbers(hours, float, {"--tflops": text})
+    _add_plan(parser.add_argument_group("many GPUs"))
+    text = (
+        "Say how fast texts can grow at most that are decoded side by side: texts x tokens of each "
+        "@ bandwidth of the memory, such as 32x4096@3.35TB/s."
     )
-    many = parser.add_argument_group("many GPUs")
-    many.add_argument(
-        "--plan",
-        action="store_true",
-        help="Print memory, traffic and time of each of --gpus under ddp, fsdp and hsdp instead.",
-    )
-    for option, help_text in (
-        ("--gpus-per-node", "GPUs of a node. Default: 8."),
-        ("--shard-size", "GPUs that share one set of weights under hsdp. Default: a node's."),
-        ("--micro-batch", "Sequences at once, at most. Default: the recipe's, or 2."),
-    ):
-        many.add_argument(option, type=int, metavar="N", help=help_text)
-    many.add_argument(
-        "--batch-tokens",
-        metavar="N",
-        help="Tokens of a step, such as 4194304. Default: the recipe's, or 2097152.",
-    )
-    for option, help_text in (
-        ("--node-bandwidth", "GB/s that a GPU sends within its node. Default: 300."),
-        ("--network-bandwidth", "GB/s that a GPU sends to other nodes. Default: 25."),
-    ):
-        many.add_argument(option, type=float, metavar="X", help=help_text)
-    parser.add_argument_group("decoding").add_argument(
-        "--decode",
-        metavar="BATCH",
-        help="Say how fast texts can grow at most that are decoded side by side: texts x tokens of "
-        "each @ bandwidth of the memory, such as 32x4096@3.35TB/s.",
-    )
+    parser.add_argument_group("decoding").add_argument("--decode", metavar="BATCH", help=text)
     answer = parser.add_argument_group("the answer")
-    answer.add_argument(
-        "--reading",
-        metavar="READING",
-        help="as_trained (the authors' configuration) or as_written (the paper's text). Default: "
-        "as_trained; a recipe as it is.",
+    text = (
+        "as_trained (the authors' configuration) or as_written (the paper's text). Default: "
+        "as_trained; a recipe as it is."
     )
+    answer.add_argument("--reading", metavar="READING", help=text)
     answer.add_argument("--format", metavar="FORMAT", help="table or json. Default: table.")
+
+
+def _add_numbers(group: Any, kind: type, options: Mapping[str, str]) -> None:
+    for option, text in options.items():
+        group.add_argument(option, type=kind, metavar="N" if kind is int else "X", help=text)
+
+
+def _add_block(group: Any) -> None:
+    text = (
+        "Kind of block: dual, loop or wide; or one for each layer, as wide,dual,wide,wide. "
+        "Default: dual."
+    )
+    group.add_argument("--block", metavar="KIND", help=text)
+    text = "Percent of a dual block's FLOPs that its deep path gets. Default: 50."
+    group.add_argument("--alpha", type=percent, metavar="PERCENT", help=text)
+    text = (
+        "K, passes of the deep path; or one for each layer, as 1,4,1,1. --k is the same. "
+        "Default: 4."
+    )
+    group.add_argument("--loops", "--k", dest="loops", metavar="K", help=text)
+    text = (
+        "linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and attention "
+        "scores meet the budget plus the K + 1 attention passes of a dual block, to within 1 "
+        "percent, so wide and loop blocks get wider FFNs. Default: linear."
+    )
+    group.add_argument("--match", metavar="WHAT", help=text)
+    _add_numbers(group, int, {
+        "--width-multiple": "Multiple that widths are solved in and that effective widths round up "
+        "to, under both readings. Default: solve in 64; effective widths 64 as written, 256 as "
+        "trained. Under --match total: the coarsest of 64 (256) and its halves that gets within 1 "
+        "percent.",
+        "--experts": "Experts in each wide path's FFN, at the same FLOPs. Default: 0, dense.",
+        "--top-k": "Experts that each token takes. Default: 2.",
+    })  # fmt: skip
+
+
+def _add_plan(group: Any) -> None:
+    text = "Print memory, traffic and time of each of --gpus under ddp, fsdp and hsdp instead."
+    group.add_argument("--plan", action="store_true", help=text)
+    _add_numbers(group, int, {
+        "--gpus-per-node": "GPUs of a node. Default: 8.",
+        "--shard-size": "GPUs that share one set of weights under hsdp. Default: a node's.",
+        "--micro-batch": "Sequences at once, at most. Default: the recipe's, or 2.",
+    })  # fmt: skip
+    text = "Tokens of a step, such as 4194304. Default: the recipe's, or 2097152."
+    group.add_argument("--batch-tokens", metavar="N", help=text)
+    _add_numbers(group, float, {
+        "--node-bandwidth": "GB/s that a GPU sends within its node. Default: 300.",
+        "--network-bandwidth": "GB/s that a GPU sends to other nodes. Default: 25.",
+    })  # fmt: skip
 
 
 def run(namespace: Any) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import unicodedata
 from argparse import Namespace
 from itertools import chain, count
 from pathlib import Path
@@ -13,8 +14,10 @@ from dualpath_cli.generation import request
 from dualpath_cli.generation.request import Request
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dualpath_cli.decoding.decoder import Decoder
-    from dualpath_cli.generation.texts import Text
+    from dualpath_cli.generation.texts import Text, Took
 
 
 def run(options: Namespace) -> str:
@@ -45,33 +48,31 @@ def run(options: Namespace) -> str:
 
 def _to_terminal(wanted: Request, decoder: "Decoder") -> None:
     """Streams a text that is alone, and prints several one after the other as they are done."""
-    from dualpath_cli.generation.terminal import show, show_whole, summary
     from dualpath_cli.generation.texts import Took, texts_of, write
     from dualpath_cli.output.console import plain_console
 
     console, took, texts = plain_console(), Took(), texts_of(wanted)
     alone = len(texts) == 1
     if alone:
-        show(console, wanted.prompts[0].text, dim=True)
+        _show(console, wanted.prompts[0].text, dim=True)
     try:
         for text, piece in write(wanted, decoder, texts, took):
             if alone:
-                show(console, piece)
+                _show(console, piece)
             elif text.end is not None:
-                show_whole(console, text, wanted.prompts[text.prompt - 1].text)
+                _show_whole(console, text, wanted.prompts[text.prompt - 1].text)
     except KeyboardInterrupt as interrupt:
         ended = sum(text.end is not None for text in texts)
         done = "" if alone else f"{ended:,} of {len(texts):,} texts are done, "
-        raise type(interrupt)(f"{done}{summary(took)}") from None
+        raise type(interrupt)(f"{done}{_summary(took)}") from None
     finally:
         if alone:
             console.out()
-    print(summary(took), file=sys.stderr)
+    print(_summary(took), file=sys.stderr)
 
 
 def _to_file(wanted: Request, decoder: "Decoder", out: Path) -> None:
     """Writes all texts in the order of their prompts, or where it is interrupted those done."""
-    from dualpath_cli.generation.terminal import summary
     from dualpath_cli.generation.texts import Took, texts_of, write
     from dualpath_cli.output.console import plain_console
     from dualpath_cli.output.progress import Progress, counted
@@ -90,7 +91,7 @@ def _to_file(wanted: Request, decoder: "Decoder", out: Path) -> None:
             said = f"{len(ended):,} of {len(texts):,} texts are in '{kept}'"
         raise type(end)(f"{end}; {said}" if str(end) else said) from None
     write_text(out, _lines(wanted, texts))
-    print(summary(took), file=sys.stderr)
+    print(_summary(took), file=sys.stderr)
 
 
 def _free(path: Path) -> Path:
@@ -110,3 +111,43 @@ def _lines(wanted: Request, texts: "list[Text]") -> str:
         row = {**prompt.extra, **dict(zip(request.WRITTEN, written, strict=True))}
         lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     return "".join(lines)
+
+
+def _show(console: "Console", text: str, dim: bool = False) -> None:
+    """Prints a part of a text as it is, without a new line.
+
+    On a terminal, which control characters would steer, their escapes are shown.
+    """
+    shown = "".join(map(_visible, text)) if console.is_terminal else text
+    console.out(shown, end="", style="dim" if dim else None, highlight=False)
+
+
+def _show_whole(console: "Console", text: "Text", prompt: str) -> None:
+    """Prints a text that has ended, after a line that says which one it is."""
+    title = f"prompt {text.prompt}, sample {text.sample}: {text.new_tokens:,} tokens, {text.end}"
+    console.print(title, style="bold", highlight=False, soft_wrap=True)
+    _show(console, prompt, dim=True)
+    _show(console, f"{text.text}\n")
+
+
+def _summary(took: "Took") -> str:
+    """The last line: how many tokens, how fast, how soon, and what was kept."""
+    from rich.filesize import decimal
+
+    parts = [f"{took.tokens:,} new tokens"]
+    if took.later_tokens:
+        speed = took.later_tokens / took.later_seconds
+        parts.append(f"{speed:,.1f} tokens/s without the prompt")
+    if batches := len(took.first_seconds):
+        mean = f" (mean of {batches:,} batches)" if batches > 1 else ""
+        parts.append(f"first token after {sum(took.first_seconds) / batches:.2f} s{mean}")
+    if took.drafts.ids:
+        share = took.drafts.accepted / took.drafts.ids
+        parts.append(f"{share:.0%} of {took.drafts.ids:,} drafted tokens accepted")
+    return ", ".join([*parts, f"cache {decimal(took.cache_bytes)}"])
+
+
+def _visible(character: str) -> str:
+    if character in "\n\t" or unicodedata.category(character) != "Cc":
+        return character
+    return repr(character)[1:-1]

@@ -9,10 +9,17 @@ from matplotlib.image import imread
 from dualpath_cli.compare import paper
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import differences_of
-from dualpath_cli.compare.figures import LOSS, TOKENS, draw, shared_points
+from dualpath_cli.compare.figures import (
+    COUNTS,
+    LOSS,
+    MARKERS,
+    TOKENS,
+    draw,
+    places,
+    quality,
+    shared_points,
+)
 from dualpath_cli.compare.groups import groups_of
-from dualpath_cli.compare.places import places
-from dualpath_cli.compare.quality import COUNTS, MARKERS, quality
 from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.output.colors import FAMILY_COLORS
 from dualpath_cli.output.figures import save

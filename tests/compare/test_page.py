@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from dualpath_cli.compare.page import text
+from dualpath_cli.compare.figures import CAPTIONS
 from dualpath_cli.output.colors import MUTED, WIDE
 from dualpath_cli.output.figures import panels
+from dualpath_cli.output.page import page, pictures, tables, terms
 from dualpath_cli.output.table import Column, Table
 
 NAMES = ("a_k10", "a_k2", "<b>&amp;</b>", "none")
@@ -34,7 +35,8 @@ def tab(chromium, tmp_path: Path):
     """The page, which asks for nothing and meets no error."""
     met: list[str] = []
     path = tmp_path / "index.html"
-    path.write_text(text([("runs", "<4>")], [table()], [], {"quality": figure(), "hours": None}))
+    drawn = pictures({"quality": figure(), "hours": None}, CAPTIONS)
+    path.write_text(page("runs", [terms([("runs", "<4>")]), tables([table()]), drawn]))
     context = chromium.new_context(offline=True)
     opened = context.new_page()
     opened.on("console", lambda message: met.append(message.text))

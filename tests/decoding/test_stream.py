@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dualpath_cli.decoding.stream import TextStream
+from dualpath_cli.decoding.writing import TextStream
 
 VALUES = [b"a", b"b", b".", b"ab.", b"a.b", "é".encode()[:1], "é".encode()[1:], "日".encode()[:2],
           "日".encode()[2:], b"\xff", "日é".encode()]  # fmt: skip
