@@ -37,34 +37,24 @@ class Configuration:
     family: Family
     alpha: float | None
     """Percent of the FLOPs of both paths that the deep one has; None for one path."""
-    loops: int | None
-    """K; None without a deep path."""
+    loops: int | None  # K; None without a deep path
     layers: int
-    tokens: int
-    """Training tokens."""
+    tokens: int  # training tokens
     parameters: int
-    flops_linear: float
-    """Per token, and layer of the models with the fewest layers."""
-    flops_total: float
-    """The same with router and attention scores."""
+    flops_linear: float  # per token, and layer of the models with the fewest layers
+    flops_total: float  # the same with router and attention scores
     flops_trained: float
     """`flops_total`, mean over the steps of training, if these run fewer loops or others."""
-    kv_bytes: int
-    """Keys and values of a token in all layers, in bf16."""
+    kv_bytes: int  # keys and values of a token in all layers, in bf16
     line: str
     """Dual configurations of one line differ in loops and widths, not in alpha (whole percents)."""
-    scores: Mapping[str, Mapping[int, float]]
-    """Bits per byte by measure and seed."""
-    seconds_per_token: float
-    """Of training, the median of the runs' medians."""
-    place: int | None = None
-    """The only layer with a deep path, where all others are wide."""
-    active: int | None = None
-    """Parameters that a token uses; None where it is all, without experts."""
+    scores: Mapping[str, Mapping[int, float]]  # bits per byte by measure and seed
+    seconds_per_token: float  # of training, the median of the runs' medians
+    place: int | None = None  # the only layer with a deep path, where all others are wide
+    active: int | None = None  # parameters that a token uses; None where it is all, without experts
     expected_loops: float | None = None
     """Mean over the runs that logged it: near 1, the loops that are paid for are not used."""
-    runs: tuple[TrainedRun, ...] = ()
-    """In the order of their seeds; empty for the paper's models."""
+    runs: tuple[TrainedRun, ...] = ()  # in the order of their seeds; empty for the paper's models
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -91,17 +81,13 @@ class Group:
     """Configurations of one budget, to three digits, and usually as many training tokens."""
 
     name: str
-    measures: tuple[str, ...]
-    """The aggregate first."""
-    quality: str
-    """The measure of the parameter-quality figure."""
+    measures: tuple[str, ...]  # the aggregate first
+    quality: str  # the measure of the parameter-quality figure
     configurations: tuple[Configuration, ...]
-    wide: Configuration | None
-    """The configuration that parameters and time are relative to."""
+    wide: Configuration | None  # the configuration that parameters and time are relative to
     baselines: tuple[Configuration, ...] = ()
     """The configurations that the others are tested against; figures take the first."""
-    note: str = ""
-    """Why there is no baseline, or what the numbers are."""
+    note: str = ""  # why there is no baseline, or what the numbers are
 
 
 def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Configuration:

@@ -22,26 +22,19 @@ class Difference:
     measure: str
     configuration: str
     baseline: str
-    seeds: int
-    """Seeds that both have, and all configurations behind the standard error."""
-    difference: float
-    """Mean over them; below zero the configuration is better."""
+    seeds: int  # seeds that both have, and all configurations behind the standard error
+    difference: float  # mean over them; below zero the configuration is better
     low: float
-    high: float
-    """Ends of the 95 % interval; nan without a test."""
-    test: str
-    """Which one: `randomised blocks`, `paired t`, or why there is none."""
-    configurations: int
-    """Whose runs the standard error comes from."""
-    df: int
-    """Degrees of freedom of that."""
+    high: float  # ends of the 95 % interval; nan without a test
+    test: str  # which one: `randomised blocks`, `paired t`, or why there is none
+    configurations: int  # whose runs the standard error comes from
+    df: int  # degrees of freedom of that
     detectable: float
     """The smallest true difference that this test finds at 5 % with a probability of 80 %."""
     p: float
     p_pair: float
     """By the pair's own differences alone, which assumes nothing of other configurations."""
-    p_holm: float
-    """`p` corrected for all tests of all groups."""
+    p_holm: float  # `p` corrected for all tests of all groups
 
     @property
     def tested(self) -> bool:

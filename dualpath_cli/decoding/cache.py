@@ -50,12 +50,9 @@ class KeyValueCache:
     """
 
     span: Span
-    capacity: int = 0
-    """Positions to allocate at once; the cache grows beyond them."""
-    keys: torch.Tensor | None = None
-    """(B, H, C, N), one head for each of `ModelConfig.n_kv_heads`."""
-    values: torch.Tensor | None = None
-    """(B, H, C, N)."""
+    capacity: int = 0  # positions to allocate at once; the cache grows beyond them
+    keys: torch.Tensor | None = None  # (B, H, C, N), one head for each of `ModelConfig.n_kv_heads`
+    values: torch.Tensor | None = None  # (B, H, C, N)
 
     def append(
         self, k_BTHN: torch.Tensor, v_BTHN: torch.Tensor

@@ -95,8 +95,7 @@ class DecodingPass(ModelPass):
 
     intervention: Intervention | None = None
     cache: Cache | None = None
-    attention_mask: torch.Tensor | None = None
-    """False at padding, (B, T); None: there is none."""
+    attention_mask: torch.Tensor | None = None  # false at padding, (B, T); None: there is none
 
     leaves_out = True
 

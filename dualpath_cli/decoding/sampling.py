@@ -23,16 +23,13 @@ class Sampling:
 
     repetition_penalty: float = 1.0
     """Divides the logits of ids that the text has already; negative logits are multiplied by it."""
-    temperature: float = 1.0
-    """Divides the logits."""
+    temperature: float = 1.0  # divides the logits
     top_k: int | None = None
     """Only so many of the likeliest ids, and those as likely as the last of them."""
-    top_p: float = 1.0
-    """Only the likeliest ids, until together they have this probability."""
+    top_p: float = 1.0  # only the likeliest ids, until together they have this probability
     min_p: float | None = None
     """Only ids that are at least so likely, as a fraction of the likeliest."""
-    greedy: bool = False
-    """Only the likeliest id, after the penalty."""
+    greedy: bool = False  # only the likeliest id, after the penalty
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)

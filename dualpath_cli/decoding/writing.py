@@ -26,12 +26,9 @@ class Limits:
     """The limits at which a text ends."""
 
     max_new_tokens: int
-    window: int
-    """Positions that a model reads at most, the prompt's included."""
-    eot_id: int | None
-    """End-of-text; None where it is an id like any other."""
-    stops: tuple[str, ...] = ()
-    """Texts that end a text, and are no part of it."""
+    window: int  # positions that a model reads at most, the prompt's included
+    eot_id: int | None  # end-of-text; None where it is an id like any other
+    stops: tuple[str, ...] = ()  # texts that end a text, and are no part of it
 
     def positions(self, lengths: Sequence[int]) -> int:
         """The most positions that a batch of prompts of these lengths takes, with padding."""
@@ -44,13 +41,10 @@ class Limits:
 class Piece:
     """The addition of a new id to a text."""
 
-    row: int
-    """Place of the prompt in its batch."""
+    row: int  # place of the prompt in its batch
     id: int
-    text: str
-    """The part that is certain by now; a later id may be needed to complete a character."""
-    end: End | None = None
-    """Why it is the last one, if it is."""
+    text: str  # the part that is certain by now; a later id may be needed to complete a character
+    end: End | None = None  # why it is the last one, if it is
 
 
 class TextStream:

@@ -32,17 +32,13 @@ NEWTON_SCHULZ_STEPS = 5
 class LayerFlops:
     """Forward FLOPs of one layer per token, by part."""
 
-    deep: int
-    """Projections and SwiGLU of all K deep steps."""
-    wide: int
-    """Projections and SwiGLU of the wide pass; of experts the chosen ones."""
-    gate: int
-    """The gate's matrix."""
+    deep: int  # projections and SwiGLU of all K deep steps
+    wide: int  # projections and SwiGLU of the wide pass; of experts the chosen ones
+    gate: int  # the gate's matrix
     router: int
     """The router's matrix in K - 1 steps; the last step takes what remains and needs none. Another
     combination costs what it declares."""
-    attention_scores: int
-    """QK^T and AV of every pass, causal."""
+    attention_scores: int  # QK^T and AV of every pass, causal
 
     @property
     def linear_total(self) -> int:

@@ -47,8 +47,7 @@ class Hardware:
 
     tokens: int
     gpus: int
-    tflops: float
-    """Sustained TFLOP/s of each GPU."""
+    tflops: float  # sustained TFLOP/s of each GPU
     asked: bool
     """Whether the user gave any of the three; otherwise only the table of a budget has hours."""
 
@@ -58,10 +57,8 @@ class Decoding:
     """Texts that grow by a token a step, side by side."""
 
     texts: int
-    context: int
-    """Tokens of each text."""
-    bandwidth: float
-    """Bytes a second that memory is read at."""
+    context: int  # tokens of each text
+    bandwidth: float  # bytes a second that memory is read at
 
     @classmethod
     def read(cls, words: str) -> "Decoding":
@@ -83,14 +80,11 @@ class Description:
     """A model with what it was solved for."""
 
     config: ModelConfig
-    reading: str | None
-    """as_written, as_trained, or None where a recipe's model is neither."""
+    reading: str | None  # as_written, as_trained, or None where a recipe's model is neither
     hardware: Hardware
-    seq_len: int
-    """Tokens that attention scores are averaged over."""
+    seq_len: int  # tokens that attention scores are averaged over
     decoding: Decoding | None
-    budget: int | None = None
-    """F_M to compare with; a recipe has none unless it is given."""
+    budget: int | None = None  # F_M to compare with; a recipe has none unless it is given
     solved: tuple[tuple[Target, Widths], ...] = ()
     """What widths were solved for, and the widths, which know what was clamped: one for all layers,
     or one for each. Empty for a recipe's model."""

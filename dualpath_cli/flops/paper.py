@@ -73,22 +73,14 @@ def reading_fields(reading: Reading) -> dict[str, Any]:
 class Configuration:
     """One row of the paper's configuration tables."""
 
-    budget_name: str
-    """F80M or F160M."""
-    block: BlockKind
-    """Kind of all 16 blocks."""
-    alpha: int | None
-    """Percent of the FLOPs on the deep path; None for single-axis controls."""
-    loops: int
-    """K; 1 for PureWide."""
-    d_ffn: int | None
-    """Configured width of the deep path."""
-    d_ffn_wide: int | None
-    """Configured width of the wide path."""
-    params_millions: int
-    """The Params column."""
-    hours_on_64_gpus: float
-    """The Time column: wall-clock hours of the training run."""
+    budget_name: str  # F80M or F160M
+    block: BlockKind  # kind of all 16 blocks
+    alpha: int | None  # percent of the FLOPs on the deep path; None for single-axis controls
+    loops: int  # K; 1 for PureWide
+    d_ffn: int | None  # configured width of the deep path
+    d_ffn_wide: int | None  # configured width of the wide path
+    params_millions: int  # the Params column
+    hours_on_64_gpus: float  # the Time column: wall-clock hours of the training run
 
     @property
     def budget(self) -> int:

@@ -28,28 +28,20 @@ class Target:
     The defaults are the paper's backbone (appendix configurations).
     """
 
-    budget: int
-    """F_M, linear FLOPs per token and layer."""
-    block: BlockKind = "dual"
-    """Kind of block that spends them."""
-    alpha: float = 50
-    """Percent of a dual block's FLOPs, gate aside, that its deep path gets."""
-    loops: int = 4
-    """K of the deep path."""
+    budget: int  # F_M, linear FLOPs per token and layer
+    block: BlockKind = "dual"  # kind of block that spends them
+    alpha: float = 50  # percent of a dual block's FLOPs, gate aside, that its deep path gets
+    loops: int = 4  # K of the deep path
     match: Match = "linear"
     """linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and attention
     scores together meet the budget plus the reference_loops + 1 attention passes of a dual block,
     so that blocks with fewer passes get wider FFNs."""
     reference_loops: int | None = None
     """K of the dual block that `total` refers to; None means ``loops``."""
-    d_model: int = 768
-    """Width of the residual stream."""
-    n_heads: int = 12
-    """Number of query heads."""
-    n_kv_heads: int = 12
-    """Number of key and value heads."""
-    seq_len: int = 4096
-    """Tokens that attention scores are averaged over."""
+    d_model: int = 768  # width of the residual stream
+    n_heads: int = 12  # number of query heads
+    n_kv_heads: int = 12  # number of key and value heads
+    seq_len: int = 4096  # tokens that attention scores are averaged over
     gate_flops: int | None = None
     """Forward FLOPs per token of a dual block's gate; None: those of two gates, 4 d_model."""
     multiple_of: int = 64
@@ -131,10 +123,8 @@ class Target:
 class Widths:
     """Configured FFN widths that a budget buys."""
 
-    d_ffn: int | None
-    """Width of the deep path; None for a wide block."""
-    d_ffn_wide: int | None
-    """Width of the wide path; None for a loop block."""
+    d_ffn: int | None  # width of the deep path; None for a wide block
+    d_ffn_wide: int | None  # width of the wide path; None for a loop block
     clamped: tuple[str, ...] = ()
     """Names of widths raised to the smallest multiple, which therefore exceed their share."""
 

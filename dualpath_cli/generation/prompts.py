@@ -24,10 +24,8 @@ class Prompt:
     """The beginning of a text, which a model continues."""
 
     text: str
-    place: str
-    """Its origin, for messages: an option's number, a line of a file, stdin."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """The other fields of its row."""
+    place: str  # its origin, for messages: an option's number, a line of a file, stdin
+    extra: Mapping[str, Any] = field(default_factory=dict)  # the other fields of its row
 
 
 def read_prompts(words: Sequence[str], file: str | None, taken: Sequence[str]) -> list[Prompt]:

@@ -36,8 +36,7 @@ class Request:
     trained: Trained
     tokenizer: Tokenizer
     prompts: tuple[Prompt, ...]
-    ids: tuple[list[int], ...]
-    """Token ids of each prompt, end-of-text before them."""
+    ids: tuple[list[int], ...]  # token ids of each prompt, end-of-text before them
     num_samples: int
     max_new_tokens: int
     stops: tuple[str, ...]
@@ -45,11 +44,9 @@ class Request:
     sampling: Sampling
     seed: int
     intervention: Intervention | None
-    speculate: int
-    """Length of a draft in ids, at most; 0 for no drafts."""
+    speculate: int  # length of a draft in ids, at most; 0 for no drafts
     compiled: bool
-    batch_size: int
-    """Number of texts written together; 1 with drafts."""
+    batch_size: int  # number of texts written together; 1 with drafts
     precision: str
     device: str
     out: Path | None

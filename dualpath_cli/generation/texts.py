@@ -18,15 +18,11 @@ from dualpath_cli.seeds import seed_from
 class Text:
     """A text after a prompt."""
 
-    prompt: int
-    """Number of its prompt, from 1."""
-    sample: int
-    """Its number among those of the prompt, from 1."""
+    prompt: int  # number of its prompt, from 1
+    sample: int  # its number among those of the prompt, from 1
     text: str = ""
-    new_tokens: int = 0
-    """End-of-text among them."""
-    end: End | None = None
-    """Why it has ended; None until it has."""
+    new_tokens: int = 0  # end-of-text among them
+    end: End | None = None  # why it has ended; None until it has
 
 
 @dataclass
@@ -35,15 +31,11 @@ class Took:
 
     first_seconds: list[float] = field(default_factory=list)
     """From the beginning of each batch to its first token: the time of its prompts."""
-    later_seconds: float = 0.0
-    """The seconds of all tokens after the first of each text."""
+    later_seconds: float = 0.0  # the seconds of all tokens after the first of each text
     tokens: int = 0
-    later_tokens: int = 0
-    """Those after the first of each text."""
-    drafts: Drafts = field(default_factory=Drafts)
-    """Ids that were drafted, where any were."""
-    cache_bytes: int = 0
-    """Keys and values of the largest batch."""
+    later_tokens: int = 0  # those after the first of each text
+    drafts: Drafts = field(default_factory=Drafts)  # ids that were drafted, where any were
+    cache_bytes: int = 0  # keys and values of the largest batch
 
 
 def texts_of(wanted: Request) -> list[Text]:

@@ -101,8 +101,7 @@ class Cell(NamedTuple):
 
     value: Any
     text: str
-    lowest: bool
-    """Whether it is the lowest of a column that marks it."""
+    lowest: bool  # whether it is the lowest of a column that marks it
 
     @property
     def number(self) -> float | None:
@@ -128,8 +127,7 @@ class Table:
     rows: Sequence[Sequence[Any]]
     title: str = ""
     caption: str = ""
-    names: int = 1
-    """The first columns, which name a row: every part of a table begins with them."""
+    names: int = 1  # the first columns, which name a row: every part of a table begins with them
 
     @classmethod
     def of(
