@@ -127,14 +127,10 @@ def head_flops(config: ModelConfig) -> int:
     return 2 * config.d_model * config.vocab_size
 
 
-def forward_flops_per_token(config: ModelConfig, seq_len: int | None = None) -> int:
-    """FLOPs of the whole model for one token: all layers with their attention, and the head."""
-    return sum(layer.total for layer in flops_by_layer(config, seq_len)) + head_flops(config)
-
-
 def training_flops_per_token(config: ModelConfig, seq_len: int | None = None) -> int:
-    """FLOPs of forward and backward for one token: three times the forward pass."""
-    return 3 * forward_flops_per_token(config, seq_len)
+    """FLOPs of forward and backward for one token: thrice those of all layers and the head."""
+    layers = sum(layer.total for layer in flops_by_layer(config, seq_len))
+    return 3 * (layers + head_flops(config))
 
 
 def over_loops(

@@ -61,8 +61,10 @@ class Decoding:
     bandwidth: float  # bytes a second that memory is read at
 
     @classmethod
-    def read(cls, words: str) -> "Decoding":
-        """`32x4096@3.35TB/s`."""
+    def read(cls, words: str | None) -> "Decoding | None":
+        """`32x4096@3.35TB/s`; None of None."""
+        if words is None:
+            return None
         found = re.fullmatch(r"(\d+)x(\d+)@(\d+(?:\.\d+)?)([GT])B/s", words.replace(" ", ""))
         if found:
             unit = {"G": 1e9, "T": 1e12}[found[4]]
@@ -191,9 +193,6 @@ class Description:
         return record | {"model": asdict(self.config)}
 
 
-# Of a budget
-
-
 def solved(options: Options) -> Description:
     """The model that a budget buys."""
     return _describe(targets_of(options), options)
@@ -309,12 +308,9 @@ def _describe(targets: list[Target], options: Options) -> Description:
     except ValueError as error:
         raise UserError(f"--experts {n}: {error}") from None
     return Description(
-        config, reading, _hardware(options), target.seq_len, _decoding(options), target.budget,
-        tuple(dict(by_layer).items()),
+        config, reading, _hardware(options), target.seq_len, Decoding.read(options["decode"]),
+        target.budget, tuple(dict(by_layer).items()),
     )  # fmt: skip
-
-
-# Of recipes
 
 
 def from_recipes(options: Options) -> Description:
@@ -325,12 +321,13 @@ def from_recipes(options: Options) -> Description:
     merged = _merged(options["config"])
     config = _model_config(" + ".join(options["config"]), merged["model"], options["reading"])
     budget, hardware = options["budget"], _hardware(options, merged["run"].get("max_tokens"))
+    own = vars(config).items()
     return Description(
         config,
-        reading=next((r for r in paper.READINGS if _reads_as(config, r)), None),
+        reading=next((r for r in paper.READINGS if paper.reading_fields(r).items() <= own), None),
         hardware=hardware,
         seq_len=_count(options, "seq_len", config.max_seq_len),
-        decoding=_decoding(options),
+        decoding=Decoding.read(options["decode"]),
         budget=None if budget is None else parse_size(str(budget), "--budget"),
         step_loops=_step_loops(merged["run"], config, hardware.tokens),
     )
@@ -371,13 +368,6 @@ def _model_config(recipe: str, model: dict[str, Any], reading: paper.Reading | N
         raise UserError(f"recipe '{recipe}': {error}") from None
 
 
-def _reads_as(config: ModelConfig, reading: paper.Reading) -> bool:
-    return all(getattr(config, k) == v for k, v in paper.reading_fields(reading).items())
-
-
-# Of the hardware
-
-
 def _hardware(options: Options, tokens_of_recipe: Any = None) -> Hardware:
     gpus = _count(options, "gpus", paper.GPUS)
     tflops = checked(options, "tflops", DEFAULT_TFLOPS, (1e-6, 1e9))
@@ -388,10 +378,6 @@ def _hardware(options: Options, tokens_of_recipe: Any = None) -> Hardware:
         tokens = parse_size(str(tokens_of_recipe), "run.max_tokens")
     asked = any(options[name] is not None for name in HARDWARE_OPTIONS)
     return Hardware(tokens, gpus, tflops, asked)
-
-
-def _decoding(options: Options) -> Decoding | None:
-    return None if options["decode"] is None else Decoding.read(options["decode"])
 
 
 def cluster_of(options: Options, description: Description) -> Cluster:
@@ -441,9 +427,6 @@ def _sequences(asked: object, of_recipe: object, seq_len: int, gpus: int) -> int
         f"a step of {tokens:,} tokens is {tokens / seq_len:,.6g} sequences of {seq_len:,}, of "
         f"which --gpus {gpus} cannot get equally many; --batch-tokens {fitting} would do{untried}"
     )
-
-
-# Numbers of options
 
 
 def _of_recipe(options: Options, name: str, run: dict[str, Any], default: int) -> int:

@@ -69,7 +69,8 @@ def write(
         batch = [texts[row] for row in rows]
         prompts = [wanted.ids[text.prompt - 1] for text in batch]
         decoder.begin(capacity=limits.positions([lengths[row] for row in rows]))
-        generators = [_generator(wanted.seed, text) for text in batch]
+        seeds = [seed_from(wanted.seed, text.prompt, text.sample) for text in batch]
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         if wanted.compiled:  # a smaller batch would be compiled anew
             prompts += [prompts[-1][:1]] * (min(wanted.batch_size, len(texts)) - len(prompts))
         start = last = time.perf_counter()
@@ -98,8 +99,3 @@ def write(
             text.end = piece.end
             yield text, piece.text
             last = time.perf_counter()  # what is done with the piece does not count
-
-
-def _generator(seed: int, text: Text) -> torch.Generator:
-    """The generator of one text, so that it depends on no other."""
-    return torch.Generator().manual_seed(seed_from(seed, text.prompt, text.sample))
