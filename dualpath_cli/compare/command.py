@@ -14,8 +14,7 @@ from dualpath_cli.files import format_csv, write_texts
 from dualpath_cli.options import average
 from dualpath_cli.options.values import folder_of
 
-FOLDER = "comparison"
-"""In a folder of runs, or here."""
+FOLDER = "comparison"  # in a folder of runs, or here
 
 
 def run(options: Namespace) -> str:

@@ -25,8 +25,7 @@ from dualpath_cli.recipe.schedule import loop_counts
 Family = Literal["wide", "expanded", "loop", "dual"]
 FAMILIES: tuple[Family, ...] = ("wide", "expanded", "loop", "dual")
 """In the order of tables. expanded is a wide model with more layers than others of its budget."""
-WIDE = "wide"
-"""The end of the name of the PureWide, as in `f4m_wide`, where several are wide."""
+WIDE = "wide"  # the end of the name of the PureWide, as in `f4m_wide`, where several are wide
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,8 @@ OTHER_MARKER = "X"
 COUNTS = FuncFormatter(lambda value, _: format_size(round(value)))
 """Formats parameters and tokens: 719M, 1.4B."""
 DASHES = ("-", "--", "-.", ":")
-START = 0.1
-"""Share of a run whose losses, far above all that follows, do not set the scale."""
-TOKENS, LOSS, HOURS = 0, 1, 2
-"""Places in a point of a curve."""
+START = 0.1  # share of a run whose losses, far above all that follows, do not set the scale
+TOKENS, LOSS, HOURS = 0, 1, 2  # places in a point of a curve
 
 Kind = tuple[str, int | None, int, str]
 """What configurations share that differ in the place alone: family, K, parameters, and the name

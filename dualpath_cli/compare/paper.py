@@ -4,14 +4,11 @@ from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.flops import paper
 from dualpath_cli.flops.count import kv_bytes, mean_layer_flops, parameters
 
-ALL = "mean of 17"
-"""The measure of the parameter-quality figure: the mean of all benchmarks."""
-AGGREGATE = "aggregate"
-"""Mean of C4, WikiText-103, commonsense and math."""
+ALL = "mean of 17"  # the measure of the parameter-quality figure: the mean of all benchmarks
+AGGREGATE = "aggregate"  # mean of C4, WikiText-103, commonsense and math
 COLUMNS = {"C4": "C4", "WikiText-103": "WikiText-103", "Commonsense BPB": "commonsense",
            "Easy math avg BPB": "math"}  # fmt: skip
-SEED = 0
-"""Stands for the paper's one run of each, whose seed it does not give."""
+SEED = 0  # stands for the paper's one run of each, whose seed it does not give
 
 
 def groups() -> list[Group]:

@@ -25,18 +25,14 @@ from dualpath_cli.run.run_folder import (
     read_recipe,
 )
 
-AGGREGATE = "aggregate"
-"""The mean of a run's validation sets."""
+AGGREGATE = "aggregate"  # the mean of a run's validation sets
 LAYOUTS = ("runs/*/*", "*/*")
 """Where runs lie in a folder of them: in that of a sweep, in fit's own."""
 LN2 = math.log(2)
-ROUNDING = 1e-4
-"""More than the digits of validation.csv leave open, relative."""
-MOST_POINTS = 200
-"""Points of a curve; more rows are averaged in groups."""
+ROUNDING = 1e-4  # more than the digits of validation.csv leave open, relative
+MOST_POINTS = 200  # points of a curve; more rows are averaged in groups
 
-Point = tuple[float, float, float]
-"""Training tokens, loss in nats a token, hours."""
+Point = tuple[float, float, float]  # training tokens, loss in nats a token, hours
 
 
 @dataclass(frozen=True)

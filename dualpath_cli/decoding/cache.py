@@ -18,8 +18,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.intervention import LEARNED, Intervention
 from dualpath_cli.model.layer_pass import SublayerPass
 
-UNWRITTEN = -2
-"""Document number of positions that are not written yet."""
+UNWRITTEN = -2  # document number of positions that are not written yet
 
 
 class KeysAndValues(Protocol):

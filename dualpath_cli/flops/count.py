@@ -22,10 +22,8 @@ from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, BlockKind, LayerConf
 from dualpath_cli.flops import shapes
 from dualpath_cli.own_classes.classes import declared_flops
 
-BFLOAT16 = 2
-"""Bytes of a number."""
-NEWTON_SCHULZ_STEPS = 5
-"""`training.muon.STEPS`."""
+BFLOAT16 = 2  # bytes of a number
+NEWTON_SCHULZ_STEPS = 5  # `training.muon.STEPS`
 
 
 @dataclass(frozen=True)

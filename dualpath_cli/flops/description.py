@@ -22,8 +22,7 @@ from dualpath_cli.sizes import format_size, parse_size
 
 DEFAULT_TFLOPS = 68.0
 """Sustained TFLOP/s a GPU: the median that the paper's 26 training times imply for its A100s."""
-BATCH_TOKENS, MICRO_BATCH = 2_097_152, 2
-"""As in the paper's training, where a recipe has none."""
+BATCH_TOKENS, MICRO_BATCH = 2_097_152, 2  # as in the paper's training, where a recipe has none
 NODE_BANDWIDTH, NETWORK_BANDWIDTH = 300.0, 25.0
 """GB/s that each GPU sends: NVLink of an A100 by its data sheet, and 200 Gb/s of network."""
 
@@ -37,8 +36,7 @@ _FIELDS = {
 
 Number = TypeVar("Number", int, float)
 
-Options = Mapping[str, Any]
-"""Every option by its attribute name; None where the user said nothing."""
+Options = Mapping[str, Any]  # every option by its attribute name; None where the user said nothing
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,9 @@ BUDGETS = {"F80M": 80_000_000, "F160M": 160_000_000}
 SOLVER_MULTIPLE = 64
 """Widths are solved as multiples of this under both readings (Eq. heff)."""
 
-TRAINING_TOKENS = 38_503_710_720
-"""18,360 steps of 2,097,152 tokens; the text says 38B."""
+TRAINING_TOKENS = 38_503_710_720  # 18,360 steps of 2,097,152 tokens; the text says 38B
 
-GPUS = 64
-"""GPUs (A100) of every run (Section 4.1)."""
+GPUS = 64  # GPUs (A100) of every run (Section 4.1)
 
 COMMONSENSE = ("ARC-c", "ARC-e", "HellaSwag", "PIQA", "SIQA", "WinoGrande")
 MATH = ("Algebra", "Counting", "Geometry", "Int. Algebra", "Number Theory", "Pre-algebra",

@@ -32,8 +32,7 @@ STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp", "hsdp")
 Optimizer = Literal["adamw", "muon"]
 
 FLOAT32, BFLOAT16, INT64 = 4, 2, 8
-MAX_LOGITS = 2**28
-"""Logits that the loss holds at once; `model.loss.MAX_LOGITS`."""
+MAX_LOGITS = 2**28  # logits that the loss holds at once; `model.loss.MAX_LOGITS`
 
 
 @dataclass(frozen=True)

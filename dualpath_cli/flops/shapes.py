@@ -12,8 +12,7 @@ from dualpath_cli.own_classes.classes import own_shapes
 
 Shape = tuple[int, ...]
 
-PARTS = ("deep", "wide", "gains", "conditioning", "router", "gate")
-"""The parts of a block."""
+PARTS = ("deep", "wide", "gains", "conditioning", "router", "gate")  # the parts of a block
 
 
 def units(config: ModelConfig) -> list[list[Shape]]:

@@ -17,8 +17,7 @@ from dualpath_cli.sizes import format_size
 
 Match = Literal["linear", "total"]
 
-TOLERANCE = Fraction(1, 100)
-"""How far from the matched sum `solve_within` lets a block's FLOPs be."""
+TOLERANCE = Fraction(1, 100)  # how far from the matched sum `solve_within` lets a block's FLOPs be
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,13 @@ if TYPE_CHECKING:
     from matplotlib.colors import ListedColormap
 
 DEEP, WIDE = "#C7734C", "#4C8CB8"
-EVEN = "#F6F5F2"
-"""Between the two, where both paths have equal shares."""
+EVEN = "#F6F5F2"  # between the two, where both paths have equal shares
 INK, MUTED = "#1F2A44", "#56607A"
 FAMILY_COLORS = {"wide": WIDE, "expanded": "#1F5C4A", "loop": DEEP, "dual": "#7D4570"}
 """A family of models each, those of one path in its colour."""
 SOURCES = ("#7B5AAE", "#B18E15", "#4EA683", "#86281D", "#2E7065", "#AB8BE3", "#856B1B")
 """A source or run each: no path's and no family's colour."""
-REACH = 0.1
-"""How much lighter and darker, in OKLab, the ends of a colour's shades are."""
+REACH = 0.1  # how much lighter and darker, in OKLab, the ends of a colour's shades are
 
 
 def shades(color: str, count: int) -> list[str]:

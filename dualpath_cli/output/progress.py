@@ -8,8 +8,7 @@ from rich import progress as rich_progress
 from rich.console import Console
 from rich.filesize import decimal
 
-LINE_EVERY = 15.0
-"""Seconds between two lines where no terminal shows the bar."""
+LINE_EVERY = 15.0  # seconds between two lines where no terminal shows the bar
 REDRAW_EVERY = 0.1
 """Seconds between two changes of the bar: work may be counted a thousand times a second."""
 

@@ -32,8 +32,7 @@ Format = str | Callable[[Any], str]
 
 FOLDED = 24
 """Characters a line that a terminal may fold words to, before it prints a table in parts."""
-LOG_WIDTH = 100
-"""Characters a line of a caption where the output is no terminal."""
+LOG_WIDTH = 100  # characters a line of a caption where the output is no terminal
 
 
 @dataclass(frozen=True)

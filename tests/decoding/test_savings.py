@@ -183,28 +183,6 @@ def test_steps_that_are_left_out_are_not_computed() -> None:
     assert rows == [2]
 
 
-@pytest.mark.parametrize("fields", [{}, *EXITS, {"skip": 0.5}, {"kv_slots": 1}])
-@pytest.mark.parametrize("padded", [False, True])
-def test_static_shapes_change_nothing(fields: dict[str, object], padded: bool) -> None:
-    model = with_weights(small())
-    change = Intervention(**fields) if fields else None  # type: ignore[arg-type]
-    tokens = random_tokens(model.config, batch=2, length=7)
-    mask = torch.ones_like(tokens, dtype=torch.bool)
-    mask[0, :2] = not padded
-    logits = {}
-    for name, static in (("growing", None), ("static", tokens.device)):
-        cache = Cache(model.config, capacity=12, static=static)
-        parts = [
-            forward(
-                model, tokens[:, part], cache=cache, intervention=change,
-                attention_mask=mask[:, part] if padded else None,
-            )
-            for part in (slice(0, 4), slice(4, 5), slice(5, 6), slice(6, 7))
-        ]  # fmt: skip
-        logits[name] = torch.cat(parts, dim=1)[mask]
-    assert difference(logits["static"], logits["growing"]) <= OUTPUTS
-
-
 def test_traces_of_passes_are_joined_with_their_states() -> None:
     """Passes in which fewer steps were run lend their last state to the others."""
     model, tokens = with_weights(small()), random_tokens(small(), batch=2, length=12)
