@@ -57,12 +57,10 @@ class Configuration:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seeds of its runs."""
         return tuple(next(iter(self.scores.values())))
 
     @property
     def hours(self) -> float:
-        """Hours of training, at the measured speed."""
         return self.tokens * self.seconds_per_token / 3600
 
     def mean(self, measure: str) -> float:

@@ -43,7 +43,6 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """In words."""
         if not self.tested:
             return self.test
         if self.low <= 0 <= self.high:

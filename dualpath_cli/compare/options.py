@@ -4,7 +4,6 @@ from typing import Any
 
 
 def add_arguments(parser: Any) -> None:
-    """Adds the options to an argparse parser."""
     text = (
         "Run folders, or a folder of runs: of `dualpath sweep`, or DIR/RECIPE/NAME as fit has it."
     )

@@ -57,13 +57,11 @@ class TrainedRun:
 
     @property
     def tokens(self) -> int:
-        """Training tokens."""
         run = self.settings.run
         return run.max_tokens // run.batch_tokens * run.batch_tokens
 
     @property
     def seed(self) -> int:
-        """Seed of weights and data order."""
         return self.settings.seed_everything
 
 
@@ -90,7 +88,6 @@ def find_folders(paths: Sequence[str]) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a path is a run folder itself."""
     return (path / RECIPE).is_file()
 
 

@@ -53,7 +53,6 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
         return self.model.embed.weight.device
 
     @property

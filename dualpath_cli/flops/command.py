@@ -41,7 +41,6 @@ EVERY_OPTION = ("budget", *SOLVER_OPTIONS, "seq_len", "reading", "config", "tabl
 
 
 def add_arguments(parser: Any) -> None:
-    """Adds the options to an argparse or a jsonargparse parser."""
     what = parser.add_argument_group("what is described")
     text = "Solve FFN widths for so many linear FLOPs per token and layer, such as 80M."
     what.add_argument("--budget", metavar="FLOPS", help=text)
@@ -215,7 +214,6 @@ def _model(description: Description, options: Options) -> str:
 
 
 def _table(options: Options, given: Sequence[str]) -> str:
-    """The paper's 13 configurations."""
     swept = ("block", "alpha") if options["match"] == "total" else ("block", "alpha", "loops")
     _refuse(given, swept, "--table goes through every block, alpha and K")
     found, without_room = solved_table(options)

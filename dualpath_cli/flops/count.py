@@ -49,7 +49,6 @@ class LayerFlops:
         return self.linear_total + self.router + self.attention_scores
 
     def as_dict(self) -> dict[str, int]:
-        """All parts and both totals, by name."""
         return {**asdict(self), "linear_total": self.linear_total, "total": self.total}
 
 
@@ -108,7 +107,6 @@ def router_flops(layer: LayerConfig) -> int:
 
 
 def flops_by_layer(config: ModelConfig, seq_len: int | None = None) -> list[LayerFlops]:
-    """Forward FLOPs per token of every layer, from the first to the last."""
     by_view = {view: layer_flops(view, seq_len) for view in set(config.layers)}
     return [by_view[view] for view in config.layers]
 
@@ -213,6 +211,5 @@ def decoding_seconds(config: ModelConfig, batch: int, context: int, bandwidth: f
 
 
 def parameters_non_embedding(config: ModelConfig) -> int:
-    """Number of weights outside the embedding's and the head's matrices."""
     parts = parameters_by_part(config)
     return sum(parts.values()) - parts["embedding"] - parts["head"]

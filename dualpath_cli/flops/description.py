@@ -132,7 +132,6 @@ class Description:
 
     @property
     def hours(self) -> float:
-        """Training hours on the hardware."""
         rate = self.hardware.gpus * self.hardware.tflops * 1e12
         return self.training_flops * self.hardware.tokens / rate / 3600
 
@@ -192,7 +191,6 @@ class Description:
 
 
 def solved(options: Options) -> Description:
-    """The model that a budget buys."""
     return _describe(targets_of(options), options)
 
 

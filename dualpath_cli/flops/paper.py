@@ -63,7 +63,6 @@ ALL_BENCHMARKS = (
 
 
 def reading_fields(reading: Reading) -> dict[str, Any]:
-    """ModelConfig fields that a reading sets."""
     return dict(AS_WRITTEN if reading == "as_written" else AS_TRAINED)
 
 
@@ -82,7 +81,6 @@ class Configuration:
 
     @property
     def budget(self) -> int:
-        """F_M in FLOPs per token and layer."""
         return BUDGETS[self.budget_name]
 
     @property
@@ -99,7 +97,6 @@ class Configuration:
 
     @property
     def target(self) -> Target:
-        """The target that the paper solved the widths for."""
         alpha = 50 if self.alpha is None else self.alpha
         return Target(self.budget, self.block, alpha=alpha, loops=self.loops)
 
@@ -116,7 +113,6 @@ class Configuration:
 
 @cache
 def tables() -> dict[str, Any]:
-    """All of paper_tables.json."""
     text = Path(__file__).with_name("paper_tables.json").read_text(encoding="utf-8")
     return cast("dict[str, Any]", json.loads(text))
 

@@ -19,12 +19,8 @@ def units(config: ModelConfig) -> list[list[Shape]]:
     """Shapes of the parameters of each block, and last of the root's; a tied head counts once."""
     embedding, norm = (config.vocab_size, config.d_model), (config.d_model,)
     head = [] if config.tie_embeddings else [embedding]
-    return [*(block(layer) for layer in config.layers), [embedding, norm, *head]]
-
-
-def block(layer: LayerConfig) -> list[Shape]:
-    """Shapes of a block's parameters."""
-    return list(chain.from_iterable(by_part(layer).values()))
+    blocks = ([*chain.from_iterable(by_part(layer).values())] for layer in config.layers)
+    return [*blocks, [embedding, norm, *head]]
 
 
 def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
@@ -33,7 +29,9 @@ def by_part(layer: LayerConfig) -> dict[str, list[Shape]]:
     if layer.block != "wide":
         shapes["deep"] = sublayer(layer, layer.effective_width(layer.d_ffn or 0))
         shapes["gains"] += [(layer.loops,)]
-        shapes |= {"conditioning": film(layer), "router": router(layer)}
+        film = layer.step_conditioning == "film"  # a scale and a shift of both norms, by step
+        shapes["conditioning"] = [(layer.loops, 2, 2, layer.d_model)] if film else []
+        shapes["router"] = router(layer)
     if layer.block != "loop":
         n = layer.n_experts
         width = layer.expert_width if n else layer.effective_width(layer.d_ffn_wide or 0)
@@ -77,13 +75,7 @@ def sublayer(config: ModelConfig, width: int, experts: int = 1) -> list[Shape]:
     return [*attention, *heads, (d,), (d,), (h, d), (h, d), (experts * d, width)]
 
 
-def film(layer: LayerConfig) -> list[Shape]:
-    """Shapes of the scales and shifts of a deep path's steps."""
-    return [(layer.loops, 2, 2, layer.d_model)] if layer.step_conditioning == "film" else []
-
-
 def gate(config: ModelConfig) -> list[Shape]:
-    """Shapes of the parameters of a dual block's gate."""
     if config.gate not in GATE_OUTPUTS:
         return list(own_shapes(config, "gate").values())
     outputs = GATE_OUTPUTS[config.gate]

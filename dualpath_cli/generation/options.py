@@ -10,7 +10,6 @@ BATCH_SIZE = 16
 
 
 def add_arguments(parser: Any) -> None:
-    """Adds the options to an argparse or a jsonargparse parser."""
     what = parser.add_argument_group("what is written")
     text = "A run folder, a checkpoint inside one, or an exported file."
     what.add_argument("--ckpt-path", metavar="RUN", help=text)

@@ -39,7 +39,6 @@ class Took:
 
 
 def texts_of(wanted: Request) -> list[Text]:
-    """The texts that are to be written, in the order of their prompts."""
     return [
         Text(prompt, sample)
         for prompt in range(1, len(wanted.prompts) + 1)

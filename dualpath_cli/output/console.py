@@ -32,7 +32,6 @@ class Console(rich_console.Console):
 
     @property  # type: ignore[misc]  # rich's can be set
     def size(self) -> rich_console.ConsoleDimensions:
-        """Columns and lines."""
         width, height = super().size
         width = max(width, NARROWEST) if self.is_terminal else UNFOLDED
         return rich_console.ConsoleDimensions(width, height)

@@ -73,7 +73,6 @@ class Progress:
         self.stop()
 
     def start(self) -> None:
-        """Shows the bar."""
         self._bar.start()
 
     def stop(self, last_line: bool = False) -> None:

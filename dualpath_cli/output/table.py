@@ -51,7 +51,6 @@ class Column:
 
     @property
     def line(self) -> str:
-        """The heading on one line."""
         return " ".join(self.heading.split("\n")).strip()
 
     def text(self, value: Any) -> str:
