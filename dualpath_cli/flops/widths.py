@@ -135,8 +135,6 @@ def solve_widths(target: Target) -> Widths:
     exact one. PureWide rounds up instead, first the effective width, then the configured one,
     which gives the paper's 24576 and 50624. A width whose exact value is positive but below one
     multiple is raised to it, as in the paper's F80M a25 K4.
-
-    Raises UserError where a path has nothing left for its FFN, and names changes that help.
     """
     if not target.has_room:
         raise UserError(_no_room(target))
@@ -161,8 +159,6 @@ def solve_within(target: Target) -> tuple[Target, Widths]:
     with the multiple found, and the widths in it. Where no candidate meets it, as can be for a
     ``d_model`` below 150 (one more channel of a pass is then over 1 % of its projections), it is
     the finest.
-
-    Raises UserError where a path has nothing left for its FFN, and names changes that help.
     """
     while True:
         widths = solve_widths(target)

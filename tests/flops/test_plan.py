@@ -15,14 +15,7 @@ import pytest
 from dualpath_cli.flops.count import newton_schulz_flops, parameters
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.flops.plan import STRATEGIES, Cluster, Collective, plan
-from dualpath_cli.flops.shapes import numbers
 from tests.conftest import OutputOf
-
-
-def test_rows_are_filled_up_to_what_shards_divide() -> None:
-    assert numbers([(5, 3), (4,)], shards=4) == 8 * 3 + 4
-    assert numbers([(5, 3), (4,)]) == 5 * 3 + 4
-
 
 CLUSTER = Cluster(
     gpus=64, gpus_per_node=8, shard_size=8, micro_batch=2, accumulate=4, tflops=100,
@@ -125,14 +118,6 @@ def test_hsdp_keeps_weights_within_a_node() -> None:
     assert float(across) == pytest.approx(2 * 7 / 8 * 4 * parameters(F160M) / 8, rel=1e-3)
     fsdp = sum(call.across for call in plan(F160M, "fsdp", CLUSTER).collectives)
     assert fsdp > 4 * across
-
-
-def test_half_the_bytes_travel_in_bfloat16() -> None:
-    for strategy in STRATEGIES:
-        full, half = (plan(F160M, strategy, replace(CLUSTER, reduce_bytes=n)) for n in (4, 2))
-        for one, other in zip(full.collectives, half.collectives, strict=True):
-            factor = 1 if one.kind == "all-gather" else 2
-            assert one.whole_bytes == factor * other.whole_bytes
 
 
 def test_the_command_says_it_in_json_and_in_a_table(output_of: OutputOf) -> None:

@@ -228,7 +228,6 @@ def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
     ("words", "message"),
     [
         ("", "needs --ckpt-path RUN"),
-        ("--ckpt_path nowhere", "no run or checkpoint at 'nowhere'"),
         ("--ckpt_path RUN --prompt a --file b", "exclude each other"),
         ("--ckpt_path RUN --file nowhere.jsonl", "--file 'nowhere.jsonl' is no file"),
         ("--ckpt_path RUN --file RUN", "is a folder; give a file"),
