@@ -13,13 +13,7 @@ from typing import Literal
 
 from dualpath_cli.compare.runs import TrainedRun
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.flops.count import (
-    active_parameters,
-    flops_by_layer,
-    kv_bytes,
-    over_loops,
-    parameters,
-)
+from dualpath_cli.flops import count
 from dualpath_cli.recipe.schedule import loop_counts
 
 Family = Literal["wide", "expanded", "loop", "dual"]
@@ -89,9 +83,10 @@ class Group:
 
 def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Configuration:
     model, steps = runs[0].settings.model, loop_counts(runs[0].settings.run)
-    layers = flops_by_layer(model)
+    layers = count.flops_by_layer(model)
     family = family_of(model, fewest)
     logged = [run.expected_loops for run in runs if run.expected_loops is not None]
+    sparse = any(own.n_experts for own in model.layers)
     return Configuration(
         name=name,
         family=family,
@@ -99,25 +94,25 @@ def configuration_of(name: str, runs: tuple[TrainedRun, ...], fewest: int) -> Co
         loops=model.most_loops if family in ("dual", "loop") else None,
         layers=model.n_layers,
         tokens=runs[0].tokens,
-        parameters=parameters(model),
+        parameters=count.parameters(model),
         flops_linear=sum(layer.linear_total for layer in layers) / fewest,
         flops_total=_total(model) / fewest,
-        flops_trained=over_loops(_total, model, steps) / fewest,
-        kv_bytes=kv_bytes(model),
+        flops_trained=count.over_loops(_total, model, steps) / fewest,
+        kv_bytes=count.kv_bytes(model),
         line=_line(runs[0], alpha_of(model)) if family == "dual" else name,
         scores={
             measure: {run.seed: run.scores[measure] for run in runs} for measure in runs[0].scores
         },
         seconds_per_token=median(1 / run.tokens_per_second for run in runs),
         place=_place(model),
-        active=active_parameters(model) if any(own.n_experts for own in model.layers) else None,
+        active=count.active_parameters(model) if sparse else None,
         expected_loops=fmean(logged) if logged else None,
         runs=runs,
     )
 
 
 def _total(model: ModelConfig) -> int:
-    return sum(layer.total for layer in flops_by_layer(model))
+    return sum(layer.total for layer in count.flops_by_layer(model))
 
 
 def family_of(model: ModelConfig, fewest: int) -> Family:
@@ -135,7 +130,7 @@ def _place(model: ModelConfig) -> int | None:
 
 def alpha_of(model: ModelConfig) -> float:
     """Percent of the FLOPs of both paths that the deep ones have, over all layers."""
-    layers = flops_by_layer(model)
+    layers = count.flops_by_layer(model)
     deep, wide = sum(layer.deep for layer in layers), sum(layer.wide for layer in layers)
     return 100 * deep / (deep + wide)
 

@@ -6,19 +6,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from dualpath_cli.compare import paper
+from dualpath_cli.compare import figures, paper
 from dualpath_cli.compare.configurations import Group
 from dualpath_cli.compare.differences import differences_of
-from dualpath_cli.compare.figures import (
-    COUNTS,
-    LOSS,
-    MARKERS,
-    TOKENS,
-    draw,
-    places,
-    quality,
-    shared_points,
-)
 from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import find_folders, read_run
 from dualpath_cli.output.colors import FAMILY_COLORS
@@ -36,13 +26,16 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Group:
 
 
 def test_quality_has_a_point_a_configuration_a_line_an_alpha_and_a_curve(swept):
-    (ax,) = quality([swept]).axes
+    (ax,) = figures.quality([swept]).axes
     points = {
         (tuple(bars[0].get_xydata()[0])): (bars[0].get_color(), bars[0].get_marker())
         for bars in ax.containers
     }
     assert points == {
-        (c.parameters, c.mean("aggregate")): (FAMILY_COLORS[c.family], MARKERS[c.loops or 1])
+        (c.parameters, c.mean("aggregate")): (
+            FAMILY_COLORS[c.family],
+            figures.MARKERS[c.loops or 1],
+        )
         for c in swept.configurations
     }
     bars = [line.get_segments()[0][:, 1] for bar in ax.containers for line in bar[2]]
@@ -57,7 +50,7 @@ def test_quality_has_a_point_a_configuration_a_line_an_alpha_and_a_curve(swept):
     # a25 has one K.
     assert sorted(len(line) for line in lines) == [1, 2]
     assert {text.get_text() for text in ax.texts} == {"α 25", "α 50"}
-    assert [COUNTS(value) for value in (719e6, 1.4e9, 0)] == ["719M", "1.4B", "0"]
+    assert [figures.COUNTS(value) for value in (719e6, 1.4e9, 0)] == ["719M", "1.4B", "0"]
 
 
 def test_variants_of_one_alpha_are_told_apart_by_their_names():
@@ -66,7 +59,7 @@ def test_variants_of_one_alpha_are_told_apart_by_their_names():
         configuration("a50_k4", {0: 1.9}, line="x", loops=4, parameters=900_000),
         configuration("a50_k4-gate_convex", {0: 1.95}, loops=4, parameters=900_000),
     )  # fmt: skip
-    (ax,) = quality([made]).axes
+    (ax,) = figures.quality([made]).axes
     assert [text.get_text() for text in ax.texts] == ["α 50", "a50_k4-gate_convex"]
     assert ax.get_title().endswith(", single runs")
 
@@ -78,7 +71,7 @@ def test_the_gain_of_a_place_stands_over_its_layer_with_its_interval():
     ]
     made = group(wide({0: 2.0, 1: 2.03}), configuration("a50_k4", {0: 1.8, 1: 1.81}), *swept)
     rows = differences_of([made])
-    (ax,) = places([made], rows).axes
+    (ax,) = figures.places([made], rows).axes
     (bars,) = ax.containers
     by_name = {row.configuration: row for row in rows if row.measure == "aggregate"}
     expected = [by_name[f"a50_k4_layer{n}"] for n in range(3)]
@@ -87,7 +80,7 @@ def test_the_gain_of_a_place_stands_over_its_layer_with_its_interval():
     ends = [segment[:, 1].tolist() for segment in bars[2][0].get_segments()]
     assert ends == [pytest.approx([row.low, row.high]) for row in expected]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a50_k4"]
-    assert places([group(wide({0: 2.0, 1: 2.0}), swept[0])], rows) is None
+    assert figures.places([group(wide({0: 2.0, 1: 2.0}), swept[0])], rows) is None
 
 
 def test_places_of_settings_that_cost_the_same_are_lines_of_their_own():
@@ -97,7 +90,7 @@ def test_places_of_settings_that_cost_the_same_are_lines_of_their_own():
         for n in (1, 12)
     ]
     made = group(wide({0: 2.0, 1: 2.03}), *swept)
-    (ax,) = places([made], differences_of([made])).axes
+    (ax,) = figures.places([made], differences_of([made])).axes
     left, right = (np.array(bars[0].get_xdata(), float) for bars in ax.containers)
     assert [left.round().tolist(), right.round().tolist()] == [[1, 12], [1, 12]]
     assert (left < right).all(), "one beside the other"
@@ -107,12 +100,12 @@ def test_places_of_settings_that_cost_the_same_are_lines_of_their_own():
 
 def test_losses_are_compared_at_the_same_tokens_of_the_same_seeds(swept):
     wide_model, other = swept.configurations[0], swept.configurations[-1]
-    theirs, ours = shared_points([wide_model, other])
-    assert np.array_equal(ours[..., TOKENS], theirs[..., TOKENS])
+    theirs, ours = figures.shared_points([wide_model, other])
+    assert np.array_equal(ours[..., figures.TOKENS], theirs[..., figures.TOKENS])
     gaps = [
         other.scores["aggregate"][seed] - wide_model.scores["aggregate"][seed] for seed in (0, 1)
     ]
-    assert (ours - theirs)[..., LOSS] == pytest.approx(np.array(gaps)[:, None].repeat(4, 1))
+    assert (ours - theirs)[..., figures.LOSS] == pytest.approx(np.array(gaps)[:, None].repeat(4, 1))
 
 
 @pytest.mark.parametrize(("kept", "steps"), [((1, 3), (20, 40)), ((0, 2), (10, 30)), ((), ())])
@@ -123,17 +116,17 @@ def test_runs_that_logged_at_other_steps_share_some_or_have_no_line(tmp_path, ke
     left = [rows[n] for n in kept] or [rows[0].replace("10,40960", "15,61440")]
     (folders[1] / "metrics.csv").write_text("".join([head, *left]))
     (made,) = groups_of([read_run(folder) for folder in folders])
-    (points,) = shared_points(made.configurations)
+    (points,) = figures.shared_points(made.configurations)
     assert points.shape == (2, len(steps), 3)
-    assert points[0, :, TOKENS].tolist() == [step * BATCH for step in steps]
-    draw([made], [])
+    assert points[0, :, figures.TOKENS].tolist() == [step * BATCH for step in steps]
+    figures.draw([made], [])
 
 
 def test_figures_are_drawn_and_none_stays_of_an_earlier_comparison(swept, tmp_path: Path):
-    written = save(tmp_path, draw([swept], []))
+    written = save(tmp_path, figures.draw([swept], []))
     assert [path.name for path in written] == [
         f"{name}.{suffix}" for name in ("quality", "tokens", "hours") for suffix in ("png", "pdf")
     ]
     assert all(imread(path).std() > 0.01 for path in written if path.suffix == ".png")
-    save(tmp_path, draw(paper.groups(), []))
+    save(tmp_path, figures.draw(paper.groups(), []))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["quality.pdf", "quality.png"]
