@@ -86,7 +86,7 @@ def on_sets(name: str, *sets: dict[int, float]) -> Configuration:
 
 
 @pytest.mark.parametrize("sets", [1, 2, 3])
-def test_the_correction_counts_each_test_of_all_groups_and_sets_once(sets: int):
+def test_the_correction_counts_each_test_of_all_groups_and_sets_once(sets):
     """The aggregate over one set is that set."""
     rng = np.random.default_rng(sets)
     scores = [[seeds(*rng.normal(2, 0.1, 3)) for _ in range(sets)] for _ in range(4)]

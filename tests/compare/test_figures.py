@@ -1,7 +1,5 @@
 """What the figures show, read back from their axes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from matplotlib.image import imread
@@ -122,7 +120,7 @@ def test_runs_that_logged_at_other_steps_share_some_or_have_no_line(tmp_path, ke
     figures.draw([made], [])
 
 
-def test_figures_are_drawn_and_none_stays_of_an_earlier_comparison(swept, tmp_path: Path):
+def test_figures_are_drawn_and_none_stays_of_an_earlier_comparison(swept, tmp_path):
     written = save(tmp_path, figures.draw([swept], []))
     assert [path.name for path in written] == [
         f"{name}.{suffix}" for name in ("quality", "tokens", "hours") for suffix in ("png", "pdf")

@@ -43,7 +43,7 @@ def write_matched(folder: Path, budget: str = "") -> list[TrainedRun]:
     return runs_in(folder)
 
 
-def test_each_kind_of_matching_has_its_own_pure_wide_and_line_of_an_alpha(tmp_path: Path) -> None:
+def test_each_kind_of_matching_has_its_own_pure_wide_and_line_of_an_alpha(tmp_path):
     linear, total = groups_of(write_matched(tmp_path))
     assert linear.name.endswith("equal linear FLOPs")
     for group, end in ((linear, ""), (total, "_total")):
@@ -53,7 +53,7 @@ def test_each_kind_of_matching_has_its_own_pure_wide_and_line_of_an_alpha(tmp_pa
         assert len({c.line for c in group.configurations if c.family == "dual"}) == 1
 
 
-def test_training_with_fewer_loops_is_not_of_equal_total_flops(tmp_path: Path) -> None:
+def test_training_with_fewer_loops_is_not_of_equal_total_flops(tmp_path):
     write_matched(tmp_path)
     (folder,) = (tmp_path / "runs").glob("a50_k4/0")
     for part, equal in ((0.01, True), (0.5, False)):
@@ -65,7 +65,7 @@ def test_training_with_fewer_loops_is_not_of_equal_total_flops(tmp_path: Path) -
         assert (cell in {c.name for c in total.configurations}) == equal
 
 
-def test_what_was_matched_in_total_flops_stands_for_its_like_there(tmp_path: Path) -> None:
+def test_what_was_matched_in_total_flops_stands_for_its_like_there(tmp_path):
     """Where few loops are all there are, also PureWide of equal linear FLOPs is within 2 %."""
     for cell in ("wide", "wide_total", "loop_k2", "loop_k2_total", "a50_k2"):
         kind = {"w": "wide", "l": "loop", "a": "dual"}[cell[0]]
@@ -82,7 +82,7 @@ def test_what_was_matched_in_total_flops_stands_for_its_like_there(tmp_path: Pat
     assert [c.name for c in total.baselines] == ["wide_total"]
 
 
-def test_two_sweeps_in_folders_with_hyphens_keep_their_total_tables(tmp_path: Path) -> None:
+def test_two_sweeps_in_folders_with_hyphens_keep_their_total_tables(tmp_path):
     for sweep, init in (("sweep-1", -7.0), ("sweep-2", -2.0)):
         for cell in ("wide", "wide_total", "a50_k4"):
             kind = "dual" if cell == "a50_k4" else "wide"
@@ -95,7 +95,7 @@ def test_two_sweeps_in_folders_with_hyphens_keep_their_total_tables(tmp_path: Pa
                      ["sweep-2/wide_total"]]  # fmt: skip
 
 
-def test_a_setting_that_is_varied_everywhere_makes_a_part_of_each_value(tmp_path: Path) -> None:
+def test_a_setting_that_is_varied_everywhere_makes_a_part_of_each_value(tmp_path):
     for init in (-7.0, -2.0):
         for kind in ("wide", "dual"):
             name = f"{kind}-gain_init_{init:g}"
@@ -111,9 +111,7 @@ def test_a_setting_that_is_varied_everywhere_makes_a_part_of_each_value(tmp_path
     assert len(group.configurations) == 4, "a baseline that is chosen is that of all"
 
 
-def test_models_with_experts_stand_beside_the_dense_pure_wide_of_their_settings(
-    tmp_path: Path,
-) -> None:
+def test_models_with_experts_stand_beside_the_dense_pure_wide_of_their_settings(tmp_path):
     for gain in (-7, -2):
         for experts in (0, 8):
             name = f"wide{f'_e{experts}' if experts else ''}-gain_init_{gain}"
@@ -128,9 +126,7 @@ def test_models_with_experts_stand_beside_the_dense_pure_wide_of_their_settings(
     ]
 
 
-def test_a_setting_of_dual_blocks_alone_leaves_them_beside_the_one_pure_wide(
-    tmp_path: Path,
-) -> None:
+def test_a_setting_of_dual_blocks_alone_leaves_them_beside_the_one_pure_wide(tmp_path):
     write_seeds(tmp_path, model_of("wide"), "wide")
     for gate in ("two_gates", "convex"):
         write_seeds(tmp_path, model_of("dual", 2) | {"gate": gate}, f"dual-gate_{gate}")
@@ -138,7 +134,7 @@ def test_a_setting_of_dual_blocks_alone_leaves_them_beside_the_one_pure_wide(
     assert len(group.configurations) == 3
 
 
-def test_a_baseline_may_be_named_without_its_budget(tmp_path: Path) -> None:
+def test_a_baseline_may_be_named_without_its_budget(tmp_path):
     runs = write_matched(tmp_path, budget="f600k_")
     linear, total = groups_of(runs, ["loop_k2", "f600k_wide", "wide"])
     assert [c.name for c in linear.baselines] == ["f600k_loop_k2", "f600k_wide"]

@@ -1,7 +1,6 @@
 """Runs that fit has trained, compared."""
 
 import csv
-from pathlib import Path
 
 import pytest
 
@@ -9,10 +8,10 @@ from dualpath_cli.cli import main
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import read_recipe
-from tests.tiny_run import Fit, prepare
+from tests.tiny_run import prepare
 
 
-def test_runs_of_fit_are_compared(trained, tmp_path: Path, monkeypatch):
+def test_runs_of_fit_are_compared(trained, tmp_path, monkeypatch):
     monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups, rows: {})
     runs = {
         "dual": trained(run={"name": "dual"}),
@@ -31,9 +30,7 @@ def test_runs_of_fit_are_compared(trained, tmp_path: Path, monkeypatch):
         assert (row["family"], row["training_tokens"]) == (name, "384")
 
 
-def test_runs_validated_on_a_data_folder_are_told_by_its_fingerprint(
-    fit: Fit, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_validated_on_a_data_folder_are_told_by_its_fingerprint(fit, texts, tmp_path, capsys):
     def run(name: str, text: str, seed: int) -> str:
         folder = tmp_path / text / "val"
         if not folder.exists():

@@ -5,7 +5,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS, ModelConfig
+from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS
 from dualpath_cli.decoding.cache import Cache, CachedSublayerPass, KeyValueCache, Span
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import DualPathLM, Intervention, RoutingTrace
@@ -76,9 +76,7 @@ def in_chunks(
 
 @several
 @given(config=MODELS, lengths=CHUNKS, seed=st.integers(0, 99))
-def test_any_chunks_give_the_logits_of_the_whole(
-    config: ModelConfig, lengths: list[int], seed: int
-) -> None:
+def test_any_chunks_give_the_logits_of_the_whole(config, lengths, seed):
     model = with_weights(config)
     tokens = random_tokens(config, batch=2, length=sum(lengths), seed=seed)
     assert difference(in_chunks(model, tokens, lengths), forward(model, tokens)) <= OUTPUTS
@@ -87,9 +85,7 @@ def test_any_chunks_give_the_logits_of_the_whole(
 @several
 @given(config=MODELS, masks=MASKS, chunks=CHUNKS, static=st.booleans(), seed=st.integers(0, 99))
 @example(small(), [[False, False, True], [True] * 3], [2], False, 0)
-def test_padding_changes_no_other_token(
-    config: ModelConfig, masks: list[list[bool]], chunks: list[int], static: bool, seed: int
-) -> None:
+def test_padding_changes_no_other_token(config, masks, chunks, static, seed):
     """Wherever it is, also where a chunk ends with it and those that follow have none."""
     model = with_weights(config)
     mask = torch.tensor(masks)
@@ -110,7 +106,7 @@ def test_padding_changes_no_other_token(
     [Intervention(gates="shuffled"), Intervention(halting=0.2)],
     ids=lambda i: i.name,
 )
-def test_interventions_leave_padding_out(intervention: Intervention) -> None:
+def test_interventions_leave_padding_out(intervention):
     model = with_weights(small())
     padded = torch.cat((TOKENS.flip(1)[:, :3], TOKENS), dim=1)
     mask = torch.ones_like(padded, dtype=torch.bool)
@@ -129,9 +125,7 @@ def test_interventions_leave_padding_out(intervention: Intervention) -> None:
         (None, None, Intervention(experts="random"), "experts=random: needs the whole sequence"),
     ],
 )
-def test_a_cache_goes_with_one_intervention_and_its_draft(
-    first: Intervention | None, draft: Intervention | None, later: Intervention | None, message: str
-) -> None:
+def test_a_cache_goes_with_one_intervention_and_its_draft(first, draft, later, message):
     model, cache = with_weights(small()), Cache(small(), draft=draft)
     forward(model, TOKENS, cache=cache, intervention=first)
     with pytest.raises(ValueError, match=message):
@@ -148,7 +142,7 @@ def test_a_cache_goes_with_one_intervention_and_its_draft(
     ],
     ids=lambda intervention: intervention.name,
 )
-def test_interventions_are_the_same_with_a_cache(intervention: Intervention) -> None:
+def test_interventions_are_the_same_with_a_cache(intervention):
     model = with_weights(small())
     whole = forward(model, TOKENS, intervention=intervention)
     assert difference(whole, forward(model, TOKENS)) >= SHOWS
@@ -157,7 +151,7 @@ def test_interventions_are_the_same_with_a_cache(intervention: Intervention) -> 
         assert difference(cached, whole) <= OUTPUTS
 
 
-def test_a_trace_keeps_the_states_when_asked() -> None:
+def test_a_trace_keeps_the_states_when_asked():
     """The mix of the loop's states is what the layer puts out."""
     model = with_weights(small(**ALL_KINDS))
     trace = RoutingTrace(keeps_states=True)
@@ -185,7 +179,7 @@ def test_a_trace_keeps_the_states_when_asked() -> None:
 
 @several
 @given(config=MODELS, length=st.integers(1, 5), seed=st.integers(0, 99))
-def test_a_batch_goes_on_from_one_sequence(config: ModelConfig, length: int, seed: int) -> None:
+def test_a_batch_goes_on_from_one_sequence(config, length, seed):
     model, cache = with_weights(config), Cache(config)
     start = random_tokens(config, batch=1, length=length, seed=seed)
     rests = random_tokens(config, batch=3, length=4, seed=seed + 100)
@@ -199,7 +193,7 @@ def test_a_batch_goes_on_from_one_sequence(config: ModelConfig, length: int, see
 @given(
     config=MODELS, rows=st.lists(st.integers(0, 2), min_size=1, max_size=4), padded=st.booleans()
 )
-def test_some_of_a_batch_go_on(config: ModelConfig, rows: list[int], padded: bool) -> None:
+def test_some_of_a_batch_go_on(config, rows, padded):
     model, cache = with_weights(config), Cache(config)
     tokens = random_tokens(config, batch=3, length=8)
     mask = torch.ones_like(tokens, dtype=torch.bool)
@@ -215,7 +209,7 @@ def test_some_of_a_batch_go_on(config: ModelConfig, rows: list[int], padded: boo
 
 @several
 @given(lengths=CHUNKS, n_kv_heads=st.sampled_from([1, 2, 4]), seed=st.integers(0, 99))
-def test_attention_alone_too(lengths: list[int], n_kv_heads: int, seed: int) -> None:
+def test_attention_alone_too(lengths, n_kv_heads, seed):
     config = small(n_kv_heads=n_kv_heads)
     rng = torch.Generator().manual_seed(seed)
     attention = Attention(config).double()

@@ -25,14 +25,14 @@ def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change and change.name)
 @pytest.mark.usefixtures("graphs_alone")
-def test_logits_are_the_same(change: Intervention | None) -> None:
+def test_logits_are_the_same(change):
     """Of a prompt that is padded, of tokens after it, of a draft, and of several at once."""
     check(change, drafts=change is None)
 
 
 @pytest.mark.parametrize("change", [None, CHANGES[-1]], ids=lambda change: change and change.name)
 @pytest.mark.usefixtures("graphs_alone")
-def test_a_position_more_is_no_graph_more(change: Intervention | None) -> None:
+def test_a_position_more_is_no_graph_more(change):
     """Also where now one text goes on, now two or three, and in a second batch."""
     config = small(n_layers=2, loops=3)
     decoder = Decoder(with_weights(config), change, compiled=True)
@@ -50,9 +50,7 @@ def test_a_position_more_is_no_graph_more(change: Intervention | None) -> None:
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.usefixtures("graphs_alone")
-def test_a_compiled_pass_is_one_step_of_cuda_graphs(
-    compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_pass_is_one_step_of_cuda_graphs(compiled, monkeypatch):
     """It begins before the first of its blocks: prompt, next token, draft, and several at once."""
     events: list[str] = []
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: events.append("step"))
@@ -71,7 +69,7 @@ def test_a_compiled_pass_is_one_step_of_cuda_graphs(
 
 
 @pytest.mark.slow
-def test_so_they_are_with_kernels() -> None:
+def test_so_they_are_with_kernels():
     check(None, drafts=False)
 
 

@@ -44,9 +44,7 @@ OPTIONS = st.fixed_dictionaries(
 @settings(max_examples=60)
 @given(options=OPTIONS, seed=st.integers(0, 99))
 @example(options={"top_p": 1e-9}, seed=0)  # less than rounding: the likeliest stays
-def test_probabilities_are_those_that_transformers_draws_from(
-    gpt2: Any, options: dict[str, Any], seed: int
-) -> None:
+def test_probabilities_are_those_that_transformers_draws_from(gpt2, options, seed):
     """What its `generate` makes of its own logits: all options, in the order that it takes."""
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(IDS, (3, 5), generator=draw)
@@ -59,7 +57,7 @@ def test_probabilities_are_those_that_transformers_draws_from(
     torch.testing.assert_close(probs, theirs.scores[0].softmax(-1), atol=1e-6, rtol=1e-5)
 
 
-def test_greedy_takes_the_likeliest_after_the_penalty() -> None:
+def test_greedy_takes_the_likeliest_after_the_penalty():
     logits = torch.tensor([[1.0, 3.0, 2.0], [-1.0, -3.0, -1.5]])
     plain = Sampler(Sampling(greedy=True), 3).probabilities(logits, [[1], [0]])
     assert plain.tolist() == [[0, 1, 0], [1, 0, 0]]
@@ -69,7 +67,7 @@ def test_greedy_takes_the_likeliest_after_the_penalty() -> None:
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_ids_that_the_tokenizer_lacks_are_never_drawn(greedy: bool) -> None:
+def test_ids_that_the_tokenizer_lacks_are_never_drawn(greedy):
     logits = torch.zeros(50, 8)
     logits[:, 5:] = 100.0
     sampler = Sampler(Sampling(greedy=greedy, top_k=6, top_p=0.9), 5)
@@ -80,12 +78,12 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn(greedy: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_probabilities_are_never_below_float32(dtype: torch.dtype) -> None:
+def test_probabilities_are_never_below_float32(dtype):
     probs = Sampler(Sampling(), 4).probabilities(torch.zeros(1, 4, dtype=dtype), [[0]])
     assert probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
-def test_draws_have_the_frequencies_of_their_probabilities() -> None:
+def test_draws_have_the_frequencies_of_their_probabilities():
     probs = torch.tensor([0.0, 0.5, 0.2, 0.0, 0.29, 0.01, 0.0])
     count = 20_000
     ids = Sampler(Sampling(), 7).draw(probs.expand(count, -1), generators(1) * count)
@@ -95,7 +93,7 @@ def test_draws_have_the_frequencies_of_their_probabilities() -> None:
     assert ((found - probs).abs() <= 4 * deviation).all()
 
 
-def test_a_draw_depends_on_its_own_generator_alone() -> None:
+def test_a_draw_depends_on_its_own_generator_alone():
     probs = torch.rand(5, IDS, generator=torch.Generator().manual_seed(1))
     sampler = Sampler(Sampling(), IDS)
     together = sampler.draw(probs, generators(5))
@@ -105,7 +103,7 @@ def test_a_draw_depends_on_its_own_generator_alone() -> None:
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_a_model_that_gives_no_numbers_fails(greedy: bool) -> None:
+def test_a_model_that_gives_no_numbers_fails(greedy):
     sampler = Sampler(Sampling(greedy=greedy), 3)
     probs = sampler.probabilities(torch.tensor([[0.0, torch.nan, 1.0]]), [[0]])
     with pytest.raises(RunFailed, match="gives no numbers"):

@@ -54,9 +54,7 @@ def expected(
 
 @several
 @given(config=MODELS, saving=SAVINGS, seed=st.integers(0, 99))
-def test_token_by_token_the_reference_says_the_same(
-    config: ModelConfig, saving: Intervention, seed: int
-) -> None:
+def test_token_by_token_the_reference_says_the_same(config, saving, seed):
     """Three sequences, of whose tokens some go on where others stop."""
     assume(saving.problem(config) is None)
     model = with_weights(config)
@@ -73,9 +71,7 @@ def test_token_by_token_the_reference_says_the_same(
     lengths=st.lists(st.integers(1, 3), min_size=2, max_size=4),
     seed=st.integers(0, 99),
 )
-def test_a_prompt_in_any_chunks_too(
-    config: ModelConfig, saving: Intervention, lengths: list[int], seed: int
-) -> None:
+def test_a_prompt_in_any_chunks_too(config, saving, lengths, seed):
     assume(saving.problem(config) is None)
     model = with_weights(config)
     tokens = random_tokens(config, batch=2, length=sum(lengths), seed=seed)
@@ -91,9 +87,7 @@ def test_a_prompt_in_any_chunks_too(
     saving=SAVINGS,
     lengths=st.lists(st.integers(1, 6), min_size=2, max_size=4),
 )
-def test_mixed_lengths_in_a_batch_change_nothing(
-    config: ModelConfig, saving: Intervention, lengths: list[int]
-) -> None:
+def test_mixed_lengths_in_a_batch_change_nothing(config, saving, lengths):
     assume(saving.problem(config) is None)
     model, longest = with_weights(config), max(lengths)
     tokens = random_tokens(config, batch=len(lengths), length=longest + 3)
@@ -109,7 +103,7 @@ def test_mixed_lengths_in_a_batch_change_nothing(
 
 @pytest.mark.parametrize("saving", [{"skip": 0.5}, {"kv_slots": 1}, {"kv_slots": 2}, *EXITS],
                          ids=lambda fields: Intervention(**fields).name)  # fmt: skip
-def test_each_saving_shows(saving: dict[str, object]) -> None:
+def test_each_saving_shows(saving):
     """So that no test above passes because nothing is left out."""
     model = with_weights(small())
     tokens = random_tokens(model.config, batch=2, length=6)
@@ -119,7 +113,7 @@ def test_each_saving_shows(saving: dict[str, object]) -> None:
     assert difference(found, without) >= SHOWS
 
 
-def test_without_a_cache_each_token_is_a_pass() -> None:
+def test_without_a_cache_each_token_is_a_pass():
     model = with_weights(small())
     tokens = random_tokens(model.config, batch=2, length=6)
     slots = Intervention(kv_slots=1)
@@ -132,7 +126,7 @@ def test_without_a_cache_each_token_is_a_pass() -> None:
     assert difference(losses, -logs.detach()) <= OUTPUTS
 
 
-def test_fewer_slots_take_less_memory() -> None:
+def test_fewer_slots_take_less_memory():
     model = with_weights(small(n_layers=1, loops=4))
     tokens = random_tokens(model.config, batch=1, length=8)
     sizes = {}
@@ -145,7 +139,7 @@ def test_fewer_slots_take_less_memory() -> None:
 
 
 @pytest.mark.parametrize("saving", [{"skip": 0.8}, *EXITS])
-def test_a_trace_counts_the_steps_that_were_taken(saving: dict[str, object]) -> None:
+def test_a_trace_counts_the_steps_that_were_taken(saving):
     config = small(**ALL_KINDS)
     change = Intervention(**saving)  # type: ignore[arg-type]
     weights = reference.random_weights(config, seed=0)
@@ -168,7 +162,7 @@ def test_a_trace_counts_the_steps_that_were_taken(saving: dict[str, object]) -> 
     assert len({*wanted[:, :2].flatten().tolist()}) > 1
 
 
-def test_steps_that_are_left_out_are_not_computed() -> None:
+def test_steps_that_are_left_out_are_not_computed():
     """A sequence whose token stops costs no product in the steps that it does not take."""
     model = with_weights(small(n_layers=1, loops=4))
     tokens = random_tokens(model.config, batch=2, length=3)
@@ -183,7 +177,7 @@ def test_steps_that_are_left_out_are_not_computed() -> None:
     assert rows == [2]
 
 
-def test_traces_of_passes_are_joined_with_their_states() -> None:
+def test_traces_of_passes_are_joined_with_their_states():
     """Passes in which fewer steps were run lend their last state to the others."""
     model, tokens = with_weights(small()), random_tokens(small(), batch=2, length=12)
     change = Intervention(halting=0.6, kv_slots=model.config.loops)
@@ -198,7 +192,7 @@ def test_traces_of_passes_are_joined_with_their_states() -> None:
         torch.testing.assert_close(one.step_weights, other.step_weights)
 
 
-def test_static_shapes_have_an_end() -> None:
+def test_static_shapes_have_an_end():
     model = with_weights(small())
     tokens = random_tokens(model.config, batch=1, length=4)
     cache = Cache(model.config, capacity=5, static=tokens.device)
@@ -211,9 +205,7 @@ def test_static_shapes_have_an_end() -> None:
 @given(
     config=WITH_DOCUMENTS, kept=st.integers(0, 4), forgotten=st.integers(1, 4), static=st.booleans()
 )
-def test_what_is_forgotten_leaves_no_trace(
-    config: ModelConfig, kept: int, forgotten: int, static: bool
-) -> None:
+def test_what_is_forgotten_leaves_no_trace(config, kept, forgotten, static):
     """Tokens under the draft's loops come in between, and are forgotten."""
     model, draft = with_weights(config), Intervention(loops=1)
     tokens = random_tokens(config, batch=2, length=kept + 3)

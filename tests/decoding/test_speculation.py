@@ -74,14 +74,8 @@ def plain(
     change=st.sampled_from([None, Intervention(halting=0.5), Intervention(loops=2, skip=0.6)]),
 )
 def test_the_likeliest_text_is_the_same_to_its_end(
-    prompt: list[int],
-    length: int,
-    most: int,
-    eot: int | None,
-    stops: tuple[str, ...],
-    penalty: float,
-    change: Intervention | None,
-) -> None:
+    prompt, length, most, eot, stops, penalty, change
+):
     sampling = Sampling(greedy=True, repetition_penalty=penalty)
     limits = Limits(most, 16, eot, stops)
     for model in (MODEL, OF_DOCUMENTS):
@@ -89,7 +83,7 @@ def test_the_likeliest_text_is_the_same_to_its_end(
         assert pieces == plain(prompt, sampling, limits, change, model)
 
 
-def test_some_drafts_are_accepted_and_some_are_not() -> None:
+def test_some_drafts_are_accepted_and_some_are_not():
     """Or the tests here would be of one case alone."""
     fared = Drafts()
     for seed in range(20):
@@ -147,9 +141,7 @@ def redrawn_from_the_whole(
 @pytest.mark.parametrize(
     ("length", "texts"), [pytest.param(1, 600, marks=pytest.mark.slow), (2, 300)]
 )
-def test_sampled_texts_are_distributed_as_without_drafts(
-    length: int, texts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sampled_texts_are_distributed_as_without_drafts(length, texts, monkeypatch):
     """Pairs of ids, the second of which comes from the same draft, the next one, or neither."""
     prompt, sampling, limits = [3, 7, 1], Sampling(top_k=4), Limits(1 + length, 16, None)
 
@@ -183,7 +175,7 @@ def frequencies(keep: Callable[..., tuple[int, int]], seed: int, draws: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_verified_has_the_probabilities_of_the_whole_model(seed: int) -> None:
+def test_what_is_verified_has_the_probabilities_of_the_whole_model(seed):
     draws = 4000
     wanted = [draws * p for p in shares(seed)[0][0].tolist()]
     assert stats.chisquare(frequencies(verified, seed, draws), wanted).pvalue > 0.001
@@ -195,7 +187,7 @@ def test_what_is_verified_has_the_probabilities_of_the_whole_model(seed: int) ->
     assert stats.chisquare(found, wanted).pvalue < 1e-9, "it would show"
 
 
-def test_a_draft_of_the_same_probabilities_is_always_kept() -> None:
+def test_a_draft_of_the_same_probabilities_is_always_kept():
     p_1V, _ = shares(0)
     sampler = Sampler(Sampling(), 8)
     for seed in range(50):

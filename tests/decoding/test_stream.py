@@ -29,9 +29,7 @@ def whole(ids: list[int], stops: list[str]) -> tuple[str, bool]:
 @given(IDS, STOPS)
 @example([0, 1, 0, 1, 2], ["abab.", "b."])
 @example([5, 5, 6, 7], ["é"])
-def test_the_pieces_add_up_to_the_text_before_the_first_stop(
-    ids: list[int], stops: list[str]
-) -> None:
+def test_the_pieces_add_up_to_the_text_before_the_first_stop(ids, stops):
     stream, pieces = TextStream(VALUES, stops), []
     for id in ids:
         pieces.append(stream.push(id))
@@ -42,16 +40,14 @@ def test_the_pieces_add_up_to_the_text_before_the_first_stop(
 
 
 @given(IDS, IDS, STOPS)
-def test_what_was_given_out_holds_whatever_follows(
-    ids: list[int], later: list[int], stops: list[str]
-) -> None:
+def test_what_was_given_out_holds_whatever_follows(ids, later, stops):
     """The prefix is certain: neither half a character nor the beginning of a stop is in it."""
     stream = TextStream(VALUES, stops)
     given_out = "".join(stream.push(id) for id in ids)
     assert whole([*ids, *later], stops)[0].startswith(given_out)
 
 
-def test_nothing_is_held_back_that_is_certain() -> None:
+def test_nothing_is_held_back_that_is_certain():
     stream = TextStream(VALUES, ["ab.ab"])
     assert [stream.push(id) for id in (0, 1, 1, 2, 5, 6, 3, 2)] == [
         "", "", "abb", ".", "", "é", "", "ab..",

@@ -87,9 +87,7 @@ def test_greedy_writing_is_what_the_equations_say():
 )
 @settings(max_examples=4)
 @given(seeds=st.lists(st.integers(0, 2**40), min_size=4, max_size=4), eot=st.booleans())
-def test_a_text_is_the_same_alone_and_in_any_batch(
-    change: Intervention | None, seeds: list[int], eot: bool
-):
+def test_a_text_is_the_same_alone_and_in_any_batch(change, seeds, eot):
     """In float64, where rounding decides nothing: seeded draws after prompts of mixed lengths."""
     options = {"change": change, "eot_id": EOT if eot else None}
     shares_slots = change is not None and change.kv_slots is not None  # of tokens passed before
@@ -190,7 +188,7 @@ def test_the_batch_ends_with_its_last_text():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_rounded_weights_give_what_autocast_gives(tied: bool) -> None:
+def test_rounded_weights_give_what_autocast_gives(tied):
     """Bit for bit, in half the memory; the embedding, the router and the gates stay as they are."""
     config = small(**ALL_KINDS, tie_embeddings=tied)
     tokens = random_tokens(config, batch=2, length=6)

@@ -66,7 +66,7 @@ def counted(config: ModelConfig) -> tuple[int, int]:
 
 
 @each_variant
-def test_newton_schulz_takes_what_pytorch_counts(config: ModelConfig) -> None:
+def test_newton_schulz_takes_what_pytorch_counts(config):
     model = DualPathLM(config)
     muon = build_optimizer(model.named_parameters(), OptimSettings(name="muon"), 1, config)
     for p in model.parameters():
@@ -78,7 +78,7 @@ def test_newton_schulz_takes_what_pytorch_counts(config: ModelConfig) -> None:
 
 
 @each_variant
-def test_flops_are_those_that_pytorch_counts(config: ModelConfig) -> None:
+def test_flops_are_those_that_pytorch_counts(config):
     """But for two: the step index, and the half of the attention scores that is masked.
 
     The model adds the router's step index as one scalar multiply-add for all tokens, not as a
@@ -103,8 +103,8 @@ def test_flops_are_those_that_pytorch_counts(config: ModelConfig) -> None:
     tokens=st.integers(1, 5),
 )
 def test_keys_and_values_take_the_bytes_of_the_cache_that_decodes(
-    layers: list[tuple[BlockKind, int]], kv_heads: int, d_model: int, texts: int, tokens: int
-) -> None:
+    layers, kv_heads, d_model, texts, tokens
+):
     """K + 1 caches of a dual layer, K of a loop one, 1 of a wide one, in bf16."""
     config = small(
         n_layers=len(layers), block=[kind for kind, _ in layers], loops=[k for _, k in layers],
@@ -117,7 +117,7 @@ def test_keys_and_values_take_the_bytes_of_the_cache_that_decodes(
 
 
 @each_variant
-def test_parameters_are_those_of_the_built_model(config: ModelConfig) -> None:
+def test_parameters_are_those_of_the_built_model(config):
     with torch.device("meta"):
         model = DualPathLM(config)
     assert flops.parameters(config) == sum(p.numel() for p in model.parameters())

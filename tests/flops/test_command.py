@@ -60,7 +60,7 @@ def recipe_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # Formats
 
 
-def test_json_is_one_model_as_trained_or_as_written(described: Described) -> None:
+def test_json_is_one_model_as_trained_or_as_written(described):
     model = described(DUAL)
     assert list(model) == KEYS
     assert list(model["flops_per_token_per_layer"]) == PARTS
@@ -90,9 +90,7 @@ def test_json_is_one_model_as_trained_or_as_written(described: Described) -> Non
         "--budget 4M --dim 256 --heads 8 --kv-heads 2 --k 2 --layers 3 --experts 4",
     ],
 )
-def test_the_model_of_json_is_a_section_of_a_recipe(
-    line: str, described: Described, tmp_path: Path
-) -> None:
+def test_the_model_of_json_is_a_section_of_a_recipe(line, described, tmp_path):
     model = described(line)
     recipe = tmp_path / "solved.yaml"
     recipe.write_text(json.dumps({"model": model["model"]}))
@@ -101,9 +99,7 @@ def test_the_model_of_json_is_a_section_of_a_recipe(
     assert {name: again[name] for name in same} == {name: model[name] for name in same}
 
 
-def test_the_table_shows_every_number_and_what_is_assumed(
-    answer: Answer, described: Described
-) -> None:
+def test_the_table_shows_every_number_and_what_is_assumed(answer, described):
     text, model = answer(DUAL), described(DUAL)
     shown = [model["d_ffn"], model["d_ffn_wide_effective"], model["params"]]
     shown += [*model["flops_per_token_per_layer"].values(), model["kv_bytes_per_token"]]
@@ -119,9 +115,7 @@ def test_the_table_shows_every_number_and_what_is_assumed(
     assert "1 GPU that sustains 400 TFLOP/s" in own
 
 
-def test_decoding_reads_weights_and_caches_once_a_step(
-    answer: Answer, described: Described
-) -> None:
+def test_decoding_reads_weights_and_caches_once_a_step(answer, described):
     """Of an H100's 3.35 TB/s: half a million tokens of cache weigh 8 times F80M's weights."""
     line = f"{DUAL} --decode 32x4096@3.35TB/s"
     weights = 2 * (483_156_880 - 50304 * 768)
@@ -142,7 +136,7 @@ def test_decoding_reads_weights_and_caches_once_a_step(
 # Options
 
 
-def test_experts_are_solved_for_the_flops_of_a_dense_path(described: Described) -> None:
+def test_experts_are_solved_for_the_flops_of_a_dense_path(described):
     line = "--budget 80M --block dual,loop,wide --loops 4"
     dense, sparse = described(line), described(f"{line} --experts 8 --top-k 3")
     assert (sparse["n_experts"], sparse["top_k"]) == ([8, 0, 8], 3)
@@ -162,16 +156,14 @@ def test_experts_are_solved_for_the_flops_of_a_dense_path(described: Described) 
         ("--budget 60M --table", ["this budget leaves no room for an FFN in a25_k4"]),
     ],
 )  # fmt: skip
-def test_options_without_effect_and_rows_without_room_are_named_on_stderr(
-    line: str, notes: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_without_effect_and_rows_without_room_are_named_on_stderr(line, notes, capsys):
     assert main(["flops", *line.split(), "--format", "json"]) == 0
     captured = capsys.readouterr()
     json.loads(captured.out)
     assert captured.err.splitlines() == [f"dualpath flops: note: {note}" for note in notes]
 
 
-def test_the_backbone_is_free(described: Described) -> None:
+def test_the_backbone_is_free(described):
     line = "--budget 4M --dim 256 --heads 8 --kv-heads 2 --layers 3 --vocab 1000 --seq-len 128"
     model = described(f"{line} --loops 2")
     assert described(f"{line} --k 2") == model
@@ -183,7 +175,7 @@ def test_the_backbone_is_free(described: Described) -> None:
     assert model["flops_per_token_per_layer"]["attention_scores"] == 3 * 2 * 128 * 256
 
 
-def test_a_width_multiple_holds_for_the_solver_and_the_reading(described: Described) -> None:
+def test_a_width_multiple_holds_for_the_solver_and_the_reading(described):
     line = f"{DUAL} --width-multiple 256"
     trained, written = described(line), described(f"{line} --reading as_written")
     assert written["d_ffn_effective"] == trained["d_ffn_effective"]
@@ -191,7 +183,7 @@ def test_a_width_multiple_holds_for_the_solver_and_the_reading(described: Descri
     assert trained["budget_ratio"] <= 1
 
 
-def test_hours_follow_tokens_gpus_and_rate(described: Described) -> None:
+def test_hours_follow_tokens_gpus_and_rate(described):
     def hours(options: str) -> float:
         return described(f"{DUAL} {options}")["training_hours"]
 
@@ -204,9 +196,7 @@ def test_hours_follow_tokens_gpus_and_rate(described: Described) -> None:
 # Recipes
 
 
-def test_a_recipe_is_described_as_it_is(
-    recipe_files: None, answer: Answer, described: Described
-) -> None:
+def test_a_recipe_is_described_as_it_is(recipe_files, answer, described):
     model = described("--config small.yaml")
     ratio = described("--config small.yaml --budget 40K")["budget_ratio"]
     assert ratio == model["flops_per_token_per_layer"]["linear_total"] / 40_000
@@ -218,7 +208,7 @@ def test_a_recipe_is_described_as_it_is(
     assert "1 dual + 1 loop + 1 wide blocks" in answer("--config small.yaml")
 
 
-def test_a_list_solves_each_layer_as_a_model_of_its_kind(described: Described) -> None:
+def test_a_list_solves_each_layer_as_a_model_of_its_kind(described):
     model = described("--block wide,dual,dual,loop --loops 3,4,1,2 --budget 80M --alpha 40")
     alone = [
         described(f"--block {kind} --k {k} --budget 80M --alpha 40")
@@ -232,7 +222,7 @@ def test_a_list_solves_each_layer_as_a_model_of_its_kind(described: Described) -
         assert mean == pytest.approx(sum(layers) / 4)
 
 
-def test_a_list_is_written_only_where_layers_differ(answer: Answer, described: Described) -> None:
+def test_a_list_is_written_only_where_layers_differ(answer, described):
     words = "--block wide,dual,wide --loops 1,4,1 --budget 80M"
     model = described(words)["model"]
     assert (model["loops"], model["d_ffn"], len(model["d_ffn_wide"])) == (4, 1600, 3)
@@ -241,26 +231,20 @@ def test_a_list_is_written_only_where_layers_differ(answer: Answer, described: D
     assert "24,576, 11,392, 24,576" in text
 
 
-def test_later_recipes_win_and_a_reading_goes_on_top(
-    recipe_files: None, described: Described
-) -> None:
+def test_later_recipes_win_and_a_reading_goes_on_top(recipe_files, described):
     words = "--config small.yaml --config longer.yaml --reading as_written"
     as_written = replace(MIXED, max_seq_len=64, **paper.AS_WRITTEN)
     assert ModelConfig(**described(words)["model"]) == as_written
 
 
-def test_hours_of_a_recipe_are_for_its_own_tokens_and_only_when_asked(
-    recipe_files: None, answer: Answer
-) -> None:
+def test_hours_of_a_recipe_are_for_its_own_tokens_and_only_when_asked(recipe_files, answer):
     assert "hours" not in answer("--config small.yaml")
     text = answer("--config small.yaml --gpus 1 --tflops 1")
     assert "Training: 1,000 tokens on 1 GPU" in text
     assert "Training: 5 tokens" in answer("--config small.yaml --tokens 5")
 
 
-def test_training_flops_of_a_recipe_follow_its_schedule_of_loops(
-    recipe_files: None, answer: Answer, described: Described
-) -> None:
+def test_training_flops_of_a_recipe_follow_its_schedule_of_loops(recipe_files, answer, described):
     """Three of ten steps have one loop, of six rounded two; of none it is the model's own."""
     words = "--config small.yaml --config growing.yaml --gpus 1"
     one, all_loops = (
@@ -287,8 +271,8 @@ def test_training_flops_of_a_recipe_follow_its_schedule_of_loops(
 )
 @pytest.mark.parametrize("reading", paper.READINGS)
 def test_table_matched_in_total_spends_the_same_everywhere(
-    line: str, matched: int, reading: str, answer: Answer, described: Described
-) -> None:
+    line, matched, reading, answer, described
+):
     """Within 1 % of the sum of a dual block with K, F80M a25 K4 with its raised width, too.
 
     Each reading has its own widths and multiples.
@@ -312,7 +296,7 @@ def test_table_matched_in_total_spends_the_same_everywhere(
         assert row.replace("*", "").split()[-7:-3] == [str(number) for number in shown]
 
 
-def test_match_total_names_the_multiple_and_what_is_off(answer: Answer) -> None:
+def test_match_total_names_the_multiple_and_what_is_off(answer):
     solved = answer("--budget 80M --alpha 25 --k 4 --match total")
     assert re.search(r"ffn_multiple_of +128\n", solved)
     assert "Above its share: d_ffn is raised to 128" in solved
@@ -330,8 +314,8 @@ def test_match_total_names_the_multiple_and_what_is_off(answer: Answer) -> None:
      ("--budget 80M --table --match total", "spent/matched")],
 )  # fmt: skip
 def test_a_terminal_gets_the_numbers_of_a_file_however_narrow(
-    line: str, heading: str, columns: int, answer: Answer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    line, heading, columns, answer, monkeypatch
+):
     whole = sorted(re.findall(r"\d", answer(line)))
     monkeypatch.setenv("COLUMNS", str(columns))
     assert sorted(re.findall(r"\d", answer(line))) == whole, "a file does not depend on it"

@@ -67,7 +67,7 @@ def model(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> ModelCon
 
 
 @each_configuration
-def test_the_solver_and_the_count_give_the_papers_numbers(row: paper.Configuration) -> None:
+def test_the_solver_and_the_count_give_the_papers_numbers(row):
     widths = solve_widths(row.target)
     assert (widths.d_ffn, widths.d_ffn_wide) == (row.d_ffn, row.d_ffn_wide)
     trained, written = (flops.parameters(row.model_config(reading)) / 1e6
@@ -78,7 +78,7 @@ def test_the_solver_and_the_count_give_the_papers_numbers(row: paper.Configurati
 # Accounting
 
 
-def test_the_mean_is_of_all_layers_and_training_three_forward_passes() -> None:
+def test_the_mean_is_of_all_layers_and_training_three_forward_passes():
     config = small(n_layers=3, block=["dual", "loop", "wide"])
     layers = flops.flops_by_layer(config)
     for part, mean in flops.mean_layer_flops(config).items():
@@ -102,7 +102,7 @@ def solved(target: Target) -> tuple[int | None, int | None]:
 
 
 @given(targets)
-def test_solved_widths_are_the_largest_legal_ones(target: Target) -> None:
+def test_solved_widths_are_the_largest_legal_ones(target):
     """The next multiple of either path would exceed its share; PureWide is the first above."""
     d_ffn, d_ffn_wide = solved(target)
     m = target.multiple_of
@@ -120,7 +120,7 @@ def test_solved_widths_are_the_largest_legal_ones(target: Target) -> None:
 
 
 @given(targets)
-def test_solved_flops_stay_within_the_budget_and_one_multiple_of_it(target: Target) -> None:
+def test_solved_flops_stay_within_the_budget_and_one_multiple_of_it(target):
     """Under match total the budget grows by what a dual block's attention takes more."""
     d_ffn, d_ffn_wide = solved(target)
     parts = spent(target, d_ffn, d_ffn_wide)
@@ -136,7 +136,7 @@ def test_solved_flops_stay_within_the_budget_and_one_multiple_of_it(target: Targ
 
 
 @given(targets)
-def test_what_a_target_says_is_spent_is_what_the_model_costs(target: Target) -> None:
+def test_what_a_target_says_is_spent_is_what_the_model_costs(target):
     widths = solved(target)
     parts = spent(target, *widths)
     scores = parts["attention_scores"] if target.match == "total" else 0
@@ -156,9 +156,7 @@ def in_multiple(target: Target) -> tuple[int | None, int | None]:
 
 
 @given(targets.filter(lambda target: target.match == "total"), st.sampled_from([64, 256]))
-def test_match_total_is_met_within_1_percent_in_the_coarsest_multiple_that_can(
-    target: Target, multiple: int
-) -> None:
+def test_match_total_is_met_within_1_percent_in_the_coarsest_multiple_that_can(target, multiple):
     start = replace(target, multiple_of=multiple)
     assume(start.has_room)
     found, widths = solve_within(start)
@@ -172,7 +170,7 @@ def test_match_total_is_met_within_1_percent_in_the_coarsest_multiple_that_can(
     assert coarser == 2 * multiple
 
 
-def test_a_model_too_narrow_for_1_percent_gets_the_finest_multiple() -> None:
+def test_a_model_too_narrow_for_1_percent_gets_the_finest_multiple():
     """One channel of its three deep passes is 288 FLOPs, 3 % of 9,800."""
     target = Target(9_800, "loop", loops=3, match="total", d_model=16, n_heads=2, n_kv_heads=2,
                     seq_len=1)  # fmt: skip
@@ -182,7 +180,7 @@ def test_a_model_too_narrow_for_1_percent_gets_the_finest_multiple() -> None:
 
 
 @given(targets)
-def test_ways_out_are_changes_that_really_solve(target: Target) -> None:
+def test_ways_out_are_changes_that_really_solve(target):
     assume(not target.has_room)
     with pytest.raises(UserError, match="would do"):
         solve_widths(target)
@@ -193,7 +191,7 @@ def test_ways_out_are_changes_that_really_solve(target: Target) -> None:
         solve_widths(replace(target, **changed))
 
 
-def test_the_suggested_k_is_the_largest_and_the_suggested_alpha_the_nearest() -> None:
+def test_the_suggested_k_is_the_largest_and_the_suggested_alpha_the_nearest():
     target = Target(budget=80_000_000, alpha=20, loops=4)
     ways = ways_out(target)
     assert ways["alpha"] == 24
@@ -204,7 +202,7 @@ def test_the_suggested_k_is_the_largest_and_the_suggested_alpha_the_nearest() ->
     assert 0.99 * ways["budget"] <= 4 * 8 * 768**2 / 0.2 + 4 * 768 <= ways["budget"]
 
 
-def test_a_width_is_raised_to_a_multiple_only_while_its_exact_value_is_positive() -> None:
+def test_a_width_is_raised_to_a_multiple_only_while_its_exact_value_is_positive():
     clamped = {row.recipe: solve_widths(row.target).clamped for row in CONFIGURATIONS}
     assert {name: c for name, c in clamped.items() if c} == {"f80m_a25_k4": ("d_ffn",)}
     with pytest.raises(UserError, match="alpha 24 or K=3 or a budget of"):
@@ -219,19 +217,19 @@ def test_a_width_is_raised_to_a_multiple_only_while_its_exact_value_is_positive(
     [("1.28G", 1_280_000_000), ("8E7", 80_000_000), ("80_000_000", 80_000_000), (" 2k ", 2000),
      ("1.50T", 15 * 10**11)],
 )  # fmt: skip
-def test_sizes_are_read_as_people_write_them(text: str, value: int) -> None:
+def test_sizes_are_read_as_people_write_them(text, value):
     assert parse_size(text, "--budget") == value
 
 
 @pytest.mark.parametrize(
     "text", ["", "M", "0", "-1", "1.5", "80X", "1e-3", "0.0001K", "1,5M", "inf", "nan"]
 )
-def test_other_sizes_are_refused_by_name_and_value(text: str) -> None:
+def test_other_sizes_are_refused_by_name_and_value(text):
     with pytest.raises(UserError, match="--budget") as caught:
         parse_size(text, "--budget")
     assert f"'{text}'" in str(caught.value)
 
 
 @given(st.integers(1, 10**15))
-def test_formatted_sizes_read_back_as_the_same_number(value: int) -> None:
+def test_formatted_sizes_read_back_as_the_same_number(value):
     assert parse_size(format_size(value), "size") == value

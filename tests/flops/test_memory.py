@@ -86,13 +86,13 @@ def assert_saved(config: ModelConfig, backend: str | Callable[..., object] | Non
 
 
 @pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
-def test_a_block_saves_what_is_planned(config: ModelConfig) -> None:
+def test_a_block_saves_what_is_planned(config):
     assert_saved(config, backend=None)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dual", "dual, one step", "loop", "wide"])
-def test_a_compiled_block_does_too(name: str) -> None:
+def test_a_compiled_block_does_too(name):
     with graphs() as (backend, _):
         assert_saved(SHAPES[name], backend)
 
@@ -100,7 +100,7 @@ def test_a_compiled_block_does_too(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not FAST_BFLOAT16, reason="needs a fast kernel for products in bfloat16")
 @pytest.mark.parametrize("config", [shape(max_seq_len=200), shape(max_seq_len=200, block="wide")])
-def test_a_step_takes_what_is_planned_at_its_peak(config: ModelConfig) -> None:
+def test_a_step_takes_what_is_planned_at_its_peak(config):
     torch._dynamo.reset()
     model = build_model(config, 0, True, "selective")
     tokens_BT = torch.randint(config.vocab_size, (8, config.max_seq_len + 1))
@@ -120,7 +120,7 @@ def test_a_step_takes_what_is_planned_at_its_peak(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("name", get_args(Optimizer))
-def test_states_are_weights_gradients_and_moments(name: Any) -> None:
+def test_states_are_weights_gradients_and_moments(name):
     config = shape()
     model = DualPathLM(config, seed=0)
     optimizer = build_optimizer(model.named_parameters(), OptimSettings(name=name), 1)
@@ -134,16 +134,16 @@ def test_states_are_weights_gradients_and_moments(name: Any) -> None:
     assert states == sum(t.nbytes for t in tensors if t is not None)
 
 
-def test_the_loss_holds_as_many_logits_as_is_planned() -> None:
+def test_the_loss_holds_as_many_logits_as_is_planned():
     assert MAX_LOGITS == loss.MAX_LOGITS
 
 
-def test_a_block_of_f80m_a50_k4_saves_100_kilobytes_a_token() -> None:
+def test_a_block_of_f80m_a50_k4_saves_100_kilobytes_a_token():
     (row,) = [row for row in configurations() if row.recipe == "f80m_a50_k4"]
     assert saved_by_block(row.model_config("as_trained").layers[0]) == 100_612
 
 
-def test_all_26_are_planned_to_train_four_sequences_at_once_on_80_gb() -> None:
+def test_all_26_are_planned_to_train_four_sequences_at_once_on_80_gb():
     for row in configurations():
         memory = planned(row.model_config("as_trained"), 4)
         assert sum(vars(memory).values()) < 0.9 * 80e9, row.recipe

@@ -34,9 +34,7 @@ def values() -> list[str]:
     ("option", "value"),
     [pair for pair in product(values(), ["wrong", "0"]) if pair != ("--experts", "0")],  # dense
 )
-def test_a_value_that_cannot_be_is_named_with_its_option(
-    option: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_value_that_cannot_be_is_named_with_its_option(option, value, capsys):
     others = {"--budget": "", "--tokens": "--budget 80M", "--decode": "--budget 80M"}.get(
         option, "--budget 80M --plan"
     )
@@ -85,9 +83,7 @@ def test_a_value_that_cannot_be_is_named_with_its_option(
         ("--budget 80M --plan --table", "drop --table"),
     ],
 )
-def test_mistakes_are_one_line_with_a_way_out(
-    line: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_line_with_a_way_out(line, words, capsys):
     assert words in mistake(line, capsys)
 
 
@@ -103,13 +99,7 @@ def test_mistakes_are_one_line_with_a_way_out(
         ("--config draws.yaml", "run.train_loops goes with one number in model.loops"),
     ],
 )
-def test_mistakes_with_recipes_name_the_recipe(
-    line: str,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_mistakes_with_recipes_name_the_recipe(line, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     widths = "d_ffn: 64, d_ffn_wide: 64"
     Path("empty.yaml").write_text("run: {max_tokens: 5}")

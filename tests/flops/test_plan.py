@@ -50,7 +50,7 @@ def around_rings(call: Collective) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("ranks", "near"), [(2, 2), (4, 2), (8, 4), (6, 1)])
 @pytest.mark.parametrize("kind", ["all-gather", "all-reduce"])
-def test_a_ring_sends_what_handing_on_sends(kind: Any, ranks: int, near: int) -> None:
+def test_a_ring_sends_what_handing_on_sends(kind, ranks, near):
     call = Collective(kind, 1, ranks, near, whole_bytes=9600)
     sent, across = around_rings(call)
     assert float(call.sent) == pytest.approx(sent)
@@ -77,7 +77,7 @@ def planned(output_of: OutputOf, tmp_path: Path) -> Planned:
     return plan_of
 
 
-def test_a_recipe_says_how_its_steps_are_made_and_options_before_it(planned: Planned) -> None:
+def test_a_recipe_says_how_its_steps_are_made_and_options_before_it(planned):
     own = "run: {batch_tokens: 1048576, micro_batch: 4, shard_size: 4, reduce_dtype: bfloat16}"
     names = ("shard_size", "micro_batch", "accumulate", "reduce_bytes")
     for words, numbers_of_steps in (
@@ -89,7 +89,7 @@ def test_a_recipe_says_how_its_steps_are_made_and_options_before_it(planned: Pla
     assert planned("--budget 160M --alpha 25 --k 4") == planned()
 
 
-def test_muon_holds_less_gathers_more_and_computes_more(planned: Planned) -> None:
+def test_muon_holds_less_gathers_more_and_computes_more(planned):
     plans = planned(), planned(overlay="optim: {name: muon}")
     for strategy in STRATEGIES:
         adamw, muon = (found[strategy] for found in plans)
@@ -103,13 +103,13 @@ def test_muon_holds_less_gathers_more_and_computes_more(planned: Planned) -> Non
             assert 0.9 * hidden < gathered[1] - gathered[0] < hidden
 
 
-def test_hsdp_on_one_node_is_fsdp() -> None:
+def test_hsdp_on_one_node_is_fsdp():
     node = replace(CLUSTER, gpus=8)
     fsdp, hsdp = (plan(F160M, strategy, node) for strategy in ("fsdp", "hsdp"))
     assert replace(hsdp, strategy="fsdp") == fsdp
 
 
-def test_hsdp_keeps_weights_within_a_node() -> None:
+def test_hsdp_keeps_weights_within_a_node():
     """Across nodes go the gradients of a shard alone, whatever is accumulated."""
     many = plan(F160M, "hsdp", CLUSTER)
     assert [call.kind for call in many.collectives if call.across] == ["all-reduce"]
@@ -120,7 +120,7 @@ def test_hsdp_keeps_weights_within_a_node() -> None:
     assert fsdp > 4 * across
 
 
-def test_the_command_says_it_in_json_and_in_a_table(output_of: OutputOf) -> None:
+def test_the_command_says_it_in_json_and_in_a_table(output_of):
     words = ["flops", "--config", "f160m_a25_k4", "--plan", "--gpus", "16", "--tflops", "100"]
     words += ["--node-bandwidth", "100", "--network-bandwidth", "10"]
     said = json.loads(output_of(*words, "--format", "json"))["plan"]
@@ -139,7 +139,7 @@ def test_the_command_says_it_in_json_and_in_a_table(output_of: OutputOf) -> None
     assert "assumed, not measured" in table
 
 
-def test_time_is_bytes_over_bandwidth() -> None:
+def test_time_is_bytes_over_bandwidth():
     planned = plan(F160M, "ddp", CLUSTER)
     (call,) = planned.collectives
     assert planned.sending_seconds == pytest.approx(

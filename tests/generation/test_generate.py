@@ -44,9 +44,7 @@ def rows(run: Path, tmp_path: Path, output_of: OutputOf) -> Rows:
     return written
 
 
-def test_a_greedy_text_is_the_argmax_of_the_whole_text_again_and_again(
-    run: Path, rows: Rows
-) -> None:
+def test_a_greedy_text_is_the_argmax_of_the_whole_text_again_and_again(run, rows):
     (row,) = rows("--prompt", "the shell", "--greedy", "--max_new_tokens", 12, "--ignore_eot")
     model, tokenizer = model_of(run)
     ids = [tokenizer.eot_id, *tokenizer.encode("the shell")]
@@ -65,9 +63,8 @@ def test_a_greedy_text_is_the_argmax_of_the_whole_text_again_and_again(
      ("--greedy", " --speculate 3", r"\d+% of \d+ drafted tokens accepted, ")],
 )  # fmt: skip
 def test_one_text_is_streamed_and_its_speed_and_drafts_go_to_stderr(
-    drawn: str, drafts: str, counted: str, run: Path, rows: Rows,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    drawn, drafts, counted, run, rows, capsys
+):
     """Drafts change no greedy text."""
     words = f"--prompt hello --max_new_tokens 20 {drawn}"
     (row,) = rows(*words.split())
@@ -82,9 +79,7 @@ def test_one_text_is_streamed_and_its_speed_and_drafts_go_to_stderr(
     )  # fmt: skip
 
 
-def test_several_texts_are_printed_whole_with_their_numbers(
-    run: Path, rows: Rows, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_texts_are_printed_whole_with_their_numbers(run, rows, capsys):
     words = ["--prompt", "the", "hell", "--num_samples", "2", "--max_new_tokens", "9"]
     written = rows(*words)
     assert [(row["number"], row["sample"]) for row in written] == [(1, 1), (1, 2), (2, 1), (2, 2)]
@@ -98,16 +93,14 @@ def test_several_texts_are_printed_whole_with_their_numbers(
         assert f"{title}\n{row['prompt']}{row['text']}\n" in said
 
 
-def test_a_seed_gives_the_same_texts_in_batches_of_any_size(rows: Rows) -> None:
+def test_a_seed_gives_the_same_texts_in_batches_of_any_size(rows):
     words = ("--prompt", "the", "hello shell", "a", "--num_samples", 2, "--max_new_tokens", 16)
     first = rows(*words, "--seed", 5)
     assert rows(*words, "--seed", 5, "--batch_size", 1) == first
     assert rows(*words, "--seed", 6) != first
 
 
-def test_rows_of_a_file_are_answered_in_their_order_with_what_else_they_hold(
-    rows: Rows, tmp_path: Path
-) -> None:
+def test_rows_of_a_file_are_answered_in_their_order_with_what_else_they_hold(rows, tmp_path):
     questions = [{"question": "the " * n + "cell", "answer": str(n), "id": [n]} for n in range(5)]
     path = tmp_path / "asked.json"
     path.with_suffix(".jsonl").write_text("\n".join(map(json.dumps, questions)))
@@ -117,12 +110,12 @@ def test_rows_of_a_file_are_answered_in_their_order_with_what_else_they_hold(
         assert (row["answer"], row["id"]) == (asked["answer"], asked["id"])
 
 
-def test_without_a_prompt_a_text_begins_by_itself_and_fills_the_window(rows: Rows) -> None:
+def test_without_a_prompt_a_text_begins_by_itself_and_fills_the_window(rows):
     (row,) = rows("--max_new_tokens", 99, "--ignore_eot")
     assert (row["prompt"], row["end"], row["new_tokens"]) == ("", "window", 64)
 
 
-def test_a_text_ends_before_a_stop(rows: Rows) -> None:
+def test_a_text_ends_before_a_stop(rows):
     words = ("--prompt", "the", "--greedy", "--max_new_tokens", 20)
     (whole,) = rows(*words, "--ignore_eot")
     stop = whole["text"][5:7]
@@ -130,9 +123,7 @@ def test_a_text_ends_before_a_stop(rows: Rows) -> None:
     assert (row["text"], row["end"]) == (whole["text"][: whole["text"].find(stop)], "stop")
 
 
-def test_a_long_prompt_loses_its_beginning_where_that_is_asked_for(
-    run: Path, rows: Rows, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_long_prompt_loses_its_beginning_where_that_is_asked_for(run, rows, capsys):
     words = ["--prompt", "well " * 50 + "tell", "--max_new_tokens", "9", "--greedy"]
     assert main(["generate", "--ckpt_path", str(run), *words]) == 2
     assert "the model's window has room for 63; shorten it, or give --truncate" in (
@@ -144,7 +135,7 @@ def test_a_long_prompt_loses_its_beginning_where_that_is_asked_for(
     assert row["text"] == rows("--prompt", cut, *words[2:])[0]["text"]
 
 
-def test_overrides_and_precision_are_those_of_the_model(rows: Rows) -> None:
+def test_overrides_and_precision_are_those_of_the_model(rows):
     """One word of each; that all words are overrides is tested in tests/options."""
     prompt = ("--prompt", "the shell", "hell", "--max_new_tokens", 24, "--ignore_eot")
     plain = rows(*prompt)
@@ -152,9 +143,7 @@ def test_overrides_and_precision_are_those_of_the_model(rows: Rows) -> None:
         assert rows(*prompt, *words) != plain
 
 
-def test_a_smaller_last_batch_is_filled_up_where_passes_are_compiled(
-    rows: Rows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_smaller_last_batch_is_filled_up_where_passes_are_compiled(rows, monkeypatch):
     """Else it would be compiled again for its size."""
     words = ["--prompt", "a", "the cell", "", "--batch_size", "2", "--max_new_tokens", "4"]
     expected, write_on, sizes = rows(*words), texts.write_on, []
@@ -184,9 +173,7 @@ def interrupt(signum: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "write_on", interrupted)
 
 
-def test_a_signal_keeps_what_was_streamed(
-    run: Path, rows: Rows, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_keeps_what_was_streamed(run, rows, capsys, monkeypatch):
     words = ["--prompt", "a cell", "--greedy", "--ignore_eot", "--max_new_tokens", "30"]
     (row,) = rows(*words)
     interrupt(signal.SIGINT, 10, monkeypatch)
@@ -199,9 +186,8 @@ def test_a_signal_keeps_what_was_streamed(
 
 
 def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
-    run: Path, rows: Rows, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    run, rows, tmp_path, capsys, monkeypatch
+):
     words = ["--prompt", "a", "the cell", "--greedy", "--ignore_eot", "--batch_size", "1",
              "--max_new_tokens", "6"]  # fmt: skip
     whole = rows(*words)
@@ -249,10 +235,7 @@ def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
         ("--ckpt_path RUN --speculate 2 --batch_size 8", "--speculate writes one text at a time"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_before_torch(
-    words: str, message: str, run: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_a_mistake_is_one_line_before_torch(words, message, run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.jsonl").touch()
     monkeypatch.setattr(

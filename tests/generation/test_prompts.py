@@ -28,7 +28,7 @@ def texts(prompts: list[Prompt]) -> list[str]:
 
 
 @pytest.mark.parametrize("suffix", OPENERS)
-def test_a_row_gives_its_prompt_and_carries_the_rest(suffix: str, tmp_path: Path) -> None:
+def test_a_row_gives_its_prompt_and_carries_the_rest(suffix, tmp_path):
     path = tmp_path / f"rows.jsonl{suffix}"
     OPENERS[suffix](path, "\n".join(map(json.dumps, ROWS)).encode())
     prompts = read_prompts([], str(path), ())
@@ -38,9 +38,7 @@ def test_a_row_gives_its_prompt_and_carries_the_rest(suffix: str, tmp_path: Path
     ]  # fmt: skip
 
 
-def test_any_other_file_and_stdin_are_one_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_other_file_and_stdin_are_one_prompt(tmp_path, monkeypatch):
     story = 'Once\n\n{"prompt": "no row"}\n'
     (tmp_path / "story.md").write_text(story)
     assert texts(read_prompts([], str(tmp_path / "story.md"), ())) == [story]
@@ -62,9 +60,7 @@ def test_any_other_file_and_stdin_are_one_prompt(
         ("\n \n", "holds no prompt"),
     ],
 )
-def test_what_holds_no_prompt_is_named_with_its_line(
-    content: str, message: str, tmp_path: Path
-) -> None:
+def test_what_holds_no_prompt_is_named_with_its_line(content, message, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(content)
     with pytest.raises(UserError, match=r"rows\.jsonl") as caught:
@@ -80,12 +76,12 @@ def ids(text: str, truncate: bool, window: int = 8, most_new: int = 5) -> list[i
     return ids_of([Prompt(text, "it")], TOKENIZER, window, most_new, truncate)[0]
 
 
-def test_end_of_text_stands_before_every_prompt() -> None:
+def test_end_of_text_stands_before_every_prompt():
     assert ids("", truncate=False) == [EOT]
     assert ids("ab", truncate=False) == [EOT, *TOKENIZER.encode("ab")]
 
 
-def test_a_prompt_fills_the_window_or_leaves_room_for_all_new_tokens() -> None:
+def test_a_prompt_fills_the_window_or_leaves_room_for_all_new_tokens():
     assert ids("abcdefg", truncate=False) == [EOT, *TOKENIZER.encode("abcdefg")]
     with pytest.raises(UserError, match="it has 8 tokens, the model's window has room for 7"):
         ids("abcdefgh", truncate=False)

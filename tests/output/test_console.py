@@ -18,7 +18,7 @@ NAMES = ["[red]", "[/x]", "[bold]a[/bold]", ":smile:", "[link=x]"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_shown_as_it_is(name: str) -> None:
+def test_a_name_is_shown_as_it_is(name):
     screen = io.StringIO()
     console = plain_console(file=screen, width=100, force_terminal=True, color_system=None)
     result = {name: {"loss": 1.0, "bits_per_byte": 1.0}}
@@ -37,9 +37,7 @@ def test_a_name_is_shown_as_it_is(name: str) -> None:
     assert f"│ {name}" in shown
 
 
-def test_the_time_left_leaves_out_the_first_part_and_names_are_shown_as_they_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_left_leaves_out_the_first_part_and_names_are_shown_as_they_are(monkeypatch):
     clock = iter([0, 600, 660])  # begun; compiled with the first step; a minute for the second
     monkeypatch.setattr("dualpath_cli.output.progress.time.monotonic", lambda: next(clock))
     screen = io.StringIO()
@@ -51,7 +49,7 @@ def test_the_time_left_leaves_out_the_first_part_and_names_are_shown_as_they_are
     ]  # fmt: skip
 
 
-def test_the_package_makes_no_console_that_reads_markup() -> None:
+def test_the_package_makes_no_console_that_reads_markup():
     package = Path(dualpath_cli.__file__).parent
     makers = [
         path.name

@@ -16,7 +16,6 @@ import pytest
 from data_prep.__main__ import main as data_prep
 from dualpath_cli.cli import main
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
-from tests.tiny_run import Fit
 
 TEXT = "−Ω貝"
 
@@ -59,41 +58,37 @@ def lines(*nightly: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("line", lines(*NIGHTLY, *LONG))
-def test_a_reader_that_leaves_ends_a_command_with_141(
-    line: str, trained: Fit, texts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reader_that_leaves_ends_a_command_with_141(line, trained, texts, tmp_path, capfd):
     words = words_of(line, trained(), texts, tmp_path / "out")
     with nobody():
         assert main(words) == 141
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_reader_that_leaves_ends_the_inspection_of_data_with_141(texts: Path) -> None:
+def test_a_reader_that_leaves_ends_the_inspection_of_data_with_141(texts):
     with nobody():
         assert data_prep(["inspect", str(texts / "train")]) == 141
 
 
-def test_training_goes_on_to_its_end_where_its_reader_has_left(fit: Fit) -> None:
+def test_training_goes_on_to_its_end_where_its_reader_has_left(fit):
     with nobody():
         run = fit()  # its exit code is 0
     assert step_of(newest_checkpoint(run)) == 6
 
 
-def test_a_command_runs_where_the_shell_has_closed_its_standard_output() -> None:
+def test_a_command_runs_where_the_shell_has_closed_its_standard_output():
     with redirect_stdout(None):
         assert main(["flops", "--budget", "80M"]) == 0
         assert data_prep(["inspect", "not there"]) == 2
 
 
-def test_a_parent_that_is_none_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parent_that_is_none_is_no_reason_to_end(monkeypatch):
     monkeypatch.setenv("DUALPATH_PARENT", "abc")
     assert main(["--version"]) == 0
 
 
 @pytest.mark.parametrize("line", lines(*NIGHTLY))
-def test_what_an_encoding_lacks_is_escaped_on_the_screen(
-    line: str, trained: Fit, texts: Path, tmp_path: Path
-) -> None:
+def test_what_an_encoding_lacks_is_escaped_on_the_screen(line, trained, texts, tmp_path):
     out = tmp_path / "out"
     words = words_of(line, trained(), texts, out)
     with latin_1() as written:
@@ -105,9 +100,7 @@ def test_what_an_encoding_lacks_is_escaped_on_the_screen(
         assert any(out.iterdir())
 
 
-def test_a_text_is_whole_in_its_file_whatever_the_encoding_of_the_screen(
-    trained: Fit, tmp_path: Path
-) -> None:
+def test_a_text_is_whole_in_its_file_whatever_the_encoding_of_the_screen(trained, tmp_path):
     out = tmp_path / "o.jsonl"
     words = ["--prompt", TEXT, "--out", str(out), "--max_new_tokens", "1"]
     run = trained()

@@ -49,11 +49,11 @@ def shown(table: Table, width: int = 80, *, terminal: bool = True, box: bool = T
     (Column("error", with_error(".1f")), (0.5, None), "0.5"),
     (Column("error", with_error(".1f")), (0.5, NAN), "0.5"),
 ])  # fmt: skip
-def test_a_value_becomes_text_by_its_columns_format(column: Column, value, text: str) -> None:
+def test_a_value_becomes_text_by_its_columns_format(column, value, text):
     assert column.text(value) == text
 
 
-def test_the_lowest_of_several_numbers_is_marked() -> None:
+def test_the_lowest_of_several_numbers_is_marked():
     assert [row[2].lowest for row in TABLE.cells()] == [False, True]
     one = Table([Column("n", "d", marks_lowest=True)], [[1], (), [None]])
     assert not any(cell.lowest for row in one.cells() for cell in row)
@@ -65,7 +65,7 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line] for line in lines if line]
 
 
-def test_a_terminal_folds_words_and_then_prints_the_columns_in_parts() -> None:
+def test_a_terminal_folds_words_and_then_prints_the_columns_in_parts():
     assert cells(shown(TABLE, 92))[2:4] == [
         ["wide", "better, alone; undecided", "2.2500", "-0.125 to +0.500", "719,000,000"],
         ["", "after that", "", "", ""],
@@ -77,7 +77,7 @@ def test_a_terminal_folds_words_and_then_prints_the_columns_in_parts() -> None:
                      ["configuration", "95 % interval", "parameters"]]  # fmt: skip
 
 
-def test_every_part_begins_with_the_columns_that_name_a_row() -> None:
+def test_every_part_begins_with_the_columns_that_name_a_row():
     columns = [Column("source"), Column("layer", "d"), *(Column("n" * 20, "d") for _ in range(4))]
     table = Table(columns, [("text", 1, 0, 0, 0, 0), ("", 2, 0, 0, 0, 0)], names=2)
     parts = [row[:2] for row in cells(shown(table, 70))]
@@ -86,9 +86,7 @@ def test_every_part_begins_with_the_columns_that_name_a_row() -> None:
 
 @settings(max_examples=60)
 @given(width=st.integers(1, 140), box=st.booleans())
-def test_no_digit_is_lost_on_a_terminal_of_any_width_and_no_number_is_cut(
-    width: int, box: bool
-) -> None:
+def test_no_digit_is_lost_on_a_terminal_of_any_width_and_no_number_is_cut(width, box):
     """From 36 columns on, which the longest number takes beside a row's name."""
     text = shown(TABLE, width, box=box)
     assert max(map(len, text.splitlines())) <= max(width, NARROWEST)
@@ -98,9 +96,7 @@ def test_no_digit_is_lost_on_a_terminal_of_any_width_and_no_number_is_cut(
 
 
 @pytest.mark.parametrize("columns", ["1", "80"])
-def test_a_file_gets_each_row_on_a_line_whatever_the_terminal(
-    columns: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_gets_each_row_on_a_line_whatever_the_terminal(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     words = "word " * 60
     table = Table([Column("name"), Column("text")], [("name", words)], caption=words)
@@ -112,14 +108,14 @@ def test_a_file_gets_each_row_on_a_line_whatever_the_terminal(
     assert max(map(len, caption)) <= 100
 
 
-def test_a_row_without_values_divides_and_a_table_without_headings_has_no_head() -> None:
+def test_a_row_without_values_divides_and_a_table_without_headings_has_no_head():
     table = Table([Column(""), Column("", "d")], [("a", 1), (), ("b",)])
     assert shown(table).splitlines() == ["┌───┬───┐", "│ a │ 1 │", "├───┼───┤", "│ b │   │",
                                          "└───┴───┘"]  # fmt: skip
     assert len(markdown(table).splitlines()) == 4
 
 
-def test_a_style_is_that_of_the_value() -> None:
+def test_a_style_is_that_of_the_value():
     file = io.StringIO()
     console = plain_console(file=file, force_terminal=True, color_system="truecolor")
     show(console, Table([Column("n", ".1f", style=lambda n: "red" if n > 1 else "")], [[1], [2]]))
@@ -127,7 +123,7 @@ def test_a_style_is_that_of_the_value() -> None:
     assert "\x1b[31m1.0" not in file.getvalue()
 
 
-def test_markdown_escapes_what_is_a_mark_and_has_as_many_cells_a_row() -> None:
+def test_markdown_escapes_what_is_a_mark_and_has_as_many_cells_a_row():
     columns = [Column("name"), Column(NASTY, ""), Column("error", with_error(".2f"))]
     text = markdown(Table(columns, [(NASTY, "-0.1 to -0.05 ± α", (1.0, 0.5))], NASTY, NASTY))
     lines = [line for line in text.splitlines() if line.startswith("|")]
@@ -150,7 +146,7 @@ def test_markdown_escapes_what_is_a_mark_and_has_as_many_cells_a_row() -> None:
     )
 
 
-def test_a_page_shows_every_text_and_sorts_by_full_numbers() -> None:
+def test_a_page_shows_every_text_and_sorts_by_full_numbers():
     text = tables([Table(TABLE.columns, [(NASTY, "", 2.125), ("b", "", 3)], title=NASTY)])
     assert "<h2>a_b&amp;c%d$e#f{g}~h^i\\j&lt;k&gt;l|m*n`o</h2>" in text
     assert "<td>a_b&amp;c%d$e#f{g}~h^i\\j&lt;k&gt;l|m*n`o</td>" in text
