@@ -24,7 +24,7 @@ from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.decoding.writing import Limits, write_on
 from dualpath_cli.errors import UserError
 from dualpath_cli.export.hf.reading import read_folder
-from dualpath_cli.export.hf.weights import weights_of
+from dualpath_cli.export.weights import Weights
 from dualpath_cli.generation.loading import device_of, empty_model, load_model
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM, RoutingTrace
@@ -263,7 +263,7 @@ def _load(path: Path, device: torch.device) -> LoadedModel:
     check_as_trained(run, settings.model)
     found = Trained(str(path), run, settings)
     model = empty_model(settings.model).requires_grad_(False)
-    weights = weights_of(path, settings.model)
+    weights = Weights.of_folder(path, settings.model)
     for parameter, weight in zip(model.parameters(), weights.read(), strict=True):
         parameter.copy_(weight)
     return LoadedModel(model.to(device).eval(), found.tokenizer())

@@ -12,7 +12,7 @@ import torch
 
 from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.export.hf.own_classes import own_files
+from dualpath_cli.export.hf.code import own_files
 from dualpath_cli.flops import count
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM

@@ -214,7 +214,7 @@ _RECORDS = (
         "them: accuracies and bits per byte, straight from checkpoints. Needs dualpath[eval]. "
         "Texts have rolling_bpb: each window is read after the token before it, not after "
         "end-of-text as validate reads it.",
-        add_arguments="dualpath_cli.evaluation.options:add_arguments",
+        add_arguments="dualpath_cli.evaluation.request:add_arguments",
         reads_models=True,
     ),
     Command(

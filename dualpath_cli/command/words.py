@@ -15,9 +15,9 @@ from dualpath_cli.command.records import SECTION_WORDS, Command
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.keys import documented
-from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import DECIDED_ELSEWHERE, SECTIONS
+from dualpath_cli.recipe.validation import OTHER_NAMES
 
 SEED = "seed_everything"
 """The one key of a recipe that is in no section."""

@@ -3,14 +3,14 @@
 import json
 import os
 from argparse import Namespace
+from dataclasses import asdict
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation import benchmarks, request
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
 from dualpath_cli.evaluation.data import Asked, NoData, ask, ask_text, write_requests
-from dualpath_cli.evaluation.options import OF_THE_RECIPE
-from dualpath_cli.evaluation.request import Request, Subject
-from dualpath_cli.files import format_csv, write_text
+from dualpath_cli.evaluation.request import OF_THE_RECIPE, Request, Subject
+from dualpath_cli.files import format_csv, without_nan, write_text
 
 
 def run(options: Namespace) -> str:
@@ -24,31 +24,30 @@ def run(options: Namespace) -> str:
     if not wanted.subjects:
         return "\n".join(str(write_requests(one, wanted.out)) for one in asked)
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of our own are shown
-    from dualpath_cli.evaluation import comparison, results, runner, subjects, table
-    from dualpath_cli.evaluation.means import means_of, paper_scores
+    from dualpath_cli.evaluation import comparison, results, runner, table
     from dualpath_cli.output.console import plain_console
     from dualpath_cli.output.table import show
 
     console = plain_console()
     for name, reason in skipped.items():
         console.print(f"{name}: left out, {reason}", highlight=False, soft_wrap=True)
-    settings = [subjects.setting(subject, wanted) for subject in wanted.subjects]
+    settings = [runner.setting(subject, wanted) for subject in wanted.subjects]
     everything = []
     for setting in settings:
         folder = wanted.out / setting.subject.name
         facts = setting.facts()
         found = runner.run(setting, facts, asked, folder, console)
-        means = means_of(table.scores_of(found))
+        means = table.means_of(table.scores_of(found))
         results.write(folder, facts, found, means, skipped)
         row = _paper_row(wanted, setting.subject)
-        theirs = None if row is None else paper_scores(row)
+        theirs = None if row is None else table.paper_scores(row)
         show(console, table.score_table(facts, found, means, theirs, row))
         everything.append(found)
     written = [str(wanted.out / subject.name / "results.json") for subject in wanted.subjects]
     if len(everything) > 1:
         rows = comparison.compare([subject.name for subject in wanted.subjects], everything)
         show(console, table.comparison_table(rows))
-        records = comparison.records(rows)
+        records = [without_nan(asdict(row)) for row in rows]
         write_text(wanted.out / "comparison.json", json.dumps(records, indent=2) + "\n")
         write_text(wanted.out / "comparison.csv", format_csv(records))
         written.append(str(wanted.out / "comparison.csv"))

@@ -1,7 +1,7 @@
 """Several models on the same documents: paired differences to the first one."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,6 @@ import numpy as np
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.results import Result
 from dualpath_cli.evaluation.scoring import ACCURACIES
-from dualpath_cli.files import without_nan
 from dualpath_cli.statistics.bootstrap import Floats, interval, resampled_sums
 from dualpath_cli.statistics.levels import holm
 from dualpath_cli.statistics.significance import detectable, mcnemar_p, p_value
@@ -111,8 +110,3 @@ def _resampled(task: str, metric: str, one: Result, other: Result) -> Floats:
     sums_R2 = resampled_sums(task, [sample["doc"] for sample in one.samples], values)
     with np.errstate(invalid="ignore", divide="ignore"):  # a resample of no document
         return sums_R2[:, 0] / sums_R2[:, 1]
-
-
-def records(rows: Sequence[Difference]) -> list[dict[str, Any]]:
-    """Rows as records for JSON and CSV."""
-    return [without_nan(asdict(row)) for row in rows]

@@ -1,22 +1,123 @@
-"""Runs the benchmarks on one model, one after the other; what is finished is not run again."""
+"""Runs the benchmarks on a model, which is loaded without Lightning; what is finished stays."""
 
+import hashlib
+import json
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.evaluator import evaluate
 from rich.console import Console
 
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.evaluation import results
 from dualpath_cli.evaluation.data import Asked
+from dualpath_cli.evaluation.harness.model import HarnessModel
 from dualpath_cli.evaluation.harness.task import SAMPLE, HarnessTask
+from dualpath_cli.evaluation.request import Request, Subject
 from dualpath_cli.evaluation.results import Result
 from dualpath_cli.evaluation.scoring import Sample
-from dualpath_cli.evaluation.subjects import Setting
+from dualpath_cli.files import read_json
+from dualpath_cli.generation.loading import autocast_of, device_of, load_model
+from dualpath_cli.kernels.device import device_name
 from dualpath_cli.output.progress import Progress, counted
+from dualpath_cli.run.checkpoint_files import describe, files_of
+from dualpath_cli.run.exported_folder import check_unchanged, is_exported
+from dualpath_cli.run.run_folder import package_versions
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+"""The names of the longest text in configurations of transformers."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a model is evaluated."""
+
+    subject: Subject
+    request: Request
+    device: torch.device
+    window: int
+    """Tokens that it sees at most."""
+
+    def facts(self) -> dict[str, Any]:
+        """The report's facts on the model and on how it was run; reads all of its weights."""
+        subject, trained = self.subject, self.subject.trained
+        change = self.request.intervention
+        facts: dict[str, Any] = {"name": subject.name, "path": subject.path}
+        if trained is None:
+            facts |= {"sha256": _digest(Path(subject.path)), "model": _config(subject)}
+        else:
+            recipe, checkpoint = trained.settings, trained.run.checkpoint
+            facts |= {
+                "run": f"{recipe.run.recipe}/{recipe.run.name}",
+                "step": trained.run.step,
+                "checkpoint": str(checkpoint),
+                "sha256": _digest(checkpoint),
+                "model": asdict(recipe.model),
+                "loops": (change and change.loops) or recipe.model.loops,
+                "intervention": change.name if change else "learned",
+                "cache": self.request.cache,
+            }
+        return facts | {
+            "device": device_name(self.device),
+            "precision": self.request.precision,
+            "batch_size": self.request.batch_size,
+            "window": self.window,
+            "versions": package_versions(_packages(trained is None)),
+        }
+
+    def load(self) -> Any:
+        """The model as lm-evaluation-harness sees one.
+
+        Raises:
+            UserError: where it cannot be read, was changed since it was exported, or does not go
+                with its tokenizer.
+        """
+        request, trained = self.request, self.subject.trained
+        if trained is None:
+            from dualpath_cli.evaluation.harness.hugging_face import HuggingFaceModel
+
+            if is_exported(folder := Path(self.subject.path)):
+                check_unchanged(folder)
+            return HuggingFaceModel.load(
+                folder, self.window, request.batch_size, str(self.device),
+                request.precision, request.trust_remote_code,
+            )  # fmt: skip
+        tokenizer = trained.tokenizer()
+        return HarnessModel(
+            load_model(trained, self.device), tokenizer, self.window, request.batch_size,
+            request.intervention, autocast_of(request.precision), request.cache == "exact",
+        )  # fmt: skip
+
+
+def setting(subject: Subject, request: Request) -> Setting:
+    """How a model is evaluated here. Raises UserError for a device that is not there."""
+    return Setting(subject, request, device_of(request.device), _window(subject, request.window))
+
+
+def _window(subject: Subject, most: int) -> int:
+    if subject.trained is not None:
+        return min(most, subject.trained.settings.model.max_seq_len)
+    lengths = (_config(subject).get(name) for name in _LENGTHS)
+    return min([most, *(length for length in lengths if isinstance(length, int))])
+
+
+def _config(subject: Subject) -> dict[str, Any]:
+    """The configuration of a Hugging Face directory."""
+    return read_json(Path(subject.path) / "config.json")
+
+
+def _packages(hugging_face: bool) -> tuple[str, ...]:
+    return ("dualpath", "torch", "lm_eval", *(("transformers",) if hugging_face else ()))
+
+
+def _digest(path: Path) -> str:
+    """Hash of the names, sizes and hashes of a file, or of all files of a folder."""
+    return hashlib.sha256(json.dumps(describe(path, files_of(path))).encode()).hexdigest()
 
 
 def run(

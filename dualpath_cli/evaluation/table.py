@@ -1,13 +1,18 @@
-"""The scores of a model on the screen, the paper's beside them, and those of several models."""
+"""A model's scores and their means on the screen, the paper's beside them; several models."""
 
 from collections.abc import Mapping, Sequence
+from statistics import mean
 from typing import Any
 
 from dualpath_cli.evaluation.benchmarks import ROLLING, Benchmark
 from dualpath_cli.evaluation.comparison import Difference
 from dualpath_cli.evaluation.results import Result
 from dualpath_cli.evaluation.scoring import ACCURACIES, Metric
+from dualpath_cli.flops import paper
 from dualpath_cli.output.table import Column, Columns, Table, interval, with_error
+
+AGGREGATE = "aggregate BPB"
+ALL = "mean BPB of 17"
 
 
 def scores_of(results: Sequence[Result]) -> dict[str, float]:
@@ -21,14 +26,41 @@ def scores_of(results: Sequence[Result]) -> dict[str, float]:
     return scores
 
 
+def means_of(scores: Mapping[str, float]) -> dict[str, float]:
+    """The paper's means of those scores that are there: each needs all that it is made of.
+
+    `scores` go by the paper's columns: `PIQA Acc.`, `PIQA BPB`, `C4`. `aggregate BPB` is the mean
+    of four, C4, WikiText-103, the mean of commonsense and the mean of math; the parameter-quality
+    figure takes the mean of all 17 (appendix on evaluation).
+    """
+    known = dict(scores)
+    for name, parts in (
+        *paper.AVERAGES.items(),
+        (AGGREGATE, paper.AGGREGATE),
+        (ALL, paper.ALL_BENCHMARKS),
+    ):
+        if all(part in known for part in parts):
+            known[name] = mean(known[part] for part in parts)
+    return {name: value for name, value in known.items() if name not in scores}
+
+
+def paper_scores(recipe: str) -> dict[str, float]:
+    """The paper's scores of one of its configurations, named as its recipe: f80m_a50_k4."""
+    (row,) = (c for c in paper.configurations() if c.recipe == recipe)
+    budget, label = row.budget_name, row.label
+    printed = {name: values[label] for name, values in paper.results(budget).items()}
+    aggregate, of_all = paper.aggregate_bpb(budget)[label], paper.mean_bpb(budget)[label]
+    return printed | {AGGREGATE: aggregate, ALL: of_all}
+
+
 def score_table(
     model: Mapping[str, Any],
     results: Sequence[Result],
     means: Mapping[str, float],
-    paper: Mapping[str, float] | None,
+    theirs: Mapping[str, float] | None,
     paper_row: str | None,
 ) -> Table:
-    """A row a benchmark, then the means; `paper` are the scores of its row, by its columns."""
+    """A row a benchmark, then the means; `theirs` are the paper's scores of its row by columns."""
     how = [f"window {model['window']:,}", f"batches of {model['batch_size']}", model["precision"]]
     if model.get("intervention", "learned") != "learned":
         how.insert(0, model["intervention"])
@@ -37,22 +69,22 @@ def score_table(
         Column("accuracy", with_error(".4f")),
         Column("bits/byte", with_error(".4f")),
     ]  # fmt: skip
-    if paper:
+    if theirs:
         columns += [Column("paper's accuracy", ".4f"), Column("bits/byte", ".4f")]
     rows: list[list[Any]] = []
     for result in results:
         values = [metric and (metric.value, metric.stderr) for metric in _accuracy_and_bits(result)]
         row = [result.benchmark.name, result.benchmark.primary, result.facts["documents"], *values]
-        if paper:
+        if theirs:
             names = _columns(result.benchmark)
-            row += [paper.get(name) if name and result.whole else None for name in names]
+            row += [theirs.get(name) if name and result.whole else None for name in names]
         rows.append(row)
     for name, value in means.items():
-        theirs = paper[name] if paper and all(result.whole for result in results) else None
+        beside = theirs[name] if theirs and all(result.whole for result in results) else None
         if name.endswith("Acc."):
-            rows.append([name, "mean", None, (value, None), None, theirs])
+            rows.append([name, "mean", None, (value, None), None, beside])
         else:
-            rows.append([name, "mean", None, None, (value, None), None, theirs])
+            rows.append([name, "mean", None, None, (value, None), None, beside])
     title = f"{model['name']}: {', '.join(how)}"
     return Table(columns, rows, title, _caption(results, paper_row))
 

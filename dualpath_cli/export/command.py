@@ -1,7 +1,8 @@
-"""`dualpath export`: options, their checks, and the answer. Torch comes once all is checked."""
+"""`dualpath export`: formats, options, checks, the answer. Torch comes once all is checked."""
 
 import re
 from argparse import Namespace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from rich.filesize import decimal
 
 from dualpath_cli.command.records import resolve
 from dualpath_cli.errors import UserError
-from dualpath_cli.export.formats import FORMATS, Format
 from dualpath_cli.export.hf.results import read_results
 from dualpath_cli.options import average
 from dualpath_cli.options.values import check_choice, path_of
@@ -24,6 +24,44 @@ from dualpath_cli.run.exported_folder import check_ours, is_exported
 from dualpath_cli.run.run_folder import Run
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: its words on the command line, and the function that writes it."""
+
+    purpose: str
+    """For --help."""
+    suffix: str
+    """The end of the names of its files; a folder has none."""
+    write: str
+    """Named `module:function`: gets the Run, its Settings, the Weights, the path to write to and
+    the Progress, which it advances by the bytes of the weights written."""
+    next: str
+    """A command that uses it, with {out} and maybe {own_classes}, the option for them."""
+    for_hub: bool = False
+    """Whether the hub takes it: the writer then takes the `results` of an evaluation and a
+    `license` for its model card."""
+
+
+FORMATS = {
+    "consolidated": Format(
+        "one file of safetensors with recipe and tokenizer inside, which all commands take as "
+        "their RUN",
+        ".safetensors",
+        "dualpath_cli.export.consolidated:write",
+        "dualpath validate --ckpt-path {out}{own_classes}",
+    ),
+    "hf": Format(
+        "a folder for transformers: configuration, safetensors, tokenizer, the model's code, a "
+        "model card",
+        "",
+        "dualpath_cli.export.hf.folder:write",
+        "lm_eval --model hf --model_args pretrained={out},trust_remote_code=True --tasks piqa",
+        for_hub=True,
+    ),
+}
+"""A new format is an entry here, and the function that it names."""
 
 
 def add_arguments(parser: Any) -> None:

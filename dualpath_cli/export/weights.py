@@ -7,10 +7,19 @@ from pathlib import Path
 import torch
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.errors import UserError, of_content
+from dualpath_cli.files import read_json
 from dualpath_cli.generation.loading import empty_model
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.ranges import check_name
+from dualpath_cli.run.exported_folder import PREFIX, WEIGHTS
 from dualpath_cli.training.state import shards
-from dualpath_cli.training.state.weights import check_weights, load_average, map_weights
+from dualpath_cli.training.state.weights import (
+    check_weights,
+    load_average,
+    map_weights,
+    read_safetensors,
+)
 
 AT_ONCE = 256 << 20
 """Bytes of weights that are read from shards before they are handed on, if no single tensor has
@@ -61,6 +70,18 @@ class Weights:
         load_average(model, checkpoints)
         return cls(checkpoints[-1], config, model.state_dict())
 
+    @classmethod
+    def of_folder(cls, folder: Path, config: ModelConfig) -> "Weights":
+        """Those of a folder of transformers, in one file of safetensors or several.
+
+        Raises:
+            UserError: where they cannot be read, or are not of this model.
+        """
+        files = [folder / name for name in _files(folder)]
+        return cls(
+            folder, config, read_safetensors(files, config, f"the weights in '{folder}'", PREFIX)
+        )
+
     @property
     def dtypes(self) -> set[torch.dtype]:
         """The types of the weights."""
@@ -105,3 +126,21 @@ class Weights:
 def bytes_of(tensor: torch.Tensor) -> int:
     """Bytes of a tensor's numbers."""
     return tensor.numel() * tensor.element_size()
+
+
+def _files(folder: Path) -> list[str]:
+    """Names of the files that hold the weights: transformers divides large models among several.
+
+    Raises:
+        UserError: where the index cannot be read, or names what is not in the folder.
+    """
+    index = folder / f"{WEIGHTS}.index.json"
+    if not index.exists():
+        return [WEIGHTS]
+    try:
+        names = sorted(set(read_json(index)["weight_map"].values()))
+        for name in names:
+            check_name("a file of weights", name)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"'{index}' cannot be used: {of_content(error)}") from None
+    return names

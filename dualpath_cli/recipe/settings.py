@@ -9,9 +9,8 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.ranges import Range, check_name, check_path, check_ranges, shown
 from dualpath_cli.recipe.optimizer import OptimSettings
-from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
-from dualpath_cli.recipe.validation import build
+from dualpath_cli.recipe.validation import OTHER_NAMES, build
 from dualpath_cli.sizes import LARGEST, Size
 
 _COUNT: Range = (1, 10**12)

@@ -15,8 +15,7 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.kernels.freed_memory import keep_freed_memory
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.recipe.optimizer import OptimSettings
-from dualpath_cli.recipe.rates import std_factors
+from dualpath_cli.recipe.optimizer import OptimSettings, std_factors
 from dualpath_cli.recipe.schedule import StepLoops
 from dualpath_cli.training.balance import ExpertLoads
 from dualpath_cli.training.data.data_module import Batch

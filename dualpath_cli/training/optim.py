@@ -8,8 +8,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dualpath_cli.config import GROUP_OF, Kind, ModelConfig
 from dualpath_cli.model.parameters import kind_of, matrices_in
-from dualpath_cli.recipe.optimizer import OptimSettings
-from dualpath_cli.recipe.rates import rate_factor
+from dualpath_cli.recipe.optimizer import OptimSettings, rate_factor
 from dualpath_cli.recipe.schedule import learning_rate, weight_decay
 from dualpath_cli.training.muon import Muon
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli.cli import main
-from dualpath_cli.export.formats import FORMATS
+from dualpath_cli.export.command import FORMATS
 from dualpath_cli.export.hf import folder as hf
 from dualpath_cli.export.weights import Weights
 from dualpath_cli.run.checkpoint_files import describe, files_of, write_manifest

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dualpath_cli.cli import main
-from dualpath_cli.export.hf.flatten import flatten
+from dualpath_cli.export.hf.code import flatten
 from dualpath_cli.export.hf.reading import read_folder
 from tests.export.conftest import Said, contents, export, model_of, words
 from tests.tiny_run import Fit
@@ -236,7 +236,7 @@ def test_modules_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         '"""Two."""\n\nfrom dualpath_cli_flat.one import A\n\n\ndef b():\n    return A\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("dualpath_cli.export.hf.flatten.PROJECT", "dualpath_cli_flat")
+    monkeypatch.setattr("dualpath_cli.export.hf.code.PROJECT", "dualpath_cli_flat")
     flat = flatten("dualpath_cli_flat.two")
     assert "dualpath_cli_flat.one: One." in flat
     assert "A = m.pi  # kept" in flat

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
-from dualpath_cli.export.hf.own_classes import own_files
+from dualpath_cli.export.hf.code import own_files
 from dualpath_cli.own_classes.classes import FOUND
 from dualpath_cli.recipe.recipes import merge
 from tests.conftest import OutputOf

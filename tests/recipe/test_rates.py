@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dualpath_cli.config import GROUP_OF, Kind
 from dualpath_cli.errors import UserError
-from dualpath_cli.recipe.optimizer import OptimSettings
-from dualpath_cli.recipe.rates import rate_factor, std_factors
+from dualpath_cli.recipe.optimizer import OptimSettings, rate_factor, std_factors
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.training.muon import shape_factor
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import kind_of
-from dualpath_cli.recipe.optimizer import OptimSettings
-from dualpath_cli.recipe.rates import std_factors
+from dualpath_cli.recipe.optimizer import OptimSettings, std_factors
 from dualpath_cli.recipe.schedule import cooldown_start, learning_rate, weight_decay
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.training.module import DualPathModule

@@ -25,8 +25,7 @@ from dualpath_cli.config import RENAMED
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.export.consolidated import entries, write_weights
 from dualpath_cli.export.hf.card import model_card
-from dualpath_cli.export.hf.flatten import flatten
-from dualpath_cli.export.hf.own_classes import own_files, registration
+from dualpath_cli.export.hf.code import flatten, own_files, registration
 from dualpath_cli.export.hf.reading import read_folder
 from dualpath_cli.export.hf.results import Results
 from dualpath_cli.export.weights import Weights

@@ -55,7 +55,7 @@ def run(options: Namespace) -> str:
     if out.exists() and not options.overwrite:
         raise UserError(f"'{out}' is there already; give another --out, or --overwrite")
     from dualpath_cli.export import consolidated
-    from dualpath_cli.export.hf.weights import weights_of
+    from dualpath_cli.export.weights import Weights
     from dualpath_cli.output.console import plain_console
     from dualpath_cli.output.progress import Progress, bytes_of_bytes
 
@@ -63,7 +63,7 @@ def run(options: Namespace) -> str:
     size = sum(path.stat().st_size for path in files_of(folder))
     with Progress(console, "checking", bytes_of_bytes, size) as progress:
         check_unchanged(folder, progress.advance)
-    weights = weights_of(folder, settings.model)
+    weights = Weights.of_folder(folder, settings.model)
     with Progress(console, "writing", bytes_of_bytes, weights.bytes) as progress:
         consolidated.write(found, settings, weights, out, progress)
     name = f"{settings.run.recipe}/{settings.run.name}, step {found.step:,}"
