@@ -89,6 +89,25 @@ def output_of(capsys: pytest.CaptureFixture[str]) -> OutputOf:
     return run
 
 
+Said = Callable[..., str]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    """`said(*words)`: the one line with which a command refuses them, or fails with `code` 1."""
+
+    def run(*words: object, code: int = 2) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == code
+        out, error = capsys.readouterr()
+        assert error.startswith(f"dualpath {words[0]}: ")
+        assert error.count("\n") == 1
+        assert code != 2 or out == ""
+        return error
+
+    return run
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _no_graphs_of_other_files() -> None:
     """torch keeps so many graphs of a function and no more, whoever compiled it."""

@@ -8,14 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.export.hf.code import own_files
-from dualpath_cli.flops import count
-from dualpath_cli.intervention import Intervention
-from dualpath_cli.model import DualPathLM
 from dualpath_cli.own_classes.classes import FOUND
 from tests.conftest import OutputOf
 from tests.tiny_run import Fit, tables, weights
@@ -57,23 +53,6 @@ def test_a_model_is_trained_with_it_and_both_classes_learn(
     by_mass = ["--prompt", "hello", "--exit-below", "0.5"]
     assert main(["generate", "--own_classes", "--ckpt_path", str(run), *by_mass]) == 2
     assert "SoftmaxOverSteps has no step_probability" in capsys.readouterr().err
-
-
-def test_its_steps_are_weighed_by_a_softmax() -> None:
-    config = ModelConfig(
-        vocab_size=9, n_layers=1, d_model=8, n_heads=2, n_kv_heads=2, d_ffn=8, d_ffn_wide=8,
-        loops=3, **OWN,
-    )  # fmt: skip
-    router = DualPathLM(config, seed=0).blocks[0].deep.router
-    with torch.no_grad():
-        router.slope.fill_(2.0)
-        states = torch.randn(3, 2, 5, 8).unbind()
-        found = torch.cat(router(states, [0.0, 0.5, 1.0]), dim=-1)
-        scores = [router.score.weight[0] @ h[1, 4] + 2 * i for h, i in zip(states, (0, 0.5, 1))]  # noqa: B905
-        expected = torch.stack(scores).exp()
-    torch.testing.assert_close(found[1, 4], expected / expected.sum())
-    assert count.layer_flops(config.layers[0]).router == 2 * 8 * 3
-    assert "step_probability" in str(Intervention(halting=0.1).problem(config))
 
 
 def test_a_folder_for_transformers_can_hold_it() -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from dualpath_cli import files
-from dualpath_cli.cli import main
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import FIT, alone, is_held, naming, replacing, replacing_folder, write_text
+from tests.conftest import Said
 from tests.processes import SERVER, start
 from tests.tiny_run import SEQ_LEN, Fit, Refused, rows
 
@@ -87,11 +87,7 @@ def test_torch_names_no_disk_so_that_one_without_room_is_looked_for(
     ],
 )
 def test_a_disk_that_is_full_at_the_first_write_is_the_machines_failure(
-    words: str,
-    trained: Fit,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, trained: Fit, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, make = trained(), Path.mkdir
 
@@ -102,11 +98,9 @@ def test_a_disk_that_is_full_at_the_first_write_is_the_machines_failure(
 
     monkeypatch.setattr(Path, "mkdir", refuse_on_full_disk)
     monkeypatch.chdir(tmp_path)
-    capsys.readouterr()
-    assert main(words.replace("RUN", str(run)).split()) == 1
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"dualpath {words.split()[0]}: error: '")
-    assert said.endswith("No space left on device; free some space and give the same command again")
+    error = said(*words.replace("RUN", str(run)).split(), code=1)
+    assert ": error: '" in error
+    assert "No space left on device; free some space and give the same command again" in error
 
 
 def killed(folder: Path, moment: str) -> None:
@@ -217,10 +211,7 @@ def test_a_second_fit_in_the_same_folder_ends_with_one_line(
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
 def test_a_file_system_without_locks_is_told_of(
-    number: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unknown(*_: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -235,8 +226,7 @@ def test_a_file_system_without_locks_is_told_of(
 
 def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with (
-        pytest.raises(UserError, match="remove it, or give another name"),
-        alone(tmp_path / "file" / FIT, tmp_path / "file"),
-    ):
+    file = tmp_path / "file"
+    said = "remove it, or give another name"
+    with pytest.raises(UserError, match=said), alone(file / FIT, file):
         pass

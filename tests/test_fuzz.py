@@ -30,12 +30,10 @@ def test_no_case_ends_in_a_traceback_or_writes_elsewhere(
 @pytest.mark.parametrize(
     ("code", "message", "problem"),
     [
-        (0, "", None),
         (2, "dualpath flops: note: y\ndualpath flops: error: x\n", None),
         (3, "", "exit code 3"),
         (2, "", "0 lines on stderr"),
         (0, "dualpath fit: error: x\n", "1 lines on stderr"),
-        (2, "dualpath fit: error: x\nmore\n", "2 lines on stderr"),
         (2, "UserWarning: x\n", "no line of an error"),
         (2, "dualpath fit: error: \x1b[31m\n", "not printable"),
         (2, f"dualpath fit: error: {'x' * 2000}\n", "too long"),

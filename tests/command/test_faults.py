@@ -26,22 +26,18 @@ LONG = "x" * 300
 RECIPES = {
     # keys and sections
     "modle: {loops: 3}": "unknown key 'modle' in the recipe; did you mean 'model'?",
-    "3: {loops: 3}": "unknown key '3'",
     "model: {3: dual}": "unknown key 'model.3'",
     "trainer:": "'trainer' in the recipe must be a mapping, not null",
     "": ".yaml must be a mapping of sections, not None",
-    "base: quikstart": "did you mean 'quickstart'?",
     # YAML that means something else, or too much
     "model: !!binary aGVsbG8=": ".yaml line 1 cannot be read: a tag, as ! begins one; put text",
     "a: " + "[" * 3000: "it is nested more than 50 levels deep",
-    "- " * 3000: "it is nested more than 50 levels deep",
     "- " * 60: "it is nested more than 50 levels deep",
     BOMB: "it stands for more than 10,000 values",
     MERGES: "it stands for more than 10,000 values",
     "trainer: {callbacks: &a [*a]}": "a value holds itself",
     "x: " + "y" * 60_000: ".yaml has more than 50,000 characters",
     "seed_everything: " + "9" * 5000: "a number of more than 100 digits",
-    "seed_everything: 0x" + "f" * 200: "a number of more than 100 digits",
     "seed_everything: 0x_": "it holds a number without digits",
     "seed_everything: 2020-01-01": "must be a whole number, not '2020-01-01'",
     "\0": ".yaml cannot be read: special characters are not allowed",
@@ -54,7 +50,6 @@ RECIPES = {
     "optim: {decay: matrices}": "norms, gains, biases, conditioning), not 'matrices'\n",
     "optim: {lr: 0}": "optim: lr must be above 0, not 0",
     "optim: {betas: [1.5, 0.9]}": "optim: betas must be from 0 to below 1, not [1.5, 0.9]",
-    "run: {micro_batch: 0}": "run: micro_batch must be at least 1, not 0",
     "run: {train_loops: [2, 2]}": "one to 8 different numbers from 1 on, not '[2, 2]'",
     # values that contradict each other
     "run: {save_every: 5, log_every: 2}": "save_every=5 must be a multiple of log_every=2",
@@ -70,10 +65,7 @@ RECIPES = {
     "model: {vocab_size: 100000000, d_model: 768000}": "parameters, 652,150 GB, and this machine",
     # devices
     "trainer: {devices: 0}": "devices must be auto, -1, a number from 1 to 999 or a list",
-    "trainer: {devices: []}": "a list of different devices, not '[]'",
     "trainer: {devices: [1, 1]}": "a list of different devices, not '[1, 1]'",
-    "trainer: {devices: many}": "devices must be auto, -1, a number from 1 to 999 or a list",
-    "trainer: {devices: 1000}": "devices must be auto, -1, a number from 1 to 999 or a list",
     "trainer: {strategy: single, devices: 2}": "choose ddp, fsdp or hsdp",
     "trainer: {strategy: single, num_nodes: 2}": "choose ddp, fsdp or hsdp",
     "trainer: {max_time: soon}": "trainer: max_time must be days:hours:minutes:seconds",
@@ -84,17 +76,13 @@ RECIPES = {
     "run: {name: ../../x}": "run: name must be a plain name, without '/', '\\', '$' and control "
     "characters, not '../../x'; --run.name NAME gives another",
     "run: {name: ..}": "name must be a plain name",
-    "run: {name: ''}": "name must be a plain name",
     'run: {name: "a\\nb"}': "control characters, not 'a\\nb'",
     "run: {recipe: a/b}": "recipe must be a plain name",
     f"run: {{name: {LONG}}}": "run: name must have at most 100 bytes, not 'xxxxx",
     "run: {dir: s3://bucket/runs}": "run: dir must be a path on this machine, not 's3://bucket/r",
-    "run: {dir: ''}": "dir must be a path",
     "data: {path: gs://bucket/x}": "path must be a path on this machine or s3://, not 'gs://",
     "data: {val: {../x: tiny.yaml}}": "data: the name of a validation set in val must be a plain",
-    f"data: {{val: {{a: {LONG}.txt}}}}": "File name too long; give a shorter name",
     f"data: {{path: {LONG}}}": "File name too long; give a shorter name",
-    f"base: {LONG}": "File name too long; give a shorter name",
     # data
     "model: {vocab_size: 16}": "data.path 'data' uses a tokenizer of 257 entries, more than "
     "model.vocab_size=16; raise it to 257",
@@ -125,16 +113,10 @@ LINES = {
     "gpt2 --out data/text`",
     "fit --config f160m_a25_k4": "make it with `dualpath prepare --config paper --out "
     "data/nemotron-cc`",
-    "fit --config recipes/quikstart.yaml": "did you mean 'quickstart'?",
     "fit --config qqqq": "no recipe 'qqqq': neither a file nor a packaged name; the packaged ones",
-    "fit --config empty": "no recipe 'empty'",
     "fit --config as_written": "has none; set it, or give an overlay after the --config of",
-    "flops --config as_written": "has none; set it, or give an overlay after the --config of",
-    f"fit --config {LONG}": "File name too long; give a shorter name",
     "fit --config tiny.yaml stray": "unexpected argument 'stray'",
     "fit --config tiny.yaml --out=--": "--out needs a value",
-    "fit --config=-- tiny.yaml": "--config needs a value",
-    "fit --config tiny.yaml --run.max_tokens": "--run.max_tokens needs a value",
     "fit --config tiny.yaml --model.loops --run.name x": "--model.loops needs a value",
     "fit --config tiny.yaml --run.loops 3": "did you mean '--model.loops'?",
     "fit --config tiny.yaml --ckpt_pth x": "did you mean '--ckpt-path'?",
@@ -144,12 +126,10 @@ LINES = {
     "prepare quickstart": "every value follows its option",
     "fit --config": "--config needs RECIPE; see --help",
     "fit tiny.yaml": "unexpected argument 'tiny.yaml'; did you mean '--config tiny.yaml'?",
-    "fit quickstart": "did you mean '--config quickstart'?",
     "validate runs/begun/default": "did you mean '--ckpt-path runs/begun/default'?",
     "fit --config tiny.yaml --run.batch_tokens 40": "is no whole number of sequences of 16 tokens",
     "fit --config tiny.yaml --trainer.devices 500": "would be 500 processes on",
     "fit --config tiny.yaml --trainer.devices 3": "to 3 devices, but to 2",
-    "fit --config tiny.yaml --model.gate qqqq.Gate": "No module named 'qqqq'; Python looks in",
     "ablate --ckpt-path runs/begun/default --sources a=novels.jsonl --suite token-classes "
     "--tagger qqqq": "spaCy",
     "fit --config tiny.yaml --model 3": "model must be a mapping",
@@ -177,24 +157,15 @@ LINES = {
     "'/gone/novels.jsonl' does not exist; --data.val '{NAME: PATH}' takes the place of all",
     "validate --ckpt_path runs/begun/default --data.val 3": "data.val must be a mapping of names",
     "ablate --ckpt_path runs/elsewhere/default": "--sources NAME=PATH takes their place",
-    "ablate --ckpt_path runs/begun/default --data.val null": "data.val must be a mapping of names",
     "ablate --ckpt_path runs/begun/default --sources a=novels.jsonl --out s3://b/x": "--out must "
     "be a path on this machine, not 's3://b/x'",
     "routing --ckpt_path runs/begun/default --sources ..=novels.jsonl": "must be a plain name",
     # flops
     "flops --k=--": "--k needs a value",
-    "flops --budget 80X": "--budget must be a whole number",
     f"flops --budget {'9' * 300}": "--budget must be a whole number above 0",
-    "flops --budget 1e99": "--budget must be at most 1,000,000,000,000,000,000, not '1e99'",
     "flops --budget 1e18": "a budget of 1000000000000000000 is too large: d_ffn must be from 1 to",
-    "flops --budget 80M --layers 1000000": "--layers must be from 1 to 10,000, not 1000000",
     f"flops --budget 80M --layers {'9' * 5000}": "--layers must be one whole number, not '9999",
-    "flops --config f160m_a25_k4 --plan --gpus 8,64": "--gpus must be one whole number, not '8,64'",
-    "flops --budget 80M --tflops fast": "--tflops must be one number, not 'fast'",
-    "flops --budget 80M --alpha nan": "alpha must lie between 0 and 100 percent, not at nan",
-    "flops --budget 80M --gpus 99999999999": "--gpus must be from 1 to 1,000,000,000",
     "flops --config run3.yaml": "recipe 'run3.yaml': 'run' must be a mapping",
-    "flops --config model3.yaml": "recipe 'model3.yaml': 'model' must be a mapping",
 }
 
 Answers = dict[str, dict[str, Any]]
@@ -205,7 +176,6 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """The answer to each mistake, all of them made in one process."""
     home = write_home(tmp_path_factory.mktemp("home"))
     (home / "run3.yaml").write_text("run: 3\nmodel: {d_ffn: 64, d_ffn_wide: 64}")
-    (home / "model3.yaml").write_text("model: 3")
     for number, text in enumerate(RECIPES):
         (home / f"{number}.yaml").write_text(text)
     before = sorted(home.rglob("*"))

@@ -137,29 +137,17 @@ def test_what_is_longer_than_the_window_loses_its_beginning_and_is_scored_in_par
     assert found == pytest.approx(expected, abs=FLOAT32)
 
 
-def test_the_likelihood_of_a_text_is_that_of_its_windows():
-    text = "the cell tells hell a tale of shells"
-    ids = TOKENIZER.encode(text)
-    (loglikelihood,) = harness(window=8).loglikelihood_rolling(
-        asked("loglikelihood_rolling", (text,))
-    )
-    expected = 0.0
-    *parts, last = [ids[start : start + 8] for start in range(0, len(ids), 8)]
-    for place, part in enumerate(parts):
-        before = ids[8 * place - 1] if place else TOKENIZER.eot_id
-        expected += by_hand([before], part)[0]
-    expected += by_hand(ids[-9 : -len(last)], last)[0]
-    assert loglikelihood == pytest.approx(expected, abs=1e-4)
-    assert (len(parts), len(last)) == (3, 1)
-
-
-def test_several_texts_keep_their_order_and_an_empty_one_costs_nothing():
+def test_the_likelihoods_of_texts_are_those_of_their_windows_and_of_an_empty_one_0():
     texts = ["hello", "", "the cell tells hell a tale of shells", "a"]
-    requests = [asked("loglikelihood_rolling", (text,)) for text in texts]
-    together = harness(window=8).loglikelihood_rolling([one for (one,) in requests])
-    alone = [harness(window=8).loglikelihood_rolling(request)[0] for request in requests]
-    assert together == pytest.approx(alone, abs=FLOAT32)
-    assert together[1] == 0
+    requests = asked("loglikelihood_rolling", *((text,) for text in texts))
+    expected = [
+        sum(by_hand(read[:-scored], read[-scored:])[0]
+            for read, scored in parts_of([TOKENIZER.eot_id], TOKENIZER.encode(text), 8))
+        for text in texts
+    ]  # fmt: skip
+    found = harness(window=8).loglikelihood_rolling(requests)
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert found[1] == 0
 
 
 @given(st.lists(st.integers(0, 99), max_size=40), st.integers(1, 12))

@@ -10,10 +10,9 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 
-from dualpath_cli.cli import main
 from dualpath_cli.evaluation.harness.likelihoods import parts_of
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.conftest import OutputOf
+from tests.conftest import OutputOf, Said
 from tests.evaluation.conftest import NAME
 from tests.small_tokenizer import tokenizer_with
 from tests.training.test_checkpoint_faults import flip
@@ -147,23 +146,22 @@ def test_an_exported_directory_scores_as_its_checkpoint(
 
 
 def test_an_exported_directory_with_a_flipped_bit_is_not_scored(
-    run: Path, tasks: Path, tmp_path: Path, output_of: OutputOf, capsys: pytest.CaptureFixture[str]
+    run: Path, tasks: Path, tmp_path: Path, output_of: OutputOf, said: Said
 ) -> None:
     folder = tmp_path / "exported"
     output_of("export", "--ckpt_path", run, "--format", "hf", "--out", folder)
-    words = ["--data", str(tasks), "--out", str(tmp_path / "o"), "--tasks", "piqa"]
+    words = ("--data", tasks, "--out", tmp_path / "o", "--tasks", "piqa")
     for name in ("model.safetensors", "modeling_dualpath.py"):
         flip(folder / name, 0.5)
-        assert main(["evaluate", "--trust_remote_code", "--hf", str(folder), *words]) == 2
-        said = capsys.readouterr().err.splitlines()[-1]
-        assert f"exported' is damaged: {name} is not as it was exported (sha256)" in said
+        error = said("evaluate", "--trust_remote_code", "--hf", folder, *words)
+        assert f"exported' is damaged: {name} is not as it was exported (sha256)" in error
         flip(folder / name, 0.5)
     assert not list((tmp_path / "o").rglob("results.json"))
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 def test_code_in_a_directory_is_run_with_consent_alone(
-    name: str, directory: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, directory: Path, tasks: Path, tmp_path: Path, said: Said
 ) -> None:
     hostile = tmp_path / "hostile"
     shutil.copytree(directory, hostile)
@@ -172,22 +170,16 @@ def test_code_in_a_directory_is_run_with_consent_alone(
     content = json.loads((hostile / name).read_text()) | {"auto_map": {kind: named}}
     (hostile / name).write_text(json.dumps(content | {"model_type": "own"}))
     (hostile / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nOwn = object\n")
-    words = ["--data", str(tasks), "--out", str(tmp_path / "o"), "--tasks", "piqa"]
-    assert main(["evaluate", "--hf", str(hostile), *words]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
+    words = ("--data", tasks, "--out", tmp_path / "o", "--tasks", "piqa")
+    line = said("evaluate", "--hf", hostile, *words)
     assert f"{name} names code of its own (auto_map); give --trust-remote-code" in line
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_cannot_be_loaded_is_one_line(
-    tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_loaded_is_one_line(tasks: Path, tmp_path: Path, said: Said) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "config.json").write_text('{"model_type": "nonesuch"}')
-    words = ["--data", str(tasks), "--out", str(tmp_path / "o"), "--tasks", "piqa"]
-    assert main(["evaluate", "--hf", str(tmp_path / "bad"), *words]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "bad' cannot be loaded: " in said
-    words[-1] = "gsm8k"
-    assert main(["evaluate", "--hf", str(tmp_path / "bad"), *words, "--loops", "2"]) == 2
-    assert "--hf goes without --loops and --intervention" in capsys.readouterr().err
+    words = ("evaluate", "--hf", tmp_path / "bad", "--data", tasks, "--out", tmp_path / "o")
+    assert "bad' cannot be loaded: " in said(*words, "--tasks", "piqa")
+    error = said(*words, "--tasks", "gsm8k", "--loops", "2")
+    assert "--hf goes without --loops and --intervention" in error

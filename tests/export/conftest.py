@@ -20,7 +20,6 @@ from tests.tiny_run import Fit
 Pair = tuple[Path, Path]
 """A run, and the folder that it was exported to."""
 Exported = Callable[..., Pair]
-Said = Callable[..., str]
 
 
 def words(run: Path, out: Path, *more: object, form: str = "hf") -> list[str]:
@@ -57,17 +56,3 @@ def exported(trained: Fit, share: Share) -> Exported:
         return run, share(f"hf-{digest}", lambda folder: export(run, folder / "hf")) / "hf"
 
     return pair
-
-
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    """`said(*words)`: the one line with which a command refuses them, or fails with `code` 1."""
-
-    def run(*given: object, code: int = 2) -> str:
-        capsys.readouterr()
-        assert main([str(word) for word in given]) == code
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        return error
-
-    return run

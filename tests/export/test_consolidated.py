@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from dualpath_cli.cli import main
 from dualpath_cli.export import weights as export_weights
 from dualpath_cli.run import run_file
-from tests.conftest import OutputOf
-from tests.export.conftest import Said, export
+from tests.conftest import OutputOf, Said
+from tests.export.conftest import export
 from tests.study.conftest import USERS_OF_FIGURES
 from tests.tiny_run import Fit, back_to_step, rows, weights
 from tests.training.test_checkpoint_faults import sharded
@@ -130,11 +130,8 @@ def test_a_damaged_file_is_refused(trained: Fit, said: Said) -> None:
     ("header", "fault"),
     [
         ('{"a": {"dtype": "F32"}}', "it lacks 'data_offsets'"),
-        ('{"a": null}', "a value in it is of another kind than it must be"),
         ('{"__metadata__": null}', "a value in it is of another kind than it must be"),
-        ("[]", "a value in it is of another kind than it must be"),
         ('{"__metadata__": {"run": 3}}', "its facts on the run are no text"),
-        ("[[[[", "it is no JSON: Expecting value: line 1 column 5"),
         ("[" * 100_000, "it is nested too deeply"),
         ("\udcff", "it is no UTF-8 at byte 0"),
     ],

@@ -15,7 +15,8 @@ from dualpath_cli.export.hf import folder as hf
 from dualpath_cli.export.weights import Weights
 from dualpath_cli.run.checkpoint_files import describe, files_of, write_manifest
 from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS
-from tests.export.conftest import Said, contents, export, words
+from tests.conftest import Said
+from tests.export.conftest import contents, export, words
 from tests.processes import start
 from tests.tiny_run import Fit
 from tests.training.test_checkpoint_faults import flipped, sharded
@@ -118,7 +119,6 @@ def test_what_the_disk_gives_back_otherwise_gets_no_name(
         ("", "export needs --ckpt-path RUN"),
         ("--ckpt_path RUN", "export needs --format FORMAT: consolidated"),
         ("--ckpt_path RUN --format consolidate", "; did you mean 'consolidated'?"),
-        ("--ckpt_path RUN/nothing --format consolidated", "no run or checkpoint at "),
         ("--ckpt_path RUN --format consolidated --out x.bin", "'x.bin' must end in .safetensors"),
         ("--ckpt_path RUN --format consolidated --out s3://b/x", "path on this machine"),
         ("--ckpt_path RUN --format consolidated --out FOLDER", "is a folder; give a file"),

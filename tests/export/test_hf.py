@@ -16,6 +16,7 @@ import torch
 from dualpath_cli.cli import main
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.text.tokenizer import Tokenizer
 from tests.conftest import OutputOf
 from tests.export.conftest import Exported, Pair, export, model_of
 
@@ -279,26 +280,15 @@ def test_rows_without_a_token_are_never_drawn(exported: Exported) -> None:
     assert made.max() < real
 
 
-@pytest.mark.parametrize(
-    ("by", "given", "asks"),
-    [
-        ("PreTrainedTokenizerFast", {}, False),
-        ("AutoTokenizer", {"trust_remote_code": False}, False),
-        ("AutoTokenizer", {}, not transformers.__version__.startswith("4.")),
-    ],
-)
+@pytest.mark.parametrize("by", ["PreTrainedTokenizerFast", "AutoTokenizer"])
 def test_the_tokenizer_gives_the_same_ids_and_runs_no_code(
-    by: str, given: dict[str, bool], asks: bool, exported: Exported, monkeypatch: pytest.MonkeyPatch
+    by: str, exported: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """transformers 5 asks because config.json names code, and goes on whatever the answer is."""
     run, folder = exported()
-    asked: list[str] = []
-    monkeypatch.setattr("builtins.input", lambda words: asked.append(words) or "n")
+    monkeypatch.setattr("builtins.input", lambda words: "n")
     monkeypatch.setattr("transformers.dynamic_module_utils.get_cached_module_file", None)
-    theirs = getattr(transformers, by).from_pretrained(folder, **given)
-    assert bool(asked) == asks
-    from dualpath_cli.text.tokenizer import Tokenizer
-
+    theirs = getattr(transformers, by).from_pretrained(folder)
     ours = Tokenizer.load(run / "tokenizer.json")
     for text in ("Tom has 5 apples.", " two  spaces \n\nÜnï 日本 \U0001f600", "a , b ."):
         assert theirs(text)["input_ids"] == ours.encode(text)
@@ -348,6 +338,23 @@ def test_weights_saved_in_half_precision_come_back(
     tokens = some_tokens(model_of(out))
     wanted = load(again, dtype=torch.float32)(tokens).logits
     torch.testing.assert_close(load(anew)(tokens).logits, wanted, atol=1e-6, rtol=0)
+
+
+def test_lm_evaluation_harness_scores_it_as_the_checkpoint(exported: Exported) -> None:
+    """By its own class, as of any model of the hub."""
+    harness = pytest.importorskip("lm_eval.models.huggingface")
+    from lm_eval.api.instance import Instance
+
+    run, folder = exported()
+    theirs = harness.HFLM(str(folder), trust_remote_code=True, device="cpu", batch_size=2)
+    pairs = [("Tom has", " two"), ("The sky", " eats"), ("Seven and", " the")]
+    found = theirs.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
+    ours, tokenizer = model_of(run).double(), Tokenizer.load(run / "tokenizer.json")
+    for (context, continuation), (likelihood, _) in zip(pairs, found, strict=True):
+        before, ids = tokenizer.encode(context), tokenizer.encode(context + continuation)
+        logs = ours(torch.tensor([ids]))[0].log_softmax(-1)
+        wanted = [logs[place - 1, ids[place]].item() for place in range(len(before), len(ids))]
+        assert likelihood == pytest.approx(sum(wanted), rel=1e-5)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/hugging_face.md"])

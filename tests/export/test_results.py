@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from dualpath_cli.cli import main
-from tests.export.conftest import Said, words
+from tests.conftest import Said
+from tests.export.conftest import words
 from tests.tiny_run import Fit
 
 RESULTS: dict[str, Any] = {
@@ -74,12 +75,10 @@ PIQA = ("tasks", "piqa")
     ("path", "value", "message"),
     [
         (("model", "step"), 4, "is of tiny/default, step 4, not of tiny/default, step 6"),
-        (("model", "run"), "other/run", "is of other/run, step 6"),
         (("model",), {}, "it lacks 'run'"),
         (("tasks",), 3, "a value in it is of another kind"),
         ((*PIQA, "documents"), "10", "piqa: its numbers of documents are ['10'"),
         ((*PIQA, "metrics", "acc_per_char", "value"), float("nan"), "nan is no number"),
-        ((*PIQA, "metrics", "acc_per_char", "stderr"), "x", "'x' is no number"),
         ((*PIQA, "primary"), "unknown", "it lacks 'unknown'"),
     ],
 )

@@ -11,25 +11,22 @@ import pytest
 
 from dualpath_cli.cli import main
 from dualpath_cli.own_classes.classes import FOUND
+from tests.conftest import Said
 from tests.own_classes.test_own_classes import GATE
 from tests.tiny_run import Fit
 
 MARK = "ran.txt"
 """What the stranger's code leaves in the current directory when it runs."""
 HOSTILE = f"from pathlib import Path\nPath({MARK!r}).touch()\n"
-Said = Callable[..., str]
 
 
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    """`said(*words)`: the one line with which a command refuses; nothing has run."""
+@pytest.fixture(name="said")
+def _said_before_anything_ran(said: Said) -> Said:
+    """The one line with which a command refuses; nothing has run."""
 
     def run(*words: object) -> str:
-        capsys.readouterr()
-        assert main([str(word) for word in words]) == 2
+        error = said(*words)
         assert not Path(MARK).exists()
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
         return error
 
     return run

@@ -69,14 +69,7 @@ TIED = {"d_ffn": 8, "d_ffn_wide": 8, "tie_embeddings": True}
     ("model", "optim", "said"),
     [
         ({}, {"lr_scale": {"gat": 1}}, "optim: lr_scale has no kind 'gat'; did you mean 'gate'?"),
-        (
-            {},
-            {"lr_scale": {"attention": 1}},
-            "optim: lr_scale has no kind 'attention'; there are hidden, embedding, head, router, "
-            "gate, norms, gains, biases, conditioning",
-        ),
         ({}, {"lr_scale": {"gate": -1}}, "optim: lr_scale.gate must be at least 0, not -1"),
-        ({}, {"lr_scale": {"gate": 2000}}, "lr_scale.gate must be from 0 to 1,000, not 2000"),
         ({}, {"lr_scale": {"gate": "x"}}, "optim.lr_scale.gate must be a number, not 'x'"),
         ({}, {"base_width": 0}, "optim: base_width must be at least 1, not 0"),
         (TIED, {"base_width": 8}, "optim.base_width=8 needs an untied head"),
