@@ -171,7 +171,9 @@ def read(options: Namespace) -> Request:
     )
     _check_intervention(request)
     if subjects:
-        _check_libraries(LIBRARIES[:1] if options.hf is None else LIBRARIES)
+        for name in LIBRARIES[:1] if options.hf is None else LIBRARIES:
+            if importlib.util.find_spec(name) is None:
+                raise UserError(f"evaluate needs {name}: pip install 'dualpath[eval]'")
     return request
 
 
@@ -273,12 +275,6 @@ def _paper(row: str | None, subjects: tuple[Subject, ...]) -> str | None:
                 f"such as {rows[-1]}"
             )
     return row
-
-
-def _check_libraries(names: tuple[str, ...]) -> None:
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise UserError(f"evaluate needs {name}: pip install 'dualpath[eval]'")
 
 
 def _folder(option: str, path: str, must_exist: bool = True) -> Path:

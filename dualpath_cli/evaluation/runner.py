@@ -62,12 +62,13 @@ class Setting:
                 "intervention": change.name if change else "learned",
                 "cache": self.request.cache,
             }
+        packages = ("dualpath", "torch", "lm_eval", *(("transformers",) if trained is None else ()))
         return facts | {
             "device": device_name(self.device),
             "precision": self.request.precision,
             "batch_size": self.request.batch_size,
             "window": self.window,
-            "versions": package_versions(_packages(trained is None)),
+            "versions": package_versions(packages),
         }
 
     def load(self) -> Any:
@@ -109,10 +110,6 @@ def _window(subject: Subject, most: int) -> int:
 def _config(subject: Subject) -> dict[str, Any]:
     """The configuration of a Hugging Face directory."""
     return read_json(Path(subject.path) / "config.json")
-
-
-def _packages(hugging_face: bool) -> tuple[str, ...]:
-    return ("dualpath", "torch", "lm_eval", *(("transformers",) if hugging_face else ()))
 
 
 def _digest(path: Path) -> str:

@@ -110,7 +110,9 @@ def run(options: Namespace) -> str:
     """
     if options.ckpt_path is None:
         raise UserError("export needs --ckpt-path RUN: a run folder or a checkpoint inside one")
-    format_ = _format(options.format)
+    if options.format is None:
+        raise UserError(f"export needs --format FORMAT: {', '.join(FORMATS)}")
+    format_ = FORMATS[check_choice("--format", options.format, tuple(FORMATS))]
     _check_for_hub(options, format_)
     found = average.averaged(run_file.find(options.ckpt_path), average.read(options.average))
     if found.average and options.results is not None:
@@ -152,12 +154,6 @@ def run(options: Namespace) -> str:
         return answer
     commit = repository.upload(out, f"{name}, step {found.step:,}")
     return f"{answer}\nuploaded: {repository.page}, commit {commit.rpartition('/')[2]}"
-
-
-def _format(given: str | None) -> Format:
-    if given is None:
-        raise UserError(f"export needs --format FORMAT: {', '.join(FORMATS)}")
-    return FORMATS[check_choice("--format", given, tuple(FORMATS))]
 
 
 def _check_for_hub(options: Namespace, format_: Format) -> None:

@@ -19,7 +19,7 @@ from dualpath_cli.config import GATE_OUTPUTS
 from dualpath_cli.errors import LONGEST, UserError, one_line
 from dualpath_cli.recipe.settings import TrainerSettings, settings_from
 from tests.command.test_cli import TINY, run_without_slow_imports, write_home
-from tests.fuzz.recipes import BOMB, MERGES
+from tests.fuzz.nasty import BOMB, MERGES
 
 LONG = "x" * 300
 

@@ -232,14 +232,6 @@ def test_gradients_are_the_checkpoints(pair: Pair) -> None:
         torch.testing.assert_close(yours.grad, mine.grad, rtol=1e-4, atol=1e-7, msg=name)
 
 
-def test_tied_weights_stay_tied(exported: Exported) -> None:
-    theirs = load(exported(model=OTHER)[1])
-    assert theirs.model.head.weight is theirs.model.embed.weight
-    assert theirs.get_output_embeddings().weight.data_ptr() == (
-        theirs.get_input_embeddings().weight.data_ptr()
-    )
-
-
 def test_it_is_built_without_weights_and_split_over_devices(
     exported: Exported, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.recipe.settings import SECTIONS
-from tests.fuzz import nasty, recipes
+from tests.fuzz import nasty
 from tests.fuzz.home import RUN, recipe_of_home
 
 FIT = ["fit", "--config", "tiny.yaml"]
@@ -53,7 +53,7 @@ DATA_FILES = ("manifest.json", "index.json", "tokenizer.json", "chunk-0-0.bin", 
 
 def of_recipes(draw: random.Random) -> list[str]:
     """A recipe with mistakes, beside whole ones."""
-    Path("case.yaml").write_bytes(recipes.mutated(draw, recipe_of_home()))
+    Path("case.yaml").write_bytes(nasty.mutated(draw, recipe_of_home()))
     case = ["--config", "case.yaml"]
     return draw.choice(
         [["fit", *case], [*FIT, *case], ["validate", *OF_RUN, *case], ["flops", *case]]
