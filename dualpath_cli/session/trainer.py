@@ -53,7 +53,8 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         checkpoints = Checkpoints(folder, run)
         # After all that write rows.
         callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds)]
-    begins_at = 0 if launch.checkpoint is None else step_of(launch.checkpoint) + 1
+    begun = launch.checkpoint if fitting else None  # an exported file has no step in its name
+    begins_at = 0 if begun is None else step_of(begun) + 1
     ours = {
         "strategy": build_strategy(name, run) if isinstance(name, str) else name,
         "devices": devices,
