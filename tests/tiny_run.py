@@ -118,13 +118,16 @@ def fit(texts: Path, tmp_path: Path) -> Fit:
 
 @pytest.fixture
 def refused(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Like `fit`, of a recipe that is a mistake; returns what is said."""
+    """Like `fit`, of a recipe that is a mistake; returns the one line that is said."""
 
     def run(**changes: Any) -> str:
         recipe = merge(tiny_recipe(texts, tmp_path / "runs"), changes)
         capsys.readouterr()
         train(recipe, tmp_path / "recipe.yaml", expected=2)
-        return capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert said.startswith("dualpath fit: error: ")
+        assert said.count("\n") == 1
+        return said
 
     return run
 

@@ -1,7 +1,7 @@
 """Every use of Lightning's private parts, and what each gains.
 
-No other file uses a private name of Lightning. A release that moves one fails its test in
-tests/training/test_internals.py.
+No other file uses a private name of Lightning. A release that moves one fails the tests of what it
+gains.
 """
 
 from collections.abc import Callable

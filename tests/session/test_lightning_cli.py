@@ -2,8 +2,6 @@
 
 import dataclasses
 import inspect
-import typing
-from typing import Any
 
 import pytest
 from lightning.pytorch import Trainer
@@ -12,7 +10,6 @@ from dualpath_cli.command.records import COMMANDS, resolve
 from dualpath_cli.recipe import settings
 from dualpath_cli.session.lightning_cli import DualPathCLI
 from tests.conftest import OutputOf
-from tests.tiny_run import Refused
 
 
 def test_its_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,12 +23,9 @@ def test_its_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     "line",
     [
-        "--budget 80M --alpha 50 --k 4",
         "--budget 80M --loops 2 --block loop --format json",
-        "--budget 80M --match total --format json",
         "--budget 1.28G --dim 1024 --kv-heads 4 --tokens 1e9 --gpus 8 --tflops 300",
         "--budget 160M --table --decode 8x1024@3.35TB/s",
-        "--config quickstart --seq-len 8",
         "--config f80m_a25_k3 --format json",
     ],
 )
@@ -64,45 +58,3 @@ def test_every_argument_of_lightnings_trainer_is_a_setting_or_decided() -> None:
         "use_distributed_sampler",
     }  # fmt: skip
     assert theirs - offered - settings.DECIDED_ELSEWHERE.keys() == never
-
-
-def test_the_precisions_are_lightnings_but_for_those_with_a_loss_scale() -> None:
-    from lightning.fabric.connector import _PRECISION_INPUT
-
-    theirs = {str(p) for union in typing.get_args(_PRECISION_INPUT) for p in _literals(union)}
-    hints = typing.get_type_hints(settings.TrainerSettings)
-    ours = {str(precision) for precision in typing.get_args(hints["precision"])}
-    assert ours == {p for p in theirs if not p.startswith("16") and not p.endswith("float16")}
-
-
-def _literals(hint: object) -> list[object]:
-    parts = typing.get_args(hint)
-    return [leaf for part in parts for leaf in _literals(part)] if parts else [hint]
-
-
-EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
-HALF = "lightning.pytorch.plugins.precision.HalfPrecision"
-DEEPSPEED = "lightning.pytorch.strategies.DeepSpeedStrategy"
-
-
-@pytest.mark.parametrize(
-    ("trainer", "words"),
-    [
-        ({"callbacks": {"class_path": "nowhere.X"}}, "nowhere"),
-        ({"callbacks": {"class_path": 3}}, "trainer.callbacks"),
-        ({"callbacks": {"class_path": EARLY_STOPPING, "init_args": {"monitor": 3}}}, "monitor"),
-        ({"plugins": "x"}, "trainer.plugins"),
-        ({"plugins": [{"class_path": HALF}]}, "Received both `precision=32-true` and `plugins="),
-        ({"strategy": {"class_path": DEEPSPEED}}, "you must have DeepSp"),
-        ({"precision": "transformer-engine"}, "transformer_engine"),
-        ({"devices": [0, 1]}, "`devices` selected with `CPUAccelerator`"),
-        ({"devices": -1}, "`devices` selected with `CPUAccelerator`"),
-    ],
-)
-def test_what_lightning_refuses_of_a_trainer_section_is_one_line(
-    trainer: dict[str, Any], words: str, refused: Refused
-) -> None:
-    said = refused(trainer=trainer)
-    assert said.startswith("dualpath fit: error: ")
-    assert said.count("\n") == 1
-    assert words in said

@@ -18,7 +18,6 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM, RoutingTrace
 from dualpath_cli.training.activation_checkpointing import checkpoint_block, keeps
-from dualpath_cli.training.parallel import build_model
 from tests.model.small_models import (
     ALL_KINDS,
     EXACT,
@@ -27,7 +26,6 @@ from tests.model.small_models import (
     TARGETS,
     TOKENS,
     UNEVEN,
-    same_weights,
     small,
     with_weights,
 )
@@ -221,27 +219,3 @@ def test_operations_of_our_own_are_kept() -> None:
 
 
 # What stays as it was
-
-
-@pytest.mark.parametrize("policy", AGAIN)
-def test_the_model_keeps_its_weights_and_their_names(policy: Any) -> None:
-    plain, other = build_model(SMALL, seed=0), build_model(SMALL, seed=0, checkpointing=policy)
-    assert same_weights(plain, other)
-    assert plain.state_dict().keys() == other.state_dict().keys()
-    plain.load_state_dict(other.state_dict())
-
-
-@pytest.mark.parametrize("policy", AGAIN)
-def test_without_gradients_nothing_is_kept_for_them(
-    policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("checkpoint was called")
-
-    path = "dualpath_cli.training.activation_checkpointing.checkpoint"
-    model = checkpointed(with_weights(SMALL), policy)
-    monkeypatch.setattr(path, refuse)
-    with torch.no_grad():
-        torch.testing.assert_close(model(TOKENS), with_weights(SMALL)(TOKENS))
-    with pytest.raises(AssertionError):
-        model(TOKENS)

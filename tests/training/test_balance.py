@@ -10,7 +10,6 @@ from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.training.balance import ExpertLoads, numbers
 from dualpath_cli.training.optim import build_optimizer
 from tests.model.small_models import EXPERTS, same_weights, small, with_weights
-from tests.tiny_run import Fit
 
 RATE = 1e-3  # which float32 would round
 LOADS = [torch.tensor([5, 1, 0, 2]), torch.tensor([1, 3, 2, 2])]
@@ -73,11 +72,3 @@ def test_optimizers_leave_biases_alone(name: Literal["adamw", "muon"]) -> None:
     left_out = {name for name, p in model.named_parameters() if id(p) not in held}
     assert left_out
     assert all(name.endswith("ffn.balance_bias") for name in left_out)
-
-
-@pytest.mark.parametrize(("balance", "said"), [("bias", True), ("loss", False)])
-def test_a_run_says_where_nothing_trains_the_router(
-    balance: str, said: bool, fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fit(model={"n_experts": 2, "top_k": 1, "balance": balance})
-    assert ("a router that is not trained" in capsys.readouterr().out) == said

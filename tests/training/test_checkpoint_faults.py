@@ -16,6 +16,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.run.checkpoint_files import files_of, manifest_of
 from dualpath_cli.run.run_folder import newest_checkpoint
 from dualpath_cli.training.state.shards import load_shards
+from tests.conftest import OutputOf
 from tests.tiny_run import Fit, Refused, back_to_step, rows
 
 NAME = "embed.weight"
@@ -55,10 +56,11 @@ def with_weight(value: Any, name: str = NAME) -> Damage:
     return rewritten(change)
 
 
-def flipped(checkpoint: Path) -> None:
-    content = bytearray(checkpoint.read_bytes())
-    content[len(content) // 2] ^= 1
-    checkpoint.write_bytes(content)
+def flip(path: Path, part: float) -> None:
+    """Flips the lowest bit of the byte that stands after this part of a file."""
+    content = bytearray(path.read_bytes())
+    content[int(part * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
 
 
 def cut(checkpoint: Path) -> None:
@@ -76,7 +78,10 @@ def pipe(path: Path) -> None:
 
 NONE = f"{LAST}' is no checkpoint of dualpath"
 FOUND_WHEN_LOADED: dict[str, tuple[Damage, str]] = {
-    "a flipped byte": (flipped, f"{LAST}' is damaged: it was changed since it was written"),
+    "a flipped byte": (
+        lambda path: flip(path, 0.5),
+        f"{LAST}' is damaged: it was changed since it was written",
+    ),
     "a list": (rewritten(lambda saved: [1, 2]), NONE),
     "no weights": (rewritten(lambda saved: {"epoch": 1}), NONE),
     "a weight missing": (with_weight(None), f"{LAST}' is incomplete: it lacks {NAME}"),
@@ -109,27 +114,17 @@ PASSED_OVER: dict[str, tuple[Damage, str]] = {
 
 @pytest.mark.parametrize("fault", FOUND_WHEN_LOADED)
 def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
-    fault: str, trained: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fault: str, trained: Fit, tmp_path: Path, mistake: OutputOf
 ) -> None:
     run = trained()
     damage, message = FOUND_WHEN_LOADED[fault]
     damage(run / "checkpoints" / LAST)
-    fit = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "x"]
+    fit = ["fit", "--config", tmp_path / "recipe.yaml", "--run.name", "x"]
     for words in (["validate"], fit):
-        capsys.readouterr()
-        assert main([*words, "--ckpt_path", str(run)]) == 2
-        error = capsys.readouterr().err
+        error = mistake(*words, "--ckpt_path", run)
         assert message in error
-        assert error.count("\n") == 1
     if fault == "a flipped byte":
         assert f"; give --ckpt-path {run.resolve()}/checkpoints/{BEFORE}" in error
-
-
-def flip(path: Path, part: float) -> None:
-    """Flips the lowest bit of the byte that stands after this part of a file."""
-    content = bytearray(path.read_bytes())
-    content[int(part * (len(content) - 1))] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("strategy", ["single", "fsdp"])
@@ -177,15 +172,11 @@ def test_the_newest_whole_checkpoint_is_found(
     assert message in said
 
 
-def test_a_run_without_a_whole_checkpoint_is_refused(
-    trained: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_a_whole_checkpoint_is_refused(trained: Fit, mistake: OutputOf) -> None:
     run = trained()
     for name in (LAST, BEFORE, "step-00000002"):
         (run / "checkpoints" / name).write_bytes(b"")
-    capsys.readouterr()
-    assert main(["validate", "--ckpt_path", str(run)]) == 2
-    said = capsys.readouterr().err
+    said = mistake("validate", "--ckpt_path", run)
     assert "has no whole checkpoint: " in said
     assert "or remove the folder and train the run again" in said
 
@@ -211,20 +202,16 @@ def sharded(run: Path) -> Path:
     return checkpoint
 
 
-def test_shards_hold_the_same_weights(trained: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shards_hold_the_same_weights(trained: Fit, output_of: OutputOf) -> None:
     run = trained()
-    losses = []
-    for change in (lambda run: None, sharded):
-        change(run)
-        capsys.readouterr()
-        assert main(["validate", "--ckpt_path", str(run)]) == 0
-        losses.append(capsys.readouterr().out)
-    assert losses[0] == losses[1]
+    losses = output_of("validate", "--ckpt_path", run)
+    sharded(run)
+    assert output_of("validate", "--ckpt_path", run) == losses
 
 
 @pytest.mark.parametrize("fault", ["runs a command", "names a file elsewhere", *range(3)])
 def test_damaged_or_hostile_metadata_is_refused(
-    fault: str | int, trained: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fault: str | int, trained: Fit, tmp_path: Path, mistake: OutputOf
 ) -> None:
     run = trained()
     checkpoint = sharded(run)
@@ -245,11 +232,7 @@ def test_damaged_or_hostile_metadata_is_refused(
     if fault == "runs a command":
         commands += [["ablate"], ["routing", "--tagger", "none"]]
     for words in commands:
-        capsys.readouterr()
-        assert main([*words, "--ckpt_path", str(run)]) == 2
-        error = capsys.readouterr().err
-        assert said in error
-        assert error.count("\n") == 1
+        assert said in mistake(*words, "--ckpt_path", run)
     assert not (tmp_path / "ran").exists()
 
 

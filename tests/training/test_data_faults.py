@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.cli import main
 from dualpath_cli.text.manifest import MANIFEST
 from dualpath_cli.text.tokenizer import TOKENIZER
+from tests.conftest import OutputOf
 from tests.faulty_data import (
     CHANGED,
     Damage,
@@ -47,10 +47,6 @@ MANIFEST_FAULTS = [
     (
         ("chunks", 0, "name", "../chunk-0-0.bin"),
         r"-0\.bin' is not the path of a file in the folder",
-    ),
-    (
-        ("chunks", 0, "name", "/etc/passwd"),
-        r"'/etc/passwd' is not the path of a file in the folder",
     ),
     (("chunks", 0, "name", "a/b.bin"), r"chunk 'a/b\.bin' is not in the folder itself"),
     (("chunks", 0, "name", "a\nb"), r"chunks\.0: 'a\\nb' is no name of a file"),
@@ -123,8 +119,8 @@ def test_a_damaged_folder_is_refused(
 )
 @pytest.mark.parametrize("command", ["fit", "validate", "ablate"])
 def test_a_damaged_validation_folder_is_refused(
-    command: str, damage: Damage, message: str, data: Path, trained: Fit,
-    capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    command: str, damage: Damage, message: str, data: Path, trained: Fit, mistake: OutputOf,
+    tmp_path: Path,
 ) -> None:  # fmt: skip
     run = trained()
     damage(data)
@@ -133,9 +129,7 @@ def test_a_damaged_validation_folder_is_refused(
         "validate": ["--ckpt_path", str(run), "--data.val.packed", str(data)],
         "ablate": ["--ckpt_path", str(run), "--sources", f"packed={data}"],
     }[command]
-    capsys.readouterr()
-    assert main([command, *words]) == 2
-    one_line(capsys.readouterr().err, message)
+    one_line(mistake(command, *words), message)
 
 
 # Ids
@@ -147,12 +141,7 @@ BEYOND = r"'.*': holds the token id 29\d, beyond the vocabulary of 260"
 @pytest.mark.parametrize(
     ("verify", "place", "workers", "message"),
     [
-        (
-            "first",
-            "path",
-            0,
-            r"chunk-0-0\.bin: holds the token id 299, beyond the vocabulary of 260",
-        ),
+        ("first", "path", 0, r"chunk-0-0\.bin: holds the token id 299, beyond the vocabulary of"),
         ("never", "path", 0, rf"data\.path {BEYOND}"),
         ("never", "path", 1, rf"data\.path {BEYOND}"),
         ("never", "val", 0, rf"data\.val\.packed {BEYOND}"),
@@ -173,15 +162,12 @@ def test_ids_beyond_the_vocabulary_are_refused(
     one_line(said, message)
 
 
-def test_a_tokenizer_that_is_not_the_runs_is_refused(
-    trained: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tokenizer_that_is_not_the_runs_is_refused(trained: Fit, mistake: OutputOf) -> None:
     run = trained()
     of_an_earlier_version(run)  # else its fingerprint tells
     tokenizer_with([f"{a} {b}" for a in "abcd" for b in "abcd"]).save(run)
-    capsys.readouterr()
-    assert main(["validate", "--ckpt_path", str(run)]) == 2
-    one_line(capsys.readouterr().err, r"tokenizer\.json has 273 entries, more than the model's")
+    said = mistake("validate", "--ckpt_path", run)
+    one_line(said, r"tokenizer\.json has 273 entries, more than the model's")
 
 
 # Lengths and texts

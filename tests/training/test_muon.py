@@ -1,6 +1,5 @@
 """Muon: its update, its groups, and that neither ranks nor an interruption change its numbers."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from dualpath_cli.recipe.schedule import learning_rate
 from dualpath_cli.training.muon import COEFFICIENTS, STEPS, Muon, orthogonal
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from tests.model.small_models import SMALL
-from tests.tiny_run import Fit, Refused, back_to_step, rows, weights
+from tests.tiny_run import Fit, back_to_step, rows, weights
 
 MUON = OptimSettings(name="muon", lr=2e-3, lr_start=0, lr_end=2e-4, warmup_steps=2)
 sides = st.integers(1, 12)
@@ -42,19 +41,6 @@ def test_each_singular_value_goes_through_the_quintic_by_itself(
     torch.testing.assert_close(orthogonal(matrix), reference(matrix), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(orthogonal(matrix.float()).double(), reference(matrix), rtol=0,
                                atol=1e-3)  # fmt: skip
-
-
-@given(rows=sides, columns=sides, seed=st.integers(0, 99))
-def test_singular_values_come_near_one(rows: int, columns: int, seed: int) -> None:
-    """From a hundredth of the norm on, into the band of these coefficients."""
-    generator = torch.Generator().manual_seed(seed)
-    u, _, vt = torch.linalg.svd(
-        torch.randn(rows, columns, generator=generator).double(), full_matrices=False
-    )
-    s = 0.05 + torch.rand(min(rows, columns), generator=generator).double()
-    found = torch.linalg.svdvals(orthogonal((u * s) @ vt))
-    assert found.min() > 0.68
-    assert found.max() < 1.21
 
 
 def test_a_matrix_of_zeros_stays_so() -> None:
@@ -164,8 +150,6 @@ def test_a_step_without_gradients_changes_nothing() -> None:
     after = [s["momentum_buffer"] for s in optimizer.state.values() if len(s) == 1]
     assert len(momenta) == len(matrices_of(optimizer))
     assert all(map(torch.equal, momenta, after))
-    assert isinstance(optimizer, Muon)
-    assert not math.isnan(sum(p.sum().item() for p in model.parameters()))
 
 
 # Runs
@@ -181,30 +165,6 @@ def test_a_run_that_was_interrupted_goes_on_exactly(fit: Fit) -> None:
     assert fit(optim=OPTIM) == run
     assert rows(run / "metrics.csv") == logged
     torch.testing.assert_close(weights(run), whole, rtol=0, atol=0)
-
-
-def test_a_run_keeps_its_optimizer(fit: Fit, refused: Refused) -> None:
-    run = fit()
-    error = refused(optim=OPTIM)
-    assert f"{run} holds a run with optim." in error
-    assert error.count("\n") == 1
-    error = refused(optim={"name": "muon"})
-    assert "optim.name=adamw, this one has muon; give this one a name" in error
-
-
-def test_mistakes_are_one_line(refused: Refused) -> None:
-    for optim, said in (
-        ({"name": "lion"}, "optim.name must be one of adamw, muon, not 'lion'"),
-        ({"name": "muon", "muon_lr": 0}, "optim: muon_lr must be above 0, not 0"),
-        ({"muon_momentum": 1}, "optim: muon_momentum must be from 0 to below 1, not 1"),
-    ):
-        error = refused(optim=optim)
-        assert said in error
-        assert error.count("\n") == 1
-    flattened = {"class_path": "lightning.pytorch.strategies.FSDPStrategy"}
-    error = refused(optim={"name": "muon"}, trainer={"strategy": flattened})
-    assert "choose single, ddp, fsdp or hsdp, or optim.name=adamw" in error
-    assert error.count("\n") == 1
 
 
 def test_each_expert_is_a_matrix_of_its_own() -> None:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.model.parameters import kind_of
 from dualpath_cli.recipe.optimizer import OptimSettings, std_factors
-from dualpath_cli.recipe.schedule import cooldown_start, learning_rate, weight_decay
+from dualpath_cli.recipe.schedule import cooldown_start, learning_rate
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
@@ -64,16 +64,6 @@ def test_the_rate_rises_then_falls_and_stays_between_its_ends(warmup: int, rest:
     assert min(rates) >= settings.lr_start - 1e-12
 
 
-def test_the_scheduler_sets_the_rate_of_each_step() -> None:
-    optimizer = build_optimizer(DualPathLM(SMALL).named_parameters(), PAPER, 300)
-    scheduler = build_scheduler(optimizer, 300, PAPER)
-    for step in range(300):
-        rate = optimizer.param_groups[0]["lr"]
-        assert math.isclose(rate, learning_rate(step, 300, PAPER), rel_tol=1e-9)
-        optimizer.step()
-        scheduler.step()
-
-
 @given(
     steps=st.tuples(st.integers(60, 400), st.integers(60, 400)),
     warmup=st.integers(0, 50),
@@ -93,25 +83,6 @@ def test_under_wsd_runs_are_alike_up_to_the_cooldown_of_the_shorter_one(
         falls = [a - b for a, b in pairwise(rates)]
         assert rates[-1] == pytest.approx(settings.lr_end)
         assert falls == pytest.approx([falls[0]] * len(falls)), "a straight line"
-
-
-@given(
-    steps=st.integers(60, 400),
-    lr=st.floats(1e-5, 1e-1),
-    schedule=st.sampled_from(["cosine", "wsd"]),
-)
-def test_a_decay_sum_shrinks_weights_alike_whatever_length_and_rate(
-    steps: int, lr: float, schedule: Literal["cosine", "wsd"]
-) -> None:
-    settings = OptimSettings(
-        lr=lr, lr_start=0, lr_end=lr / 10, warmup_steps=50, schedule=schedule, decay_sum=1.5
-    )
-    decay = weight_decay(steps, settings)
-    rates = [learning_rate(step, steps, settings) for step in range(steps)]
-    assert sum(rates) * decay == pytest.approx(1.5)
-    group, *_ = build_optimizer(DualPathLM(SMALL).named_parameters(), settings, steps).param_groups
-    assert group["weight_decay"] in (0, decay)
-    assert weight_decay(steps, replace(settings, decay_sum=None)) == settings.weight_decay
 
 
 SCALES: dict[str, float] = {"gate": 3.0, "gains": 0.5, "head": 0.0}

@@ -20,7 +20,6 @@ from dualpath_cli.flops.plan import Cluster, plan
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.training.strategies import FullyShardedStrategy, build_strategy
 from tests.processes import call_on_ranks
-from tests.tiny_run import Refused
 from tests.training.strategy_cases import HALF, SEQUENCES, STEPS, Case, train_all
 
 PAIRS = RunSettings(shard_size=2)
@@ -257,19 +256,8 @@ def test_a_group_is_a_node_by_default() -> None:
     assert strategy_of(16, 4, shard_size=8).shards == 8
 
 
-def test_groups_that_do_not_make_up_all_devices_are_refused(refused: Refused) -> None:
+def test_groups_that_do_not_make_up_all_devices_are_refused() -> None:
     with pytest.raises(UserError, match="does not divide the 6 devices of this run; 2 or 3 or 6"):
         strategy_of(3, 2, shard_size=4).check_shards()
     with pytest.raises(UserError, match="each node has one device; use ddp or fsdp"):
         strategy_of(4, 1).check_shards()
-    error = refused(
-        run={"shard_size": 3, "micro_batch": 1}, trainer={"strategy": "hsdp", "devices": 4}
-    )
-    assert "run.shard_size=3 does not divide the 4 devices of this run; 2 or 4 would" in error
-    assert error.count("\n") == 1
-
-
-def test_rounding_is_refused_where_it_would_be_left_out(refused: Refused) -> None:
-    as_class = {"devices": 2, "strategy": {"class_path": "DDPStrategy"}}
-    error = refused(run={"reduce_dtype": "bfloat16"}, trainer=as_class)
-    assert "by a strategy given as a class; choose trainer.strategy ddp, fsdp or hsdp" in error
