@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.cli import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.export.hf.code import own_files
 from dualpath_cli.own_classes.classes import FOUND
@@ -35,7 +34,7 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_model_is_trained_with_it_and_both_classes_learn(
-    fit: Fit, output_of: OutputOf, capsys: pytest.CaptureFixture[str]
+    fit: Fit, output_of: OutputOf, mistake: OutputOf
 ) -> None:
     run = fit(model=OWN, optim={"lr": 0.05})
     losses = [float(row["loss"]) for row in tables(run)["metrics.csv"]]
@@ -51,8 +50,8 @@ def test_a_model_is_trained_with_it_and_both_classes_learn(
     for words in (["--loops", 3], ["--skip-below", 0.4]):
         assert output_of("generate", "--own_classes", "--ckpt_path", run, "--prompt", "a", *words)
     by_mass = ["--prompt", "hello", "--exit-below", "0.5"]
-    assert main(["generate", "--own_classes", "--ckpt_path", str(run), *by_mass]) == 2
-    assert "SoftmaxOverSteps has no step_probability" in capsys.readouterr().err
+    said = mistake("generate", "--own_classes", "--ckpt_path", run, *by_mass)
+    assert "SoftmaxOverSteps has no step_probability" in said
 
 
 def test_a_folder_for_transformers_can_hold_it() -> None:

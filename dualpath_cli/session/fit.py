@@ -240,8 +240,9 @@ def _summary(session: Session, steps: int, accumulate: int) -> str:
         lines.append(
             "mfu     not written: this GPU's peak is not known; --run.peak_tflops N gives it"
         )
-    slow = device.type == "cpu" and _multiplies_slowly(str(session.trainer.precision))
-    if slow and launch.checkpoint is None:  # a run that is continued keeps its precision
+    # With AVX2 PyTorch has a slow kernel alone. A run that is continued keeps its precision.
+    slow = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    if slow and str(session.trainer.precision).startswith("bf16") and launch.checkpoint is None:
         lines.append(
             "speed   this CPU lacks AVX-512, so that products in bfloat16 are slow: "
             "--trainer.precision 32-true is many times faster"
@@ -250,11 +251,6 @@ def _summary(session: Session, steps: int, accumulate: int) -> str:
         whose = "" if launch.trunk is None else f" of {launch.trunk}"
         lines.append(f"        continued from step {run_folder.step_of(launch.checkpoint)}{whose}")
     return "\n".join(lines)
-
-
-def _multiplies_slowly(precision: str) -> bool:
-    """Whether this CPU has only PyTorch's slow kernel for the products of a precision."""
-    return precision.startswith("bf16") and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def _write_down(session: Session, facts: dict[str, Any], step: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The LightningCLI subclass behind every command that builds a model."""
+"""LightningCLI behind every command that builds a model, and the Trainer that it gets."""
 
 import gc
 import json
@@ -7,12 +7,17 @@ import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from rich.console import Console
 
 from dualpath_cli.command import launch as launches
 from dualpath_cli.command.launch import Launch
@@ -24,17 +29,25 @@ from dualpath_cli.output.progress import Progress, bytes_of_bytes
 from dualpath_cli.output.streams import is_first_rank
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.run.checkpoint_files import files_of
-from dualpath_cli.run.run_folder import TOKENIZER
+from dualpath_cli.run.run_folder import TOKENIZER, newest_step, step_of
 from dualpath_cli.session.session import OutOfMemory, Session
-from dualpath_cli.session.trainer import build_trainer
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
-from dualpath_cli.training.activation_checkpointing import chosen
 from dualpath_cli.training.data.data_module import DualPathDataModule
+from dualpath_cli.training.logs.loggers import Bar, Lines, loggers
+from dualpath_cli.training.logs.tables import BadSteps, MetricsLog, RoutingLog
 from dualpath_cli.training.module import DualPathModule
-from dualpath_cli.training.parallel import can_compile
+from dualpath_cli.training.parallel import can_compile, chosen
+from dualpath_cli.training.ranks import launch_by
+from dualpath_cli.training.state.checkpoint import Checkpoints, DirectCheckpointIO
 from dualpath_cli.training.state.integrity import verify
-from dualpath_cli.training.strategies import reduce_dtype
+from dualpath_cli.training.stopping import Stopping
+from dualpath_cli.training.strategies import (
+    STRATEGIES,
+    FullyShardedStrategy,
+    build_strategy,
+    reduce_dtype,
+)
 
 
 class Parser(LightningArgumentParser):
@@ -109,7 +122,6 @@ class DualPathCLI(LightningCLI):
             self.session = build_session(self.launch, dict(section))
 
     def after_instantiate_classes(self) -> None:
-        """Runs the command."""
         command = COMMANDS[self._wanted]
         if command.needs == "nothing":
             if text := answer(command, self._parsed[self._wanted]):
@@ -165,6 +177,84 @@ def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
         data_since=launch.data_since,
     )
     return Session(launch, trainer, module, datamodule, console)
+
+
+def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> Trainer:
+    """Returns the trainer of a recipe's parsed `trainer` section, completed with what is ours."""
+    model, run, folder = launch.settings.model, launch.settings.run, launch.run_folder
+    fitting = launch.command.needs == "recipe"
+    name = section["strategy"]
+    devices = 1 if name == "single" else section["devices"]
+    accelerator = section["accelerator"]
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    there = torch.cuda.device_count() if accelerator in ("cuda", "gpu") else 1
+    given = launch.settings.trainer.devices_of_a_node
+    if name == "auto" and section["num_nodes"] * (there if given is None else given) > 1:
+        name = "ddp"
+    plugins = _as_list(section["plugins"])
+    max_time = section.pop("max_time")  # Lightning's own timer would validate once more
+    seconds = None if max_time is None else Timer(max_time).time_remaining()
+    if not launch.settings.trainer.is_sharded:  # else the strategy writes its shards itself
+        plugins.append(DirectCheckpointIO())
+    callbacks = _as_list(section["callbacks"])
+    timeout = timedelta(minutes=run.rank_timeout)
+    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    if fitting:
+        progress = Bar() if console.is_terminal else Lines(console)
+        callbacks += [
+            progress,
+            MetricsLog(folder, run, show=progress.show),
+            BadSteps(folder, run.max_bad_steps, say),  # a step that ends the run is not saved
+        ]
+        if run.gates_every:
+            callbacks.append(RoutingLog(folder, run.gates_every, model.most_loops))
+        checkpoints = Checkpoints(folder, run)
+        # After all that write rows.
+        callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds)]
+    continued = launch.checkpoint if fitting else None  # others read files of other names, too
+    begins_at = 0 if continued is None else step_of(continued) + 1
+    ours = {
+        "strategy": build_strategy(name, run) if isinstance(name, str) else name,
+        "devices": devices,
+        "plugins": plugins,
+        "callbacks": callbacks,
+        "logger": loggers(launch.settings, folder, begins_at) if fitting else False,
+        "default_root_dir": str(folder),  # for the traces of a profiler
+        # Ours run in float64 sums, which Apple's MPS lacks: `auto` is a CUDA GPU or the CPU.
+        "accelerator": accelerator,
+        # FSDP2 must not gather its weights for the first time under inference mode.
+        "inference_mode": False,
+        "max_epochs": -1,  # the token budget ends the run
+        "max_steps": run.max_tokens // run.batch_tokens if fitting else -1,
+        "num_sanity_val_steps": -1,  # a fresh run begins with a validation, as its step 0
+        "use_distributed_sampler": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": fitting and console.is_terminal,
+        "enable_model_summary": False,
+    }
+    try:
+        trainer = Trainer(**{**section, **ours})
+    except MisconfigurationException as error:  # what the recipe asks for is not on this machine
+        raise UserError(f"trainer: {' '.join(str(error).split())}") from error
+    if isinstance(trainer.strategy, FullyShardedStrategy):
+        trainer.strategy.check_shards()
+    launch_by(
+        trainer, launch.command.name, timeout,
+        lambda: f"; the same command continues from {newest_step(folder)}" if fitting else "",
+    )  # fmt: skip
+    if fitting and run.reduce_dtype and trainer.world_size > 1 and name not in STRATEGIES:
+        raise UserError(
+            f"run.reduce_dtype={run.reduce_dtype} would be left out by a strategy given as a "
+            f"class; choose trainer.strategy {', '.join(STRATEGIES[:-1])} or {STRATEGIES[-1]}"
+        )
+    return trainer
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list) else [value]
 
 
 def _verify(launch: Launch) -> None:

@@ -32,7 +32,6 @@ class Session:
     """Quiet on all ranks but the first."""
 
     def say(self, text: str) -> None:
-        """Prints text as it is."""
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def show_validation(self) -> None:

@@ -85,5 +85,4 @@ class StepGuard:
         return {name: value for name, value in vars(self).items() if name != "sigma"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` returned."""
         vars(self).update(state)

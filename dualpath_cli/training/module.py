@@ -242,7 +242,6 @@ class EachStep(Callback):
     step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begins at the step that the run is continued from."""
         self.step = trainer.global_step
 
     def on_train_batch_end(

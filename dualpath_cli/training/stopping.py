@@ -70,7 +70,6 @@ class Stopping(EachStep):
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Restores the earlier handlers."""
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before = {}
@@ -83,13 +82,11 @@ class Stopping(EachStep):
             self.teardown(trainer, pl_module, "fit")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begins at the step that the run is continued from."""
         super().on_train_start(trainer, pl_module)
         if self.seconds is not None:
             self._deadline = time.monotonic() + self.seconds
 
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
-        """Stops if the ranks have agreed to."""
         self._stop_if_agreed(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *ignored: Any, **named: Any) -> None:

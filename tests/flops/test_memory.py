@@ -16,9 +16,8 @@ from dualpath_cli.model.block import DualPathBlock
 from dualpath_cli.model.layer_pass import LayerPass
 from dualpath_cli.model.positions import Positions, rope_tables
 from dualpath_cli.recipe.optimizer import OptimSettings
-from dualpath_cli.training.activation_checkpointing import checkpoint_block
 from dualpath_cli.training.optim import build_optimizer
-from dualpath_cli.training.parallel import build_model
+from dualpath_cli.training.parallel import build_model, checkpoint_block
 from tests.training.test_activation_checkpointing import graphs
 
 FAST_BFLOAT16 = torch.backends.cpu.get_cpu_capability() == "AVX512"

@@ -15,7 +15,7 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.kernels.attention import attend
 from dualpath_cli.model import positions
 from dualpath_cli.model.positions import document_mask, in_document
-from dualpath_cli.training.activation_checkpointing import checkpoint_block
+from dualpath_cli.training.parallel import checkpoint_block
 from tests.model.reference import difference
 from tests.model.small_models import SMALL, with_weights
 

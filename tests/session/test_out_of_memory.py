@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 
-from dualpath_cli.cli import main
 from dualpath_cli.training.module import DualPathModule
+from tests.conftest import OutputOf
 from tests.processes import run_on_two_ranks
 from tests.tiny_run import Fit, back_to_step, tables, weights
 
@@ -70,17 +70,14 @@ def test_a_run_that_does_not_fit_is_the_run_of_half_the_micro_batch_also_when_co
 )
 def test_any_other_lack_of_room_is_one_line(
     size: int, room: int, steps: range, said: str, trained: Fit, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, mistake: OutputOf,
 ) -> None:  # fmt: skip
     trained()  # writes the recipe
-    words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "large"]
+    words = ["fit", "--config", tmp_path / "recipe.yaml", "--run.name", "large"]
     monkeypatch.setattr(DualPathModule, "training_step", room_for(room, steps))
-    capsys.readouterr()
-    assert main([*words, "--run.micro_batch", str(size)]) == 1
-    error = capsys.readouterr().err
+    error = mistake(*words, "--run.micro_batch", size, code=1)
     assert error.startswith("dualpath fit: failed: the GPU has no room for run.")
     assert said in error
-    assert error.count("\n") == 1
 
 
 def too_large() -> None:

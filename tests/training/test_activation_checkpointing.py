@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import AuxiliaryLoss, DualPathLM, RoutingTrace
-from dualpath_cli.training.activation_checkpointing import checkpoint_block, keeps
+from dualpath_cli.training.parallel import checkpoint_block, keeps
 from tests.model.small_models import (
     ALL_KINDS,
     EXACT,

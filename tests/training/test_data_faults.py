@@ -162,12 +162,20 @@ def test_ids_beyond_the_vocabulary_are_refused(
     one_line(said, message)
 
 
-def test_a_tokenizer_that_is_not_the_runs_is_refused(trained: Fit, mistake: OutputOf) -> None:
+@pytest.mark.parametrize(
+    ("command", "words", "message"),
+    [
+        ("validate", [], r"tokenizer\.json has 273 entries, more than the model's"),
+        ("generate", ["--prompt", "a"], r"the tokenizer has 273 ids, the model 272"),
+    ],
+)
+def test_a_tokenizer_that_is_not_the_runs_is_refused(
+    command: str, words: list[str], message: str, trained: Fit, mistake: OutputOf
+) -> None:
     run = trained()
     of_an_earlier_version(run)  # else its fingerprint tells
     tokenizer_with([f"{a} {b}" for a in "abcd" for b in "abcd"]).save(run)
-    said = mistake("validate", "--ckpt_path", run)
-    one_line(said, r"tokenizer\.json has 273 entries, more than the model's")
+    one_line(mistake(command, "--ckpt_path", run, *words), message)
 
 
 # Lengths and texts

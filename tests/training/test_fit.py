@@ -20,7 +20,6 @@ from dualpath_cli.cli import main
 from dualpath_cli.command.checks import micro_batches
 from dualpath_cli.config import GROUP_OF
 from dualpath_cli.errors import UserError
-from dualpath_cli.kernels.device import device_name
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.checkpoint_files import Files
 from dualpath_cli.run.run_folder import (
@@ -61,7 +60,7 @@ def test_a_run_folder_holds_what_the_run_was(trained: Fit, texts: Path) -> None:
     assert versions["data_fingerprint"] == manifest["fingerprint"]
     assert versions["data_sources"] == [source["name"] for source in manifest["sources"]]
     assert versions["packages"]["torch"] == torch.__version__.split("+")[0]
-    assert versions["device"] == device_name(torch.device("cpu"))
+    assert versions["device"] == f"cpu ({torch.backends.cpu.get_cpu_capability()})"
     tokenizers = (texts / "train" / "tokenizer.json", run / "tokenizer.json")
     assert tokenizers[0].read_bytes() == tokenizers[1].read_bytes()
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [

@@ -86,7 +86,6 @@ def test_where_wandb_cannot_be_reached_one_line_names_the_way_out(
     monkeypatch.setattr(wandb, "init", unreachable)
     said = refused(run={"wandb": "project"})
     assert "run.wandb=project: CommError: no route to host; with WANDB_MODE=offline rows" in said
-    assert said.count("\n") == 1
 
 
 def test_a_terminal_shows_steps_time_left_and_loss_and_nothing_else_is_drawn_without(
@@ -109,19 +108,12 @@ def test_a_terminal_shows_steps_time_left_and_loss_and_nothing_else_is_drawn_wit
     assert "min left" not in shown
 
 
-def test_the_report_of_a_profiler_reaches_the_user(
-    fit: Fit, trained: Fit, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+def test_a_profiler_reports_to_the_user_or_into_the_run_folder(
+    fit: Fit, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = rows(trained() / "metrics.csv")
-    run = fit(run={"name": "profiled"}, trainer={"profiler": "simple"})
-    said = capfd.readouterr().err + caplog.text
-    assert "FIT Profiler Report" in said
-    assert "run_training_batch" in said
-    assert rows(run / "metrics.csv") == whole, "it changes no number"
-
-
-def test_the_trace_of_a_profiler_lies_in_the_run_folder(fit: Fit) -> None:
-    run = fit(trainer={"profiler": "pytorch"})
+    fit(run={"name": "profiled"}, trainer={"profiler": "simple"})
+    assert "FIT Profiler Report" in capfd.readouterr().err + caplog.text
+    run = fit(run={"name": "traced"}, trainer={"profiler": "pytorch"})
     assert list(run.glob("*.pt.trace.json"))
 
 

@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 
 from dualpath_cli.cli import main
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
-from dualpath_cli.session import trainer
+from dualpath_cli.session import lightning_cli
 from dualpath_cli.training import stopping
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.module import DualPathModule
@@ -169,7 +169,7 @@ def test_a_time_is_text_or_whole_numbers_by_unit(
         given.append(seconds)
         return stopping.Stopping(checkpoints, timeout, seconds)
 
-    monkeypatch.setattr(trainer, "Stopping", watched)
+    monkeypatch.setattr(lightning_cli, "Stopping", watched)
     fit(trainer={"max_time": time})
     assert given == [5400]
 

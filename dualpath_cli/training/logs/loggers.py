@@ -115,12 +115,10 @@ class Lines(Callback):
         self.step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begins at the step that the run is continued from."""
         self.step = trainer.global_step
         self.progress.begin(int(trainer.max_steps), done=self.step)
 
     def show(self, row: Row) -> None:
-        """Takes a row of metrics."""
         status = (
             f"loss {row['loss']:.3f}, {row['bits_per_byte']:.3f} bits/byte, "
             f"{row['tokens_per_second']:,.0f} tokens/s"
@@ -129,5 +127,4 @@ class Lines(Callback):
         self.step = row["step"]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leaves the last step."""
         self.progress.stop(last_line=True)

@@ -154,7 +154,6 @@ class MetricsLog(EachStep):
             internals.validate_between_batches(trainer)
 
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
-        """Logs a step that is due."""
         if self.step % self.settings.log_every == 0 or self.step == trainer.max_steps:
             self._log(trainer, module)
 
@@ -202,11 +201,9 @@ class MetricsLog(EachStep):
             self.since = None
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stops the clock."""
         self._pause()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes down the results, and starts the clock again."""
         assert isinstance(pl_module, DualPathModule)
         if trainer.sanity_checking:
             return  # a fresh run's step 0; the tables are opened when training starts
@@ -251,7 +248,6 @@ class RoutingLog(EachStep):
             self._first = batch[0][:1]
 
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
-        """Reads out a step that is due."""
         if self.step % self.every:
             return
         assert module.model is not None

@@ -96,7 +96,6 @@ class Checkpoints(EachStep):
         self.saved_step = self.step
 
     def on_step(self, trainer: Trainer, module: DualPathModule) -> None:
-        """Saves a step that is due."""
         if self.step % self.settings.save_every == 0:
             self.save(trainer)
 
@@ -106,7 +105,6 @@ class Checkpoints(EachStep):
             self._progress = trainer.fit_loop.state_dict()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validation is over."""
         self._progress = {}
 
     def on_save_checkpoint(
@@ -117,7 +115,6 @@ class Checkpoints(EachStep):
             checkpoint["loops"]["fit_loop"] = self._progress
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves the last step."""
         if trainer.global_step != self.saved_step:
             self.save(trainer)
 
