@@ -34,19 +34,13 @@ from dualpath_cli.training.state.training_state import sharded_as
 from dualpath_cli.training.step_loops import allow_graphs
 
 KEPT_OPERATIONS = frozenset(
-    {
-        "aten::mm",
-        "aten::addmm",
-        "aten::bmm",
-        "aten::_grouped_mm",
-        "aten::_scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-        "aten::_scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_scaled_dot_product_fused_attention_overrideable",
-        "flex_attention",
-    }
-)
+    ("aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm", "flex_attention",
+     "aten::_scaled_dot_product_flash_attention",
+     "aten::_scaled_dot_product_flash_attention_for_cpu",
+     "aten::_scaled_dot_product_efficient_attention",
+     "aten::_scaled_dot_product_cudnn_attention",
+     "aten::_scaled_dot_product_fused_attention_overrideable")
+)  # fmt: skip
 """Operations whose outputs `selective` keeps, without the name of an overload."""
 
 OWN_OPERATIONS = "dualpath::"

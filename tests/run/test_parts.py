@@ -1,15 +1,20 @@
-"""The files that each part of a run writes: its recipe and its versions, and nobody else's."""
+"""The files that each part of a run writes: its recipe and its versions, and whose these are."""
 
+import importlib.metadata
 import json
 import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+import dualpath_cli
+from dualpath_cli.cli import main
 from dualpath_cli.run import run_folder
+from tests.tiny_run import Fit
 
 
 def test_other_files_of_a_like_name_are_no_parts_of_a_run(tmp_path: Path) -> None:
@@ -61,3 +66,29 @@ def test_the_commit_is_that_of_this_code_not_of_a_repository_around_it(
     assert commit() == git("rev-parse", "HEAD")
     (site / here.name / "new.py").write_text("")
     assert str(commit()).removesuffix("+changes") == git("rev-parse", "HEAD")
+
+
+@pytest.fixture
+def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves `dualpath` without metadata, and all other packages as they are."""
+    found = Distribution.from_name.__func__  # type: ignore[attr-defined]
+
+    def from_name(cls: type[Distribution], name: str) -> Distribution:
+        if name == "dualpath":
+            raise PackageNotFoundError(name)
+        return found(cls, name)
+
+    monkeypatch.setattr(Distribution, "from_name", classmethod(from_name))
+
+
+@pytest.mark.usefixtures("not_installed")
+def test_a_checkout_that_is_not_installed_trains_and_exports(fit: Fit, tmp_path: Path) -> None:
+    with pytest.raises(PackageNotFoundError):
+        importlib.metadata.version("dualpath")
+    run = fit()
+    packages = json.loads((run / "versions.json").read_text())["packages"]
+    assert packages["dualpath"] == dualpath_cli.__version__
+    assert packages["lightning"] == importlib.metadata.version("lightning")
+    out = tmp_path / "exported"
+    assert main(["export", "--format", "hf", "--ckpt_path", str(run), "--out", str(out)]) == 0
+    assert f"dualpath {dualpath_cli.__version__}." in (out / "README.md").read_text()
