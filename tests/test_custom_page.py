@@ -12,7 +12,7 @@ import pytest
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.export.hf.code import own_files
 from dualpath_cli.own_classes.classes import FOUND
-from tests.conftest import OutputOf
+from tests.conftest import OutputOf, Said
 from tests.tiny_run import Fit, tables, weights
 
 PAGE = Path(__file__).parents[1] / "docs" / "custom.md"
@@ -34,7 +34,7 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_model_is_trained_with_it_and_both_classes_learn(
-    fit: Fit, output_of: OutputOf, mistake: OutputOf
+    fit: Fit, output_of: OutputOf, said: Said
 ) -> None:
     run = fit(model=OWN, optim={"lr": 0.05})
     losses = [float(row["loss"]) for row in tables(run)["metrics.csv"]]
@@ -43,15 +43,15 @@ def test_a_model_is_trained_with_it_and_both_classes_learn(
     for layer in (0, 1):
         for name in ("gate.proj.weight", "gate.log_temperature", "deep.router.slope"):
             assert learned[f"model.blocks.{layer}.{name}"].abs().max() > 0
-    said = json.loads(output_of("flops", "--config", run / "recipe.yaml", "--format", "json"))
-    assert said["params"] == sum(value.numel() for value in learned.values())
-    assert said["flops_per_token_per_layer"]["gate"] == 4 * 16
-    assert said["flops_per_token_per_layer"]["router"] == 2 * 16 * 2
+    error = json.loads(output_of("flops", "--config", run / "recipe.yaml", "--format", "json"))
+    assert error["params"] == sum(value.numel() for value in learned.values())
+    assert error["flops_per_token_per_layer"]["gate"] == 4 * 16
+    assert error["flops_per_token_per_layer"]["router"] == 2 * 16 * 2
     for words in (["--loops", 3], ["--skip-below", 0.4]):
         assert output_of("generate", "--own_classes", "--ckpt_path", run, "--prompt", "a", *words)
     by_mass = ["--prompt", "hello", "--exit-below", "0.5"]
-    said = mistake("generate", "--own_classes", "--ckpt_path", run, *by_mass)
-    assert "SoftmaxOverSteps has no step_probability" in said
+    error = said("generate", "--own_classes", "--ckpt_path", run, *by_mass)
+    assert "SoftmaxOverSteps has no step_probability" in error
 
 
 def test_a_folder_for_transformers_can_hold_it() -> None:

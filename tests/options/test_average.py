@@ -20,7 +20,7 @@ from dualpath_cli.options.average import lineage
 from dualpath_cli.run.checkpoint_files import manifest_of
 from dualpath_cli.run.run_folder import AVERAGES, step_of
 from dualpath_cli.training.state.weights import load_average
-from tests.conftest import OutputOf
+from tests.conftest import Said
 from tests.export.conftest import model_of
 from tests.model.small_models import ALL_KINDS, small
 from tests.tiny_run import Fit, back_to_step, rows
@@ -198,7 +198,7 @@ def with_manifest(checkpoint: Path) -> list[Path]:
 @pytest.mark.parametrize("command", ["validate", "export", "fit"])
 @pytest.mark.parametrize("source", ["step", "run"])
 def test_a_checkpoint_of_another_step_or_run_is_not_taken_for_the_runs_own(
-    command: str, source: str, trained: Fit, tmp_path: Path, mistake: OutputOf
+    command: str, source: str, trained: Fit, tmp_path: Path, said: Said
 ) -> None:
     """Though its hashes are right: it lies there with its manifest."""
     other, run = trained(run={"name": "other"}, seed_everything=2), trained()
@@ -216,7 +216,7 @@ def test_a_checkpoint_of_another_step_or_run_is_not_taken_for_the_runs_own(
         "fit": ["--config", str(tmp_path / "recipe.yaml")],
     }[command]
     fault = "was written at step 2; put" if source == "step" else f"is of another run than {run}"
-    assert f"{wrong} {fault}" in mistake(command, *words)
+    assert f"{wrong} {fault}" in said(command, *words)
 
 
 @pytest.mark.parametrize("form", ["consolidated", "hf"])
@@ -240,7 +240,7 @@ def test_the_average_of_a_run_in_float64_is_not_rounded(
 
 @pytest.mark.parametrize("command", ["validate", "export"])
 def test_mistakes_are_said_in_a_line(
-    command: str, trained: Fit, tmp_path: Path, mistake: OutputOf
+    command: str, trained: Fit, tmp_path: Path, said: Said
 ) -> None:
     run = trained()
     more = [] if command == "validate" else ["--format", "hf", "--out", tmp_path / "hf"]
@@ -249,5 +249,5 @@ def test_mistakes_are_said_in_a_line(
               "training keeps as many"),
         ("0", "--average must be a whole number from 1 to 10,000, not '0'"),
     ):  # fmt: skip
-        said = mistake(command, "--ckpt-path", run, "--average", count, *more)
-        assert said == f"dualpath {command}: error: {message}\n"
+        error = said(command, "--ckpt-path", run, "--average", count, *more)
+        assert error == f"dualpath {command}: error: {message}\n"

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dualpath_cli.cli import main
-from tests.conftest import OutputOf
+from tests.conftest import Said
 from tests.tiny_run import SEQ_LEN, Fit, back_to_step, of_an_earlier_version, tables
 
 Change = Callable[[dict[str, Any]], object]
@@ -49,18 +49,18 @@ def swap_ids(model: dict[str, Any]) -> None:
     ],
 )
 def test_a_run_that_is_not_as_its_checkpoint_is_refused(
-    damage: Callable[[Path], None], message: str, trained: Fit, mistake: OutputOf
+    damage: Callable[[Path], None], message: str, trained: Fit, said: Said
 ) -> None:
     run = trained()
     damage(run)
-    said = mistake("validate", "--ckpt_path", run)
-    assert message in said
-    assert f"but {run}/checkpoints/step-00000006 was trained with " in said
-    assert "back\n" in said
+    error = said("validate", "--ckpt_path", run)
+    assert message in error
+    assert f"but {run}/checkpoints/step-00000006 was trained with " in error
+    assert "back\n" in error
 
 
 def test_every_command_that_reads_a_run_refuses_it(
-    trained: Fit, tmp_path: Path, mistake: OutputOf
+    trained: Fit, tmp_path: Path, said: Said
 ) -> None:
     run = trained(optim=WSD)
     with_model(norm_eps=0.1)(run)
@@ -77,7 +77,7 @@ def test_every_command_that_reads_a_run_refuses_it(
         [*fit, "--run.name", "other", *given],
         [*fit, "--run.name", "other", "--run.branch_from", run],
     ):
-        assert "recipe.yaml has model.norm_eps=0.1, but " in mistake(*words), words
+        assert "recipe.yaml has model.norm_eps=0.1, but " in said(*words), words
 
 
 def test_what_is_not_the_model_may_differ_and_words_may_change_the_model(trained: Fit) -> None:
@@ -88,7 +88,7 @@ def test_what_is_not_the_model_may_differ_and_words_may_change_the_model(trained
 
 
 def test_a_setting_that_is_newer_than_a_checkpoint_had_its_default(
-    trained: Fit, mistake: OutputOf
+    trained: Fit, said: Said
 ) -> None:
     run = trained()
     edit(
@@ -97,11 +97,11 @@ def test_a_setting_that_is_newer_than_a_checkpoint_had_its_default(
     )
     assert main(["validate", "--ckpt_path", str(run)]) == 0
     with_model(rope_dtype="bfloat16")(run)
-    assert "model.rope_dtype=bfloat16" in mistake("validate", "--ckpt_path", run)
+    assert "model.rope_dtype=bfloat16" in said("validate", "--ckpt_path", run)
 
 
 def test_a_run_of_an_earlier_version_is_read_and_goes_on(
-    trained: Fit, tmp_path: Path, mistake: OutputOf
+    trained: Fit, tmp_path: Path, said: Said
 ) -> None:
     run = trained()
     whole = tables(run)
@@ -109,10 +109,10 @@ def test_a_run_of_an_earlier_version_is_read_and_goes_on(
     copy = shutil.copytree(run, tmp_path / "copy", symlinks=True)
     assert main(["validate", "--ckpt_path", str(copy)]) == 0
     with_model(tie_embeddings=True)(copy)
-    said = mistake("validate", "--ckpt_path", copy)
-    assert "has a head.weight of its own, which the model shares with embed.weight" in said
+    error = said("validate", "--ckpt_path", copy)
+    assert "has a head.weight of its own, which the model shares with embed.weight" in error
     back_to_step(run, 2)
     assert main(["fit", "--config", str(tmp_path / "recipe.yaml")]) == 0
     assert tables(run) == whole
     with_model(max_seq_len=SEQ_LEN // 2)(run)
-    assert "was trained with 16" in mistake("validate", "--ckpt_path", run)
+    assert "was trained with 16" in said("validate", "--ckpt_path", run)

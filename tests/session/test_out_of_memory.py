@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from dualpath_cli.training.module import DualPathModule
-from tests.conftest import OutputOf
+from tests.conftest import Said
 from tests.processes import run_on_two_ranks
 from tests.tiny_run import Fit, back_to_step, tables, weights
 
@@ -60,7 +60,7 @@ def test_a_run_that_does_not_fit_is_the_run_of_half_the_micro_batch_also_when_co
 
 
 @pytest.mark.parametrize(
-    ("size", "room", "steps", "said"),
+    ("size", "room", "steps", "line"),
     [
         (4, 1, range(10), "micro_batch=2 in step 1; --run.micro_batch 1 needs less"),
         (1, 0, range(10), "micro_batch=1 in step 1; --run.activation_checkpointing full"),
@@ -69,15 +69,15 @@ def test_a_run_that_does_not_fit_is_the_run_of_half_the_micro_batch_also_when_co
     ids=["half is not enough", "nothing is half of one", "later"],
 )
 def test_any_other_lack_of_room_is_one_line(
-    size: int, room: int, steps: range, said: str, trained: Fit, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, mistake: OutputOf,
+    size: int, room: int, steps: range, line: str, trained: Fit, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, said: Said,
 ) -> None:  # fmt: skip
     trained()  # writes the recipe
     words = ["fit", "--config", tmp_path / "recipe.yaml", "--run.name", "large"]
     monkeypatch.setattr(DualPathModule, "training_step", room_for(room, steps))
-    error = mistake(*words, "--run.micro_batch", size, code=1)
+    error = said(*words, "--run.micro_batch", size, code=1)
     assert error.startswith("dualpath fit: failed: the GPU has no room for run.")
-    assert said in error
+    assert line in error
 
 
 def too_large() -> None:

@@ -16,7 +16,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.run.checkpoint_files import files_of, manifest_of
 from dualpath_cli.run.run_folder import newest_checkpoint
 from dualpath_cli.training.state.shards import load_shards
-from tests.conftest import OutputOf
+from tests.conftest import OutputOf, Said
 from tests.tiny_run import Fit, Refused, back_to_step, rows
 
 NAME = "embed.weight"
@@ -114,14 +114,14 @@ PASSED_OVER: dict[str, tuple[Damage, str]] = {
 
 @pytest.mark.parametrize("fault", FOUND_WHEN_LOADED)
 def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
-    fault: str, trained: Fit, tmp_path: Path, mistake: OutputOf
+    fault: str, trained: Fit, tmp_path: Path, said: Said
 ) -> None:
     run = trained()
     damage, message = FOUND_WHEN_LOADED[fault]
     damage(run / "checkpoints" / LAST)
     fit = ["fit", "--config", tmp_path / "recipe.yaml", "--run.name", "x"]
     for words in (["validate"], fit):
-        error = mistake(*words, "--ckpt_path", run)
+        error = said(*words, "--ckpt_path", run)
         assert message in error
     if fault == "a flipped byte":
         assert f"; give --ckpt-path {run.resolve()}/checkpoints/{BEFORE}" in error
@@ -172,13 +172,13 @@ def test_the_newest_whole_checkpoint_is_found(
     assert message in said
 
 
-def test_a_run_without_a_whole_checkpoint_is_refused(trained: Fit, mistake: OutputOf) -> None:
+def test_a_run_without_a_whole_checkpoint_is_refused(trained: Fit, said: Said) -> None:
     run = trained()
     for name in (LAST, BEFORE, "step-00000002"):
         (run / "checkpoints" / name).write_bytes(b"")
-    said = mistake("validate", "--ckpt_path", run)
-    assert "has no whole checkpoint: " in said
-    assert "or remove the folder and train the run again" in said
+    error = said("validate", "--ckpt_path", run)
+    assert "has no whole checkpoint: " in error
+    assert "or remove the folder and train the run again" in error
 
 
 def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
@@ -211,28 +211,28 @@ def test_shards_hold_the_same_weights(trained: Fit, output_of: OutputOf) -> None
 
 @pytest.mark.parametrize("fault", ["runs a command", "names a file elsewhere", *range(3)])
 def test_damaged_or_hostile_metadata_is_refused(
-    fault: str | int, trained: Fit, tmp_path: Path, mistake: OutputOf
+    fault: str | int, trained: Fit, tmp_path: Path, said: Said
 ) -> None:
     run = trained()
     checkpoint = sharded(run)
-    path, said = checkpoint / ".metadata", ".metadata cannot be read"
+    path, error = checkpoint / ".metadata", ".metadata cannot be read"
     if fault == "runs a command":
         path.write_bytes(pickle.dumps(Touch(tmp_path / "ran")))
-        said += ": UnpicklingError: it names posix.system"
+        error += ": UnpicklingError: it names posix.system"
     elif fault == "names a file elsewhere":
         metadata = pickle.loads(path.read_bytes())
         shutil.move(checkpoint / "__0_0.distcp", tmp_path / "elsewhere")
         for info in metadata.storage_data.values():
             object.__setattr__(info, "relative_path", str(tmp_path / "elsewhere"))
         path.write_bytes(pickle.dumps(metadata))
-        said = "a file outside of it"
+        error = "a file outside of it"
     else:
         path.write_bytes([b"\x80", b"cos\nsystem\n(S'true'\ntR.", pickle.dumps(3)][fault])
     commands = [["validate"]]
     if fault == "runs a command":
         commands += [["ablate"], ["routing", "--tagger", "none"]]
     for words in commands:
-        assert said in mistake(*words, "--ckpt_path", run)
+        assert error in said(*words, "--ckpt_path", run)
     assert not (tmp_path / "ran").exists()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dualpath_cli.text.manifest import MANIFEST
 from dualpath_cli.text.tokenizer import TOKENIZER
-from tests.conftest import OutputOf
+from tests.conftest import Said
 from tests.faulty_data import (
     CHANGED,
     Damage,
@@ -119,7 +119,7 @@ def test_a_damaged_folder_is_refused(
 )
 @pytest.mark.parametrize("command", ["fit", "validate", "ablate"])
 def test_a_damaged_validation_folder_is_refused(
-    command: str, damage: Damage, message: str, data: Path, trained: Fit, mistake: OutputOf,
+    command: str, damage: Damage, message: str, data: Path, trained: Fit, said: Said,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     run = trained()
@@ -129,7 +129,7 @@ def test_a_damaged_validation_folder_is_refused(
         "validate": ["--ckpt_path", str(run), "--data.val.packed", str(data)],
         "ablate": ["--ckpt_path", str(run), "--sources", f"packed={data}"],
     }[command]
-    one_line(mistake(command, *words), message)
+    one_line(said(command, *words), message)
 
 
 # Ids
@@ -170,12 +170,12 @@ def test_ids_beyond_the_vocabulary_are_refused(
     ],
 )
 def test_a_tokenizer_that_is_not_the_runs_is_refused(
-    command: str, words: list[str], message: str, trained: Fit, mistake: OutputOf
+    command: str, words: list[str], message: str, trained: Fit, said: Said
 ) -> None:
     run = trained()
     of_an_earlier_version(run)  # else its fingerprint tells
     tokenizer_with([f"{a} {b}" for a in "abcd" for b in "abcd"]).save(run)
-    one_line(mistake(command, "--ckpt_path", run, *words), message)
+    one_line(said(command, "--ckpt_path", run, *words), message)
 
 
 # Lengths and texts

@@ -34,7 +34,7 @@ from dualpath_cli.training.logs.tables import CsvTable
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.state import checkpoint
 from dualpath_cli.training.state.checkpoint import Checkpoints, publish
-from tests.conftest import OutputOf
+from tests.conftest import OutputOf, Said
 from tests.processes import exit_codes, start
 from tests.tiny_run import (
     SEQ_LEN,
@@ -253,13 +253,13 @@ def test_a_run_goes_on_with_other_data_from_their_beginning_where_it_is_told_to(
 
 
 def test_new_data_of_another_tokenizer_are_refused(
-    fit: Fit, texts: Path, tmp_path: Path, mistake: OutputOf
+    fit: Fit, texts: Path, tmp_path: Path, said: Said
 ) -> None:
     other = prepare(tmp_path / "other", texts / "train.jsonl", merges=["t h", "e l"])
     run = fit()
     back_to_step(run, 2)
-    said = mistake("fit", "--config", tmp_path / "recipe.yaml", "--new-data", "--data.path", other)
-    assert "was trained with another tokenizer" in said
+    error = said("fit", "--config", tmp_path / "recipe.yaml", "--new-data", "--data.path", other)
+    assert "was trained with another tokenizer" in error
 
 
 def test_a_run_goes_back_to_an_older_checkpoint_once_by_the_same_words(
@@ -291,7 +291,7 @@ def test_data_may_move(fit: Fit, texts: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_may_begin_with_another_runs_weights(
-    trained: Fit, tmp_path: Path, mistake: OutputOf
+    trained: Fit, tmp_path: Path, said: Said
 ) -> None:
     whole = trained()
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--ckpt_path", str(whole)]
@@ -300,8 +300,8 @@ def test_a_run_may_begin_with_another_runs_weights(
     assert [row["step"] for row in rows(fork / "metrics.csv")] == list("123456")
     first, last = rows(fork / "validation.csv")[0], rows(whole / "validation.csv")[-1]
     assert (first["step"], first["loss"]) == ("0", last["loss"])
-    said = mistake(*words, "--run.name", "other", "--model.loops", "3")
-    assert "model.loops=2, this one has 3" in said
+    error = said(*words, "--run.name", "other", "--model.loops", "3")
+    assert "model.loops=2, this one has 3" in error
 
 
 def test_the_newest_checkpoint_is_kept_also_after_going_back(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from data_prep.__main__ import main as data_prep
 from data_prep.writing.upload import upload
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import Manifest
-from tests.conftest import OutputOf
+from tests.conftest import OutputOf, Said
 from tests.processes import run_on_two_ranks
 from tests.tiny_run import SEQ_LEN, Fit, Refused, back_to_step, rows, tables, weights, write_text
 
@@ -138,7 +138,7 @@ def test_validation_sets_may_lie_on_s3(
 
 def test_ablate_scores_a_run_from_s3_on_texts_there(
     fit: Fit, bucket: Any, remote: str, texts: Path, tmp_path: Path, output_of: OutputOf,
-    mistake: OutputOf,
+    said: Said,
 ) -> None:  # fmt: skip
     bucket.upload_file(str(texts / "val.jsonl"), "bucket", "texts/val.jsonl")
     run = fit(data={"path": remote})
@@ -151,7 +151,7 @@ def test_ablate_scores_a_run_from_s3_on_texts_there(
     assert ablations[0] == ablations[1]
     reports = [json.loads((tmp_path / n / "ablations.json").read_text()) for n in ("s3", "local")]
     assert reports[0]["sources"]["text"]["sha256"] == reports[1]["sources"]["text"]["sha256"]
-    unnamed = mistake("ablate", "--ckpt_path", run, "--sources", "s3://bucket/a.jsonl")
+    unnamed = said("ablate", "--ckpt_path", run, "--sources", "s3://bucket/a.jsonl")
     assert "give NAME=s3://bucket/a.jsonl" in unnamed
 
 
