@@ -33,19 +33,6 @@ def test_the_sample_comes_with_tokenizer_and_held_out_texts(tmp_path, capsys):
     assert "nothing to do" in capsys.readouterr().out
 
 
-def test_files_are_prepared_and_replaced_only_when_told(tmp_path, small_folder, capsys):
-    out = tmp_path / "out"
-    arguments = ["--tokenizer", str(small_folder), "--out", str(out), "--workers", "1", "--source"]
-    one = str(write_jsonl(tmp_path / "one.jsonl", ["hello"]))
-    two = str(write_jsonl(tmp_path / "two.jsonl", ["hell"]))
-    assert main([*arguments, one, f"second={two}"]) == 0
-    assert [source.name for source in Manifest.read(out).sources] == ["one", "second"]
-    assert main([*arguments, one]) == 2
-    assert "--overwrite" in capsys.readouterr().err
-    assert main([*arguments, one, "--overwrite"]) == 0
-    assert Manifest.read(out).documents == 1
-
-
 def test_options_win_over_the_recipe(tmp_path, small_folder):
     texts = [f"hello {n}" for n in range(9)]
     recipe = {
@@ -145,7 +132,10 @@ def test_any_texts_of_a_glob_are_prepared_a_file_a_document(tmp_path, small_fold
         ),
         ("--source FILE --tokenizer TOKENIZER", "prepare needs --out DIR"),
         ("inspect", "prepare inspect needs DIR"),
-        ("inspect OUT", "does not exist"),
+        ("inspect OUT", "does not exist; make it with"),
+        ("inspect FOLDER", "has no manifest.json"),
+        ("inspect s3://bucket/data", "'s3://bucket/data' is not on a disk"),
+        ("inspect OUT --samples -1", "--samples -1 is negative; give 0 or more"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(tmp_path, small_folder, capsys, arguments, reason):

@@ -128,16 +128,6 @@ def test_a_limit_stops_after_the_document_that_reaches_it(ask, small, tmp_path):
         assert count.read < len(texts)
 
 
-def test_more_is_read_where_duplicates_leave_too_little(ask, out):
-    # The first half is one text over and over, which fills the tokens asked for by itself.
-    texts = ["hello hello hello"] * 50 + many(50)
-    manifest = prepare(ask(texts, tokens=300))
-    assert manifest.tokens >= 300
-    assert manifest.sources[0].exact_duplicates == 49
-    written = texts_of(out)
-    assert len(set(written)) == len(written)
-
-
 def two_sources(folder: Path) -> list[Path]:
     return [
         write_jsonl(folder / f"{name}.jsonl", [f"{name} {text}" for text in many(count)])

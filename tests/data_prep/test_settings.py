@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import yaml
@@ -129,26 +128,6 @@ def test_a_value_that_no_key_can_have_is_named_with_its_key(key, value):
     assert name in said
     assert json.dumps(value)[:9].lower().replace("infinity", "inf") in said.replace(",", "")
     assert "\n" not in said
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        ("papr", None, "no recipe 'papr': .*; did you mean 'paper'"),
-        ("a.yaml", "sources: [", "cannot be read"),
-        ("a.yaml", "- 1", "must be a mapping"),
-        ("a.yaml", "[a]: 1", "unhashable key"),
-        ("a.yaml", "seed: " + "9" * 5000, "cannot be read"),
-        ("a.yaml", b"\xff", "cannot be read"),
-    ],
-)
-def test_a_recipe_that_cannot_be_read_is_named(name, content, reason, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    if content is not None:
-        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=reason) as caught:
-        read_recipe(name)
-    assert "\n" not in str(caught.value)
 
 
 def test_every_setting_is_an_option_and_a_key():

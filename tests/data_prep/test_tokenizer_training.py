@@ -91,12 +91,3 @@ def test_a_mistake_is_one_line_and_leaves_nothing(words, reason, here, capsys):
     assert err.startswith("dualpath tokenizer: error: ")
     assert reason in err
     assert not Path("out").exists()
-
-
-@pytest.mark.slow
-def test_the_command_of_the_study_gives_its_tokenizer(shared_data, here):
-    texts = [
-        f"{shared_data}/text/{name}.jsonl.gz" for name in ("novels_train", "peps", "rust_rfcs")
-    ]
-    assert train(*texts, *[f"gsm8k={shared_data}/gsm8k/train.jsonl"] * 3, size=4096) == 0
-    assert Tokenizer.load("out").fingerprint.startswith(STUDY)

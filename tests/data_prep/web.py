@@ -6,14 +6,17 @@ import json
 import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from data_prep.download.remote_file import RemoteFile
 from data_prep.download.transfer import download
 
+T = TypeVar("T")
 MODIFIED = "Wed, 21 Oct 2015 07:28:00 GMT"
 
 
@@ -220,12 +223,13 @@ def _now() -> str:
     return email.utils.formatdate(usegmt=True)
 
 
-def wait_for(condition) -> None:
-    """Waits until a condition holds, a minute at most."""
+def wait_for(condition: Callable[[], T]) -> T:
+    """Waits until a condition holds, a minute at most, and returns what it gave."""
     deadline = time.monotonic() + 60
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    return found
 
 
 def wait_for_bytes(path) -> None:

@@ -43,13 +43,6 @@ def test_cleaning_a_cleaned_text_changes_nothing(text):
     assert clean(clean(text)) == clean(text)
 
 
-@given(TEXTS)
-def test_texts_that_differ_in_how_they_are_written_become_equal(text):
-    text = clean(text)
-    written = "\ufeff" + unicodedata.normalize("NFD", text).replace("\n", "\r\n")
-    assert clean(written) == text
-
-
 @pytest.mark.parametrize("text", ["", " ", "\n\t\n", "\u3000\u2028"])
 @pytest.mark.parametrize("min_chars", [0, 1, 100])
 def test_a_text_of_whitespace_is_empty(text, min_chars):

@@ -8,7 +8,6 @@ import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -43,23 +42,9 @@ EVALUATIONS = st.lists(st.lists(st.sampled_from("ab"), max_size=20).map(" ".join
 @example([" ".join(ALPHABET[15:23]), " ".join(ALPHABET[:13])], " ".join(ALPHABET))
 @example([], " ".join(ALPHABET))
 def test_the_hit_is_the_first_run_that_is_in_both(evaluations, text):
-    assert Contamination(evaluations).hit(text) == naive_hit(evaluations, text)
-
-
-@pytest.mark.parametrize("length", range(8, 13))
-def test_a_short_evaluation_text_is_sought_as_a_whole(length):
-    sought = Contamination([" ".join(ALPHABET[:length])])
-    assert sought.skipped == 0
-    assert sought.hit(" ".join(["x", *ALPHABET])) == " ".join(ALPHABET[:length])
-    assert sought.hit(" ".join(["x", *ALPHABET[1:]])) is None
-    assert sought.hit(" ".join(["x", *ALPHABET[: length - 1]])) is None
-
-
-def test_evaluation_texts_below_eight_words_are_counted_and_not_sought():
-    texts = [" ".join(ALPHABET[:length]) for length in range(8)]
-    sought = Contamination(texts)
-    assert sought.skipped == 8
-    assert sought.hit(" ".join(ALPHABET)) is None
+    sought = Contamination(evaluations)
+    assert sought.hit(text) == naive_hit(evaluations, text)
+    assert sought.skipped == sum(len(words_of(evaluation)) < 8 for evaluation in evaluations)
 
 
 def test_case_punctuation_and_composition_make_no_difference():
@@ -82,16 +67,6 @@ def test_equal_hashes_of_different_runs_are_no_hit(monkeypatch):
     for evaluation in evaluations:
         text = " ".join([*rng.choices(ALPHABET, k=20), evaluation, "x"])
         assert sought.hit(text) == naive_hit(evaluations, text) is not None
-
-
-def test_it_survives_pickling():
-    rng = random.Random(2)
-    evaluations = [" ".join(rng.choices(ALPHABET, k=rng.randint(0, 30))) for _ in range(50)]
-    sought = Contamination(evaluations)
-    sent = pickle.loads(pickle.dumps(sought))
-    texts = [*evaluations, *(" ".join(rng.choices(ALPHABET, k=40)) for _ in range(50))]
-    assert [sent.hit(text) for text in texts] == [sought.hit(text) for text in texts]
-    assert (sent.fingerprint, sent.skipped) == (sought.fingerprint, sought.skipped)
 
 
 def test_the_order_of_the_evaluation_texts_and_their_repeats_make_no_difference():
@@ -127,11 +102,3 @@ def test_a_question_in_a_novel_is_found_and_nothing_else(shared_data):
         question = rng.choice(questions)
         text = f"{novel[:place]}\n{question}\n{novel[place:]}"
         assert sought.hit(text) == " ".join(words_of(question)[:13])
-
-
-def test_every_run_of_a_long_text_is_found():
-    text = [f"w{n}" for n in range(300)]
-    sought = Contamination([" ".join(text)])
-    for start in range(288):
-        run = " ".join(text[start : start + 13])
-        assert sought.hit(f"before {run} after") == run

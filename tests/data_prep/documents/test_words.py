@@ -1,10 +1,7 @@
 """Words: those that `re` finds, each with a hash of its own."""
 
-import gzip
-import json
 import random
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -47,15 +44,3 @@ def test_a_word_longer_than_what_is_hashed_at_a_time_hashes_by_its_beginning():
     assert hashes[2] == Words("two").hashes[0]
     to_the_last, other = Words(f"{start[:-1]}y {start[:-1]}z").hashes
     assert to_the_last != other
-
-
-@pytest.mark.parametrize("corpus", ["novels_val", "peps"])
-def test_no_two_words_of_real_texts_have_the_same_hash(shared_data, corpus):
-    hash_of_word: dict[str, int] = {}
-    with gzip.open(shared_data / "text" / f"{corpus}.jsonl.gz", "rt") as file:
-        for line in list(file)[:100]:
-            words = Words(json.loads(line)["text"])
-            for word, hash in zip(words[:], words.hashes.tolist(), strict=True):
-                assert hash_of_word.setdefault(word, hash) == hash
-    assert len(hash_of_word) > 5_000
-    assert len(set(hash_of_word.values())) == len(hash_of_word)

@@ -17,7 +17,7 @@ from data_prep.download.remote_file import RemoteFile, Unreachable
 from data_prep.download.sizes import with_sizes
 from data_prep.sources.hub import hub_files
 from dualpath_cli.errors import RunFailed, UserError
-from dualpath_cli.text import deadline, tokenizer
+from dualpath_cli.text import tokenizer
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.web import Fault, Web
 
@@ -58,10 +58,6 @@ def nowhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def get(file: RemoteFile, folder: Path) -> bytes:
     with Downloads([file], folder) as downloads:
         return downloads.get(file).read_bytes()
-
-
-def test_the_whole_time_is_below_twenty_seconds():
-    assert deadline.FIRST_ANSWER_SECONDS < 18  # two are for starting
 
 
 def test_a_preparation_says_that_the_mirror_cannot_be_reached(

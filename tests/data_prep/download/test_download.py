@@ -2,7 +2,6 @@
 
 import errno
 import os
-import socket
 import time
 from email.utils import formatdate
 
@@ -118,21 +117,6 @@ def test_lasting_trouble_ends_after_so_many_attempts(web, tmp_path, fault, reaso
     assert not (tmp_path / "a.zst").exists()
 
 
-def test_a_server_that_is_not_there_is_unreachable(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    file = RemoteFile(f"http://127.0.0.1:{port}/a", "a")
-    with pytest.raises(Unreachable, match="Connection refused"):
-        download(file, tmp_path, sleep=lambda seconds: None)
-    assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("url", ["nowhere", "gopher://127.0.0.1/a", "http://"])
-def test_what_is_no_address_is_unavailable(tmp_path, url):
-    with pytest.raises(Unavailable):
-        download(RemoteFile(url, "a"), tmp_path)
-
-
 def test_waits_grow_to_a_limit_and_start_again_when_bytes_arrive(web, tmp_path):
     almost = [Fault(status=503)] * (transfer.ATTEMPTS - 1)
     web.faults["/a.zst"] = [*almost, Fault(cut=CUT), *almost[1:], Fault(cut=1), *almost[1:]]
@@ -161,12 +145,6 @@ def test_the_server_says_how_long_to_wait(web, tmp_path, answer, least, most):
     fetch(web, tmp_path, sleep=waits.append)
     assert len(waits) == 1
     assert least <= waits[0] <= most
-
-
-def test_an_empty_file_is_a_file(web, tmp_path):
-    web.files["/empty"] = b""
-    assert fetch(web, tmp_path, "/empty").read_bytes() == b""
-    assert names(tmp_path) == ["empty"]
 
 
 def test_names_are_paths_below_the_folder_and_never_above_it(web, tmp_path):

@@ -50,12 +50,6 @@ def test_files_arrive_in_order_and_no_further_ahead_than_allowed(web, tmp_path, 
     assert sum(counts) == len(numbered) * (SIZE + 1)
 
 
-def test_a_file_that_is_listed_twice_is_one_file(web, tmp_path, numbered):
-    with Downloads([*numbered, numbered[0]], tmp_path, ahead=0) as downloads:
-        assert downloads.get(numbered[0]).exists()
-        assert requested(web) == {0}
-
-
 def test_a_file_is_given_out_while_the_next_ones_are_on_their_way(web, tmp_path, numbered):
     until = threading.Event()
     for n in range(1, 5):

@@ -1,13 +1,12 @@
 """A Dask cluster on the loopback: the same bytes, whatever dies, and one line for what is wrong."""
 
 import gzip
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,10 @@ from data_prep.executors.local import Here
 from data_prep.prepare import Request, prepare
 from dualpath_cli.errors import UserError
 from tests.data_prep.preparing import contents, source, write_jsonl
+from tests.data_prep.web import wait_for
 
 PATIENCE = 60
 """Seconds for what takes one or two."""
-
-
-def wait_until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +57,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     for name in ("one", "two"):
         start(name, "worker", "--nthreads", "1", "--name", name, "--local-directory", ".")
     try:
-        wait_until((base / "scheduler.json").exists)
+        wait_for((base / "scheduler.json").exists)
         with Client(scheduler_file=str(base / "scheduler.json"), set_as_default=False) as found:
             found.wait_for_workers(2, timeout=PATIENCE)
             yield found
@@ -125,7 +117,7 @@ def test_a_worker_that_is_killed_in_a_piece_changes_nothing(
         def submit(self, *args: Any, **kwargs: Any) -> Any:
             future = super().submit(*args, **kwargs)
             if not killed:
-                killed.append(pids[wait_until(making)[0]])
+                killed.append(pids[wait_for(making)[0]])
                 os.kill(killed[0], signal.SIGKILL)
             return future
 
@@ -133,7 +125,7 @@ def test_a_worker_that_is_killed_in_a_piece_changes_nothing(
         return ask(path, out=tmp_path / name, chunk_tokens=1 << 20)
 
     prepare(asked("killed"), Killing(address, tmp_path))
-    wait_until(lambda: len(client.run(os.getpid)) == 2)
+    wait_for(lambda: len(client.run(os.getpid)) == 2)
     assert killed[0] not in client.run(os.getpid).values()
     prepare(asked("here"))
     assert contents(tmp_path / "killed") == contents(tmp_path / "here")
@@ -162,7 +154,7 @@ def test_a_signal_cancels_what_runs_and_another_executor_continues(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
     )
     pieces = tmp_path / "out.partial" / "pieces"
-    wait_until(lambda: busy(client) and list(pieces.rglob("*.arrow")))
+    wait_for(lambda: busy(client) and list(pieces.rglob("*.arrow")))
     process.send_signal(sent)
     out, err = process.communicate(timeout=PATIENCE)
     lines = [line for line in err.splitlines() if not line.startswith("reading: ")]
@@ -171,7 +163,7 @@ def test_a_signal_cancels_what_runs_and_another_executor_continues(
     assert (process.returncode, out, lines) == (code, said, [])
     assert not list(pieces.rglob("orders-*"))
     # What was cancelled runs to its end all the same, after the scheduler has forgotten it.
-    wait_until(
+    wait_for(
         lambda: not any(client.run(lambda dask_worker: dask_worker.state.executing_count).values())
     )
     stamps = {path: path.stat().st_mtime_ns for path in pieces.rglob("*.arrow")}
@@ -212,35 +204,29 @@ def test_a_source_that_workers_do_not_see_is_refused(ask, address, tmp_path, mon
         prepare(ask(Path("/proc/self/cwd/many")), Cluster(address, tmp_path))
 
 
-def words_for(folder: Path, tokenizer: Path, scheduler: str) -> list[str]:
-    path = folder / "a.jsonl"
-    path.write_text(json.dumps({"text": "hello"}) + "\n")
-    words = ["--source", str(path), "--tokenizer", str(tokenizer), "--out", str(folder / "out")]
-    return [*words, "--executor", "dask", "--scheduler", scheduler]
-
-
 @pytest.mark.parametrize(
     ("scheduler", "reason"),
     [
         ("tcp://127.0.0.1:1", "does not answer (nothing came within 0.2 s"),
         ("here", "does not answer (missing port number"),
         ("ftp://127.0.0.1:1", "does not answer (unknown address scheme"),
+        (None, "has no workers; start some: dask worker inproc://"),
     ],
 )
-def test_a_scheduler_that_is_none_is_one_line(
+def test_a_cluster_that_is_none_is_one_line(
     scheduler, reason, tmp_path, small_folder, capsys, monkeypatch
 ):
-    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.2)
-    assert main(words_for(tmp_path, small_folder, scheduler)) == 2
+    words = ["--source", str(write_jsonl(tmp_path / "a.jsonl", ["hello"]))]
+    words += ["--tokenizer", str(small_folder), "--out", str(tmp_path / "out")]
+    words += ["--executor", "dask", "--scheduler"]
+    with ExitStack() as stack:
+        if scheduler is None:
+            empty = LocalCluster(n_workers=0, processes=False, dashboard_address=":0")
+            scheduler = stack.enter_context(empty).scheduler_address
+        else:
+            monkeypatch.setattr(module, "CONNECT_SECONDS", 0.2)
+        capsys.readouterr()
+        assert main([*words, scheduler]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith(f"dualpath prepare: error: --scheduler '{scheduler}' {reason}")
-    assert (captured.out, captured.err.count("\n")) == ("", 1)
-
-
-def test_a_cluster_without_workers_is_one_line(tmp_path, small_folder, capsys):
-    with LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as empty:
-        capsys.readouterr()
-        assert main(words_for(tmp_path, small_folder, empty.scheduler_address)) == 2
-    captured = capsys.readouterr()
-    assert "has no workers; start some: dask worker inproc://" in captured.err
     assert (captured.out, captured.err.count("\n")) == ("", 1)

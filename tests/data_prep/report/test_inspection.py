@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from data_prep.__main__ import main
 from data_prep.report.inspection import CUT, HEAD, TAIL, inspect
-from data_prep.report.report import visible
 from data_prep.report.token_stream import TokenStream
 from data_prep.writing.shards import ShardWriter
 from dualpath_cli.errors import UserError
@@ -199,17 +198,6 @@ def test_counts_that_do_not_add_up_are_named(folder, change, problems):
         assert re.search(pattern, problem), problem
 
 
-def test_counts_are_compared_though_another_file_is_damaged(folder):
-    rewrite(folder, documents=16)
-    flip(folder / "index.json", 3)
-    (folder / "rejected.jsonl.zst").unlink()
-    assert [problem.partition(":")[0] for problem in found_in(folder)] == [
-        "index.json",
-        "rejected.jsonl.zst",
-        "manifest.json",
-    ]
-
-
 def test_tokens_beyond_the_vocabulary_are_named(tmp_path, small):
     data = prepare(tmp_path / "data", [[1, 2], [3, small.vocab_size, 60000]], small, 4)
     found = inspect(data)
@@ -314,15 +302,6 @@ def test_more_ids_than_sixteen_bits_are_read(tmp_path, large):
     assert (found.problems, [sample.text for sample in found.samples]) == ([], texts)
 
 
-def test_samples_are_those_of_the_seed_and_change_with_it(original):
-    def numbers(seed: int) -> list[int]:
-        return [sample.number for sample in inspect(original, 3, seed).samples]
-
-    assert numbers(0) == numbers(0)
-    assert len({tuple(numbers(seed)) for seed in range(6)}) > 1
-    assert inspect(original, 0).samples == []
-
-
 def test_what_is_printed_is_literal_and_on_one_line(original, capsys):
     assert main(["inspect", str(original), "--samples", "99"]) == 0
     out = capsys.readouterr().out
@@ -332,14 +311,6 @@ def test_what_is_printed_is_literal_and_on_one_line(original, capsys):
     assert out.endswith(
         f"{original}: intact: every byte is as it was prepared, and the counts add up\n"
     )
-
-
-@given(st.text())
-def test_visible_text_neither_acts_nor_hides(text):
-    shown = visible(text)
-    assert shown.isprintable()
-    if text.isprintable():
-        assert shown == text
 
 
 def test_the_report_says_what_became_of_the_documents(tmp_path, small, capsys):
@@ -367,19 +338,3 @@ def test_the_report_says_what_became_of_the_documents(tmp_path, small, capsys):
     assert ["2", "to", "3", "33.3%", "█" * 8, "16.7%", "█" * 3] in rows
     assert ["4", "to", "7", "66.7%", "█" * 15, "83.3%", "█" * 15] in rows
     assert any(row[-6:] == ["median", "5.0,", "mean", "4.0,", "most", "5"] for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], r"data folder 'nowhere' does not exist; make it with"),
-        ([str(Path(__file__).parent)], r"has no manifest\.json"),
-        (["s3://bucket/data"], "'s3://bucket/data' is not on a disk"),
-        (["data", "--samples", "-1"], "--samples -1 is negative; give 0 or more"),
-    ],
-)
-def test_a_mistake_is_one_line(arguments, message, capsys):
-    assert main(["inspect", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert re.search(message, said)
-    assert said.count("\n") == 1

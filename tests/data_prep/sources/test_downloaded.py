@@ -12,7 +12,7 @@ from data_prep.download import transfer
 from data_prep.sources import estimate
 from data_prep.sources.nemotron import nemotron_files
 from dualpath_cli.text.manifest import Manifest
-from tests.data_prep.preparing import contents, texts_of
+from tests.data_prep.preparing import texts_of
 from tests.data_prep.web import Fault, Web
 
 ROOT = "contrib/Nemotron/Nemotron-CC"
@@ -88,18 +88,6 @@ def test_as_many_files_are_taken_as_the_tokens_need(order, run, web, tmp_path, m
     assert manifest.sources[0].read == 60
     assert [bool(web.asked(f"/{path}")) for path in order[:3]] == [True] * 3
     assert not web.asked(f"/{order[5]}")
-
-
-def test_what_passes_leaves_no_trace(order, run, web, tmp_path):
-    path = order[0]
-    assert run("well") == 0
-    for file in (tmp_path / "downloads").rglob("*.zstd"):
-        file.unlink()
-    passing = [Fault(status=503), Fault(reset=True), Fault(cut=50), Fault(cut=20)]
-    web.faults[f"/{path}"] = [Fault(), *passing]  # the first answer tells the size
-    assert run("ill") == 0
-    assert not web.faults[f"/{path}"]
-    assert contents(tmp_path / "well") == contents(tmp_path / "ill")
 
 
 def test_a_file_that_is_not_there_is_named_and_passed_over(order, run, web, tmp_path, capsys):

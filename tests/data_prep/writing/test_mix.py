@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from data_prep.documents.duplicates import Verdicts
 from data_prep.documents.piece import Document, Piece, PieceCounts
 from data_prep.settings import Settings, SourceSettings
-from data_prep.writing.mix import Pool, interleave, portions, scramble, wanted_tokens
+from data_prep.writing.mix import Pool, interleave, portions, scramble
 
 Lengths = list[list[int]]
 """Pieces of documents: the tokens of each."""
@@ -157,9 +157,3 @@ def splitmix(value: int, salt: str) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return z ^ (z >> 31)
-
-
-def test_tokens_are_asked_of_sources_by_their_weights():
-    assert wanted_tokens(asked([3.0, 1.0], 1000)) == [750, 250]
-    assert wanted_tokens(asked([None], 1000)) == [1000]
-    assert wanted_tokens(asked([3.0, 1.0], None)) == [None, None]
