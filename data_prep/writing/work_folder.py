@@ -29,8 +29,9 @@ class WorkFolder:
 
     def __enter__(self) -> "WorkFolder":
         with ExitStack() as stack:
+            self._make(self.path.parent)  # of the lock
             stack.enter_context(alone(_lock(self.path), self.path))
-            self._make()
+            self._make(self.path)
             self._claim()
             self._lock = stack.pop_all()
         return self
@@ -45,9 +46,9 @@ class WorkFolder:
                 remove(path)
         remove(self.path)
 
-    def _make(self) -> None:
+    def _make(self, folder: Path) -> None:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise UserError(
                 f"'{self.path}' cannot be made a folder: a file is in its way; choose another "
