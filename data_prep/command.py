@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from data_prep.documents.contamination import Contamination
     from data_prep.executors import PieceExecutor
     from dualpath_cli.text.manifest import Manifest
-    from dualpath_cli.text.tokenizer import Tokenizer
 
 
 def run(options: argparse.Namespace) -> None:
@@ -61,9 +60,12 @@ def _prepare(settings: Settings, options: argparse.Namespace) -> None:
     downloads = options.downloads or out.parent / "downloads"
     _check_places(settings, out, downloads)
     corpora = [find(s, downloads, options.mirror, settings.num_files) for s in settings.sources]
-    tokenizer = _tokenizer(settings)
-    from data_prep.prepare import Request, finished, prepare  # imports requests
     from data_prep.sources import sample
+    from dualpath_cli.text.tokenizer import Tokenizer
+
+    spec = settings.tokenizer
+    tokenizer = sample.tokenizer() if spec is None else Tokenizer.load(spec)
+    from data_prep.prepare import Request, finished, prepare  # imports requests
     from data_prep.sources.estimate import announce, estimate
     from data_prep.sources.fetching import Fetcher
     from data_prep.writing.mix import wanted_tokens
@@ -138,15 +140,6 @@ def _check_places(settings: Settings, out: Path, downloads: Path) -> None:
     taken = [source.name for source in settings.sources if source.name in kinds]
     if with_sample and taken:
         raise UserError(f"beside `sample` no source can be called '{taken[0]}'; name it apart")
-
-
-def _tokenizer(settings: Settings) -> "Tokenizer":
-    from data_prep.sources import sample
-    from dualpath_cli.text.tokenizer import Tokenizer
-
-    if settings.tokenizer is None:
-        return sample.tokenizer()
-    return Tokenizer.load(settings.tokenizer)
 
 
 def _contamination(settings: Settings) -> "Contamination | None":

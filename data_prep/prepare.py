@@ -13,18 +13,17 @@ from rich.console import Console
 
 from data_prep.documents.contamination import Contamination
 from data_prep.documents.duplicates import Verdicts, comparisons
-from data_prep.documents.encoding import Encoded, Encoder, Job
+from data_prep.documents.encoding import Encoded, Encoder, Job, ReadingProgress
 from data_prep.documents.piece import Tokens
-from data_prep.documents.progress import ReadingProgress
 from data_prep.documents.worker import PieceSettings, token_type
 from data_prep.executors import PieceExecutor
 from data_prep.executors.local import Here
 from data_prep.settings import Settings
 from data_prep.sources.corpora import Corpus, InputFile
 from data_prep.sources.fetching import on_this_disk
-from data_prep.writing.accounts import account
 from data_prep.writing.mix import Pool, Portion, interleave, portions, wanted_tokens
 from data_prep.writing.records import (
+    account,
     first_reason,
     stored,
     write_duplicates,
@@ -35,8 +34,8 @@ from data_prep.writing.shards import ShardWriter
 from data_prep.writing.work_folder import WorkFolder, remove_leftovers, replace
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.progress import Progress, counted
-from dualpath_cli.text.byte_stream import OnRead
 from dualpath_cli.text.manifest import INDEX, MANIFEST, Manifest
+from dualpath_cli.text.rows import OnRead
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
 _PIPELINE = 1
@@ -75,7 +74,6 @@ class Request:
 
     @property
     def digest(self) -> str:
-        """sha256 of `content`."""
         return _sha256(self.content)
 
 

@@ -26,7 +26,6 @@ MEASURED_BYTES = 4_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options to a parser."""
     add_list_option(
         parser, "--source", "SOURCE",
         "Texts to train on: NAME=PATH or PATH of files, folders and globs, as `dualpath prepare` "

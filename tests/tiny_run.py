@@ -15,6 +15,7 @@ import yaml
 from dualpath_cli.cli import main
 from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.run.run_folder import newest_checkpoint
+from dualpath_cli.text.tokenizer import Tokenizer
 from tests.conftest import Share
 from tests.small_tokenizer import tokenizer_with
 
@@ -43,6 +44,12 @@ def write_blocks(path: Path, count: int) -> Path:
     texts = ["".join(draw.choices("abcd", k=SEQ_LEN)) for _ in range(count)]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
+
+
+@pytest.fixture(scope="session")
+def small() -> Tokenizer:
+    """A tokenizer of the bytes and three merges."""
+    return tokenizer_with(MERGES)
 
 
 def prepare(

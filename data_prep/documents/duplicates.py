@@ -68,7 +68,6 @@ class Verdicts:
         return self._firsts[self.starts[piece] : self.starts[piece + 1]]
 
     def any(self) -> bool:
-        """Returns whether there is any duplicate."""
         return bool(np.any(self._verdicts != KEPT))
 
     def locate(self, document: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 from collections import deque
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from concurrent.futures import Future
@@ -11,17 +12,19 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from rich.console import Console
+from rich.filesize import decimal
+
 from data_prep.documents import worker
-from data_prep.documents.corpus_file import CorpusFile, FileEnd, piece_path
 from data_prep.documents.piece import Piece
-from data_prep.documents.progress import ReadingProgress
-from data_prep.documents.worker import Made, PieceSettings
+from data_prep.documents.worker import CorpusFile, FileEnd, Made, PieceSettings, piece_path
 from data_prep.download.remote_file import Unavailable
 from data_prep.executors import PieceExecutor
 from data_prep.sources.corpora import Corpus, InputFile
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import replacing, write_text
-from dualpath_cli.text.byte_stream import OnRead
+from dualpath_cli.output.progress import Progress, bytes_of_bytes, counted
+from dualpath_cli.text.rows import OnRead
 
 PIECE_BYTES = 8 << 20
 """Uncompressed size of the rows that make a piece; a longer row goes alone."""
@@ -50,6 +53,38 @@ class Encoded:
     """Files that could not be read to their end, and why."""
     complete: bool = True
     """Whether every file was read."""
+
+
+class ReadingProgress(Progress):
+    """Shows how much of the corpora is read, or of the tokens wanted of them, on stderr."""
+
+    def __init__(self, size: int, tokens: int | None) -> None:
+        """`size` in bytes is what `read` adds up to; `tokens` are those asked for, None for all."""
+        self._by_bytes = tokens is None
+        self._tokens = self._received = 0
+        self._begun = time.monotonic()
+        amounts = bytes_of_bytes if self._by_bytes else counted("tokens")
+        total = (size if tokens is None else tokens) or None
+        super().__init__(Console(stderr=True), "reading", amounts, total, transient=True)
+
+    def read(self, size: int) -> None:
+        """Counts bytes read from the disk."""
+        self._count(size if self._by_bytes else 0)
+
+    def received(self, size: int) -> None:
+        """Counts bytes downloaded; called from other threads."""
+        self._received += size
+        self._count(0)
+
+    def encoded(self, tokens: int) -> None:
+        """Counts tokens made."""
+        self._tokens += tokens
+        self._count(0 if self._by_bytes else tokens)
+
+    def _count(self, amount: int) -> None:
+        speed = self._tokens / max(time.monotonic() - self._begun, 1e-9)
+        downloaded = f", {decimal(self._received)} downloaded" if self._received else ""
+        self.advance(amount, status=f"{speed:,.0f} tokens/s{downloaded}")
 
 
 class Encoder:

@@ -90,14 +90,12 @@ class Piece:
 
     @cached_property
     def counts(self) -> PieceCounts:
-        """The outcome of the piece's rows."""
         with pa.memory_map(str(self.path)) as source:
             metadata = pa.ipc.open_file(source).schema.metadata
         return PieceCounts(**json.loads(metadata[_COUNTS]))
 
     @property
     def documents(self) -> int:
-        """Documents in the piece."""
         return self.counts.read - sum(self.counts.rejected.values())
 
     def numbers(self, column: str) -> npt.NDArray[np.uint64]:
@@ -112,7 +110,6 @@ class Piece:
         return words.reshape(-1, 2)[: len(column)]
 
     def ids(self) -> list[str | None]:
-        """Returns what the corpus calls the documents."""
         ids: list[str | None] = self._column("id").to_pylist()
         return ids
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import requests
 
-from data_prep.download.contact import first_contact
-from data_prep.download.remote_file import RemoteFile
+from data_prep.download.remote_file import RemoteFile, first_contact
 from data_prep.download.transfer import OnBytes, download
 
 CONNECTIONS = 4

@@ -44,13 +44,11 @@ class Part:
         self.validator, self.total = validator, total
 
     def discard(self) -> None:
-        """Drops what has arrived."""
         os.ftruncate(self._descriptor, 0)
         self._notes.unlink(missing_ok=True)
         self.validator = self.total = None
 
     def append(self, data: bytes) -> None:
-        """Adds bytes at the end."""
         left = memoryview(data)
         try:
             while left:
@@ -59,7 +57,6 @@ class Part:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def sha256(self) -> str:
-        """Returns the sha256 of what has arrived."""
         with self._path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,9 +1,13 @@
-"""A file on a server: its URL, its path here, and why it may be unavailable."""
+"""A file on a server: its URL, its path here, and why it may be unavailable.
+
+While no server has answered this process, there may be no network at all.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.text.deadline import FIRST_ANSWER_SECONDS
 
 
 class Unavailable(Exception):
@@ -12,6 +16,31 @@ class Unavailable(Exception):
 
 class Unreachable(OSError):
     """Trouble that outlasted all attempts but may pass; what has arrived is kept."""
+
+
+class FirstContact:
+    """Whether any server has answered, and what happened instead."""
+
+    def __init__(self) -> None:
+        self.made = False
+        self.trouble = "no answer"
+
+    @property
+    def seconds(self) -> float | None:
+        """The time to wait for a server's data; None, without end, once one answered."""
+        return None if self.made else FIRST_ANSWER_SECONDS
+
+    def check(self, url: str) -> None:
+        """Raises Unreachable unless a server has answered."""
+        if not self.made:
+            raise Unreachable(
+                f"{url} cannot be reached ({self.trouble}); check the network, and HTTPS_PROXY "
+                "where one is needed"
+            )
+
+
+first_contact = FirstContact()
+"""This process's: what one request learns of the network holds for all."""
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,20 @@
 import logging
 import random
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from multiprocessing import TimeoutError
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import requests
 import urllib3
 
-from data_prep.download.contact import first_contact
 from data_prep.download.part import Part, only_holder
-from data_prep.download.remote_file import RemoteFile, Unavailable, Unreachable
+from data_prep.download.remote_file import RemoteFile, Unavailable, Unreachable, first_contact
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes received since the last call; what comes twice counts twice."""
@@ -226,3 +229,42 @@ def _reason(error: BaseException) -> str:
         error = error.__context__
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text).splitlines()[0]
+
+
+_CONNECTIONS = 8
+
+
+def with_sizes(files: Sequence[RemoteFile]) -> list[RemoteFile]:
+    """Returns the files with the sizes that their servers tell; unknown where one does not.
+
+    Raises Unreachable where a first answer of any server is waited for in vain.
+    """
+    # When a server does not answer at all, the other requests need not wait for it as well.
+    silent = threading.Event()
+
+    def with_size(file: RemoteFile) -> RemoteFile:
+        if file.size is not None or silent.is_set():
+            return file
+        try:
+            response = requests.head(
+                file.url,
+                headers=HEADERS,
+                auth=Bearer(file.token),
+                timeout=TIMEOUT_SECONDS,
+                allow_redirects=True,
+            )
+        except requests.RequestException as error:
+            if isinstance(error, requests.ConnectionError | requests.Timeout):
+                silent.set()
+            return file
+        first_contact.made = True
+        return replace(file, size=content_length(response)) if response.ok else file
+
+    # Unlike an executor's, the threads of this pool do not hold up the end of the process.
+    with ThreadPool(_CONNECTIONS) as pool:
+        sized = pool.map_async(with_size, files, chunksize=1)
+        try:
+            return sized.get(first_contact.seconds)
+        except TimeoutError:
+            first_contact.check(files[0].url)
+            return sized.get()

@@ -2,14 +2,15 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 
-from data_prep.report.token_stream import TokenStream
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
 from dualpath_cli.text.manifest import HEADER, INDEX, MANIFEST, Manifest, StoredFile
@@ -21,6 +22,62 @@ SLICE_BYTES = 1 << 20
 HEAD, TAIL, CUT = 400, 150, " [...] "
 """Characters that are kept of the two ends of a long text, and the mark between them."""
 _BYTES_A_CHARACTER = 4  # at most, and a token is at least one byte
+
+
+class TokenStream:
+    """Counts the documents of a stream of tokens that comes in slices, once, and draws samples."""
+
+    def __init__(self, eot_id: int, vocab_size: int, samples: int = 0, seed: int = 0) -> None:
+        self.tokens = self.documents = self.strange = 0
+        """Tokens, end-of-texts, and tokens beyond the vocabulary."""
+        self.unfinished = 0
+        """Tokens after the last end-of-text."""
+        self.lengths: Counter[int] = Counter()
+        """The number of documents by their tokens, end-of-text included."""
+        self.drawn: list[tuple[float, int, int, int]] = []
+        """A draw, how many documents and tokens come before that document, and its length."""
+        self._eot_id, self._vocab_size, self._samples = eot_id, vocab_size, samples
+        self._random = np.random.default_rng(seed)
+
+    def add(self, tokens: npt.NDArray[np.integer]) -> None:
+        """Goes on by some tokens."""
+        ends = np.flatnonzero(tokens == self._eot_id) + self.tokens + 1
+        borders = np.append([self.tokens - self.unfinished], ends)
+        lengths = np.diff(borders)
+        self.lengths.update(lengths.tolist())
+        # The documents with the smallest of equally distributed numbers are a uniform choice,
+        # however many documents there turn out to be and wherever the stream is cut.
+        draws = self._random.random(len(ends))
+        best = np.argsort(draws)[: self._samples]
+        columns = draws[best], self.documents + best, borders[best], lengths[best]
+        new = zip(*(column.tolist() for column in columns), strict=True)
+        self.drawn = sorted([*self.drawn, *new])[: self._samples]
+        self.strange += int(np.count_nonzero(tokens >= self._vocab_size))
+        self.documents += len(ends)
+        self.tokens += len(tokens)
+        self.unfinished = self.tokens - int(borders[-1])
+
+    @property
+    def median(self) -> float:
+        """Median length of the documents, of which there is one at least."""
+        lengths = np.array(sorted(self.lengths))
+        up_to = np.cumsum([self.lengths[length] for length in lengths.tolist()])
+        middle = [(self.documents - 1) // 2, self.documents // 2]
+        return float(lengths[np.searchsorted(up_to, middle, side="right")].mean())
+
+    @property
+    def histogram(self) -> list[tuple[int, int, int]]:
+        """(n, documents of n to 2n - 1 tokens, their tokens) for n = 1, 2, 4, 8 ...
+
+        From the shortest document's n to the longest's.
+        """
+        documents: Counter[int] = Counter()
+        tokens: Counter[int] = Counter()
+        for length, count in self.lengths.items():
+            documents[length.bit_length() - 1] += count
+            tokens[length.bit_length() - 1] += count * length
+        powers = range(min(documents, default=0), max(documents, default=-1) + 1)
+        return [(1 << power, documents[power], tokens[power]) for power in powers]
 
 
 @dataclass(frozen=True)

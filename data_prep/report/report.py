@@ -18,7 +18,6 @@ _BAR = 15
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options to a parser."""
     parser.add_argument("folder", nargs="?", metavar="DIR", help="The data folder, on a disk.")
     parser.add_argument(
         "--samples",

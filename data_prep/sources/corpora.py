@@ -65,7 +65,9 @@ def _local(path: Path) -> InputFile:
     # The identity of `make`: sizes and times, since reading terabytes twice costs hours.
     stat = path.stat()
     identity = json.dumps([str(path.resolve()), stat.st_size, stat.st_mtime_ns])
-    return InputFile(_printable(str(path)), stat.st_size, identity, path, stat.st_mtime_ns)
+    # In valid UTF-8, so that it can be written down.
+    name = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return InputFile(name, stat.st_size, identity, path, stat.st_mtime_ns)
 
 
 def _modified(path: Path) -> int | None:
@@ -78,11 +80,6 @@ def _modified(path: Path) -> int | None:
 def _remote(file: RemoteFile) -> InputFile:
     # Not the server: another mirror has the same files. The hub's names hold the commit.
     return InputFile(file.name, file.size, json.dumps([file.name, file.sha256]), file)
-
-
-def _printable(name: str) -> str:
-    """Returns a file's name in valid UTF-8, so that it can be written down."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _sample(folder: Path) -> InputFile:

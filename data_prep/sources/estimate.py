@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from data_prep.download.remote_file import RemoteFile
-from data_prep.download.sizes import with_sizes
+from data_prep.download.transfer import with_sizes
 from data_prep.sources.corpora import Corpus, InputFile
 from data_prep.sources.nemotron import FILE_BYTES, FILE_TOKENS
 from dualpath_cli.errors import UserError

@@ -7,7 +7,7 @@ from pathlib import Path
 from data_prep.download.ahead import CONNECTIONS, Downloads
 from data_prep.download.remote_file import RemoteFile
 from data_prep.sources.corpora import Corpus, InputFile
-from dualpath_cli.text.byte_stream import OnRead
+from dualpath_cli.text.rows import OnRead
 
 
 class Fetcher:

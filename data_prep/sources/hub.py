@@ -7,8 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from data_prep.download.contact import first_contact
-from data_prep.download.remote_file import RemoteFile
+from data_prep.download.remote_file import RemoteFile, first_contact
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.text.deadline import within
 from dualpath_cli.text.hub import connect, explained

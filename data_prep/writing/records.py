@@ -1,25 +1,27 @@
-"""Records beside the shards: held-out texts, rejected documents, duplicates."""
+"""Records beside the shards: held-out texts, rejected documents, duplicates; and their counts."""
 
 import io
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from data_prep.documents.corpus_file import file_number
-from data_prep.documents.duplicates import EXACT, KEPT, Verdicts
+from data_prep.documents.duplicates import EXACT, KEPT, NEAR, Verdicts
 from data_prep.documents.encoding import Encoded
 from data_prep.documents.piece import Piece
-from data_prep.documents.worker import REJECTED
+from data_prep.documents.worker import REJECTED, file_number
+from data_prep.settings import SourceSettings
 from data_prep.sources.corpora import Corpus
-from data_prep.writing.mix import Pool
+from data_prep.writing.mix import Pool, Portion
 from dualpath_cli.files import replacing
-from dualpath_cli.text.manifest import INDEX, MANIFEST, StoredFile, sha256_of
+from dualpath_cli.text.manifest import INDEX, MANIFEST, SourceCount, StoredFile, sha256_of
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
 REJECTED_NAME = "rejected.jsonl.zst"
@@ -128,3 +130,38 @@ def stored(folder: Path, chunks: Sequence[StoredFile]) -> list[StoredFile]:
         for name, path in zip(names, paths, strict=True)
         if name not in known
     ]
+
+
+def account(source: SourceSettings, encoded: Encoded, portion: Portion) -> SourceCount:
+    """Counts what became of a source's documents."""
+    rejected: Counter[str] = Counter()
+    read = normalised = exact = near = validation = writable = distinct = text_bytes = 0
+    for number, piece in enumerate(encoded.pieces):
+        read += piece.counts.read
+        normalised += piece.counts.normalised
+        rejected.update(piece.counts.rejected)
+        kinds = portion.pool.kinds(number)
+        exact += int(np.count_nonzero(kinds == EXACT))
+        near += int(np.count_nonzero(kinds == NEAR))
+        validation += len(portion.pool.to_hold_out(number))
+        writable += len(portion.pool.to_write(number))
+        distinct += len(portion.taken(0, number))
+        sizes = piece.numbers("text_bytes").astype(np.int64)
+        for repeat in range(portion.all_passes):
+            text_bytes += int(sizes[portion.taken(repeat, number)].sum())
+    return SourceCount(
+        name=source.name,
+        path=source.path,
+        read=read,
+        documents=distinct,
+        validation=validation,
+        rejected=dict(sorted(rejected.items())),
+        exact_duplicates=exact,
+        near_duplicates=near,
+        unused=writable - distinct,
+        passes=round(portion.tokens / portion.pool.tokens, 6) if portion.pool.tokens else 0.0,
+        tokens=portion.tokens,
+        text_bytes=text_bytes,
+        normalised=normalised,
+        faults=encoded.faults,
+    )

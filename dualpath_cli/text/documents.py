@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.text.byte_stream import CODECS, OnRead
-from dualpath_cli.text.rows import TEXTS, BadRow, is_known, kind_of, read_rows
+from dualpath_cli.text.rows import CODECS, TEXTS, BadRow, OnRead, is_known, kind_of, read_rows
 
 FORMATS = (
     "a .txt, .md, .jsonl or .parquet file, all but .parquet also as .gz or .zst, a folder of them, "

@@ -45,7 +45,6 @@ class StoredFile:
     name: str
     """Path in the data folder."""
     bytes: int
-    """Size on the disk."""
     sha256: str
 
     def __post_init__(self) -> None:
@@ -102,7 +101,6 @@ class SourceCount:
 
     @property
     def total_rejected(self) -> int:
-        """Documents left out for any reason in `rejected`."""
         return sum(self.rejected.values())
 
 
@@ -160,7 +158,6 @@ class Manifest:
 
     @property
     def chunk_tokens(self) -> list[int]:
-        """Tokens of each chunk."""
         width = int(self.dtype.removeprefix("uint")) // 8
         return [(chunk.bytes - HEADER) // width for chunk in self.chunks]
 

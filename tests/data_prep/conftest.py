@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.download.contact import first_contact
+from data_prep.download.remote_file import first_contact
 from data_prep.prepare import Request
 from data_prep.settings import Settings, SourceSettings
 from data_prep.sources.corpora import find
@@ -14,11 +14,6 @@ from dualpath_cli.text.byte_level import byte_of_character
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.preparing import source, write_jsonl
 from tests.small_tokenizer import tokenizer_with
-
-
-@pytest.fixture(scope="session")
-def small() -> Tokenizer:
-    return tokenizer_with(["h e", "l l", "he ll"])
 
 
 @pytest.fixture(scope="session")

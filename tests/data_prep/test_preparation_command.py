@@ -130,6 +130,10 @@ def test_any_texts_of_a_glob_are_prepared_a_file_a_document(tmp_path, small_fold
             "--source FILE --out OUT --executor dask --scheduler tcp://a:1 --workers 2",
             "--workers 2 are processes of this machine",
         ),
+        (
+            "--source FILE --tokenizer TOKENIZER --out OUT --executor dask --scheduler tcp://a:1",
+            "--executor dask needs the package distributed: pip install 'dualpath[dask]'",
+        ),
         ("--source FILE --tokenizer TOKENIZER", "prepare needs --out DIR"),
         ("inspect", "prepare inspect needs DIR"),
         ("inspect OUT", "does not exist; make it with"),
@@ -138,7 +142,10 @@ def test_any_texts_of_a_glob_are_prepared_a_file_a_document(tmp_path, small_fold
         ("inspect OUT --samples -1", "--samples -1 is negative; give 0 or more"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(tmp_path, small_folder, capsys, arguments, reason):
+def test_mistakes_are_one_line_and_exit_code_2(
+    tmp_path, small_folder, capsys, monkeypatch, arguments, reason
+):
+    monkeypatch.setitem(sys.modules, "distributed", None)
     (tmp_path / "a.txt").write_text("hello")
     (tmp_path / "bad.jsonl").write_text("hello\n")
     (tmp_path / "rows.jsonl").write_text('{"text": "hello"}\n')
@@ -163,16 +170,6 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, small_folder, capsys, a
     assert reason in captured.err
     assert captured.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_a_cluster_without_its_package_is_one_line(tmp_path, small_folder, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    (tmp_path / "a.txt").write_text("hello")
-    words = ["--source", str(tmp_path / "a.txt"), "--tokenizer", str(small_folder), "--out"]
-    words += [str(tmp_path / "out"), "--executor", "dask", "--scheduler", "tcp://127.0.0.1:1"]
-    assert main(words) == 2
-    said = "--executor dask needs the package distributed: pip install 'dualpath[dask]'"
-    assert capsys.readouterr().err == f"dualpath prepare: error: {said}\n"
 
 
 @pytest.mark.parametrize(("name", "code"), [("none.txt", 2), ("a.txt", 0)])

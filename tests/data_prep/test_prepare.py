@@ -12,8 +12,8 @@ from data_prep.executors.local import on_this_machine
 from data_prep.prepare import prepare
 from data_prep.sources.corpora import InputFile
 from dualpath_cli.errors import UserError
-from dualpath_cli.text.byte_stream import OnRead
 from dualpath_cli.text.manifest import Manifest
+from dualpath_cli.text.rows import OnRead
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.preparing import (
     contents,
@@ -133,18 +133,6 @@ def two_sources(folder: Path) -> list[Path]:
         write_jsonl(folder / f"{name}.jsonl", [f"{name} {text}" for text in many(count)])
         for name, count in (("x", 400), ("y", 100))
     ]
-
-
-def test_weights_decide_the_shares_of_tokens_everywhere(ask, out, small, tmp_path):
-    x, y = two_sources(tmp_path)
-    sources = (source("x", x, weight=6), source("y", y, weight=2))
-    manifest = prepare(ask(sources, tokens=2000))
-    texts = texts_of(out)
-    lengths = np.array([len(small.encode(text)) + 1 for text in texts])
-    of_x = np.array([text.startswith("x") for text in texts])
-    assert abs(manifest.sources[0].tokens / manifest.tokens - 0.75) < 0.02
-    for part in np.array_split(np.arange(len(texts)), 5):
-        assert abs(lengths[part][of_x[part]].sum() / lengths[part].sum() - 0.75) < 0.1
 
 
 def test_a_source_is_repeated_as_often_as_is_allowed(ask, out, tmp_path):

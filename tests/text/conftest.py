@@ -1,11 +1,12 @@
-"""GPT-2's vocabulary from the shared data, and a small vocabulary that needs no files."""
+"""GPT-2's vocabulary from the shared data, and a small one to be changed."""
 
 from pathlib import Path
 
 import pytest
 
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.small_tokenizer import definition_with, tokenizer_with
+from tests.small_tokenizer import definition_with
+from tests.tiny_run import MERGES
 
 
 @pytest.fixture(scope="session")
@@ -18,15 +19,7 @@ def gpt2(gpt2_folder: Path) -> Tokenizer:
     return Tokenizer.load(gpt2_folder)
 
 
-MERGES = ["h e", "l l", "he ll"]
-
-
 @pytest.fixture
 def definition() -> dict:
     """The 256 bytes, three merges and end-of-text, to be changed."""
     return definition_with(MERGES)
-
-
-@pytest.fixture(scope="session")
-def small() -> Tokenizer:
-    return tokenizer_with(MERGES)

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.documents import worker
-from data_prep.documents.encoding import Encoded, Encoder, Job
-from data_prep.documents.progress import ReadingProgress
+from data_prep.documents.encoding import Encoded, Encoder, Job, ReadingProgress
 from data_prep.documents.worker import PieceSettings
 from data_prep.executors.local import Here
 from data_prep.prepare import prepare

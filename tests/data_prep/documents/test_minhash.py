@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.documents import minhash
-from data_prep.documents.minhash import BANDS, ROWS, band_keys, probability, shingles, signature
+from data_prep.documents.minhash import BANDS, ROWS, band_keys, shingles, signature
 from tests.data_prep.documents.plain_words import words_of
 
 
@@ -25,6 +25,11 @@ def shingles_of(text: str) -> set[tuple[str, ...]]:
 
 def jaccard(a: str, b: str) -> float:
     return len(shingles_of(a) & shingles_of(b)) / len(shingles_of(a) | shingles_of(b))
+
+
+def probability(jaccard: float) -> float:
+    """How likely two texts are candidates, given the Jaccard index of their shingles."""
+    return float(1 - (1 - jaccard**ROWS) ** BANDS)
 
 
 def datasketch_values(text: str) -> np.ndarray:

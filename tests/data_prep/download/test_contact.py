@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.download import contact
+from data_prep.download import remote_file
 from data_prep.download.ahead import Downloads
-from data_prep.download.contact import first_contact
-from data_prep.download.remote_file import RemoteFile, Unreachable
-from data_prep.download.sizes import with_sizes
+from data_prep.download.remote_file import RemoteFile, Unreachable, first_contact
+from data_prep.download.transfer import with_sizes
 from data_prep.sources.hub import hub_files
 from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.text import tokenizer
@@ -28,7 +27,7 @@ ENOUGH = 10.0
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (contact, tokenizer):
+    for module in (remote_file, tokenizer):
         monkeypatch.setattr(module, "FIRST_ANSWER_SECONDS", SECONDS)
 
 

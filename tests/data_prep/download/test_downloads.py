@@ -7,7 +7,7 @@ import pytest
 
 from data_prep.download.ahead import Downloads
 from data_prep.download.remote_file import RemoteFile
-from data_prep.download.sizes import with_sizes
+from data_prep.download.transfer import with_sizes
 from tests.data_prep.web import CONTENT, SIZE, Fault, names, remote, wait_for, wait_for_bytes
 
 

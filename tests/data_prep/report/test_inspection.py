@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.__main__ import main
-from data_prep.report.inspection import CUT, HEAD, TAIL, inspect
-from data_prep.report.token_stream import TokenStream
+from data_prep.report.inspection import CUT, HEAD, TAIL, TokenStream, inspect
 from data_prep.writing.shards import ShardWriter
 from dualpath_cli.errors import UserError
 from dualpath_cli.text.manifest import Manifest, sha256_of

@@ -109,14 +109,6 @@ def test_what_is_left_of_a_finished_preparation_is_removed_by_the_next_call(
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out"}
 
 
-def test_a_prepared_folder_is_replaced_as_a_whole(ask, out, tmp_path):
-    prepare(ask([f"document {n}" for n in range(100)]))
-    other = ask(write_jsonl(tmp_path / "b.jsonl", ["hello"]))
-    manifest = prepare(other, overwrite=True)
-    assert [path.name for path in out.glob("chunk*")] == [manifest.chunks[0].name]
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["out"]
-
-
 def test_unfinished_work_on_something_else_is_kept_unless_it_may_be_discarded(ask, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "hello"}\n{"text": 1}\n')
