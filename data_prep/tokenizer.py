@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.filesize import decimal
 
-from data_prep.bpe import train
 from data_prep.documents.clean import clean
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import read_text, write_text
@@ -16,6 +15,7 @@ from dualpath_cli.options.values import add_list_option, path_of, whole_number
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
 from dualpath_cli.output.table import Column, Table, show
+from dualpath_cli.text.byte_level import train
 from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 

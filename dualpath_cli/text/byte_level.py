@@ -1,11 +1,12 @@
-"""Byte-level BPE as a `tokenizer.json` describes it: its bytes, its identity, its demands."""
+"""Byte-level BPE as a `tokenizer.json` describes it: its training, bytes, identity, demands."""
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dualpath_cli.errors import UserError
 
@@ -42,12 +43,34 @@ def definition_from_gpt2_files(vocab: dict[str, int], merges: str) -> Definition
         model = models.BPE(vocab=vocab, merges=pairs)
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"tokenizer: merges.txt does not fit vocab.json: {error}") from None
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _tokenizer(model)
     tokenizer.add_special_tokens([name for name in END_OF_TEXT if name in vocab][:1])
     definition: Definition = json.loads(tokenizer.to_str())
     return definition
+
+
+def train(texts: Iterable[str], vocab_size: int) -> str:
+    """Trains a BPE and returns its `tokenizer.json`; equal texts give an equal one.
+
+    It has `vocab_size` entries, or fewer where no more pairs are left to merge. End-of-text is the
+    first one.
+    """
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=END_OF_TEXT[:1],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer = _tokenizer(models.BPE())
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.to_str(pretty=True)
+
+
+def _tokenizer(model: models.BPE) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def check(definition: Definition, origin: str) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from data_prep.bpe import train
 from data_prep.sources.sample import arithmetic, facts, prose
 from data_prep.sources.sample.world import distinct
 from dualpath_cli.files import write_text
+from dualpath_cli.text.byte_level import train
 from dualpath_cli.text.tokenizer import Tokenizer
 
 Kind = Literal["arithmetic", "facts", "prose"]
