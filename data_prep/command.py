@@ -6,9 +6,10 @@ from dataclasses import fields, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from data_prep.settings import NEMOTRON, SAMPLE, Settings, read_recipe, settings_from, value_of
+from data_prep.settings import NEMOTRON, SAMPLE, Settings, settings_from, value_of
 from dualpath_cli.errors import RunFailed, UserError, of_system
 from dualpath_cli.machine import cores
+from dualpath_cli.recipe import recipes
 from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import Source, source_files
 
@@ -40,7 +41,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     if options.out is None:
         raise UserError("prepare needs --out DIR: the data folder to write")
     _check_executor(options)
-    values = read_recipe(options.config) if options.config else {}
+    values = recipes.read(recipes.find(options.config, kind="data")) if options.config else {}
     for key in (field.name for field in fields(Settings)):
         if (given := getattr(options, key)) is not None:
             values[key] = value_of(key, given) if isinstance(given, str) else given

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.recipe.recipes import find, parse_value, read
+from dualpath_cli.recipe.recipes import parse_value
 from dualpath_cli.recipe.validation import build
 from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import NAME, split_name, stem
@@ -136,14 +136,6 @@ class Settings:
         """Returns each source's share of the tokens, or None where all of each is taken."""
         weights = [source.weight for source in self.sources if source.weight is not None]
         return [weight / sum(weights) for weight in weights] or None
-
-
-def read_recipe(recipe: str) -> dict[str, Any]:
-    """Reads a recipe by path, or one of the packaged ones in recipes/data by its bare name.
-
-    Raises UserError where there is none or it cannot be read.
-    """
-    return read(find(recipe, kind="data"))
 
 
 def settings_from(values: Mapping[str, Any]) -> Settings:

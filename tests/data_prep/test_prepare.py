@@ -128,15 +128,11 @@ def test_a_limit_stops_after_the_document_that_reaches_it(ask, small, tmp_path):
         assert count.read < len(texts)
 
 
-def two_sources(folder: Path) -> list[Path]:
-    return [
-        write_jsonl(folder / f"{name}.jsonl", [f"{name} {text}" for text in many(count)])
-        for name, count in (("x", 400), ("y", 100))
-    ]
-
-
 def test_a_source_is_repeated_as_often_as_is_allowed(ask, out, tmp_path):
-    x, y = two_sources(tmp_path)
+    x, y = (
+        write_jsonl(tmp_path / f"{name}.jsonl", [f"{name} {text}" for text in many(count)])
+        for name, count in (("x", 400), ("y", 100))
+    )
     sources = (source("x", x, weight=1), source("y", y, weight=1, max_epochs=3))
     manifest = prepare(ask(sources))
     counts = {count.name: count for count in manifest.sources}

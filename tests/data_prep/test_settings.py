@@ -6,11 +6,11 @@ from dataclasses import fields
 import pytest
 import yaml
 
-from data_prep.settings import Settings, SourceSettings, read_recipe, settings_from
+from data_prep.settings import Settings, SourceSettings, settings_from
 from dualpath_cli.command.parser import parser_of
 from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.errors import UserError
-from dualpath_cli.recipe.recipes import recipe_folder
+from dualpath_cli.recipe.recipes import find, read, recipe_folder
 
 
 def test_a_recipe_becomes_settings_and_back():
@@ -38,13 +38,14 @@ def test_a_recipe_becomes_settings_and_back():
 
 @pytest.mark.parametrize("path", sorted((recipe_folder() / "data").glob("*.yaml")), ids=str)
 def test_every_shipped_recipe_is_read_by_its_name_and_its_path(path):
-    assert read_recipe(path.stem) == read_recipe(str(path))
-    assert settings_from(read_recipe(path.stem)).sources
+    by_name, by_path = (read(find(spec, kind="data")) for spec in (path.stem, str(path)))
+    assert by_name == by_path
+    assert settings_from(by_name).sources
 
 
 def test_the_papers_recipe_has_tokens_for_its_training():
     # 18,360 steps of 512 sequences, each a block of 4,097 tokens; every chunk loses a block.
-    settings = settings_from(read_recipe("paper"))
+    settings = settings_from(read(find("paper", kind="data")))
     assert settings.tokens is not None
     chunks = settings.tokens // settings.chunk_tokens + 1
     assert settings.tokens >= 18_360 * 512 * 4097 + chunks * 4097
