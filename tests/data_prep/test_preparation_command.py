@@ -117,7 +117,7 @@ def test_any_texts_of_a_glob_are_prepared_a_file_a_document(tmp_path, small_fold
         ("--source FILE --out OUT --downloads OUT --tokenizer TOKENIZER", "--downloads"),
         (
             "--source FILE --out FILE/b --tokenizer TOKENIZER",
-            "File exists; remove it, or give another name",
+            "a file is in its way",
         ),
         ("--source sample facts=FILE --out OUT --tokenizer TOKENIZER", "called 'facts'"),
         ("--source FILE --out OUT --tokenizer TOKENIZER --chunk-tokens 5", "not between 64"),
