@@ -18,11 +18,7 @@ FOLDER = "comparison"  # in a folder of runs, or here
 
 
 def run(options: Namespace) -> str:
-    """Compares, and returns where that is written, as text.
-
-    Raises:
-        UserError: for the first mistake, before anything slow is imported.
-    """
+    """Compares, and returns where that is written, as text."""
     if not options.runs and not options.paper:
         raise UserError("compare needs a RUN, a folder of runs, or --paper")
     for given, problem in (

@@ -42,9 +42,6 @@ def groups_of(
     """Sorts runs into configurations and groups, those of the smallest budget first.
 
     `any_length`: a group of each budget, whatever the number of tokens.
-
-    Raises:
-        UserError: for two runs of one configuration and seed, and for an unknown baseline.
     """
     by_budget: dict[tuple[int, int], list[TrainedRun]] = {}
     for run in runs:

@@ -66,11 +66,7 @@ class TrainedRun:
 
 
 def find_folders(paths: Sequence[str]) -> list[Path]:
-    """The run folders that some paths mean, each once, in their order.
-
-    Raises:
-        UserError: for a path without any.
-    """
+    """The run folders that some paths mean, each once, in their order."""
     found: list[Path] = []
     for path in map(Path, paths):
         folders = [path] if is_run(path) else _below(path)
@@ -102,10 +98,6 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
     """Reads a run folder; of a run that is not at its end returns how far it is, in words.
 
     Its scores are those of the mean of the last `average` checkpoints.
-
-    Raises:
-        UserError: for a recipe or a table that cannot be read, and a run without validation sets
-            or without the scores of such an average.
     """
     try:
         settings = settings_from(read_recipe(folder))
@@ -239,11 +231,7 @@ def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, 
 
 
 def check_same_data(runs: Sequence[TrainedRun]) -> None:
-    """Refuses runs that read other data than others.
-
-    Raises:
-        UserError: naming both, and what differs.
-    """
+    """Refuses runs that read other data than others."""
     first = {name: run for run in reversed(runs) for name in run.data}
     for run in runs[1:]:
         for name, value in run.data.items():

@@ -14,11 +14,7 @@ from dualpath_cli.files import format_csv, without_nan, write_text
 
 
 def run(options: Namespace) -> str:
-    """Evaluates, and returns where the scores are as text.
-
-    Raises:
-        UserError: for the first mistake, before torch is imported where it shows by then.
-    """
+    """Evaluates, and returns where the scores are as text."""
     wanted = request.read(options)
     asked, skipped = _asked(wanted)
     if not wanted.subjects:

@@ -43,11 +43,7 @@ class Difference:
 
 
 def compare(names: Sequence[str], results: Sequence[Sequence[Result]]) -> list[Difference]:
-    """Compares every other model with the first one, on the primary metric and bits per byte.
-
-    Raises:
-        UserError: where the models were scored on different documents.
-    """
+    """Compares every other model with the first one, on the primary metric and bits per byte."""
     rows: list[dict[str, Any]] = []
     for place, first in enumerate(results[0]):
         for name, others in zip(names[1:], results[1:], strict=True):

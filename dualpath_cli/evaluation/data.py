@@ -102,11 +102,7 @@ def write_requests(asked: Asked, out: Path) -> Path:
 
 
 def ask_text(benchmark: Benchmark, spec: str, limit: int | None) -> Asked:
-    """A text of the user's, `NAME=PATH`.
-
-    Raises:
-        UserError: where it cannot be read, or holds no text.
-    """
+    """A text of the user's, `NAME=PATH`."""
     source = parse_source(spec)
     texts = list(enumerate(read_documents(source)))
     return _asked(benchmark, texts, limit, "", str(source.path), None)
@@ -119,7 +115,6 @@ def ask(
 
     Raises:
         NoData: where no folder has a file of it, or of few-shot examples, nor the hub.
-        UserError: for a row that is no question of it, and where the hub cannot be reached.
     """
     path = _find(data, (benchmark.name, *benchmark.files))
     if data and path is None:

@@ -132,11 +132,7 @@ class Request:
 
 
 def read(options: Namespace) -> Request:
-    """Checks the words.
-
-    Raises:
-        UserError: for the first mistake in them.
-    """
+    """Checks the words."""
     if bool(options.ckpt_path) + (options.hf is not None) + options.requests != 1:
         raise UserError("evaluate needs either --ckpt-path RUN or --hf DIR, or --requests alone")
     if options.out is None:

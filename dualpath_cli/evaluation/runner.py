@@ -72,12 +72,7 @@ class Setting:
         }
 
     def load(self) -> Any:
-        """The model as lm-evaluation-harness sees one.
-
-        Raises:
-            UserError: where it cannot be read, was changed since it was exported, or does not go
-                with its tokenizer.
-        """
+        """The model as lm-evaluation-harness sees one."""
         request, trained = self.request, self.subject.trained
         if trained is None:
             from dualpath_cli.evaluation.harness.hugging_face import HuggingFaceModel

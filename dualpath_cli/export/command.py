@@ -105,7 +105,6 @@ def run(options: Namespace) -> str:
     """Exports, and returns what was written as text.
 
     Raises:
-        UserError: for the first mistake, and where the checkpoint is damaged.
         RunFailed: where an upload fails.
     """
     if options.ckpt_path is None:

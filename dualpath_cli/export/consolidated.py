@@ -28,8 +28,6 @@ def write(run: Run, settings: Settings, weights: Weights, out: Path, progress: P
     """Writes the file, whole or not at all; its bytes follow from the checkpoint alone.
 
     Raises:
-        UserError: where a weight is of a kind that training does not make, or a small file of the
-            run cannot be read, as the file could not be either.
         RunFailed: where the disk gives back something else than was written.
     """
     header = run_file.header(entries(weights), run_file.describe(run, settings))
@@ -44,11 +42,7 @@ def write(run: Run, settings: Settings, weights: Weights, out: Path, progress: P
 
 
 def entries(weights: Weights, prefix: str = "") -> dict[str, dict[str, Any]]:
-    """The entries for all weights in the header of a file of safetensors, one after the other.
-
-    Raises:
-        UserError: where a weight is of a kind that training does not make.
-    """
+    """The entries for all weights in the header of a file of safetensors, one after the other."""
     tensors: dict[str, dict[str, Any]] = {}
     end = 0
     for name, tensor in weights.described.items():

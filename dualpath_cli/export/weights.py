@@ -35,11 +35,7 @@ class Weights:
     def __init__(
         self, checkpoint: Path, config: ModelConfig, mapped: dict[str, torch.Tensor] | None = None
     ) -> None:
-        """`mapped` are the weights where they are no shards, by default those of a file.
-
-        Raises:
-            UserError: where the checkpoint cannot be read, or is not of this model.
-        """
+        """`mapped` are the weights where they are no shards, by default those of a file."""
         with torch.device("meta"):
             model = DualPathLM(config)
         self.checkpoint = checkpoint
@@ -59,9 +55,6 @@ class Weights:
         """The mean of several checkpoints, all in memory; of one its own weights.
 
         In float32, or in float64 where the run was trained in it.
-
-        Raises:
-            UserError: as for one.
         """
         newest = cls(checkpoints[-1], config)
         if len(checkpoints) == 1:
@@ -72,11 +65,7 @@ class Weights:
 
     @classmethod
     def of_folder(cls, folder: Path, config: ModelConfig) -> "Weights":
-        """Those of a folder of transformers, in one file of safetensors or several.
-
-        Raises:
-            UserError: where they cannot be read, or are not of this model.
-        """
+        """Those of a folder of transformers, in one file of safetensors or several."""
         files = [folder / name for name in _files(folder)]
         return cls(
             folder, config, read_safetensors(files, config, f"the weights in '{folder}'", PREFIX)
@@ -98,11 +87,7 @@ class Weights:
         return sum(tensor.numel() for tensor in self.described.values())
 
     def read(self) -> Iterator[torch.Tensor]:
-        """Yields each weight whole, on the CPU, in the order of `described`.
-
-        Raises:
-            UserError: where a shard is damaged.
-        """
+        """Yields each weight whole, on the CPU, in the order of `described`."""
         for names in self._portions():
             if self._mapped is not None:
                 yield from (self._mapped[name] for name in names)
@@ -129,11 +114,7 @@ def bytes_of(tensor: torch.Tensor) -> int:
 
 
 def _files(folder: Path) -> list[str]:
-    """Names of the files that hold the weights: transformers divides large models among several.
-
-    Raises:
-        UserError: where the index cannot be read, or names what is not in the folder.
-    """
+    """Names of the files that hold the weights: transformers divides large models among several."""
     index = folder / f"{WEIGHTS}.index.json"
     if not index.exists():
         return [WEIGHTS]

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 def run(options: Namespace) -> str:
-    """Writes texts; returns the file they are in as text, or nothing where they were printed.
-
-    Raises:
-        UserError: for the first mistake, before torch is imported where it shows by then.
-    """
+    """Writes texts; returns the file they are in as text, or nothing where they were printed."""
     wanted = request.read(options)
     from dualpath_cli.decoding.decoder import Decoder
     from dualpath_cli.decoding.speculation import DRAFT

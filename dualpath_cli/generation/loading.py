@@ -27,11 +27,7 @@ def autocast_of(precision: str) -> torch.dtype | None:
 
 
 def load_model(trained: Trained, device: torch.device) -> DualPathLM:
-    """The model of a run's checkpoint, for inference.
-
-    Raises:
-        UserError: where it cannot be read.
-    """
+    """The model of a run's checkpoint, for inference."""
     model = empty_model(trained.settings.model)
     load_weights(model, trained.run.checkpoint)
     return model.to(device).eval().requires_grad_(False)

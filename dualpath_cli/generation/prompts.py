@@ -32,9 +32,6 @@ def read_prompts(words: Sequence[str], file: str | None, taken: Sequence[str]) -
     """Reads `--prompt` and `--file`; without either there is one prompt, which is empty.
 
     `taken` are keys of the output, which a row may not have beside its prompt.
-
-    Raises:
-        UserError: where something cannot be read, or holds no prompt.
     """
     if words and file is not None:
         raise UserError("--prompt and --file exclude each other")
@@ -106,9 +103,6 @@ def ids_of(
     """The ids of each prompt, with end-of-text before them, as before every text in training.
 
     With `truncate` a long prompt loses its beginning, so that `most_new` ids fit behind it.
-
-    Raises:
-        UserError: for a prompt that leaves no room in the window.
     """
     if truncate and most_new >= window:
         raise UserError(

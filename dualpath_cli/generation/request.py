@@ -53,11 +53,7 @@ class Request:
 
 
 def read(options: Namespace) -> Request:
-    """Checks the words, and reads the prompts.
-
-    Raises:
-        UserError: for the first mistake in them.
-    """
+    """Checks the words, and reads the prompts."""
     if options.ckpt_path is None:
         raise UserError("generate needs --ckpt-path RUN: a run folder or a checkpoint inside one")
     check_choice("--precision", options.precision, PRECISIONS)

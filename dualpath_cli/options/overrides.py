@@ -41,11 +41,7 @@ def add_arguments(group: Any) -> None:
 
 
 def read(options: Namespace) -> Intervention | None:
-    """Reads `--intervention` and its short forms; None where nothing is changed.
-
-    Raises:
-        UserError: for the first mistake in them.
-    """
+    """Reads `--intervention` and its short forms; None where nothing is changed."""
     fields: dict[str, Any] = {}
     for name, key in SHORT_FORMS.items():
         text = getattr(options, name, None)
@@ -61,11 +57,7 @@ def read(options: Namespace) -> Intervention | None:
 
 
 def parse(words: Sequence[str], given: Mapping[str, Any] | None = None) -> Intervention | None:
-    """Reads words, one or more in a text; `given` are fields that are known already.
-
-    Raises:
-        UserError: for the first mistake in them.
-    """
+    """Reads words, one or more in a text; `given` are fields that are known already."""
     fields = dict(given or {})
     for word in " ".join(words).split():
         key, equals, text = word.partition("=")

@@ -37,11 +37,7 @@ class Trained:
 
 
 def find(path: str) -> Trained:
-    """Finds the model of a run folder, a checkpoint inside one, or an exported file.
-
-    Raises:
-        UserError: where there is none, or its classes are not those that it was trained with.
-    """
+    """Finds the model of a run folder, a checkpoint inside one, or an exported file."""
     run = run_file.find(path)
     settings = settings_from(run_folder.read_recipe(run.folder))
     check_as_trained(run, settings.model)

@@ -49,11 +49,7 @@ def whole_number(option: str, text: str, least: int, most: int) -> int:
 
 
 def number(option: str, text: str, wanted: str, least: float, most: float = math.inf) -> float:
-    """Reads a number from `least` to `most`, which `wanted` says in words.
-
-    Raises:
-        UserError: where it is none, or out of its range.
-    """
+    """Reads a number from `least` to `most`, which `wanted` says in words."""
     try:
         value = float(text)
     except ValueError:

@@ -33,11 +33,7 @@ class Trained(Protocol):
 
 
 def check_classes(config: ModelConfig) -> None:
-    """Tries each class on a few tokens; imports torch where there is one.
-
-    Raises:
-        UserError: for the first that cannot be found, or does not do what it has to.
-    """
+    """Tries each class on a few tokens; imports torch where there is one."""
     if roles := own_roles(config):
         for role in roles:  # found before torch is imported to try them
             own_class(config, role)
@@ -69,9 +65,6 @@ def check_as_begun(
 ) -> None:
     """Refuses to continue a run, with the facts that were written down for it, with a class that
     has changed.
-
-    Raises:
-        UserError: naming the first, and where its source is kept.
     """
     for path in _changed(facts, config):
         kept = _copy(folder, sources(config)[path].module)

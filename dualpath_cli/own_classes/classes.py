@@ -48,12 +48,7 @@ def own_roles(config: ModelConfig) -> list[Role]:
 
 
 def own_class(config: ModelConfig, role: Role) -> Any:
-    """The custom class that a model names for a role.
-
-    Raises:
-        UserError: where its import is not allowed or fails, or it is no module of PyTorch, or
-            lacks a method.
-    """
+    """The custom class that a model names for a role."""
     path = getattr(config, role)
     start = f"model.{role} '{path}'"
     if os.getcwd() not in sys.path:
@@ -72,11 +67,7 @@ def gives_mass(config: ModelConfig) -> bool:
 
 
 def declared_flops(config: ModelConfig, role: Role) -> int:
-    """Forward FLOPs per token and layer that a class declares.
-
-    Raises:
-        UserError: unless they are a whole number, 0 or more.
-    """
+    """Forward FLOPs per token and layer that a class declares."""
     path = getattr(config, role)
     try:
         flops = own_class(config, role).flops(config)
@@ -93,12 +84,7 @@ def declared_flops(config: ModelConfig, role: Role) -> int:
 
 
 def on_meta(config: ModelConfig, role: Role) -> Any:
-    """A module of the class on the meta device, where it takes no memory.
-
-    Raises:
-        UserError: where it cannot be built, has a buffer, which no checkpoint would hold, or a
-            parameter without a dimension, which FSDP2 cannot shard.
-    """
+    """A module of the class on the meta device, where it takes no memory."""
     import torch
 
     cls, start = own_class(config, role), f"model.{role} '{getattr(config, role)}'"
@@ -125,11 +111,7 @@ def own_shapes(config: ModelConfig, role: Role) -> dict[str, tuple[int, ...]]:
 
 
 def sources(config: ModelConfig) -> dict[str, Source]:
-    """The source of each custom class of a model, by class path.
-
-    Raises:
-        UserError: where a class cannot be found, or was not read from a file.
-    """
+    """The source of each custom class of a model, by class path."""
     return {getattr(config, role): _source(config, role) for role in own_roles(config)}
 
 

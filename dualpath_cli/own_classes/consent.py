@@ -47,11 +47,7 @@ def _names(model: Mapping[str, Any]) -> list[str]:
 
 
 def check(path: str, start: str) -> None:
-    """Checks that a class may be imported; `start` begins the message.
-
-    Raises:
-        UserError: where only something read names it, or where it lies inside of that.
-    """
+    """Checks that a class may be imported; `start` begins the message."""
     if path not in _NAMED:
         return
     if not _AGREED & {path, ALL}:

@@ -27,11 +27,7 @@ Weigh = Callable[[torch.Tensor], list[torch.Tensor]]
 
 
 def try_classes(config: ModelConfig) -> None:
-    """Tries each class once, in float32 on the CPU.
-
-    Raises:
-        UserError: for the first that does not do what docs/custom.md says.
-    """
+    """Tries each class once, in float32 on the CPU."""
     uses = [(layer, role) for layer in dict.fromkeys(config.layers) for role in own_roles(layer)]
     for layer, role in uses:
         start = f"model.{role} '{getattr(layer, role)}'"

@@ -72,11 +72,7 @@ def load_recipes(names: Iterable[str]) -> Recipe:
 
 
 def load(recipe: str) -> Recipe:
-    """Reads a recipe by path or bare name, with its bases resolved; the result has no `base`.
-
-    Raises:
-        UserError: for a recipe that is missing, not YAML, not a mapping, or its own base.
-    """
+    """Reads a recipe by path or bare name, with its bases resolved; the result has no `base`."""
     return _load(find(recipe), ())
 
 

@@ -341,12 +341,7 @@ SECTIONS: dict[str, type] = {
 
 
 def settings_from(recipe: Recipe) -> Settings:
-    """Returns the checked settings of a resolved recipe.
-
-    Raises:
-        UserError: for an unknown section or key, and for a value of the wrong type, out of range
-            or in contradiction to another one.
-    """
+    """Returns the checked settings of a resolved recipe."""
     check_sections(recipe)
     for name in recipe.get("trainer", {}):
         if name in DECIDED_ELSEWHERE:

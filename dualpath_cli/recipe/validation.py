@@ -54,10 +54,6 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 
     Types are not bent: 2.0 and `true` are no whole numbers, and 3 is no text. Lists make tuples,
     and counts of the type `Size` may be written 38.5B. `prefix` goes before keys in messages.
-
-    Raises:
-        UserError: for the first mistake: an unknown key, a missing one, a value of the wrong type,
-            or what the dataclass itself refuses by a ValueError.
     """
     shape: Any = cls
     try:

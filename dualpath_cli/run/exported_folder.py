@@ -47,9 +47,6 @@ def changed(folder: Path, read: Callable[[int], object], free: Container[str] = 
     """The first file that is not as the list has it; None as well where there is no list.
 
     Those that are `free` may be. `read` is told how many bytes were just read.
-
-    Raises:
-        UserError: where the list cannot be read.
     """
     listed = _listed(folder)
     if listed is None:
@@ -68,9 +65,6 @@ def check_unchanged(folder: Path, read: Callable[[int], object] = lambda count: 
     """Compares an exported folder with its list, but for the model card, before it is read.
 
     `read` is told how many bytes were just read. A folder without a list is taken as it is.
-
-    Raises:
-        UserError: where a file is not as it was exported, or the list cannot be read.
     """
     if name := changed(folder, read, free={CARD}):
         raise UserError(
@@ -83,10 +77,6 @@ def check_ours(folder: Path, shown: Path) -> None:
     """Checks that a folder, if there is one, may be replaced by an export.
 
     `shown` is what it is called.
-
-    Raises:
-        UserError: naming the first entry that is not as an export wrote and listed it, and where
-            the list cannot be read.
     """
     listed = _listed(folder) or {}
     for path in sorted(folder.rglob("*")):
@@ -105,11 +95,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _listed(folder: Path) -> dict[str, str] | None:
-    """Hashes by the names of files; None where there is no list.
-
-    Raises:
-        UserError: where it cannot be read, or names what no export writes.
-    """
+    """Hashes by the names of files; None where there is no list."""
     path = folder / LISTING
     if not path.exists():
         return None

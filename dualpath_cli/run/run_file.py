@@ -76,11 +76,7 @@ def describe(run: Run, settings: Settings) -> dict[str, str]:
 
 
 def header(tensors: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, str]) -> bytes:
-    """The bytes before the tensors: of each `dtype`, `shape` and `data_offsets`, in their order.
-
-    Raises:
-        UserError: where the texts are too long for a header.
-    """
+    """The bytes before the tensors: of each `dtype`, `shape` and `data_offsets`, in their order."""
     text = json.dumps({"__metadata__": metadata, **tensors}, separators=(",", ":"))
     content = text.encode()
     content += b" " * (-len(content) % 8)  # tensors begin at a multiple of 8
@@ -119,11 +115,7 @@ def _open(path: Path) -> Run:
 
 
 def _read(path: Path) -> tuple[bytes, dict[str, str]]:
-    """The header after its length, and its facts on the run.
-
-    Raises:
-        UserError: where the file is not whole, or has no run of dualpath.
-    """
+    """The header after its length, and its facts on the run."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

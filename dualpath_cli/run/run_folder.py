@@ -105,9 +105,6 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
     Without `last`, in a copy that left symbolic links out, it is the one of the highest step. Sizes
     reveal damage here; hashes are compared as a checkpoint is loaded.
-
-    Raises:
-        UserError: where there are checkpoints, and all of them are damaged.
     """
     last = folder / CHECKPOINTS / LAST
     candidates = sorted(complete_checkpoints(folder), key=step_of, reverse=True)
@@ -143,11 +140,7 @@ def newest_step(folder: Path) -> str:
 
 
 def find_run(path: str) -> Run:
-    """Understands a run folder, or a checkpoint inside one.
-
-    Raises:
-        UserError: if there is no run of dualpath at `path`.
-    """
+    """Understands a run folder, or a checkpoint inside one."""
     given = Path(path)
     if not given.exists():
         siblings = [p.name for p in given.parent.iterdir()] if given.parent.is_dir() else []

@@ -38,9 +38,6 @@ def fit(session: Session) -> None:
     """Trains; the run folder fills meanwhile, and at the end its curve is drawn.
 
     Raises:
-        UserError: if the batch is not a whole number of micro-batches on these devices, a run
-            would be continued in another precision or order of the data, another process writes
-            it, or data are lost.
         RunFailed: if the numbers go wrong, or a loader process is lost.
     """
     folder, checkpoint = session.launch.run_folder, session.launch.checkpoint

@@ -172,11 +172,7 @@ def _answers(host: str, port: int) -> bool:
 def launch_by(
     trainer: Trainer, command: str, timeout: timedelta, continues: Callable[[], str]
 ) -> None:
-    """Replaces the launcher of a trainer whose ranks are processes by Ranks.
-
-    Raises:
-        UserError: if it has several nodes and nothing tells which this one is.
-    """
+    """Replaces the launcher of a trainer whose ranks are processes by Ranks."""
     strategy = trainer.strategy
     if not isinstance(strategy, ParallelStrategy) or strategy.cluster_environment is None:
         return

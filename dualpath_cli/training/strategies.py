@@ -53,11 +53,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         return self._shard_size or self.num_processes
 
     def check_shards(self) -> None:
-        """Checks the size of groups.
-
-        Raises:
-            UserError: if it does not divide the run's devices, or nothing would be sharded.
-        """
+        """Checks the size of groups."""
         devices = self.num_nodes * self.num_processes
         if self.shards == 1 < devices:
             raise UserError(

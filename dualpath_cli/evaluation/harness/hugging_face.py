@@ -28,11 +28,7 @@ class HuggingFaceModel(InParts, HFLM):
         dtype: str,
         trust_remote_code: bool,
     ) -> "HuggingFaceModel":
-        """Loads a directory of transformers, with the code in it where that is trusted.
-
-        Raises:
-            UserError: where transformers cannot load it.
-        """
+        """Loads a directory of transformers, with the code in it where that is trusted."""
         transformers.logging.set_verbosity_error()  # or it tells of texts that are cut here anyway
         try:
             model = cls(

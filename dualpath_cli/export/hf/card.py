@@ -153,11 +153,7 @@ def _training_rows(
 
 
 def _validation_rows(run: Run) -> list[tuple[str, ...]]:
-    """The validation of this step, or of this average, where the run folder has one.
-
-    Raises:
-        UserError: where what it has is no table.
-    """
+    """The validation of this step, or of this average, where the run folder has one."""
     name, wanted = VALIDATION, {"step": str(run.step)}
     if run.average:
         name, wanted = AVERAGES, wanted | {"average": str(len(run.average))}

@@ -136,11 +136,7 @@ def _names(body: str) -> Iterator[str]:
 
 
 def own_files(config: ModelConfig) -> dict[str, str]:
-    """Names and texts of the files of a model's own classes.
-
-    Raises:
-        UserError: where one of them imports what an exported folder does not hold.
-    """
+    """Names and texts of the files of a model's own classes."""
     found = sources(config)
     return {f"{_name(source)}.py": _moved(path, source) for path, source in found.items()}
 

@@ -63,8 +63,6 @@ def write(
     """Writes the folder, whole or not at all; its bytes follow from what is given alone.
 
     Raises:
-        UserError: where a weight is of a kind that training does not make, a small file of the run
-            cannot be read, or a custom class would not work in the folder.
         RunFailed: where the disk gives back something else than was written.
     """
     described = run_file.describe(run, settings)

@@ -20,11 +20,7 @@ class Repository:
     """A repository of models on the hub."""
 
     def __init__(self, name: str) -> None:
-        """`name` is USER/REPO; nothing is asked yet.
-
-        Raises:
-            UserError: without huggingface_hub or a token, and for another name.
-        """
+        """`name` is USER/REPO; nothing is asked yet."""
         self._name, self._what = name, f"--push '{name}'"
         if name.count("/") != 1:
             raise UserError(f"{self._what} is not a name on the hub; give USER/REPO")
@@ -40,8 +36,6 @@ class Repository:
         """Makes the repository where there is none, and looks what is in it.
 
         Raises:
-            UserError: for a token without the right to write, a name that no repository can have,
-                and a repository of another visibility or with anything but a model of dualpath's.
             RunFailed: where the hub does not answer.
         """
         with hub.explained(self._what, self.page, self._api):
@@ -67,7 +61,6 @@ class Repository:
         stay.
 
         Raises:
-            UserError: where the hub does not take them.
             RunFailed: where the transfer fails, or the hub.
         """
         from huggingface_hub import CommitOperationAdd

@@ -35,11 +35,7 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(options: Namespace) -> str:
-    """Writes the file, and returns what it is as text.
-
-    Raises:
-        UserError: for the first mistake, and where the folder is not what export writes.
-    """
+    """Writes the file, and returns what it is as text."""
     if options.hf is None:
         raise UserError("import needs --hf DIR: a folder that dualpath export --format hf wrote")
     folder = path_of("--hf", options.hf)
@@ -73,12 +69,7 @@ def run(options: Namespace) -> str:
 
 
 def read_folder(folder: Path) -> tuple[Run, Settings]:
-    """The run that a folder is of, and its settings.
-
-    Raises:
-        UserError: where the folder is not what export writes, or its configuration, recipe and
-            tokenizer are not of one run.
-    """
+    """The run that a folder is of, and its settings."""
     for name in (CONFIG, RECIPE, VERSIONS, TOKENIZER):
         if not (folder / name).is_file():
             hint = ""

@@ -65,11 +65,7 @@ class Results:
 
 
 def read_results(path: Path, run: str, step: int) -> Results:
-    """Reads the results.json of `dualpath evaluate`, of this run and step.
-
-    Raises:
-        UserError: where it cannot be read, or is of another model.
-    """
+    """Reads the results.json of `dualpath evaluate`, of this run and step."""
     path = path / "results.json" if path.is_dir() else path
     content = read_json(path, "give a results.json of dualpath evaluate")
     try:

@@ -31,9 +31,6 @@ def verify(
 
     `read` is called, on each rank, with the number of bytes just read. `way_out` ends the message;
     by default it names the newest other checkpoint of the run.
-
-    Raises:
-        UserError: on all ranks, if a file was changed since it was written.
     """
     if run_file.is_run_file(checkpoint):
         _verify_run_file(checkpoint)

@@ -104,11 +104,7 @@ class _Planner(DefaultLoadPlanner):
 
 
 def load_shards(state: dict[str, Any], folder: Path) -> None:
-    """Fills the tensors and values of a state dict from a folder of shards, on all ranks.
-
-    Raises:
-        UserError: where the folder lacks a key, is damaged, or holds what is no tensor's.
-    """
+    """Fills the tensors and values of a state dict from a folder of shards, on all ranks."""
     reader = _Reader(folder)
     reader.read_metadata()  # PyTorch would log a fault in it as a traceback
     try:
@@ -135,22 +131,14 @@ def describe_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def read_weights(wanted: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
-    """Reads some of a folder's weights whole: those of the names and shapes in `wanted`.
-
-    Raises:
-        UserError: as `load_shards` does.
-    """
+    """Reads some of a folder's weights whole: those of the names and shapes in `wanted`."""
     state = {_WEIGHTS + name: torch.empty_like(t, device="cpu") for name, t in wanted.items()}
     load_shards(state, folder)
     return {name.removeprefix(_WEIGHTS): tensor for name, tensor in state.items()}
 
 
 def load_all(folder: Path) -> dict[str, Any]:
-    """Reads all of a folder of shards, by flat names, on each process.
-
-    Raises:
-        UserError: as `load_shards` does.
-    """
+    """Reads all of a folder of shards, by flat names, on each process."""
     state: dict[str, Any] = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         if isinstance(entry, dcp_metadata.TensorStorageMetadata)

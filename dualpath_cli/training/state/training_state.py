@@ -19,9 +19,6 @@ def whole_state(folder: Path) -> dict[str, Any]:
     """Reads a folder of shards as if it were a file of `single`.
 
     Each process holds all of it: 12 bytes a parameter, for weights and AdamW's moments.
-
-    Raises:
-        UserError: if the folder is damaged.
     """
     flat = shards.load_all(folder)
     checkpoint = shards.load_rest(folder)
@@ -57,9 +54,6 @@ def shard_whole_state(
     """Loads a file of `single` into a sharded module and its optimizers; returns the rest.
 
     The file is mapped: a rank reads one tensor after another, and keeps its part.
-
-    Raises:
-        UserError: where the file is damaged, or of another model.
     """
     checkpoint = read_file(path)
     weights = checkpoint.pop("state_dict")

@@ -21,9 +21,6 @@ def load_weights(model: DualPathLM, checkpoint: Path) -> None:
     """Loads the model's weights from a checkpoint file, a folder of shards or an exported file.
 
     `model` may be sharded itself, over any number of ranks, whatever wrote the checkpoint.
-
-    Raises:
-        UserError: where the checkpoint was changed, cannot be read, or lacks a weight.
     """
     verify(checkpoint)
     if checkpoint.is_dir():
@@ -39,9 +36,6 @@ def load_average(model: DualPathLM, checkpoints: Sequence[Path]) -> None:
 
     They are added in float64 in their order, each rank its own part, and rounded once. Needs the
     weights twice more in memory.
-
-    Raises:
-        UserError: as `load_weights`.
     """
     load_weights(model, checkpoints[0])
     if len(checkpoints) == 1:
@@ -58,11 +52,7 @@ def load_average(model: DualPathLM, checkpoints: Sequence[Path]) -> None:
 
 
 def map_weights(checkpoint: Path, config: ModelConfig) -> dict[str, Any]:
-    """The weights of a file by the model's names; they stay in the file until they are used.
-
-    Raises:
-        UserError: where the file cannot be read, or holds something else.
-    """
+    """The weights of a file by the model's names; they stay in the file until they are used."""
     if is_run_file(checkpoint):
         return read_safetensors([checkpoint], config, f"'{checkpoint}'")
     saved = read_file(checkpoint)["state_dict"]
@@ -72,11 +62,7 @@ def map_weights(checkpoint: Path, config: ModelConfig) -> dict[str, Any]:
 def read_safetensors(
     files: Iterable[Path], config: ModelConfig, shown: str, prefix: str = ""
 ) -> dict[str, torch.Tensor]:
-    """The weights in files of safetensors, by their names without a prefix.
-
-    Raises:
-        UserError: where they cannot be read; `shown` names them.
-    """
+    """The weights in files of safetensors, by their names without a prefix."""
     weights: dict[str, torch.Tensor] = {}
     for path in files:
         try:
@@ -92,11 +78,7 @@ def read_safetensors(
 
 
 def read_file(checkpoint: Path) -> dict[str, Any]:
-    """Reads a checkpoint file, only tensors and plain values: nothing in it is run.
-
-    Raises:
-        UserError: where it is damaged, holds something else, or no weights.
-    """
+    """Reads a checkpoint file, only tensors and plain values: nothing in it is run."""
     try:
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file raises nearly anything
@@ -108,12 +90,7 @@ def read_file(checkpoint: Path) -> dict[str, Any]:
 
 
 def check_weights(model: torch.nn.Module, weights: Mapping[str, Any], checkpoint: Path) -> None:
-    """Checks that there is a tensor of the right shape for each of the model's.
-
-    Raises:
-        UserError: naming the first that is missing, of another shape or of another model, or one
-            that should equal the tensor it is tied to, and does not.
-    """
+    """Checks that there is a tensor of the right shape for each of the model's."""
     names: dict[int, str] = {}
     for name, parameter in model.state_dict(keep_vars=True).items():
         if name not in weights:
