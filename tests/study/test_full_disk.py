@@ -8,7 +8,6 @@ import pytest
 
 from dualpath_cli import files
 from dualpath_cli.cli import main
-from tests.study.conftest import Study
 
 
 class Disk:
@@ -46,14 +45,8 @@ WORDS = {
     ],
 )
 def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_with_what_it_kept(
-    command: str,
-    number: int,
-    way_out: str,
-    studied: Study,
-    tmp_path: Path,
-    disk: Disk,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    command, number, way_out, studied, tmp_path, disk, capsys
+):
     run = studied(command, *WORDS[command]).copied(tmp_path)
     words = [command, "--ckpt_path", str(run), *WORDS[command]]
     passes = list(run.glob(f"*/step-*/{PASSES[command]}/*.npz"))
@@ -80,9 +73,7 @@ def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_with_what_it_kept(
 @pytest.mark.parametrize(
     "room", [0, pytest.param(3, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)]
 )
-def test_a_report_that_finds_no_room_is_one_line(
-    command: str, room: int, run: Path, disk: Disk, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_that_finds_no_room_is_one_line(command, room, run, disk, capsys):
     disk.room = room
     capsys.readouterr()
     code = main([command, "--ckpt_path", str(run), *WORDS[command]])

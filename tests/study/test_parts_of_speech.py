@@ -79,9 +79,7 @@ def aligned_slowly(window: list[bytes], spans: list[Span]) -> list[str]:
 
 
 @given(windows(), st.data())
-def test_tokens_get_the_tags_that_a_count_of_their_bytes_one_by_one_gives(
-    window: list[bytes], data: st.DataObject
-) -> None:
+def test_tokens_get_the_tags_that_a_count_of_their_bytes_one_by_one_gives(window, data):
     place = st.integers(0, len(characters_of(b"".join(window))))
     span = st.tuples(place, place, st.sampled_from(["NOUN", "VERB", "NUM"]))
     spans = [(min(a, b), max(a, b), tag) for a, b, tag in data.draw(st.lists(span, max_size=6))]
@@ -89,9 +87,7 @@ def test_tokens_get_the_tags_that_a_count_of_their_bytes_one_by_one_gives(
 
 
 @given(windows())
-def test_the_text_of_a_window_has_one_character_for_each_and_for_each_broken_byte(
-    window: list[bytes],
-) -> None:
+def test_the_text_of_a_window_has_one_character_for_each_and_for_each_broken_byte(window):
     assert text_of(window) == "".join(c for c, _ in characters_of(b"".join(window)))
 
 
@@ -163,9 +159,7 @@ x.5 and 3.8.18 and ... .5 -.5 ... -5 +1
 @pytest.mark.parametrize(
     ("text", "marks"), [tuple(pair.split("\n")[:2]) for pair in MARKED[1:].split("\n\n")]
 )
-def test_numbers_and_operators_are_told_from_other_uses_of_their_signs(
-    text: str, marks: str
-) -> None:
+def test_numbers_and_operators_are_told_from_other_uses_of_their_signs(text, marks):
     found = [" "] * len(text)
     for start, end, tag in arithmetic(text):
         found[start:end] = tag[0] * (end - start)
@@ -229,9 +223,7 @@ def test_words_keep_the_pipelines_tags_and_arithmetic_has_its_own(tagger: Tagger
 
 
 @pytest.mark.parametrize("piece", [13, 26, 39, 65])
-def test_texts_in_pieces_have_the_tags_of_the_whole(
-    tagger: Tagger, monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
+def test_texts_in_pieces_have_the_tags_of_the_whole(tagger, monkeypatch, piece):
     window = [" 日本".encode()[:5], " 日本".encode()[5:], b" sees", b" ", b"16=3"] * 5
     assert len(text_of(window)) == 65
     whole = ["PROPN", "PROPN", "VERB", "SPACE", "NUM"] * 5
@@ -307,9 +299,7 @@ def test_without_spacy_the_message_says_how_to_install_it(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "no_weights", "a_file"])
-def test_what_is_no_pipeline_or_a_damaged_one_is_named(
-    tmp_path: Path, shared_data: Path, damage: str
-) -> None:
+def test_what_is_no_pipeline_or_a_damaged_one_is_named(tmp_path, shared_data, damage):
     path = tmp_path / "it"
     if damage == "a_file":
         path.write_text("")
@@ -322,9 +312,7 @@ def test_what_is_no_pipeline_or_a_damaged_one_is_named(
     assert message.endswith("; give a folder that spaCy's nlp.to_disk wrote")
 
 
-def test_a_pipeline_without_universal_tags_is_refused_with_one_that_has_them(
-    tmp_path: Path,
-) -> None:
+def test_a_pipeline_without_universal_tags_is_refused_with_one_that_has_them(tmp_path):
     message = mistake(saved(spacy.blank("en"), tmp_path / "blank"))
     assert "sets no universal part-of-speech tags" in message
     assert message.endswith("python -m spacy download en_core_web_sm")

@@ -45,9 +45,7 @@ def flops(cell: Cell, part: str) -> float:
     total=st.booleans(),
 )
 @example(budget=2_010_252, alphas=[2, 3], loops=[1], total=True)  # both come out as one model
-def test_every_cell_is_within_a_percent_of_the_budget_or_named(
-    budget: int, alphas: list[int], loops: list[int], total: bool
-) -> None:
+def test_every_cell_is_within_a_percent_of_the_budget_or_named(budget, alphas, loops, total):
     cells, notes = solve(
         wanted(budgets=[budget], alphas=alphas, loops=loops,
                matches=["total" if total else "linear"]),
@@ -131,9 +129,7 @@ def test_what_cannot_be_is_named_with_a_way_out() -> None:
     gqa=st.booleans(),
     total=st.booleans(),
 )
-def test_places_of_one_deep_path_cost_the_same(
-    budget: int, layers: int, gqa: bool, total: bool
-) -> None:
+def test_places_of_one_deep_path_cost_the_same(budget, layers, gqa, total):
     backbone = replace(SMALL, n_layers=layers, n_kv_heads=1 if gqa else 2)
     asked = wanted(
         budgets=[budget], controls=["wide", "loop"], positions=True,

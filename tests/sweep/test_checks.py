@@ -19,9 +19,7 @@ def files(out: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("rates", ["off", "2e-3,4e-3"])
-def test_a_sweep_that_is_refused_leaves_the_one_before_as_it_was(
-    rates: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_that_is_refused_leaves_the_one_before_as_it_was(rates, words, tmp_path, capsys):
     words = [*words, "--yes", "--tune", rates, "--seeds", "1", "--controls", "wide"]
     assert cli.main(words) == 0
     before = files(tmp_path / "sweep")
@@ -30,9 +28,7 @@ def test_a_sweep_that_is_refused_leaves_the_one_before_as_it_was(
     assert files(tmp_path / "sweep") == before
 
 
-def test_no_seeds_are_added_to_runs_of_another_source(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_seeds_are_added_to_runs_of_another_source(words, tmp_path, capsys):
     own = "tests.custom_classes.MlpGate"
     words = [*words, "--yes", "--tune", "off", "--set", f"model.gate=two_gates,{own}"]
     words += ["--controls", "none"]
@@ -75,9 +71,7 @@ def refused(
     return capsys.readouterr().err
 
 
-def test_each_configuration_is_checked_with_its_own_values(
-    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_configuration_is_checked_with_its_own_values(tmp_path, texts, capsys):
     batches = ["--set", "run.batch_tokens=64,100"]
     said = refused(tmp_path, texts, capsys, *batches)
     assert "a50_k2-batch_tokens_100: run.batch_tokens=100 is no whole number of sequences" in said
@@ -87,9 +81,7 @@ def test_each_configuration_is_checked_with_its_own_values(
     assert "a50_k2-warmup_steps_10: optim.warmup_steps=10 must be less than the run's 10" in said
 
 
-def test_branches_are_checked_before_their_trunk_is_trained(
-    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_branches_are_checked_before_their_trunk_is_trained(tmp_path, texts, capsys):
     wsd = {"schedule": "wsd"}
     lengths = ["--set", "run.max_tokens=640,128"]
     said = refused(tmp_path, texts, capsys, *lengths, optim=wsd)

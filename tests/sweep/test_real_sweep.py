@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ from dualpath_cli.cli import main
 from dualpath_cli.files import read_csv
 from dualpath_cli.sweep import runner
 from dualpath_cli.sweep.runs import Run
-from tests.conftest import OutputOf
 from tests.sweep.sweeps import write_recipe
 
 
@@ -25,9 +23,7 @@ def train_here(run: Run, slot: int, jobs: int) -> Any:
 
 
 @pytest.mark.parametrize("where", ["here", pytest.param("processes", marks=pytest.mark.slow)])
-def test_a_sweep_plans_trains_and_ends(
-    where: str, texts: Path, tmp_path: Path, output_of: OutputOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_plans_trains_and_ends(where, texts, tmp_path, output_of, monkeypatch):
     if where == "here":
         monkeypatch.setattr(runner, "start", train_here)
         monkeypatch.setattr("dualpath_cli.training.logs.curve.draw", lambda run: run)

@@ -50,9 +50,7 @@ NUMBERS = ("--budget", "--alphas", "--loops", "--seeds", "--jobs", "--tflops", "
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "many"])
 @pytest.mark.parametrize("option", [*NUMBERS, "--tune", "--set optim.lr"])
-def test_a_number_that_cannot_be_is_named_with_its_option(
-    option: str, value: str, tmp_path: Path
-) -> None:
+def test_a_number_that_cannot_be_is_named_with_its_option(option, value, tmp_path):
     name, _, key = option.partition(" ")
     with pytest.raises(UserError) as mistake:
         asked(tmp_path, name, f"{key}={value}" if key else value)
@@ -97,9 +95,7 @@ def test_a_number_that_cannot_be_is_named_with_its_option(
         (["--set", "optim.lr=[1e-3]"], "--set optim.lr must be a number above 0, not '[0.001]'"),
     ],
 )
-def test_mistakes_are_one_line_that_names_the_value(
-    words: list[str], said: str, tmp_path: Path
-) -> None:
+def test_mistakes_are_one_line_that_names_the_value(words, said, tmp_path):
     with pytest.raises(UserError) as mistake:
         asked(tmp_path, *words)
     assert said in str(mistake.value)

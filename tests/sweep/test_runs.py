@@ -220,9 +220,7 @@ def test_sampled_loops_cost_their_mean(tmp_path: Path) -> None:
     assert both.training_flops == (flops[1].training_flops + flops[3].training_flops) / 2
 
 
-def test_a_schedule_of_loops_costs_its_steps_and_a_branch_those_after_its_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_a_schedule_of_loops_costs_its_steps_and_a_branch_those_after_its_checkpoint(tmp_path):
     """Four of ten steps have one loop, and two of five; the branch begins with the third."""
     words = ["--controls", "none", "--seeds", "1"]
     schedule = {"loop_schedule": [[0, 1], [0.4, 2]], "save_every": 1}
@@ -299,9 +297,7 @@ def test_a_gate_of_ones_own_is_solved_for_and_its_excess_named(tmp_path: Path) -
     assert one.gate_excess == pytest.approx(more / 100_000), "of one layer, over all"
 
 
-def test_jobs_that_share_a_gpu_are_not_side_by_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_that_share_a_gpu_are_not_side_by_side(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     (on_cpu, *_), (on_gpu, *_) = (
         runs_for(asked(tmp_path, trainer={"accelerator": name})) for name in ("cpu", "auto")

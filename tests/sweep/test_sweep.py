@@ -22,9 +22,7 @@ from dualpath_cli.sweep.tuning import SEED, Trial, grown
 from tests.sweep.sweeps import SWEEP, starts, write_recipe
 
 
-def test_rates_are_tried_then_all_runs_are_trained_at_the_best(
-    words: list[str], tmp_path: Path
-) -> None:
+def test_rates_are_tried_then_all_runs_are_trained_at_the_best(words, tmp_path):
     out = tmp_path / "sweep"
     assert cli.main([*words, "--yes", "--tune", "1e-3,2e-3"]) == 0
     rows = read_csv(out / "tune" / "chosen.csv")
@@ -39,9 +37,7 @@ def test_rates_are_tried_then_all_runs_are_trained_at_the_best(
     assert "lr: 0.004" in (out / "recipes" / "wide-seed_0.yaml").read_text()
 
 
-def test_what_is_finished_is_left_alone_and_more_seeds_are_added(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_finished_is_left_alone_and_more_seeds_are_added(words, tmp_path, capsys):
     out = tmp_path / "sweep"
     assert cli.main([*words, "--yes", "--tune", "off"]) == 0
     assert cli.main([*words, "--yes", "--tune", "off", "--seeds", "3"]) == 0
@@ -58,10 +54,7 @@ def test_what_is_finished_is_left_alone_and_more_seeds_are_added(
     assert "8 of 9 are finished already" in capsys.readouterr().out, "validated is finished"
 
 
-def test_a_run_that_fails_stops_no_other_one(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_a_run_that_fails_stops_no_other_one(words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FAKE_FAILING", "loop_k2")
     assert cli.main([*words, "--yes", "--tune", "off", "--jobs", "2"]) == 1
     said = capsys.readouterr().err
@@ -77,9 +70,7 @@ def test_a_run_that_fails_stops_no_other_one(
     assert cli.main([*words, "--yes", "--tune", "off"]) == 0
 
 
-def test_a_damaged_table_of_validations_is_named(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_table_of_validations_is_named(words, tmp_path, capsys):
     words = [*words, "--yes", "--tune", "off", "--seeds", "1", "--controls", "none"]
     assert cli.main(words) == 0
     table = tmp_path / "sweep/runs/a50_k2/seed_0/validation.csv"
@@ -92,9 +83,7 @@ def test_a_damaged_table_of_validations_is_named(
         assert f"{table} {said}" in capsys.readouterr().err
 
 
-def test_a_trial_without_its_score_is_named(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trial_without_its_score_is_named(words, tmp_path, capsys):
     out = tmp_path / "sweep"
     words = [*words, "--yes", "--tune", "1e-3,2e-3,4e-3,8e-3", "--seeds", "1"]
     assert cli.main(words) == 0
@@ -107,10 +96,7 @@ def test_a_trial_without_its_score_is_named(
         assert str(table) in capsys.readouterr().err
 
 
-def test_branches_wait_for_their_trunk_and_fail_with_it(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_branches_wait_for_their_trunk_and_fail_with_it(words, tmp_path, monkeypatch, capsys):
     write_recipe(tmp_path, optim={"schedule": "wsd"}, run={"save_every": 1})
     words = [*words, "--yes", "--tune", "off", "--seeds", "1", "--controls", "none", "--jobs", "2"]
     words += ["--set", "run.max_tokens=320,640"]
@@ -123,9 +109,7 @@ def test_branches_wait_for_their_trunk_and_fail_with_it(
     assert begun["a50_k2-max_tokens_640-seed_0"] < begun["a50_k2-max_tokens_320-seed_0"]
 
 
-def test_slots_get_a_gpu_each_and_share_where_there_are_more_runs(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], tmp_path: Path
-) -> None:
+def test_slots_get_a_gpu_each_and_share_where_there_are_more_runs(monkeypatch, words, tmp_path):
     monkeypatch.setattr(worker, "visible_gpus", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     write_recipe(tmp_path, trainer={"accelerator": "auto"})
@@ -134,10 +118,7 @@ def test_slots_get_a_gpu_each_and_share_where_there_are_more_runs(
     assert sorted(gpus) == ["0", "0", "1"]
 
 
-def test_a_rate_at_which_numbers_go_wrong_is_no_rate(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_a_rate_at_which_numbers_go_wrong_is_no_rate(words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FAKE_DIVERGING", "wide-lr_0.008 loop_k2-lr_0.008 a50_k2-lr_0.008")
     assert cli.main([*words, "--yes", "--tune", "2e-3,4e-3"]) == 0
     rows = read_csv(tmp_path / "sweep" / "tune" / "chosen.csv")
@@ -156,9 +137,8 @@ def test_a_rate_at_which_numbers_go_wrong_is_no_rate(
 
 
 def test_a_trial_that_the_machine_lost_is_tried_again_and_nothing_chosen_without_it(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    words, tmp_path, monkeypatch, capsys
+):
     words = [*words, "--yes", "--tune", "2e-3,4e-3,8e-3", "--controls", "wide", "--seeds", "1"]
     out = tmp_path / "sweep"
     monkeypatch.setenv("FAKE_FAILING", "wide-lr_0.004")
@@ -177,9 +157,7 @@ def test_a_trial_that_the_machine_lost_is_tried_again_and_nothing_chosen_without
     assert all(len(lines) == 1 for lines in starts(out).values()), "the others stay"
 
 
-def test_rates_that_are_known_are_taken(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rates_that_are_known_are_taken(words, tmp_path, capsys):
     assert cli.main([*words, "--yes", "--tune", "wide=0.004,loop=0.002"]) == 2
     assert "no rate for the family 'dual' of a50_k2; add dual=RATE" in capsys.readouterr().err
     assert cli.main([*words, "--yes", "--tune", "wide=0.004,loop=0.002,dual=0.003"]) == 0
@@ -190,9 +168,7 @@ def test_rates_that_are_known_are_taken(
     assert not (tmp_path / "sweep" / "tune").exists()
 
 
-def test_the_tokens_of_trials_are_at_least_a_step(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tokens_of_trials_are_at_least_a_step(words, tmp_path, capsys):
     tune = ["--tune", "2e-3,4e-3", "--tune-tokens"]
     assert cli.main([*words, "--yes", *tune, "63"]) == 2
     assert "--tune-tokens 63 is less than a step has, which is" in capsys.readouterr().err
@@ -206,9 +182,7 @@ def test_the_tokens_of_trials_are_at_least_a_step(
     assert "of 64 tokens each" in capsys.readouterr().out, "half of a run would be half a step"
 
 
-def test_a_family_whose_runs_are_begun_keeps_its_rate(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_family_whose_runs_are_begun_keeps_its_rate(words, tmp_path, capsys):
     words = [*words, "--yes", "--tune", "2e-3,3e-3", "--seeds", "1", "--controls", "none"]
     out = tmp_path / "sweep"
     assert cli.main([*words, "--alphas", "30"]) == 0
@@ -240,18 +214,15 @@ def test_runs_begun_at_a_rate_that_no_trial_chose_are_refused_before_any_trial(
     assert starts(tmp_path / "sweep" / "tune") == {}
 
 
-def test_a_second_sweep_in_the_same_folder_is_refused(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_sweep_in_the_same_folder_is_refused(words, tmp_path, capsys):
     with alone(tmp_path / "sweep" / LOCK, tmp_path / "sweep"):
         assert cli.main([*words, "--yes", "--tune", "off", "--seeds", "1"]) == 2
     assert "is being written by another process" in capsys.readouterr().err
 
 
 def test_a_run_that_another_process_writes_is_waited_for_and_named(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    words, tmp_path, monkeypatch, capsys
+):
     run, begun, done = tmp_path / "sweep/runs/wide/seed_0", threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -278,9 +249,7 @@ def test_a_run_that_another_process_writes_is_waited_for_and_named(
     assert len(starts(tmp_path / "sweep")) == 3
 
 
-def test_branches_that_could_not_be_are_refused_before_anything_runs(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_branches_that_could_not_be_are_refused_before_anything_runs(words, tmp_path, capsys):
     words = [*words, "--yes", "--tune", "off", "--set", "run.max_tokens=320,640"]
     for optim, more, said in (
         ({"decay_sum": 1.0}, [], "optim.decay_sum must be null"),
@@ -292,10 +261,7 @@ def test_branches_that_could_not_be_are_refused_before_anything_runs(
     assert starts(tmp_path / "sweep") == {}
 
 
-def test_nothing_runs_without_a_yes(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_nothing_runs_without_a_yes(words, tmp_path, monkeypatch, capsys):
     assert cli.main(words) == 2
     assert "is planned; --yes starts it" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
@@ -350,9 +316,7 @@ def test_a_signal_stops_all_runs_with_a_checkpoint_and_the_same_words_go_on(
     assert all(step > 0 for step in again), "from where they were"
 
 
-def test_a_killed_sweep_leaves_no_process_behind_and_goes_on(
-    words: list[str], tmp_path: Path
-) -> None:
+def test_a_killed_sweep_leaves_no_process_behind_and_goes_on(words, tmp_path):
     process = begin(words, tmp_path, seconds=20)
     process.kill()
     process.communicate(timeout=60)
@@ -396,9 +360,7 @@ def test_a_folder_of_something_else_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("left", [[], ["sweep.lock"], ["sweep.lock", "sweep.yaml.partial"]])
-def test_a_sweep_that_was_killed_as_it_began_goes_on_also_beside_the_recipe(
-    left: list[str], words: list[str], tmp_path: Path
-) -> None:
+def test_a_sweep_that_was_killed_as_it_began_goes_on_also_beside_the_recipe(left, words, tmp_path):
     (tmp_path / "recipe.yaml").write_text("model: {}\n")  # of the user's own, in no run
     (tmp_path / "sweep").mkdir()
     for name in left:
@@ -448,9 +410,7 @@ def test_slurm_runs_a_task_for_each_run(words: list[str], tmp_path: Path) -> Non
     assert sorted(said) == [str(path) for path in recipes]
 
 
-def test_an_array_is_named_after_its_folder_also_from_inside(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_is_named_after_its_folder_also_from_inside(words, tmp_path, monkeypatch):
     inside = tmp_path / "inside"
     inside.mkdir()
     monkeypatch.chdir(inside)
@@ -479,9 +439,7 @@ def test_a_trial_whose_time_is_up_is_queued_again_and_one_that_goes_wrong_is_not
     assert "loop_k2-lr_0.001" not in script.read_text()
 
 
-def test_slurm_tunes_first(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slurm_tunes_first(words, tmp_path, capsys):
     out = tmp_path / "sweep"
     assert cli.main([*words, "--slurm", "--jobs", "8"]) == 0
     assert "when they are finished, this command again" in capsys.readouterr().out
@@ -491,9 +449,7 @@ def test_slurm_tunes_first(
     assert "all runs are finished; next: dualpath compare" in capsys.readouterr().out
 
 
-def test_averages_are_scored_once_all_runs_are_trained(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_averages_are_scored_once_all_runs_are_trained(words, tmp_path, capsys):
     out = tmp_path / "sweep"
     words = [*words, "--yes", "--tune", "off"]
     assert cli.main([*words, "--average", "3"]) == 2

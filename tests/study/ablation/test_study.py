@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -203,9 +202,7 @@ def test_named_sources_a_token_limit_and_a_folder_can_be_given(run: Path, texts:
     assert list(dict.fromkeys(row["source"] for row in rows)) == ["a", "val"]
 
 
-def test_a_class_of_tokens_stands_against_as_many_random_ones(
-    run: Path, by_letter, monkeypatch, capsys
-):
+def test_a_class_of_tokens_stands_against_as_many_random_ones(run, by_letter, monkeypatch, capsys):
     masks: dict[str, list[torch.Tensor]] = {}
     models = DualPathLM.forward
 
@@ -278,9 +275,7 @@ def test_what_makes_no_sense_for_a_loop_model_is_said(trained: Fit, capsys):
         ({"loops": 1}, "halting", "the model has no router"),
     ],
 )
-def test_a_suite_of_which_nothing_fits_the_model_is_refused(
-    model: dict[str, Any], suite: str, reason: str, trained: Fit, capsys
-):
+def test_a_suite_of_which_nothing_fits_the_model_is_refused(model, suite, reason, trained, capsys):
     run = trained(model=model, run={"gates_every": 0})
     capsys.readouterr()
     assert main(["ablate", "--ckpt_path", str(run), "--suite", suite]) == 2
@@ -310,9 +305,7 @@ def short(studied: Study) -> Studied:
 SHORT = names("paper", loops=(1, 2))
 
 
-def test_what_is_finished_and_whole_is_not_scored_again(
-    short: Studied, texts: Path, tmp_path: Path, forwards: Forwards
-):
+def test_what_is_finished_and_whole_is_not_scored_again(short, texts, tmp_path, forwards):
     def scored(*words: str) -> list[str]:
         forwards.names.clear()
         rows[:] = ablate(run, *words)[1]

@@ -25,7 +25,7 @@ from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import document_windows
 from tests.model import reference
-from tests.study.conftest import Forwards, Studied, Study, model_of
+from tests.study.conftest import Studied, Study, model_of
 from tests.study.routing.pages import data_of
 from tests.study.routing.test_study import routing, rows_of
 from tests.tiny_run import SEQ_LEN, weights
@@ -157,9 +157,7 @@ def test_costs_are_those_of_direct_passes(whole: Studied, texts: Path):
     assert np.nanstd(page["costs"], axis=0).min() > 1e-3
 
 
-def test_the_first_tokens_of_a_sequence_give_what_the_whole_one_gives(
-    whole: Studied, tmp_path: Path, monkeypatch
-):
+def test_the_first_tokens_of_a_sequence_give_what_the_whole_one_gives(whole, tmp_path, monkeypatch):
     expected_page = page_of(whole.folder)
     monkeypatch.setattr("dualpath_cli.study.routing.page.passes.likely_tokens", lambda *_: 4)
     folder = routing(whole.copied(tmp_path), "--tagger", "none", "--sequences", "3")
@@ -209,9 +207,7 @@ def test_other_loops_beside_the_learned_are_read_from_real_passes(whole: Studied
     assert names == ["K = 3, 4, 2, as trained", "K = 2, forced"]
 
 
-def test_passes_of_the_page_are_kept_and_counted(
-    whole: Studied, tmp_path: Path, forwards: Forwards, capsys
-):
+def test_passes_of_the_page_are_kept_and_counted(whole, tmp_path, forwards, capsys):
     run, words = whole.copied(tmp_path), ["--tagger", "none", "--sequences", "3"]
     routing(run, *words, "--beside_loops", "2")
     assert forwards.names == []

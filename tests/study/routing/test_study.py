@@ -22,7 +22,7 @@ from dualpath_cli.study.routing.tokens import token_texts
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.training.data.windows import document_windows
 from dualpath_cli.training.parallel import build_model
-from tests.study.conftest import OPEN, Forwards, Studied, Study, model_of
+from tests.study.conftest import OPEN, Studied, Study, model_of
 from tests.study.routing.pages import data_of
 from tests.tiny_run import SEQ_LEN, Fit
 
@@ -292,9 +292,7 @@ def test_chosen_sequences_come_first_and_others_are_a_mistake(run: Path, capsys)
     assert capsys.readouterr().err == f"dualpath routing: error: {error}"
 
 
-def test_without_a_tagger_nothing_is_told_of_parts_of_speech(
-    whole: Studied, texts: Path, tmp_path: Path, figures
-):
+def test_without_a_tagger_nothing_is_told_of_parts_of_speech(whole, texts, tmp_path, figures):
     words = ["--sources", sources_of(texts)[0], "--tagger", "none", "--no_costs"]
     folder = routing(whole.copied(tmp_path), *words)
     summary = summary_of(folder)
@@ -331,9 +329,7 @@ def test_a_further_class_is_measured_and_shown_apart_from_the_claims(
     assert "<dt>class mine</dt><dd>NOUN, X: deep share minus that of other tokens" in page
 
 
-def test_what_is_done_is_not_read_again(
-    run: Path, texts: Path, by_letter, forwards: Forwards, capsys
-):
+def test_what_is_done_is_not_read_again(run, texts, by_letter, forwards, capsys):
     words = ["--sources", *sources_of(texts), "--no_costs", "--sequences", "2"]
     words += ["--max_tokens", "100"]
     complete = routing(run, *words, "--out", str(run / "complete"))
@@ -388,9 +384,7 @@ def test_a_text_is_printed_with_its_deep_shares(run: Path, capsys):
     assert "deep share, layer 1\n" in capsys.readouterr().out
 
 
-def test_the_page_of_a_text_is_that_of_a_source_with_it_alone(
-    run: Path, tmp_path: Path, figures, capsys
-):
+def test_the_page_of_a_text_is_that_of_a_source_with_it_alone(run, tmp_path, figures, capsys):
     (tmp_path / "text.txt").write_text("hell the")
     words = ["--tagger", "none", "--beside_loops", "1"]
     study = [*words, "--sources", f"text={tmp_path / 'text.txt'}", "--out", str(tmp_path / "study")]
