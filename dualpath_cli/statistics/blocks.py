@@ -63,14 +63,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Configurations that have the same seeds."""
-
     names: tuple[str, ...]
     seeds: tuple[int, ...]
 
     @property
     def df(self) -> int:
-        """Degrees of freedom of their error."""
         return (len(self.names) - 1) * (len(self.seeds) - 1)
 
 

@@ -49,12 +49,10 @@ class Clusters:
 
     @property
     def count(self) -> int:
-        """How many there are."""
         return len(set(self.of_window))
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The facts on clusters in a report."""
         return {"unit": self.unit, "count": self.count}
 
     def __str__(self) -> str:

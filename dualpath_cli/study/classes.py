@@ -24,7 +24,6 @@ class TokenClass:
     """Whether ablate forces them to each path unless told otherwise."""
 
     def to(self, path: str) -> "ForcedClass":
-        """Returns the class as it is forced to a path."""
         return ForcedClass(self.name, self.upos, path)
 
 

@@ -27,7 +27,6 @@ LAST_LAYER = (
 
 
 def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
-    """Returns what all passes of a study share, for its report."""
     device = trainer.strategy.root_device
     return {
         "checkpoint": checkpoint_facts(launch),
@@ -44,7 +43,6 @@ def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
 
 
 def checkpoint_facts(launch: Launch) -> dict[str, Any]:
-    """Returns which checkpoint is read."""
     assert launch.checkpoint is not None
     return {
         "path": str(launch.checkpoint),

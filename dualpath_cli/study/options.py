@@ -17,7 +17,6 @@ TAGGER = "en_core_web_sm"
 
 
 def add_text_arguments(parser: ArgumentParser) -> None:
-    """Adds `--sources` and `--max-tokens`."""
     text = (
         "Texts, .txt, .jsonl or .parquet, or prepared data folders; by default the run's "
         "validation sets."

@@ -116,6 +116,5 @@ class Pass(ABC):
 
 
 def read_arrays(path: Path) -> Arrays:
-    """Reads the arrays of a finished pass."""
     with np.load(path) as arrays:
         return dict(arrays)

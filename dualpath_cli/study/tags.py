@@ -28,10 +28,8 @@ def tag(ids: Sequence[Tokens], tokenizer: Tokenizer, tagger: Tagger) -> Tags:
 
 
 def members_of(tags: Tags, upos: Sequence[str]) -> Masks:
-    """Returns which tokens have one of some parts of speech."""
     return [np.isin(window, upos) for window in tags]
 
 
 def count(masks: Iterable[npt.NDArray[np.bool_]]) -> int:
-    """Returns how many tokens masks choose."""
     return sum(int(mask.sum()) for mask in masks)

@@ -20,7 +20,6 @@ class Average(Run):
 
     @property
     def words(self) -> list[str]:
-        """The words that score it."""
         classes = option_of(self.settings.model).split()
         return ["validate", "--ckpt-path", str(self.folder), "--average", str(self.count), *classes]
 

@@ -31,11 +31,9 @@ class Board:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        """Prints a line that stays."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def show(self, running: Sequence[Run], finished: int, failed: int) -> None:
-        """Shows how far the runs at work are."""
         if self._console.is_terminal:
             table = self._table(running, finished, failed)
             self._live.update(drawn(table, self._console.width), refresh=True)

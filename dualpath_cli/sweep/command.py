@@ -197,7 +197,6 @@ def _speeds(wanted: Request, runs: Sequence[Run]) -> Mapping[str, float]:
 def _show_plan(
     wanted: Request, runs: Sequence[Run], trials: Sequence[Run], console: Console
 ) -> None:
-    """Prints what is going to run and what it costs; writes plan.csv."""
     rows = plan.costs(runs, _speeds(wanted, [*trials, *runs]))
     write_text(wanted.out / "plan.csv", format_csv([asdict(row) for row in rows]))
     show(console, plan.plan_table(rows, side_by_side(runs[0], wanted.jobs)))
@@ -209,7 +208,6 @@ def _show_plan(
 
 
 def _show_trials(wanted: Request, trials: Sequence[Run], console: Console) -> None:
-    """Prints which trials come before the runs."""
     left = [trial for trial in trials if not trial.is_finished]
     if not left:
         return

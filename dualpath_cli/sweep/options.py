@@ -6,7 +6,6 @@ from dualpath_cli.sweep.cells import CONTROLS
 
 
 def add_arguments(parser: Any) -> None:
-    """Adds the options to an argparse or a jsonargparse parser."""
     what = parser.add_argument_group("the configurations (lists are separated by commas)")
     text = (
         "Recipe with backbone, data, tokens and all else that they share; repeated, later ones win."

@@ -50,8 +50,6 @@ Varied = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class Request:
-    """A sweep as it is asked for."""
-
     recipe: Recipe
     """The settings that all runs share."""
     wanted: Wanted
@@ -307,12 +305,10 @@ def _is_mapping(section: str, name: str) -> bool:
 
 
 def _is_list(section: str, name: str) -> bool:
-    """Whether a key's values are lists, or null."""
     annotation = typing.get_type_hints(SECTIONS[section])[name]
     kinds = {typing.get_origin(kind) or kind for kind in (typing.get_args(annotation) or ())}
     return typing.get_origin(annotation) in (list, tuple) or kinds == {list, type(None)}
 
 
 def _as_text(value: Any) -> str:
-    """A value of a recipe as it is written there."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -24,8 +24,6 @@ Process = subprocess.Popen[bytes]
 
 
 class Failure(NamedTuple):
-    """A run that failed."""
-
     run: Run
     code: int | None
     """Its exit code; None where it was not started."""
@@ -60,7 +58,6 @@ def check_none(failed: Sequence[Failure], of: int) -> None:
 def _work(
     runs: Sequence[Run], waiting: list[Run], jobs: int, board: Board, signals: list[int]
 ) -> list[Failure]:
-    """Returns the runs that failed."""
     slots: dict[int, tuple[Run, Process]] = {}
     failed: list[Failure] = []
     held: set[Run] = set()

@@ -136,8 +136,6 @@ def _word(key: str, value: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run of a sweep."""
-
     name: str
     """a50_k4-seed_0."""
     configuration: Configuration
@@ -152,18 +150,15 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Its run folder."""
         run = self.settings.run
         return Path(run.dir) / run.recipe / run.name
 
     @property
     def words(self) -> list[str]:
-        """The words that train it."""
         return ["fit", "--config", str(self.path)]
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that it has in all."""
         return self.settings.run.max_tokens // self.settings.run.batch_tokens
 
     @property
@@ -250,7 +245,6 @@ def runs_of(
 
 
 def write_recipes(runs: Iterable[Run]) -> None:
-    """Writes the recipe of each run."""
     for run in runs:
         heading = f"# {_heading(run.configuration, run.seed)}\n"
         write_text(run.path, heading + yaml.safe_dump(run.recipe, sort_keys=False))

@@ -287,5 +287,4 @@ def at_the_end(rows: Sequence[Trial]) -> list[Trial]:
 
 
 def chosen_rates(rows: Sequence[Trial]) -> Rates:
-    """The rate of each family."""
     return {row.group: row.lr for row in rows if row.chosen}

@@ -13,7 +13,6 @@ from dualpath_cli.sweep.runs import Run
 
 
 def command_of(run: Run) -> list[str]:
-    """The words of its process."""
     return [sys.executable, "-m", "dualpath_cli", *run.words]
 
 

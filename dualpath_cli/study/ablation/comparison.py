@@ -77,7 +77,6 @@ class Excess:
 
     @property
     def name(self) -> str:
-        """The class and the path that it is forced to."""
         return f"{self.token_class.name} {self.token_class.path}"
 
     @property

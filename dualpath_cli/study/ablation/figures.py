@@ -137,7 +137,6 @@ def _layers(results: Sequence[Result]) -> Figure | None:
 
 
 def _curve(ax: Axes, x: Sequence[float], rows: Sequence[Result], color: str) -> None:
-    """A source's differences with their intervals."""
     ax.fill_between(x, [r.low for r in rows], [r.high for r in rows], color=color, alpha=0.2,
                     linewidth=0)  # fmt: skip
     ax.plot(x, [r.difference for r in rows], color=color, marker="o", markersize=4,

@@ -23,8 +23,6 @@ CONTROLS = 5
 
 @dataclass(frozen=True)
 class AblateOptions:
-    """The interventions to score, how they are shown, and where the tables go."""
-
     out: Path
     selection: Selection
     tagger: str
@@ -33,7 +31,6 @@ class AblateOptions:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the options of `ablate`."""
     suites = "; ".join(f"{name}: {suite.meaning}" for name, suite in SUITES.items())
     add_text_arguments(parser)
     text = f"What to try, one or more, or all; paper by default ({suites})."

@@ -108,7 +108,6 @@ class Ablation(bench.Study[Scoring]):
         return passes
 
     def finish(self, source: str, passes: Sequence[Scoring]) -> None:
-        """Compares a source's passes and prints them."""
         scores = [Scores(**pass_.arrays) for pass_ in passes]
         windows = passes[0].windows
         self.results[source] = compare(source, self._rows, scores, windows)

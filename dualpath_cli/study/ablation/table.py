@@ -40,7 +40,6 @@ def source_table(title: str, results: Sequence[Result], loops: int | None, paper
 
 
 def excess_table(title: str, rows: Sequence[Excess], paper: bool) -> Table:
-    """A table of one source's classes of tokens beside random ones."""
     columns = [_FORCED, *_EXCESS]
     if paper:
         columns.append((

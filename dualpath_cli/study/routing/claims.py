@@ -146,7 +146,6 @@ def decided(statements: Sequence[Claim]) -> list[Claim]:
 
 
 def number_of_tests(statements: Sequence[Claim]) -> int:
-    """The number of tests behind the verdicts."""
     return sum(p == p for claim in statements for p in (claim.p, claim.p_untrained))
 
 

@@ -26,8 +26,6 @@ ANCHOR = "Answer"
 
 @dataclass(frozen=True)
 class RoutingOptions:
-    """The options of `routing`, checked."""
-
     out: Path
     text: str | None
     """A text to print in the terminal, instead of a study of sources."""
@@ -59,7 +57,6 @@ class RoutingOptions:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the options of `routing`."""
     add_text_arguments(parser)
     text = "Print the routing of this text in the terminal; with --out, write its page there."
     parser.add_argument("--text", metavar="TEXT", help=text)

@@ -67,7 +67,6 @@ class Reading(Pass):
         return {"tags": tags, "anchors": self.anchors.tolist()}
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
-        """Starts with empty sums, and on the first rank with an empty table."""
         config = module.config
         layers = config.block_kinds.count("dual")
         self._module = module

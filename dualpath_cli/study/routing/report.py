@@ -121,7 +121,6 @@ def write(
 
 
 def gated_layers(model: ModelConfig) -> tuple[int, ...]:
-    """Numbers of the layers with gates."""
     return tuple(n for n, kind in enumerate(model.block_kinds) if kind == "dual")
 
 
@@ -143,7 +142,6 @@ def _show(
     statements: Sequence[Claim],
     console: Console,
 ) -> None:
-    """Prints a row a layer and source, twice, and a row a claim."""
     columns = [
         Column("source"), Column("layer", "d"),
         Column("deep share,\n95 % interval", with_interval(".3f")),

@@ -113,7 +113,6 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
         return [*readings, *self._page_passes(source, windows, tokenizer.vocab_size)]
 
     def _page_passes(self, source: str, windows: Windows, vocabulary: int) -> list[PagePass]:
-        """The passes over the sequences that are on the page."""
         options, config = self._options, self._session.launch.settings.model
         shown = self.shown[source] = options.shown(source, windows.n_filled)
         sources = self._session.launch.settings.data.val
@@ -122,6 +121,5 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
         return page_passes(source, windows, shown, of_all, config, options, vocabulary, ranks)
 
     def finish(self, source: str, passes: Sequence[Reading | PagePass]) -> None:
-        """Keeps all for the report."""
         self.readings[source] = [pass_ for pass_ in passes if isinstance(pass_, Reading)]
         self.page_passes[source] = [pass_ for pass_ in passes if isinstance(pass_, PagePass)]

@@ -45,7 +45,6 @@ class Summary:
 
     @classmethod
     def from_sums(cls, sums: Sums, layers: Sequence[int], loops: int, n_layers: int) -> "Summary":
-        """Makes means of one source's sums."""
         with np.errstate(divide="ignore", invalid="ignore"):
             means_RLC = sums["sums"] / sums["tokens"][:, None, None]
             tag_means = sums["tag_sums"] / sums["tag_tokens"][..., None]
@@ -101,7 +100,6 @@ class Summary:
 
     @property
     def layers_of_bands(self) -> dict[str, list[int]]:
-        """The bands as numbers of layers."""
         return {name: [self.layers[place] for place in band] for name, band in self.bands.items()}
 
     @property

@@ -123,7 +123,6 @@ class RoutingSums(Metric):
         self._add_experts(share, chosen, text, torch.where(text, tags, -1), weights)
 
     def compute(self) -> Sums:
-        """Returns the sums of all ranks by name, in float64."""
         return {name: getattr(self, name).cpu().numpy() for name in self._defaults}
 
     def _add_tags(self, share: torch.Tensor, tags: torch.Tensor, weights: torch.Tensor) -> None:

@@ -108,7 +108,6 @@ class TokenTable:
             self.flush()
 
     def flush(self) -> None:
-        """Writes the rows that are held."""
         if self._held:
             self._file.write_table(pa.Table.from_batches(self._held))
         self._held = []

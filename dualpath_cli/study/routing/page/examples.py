@@ -62,7 +62,6 @@ class Example:
     """Nats that forcing adds to its loss, in all layers and in each, (N, 1 + L, F)."""
 
     def first(self, count: int) -> "Example":
-        """Returns the example cut to its first tokens."""
         per_token: dict[str, Any] = {
             name: values[:count]
             for name, values in vars(self).items()
