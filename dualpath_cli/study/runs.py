@@ -22,7 +22,7 @@ from dualpath_cli.study.passes import read_arrays
 from dualpath_cli.study.routing.claim_table import as_row, claim_table, runs_table, verdicts
 from dualpath_cli.study.routing.claims import Claim, decided, same_profile
 from dualpath_cli.study.routing.figures import layers as layer_figures
-from dualpath_cli.study.routing.page import beside, index
+from dualpath_cli.study.routing.page import beside
 from dualpath_cli.study.routing.readouts import most_steps
 from dualpath_cli.study.routing.report import CLAIMS, PAGE, SUMMARY
 from dualpath_cli.study.routing.study import PASSES
@@ -201,7 +201,7 @@ def routings(folders: Sequence[Path], out: Path, console: Console) -> list[Path]
     texts = {
         SUMMARY: json.dumps(content, indent=2, allow_nan=False) + "\n",
         CLAIMS: format_csv(rows) if rows else "",
-        PAGE: index.text(pages, runs_table(by_claim, names, sortable=True), both, figures),
+        PAGE: beside.several(pages, runs_table(by_claim, names, sortable=True), both, figures),
     }
     return [*save(out, figures), *both, *write_texts(out, texts)]
 

@@ -83,7 +83,7 @@ def _run(wanted: Request, console: Console) -> str:
     while chosen is None:
         failed = run_all(trials, wanted.jobs, "learning rates", console)
         # The machine's failures say nothing of a rate: they are tried again, not judged.
-        check_none([each for each in failed if not tuning.went_wrong(each.run)], len(trials))
+        check_none([each for each in failed if not tuning.went_wrong(each)], len(trials))
         trials, chosen = _settled(wanted, shared, left, rates, kept, console)
         write_recipes(trials)
     runs = _runs(wanted, shared, found, chosen)

@@ -16,8 +16,8 @@ from dualpath_cli.files import FIT, alone, read_csv
 from dualpath_cli.machine import cores
 from dualpath_cli.run.run_folder import AVERAGES
 from dualpath_cli.sweep import worker
-from dualpath_cli.sweep.board import Board
 from dualpath_cli.sweep.request import LOCK
+from dualpath_cli.sweep.runner import Board
 from dualpath_cli.sweep.tuning import SEED, Trial, grown
 from tests.sweep.sweeps import SWEEP, starts, write_recipe
 

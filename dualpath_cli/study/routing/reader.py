@@ -30,11 +30,14 @@ from dualpath_cli.study.routing.readouts import (
 )
 from dualpath_cli.study.routing.sums import RoutingSums
 from dualpath_cli.study.routing.tokens import TokenTable, token_table
+from dualpath_cli.training.data.windows import Tokens
 from dualpath_cli.training.metrics import LanguageModelLoss
 from dualpath_cli.training.module import DualPathModule
 
 TABLE = ".parquet"
 """Suffix of the file with the rows of a source's tokens."""
+MOST_ALIGNED = 1000
+"""Sequences of a source that are aligned, as in the paper: the first ones that have an anchor."""
 
 
 @dataclass
@@ -151,3 +154,24 @@ class Reading(Pass):
         if self.tags is None:
             return None
         return [None if tag < 0 else UPOS[tag] for tag in self.tags[place][positions]]
+
+
+def anchor_positions(
+    windows: Sequence[Tokens], numbers: Sequence[int], token_values: Sequence[bytes], word: str
+) -> npt.NDArray[np.int64]:
+    """Returns the position of the token in which a word's first occurrence ends, -1 without one.
+
+    `numbers` are the windows' places in the source; those with the least are aligned where too many
+    have the word. A word inside another one counts: `Answer` is found in `Answers`.
+    """
+    positions = np.full(len(windows), -1)
+    for place, window in enumerate(windows):
+        values = [token_values[id] for id in window[1:].tolist()]  # after end-of-text
+        start = b"".join(values).find(word.encode())
+        if start >= 0:
+            ends = np.cumsum([len(value) for value in values])
+            # The first token that reaches as far as the word does.
+            positions[place] = 1 + np.searchsorted(ends, start + len(word.encode()))
+    anchored = sorted(np.flatnonzero(positions >= 0).tolist(), key=lambda place: numbers[place])
+    positions[anchored[MOST_ALIGNED:]] = -1
+    return positions

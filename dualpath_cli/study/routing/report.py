@@ -19,7 +19,6 @@ from dualpath_cli.study.facts import LAST_LAYER
 from dualpath_cli.study.routing import experts
 from dualpath_cli.study.routing.claim_table import as_row, claim_table
 from dualpath_cli.study.routing.claims import Claim, claims, number_of_tests
-from dualpath_cli.study.routing.figures import experts as expert_figures
 from dualpath_cli.study.routing.figures import layers as layer_figures
 from dualpath_cli.study.routing.figures import speech as speech_figures
 from dualpath_cli.study.routing.figures import tokens as token_figures
@@ -99,7 +98,7 @@ def write(
             "tokens": token_figures.coloured_text(drawn),
             "layers_by_token": token_figures.layer_grid(drawn, layers),
             "aligned": token_figures.aligned(summaries, options.anchor),
-            "experts": expert_figures.loads(sums, layers),
+            "experts": layer_figures.loads(sums, layers),
             "parts_of_speech": speech_figures.heat_maps(summaries, average),
             "parts_of_speech_box": speech_figures.boxes(sums, average),
         },

@@ -21,11 +21,10 @@ from dualpath_cli.study import bench
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.study.routing import report
-from dualpath_cli.study.routing.anchors import anchor_positions
 from dualpath_cli.study.routing.options import RoutingOptions
 from dualpath_cli.study.routing.page import details
 from dualpath_cli.study.routing.page.passes import PagePass, page_passes
-from dualpath_cli.study.routing.reader import TABLE, Reading
+from dualpath_cli.study.routing.reader import TABLE, Reading, anchor_positions
 from dualpath_cli.study.routing.tokens import TOKENS, merge
 from dualpath_cli.study.tags import tag
 from dualpath_cli.text.tokenizer import Tokenizer

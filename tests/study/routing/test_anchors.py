@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.study.routing.anchors import MOST_ALIGNED, anchor_positions
+from dualpath_cli.study.routing.reader import MOST_ALIGNED, anchor_positions
 
 VALUES = [b"<eot>", b"a", b"ab", b"b", b" A", "é".encode()[:1], "é".encode()[1:]]
 windows = st.lists(st.lists(st.integers(1, 6), max_size=8), min_size=1, max_size=4)

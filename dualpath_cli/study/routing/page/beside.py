@@ -1,19 +1,28 @@
-"""Two runs side by side on one page: the same sequences, token by token."""
+"""Pages of several runs: their figures and claims; two of them side by side, token by token."""
 
-from collections.abc import Sequence
+import html
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from rich.console import Console
 
+from dualpath_cli.output import page as output_page
+from dualpath_cli.output.table import Table
 from dualpath_cli.run import run_file
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.study.routing.page import details, page
 from dualpath_cli.study.routing.page.examples import Example, Model
-from dualpath_cli.study.routing.report import page_facts
+from dualpath_cli.study.routing.report import CLAIMS, page_facts
 from dualpath_cli.text.tokenizer import Tokenizer
 
 BESIDE = "beside.html"
+CAPTIONS = {
+    "depth": "Deep share and cosine per layer, a line a run.",
+    "steps": "What each step does per layer, a row of panels a run; dashed before training.",
+    "polarisation": "Difference of the gates per layer, a line a run.",
+}
 
 
 def write(
@@ -68,6 +77,34 @@ def write(
     folder = run_file.find(reports[0]["checkpoint"]["path"]).folder
     values = Tokenizer.load(folder / TOKENIZER).token_values()
     return [page.write(out / BESIDE, title, facts, reports[0]["layers"], models, values)]
+
+
+def several(
+    pages: Mapping[str, str],
+    claims: Table,
+    both: Sequence[Path],
+    figures: Mapping[str, Figure],
+) -> str:
+    """Returns the page of several runs, with a link to the page of each.
+
+    `pages` are the runs' pages by the runs' names, `both` are pages of two of them.
+    """
+    links = [
+        *pages.items(),
+        *(("both, side by side", path.name) for path in both),
+        ("the claims with their intervals", CLAIMS),
+    ]
+    items = "".join(
+        f'<li><a href="{html.escape(target)}">{html.escape(name)}</a></li>\n'
+        for name, target in links
+    )
+    sections = [
+        "<p>Each run has a page of its own, to read token by token:</p>",
+        f"<ul>\n{items}</ul>",
+        output_page.pictures(figures, CAPTIONS),
+        output_page.tables([claims]),
+    ]
+    return output_page.page(f"Routing of {len(pages)} runs", sections)
 
 
 def _unlike(reports: Sequence[dict[str, Any]]) -> str | None:
