@@ -67,32 +67,22 @@ def test_a_number_that_cannot_be_is_named_with_its_option(option, value, tmp_pat
         (["--controls", "wied"], "--controls: 'wied' is none; did you mean 'wide'?"),
         (["--match", "both"], "--match 'both' is none; choose from linear, total"),
         (["--seeds", "1000"], "--seeds must be a whole number from 1 to 100, not '1000'"),
-        (["--seeds", "0,1,2"], "--seeds must be a whole number from 1 to 100, not '0,1,2'"),
         (["--experts", "0,-4"], "--experts are whole numbers such as 8, or 0 for none, not '-4'"),
         (["--set", "model.top_k=1,2"], "--set model.top_k: the sweep decides it"),
         (["--seeds", "4-2"], "or the first and the last such as 3-5, below 100, not '4-2'"),
-        (["--seeds", "90-100"], "below 100, not '90-100'"),
         (["--controls", "wide,none"], "--controls none leaves all out: give none alone, not"),
         (["--set", "optim.decay=matrices,norms"], "in brackets, such as optim.decay=[matrices,no"),
-        (["--set", "run.train_loops=2,3"], "in brackets, such as run.train_loops=[2,3]"),
         (["--tune", "1e-3,none"], "such as wide=4e-3,dual=2e-3, not 'none'"),
         (["--tune", "1e-3,1.0000001e-3"], "--tune gives 0.001 and 0.0010000001, which agree in"),
         (["--tune", "wide=1,deul=2"], "--tune: 'deul' is no family; did you mean 'dual'?"),
-        (["--tune", "1e-3,wide=2e-3"], "--tune: '1e-3' is no family; there are wide, loop"),
         (["--tune", "wide=1e-3,wide=2e-3"], "--tune gives 'wide' two rates; leave one"),
-        (["--tune", "wide=fast"], "--tune must be a number above 0, not 'fast'"),
-        (["--set", "optim.lr=1e-3", "--tune", "wide=1e-3"], "--tune chooses optim.lr, which"),
         (["--set", "optim.lr=1e-3", "--tune", "1e-3,2e-3"], "--tune chooses optim.lr, which --set"),
-        (["--set", "model.gate"], "--set needs KEY=A,B,..."),
         (["--set", "model.gate="], "--set needs KEY=A,B,..."),
-        (["--set", "model.loops=2,4"], "--set model.loops: the sweep decides it"),
         (["--set", "seed_everything=1"], "--set seed_everything: the sweep decides it"),
         (["--set", "model.gates=fixed"], "no key 'model.gates' in a recipe; did you mean"),
         (["--set", "trainer.devices=1,2"], "--set trainer.devices: it decides no numbers of a run"),
-        (["--set", "optim.learning_rate=1"], "in a recipe; did you mean 'optim.lr'?"),
         (["--set", "data.path=a,b"], "--set data.path: runs that read other data cannot be comp"),
         (["--set", "optim.lr=1e-3,null"], "--set optim.lr must be a number above 0, not 'null'"),
-        (["--set", "optim.lr=[1e-3]"], "--set optim.lr must be a number above 0, not '[0.001]'"),
     ],
 )
 def test_mistakes_are_one_line_that_names_the_value(words, said, tmp_path):
@@ -102,20 +92,16 @@ def test_mistakes_are_one_line_that_names_the_value(words, said, tmp_path):
     assert "\n" not in str(mistake.value)
 
 
-def test_out_must_not_be_a_file(tmp_path: Path) -> None:
+def test_out_must_not_be_below_a_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    for out in (file, file / "sweep"):
-        with pytest.raises(UserError, match=f"--out '{out}': '{file}' is a file; give a folder"):
-            asked(tmp_path, "--out", str(out))
+    with pytest.raises(UserError, match=f"--out '{file}/sweep': '{file}' is a file; give a folder"):
+        asked(tmp_path, "--out", f"{file}/sweep")
 
 
-def test_a_recipe_of_a_branch_is_refused(tmp_path: Path) -> None:
+def test_a_recipe_of_a_branch_or_without_validation_sets_is_refused(tmp_path: Path) -> None:
     wanted = asked(tmp_path, run={"branch_from": "runs/long"})
     with pytest.raises(UserError, match=r"the recipe has run\.branch_from, but a sweep"):
         _shared(wanted)
-
-
-def test_a_sweep_needs_validation_sets(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the recipe has no validation sets"):
         asked(tmp_path, data={"val": {}})

@@ -31,62 +31,57 @@ def runs_for(request: Request, **rates: float) -> list[Run]:
     return _runs(request, _shared(request), found, chosen)
 
 
-def test_settings_multiply_where_they_make_a_difference(tmp_path: Path) -> None:
-    words = ["--set", "model.gate=two_gates,convex", "--set", "model.combination=router,mean"]
-    assert [found.name for found in found_for(asked(tmp_path, *words))] == [
+NAMES = {
+    "model.gate=two_gates,convex; model.combination=router,mean": [
         "wide",
-        "loop_k2-combination_router",
-        "loop_k2-combination_mean",
-        "a50_k2-gate_two_gates-combination_router",
-        "a50_k2-gate_two_gates-combination_mean",
-        "a50_k2-gate_convex-combination_router",
-        "a50_k2-gate_convex-combination_mean",
-    ]
-    words = ["--set", "model.step_conditioning=none,film", "--controls", "wide"]
-    assert [found.name for found in found_for(asked(tmp_path, *words))] == [
+        *(f"loop_k2-combination_{name}" for name in ("router", "mean")),
+        *(f"a50_k2-gate_{gate}-combination_{name}"
+          for gate in ("two_gates", "convex") for name in ("router", "mean")),
+    ],
+    "model.step_conditioning=none,film; --controls=wide": [
+        "wide", "a50_k2-step_conditioning_none", "a50_k2-step_conditioning_film",
+    ],
+    "optim.decay=[matrices],[matrices,gains]; --controls=none": [
+        "a50_k2-decay_matrices", "a50_k2-decay_matrices+gains",
+    ],
+    "run.loop_schedule=null,[[0,1],[0.5,2]]; --controls=wide": [
+        "wide", "a50_k2-loop_schedule_null", "a50_k2-loop_schedule_0_1+0.5_2",
+    ],
+    "optim.lr_scale.gate=0.5,2; optim.lr_scale.router=1,3": [
         "wide",
-        "a50_k2-step_conditioning_none",
-        "a50_k2-step_conditioning_film",
-    ]
-    words = ["--set", "optim.decay=[matrices],[matrices, gains]", "--controls", "none"]
-    assert [found.name for found in found_for(asked(tmp_path, *words))] == [
-        "a50_k2-decay_matrices",
-        "a50_k2-decay_matrices+gains",
-    ]
-    words = ["--set", "run.loop_schedule=null,[[0, 1], [0.5, 2]]", "--controls", "wide"]
-    assert [found.name for found in found_for(asked(tmp_path, *words))] == [
-        "wide",
-        "a50_k2-loop_schedule_null",
-        "a50_k2-loop_schedule_0_1+0.5_2",
-    ]
-    words = ["--set", "optim.lr_scale.gate=0.5,2", "--set", "optim.lr_scale.router=1,3"]
-    assert [found.name for found in found_for(asked(tmp_path, *words))] == [
-        "wide",
-        "loop_k2-lr_scale_router_1",
-        "loop_k2-lr_scale_router_3",
-        "a50_k2-lr_scale_gate_0.5-lr_scale_router_1",
-        "a50_k2-lr_scale_gate_0.5-lr_scale_router_3",
-        "a50_k2-lr_scale_gate_2-lr_scale_router_1",
-        "a50_k2-lr_scale_gate_2-lr_scale_router_3",
-    ]
-    words = ["--set", "optim.lr_scale.router=1,3", "--experts", "0,2", "--controls", "wide"]
-    assert [found.name for found in found_for(asked(tmp_path, *words))] == [
+        *(f"loop_k2-lr_scale_router_{scale}" for scale in (1, 3)),
+        *(f"a50_k2-lr_scale_gate_{gate}-lr_scale_router_{scale}"
+          for gate in (0.5, 2) for scale in (1, 3)),
+    ],
+    "optim.lr_scale.router=1,3; --experts=0,2; --controls=wide": [
         "wide",
         *(f"{cell}-lr_scale_router_{scale}"
           for cell in ("wide_e2", "a50_k2", "a50_k2_e2") for scale in (1, 3)),
-    ]  # fmt: skip
+    ],
+    "optim.lr_scale={hidden: 2},{}; optim.base_width=16,32; --controls=wide": [
+        f"{cell}-lr_scale_{scale}-base_width_{width}"
+        for cell in ("wide", "a50_k2") for scale in ("hidden_2", "") for width in (16, 32)
+    ],
+}  # fmt: skip
+"""The configurations of some words: what is `--set`, then other options."""
+
+
+@pytest.mark.parametrize(("words", "names"), NAMES.items(), ids=NAMES)
+def test_settings_multiply_where_they_make_a_difference(words, names, tmp_path) -> None:
+    options = [
+        part
+        for word in words.split("; ")
+        for part in (word.split("=") if word.startswith("--") else ("--set", word))
+    ]
+    assert [found.name for found in found_for(asked(tmp_path, *options))] == names
+
+
+def test_settings_of_experts_are_those_of_cells_that_have_some(tmp_path: Path) -> None:
     words = ["--set", "model.balance=bias,loss", "--experts", "0,2", "--positions"]
     names = [found.name for found in found_for(asked(tmp_path, *words, "--controls", "loop"))]
     sparse = [name for name in names if "_e2" in name]
     assert sparse
     assert all(("balance_" in name) == (name in sparse) for name in names)
-    words = ["--set", "optim.lr_scale={hidden: 2},{}", "--set", "optim.base_width=16,32"]
-    assert [found.name for found in found_for(asked(tmp_path, *words, "--controls", "wide"))] == [
-        f"{cell}-lr_scale_{scale}-base_width_{width}"
-        for cell in ("wide", "a50_k2")
-        for scale in ("hidden_2", "")
-        for width in (16, 32)
-    ]
 
 
 def test_a_varied_entry_of_a_mapping_leaves_the_others(tmp_path: Path) -> None:
@@ -195,16 +190,13 @@ def test_the_plan_counts_as_fit_counts(tmp_path: Path) -> None:
     assert [row[tokens].text for row in table.cells()] == ["640", "0.3M"]
 
 
-def test_parameters_relate_to_the_pure_wide_of_the_same_matching(tmp_path: Path) -> None:
+def test_parameters_relate_to_the_dense_pure_wide_of_the_same_matching(tmp_path: Path) -> None:
     rows = costs_of(tmp_path, "--match", "linear,total")
     assert rows["wide"].relative == rows["wide_total"].relative == 1
     assert rows["wide_total"].parameters > rows["wide"].parameters
     loop, total = rows["loop_k2_total"], rows["wide_total"]
     assert loop.relative == loop.parameters / total.parameters
     assert rows["a50_k2"].relative == rows["a50_k2"].parameters / rows["wide"].parameters
-
-
-def test_parameters_relate_to_the_dense_pure_wide(tmp_path: Path) -> None:
     rows = costs_of(tmp_path, "--experts", "2,0", "--controls", "wide")
     assert rows["wide"].relative == 1
     assert rows["wide_e2"].relative == rows["wide_e2"].parameters / rows["wide"].parameters
@@ -297,7 +289,7 @@ def test_a_gate_of_ones_own_is_solved_for_and_its_excess_named(tmp_path: Path) -
     assert one.gate_excess == pytest.approx(more / 100_000), "of one layer, over all"
 
 
-def test_jobs_that_share_a_gpu_are_not_side_by_side(tmp_path, monkeypatch):
+def test_jobs_that_share_a_gpu_are_not_side_by_side_and_want_one_each(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     (on_cpu, *_), (on_gpu, *_) = (
         runs_for(asked(tmp_path, trainer={"accelerator": name})) for name in ("cpu", "auto")
@@ -309,9 +301,6 @@ def test_jobs_that_share_a_gpu_are_not_side_by_side(tmp_path, monkeypatch):
     for none in ("", "-1", "-1,0", "NoDevFiles"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
         assert worker.side_by_side(on_gpu, 8) == 8, "auto is then the CPU"
-
-
-def test_runs_side_by_side_want_a_gpu_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     two = runs_for(asked(tmp_path, trainer={"accelerator": "auto", "devices": 2}))[0]
     with pytest.raises(UserError, match=r"trainer\.devices is 2; take --jobs 1"):

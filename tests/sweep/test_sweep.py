@@ -331,9 +331,7 @@ def test_a_killed_sweep_leaves_no_process_behind_and_goes_on(words, tmp_path):
     ("out", "said"),
     [
         ("run", "is the folder of a run"),
-        ("run/checkpoints/step-00000010", "is the folder of a run"),
         ("run/sweeps/first", "is the folder of a run"),
-        ("link", "is the folder of a run"),
         ("link/below", "is the folder of a run"),
         ("notes", "holds 'thesis.txt'"),
         ("other", "holds 'agent.py'"),
@@ -359,7 +357,7 @@ def test_a_folder_of_something_else_is_refused_before_anything_is_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("left", [[], ["sweep.lock"], ["sweep.lock", "sweep.yaml.partial"]])
+@pytest.mark.parametrize("left", [[], ["sweep.lock", "sweep.yaml.partial"]])
 def test_a_sweep_that_was_killed_as_it_began_goes_on_also_beside_the_recipe(left, words, tmp_path):
     (tmp_path / "recipe.yaml").write_text("model: {}\n")  # of the user's own, in no run
     (tmp_path / "sweep").mkdir()
