@@ -8,12 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.kernels.grouped_products import group_by_group
-from dualpath_cli.model import AuxiliaryLoss, DualPathLM, Intervention
+from dualpath_cli.model import DualPathLM, Intervention
 from dualpath_cli.model.experts import Experts
 from dualpath_cli.model.layer_pass import LayerAuxiliary, SublayerPass
 from dualpath_cli.model.positions import whole_sequences
@@ -232,19 +231,6 @@ def test_products_by_group_and_their_gradients_are_those_of_each_group(sizes, se
         strict=True,
     ):
         assert torch.allclose(found, right, rtol=1e-12, atol=1e-12)
-
-
-def test_one_graph_serves_all_loads_and_layers():
-    config = small(**EXPERTS, n_layers=3, balance="loss")
-    model = with_weights(config).float()
-    eager = [model(tokens) for tokens in (TOKENS, TARGETS)]
-    counter = CompileCounter()
-    torch._dynamo.reset()
-    for block in model.blocks:
-        block.compile(backend=counter, fullgraph=True)
-    for tokens, expected in zip((TOKENS, TARGETS), eager, strict=True):
-        assert torch.equal(model(tokens, auxiliary=AuxiliaryLoss()), expected)
-    assert counter.frame_count == 1
 
 
 def test_under_autocast_products_are_in_its_type_and_near_the_equations():

@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from dualpath_cli.model import AuxiliaryLoss, Intervention
-from tests.model.small_models import EXPERTS, SMALL, TOKENS, small, with_weights
+from tests.model.small_models import EXPERTS, SMALL, TARGETS, TOKENS, small, with_weights
 
 SHUFFLE = Intervention(gates="shuffled")
 
@@ -23,15 +23,23 @@ def test_an_intervention_leaves_nothing_behind():
     assert torch.equal(model(TOKENS), before)
 
 
-def test_all_layers_of_a_kind_share_one_graph():
-    model = with_weights(small(n_layers=4, block=["dual", "loop", "dual", "loop"])).float()
-    eager = model(TOKENS)
+@pytest.mark.parametrize(
+    ("changes", "graphs"),
+    [
+        ({"n_layers": 4, "block": ["dual", "loop", "dual", "loop"]}, 2),
+        (EXPERTS | {"n_layers": 3, "balance": "loss"}, 1),  # whatever the loads are
+    ],
+)
+def test_all_layers_of_a_kind_share_one_graph(changes, graphs):
+    model = with_weights(small(**changes)).float()
+    eager = [model(tokens) for tokens in (TOKENS, TARGETS)]
     counter = CompileCounter()
     torch._dynamo.reset()
     for block in model.blocks:
         block.compile(backend=counter, fullgraph=True)
-    assert torch.equal(model(TOKENS, auxiliary=AuxiliaryLoss()), eager)
-    assert counter.frame_count == 2
+    for tokens, expected in zip((TOKENS, TARGETS), eager, strict=True):
+        assert torch.equal(model(tokens, auxiliary=AuxiliaryLoss()), expected)
+    assert counter.frame_count == graphs
 
 
 CONSTANT = Intervention(gates=(1.0, 0.0))

@@ -71,27 +71,18 @@ def test_losses_and_differences_are_means_per_token():
     assert (other.expected_loops, other.loops_run) == (1.0, 2.0)
 
 
-def test_the_excess_is_over_the_mean_of_the_random_tokens():
+def test_the_excess_is_over_the_mean_of_the_random_tokens_and_per_forced_token_of_the_class():
     forced = ForcedClass("some", ("NUM",), "wide")
-    learned, of_class = ten_each(10, 1), ten_each(14, 2)
+    learned, chosen = ten_each(10, 1), np.repeat([2, 1], 10)
     random = [ten_each(11, 1), ten_each(13, 2)]
-    chosen = np.repeat([2, 1], 10)
-    row = excess("text", forced, chosen, learned, of_class, random, WINDOWS, MATCH)
+    row = excess("text", forced, chosen, learned, ten_each(14, 2), random, WINDOWS, MATCH)
     assert (row.difference, row.random_difference, row.excess) == (0.5, 0.25, 0.25)
     assert (row.tokens, row.share) == (30, 0.3)
     # A quarter of a nat a token both in long windows and in short ones, whichever are drawn.
     assert (row.low, row.high) == (2 / 8, 0.5 / 2)
-
-
-def test_the_excess_of_a_forced_token_is_that_of_the_windows_over_its_tokens():
-    """The nats that the class costs beyond random tokens, over the class's tokens alone."""
-    forced = ForcedClass("some", ("NUM",), "wide")
-    learned, random = ten_each(10, 1), [ten_each(10, 1)]
-    chosen = np.repeat([2, 1], 10)
-    row = excess("text", forced, chosen, learned, ten_each(14, 1.5), random, WINDOWS, MATCH)
+    row = excess("text", forced, chosen, learned, ten_each(14, 1.5), [learned], WINDOWS, MATCH)
     assert row.excess == pytest.approx((10 * 4 + 10 * 0.5) / 100)
     assert row.per_forced == pytest.approx((10 * 4 + 10 * 0.5) / 30)
-    assert row.per_forced == pytest.approx(row.excess / row.share)
     assert 0.5 < row.per_forced_low < row.per_forced < row.per_forced_high < 4 / 2
 
 
@@ -139,10 +130,7 @@ def test_the_command_writes_every_row_of_every_suite(whole: Studied, texts: Path
     assert {path.name for path in folder.iterdir()} == FILES | figures | {"scores"}
     for name in FILES | figures:
         assert str(folder / name) in whole.shown
-    assert "K=3 (as trained)" in whole.shown
     assert "paper's loss" in whole.shown
-    assert "gates=1,0 (deep only)" in whole.shown
-
     assert set(report) == {
         "checkpoint", "model", "seed", "precision", "device", "torch", "devices", "micro_batch",
         "max_tokens", "val_seed", "suites", "sources", "bootstrap", "tagger", "classes",
@@ -158,31 +146,24 @@ def test_the_command_writes_every_row_of_every_suite(whole: Studied, texts: Path
     assert config.loops == 3
     wanted = names("paper", "layers", "halting", config=config, loops=(1, 3, 4))
     assert list(report["interventions"]) == wanted
-    assert report["interventions"]["shuffled"]["gates"] == "shuffled"
     val = texts / "val.jsonl"
     source = report["sources"]["held_out"]
-    assert source["path"] == str(val)
     assert source["sha256"] == hashlib.sha256(val.read_bytes()).hexdigest()
     assert (source["tokens"] > 0, source["sequences"] > 1) == (True, True)
 
     assert [row["intervention"] for row in rows] == wanted
-    assert {row["source"] for row in rows} == {"held_out"}
     for written, row in zip(report["rows"], rows, strict=True):
         assert {k: str(v) for k, v in written.items()} == row
         assert written["low"] <= written["difference"] <= written["high"]
 
 
-def test_halting_and_layers_have_tables(whole: Studied):
+def test_a_lower_threshold_of_halting_runs_more_loops(whole: Studied):
     report, _ = table_of(whole.folder)
     halting = [row for row in report["rows"] if row["suite"] == "halting"]
     loops = [row["expected_loops"] for row in halting]
     assert loops == sorted(loops)  # from the highest threshold to the lowest
     assert 1 <= loops[0] < loops[-1] <= 3
     assert halting[0]["loops_run"] <= halting[-1]["loops_run"] == 3
-    assert re.search(r"in one layer +│ +0 +│ +1 │|in one layer +┃ +0 +┃ +1 ┃", whole.shown)
-    assert re.search(r"┃ +loops ┃ +run ┃", whole.shown)
-    assert "| halting=0.5 |" in (whole.folder / "ablations.md").read_text()
-    assert "| K=1 layers=0 | " in (whole.folder / "ablations.md").read_text()
 
 
 def test_named_sources_a_token_limit_and_a_folder_can_be_given(run: Path, texts: Path, tmp_path):

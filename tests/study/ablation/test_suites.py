@@ -38,11 +38,6 @@ def test_the_rows_are_the_sixteen_of_the_paper():
     assert len(NAMES) == 16
 
 
-def test_loops_and_seeds_can_be_chosen():
-    chosen = names("paper", loops=(1, 20), shuffles=2)
-    assert chosen == ["learned", "K=1", "K=20", *NAMES[11:], "shuffled:1"]
-
-
 def test_every_row_but_the_trained_loops_comes_in_each_layer_alone():
     listed = names("layers", loops=(1, 2))
     assert listed[0] == "learned"
@@ -56,16 +51,6 @@ def test_layers_without_what_is_overridden_are_left_out_quietly():
     listed = names("layers", loops=(1,), config=config)
     assert listed[1:3] == ["K=1 layers=1", "K=1 layers=2"]
     assert [name for name in listed if "gates=1,0" in name] == ["gates=1,0 layers=2"]
-
-
-def test_each_class_comes_with_random_tokens_for_each_seed():
-    classes = (ForcedClass("verbs", ("VERB",), "deep"),)
-    assert names("token-classes", classes=classes, controls=2) == [
-        "learned",
-        "gates=1,0 tokens=verbs",
-        "gates=1,0 tokens=random-as-verbs",
-        "gates=1,0 tokens=random-as-verbs:1",
-    ]
 
 
 def test_a_further_class_is_forced_where_its_entry_says_so_and_is_not_the_authors(monkeypatch):
@@ -82,17 +67,27 @@ def test_no_two_rows_of_all_suites_have_one_name():
     assert len(listed) == len(set(listed))
 
 
-def test_as_many_slots_as_steps_are_no_row():
-    assert names("kv-slots", config=dataclasses.replace(TINY, loops=4)) == [
-        "learned", "kv_slots=1", "kv_slots=2", "kv_slots=3",
-    ]  # fmt: skip
-
-
-def test_more_and_fewer_experts_than_trained_and_random_ones_are_rows():
-    config = dataclasses.replace(TINY, d_ffn_wide=400, n_experts=3)
-    assert names("experts", config=config, shuffles=2) == [
-        "learned", "experts=1", "experts=3", "experts=random", "experts=random:1",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("suite", "model", "chosen", "rows"),
+    [
+        ("paper", {}, {"loops": (1, 20), "shuffles": 2},
+         ["K=1", "K=20", *NAMES[11:], "shuffled:1"]),
+        ("kv-slots", {"loops": 4}, {}, ["kv_slots=1", "kv_slots=2", "kv_slots=3"]),
+        (
+            "experts", {"d_ffn_wide": 400, "n_experts": 3}, {"shuffles": 2},
+            ["experts=1", "experts=3", "experts=random", "experts=random:1"],
+        ),
+        (
+            "token-classes", {},
+            {"classes": (ForcedClass("verbs", ("VERB",), "deep"),), "controls": 2},
+            [f"gates=1,0 tokens={name}verbs{n}"
+             for name, n in (("", ""), ("random-as-", ""), ("random-as-", ":1"))],
+        ),
+    ],
+)  # fmt: skip
+def test_the_rows_of_a_suite_follow_the_model_and_what_was_chosen(suite, model, chosen, rows):
+    config = dataclasses.replace(TINY, **model)
+    assert names(suite, config=config, **chosen) == ["learned", *rows]
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,26 @@ SECOND.deep_share[5] = 1.0
 SECOND.deep_share[7] = 0.5
 
 
+FORCED = ("K = 1", "K = 2", "deep only", "wide only", "both open")
+TOLD = detailed(FIRST)
+MORE = detailed(example(WORDS, number=3))
+FURTHER = detailed(OTHER)
+TEXTS = [TOLD, MORE, FURTHER]
+
+
+def other_model(examples, loops=2):
+    """What a model of fewer loops makes of the same texts."""
+    made = []
+    for one in examples:
+        new = detailed(example(one.tokens, one.source, one.number + 50, loops=loops))
+        made.append(dataclasses.replace(new, number=one.number, length=one.length, upos=one.upos))
+    return made
+
+
+ALONE = [model(TEXTS, forced=FORCED)]
+TWO = [model(TEXTS, "k4", FORCED), model(other_model(TEXTS), "k2", FORCED)]
+
+
 def panel(tab) -> dict[str, str]:
     fields = "list => Object.fromEntries(list.map(e => [e.dataset.field, e.textContent]))"
     weights = "list => list.map(e => e.textContent).join(' ')"
@@ -192,3 +212,47 @@ def press(tab, *keys: str) -> None:
 
 def place(tab) -> str:
     return tab.inner_text("#place")
+
+
+def word(id: int) -> str:
+    text = VALUES[id].decode("utf-8", "replace")
+    return text.replace(" ", "␣").replace("\n", "↵") or "∅"
+
+
+def said_rows(one, token: int, row: int) -> list[list[str]]:
+    """What the table is to hold: label, then token and percent of each rank; a mark at flips."""
+    said, shares = one.said[token], one.shares[token]
+    loops = said.shape[1] - 3
+    if row:
+        labels = ["input", *(f"loop {k}" for k in range(1, loops + 1)), "wide", "output"]
+        before = [None, *range(loops), 0, 0]
+        states = [(row - 1, place) for place in range(loops + 3)]
+        previous = [None if b is None else (row - 1, b) for b in before]
+    else:
+        labels = ["input", *(f"layer {n}" for n in LAYERS)]
+        states = [(0, 0), *((layer, loops + 2) for layer in range(len(LAYERS)))]
+        previous = [None, *((layer, 0) for layer in range(len(LAYERS)))]
+    rows = []
+    for label, state, earlier in zip(labels, states, previous, strict=True):
+        flips = earlier is not None and said[state][0] != said[earlier][0]
+        cells = []
+        for rank in range(3):
+            percent = round(float(shares[state][rank]) * 100)
+            mark = "⇄" if flips and rank == 0 else ""
+            cells.append(f"{mark}{word(said[state][rank])}{percent or '<1'} %")
+        rows.append([label, *cells])
+    return rows
+
+
+def table(tab, selector: str, nth=0) -> list[list[str]]:
+    rows = (
+        "e => [...e.querySelectorAll('tbody tr')].map(r => [...r.children].map(c => c.textContent))"
+    )
+    return tab.locator(f"{selector} table").nth(nth).evaluate(rows)
+
+
+def signed(value: float) -> str:
+    if np.isnan(value):
+        return "–"
+    text = f"{value:+.2f}".replace("-", "−")
+    return "0.00" if text in ("+0.00", "−0.00") else text

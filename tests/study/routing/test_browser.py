@@ -7,19 +7,23 @@ import numpy as np
 from tests.study.routing.pages import (
     FIRST,
     LAYERS,
+    MORE,
     NASTY,
     SECOND,
+    TWO,
     WORDS,
     fixed,
     model,
     panel,
     place,
     press,
+    said_rows,
     shown,
+    signed,
+    table,
     three,
     token,
-)
-from tests.study.routing.test_page_early import MORE, TWO, said_rows, signed, table
+)  # fmt: skip
 
 
 def test_a_token_pointed_at_shows_its_exact_numbers(visit):

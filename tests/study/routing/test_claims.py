@@ -103,12 +103,6 @@ def test_what_the_untrained_model_has_as_well_was_not_learned():
     assert verdicts(trained)["cosine, layers 1 to 3"] == "holds"
 
 
-def test_the_deepest_layer_is_no_wide_one_below_one_half():
-    lean = summary_of(deep_share=[0.4, 0.48, 0.48, 0.48, 0.3, 0.3])
-    assert verdicts(lean)["deep share, layers 1 to 3"] == "holds"
-    assert verdicts(lean)["deep share, layers 1 to 3 - that of the others"] == "fails"
-
-
 def test_gates_that_part_with_depth_polarise_the_last_layer_left_out():
     growing = summary_of(gate_difference=[0.1, 0.1, 0.2, 0.3, 0.5, 0.0], only_deep=[0] * 4 + [1, 0])
     found = verdicts(growing)

@@ -75,6 +75,7 @@ def test_a_mixed_model_tells_of_its_dual_layers(whole: Studied):
     assert rows["step_weights"].shape[1:] == (2, 3)
     assert (rows["step_weights"][:, 1, 2] == 0).all()  # layer 2 has two steps
     assert rows["step_weights"][:, 1, :2].min() > 0
+    assert all(np.isnan(rows[name][:, 1, 2]).all() for name in ("step_sizes", "step_cosines"))
     assert data_of(whole.folder / "index.html")["layers"] == [0, 2]
 
 
