@@ -25,7 +25,7 @@ from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops.count import parameters, training_flops_per_token
 from dualpath_cli.output.colors import FAMILY_COLORS
 from dualpath_cli.statistics.blocks import Spread
-from dualpath_cli.statistics.levels import LEVEL, holm
+from dualpath_cli.statistics.significance import LEVEL, holm
 
 STUDY = Path(__file__).parent
 SETS = ("novels", "peps", "rust_rfcs", "gsm8k")

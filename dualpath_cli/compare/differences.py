@@ -8,7 +8,7 @@ from typing import Any
 
 from dualpath_cli.compare.configurations import Configuration, Group
 from dualpath_cli.statistics.blocks import Blocks, block_spread, find_blocks
-from dualpath_cli.statistics.levels import LEVEL, holm
+from dualpath_cli.statistics.significance import LEVEL, holm
 
 BLOCKS, PAIR = "randomised blocks", "paired t"
 UNDECIDED = "undecided"

@@ -10,8 +10,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.results import Result
 from dualpath_cli.evaluation.scoring import ACCURACIES
 from dualpath_cli.statistics.bootstrap import Floats, interval, resampled_sums
-from dualpath_cli.statistics.levels import holm
-from dualpath_cli.statistics.significance import detectable, mcnemar_p, p_value
+from dualpath_cli.statistics.significance import detectable, holm, mcnemar_p, p_value
 
 
 @dataclass(frozen=True)

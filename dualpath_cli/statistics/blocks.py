@@ -22,7 +22,7 @@ from math import inf, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from dualpath_cli.statistics.levels import LEVEL, POWER
+from dualpath_cli.statistics.significance import LEVEL, POWER
 
 Scores = Mapping[str, Mapping[int, float]]
 """By configuration and seed."""

@@ -1,4 +1,4 @@
-"""Random tokens beside a class of tokens: as many, in runs as long, as far into their windows.
+"""The tokens of a class, and random ones beside them: as many, in runs as long, as far in.
 
 Forcing a token costs more where there is context to lose and where its neighbours are forced, too.
 So random tokens stand where the class's tokens stand, counted from the beginning of a window, and
@@ -8,7 +8,7 @@ Shapes: W windows, T positions.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -16,13 +16,37 @@ import numpy.typing as npt
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.seeds import seed_from
-from dualpath_cli.study.tags import Masks, Tags, count
+from dualpath_cli.study.parts_of_speech import Tagger
+from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training.data.windows import Tokens
 
 NEAR = 16
 """Positions that a run is moved by, where the same position is taken, before it is set beside
 another run; further only after that."""
 
 Flags = npt.NDArray[np.bool_]
+Tags = list[npt.NDArray[np.str_]]
+Masks = list[npt.NDArray[np.bool_]]
+"""Of each window which of its tokens a class has, (T,); so of `Tags` their parts of speech."""
+
+
+def tag(ids: Sequence[Tokens], tokenizer: Tokenizer, tagger: Tagger) -> Tags:
+    """Returns the part of speech of each token; end-of-text has none, the empty string."""
+    values = tokenizer.token_values()
+    values[tokenizer.eot_id] = b"\n\n"  # keeps the words of two documents apart
+    tags = tagger.tags([values[id] for id in window.tolist()] for window in ids)
+    return [
+        np.where(window == tokenizer.eot_id, "", np.array(window_tags, dtype=np.str_))
+        for window, window_tags in zip(ids, tags, strict=True)
+    ]
+
+
+def members_of(tags: Tags, upos: Sequence[str]) -> Masks:
+    return [np.isin(window, upos) for window in tags]
+
+
+def count(masks: Iterable[npt.NDArray[np.bool_]]) -> int:
+    return sum(int(mask.sum()) for mask in masks)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.files import format_csv, without_nan, write_texts
 from dualpath_cli.output.figures import save
 from dualpath_cli.output.table import Column, Table, show
-from dualpath_cli.statistics.levels import holm
-from dualpath_cli.statistics.significance import signed_rank_p
+from dualpath_cli.statistics.significance import holm, signed_rank_p
 from dualpath_cli.study.ablation.table import REPORT
 from dualpath_cli.study.classes import PAPER
 from dualpath_cli.study.passes import read_arrays

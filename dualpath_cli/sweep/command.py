@@ -33,9 +33,8 @@ from dualpath_cli.sweep.runs import (
     runs_of,
     write_recipes,
 )
-from dualpath_cli.sweep.slurm import write_array
 from dualpath_cli.sweep.tuning import Rates, Trial, family_of
-from dualpath_cli.sweep.worker import check_sharing, side_by_side
+from dualpath_cli.sweep.worker import check_sharing, side_by_side, write_array
 
 
 def run(options: Namespace) -> str:

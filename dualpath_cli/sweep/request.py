@@ -79,7 +79,8 @@ def read(options: Namespace) -> Request:
         if not getattr(options, name):
             raise UserError(f"--{name} is missing; see dualpath sweep --help")
     recipe = recipes.load_recipes(options.config)
-    out = _folder(options.out)
+    out = folder_of("--out", options.out)
+    _check_own(out)
     wanted = Wanted(
         budgets=_list("--budget", options.budget, lambda text: parse_size(text, "--budget")),
         alphas=_list("--alphas", options.alphas, _alpha, may_be_none=True),
@@ -113,12 +114,6 @@ def read(options: Namespace) -> Request:
         out, whole_number("--jobs", options.jobs, 1, MOST_JOBS), options.slurm, tflops,
         options.yes, average.read(options.average),
     )  # fmt: skip
-
-
-def _folder(text: str) -> Path:
-    path = folder_of("--out", text)
-    _check_own(path)
-    return path
 
 
 def _check_own(out: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from dualpath_cli.compare.configurations import Configuration
 from dualpath_cli.compare.differences import BLOCKS, PAIR, Difference, differences_of
 from dualpath_cli.compare.runs import AGGREGATE
-from dualpath_cli.statistics.levels import holm
+from dualpath_cli.statistics.significance import holm
 from tests.compare.groups import configuration, group, wide
 from tests.lazy import Lazy
 

@@ -11,7 +11,7 @@ from dualpath_cli.evaluation.benchmarks import BENCHMARKS
 from dualpath_cli.evaluation.comparison import compare
 from dualpath_cli.evaluation.results import Result
 from dualpath_cli.evaluation.scoring import Sample, metrics_of
-from dualpath_cli.statistics.levels import holm
+from dualpath_cli.statistics.significance import holm
 
 
 def result(task: str, samples: list[Sample]) -> Result:

@@ -5,12 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dualpath_cli.config import COMBINATIONS
 from dualpath_cli.model import DualPathLM
 from tests.model import reference
 from tests.model.reference import Weights, difference, random_tokens
 from tests.model.small_models import (
-    ALL_KINDS,
     EXACT,
     SMALL,
     TOKENS,
@@ -132,27 +130,3 @@ def test_scales_and_shifts_start_as_none_and_move_by_themselves():
         assert torch.equal(parameter, shared[name]), name
         assert torch.equal(parameter.grad, shared[name].grad), name
     assert all(size > 0 for name, size in gradients.items() if name.endswith("film"))
-
-
-class TestSteps:
-    @pytest.mark.parametrize("combination", COMBINATIONS)
-    def test_a_silent_sublayer_makes_the_deep_path_the_identity(self, combination):
-        """All h^(k) = x, so h_deep = x: the weights that mix them sum to 1, whatever they are."""
-        config = small(block="loop", combination=combination)
-        weights = reference.random_weights(config, seed=0)
-        silent = {k: w.fill_(-1000) if k.endswith("gains") else w for k, w in weights.items()}
-        for x, y in streams(with_weights(config, silent), TOKENS):
-            assert difference(y, x) <= EXACT
-
-
-class TestTokens:
-    CONFIG = small(**ALL_KINDS)
-
-    @pytest.mark.parametrize("changed", [0, 3, 7])
-    def test_a_token_reaches_itself_and_the_later_ones_only(self, changed):
-        model = with_weights(self.CONFIG)
-        other = TOKENS.clone()
-        other[:, changed] = (other[:, changed] + 1) % SMALL.vocab_size
-        moved = (model(TOKENS) - model(other)).abs().amax(-1)
-        assert (moved[:, :changed] <= EXACT).all()
-        assert (moved[:, changed:] > 1e-6).all()

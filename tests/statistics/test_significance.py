@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.statistics.bootstrap import RESAMPLES, resampled_sums
-from dualpath_cli.statistics.levels import holm
 from dualpath_cli.statistics.significance import (
     detectable,
+    holm,
     mcnemar_p,
     p_value,
     permutation_p,

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.study.controls import Match, random_others
-from dualpath_cli.study.tags import Masks, members_of
+from dualpath_cli.study.controls import Masks, Match, members_of, random_others, tag
+from tests.small_tokenizer import tokenizer_with
 
 NUMBERS = ("NUM", "SYM")
 tags_of_windows = st.lists(
@@ -102,3 +102,19 @@ def test_the_seed_and_the_class_decide_which_others():
     )
     assert (first != other).any()
     assert (first != named).any()
+
+
+def test_input_tokens_are_tagged_and_end_of_text_is_not():
+    tokenizer = tokenizer_with(["h e", "l l"])
+    hell = tokenizer.encode("hell")
+    window = np.array([tokenizer.eot_id, *hell, tokenizer.eot_id, *tokenizer.encode("hello")])
+
+    class Fake:
+        def tags(self, windows):
+            for values in windows:
+                # Words of two documents do not touch.
+                assert b"".join(values) == b"\n\nhell\n\nhell"
+                yield [value.decode().upper() for value in values]
+
+    tags = tag([window[:-1]], tokenizer, Fake())
+    assert [window.tolist() for window in tags] == [["", "HE", "LL", "", "HE", "LL"]]

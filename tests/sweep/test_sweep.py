@@ -74,13 +74,9 @@ def test_a_damaged_table_of_validations_is_named(words, tmp_path, capsys):
     words = [*words, "--yes", "--tune", "off", "--seeds", "1", "--controls", "none"]
     assert cli.main(words) == 0
     table = tmp_path / "sweep/runs/a50_k2/seed_0/validation.csv"
-    for text, said in (
-        ("stap,tokens,set\n10,640,held_out\n", "has no column 'step'; mend it, or move it away"),
-        ("step,tokens,set\nten,640,held_out\n", "row 2: step is 'ten', no number; mend it, or"),
-    ):
-        table.write_text(text)
-        assert cli.main(words) == 2
-        assert f"{table} {said}" in capsys.readouterr().err
+    table.write_text("stap,tokens,set\n10,640,held_out\n")
+    assert cli.main(words) == 2
+    assert f"{table} has no column 'step'; mend it, or move it" in capsys.readouterr().err
 
 
 def test_a_trial_without_its_score_is_named(words, tmp_path, capsys):

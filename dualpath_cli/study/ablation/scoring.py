@@ -18,10 +18,9 @@ from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.statistics.bootstrap import Floats
 from dualpath_cli.study.ablation.suites import Row
-from dualpath_cli.study.controls import Match
+from dualpath_cli.study.controls import Masks, Match
 from dualpath_cli.study.facts import array_digest
 from dualpath_cli.study.passes import FILLER, Arrays, Pass
-from dualpath_cli.study.tags import Masks
 from dualpath_cli.training.module import DualPathModule
 
 

@@ -23,9 +23,8 @@ from dualpath_cli.study.ablation.options import AblateOptions
 from dualpath_cli.study.ablation.scoring import Scores, Scoring
 from dualpath_cli.study.ablation.suites import BASELINE, SHORTER, Row, applicable
 from dualpath_cli.study.ablation.table import excess_table, layer_table, source_table, write
-from dualpath_cli.study.controls import Match, random_others
+from dualpath_cli.study.controls import Masks, Match, members_of, random_others, tag
 from dualpath_cli.study.parts_of_speech import Tagger
-from dualpath_cli.study.tags import Masks, members_of, tag
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows
 

@@ -15,8 +15,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from dualpath_cli.statistics.bootstrap import Floats, correlation_interval, interval
-from dualpath_cli.statistics.levels import LEVEL, holm
-from dualpath_cli.statistics.significance import p_value, permutation_p
+from dualpath_cli.statistics.significance import LEVEL, holm, p_value, permutation_p
 from dualpath_cli.study.classes import ARITHMETIC, CLOSED, FUNCTION, STRUCTURE, TokenClass
 from dualpath_cli.study.routing.summary import Summary
 from dualpath_cli.study.routing.sums import CORNER

@@ -19,6 +19,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.session.session import Session
 from dualpath_cli.study import bench
 from dualpath_cli.study.classes import UPOS
+from dualpath_cli.study.controls import tag
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.study.routing import report
 from dualpath_cli.study.routing.options import RoutingOptions
@@ -26,7 +27,6 @@ from dualpath_cli.study.routing.page import details
 from dualpath_cli.study.routing.page.passes import PagePass, page_passes
 from dualpath_cli.study.routing.reader import TABLE, Reading, anchor_positions
 from dualpath_cli.study.routing.tokens import TOKENS, merge
-from dualpath_cli.study.tags import tag
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows
 

@@ -107,20 +107,3 @@ def test_rows_that_make_no_sense_for_a_model_are_left_out_with_a_reason(changes,
     assert [row.intervention.name for row in chosen] == kept
     assert list(skipped) == [name for name in NAMES if name not in kept]
     assert all(reason.startswith("the model ") for reason in skipped.values())
-
-
-@pytest.mark.parametrize(
-    ("changes", "kept", "left_out"),
-    [
-        ({"block": "wide"}, set(), {"K=1 layers=0", "gates=1,0 layers=2", "halting=0.5"}),
-        ({"loops": 1}, {"gates=1,0", "shuffled"}, {"K=2 layers=0", "halting=0.5"}),
-    ],
-)
-def test_what_no_layer_has_is_left_out_with_a_reason(changes, kept, left_out):
-    config = dataclasses.replace(TINY, **changes)
-    rows = selection("layers", "halting", loops=(1, 2)).rows(config)
-    chosen, skipped = applicable(rows, config)
-    found = {row.intervention.name.partition(" ")[0] for row in chosen}
-    assert found >= {"learned"} | kept
-    assert not any(name.startswith(("K=", "halting")) for name in found)
-    assert set(skipped) >= left_out

@@ -56,11 +56,6 @@ def write(folder: Path, source: str, numbers: Sequence[int], passes: Sequence[Pa
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def read(folder: Path, source: str) -> Arrays:
-    """Reads what `write` wrote."""
-    return read_arrays(_path(folder, source))
-
-
 def models(folder: Path, sources: Sequence[str], name: str, beside: str = "") -> tuple[Model, ...]:
     """Returns what is on the page of a run, read from its folder: its model under its `name`.
 
@@ -71,7 +66,7 @@ def models(folder: Path, sources: Sequence[str], name: str, beside: str = "") ->
     experts: list[int] = []
     forced: list[str] = []
     for source in sources:
-        details = read(folder, source)
+        details = read_arrays(_path(folder, source))
         examples = read_examples(folder / TOKENS, source, details["numbers"].tolist())
         found.setdefault("", []).extend(joined(examples, details))
         if f"{BESIDE}said" in details:

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -124,18 +123,18 @@ def _columns(read: Sequence[Sequence[Example]], tags: Sequence[str], ids: Codes)
         if examples[0].said is not None:
             columns += _said(examples, ids)
         if examples[0].costs is not None:
-            costs = _joined([example.costs for example in examples])
+            costs = np.concatenate([example.costs for example in examples])
             columns += list(encoding.hundredths(costs).reshape(len(costs), -1).T)
     return columns
 
 
 def _read_outs(examples: Sequence[Example]) -> list[Codes]:
     """The loss, then each read-out for the mean of all layers and for each layer; last experts."""
-    steps = _joined([example.step_weights for example in examples])
+    steps = np.concatenate([example.step_weights for example in examples])
     loops = (steps * np.arange(1, steps.shape[-1] + 1)).sum(-1)
 
     def all_of(name: str) -> Floats:
-        return _joined([getattr(example, name) for example in examples])
+        return np.concatenate([getattr(example, name) for example in examples])
 
     def by_step(name: str) -> Floats:
         return np.moveaxis(all_of(name), -1, 0)
@@ -155,7 +154,7 @@ def _read_outs(examples: Sequence[Example]) -> list[Codes]:
     for values in long:
         columns += list(encoding.digits(_with_mean(values)).T)
     if examples[0].experts is not None:
-        experts, weights = (_joined([getattr(example, name) for example in examples])
+        experts, weights = (np.concatenate([getattr(example, name) for example in examples])
                             for name in EXPERT_READOUTS)  # fmt: skip
         none = np.where(experts < 0, encoding.NAN, experts).astype(np.int64)
         for codes in (none, encoding.thousandths(weights)):
@@ -166,15 +165,16 @@ def _read_outs(examples: Sequence[Example]) -> list[Codes]:
 def _said(examples: Sequence[Example], ids: Codes) -> list[Codes]:
     """The next token and its loss, then the predictions of each state and their probabilities."""
     said, shares = (
-        _joined([getattr(example, name) for example in examples]) for name in ("said", "shares")
+        np.concatenate([getattr(example, name) for example in examples])
+        for name in ("said", "shares")
     )
-    next_ids = _joined([example.next_ids for example in examples])
+    next_ids = np.concatenate([example.next_ids for example in examples])
     place = np.zeros(1 + max(0, ids.max(initial=0)), np.int64)
     place[ids] = np.arange(len(ids))
     states = (len(said), -1, said.shape[-1])
     return [
         np.where(next_ids >= 0, 1 + place[next_ids], 0),
-        encoding.digits(_joined([example.next_nats for example in examples])),
+        encoding.digits(np.concatenate([example.next_nats for example in examples])),
         *encoding.said(place[said].reshape(states)).reshape(len(said), -1).T,
         *encoding.percents(shares.reshape(states)).reshape(len(said), -1).T,
     ]
@@ -192,10 +192,6 @@ def _ids(read: Sequence[Sequence[Example]]) -> Codes:
     ids, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *named]), return_counts=True)
     ordered = ids[np.argsort(-counts, kind="stable")]
     return ordered[ordered >= 0]
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    return np.concatenate(parts)
 
 
 def _mean_shares(example: Example) -> list[float | None]:
