@@ -19,7 +19,6 @@ from dualpath_cli.own_classes.consent import OPTION
 from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.sweep import plan, request, tuning
-from dualpath_cli.sweep.averages import averages_of, with_kept
 from dualpath_cli.sweep.cells import FAMILIES, Cell, solve
 from dualpath_cli.sweep.checks import check_begun, check_different, check_settings
 from dualpath_cli.sweep.request import Request
@@ -29,8 +28,10 @@ from dualpath_cli.sweep.runs import (
     RATE,
     Configuration,
     Run,
+    averages_of,
     configurations,
     runs_of,
+    with_kept,
     write_recipes,
 )
 from dualpath_cli.sweep.tuning import Rates, Trial, family_of

@@ -23,10 +23,11 @@ import yaml
 from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import FIT, is_held, read_csv, write_text
+from dualpath_cli.own_classes.checks import option_of
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.schedule import stable_steps
-from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.recipe.settings import RunSettings, Settings, settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.sweep.cells import Cell
@@ -260,3 +261,53 @@ def _heading(configuration: Configuration, seed: int) -> str:
         f"{configuration.name}, seed {seed}: {cell.family}{alpha}{loops}; {cell.spent:.4f} of the "
         f"budget of {cell.budget:,} FLOPs per token and layer, matched in {how} FLOPs"
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Average(Run):
+    """The score of a finished run's average: `validate --average`, as a process."""
+
+    count: int = 1
+
+    @property
+    def words(self) -> list[str]:
+        classes = option_of(self.settings.model).split()
+        return ["validate", "--ckpt-path", str(self.folder), "--average", str(self.count), *classes]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all validation sets are scored at the last step."""
+        at = {"step": str(self.steps), "average": str(self.count)}
+        rows = read_csv(self.folder / run_folder.AVERAGES)
+        scored = {row["set"] for row in rows if at.items() <= row.items()}
+        return scored >= set(self.settings.data.val)
+
+
+def averages_of(runs: Sequence[Run], count: int) -> list[Average]:
+    """The averages of runs; none where nothing is averaged.
+
+    Raises:
+        UserError: for a run that does not save as many checkpoints.
+    """
+    if count == 1:
+        return []
+    for run in runs:
+        every, steps = run.settings.run.save_every, run.steps - run.begins
+        if (saved := -(-steps // every)) < count:
+            own = " of its own" if run.begins else ""
+            raise UserError(
+                f"--average {count}: {run.name} has {steps:,} steps{own}, a checkpoint every "
+                f"{every:,}: {saved}; lower run.save_every"
+            )
+    return [
+        Average(**vars(run) | {"log": run.log.with_stem(f"{run.log.stem}-average")}, count=count)
+        for run in runs
+    ]
+
+
+def with_kept(recipe: Recipe, count: int) -> Recipe:
+    """A recipe that keeps as many checkpoints as are averaged, at least."""
+    keep = recipe.get("run", {}).get("keep", RunSettings.keep)
+    if not (isinstance(keep, int) and 0 < keep < count):
+        return recipe
+    return recipes.merge(recipe, {"run": {"keep": count}})

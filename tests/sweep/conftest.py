@@ -1,17 +1,77 @@
-"""The words of a sweep that trains nothing."""
+"""What tests of sweeps share: a small recipe, the words of a sweep, a stand-in for `fit`."""
 
+import json
+import sys
+from argparse import ArgumentParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from dualpath_cli.command import launch
 from dualpath_cli.run.run_folder import AVERAGES
-from dualpath_cli.sweep import runner, worker
+from dualpath_cli.sweep import options, request, runner, worker
+from dualpath_cli.sweep.request import Request
 from dualpath_cli.sweep.runs import Run
 from tests.sweep import fake_fit
-from tests.sweep.sweeps import write_recipe
+
+STEP = 64
+
+FAKE_FIT = [sys.executable, str(Path(__file__).with_name("fake_fit.py"))]
+SWEEP = f"""
+import sys
+from dualpath_cli import cli
+from dualpath_cli.command import launch
+from dualpath_cli.sweep import worker
+worker.command_of = lambda run: [*{FAKE_FIT}, str(run.path)]
+launch.to_train = lambda *_: None
+sys.exit(cli.main(sys.argv[1:]))
+"""
+"""Runs a sweep of the stand-in as a process: `python -c SWEEP sweep ...`."""
+
+
+def write_recipe(folder: Path, **sections: Any) -> Path:
+    """A recipe for a sweep of small models, ten steps each."""
+    recipe: dict[str, Any] = {
+        "model": {
+            "vocab_size": 272, "n_layers": 2, "d_model": 32, "n_heads": 2, "n_kv_heads": 2,
+            "max_seq_len": 16, "ffn_multiple_of": 8,
+        },
+        "optim": {"lr": 4e-3, "lr_start": 4e-5, "lr_end": 4e-4, "warmup_steps": 2},
+        "run": {
+            "max_tokens": 10 * STEP, "batch_tokens": STEP, "micro_batch": 2, "compile": False,
+            "tensorboard": False, "save_every": 5, "log_every": 1, "validate_every": 0,
+            "gates_every": 0,
+        },
+        "data": {"path": "data", "workers": 0, "val": {"held_out": "val.jsonl"}},
+        "trainer": {"accelerator": "cpu", "devices": 1},
+    }  # fmt: skip
+    for name, section in sections.items():
+        recipe[name] = recipe[name] | section
+    path = folder / "base.yaml"
+    path.write_text(yaml.safe_dump(json.loads(json.dumps(recipe))))
+    return path
+
+
+def starts(out: Path) -> dict[str, list[str]]:
+    """What each run says of its starts: step, threads, GPUs, time."""
+    return {
+        f"{path.parts[-3]}-{path.parts[-2]}": path.read_text().splitlines()
+        for path in out.glob("**/starts")
+    }
+
+
+def asked(folder: Path, *words: str, **sections: Any) -> Request:
+    """A sweep of PureWide, PureLoop and a dual model; later words win."""
+    parser = ArgumentParser()
+    options.add_arguments(parser)
+    recipe = write_recipe(folder, **sections)
+    plain = ["--config", str(recipe), "--budget", "100K", "--alphas", "50", "--loops", "2",
+             "--out", str(folder / "sweep"), "--seeds", "2"]  # fmt: skip
+    return request.read(parser.parse_args([*plain, *words]))
+
 
 WORDS = ["--budget", "100K", "--alphas", "50", "--loops", "2", "--seeds", "2", "--tflops", "0.01"]
 

@@ -10,7 +10,7 @@ import yaml
 from dualpath_cli import cli
 from dualpath_cli.own_classes.checks import hashes
 from dualpath_cli.recipe.settings import settings_from
-from tests.sweep.sweeps import starts, write_recipe
+from tests.sweep.conftest import starts, write_recipe
 
 
 def files(out: Path) -> dict[Path, bytes]:

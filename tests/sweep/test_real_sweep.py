@@ -12,7 +12,7 @@ from dualpath_cli.cli import main
 from dualpath_cli.files import read_csv
 from dualpath_cli.sweep import runner
 from dualpath_cli.sweep.runs import Run
-from tests.sweep.sweeps import write_recipe
+from tests.sweep.conftest import write_recipe
 
 
 def train_here(run: Run, slot: int, jobs: int) -> Any:

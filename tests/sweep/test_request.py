@@ -6,7 +6,7 @@ import pytest
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.sweep.command import _shared
-from tests.sweep.sweeps import asked
+from tests.sweep.conftest import asked
 
 
 def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path: Path) -> None:

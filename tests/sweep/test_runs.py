@@ -11,13 +11,12 @@ from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run import run_folder
 from dualpath_cli.sweep import plan, tuning, worker
-from dualpath_cli.sweep.averages import averages_of
 from dualpath_cli.sweep.cells import solve
 from dualpath_cli.sweep.checks import check_begun, check_different
 from dualpath_cli.sweep.command import _runs, _shared
 from dualpath_cli.sweep.request import Request
-from dualpath_cli.sweep.runs import Configuration, Run, configurations, write_recipes
-from tests.sweep.sweeps import asked
+from dualpath_cli.sweep.runs import Configuration, Run, averages_of, configurations, write_recipes
+from tests.sweep.conftest import asked
 
 
 def found_for(request: Request) -> list[Configuration]:

@@ -19,7 +19,7 @@ from dualpath_cli.sweep import worker
 from dualpath_cli.sweep.request import LOCK
 from dualpath_cli.sweep.runner import Board
 from dualpath_cli.sweep.tuning import SEED, Trial, grown
-from tests.sweep.sweeps import SWEEP, starts, write_recipe
+from tests.sweep.conftest import SWEEP, starts, write_recipe
 
 
 def test_rates_are_tried_then_all_runs_are_trained_at_the_best(words, tmp_path):

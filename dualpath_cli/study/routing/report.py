@@ -20,7 +20,6 @@ from dualpath_cli.study.routing import experts
 from dualpath_cli.study.routing.claim_table import as_row, claim_table
 from dualpath_cli.study.routing.claims import Claim, claims, number_of_tests
 from dualpath_cli.study.routing.figures import layers as layer_figures
-from dualpath_cli.study.routing.figures import speech as speech_figures
 from dualpath_cli.study.routing.figures import tokens as token_figures
 from dualpath_cli.study.routing.options import SUMMARY
 from dualpath_cli.study.routing.page import details, page
@@ -99,8 +98,8 @@ def write(
             "layers_by_token": token_figures.layer_grid(drawn, layers),
             "aligned": token_figures.aligned(summaries, options.anchor),
             "experts": layer_figures.loads(sums, layers),
-            "parts_of_speech": speech_figures.heat_maps(summaries, average),
-            "parts_of_speech_box": speech_figures.boxes(sums, average),
+            "parts_of_speech": token_figures.heat_maps(summaries, average),
+            "parts_of_speech_box": token_figures.boxes(sums, average),
         },
     )
     path = write_page(launch, list(sources), page_facts(content))
