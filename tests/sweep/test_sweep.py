@@ -326,9 +326,7 @@ def test_a_killed_sweep_leaves_no_process_behind_and_goes_on(words, tmp_path):
 @pytest.mark.parametrize(
     ("out", "said"),
     [
-        ("run", "is the folder of a run"),
-        ("run/sweeps/first", "is the folder of a run"),
-        ("link/below", "is the folder of a run"),
+        *((out, "is the folder of a run") for out in ("run", "run/sweeps/first", "link/below")),
         ("notes", "holds 'thesis.txt'"),
         ("other", "holds 'agent.py'"),
     ],
