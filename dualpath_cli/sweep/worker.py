@@ -60,12 +60,9 @@ def _gpus(run: Run) -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         # As CUDA reads it: what names no GPU, such as -1, ends the list.
-        return list(takewhile(_names_gpu, (name.strip() for name in named.split(","))))
+        names = (name.strip() for name in named.split(","))
+        return list(takewhile(lambda n: n.isdecimal() or n.startswith(("GPU-", "MIG-")), names))
     return [str(number) for number in range(visible_gpus() or 0)]
-
-
-def _names_gpu(name: str) -> bool:
-    return name.isdecimal() or name.startswith(("GPU-", "MIG-"))
 
 
 def start(run: Run, slot: int, jobs: int) -> "subprocess.Popen[bytes]":

@@ -148,7 +148,7 @@ def _example(source: str, number: int, rows: pa.Table) -> Example:
     upos = rows["upos"].to_pylist()
     known = {*READOUTS, *STEP_READOUTS, *EXPERT_READOUTS} & {*rows.schema.names}
     names = [name for name in Example.__dataclass_fields__ if name in known]
-    read_outs: dict[str, Any] = {name: _stacked(rows[name]) for name in names}
+    read_outs: dict[str, Any] = {n: np.array(rows[n].to_pylist(), np.float32) for n in names}
     return Example(
         source,
         number,
@@ -166,7 +166,3 @@ def _lists(values: npt.NDArray[Any], of: type[np.generic] = np.float32) -> pa.Ar
     for size in reversed(values.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     return array
-
-
-def _stacked(column: Any) -> npt.NDArray[np.floating]:
-    return np.array(column.to_pylist(), np.float32)
