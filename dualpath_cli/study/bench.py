@@ -136,7 +136,6 @@ def run(study: Study[Any], session: Session) -> StudyModule:
     """Runs all passes of a study that are not finished; the module returned has the facts.
 
     Raises:
-        UserError: if a source holds no text, and what the study raises.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, with what is kept.
     """
     module = session.module

@@ -30,11 +30,7 @@ def add_text_arguments(parser: ArgumentParser) -> None:
 
 
 def take_sources(recipe: Recipe, sources: list[str], max_tokens: str | None) -> None:
-    """Puts texts given as NAME=PATH in the place of the run's validation sets.
-
-    Raises:
-        UserError: for two texts of one name, and where there is no text at all.
-    """
+    """Puts texts given as NAME=PATH in the place of the run's validation sets."""
     texts = [_name_and_location(source) for source in sources]
     names = [name for name, _ in texts]
     for name in names:
@@ -63,9 +59,5 @@ def _name_and_location(spec: str) -> tuple[str, str]:
 
 
 def out_folder(out: str | None, run: run_folder.Run, kind: str) -> Path:
-    """Returns the folder for what a study writes: `--out`, or RUN/<kind>/step-N.
-
-    Raises:
-        UserError: if a file is in the way, and for what is no path on this machine.
-    """
+    """Returns the folder for what a study writes: `--out`, or RUN/<kind>/step-N."""
     return folder_of("--out", run.home / kind / f"step-{run.step:08d}" if out is None else out)

@@ -82,9 +82,6 @@ def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]
     """Returns the cells, and a line for each that cannot be or is not within 1 % of the budget.
 
     `backbone` gives everything but block, loops and widths.
-
-    Raises:
-        UserError: where none can be.
     """
     cells: list[Cell] = []
     notes: list[str] = []

@@ -20,10 +20,6 @@ def check_begun(runs: Iterable[Run]) -> None:
     """Checks that the runs that were begun before are those of this sweep.
 
     Else seeds would be added to a configuration that trained something else.
-
-    Raises:
-        UserError: where a run was begun with a recipe of other numbers, or with another source of
-            a custom class.
     """
     for run in runs:
         if (run.folder / RECIPE).is_file():
@@ -34,11 +30,7 @@ def check_begun(runs: Iterable[Run]) -> None:
 
 
 def check_different(runs: Sequence[Run]) -> None:
-    """Checks that no two configurations would be trained with the same numbers.
-
-    Raises:
-        UserError: naming the first two.
-    """
+    """Checks that no two configurations would be trained with the same numbers."""
     seen: dict[str, str] = {}
     for run in {run.configuration.name: run for run in reversed(runs)}.values():
         name = run.configuration.name
@@ -59,11 +51,7 @@ def _identity(run: Run) -> str:
 
 
 def check_settings(runs: Sequence[Run]) -> None:
-    """Checks one run of each configuration, as far as it can be before anything runs.
-
-    Raises:
-        UserError: for the first mistake; it names the configuration where --set made it.
-    """
+    """Checks one run of each configuration, as far as it can be before anything runs."""
     for run in {run.configuration.name: run for run in reversed(runs)}.values():
         if (run.folder / RECIPE).is_file():
             continue  # checked as it was begun

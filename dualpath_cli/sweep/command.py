@@ -42,7 +42,6 @@ def run(options: Namespace) -> str:
     """Plans a sweep, asks, and runs it; returns what comes next.
 
     Raises:
-        UserError: for the first mistake, before anything runs.
         RunFailed: at the end, if runs failed.
         Stopped: where it was not wanted after all, or after a signal.
     """
@@ -98,11 +97,7 @@ def _run(wanted: Request, console: Console) -> str:
 
 
 def _branches(wanted: Request, shared: Settings) -> bool:
-    """Whether runs of several lengths are branches of the longest.
-
-    Raises:
-        UserError: where they would be, but cannot.
-    """
+    """Whether runs of several lengths are branches of the longest."""
     if LENGTH not in wanted.varied or shared.optim.schedule != "wsd":
         return False
     if "optim.schedule" in wanted.varied:
@@ -116,11 +111,7 @@ def _branches(wanted: Request, shared: Settings) -> bool:
 
 
 def _shared(wanted: Request) -> Settings:
-    """The settings that all runs have; block and widths in them mean nothing.
-
-    Raises:
-        UserError: where the recipe has mistakes.
-    """
+    """The settings that all runs have; block and widths in them mean nothing."""
     any_block = {"block": "wide", "n_experts": 0, "d_ffn": 64, "d_ffn_wide": 64}
     shared = settings_from(merge(wanted.recipe, {"model": any_block}))
     if shared.run.branch_from is not None:
@@ -237,7 +228,6 @@ def _ask(wanted: Request, console: Console) -> None:
     """Goes on where the user wants it.
 
     Raises:
-        UserError: where there is nobody to ask.
         Stopped: where the answer is no.
     """
     if wanted.yes:

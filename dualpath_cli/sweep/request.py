@@ -70,11 +70,7 @@ class Request:
 
 
 def read(options: Namespace) -> Request:
-    """Reads the options.
-
-    Raises:
-        UserError: for the first mistake.
-    """
+    """Reads the options."""
     for name in ("config", "budget", "out"):
         if not getattr(options, name):
             raise UserError(f"--{name} is missing; see dualpath sweep --help")
@@ -120,9 +116,6 @@ def _check_own(out: Path) -> None:
     """Checks that a folder is a sweep's, empty or new, and no part of a run.
 
     A sweep writes sweep.yaml before all else but its lock.
-
-    Raises:
-        UserError: where it is not.
     """
     here = out.resolve()
     for folder in (here, *here.parents):

@@ -81,9 +81,6 @@ def configurations(
 
     `branches`: those that differ in `run.max_tokens` alone, which is then varied, are branches of
     the longest, which comes before them.
-
-    Raises:
-        UserError: for two of the same name.
     """
     if branches:
         lengths = sorted(varied[LENGTH], key=lambda text: -parse_size(str(text), LENGTH))
@@ -185,9 +182,6 @@ class Run:
 
         One whose checkpoints were all removed, as fit never does, is finished if it was validated.
         One whose checkpoints are all damaged is not: `fit` is left to say so.
-
-        Raises:
-            UserError: where what it wrote of validations cannot be read.
         """
         if not (self.folder / run_folder.RECIPE).is_file():
             return False
@@ -228,9 +222,6 @@ def runs_of(
 
     `shared` is what the runs of each configuration share, by its name. The first seed of all
     configurations comes first: a sweep that is stopped early has compared all of them once.
-
-    Raises:
-        UserError: for a recipe that is none.
     """
     runs = []
     for seed, configuration in product(seeds, found):
@@ -284,11 +275,7 @@ class Average(Run):
 
 
 def averages_of(runs: Sequence[Run], count: int) -> list[Average]:
-    """The averages of runs; none where nothing is averaged.
-
-    Raises:
-        UserError: for a run that does not save as many checkpoints.
-    """
+    """The averages of runs; none where nothing is averaged."""
     if count == 1:
         return []
     for run in runs:

@@ -75,11 +75,7 @@ def representatives(found: Sequence[Configuration]) -> dict[Family, Configuratio
 
 
 def first_rates(request: Request, settings: Settings, families: int) -> list[float]:
-    """The grid to begin with; a single rate means that nothing is tried.
-
-    Raises:
-        UserError: for --tune-tokens where nothing is tried, or of less than a step.
-    """
+    """The grid to begin with; a single rate means that nothing is tried."""
     own, tokens = settings.optim.lr, request.tune_tokens
     if request.tune is not None:
         rates = request.tune or [own]
@@ -118,11 +114,7 @@ def _short(value: float) -> float:
 
 
 def known(request: Request, settings: Settings, found: Sequence[Configuration]) -> Rates:
-    """The rate of each family where nothing is tried: given one by one, or the same for all.
-
-    Raises:
-        UserError: for a family without a rate, where others are given one.
-    """
+    """The rate of each family where nothing is tried: given one by one, or the same for all."""
     rate = (request.tune or [settings.optim.lr])[0]
     rates = request.known_rates
     for configuration in found:
@@ -155,11 +147,7 @@ def record(out: Path, rows: Sequence[Trial]) -> None:
 
 
 def kept(out: Path, found: Sequence[Configuration]) -> tuple[list[Trial], Sequence[Configuration]]:
-    """The trials of families whose runs are begun, which keep their rate, and what is to be tuned.
-
-    Raises:
-        UserError: for a run that was begun at a rate that no trial chose.
-    """
+    """The trials of families whose runs are begun, which keep their rate, and what is to be tuned."""
     rows, begun = recorded(out), set()
     rates = chosen_rates(rows)
     for configuration in found:
@@ -250,11 +238,7 @@ def judge(runs: Sequence[Run]) -> list[Trial]:
 
 
 def _score(run: Run) -> float:
-    """Bits per byte at the end, the mean of the validation sets; infinite where there is no end.
-
-    Raises:
-        UserError: where one of them is no number.
-    """
+    """Bits per byte at the end, the mean of the validation sets; infinite where there is no end."""
     if not run.is_finished:
         return math.inf
     path = run.folder / "validation.csv"

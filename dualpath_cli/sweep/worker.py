@@ -38,11 +38,7 @@ def side_by_side(run: Run, jobs: int) -> int:
 
 
 def check_sharing(run: Run, jobs: int) -> None:
-    """Checks that runs can be side by side on the GPUs of this machine.
-
-    Raises:
-        UserError: for several jobs that want more than a GPU each.
-    """
+    """Checks that runs can be side by side on the GPUs of this machine."""
     gpus, trainer = _gpus(run), run.settings.trainer
     if jobs == 1 or not gpus:
         return

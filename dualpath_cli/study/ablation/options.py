@@ -60,11 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> AblateOptions:
-    """Reads the options of `ablate`; texts go to the recipe's data section.
-
-    Raises:
-        UserError: for the first mistake in them.
-    """
+    """Reads the options of `ablate`; texts go to the recipe's data section."""
     take_sources(recipe, given["sources"], given["max_tokens"])
     seeds = given["seeds"]
     if seeds is not None:

@@ -87,11 +87,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def read_options(given: dict[str, Any], recipe: Recipe, run: run_folder.Run) -> RoutingOptions:
-    """Reads the options of `routing`; texts go to the recipe's data section.
-
-    Raises:
-        UserError: for the first mistake in them.
-    """
+    """Reads the options of `routing`; texts go to the recipe's data section."""
     if given["text"] is None:
         if given["layer"] is not None:
             raise UserError("--layer goes with --text; the page shows every layer")

@@ -35,11 +35,7 @@ PASSES = "passes"
 
 
 def run(session: Session) -> None:
-    """Reads a run's checkpoint on every source; prints the tables and writes everything.
-
-    Raises:
-        UserError: if a source holds no text, or tags cannot be had.
-    """
+    """Reads a run's checkpoint on every source; prints the tables and writes everything."""
     options, kinds = session.launch.options, session.launch.settings.model.block_kinds
     tagger = None if options.tagger is None else Tagger(options.tagger)
     study = RoutingStudy(session, tagger)
@@ -83,11 +79,7 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
     def passes(
         self, source: str, windows: Windows, tokenizer: Tokenizer
     ) -> list[Reading | PagePass]:
-        """Tags a source's sequences and looks for the anchor.
-
-        Raises:
-            UserError: if a sequence is to be drawn that the source does not have.
-        """
+        """Tags a source's sequences and looks for the anchor."""
         ids = windows.windows[: windows.n_filled]
         for name, number in self._options.examples:
             if name == source and number >= len(ids):
