@@ -147,7 +147,7 @@ def record(out: Path, rows: Sequence[Trial]) -> None:
 
 
 def kept(out: Path, found: Sequence[Configuration]) -> tuple[list[Trial], Sequence[Configuration]]:
-    """The trials of families whose runs are begun, which keep their rate, and what is to be tuned."""
+    """The trials of families whose runs are begun, which keep their rate, and what is tuned."""
     rows, begun = recorded(out), set()
     rates = chosen_rates(rows)
     for configuration in found:

@@ -30,7 +30,7 @@ from dualpath_cli.training.data.windows import Windows
 
 
 def run(session: Session) -> None:
-    """Scores a run's checkpoint under the suites asked for; prints and writes tables and figures."""
+    """Scores a checkpoint under the suites asked for; prints and writes tables and figures."""
     options, model = session.launch.options, session.launch.settings.model
     rows, skipped = applicable(options.selection.rows(model), model)
     for reason in dict.fromkeys(skipped.values()):
