@@ -20,8 +20,8 @@ def test_the_recipe_names_the_command_that_solves_its_widths(
     (command,) = [line for line in lines if "# dualpath flops" in line]
     assert main([*shlex.split(command)[2:], "--format", "json"]) == 0
     model = recipes.load("quickstart")["model"]
-    for reading in json.loads(capsys.readouterr().out):
-        assert (reading["d_ffn"], reading["d_ffn_wide"]) == (model["d_ffn"], model["d_ffn_wide"])
+    solved = json.loads(capsys.readouterr().out)["model"]
+    assert all(solved[key] == model[key] for key in ("d_ffn", "d_ffn_wide", "ffn_multiple_of"))
 
 
 def test_a_command_that_fails_ends_the_quickstart_which_then_continues(

@@ -19,7 +19,7 @@ from tests.conftest import Said
 from tests.export.conftest import contents, export, words
 from tests.processes import start
 from tests.tiny_run import Fit
-from tests.training.test_checkpoint_faults import flipped, sharded
+from tests.training.test_checkpoint_faults import flip, sharded
 
 forms = pytest.mark.parametrize("form", FORMATS)
 
@@ -104,7 +104,7 @@ def test_what_the_disk_gives_back_otherwise_gets_no_name(
     compare = getattr(importlib.import_module(module), name)
 
     def lose_a_bit(written: Path, *given: object) -> object:
-        flipped(written / "model.safetensors" if written.is_dir() else written)
+        flip(written / "model.safetensors" if written.is_dir() else written, 0.5)
         return compare(written, *given)
 
     monkeypatch.setattr(place, lose_a_bit)
@@ -166,7 +166,7 @@ def test_the_damaged_shard_is_named(trained: Fit, tmp_path: Path, said: Said) ->
     write_manifest(checkpoint, describe(checkpoint, files_of(checkpoint)), {})
     shard = checkpoint / "__0_0.distcp"
     given = words(checkpoint, tmp_path / "x.safetensors", form="consolidated")
-    flipped(shard)
+    flip(shard, 0.5)
     assert "is damaged: __0_0.distcp was changed since it was written" in said(*given)
     shard.unlink()
     shutil.rmtree(run / "checkpoints" / "manifests")  # as of an earlier version
