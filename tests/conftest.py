@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,17 @@ def _no_graphs_of_other_files() -> None:
     import torch
 
     torch.compiler.reset()
+
+
+@pytest.fixture(autouse=True)
+def _no_ranks_of_other_tests() -> Iterator[None]:
+    """`fit` with DDP or FSDP in the tests' process leaves its process group and its rank there."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        distributed.destroy_process_group()
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK"):
+        os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session", autouse=True)

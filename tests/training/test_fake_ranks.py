@@ -1,6 +1,5 @@
 """FSDP2 on more ranks than a test can start: a fake process group, and tensors without numbers."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -28,13 +27,6 @@ NODE = 8
 """The paper's widths and vocabulary; all of its 16 layers are alike."""
 
 
-@pytest.fixture
-def group_ends() -> Iterator[None]:
-    """Ends the process group that a test makes."""
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
@@ -45,7 +37,6 @@ def group_ends() -> Iterator[None]:
         pytest.param("fsdp", 1024, marks=pytest.mark.slow),  # whose gradients are cut in 1,024
     ],
 )
-@pytest.mark.usefixtures("group_ends")
 def test_a_step_of_the_papers_model_sends_what_is_planned(name: Strategy, ranks: int) -> None:
     """Two micro-batches, whose gradients travel with the second, in nodes of NODE."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
