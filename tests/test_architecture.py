@@ -45,7 +45,7 @@ def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def test_a_room_imports_only_from_the_rows_below_its_own() -> None:
+def test_a_room_imports_only_from_the_rows_below_its_own():
     bottom = len(ROWS) - 1
     wrong = [
         f"{path.relative_to(ROOT)} imports {other}"
@@ -57,7 +57,7 @@ def test_a_room_imports_only_from_the_rows_below_its_own() -> None:
     assert not wrong
 
 
-def test_the_page_draws_these_rows() -> None:
+def test_the_page_draws_these_rows():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     lines = page.split("```")[1].splitlines()
     drawn = [set(line.replace(".py", "").replace("/", "").replace(",", "").split())
@@ -67,7 +67,7 @@ def test_the_page_draws_these_rows() -> None:
     assert [found[-1] for found in places] == sorted(found[-1] for found in places)
 
 
-def test_each_forward_of_the_equations_is_short() -> None:
+def test_each_forward_of_the_equations_is_short():
     """Caches, early exits and overrides belong to a `LayerPass`, not among its arguments."""
     forwards = [
         (f"{cls.name}.forward", part)

@@ -26,9 +26,7 @@ def stub(path: Path, lines: str) -> None:
 
 @pytest.mark.parametrize("code", [0, 2, 138])
 @pytest.mark.parametrize("warned", [False, True])
-def test_a_job_that_was_warned_of_its_end_is_requeued_and_no_other(
-    code: int, warned: bool, tmp_path: Path
-) -> None:
+def test_a_job_that_was_warned_of_its_end_is_requeued_and_no_other(code, warned, tmp_path):
     # `srun` ends by itself, or once it was passed the warning that the script gets.
     warning = f"trap 'echo passed on > {tmp_path}/warned; exit {code}' USR1; kill -USR1 $PPID"
     lines = f'printf "%s\\n" "$@" > {tmp_path}/srun.txt\n'

@@ -12,8 +12,7 @@ import pytest
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.export.hf.code import own_files
 from dualpath_cli.own_classes.classes import FOUND
-from tests.conftest import OutputOf, Said
-from tests.tiny_run import Fit, tables, weights
+from tests.tiny_run import tables, weights
 
 PAGE = Path(__file__).parents[1] / "docs" / "custom.md"
 OWN = {"gate": "my_gates.TemperedGate", "combination": "my_gates.SoftmaxOverSteps"}
@@ -33,9 +32,7 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         FOUND.pop(path, None)
 
 
-def test_a_model_is_trained_with_it_and_both_classes_learn(
-    fit: Fit, output_of: OutputOf, said: Said
-) -> None:
+def test_a_model_is_trained_with_it_and_both_classes_learn(fit, output_of, said):
     run = fit(model=OWN, optim={"lr": 0.05})
     losses = [float(row["loss"]) for row in tables(run)["metrics.csv"]]
     assert losses[-1] < losses[0]
@@ -54,7 +51,7 @@ def test_a_model_is_trained_with_it_and_both_classes_learn(
     assert "SoftmaxOverSteps has no step_probability" in error
 
 
-def test_a_folder_for_transformers_can_hold_it() -> None:
+def test_a_folder_for_transformers_can_hold_it():
     config = ModelConfig(d_ffn=8, d_ffn_wide=8, **OWN)
     (text,) = own_files(config).values()
     assert "from .configuration_dualpath import ModelConfig" in text

@@ -20,7 +20,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
+def test_every_link_inside_the_repository_leads_somewhere(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         path, _, anchor = link.partition("#")
         if path.startswith(("https:", "http:")):
@@ -30,12 +30,12 @@ def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_readme_lists_the_commands_as_help_does() -> None:
+def test_readme_lists_the_commands_as_help_does():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \[`dualpath (\w+(?: \w+)?)`\]\(.*?\) \| (.*) \|$", text, re.MULTILINE)
     assert rows == [(command.name, command.purpose) for command in COMMANDS.values()]
 
 
-def test_the_page_of_a_recipe_has_every_key_as_it_is() -> None:
+def test_the_page_of_a_recipe_has_every_key_as_it_is():
     written = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
     assert written == runpy.run_path(str(ROOT / "docs" / "recipe.py"))["page"](), "docs/recipe.py"

@@ -14,9 +14,8 @@ import torch
 from dualpath_cli import files
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import FIT, alone, is_held, naming, replacing, replacing_folder, write_text
-from tests.conftest import Said
 from tests.processes import SERVER, start
-from tests.tiny_run import SEQ_LEN, Fit, Refused, rows
+from tests.tiny_run import SEQ_LEN, rows
 
 
 def fail_half_way(path: Path, number: int) -> None:
@@ -40,7 +39,7 @@ def fail_tidily(number: int) -> None:
         raise AttributeError("no attribute 'pos'")
 
 
-def test_a_failure_of_the_disk_names_the_file_and_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_failure_of_the_disk_names_the_file_and_leaves_the_one_before(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("before")
     for number in (errno.ENOSPC, errno.EIO):
@@ -54,16 +53,14 @@ def test_a_failure_of_the_disk_names_the_file_and_leaves_the_one_before(tmp_path
     assert path.read_text() == "before"
 
 
-def test_what_is_no_failure_of_the_disk_stays_what_it_is(tmp_path: Path) -> None:
+def test_what_is_no_failure_of_the_disk_stays_what_it_is(tmp_path):
     with pytest.raises(AttributeError), naming(tmp_path / "x"):
         fail_tidily(errno.ENOTCONN)
     with pytest.raises(UserError), naming(tmp_path / "x"):
         refuse()
 
 
-def test_torch_names_no_disk_so_that_one_without_room_is_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_names_no_disk_so_that_one_without_room_is_looked_for(tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 64 vs 0")
 
@@ -87,8 +84,8 @@ def test_torch_names_no_disk_so_that_one_without_room_is_looked_for(
     ],
 )
 def test_a_disk_that_is_full_at_the_first_write_is_the_machines_failure(
-    words: str, trained: Fit, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    words, trained, tmp_path, said, monkeypatch
+):
     run, make = trained(), Path.mkdir
 
     def refuse_on_full_disk(path: Path, *given: object, **options: object) -> None:
@@ -121,8 +118,8 @@ def killed(folder: Path, moment: str) -> None:
 
 @pytest.mark.parametrize("moment", ["", ".partial"])
 def test_a_folder_is_the_one_before_or_the_one_after_whenever_its_writer_is_killed(
-    moment: str, tmp_path: Path
-) -> None:
+    moment, tmp_path
+):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "text").write_text("before")
@@ -160,7 +157,7 @@ def take(folder: Path) -> None:
     raise AssertionError(f"{folder} is still locked")
 
 
-def test_a_second_holder_is_refused_and_the_first_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_second_holder_is_refused_and_the_first_leaves_no_trace(tmp_path):
     folder = tmp_path / "runs" / "new"
     with alone(folder / FIT, folder):
         said = f"'{folder}' is being written by another process; come back"
@@ -173,7 +170,7 @@ def test_a_second_holder_is_refused_and_the_first_leaves_no_trace(tmp_path: Path
         pass
 
 
-def test_a_killed_process_holds_nothing_even_if_its_child_lives_on(tmp_path: Path) -> None:
+def test_a_killed_process_holds_nothing_even_if_its_child_lives_on(tmp_path):
     process = SERVER.Process(target=hold, args=(tmp_path,))
     process.start()
     while not (tmp_path / "child").exists():
@@ -187,9 +184,7 @@ def test_a_killed_process_holds_nothing_even_if_its_child_lives_on(tmp_path: Pat
     os.kill(child, signal.SIGKILL)  # which fails if it is gone
 
 
-def test_a_second_fit_in_the_same_folder_ends_with_one_line(
-    trained: Fit, refused: Refused, tmp_path: Path
-) -> None:
+def test_a_second_fit_in_the_same_folder_ends_with_one_line(trained, refused, tmp_path):
     trained()  # writes the recipe
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "one"]
     more = ["--run.max_tokens", str(5000 * 4 * SEQ_LEN), "--data.max_epochs", "9999"]
@@ -210,9 +205,7 @@ def test_a_second_fit_in_the_same_folder_ends_with_one_line(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
-def test_a_file_system_without_locks_is_told_of(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_system_without_locks_is_told_of(number, tmp_path, monkeypatch, capsys):
     def unknown(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -224,7 +217,7 @@ def test_a_file_system_without_locks_is_told_of(
     assert not is_held(tmp_path / FIT)
 
 
-def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path):
     (tmp_path / "file").touch()
     file = tmp_path / "file"
     said = "remove it, or give another name"

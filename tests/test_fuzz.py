@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Share
 from tests.fuzz import judge
 from tests.fuzz.home import write_home
 
@@ -14,9 +13,7 @@ RARE = [pytest.param(first, marks=pytest.mark.slow) for first in range(100, 300,
 
 
 @pytest.mark.parametrize("first", [0, 50, *RARE])
-def test_no_case_ends_in_a_traceback_or_writes_elsewhere(
-    first: int, share: Share, tmp_path: Path
-) -> None:
+def test_no_case_ends_in_a_traceback_or_writes_elsewhere(first, share, tmp_path):
     home = share("fuzz-home", write_home)
     endings = [
         judge.run_case(SEED, number, home, tmp_path / "box")
@@ -40,9 +37,7 @@ def test_no_case_ends_in_a_traceback_or_writes_elsewhere(
         (1, "dualpath fit: error: out of memory\n", "out of memory"),
     ],
 )
-def test_the_judge_sees_what_is_wrong_with_an_ending(
-    code: int, message: str, problem: str | None
-) -> None:
+def test_the_judge_sees_what_is_wrong_with_an_ending(code, message, problem):
     found = judge.problem_of(code, message)
     assert found == "" if problem is None else problem in found
 
@@ -51,9 +46,7 @@ def test_the_judge_sees_what_is_wrong_with_an_ending(
     ("fault", "problem"),
     [("raises", "raises KeyError"), ("hangs", "raises TooLong"), ("writes", "wrote outside")],
 )
-def test_the_judge_sees_what_a_command_does(
-    fault: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_judge_sees_what_a_command_does(fault, problem, tmp_path, monkeypatch):
     def main(words: list[str]) -> int:
         if fault == "raises":
             raise KeyError("x")

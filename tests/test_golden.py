@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
@@ -25,7 +25,7 @@ def difference(losses: list[float], kind: str) -> float:
 
 
 @pytest.mark.parametrize("kind", get_args(BlockKind))
-def test_training_gives_the_golden_losses(kind: BlockKind) -> None:
+def test_training_gives_the_golden_losses(kind):
     gap = difference(train(DualPathLM(config_of(kind), seed=0)), kind)
     assert gap <= TOLERANCE, (
         f"losses of a {kind} model differ by {gap:.1e} from {GOLDEN.name}; "
@@ -45,13 +45,13 @@ def test_training_gives_the_golden_losses(kind: BlockKind) -> None:
     ],
     ids=str,
 )
-def test_another_setting_gives_other_losses(model: dict[str, Any], optim: dict[str, Any]) -> None:
+def test_another_setting_gives_other_losses(model, optim):
     config = dataclasses.replace(config_of("dual"), **model)
     losses = train(DualPathLM(config, seed=0), dataclasses.replace(OPTIM, **optim))
     assert difference(losses, "dual") > 3 * TOLERANCE
 
 
-def test_swapped_gates_give_other_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swapped_gates_give_other_losses(monkeypatch):
     learned = PathGate.forward
     monkeypatch.setattr(PathGate, "forward", lambda gate, x_BTD: learned(gate, x_BTD)[::-1])
     assert difference(train(DualPathLM(config_of("dual"), seed=0)), "dual") > 3 * TOLERANCE

@@ -34,7 +34,7 @@ on_a_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"
 
 
 @pytest.mark.parametrize("name", [f"step: {MAIN}", "ceilings: measured", "attention: as chosen"])
-def test_a_cell_measures_in_its_turn_alone(name: str) -> None:
+def test_a_cell_measures_in_its_turn_alone(name):
     """And all that is compiled, one graph of both layers and one of the loss, is so before."""
     timed: list[str] = []
     torch._dynamo.reset()
@@ -55,18 +55,18 @@ def test_a_cell_measures_in_its_turn_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", correct.KINDS)
-def test_the_model_is_right_in_each_precision(kind: str) -> None:
+def test_the_model_is_right_in_each_precision(kind):
     rows = correct.eager(CPU, kind)
     assert len(rows) == 3
     assert all(row["right"] for row in rows.values())
 
 
-def test_a_compiled_model_is_right() -> None:
+def test_a_compiled_model_is_right():
     (row,) = correct.compiled(CPU, "float32", "selective").values()
     assert row["right"]
 
 
-def test_a_wrong_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_model_is_found(monkeypatch):
     learned = PathGate.forward
 
     def swapped(gate: PathGate, x_BTD: torch.Tensor) -> Any:
@@ -78,7 +78,7 @@ def test_a_wrong_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not correct.check(CPU, "dual", "float64")["right"]
 
 
-def test_a_wrong_kernel_is_found() -> None:
+def test_a_wrong_kernel_is_found():
     ids_BT = torch.arange(128)[None] // 50
     shape, right = (1, 128, 2, 16), kernels.document_mask(ids_BT)
     assert kernels.worst_error(shape, right, right, CPU.device) < 0.02
@@ -86,13 +86,13 @@ def test_a_wrong_kernel_is_found() -> None:
 
 
 @pytest.mark.slow  # it compiles a model and a Llama
-def test_decoding_is_measured_beside_a_llama() -> None:
+def test_decoding_is_measured_beside_a_llama():
     rows = kernels.decode(CPU, batch=2)
     assert len(rows) == 4
     assert all(row["tokens/s"] > 0 for row in rows.values())
 
 
-def test_on_cuda_calls_are_timed_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_calls_are_timed_between_events(monkeypatch):
     now = [0.0]
 
     class Event:
@@ -150,9 +150,7 @@ def run_phase(monkeypatch: pytest.MonkeyPatch, *stubs: Stub) -> dict[str, Rows |
     return done
 
 
-def test_the_first_that_is_ready_is_measured_while_others_are_paused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_that_is_ready_is_measured_while_others_are_paused(monkeypatch):
     events: list[str] = []
     row: Rows = {"": {"seconds": 1.0}}
     first, second = Stub("first", events, 2, row), Stub("second", events, 0, row)
@@ -168,7 +166,7 @@ def test_the_first_that_is_ready_is_measured_while_others_are_paused(
 
 
 @pytest.mark.parametrize("ready", [False, True])
-def test_a_process_that_dies_loses_itself_alone(ready: bool) -> None:
+def test_a_process_that_dies_loses_itself_alone(ready):
     worker = once.Worker.__new__(once.Worker)
     worker.ready, worker.rows = ready, None
     worker._pipe, theirs = Pipe()
@@ -181,9 +179,7 @@ def test_a_process_that_dies_loses_itself_alone(ready: bool) -> None:
     assert not worker.ready
 
 
-def test_processes_run_cells_and_leave_two_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_run_cells_and_leave_two_files(tmp_path, monkeypatch):
     monkeypatch.setenv("WORK", str(tmp_path))
     out = tmp_path / "out"
     words = [str(out), "--rehearse", "--slower", "10", "--only", "ceilings*", "correct: wide"]
@@ -195,7 +191,7 @@ def test_processes_run_cells_and_leave_two_files(
     assert {"git_commit", "source", "date", "machine"} < found["conditions"].keys()
 
 
-def test_a_cell_that_fails_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_that_fails_says_why(capfd):
     def bad(bench: Bench) -> Rows:
         raise ValueError("out of luck")
 
@@ -213,7 +209,7 @@ MEASURED: dict[str, Rows] = {
 }
 
 
-def test_a_table_has_a_column_a_measurement_and_says_why_a_row_is_empty() -> None:
+def test_a_table_has_a_column_a_measurement_and_says_why_a_row_is_empty():
     lines = results.table("step", MEASURED["step"]).splitlines()
     assert lines[0] == "**step**"
     assert lines[2] == "|  | tokens/s | graphs | failed |"
@@ -224,9 +220,7 @@ def test_a_table_has_a_column_a_measurement_and_says_why_a_row_is_empty() -> Non
 
 
 @pytest.mark.parametrize("rehearse", [True, False])
-def test_results_get_onto_the_page_and_a_rehearsal_never_does(
-    rehearse: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_get_onto_the_page_and_a_rehearsal_never_does(rehearse, tmp_path, capsys):
     facts = {
         "git_commit": None, "source": results.source(), "date": "2026-11-26T12:00", "cores": 16,
         "machine": "NVIDIA X", "threads": 2, "load": 0.5, "python": "3.12.3",
@@ -249,7 +243,7 @@ def test_results_get_onto_the_page_and_a_rehearsal_never_does(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_has_the_numbers_of_its_files(page: Path) -> None:
+def test_a_page_has_the_numbers_of_its_files(page):
     assert results.filled(page) == page.read_text(encoding="utf-8")
 
 
@@ -261,16 +255,14 @@ def test_a_page_has_the_numbers_of_its_files(page: Path) -> None:
     ],
 )
 @on_a_cpu
-def test_a_mistake_is_one_line(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_one_line(words, said, capsys):
     assert once.main(words) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
 
 
-def test_the_script_hands_its_words_on(tmp_path: Path) -> None:
+def test_the_script_hands_its_words_on(tmp_path):
     script = ["bash", str(ROOT / "benchmarks/gpu_once.sh")]
     environment = os.environ | {"PYTHON": sys.executable, "WORK": str(tmp_path)}
     done = subprocess.run(script, capture_output=True, text=True, env=environment, check=False)

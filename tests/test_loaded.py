@@ -13,7 +13,6 @@ import dualpath_cli as dualpath
 from dualpath_cli.cli import main
 from dualpath_cli.errors import UserError
 from dualpath_cli.model.loss import IGNORE
-from tests.conftest import OutputOf
 from tests.study.conftest import OPEN, model_of
 from tests.tiny_run import Fit
 from tests.training.test_checkpoint_faults import flip
@@ -26,7 +25,7 @@ def run(trained: Fit) -> Path:
     return trained(**OPEN)
 
 
-def test_the_names_that_a_user_may_rely_on() -> None:
+def test_the_names_that_a_user_may_rely_on():
     assert dualpath.__all__ == ["LoadedModel", "Loss", "Routing", "__version__", "load"]
     public = {name for name in vars(dualpath.LoadedModel) if not name.startswith("_")}
     assert public == {"generate", "logits", "loss", "routing"}
@@ -36,9 +35,7 @@ def test_the_names_that_a_user_may_rely_on() -> None:
         dualpath.open  # noqa: B018
 
 
-def test_a_run_a_checkpoint_a_file_and_an_exported_folder_are_one_model(
-    run: Path, tmp_path: Path, output_of: OutputOf
-) -> None:
+def test_a_run_a_checkpoint_a_file_and_an_exported_folder_are_one_model(run, tmp_path, output_of):
     export = ("export", "--ckpt_path", run, "--format")
     output_of(*export, "consolidated", "--out", tmp_path / "one.safetensors")
     output_of(*export, "hf", "--out", tmp_path / "folder")
@@ -53,9 +50,7 @@ def test_a_run_a_checkpoint_a_file_and_an_exported_folder_are_one_model(
         assert loaded.tokenizer.fingerprint == tokenizer.fingerprint
 
 
-def test_an_exported_folder_with_a_flipped_bit_is_refused(
-    run: Path, tmp_path: Path, output_of: OutputOf
-) -> None:
+def test_an_exported_folder_with_a_flipped_bit_is_refused(run, tmp_path, output_of):
     folder = tmp_path / "folder"
     output_of("export", "--ckpt_path", run, "--format", "hf", "--out", folder)
     for path in sorted(folder.iterdir()):
@@ -78,7 +73,7 @@ def test_an_exported_folder_with_a_flipped_bit_is_refused(
     dualpath.load(folder)
 
 
-def test_losses_are_those_of_the_model_in_windows_of_its_length(run: Path) -> None:
+def test_losses_are_those_of_the_model_in_windows_of_its_length(run):
     loaded = dualpath.load(run)
     model, tokenizer = model_of(run)
     texts, nats, sizes = [TEXT, "sea " * 60], [], 0
@@ -97,7 +92,7 @@ def test_losses_are_those_of_the_model_in_windows_of_its_length(run: Path) -> No
     assert loaded.loss(TEXT, "K=1") != loaded.loss(TEXT) == loaded.loss([TEXT])
 
 
-def test_routing_obeys_the_equations(run: Path) -> None:
+def test_routing_obeys_the_equations(run):
     routing = dualpath.load(run).routing(TEXT)
     deep = routing.gate_deep * routing.update_deep
     share = deep / (deep + routing.gate_wide * routing.update_wide)  # Eq. 6
@@ -108,7 +103,7 @@ def test_routing_obeys_the_equations(run: Path) -> None:
     assert routing.step_weights.shape == (len(routing.tokens), 2, 3)
 
 
-def test_routing_as_a_frame_has_a_row_for_each_token_and_layer(run: Path) -> None:
+def test_routing_as_a_frame_has_a_row_for_each_token_and_layer(run):
     pytest.importorskip("pandas")
     routing = dualpath.load(run).routing(TEXT, "gates=1,0 layers=1")
     frame = routing.frame().set_index(["position", "layer"])
@@ -122,7 +117,7 @@ def test_routing_as_a_frame_has_a_row_for_each_token_and_layer(run: Path) -> Non
 
 
 @pytest.mark.parametrize("loops", [1, 5])
-def test_layers_of_other_numbers_of_steps_share_a_tensor(loops: int, run: Path) -> None:
+def test_layers_of_other_numbers_of_steps_share_a_tensor(loops, run):
     loaded = dualpath.load(run)
     weights = loaded.routing(TEXT, f"K={loops} layers=1").step_weights
     assert weights.shape[-1] == max(loops, loaded.config.loops)
@@ -133,14 +128,14 @@ def test_layers_of_other_numbers_of_steps_share_a_tensor(loops: int, run: Path) 
     assert not weights.is_inference(), "a user may compute on with it"
 
 
-def test_what_a_block_has_not_is_nan(trained: Fit) -> None:
+def test_what_a_block_has_not_is_nan(trained):
     routing = dualpath.load(trained(model={"block": "wide"})).routing(TEXT)
     assert routing.gate_deep.isnan().all()
     assert not routing.update_wide.isnan().any()
     assert routing.step_weights.shape[-1] == 0
 
 
-def test_texts_are_those_of_the_command(run: Path, tmp_path: Path, output_of: OutputOf) -> None:
+def test_texts_are_those_of_the_command(run, tmp_path, output_of):
     words = ["--prompt", "the", "--max_new_tokens", "12", "--greedy"]
     output_of("generate", "--ckpt_path", run, *words, "--out", tmp_path / "text.jsonl")
     text = json.loads((tmp_path / "text.jsonl").read_text())["text"]
@@ -150,7 +145,7 @@ def test_texts_are_those_of_the_command(run: Path, tmp_path: Path, output_of: Ou
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_mistakes_are_one_line(run: Path) -> None:
+def test_mistakes_are_one_line(run):
     loaded = dualpath.load(run)
     for intervention, word in (
         ("K=0", "K"), ("layers=7 K=1", "layers"), ("gate=1,0", "gates"),
@@ -168,7 +163,7 @@ def test_mistakes_are_one_line(run: Path) -> None:
         loaded.loss([""])
 
 
-def test_classes_of_a_run_are_imported_with_consent_alone(trained: Fit) -> None:
+def test_classes_of_a_run_are_imported_with_consent_alone(trained):
     run = trained(model={"gate": "tests.custom_classes.MlpGate"})
     with pytest.raises(UserError, match="own-classes"):
         dualpath.load(run)

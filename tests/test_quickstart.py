@@ -13,9 +13,7 @@ from dualpath_cli.files import write_text
 from dualpath_cli.recipe import recipes
 
 
-def test_the_recipe_names_the_command_that_solves_its_widths(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_recipe_names_the_command_that_solves_its_widths(capsys):
     lines = recipes.find("quickstart").read_text().splitlines()
     (command,) = [line for line in lines if "# dualpath flops" in line]
     assert main([*shlex.split(command)[2:], "--format", "json"]) == 0
@@ -25,8 +23,8 @@ def test_the_recipe_names_the_command_that_solves_its_widths(
 
 
 def test_a_command_that_fails_ends_the_quickstart_which_then_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     ran: list[str] = []
     codes = {"ablate": 130}
 
@@ -53,9 +51,7 @@ def test_a_command_that_fails_ends_the_quickstart_which_then_continues(
 
 
 @pytest.mark.parametrize(("given", "used"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_waiting_threads_sleep_unless_the_environment_says_otherwise(
-    given: str | None, used: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_threads_sleep_unless_the_environment_says_otherwise(given, used, monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
     if given is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")

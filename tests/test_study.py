@@ -23,13 +23,13 @@ def study() -> ModuleType:
     return module
 
 
-def test_every_table_of_the_page_is_what_the_script_makes(study: ModuleType) -> None:
+def test_every_table_of_the_page_is_what_the_script_makes(study):
     page = PAGE.read_text(encoding="utf-8")
     assert study.written(page) == page
     assert [name for name in study.TABLES if f"<!-- {name} -->\n\n| " not in page] == []
 
 
-def test_a_table_that_says_something_else_or_nothing_is_made_anew(study: ModuleType) -> None:
+def test_a_table_that_says_something_else_or_nothing_is_made_anew(study):
     for stood in ("| rate |\n| --- |\n\n", ""):
         page = study.written(f"words\n\n<!-- held -->\n\n{stood}more\n")
         assert (
@@ -39,7 +39,7 @@ def test_a_table_that_says_something_else_or_nothing_is_made_anew(study: ModuleT
         assert page.count("| rate |") == 0
 
 
-def test_runs_are_the_seeds_of_the_declaration_once_each(study: ModuleType) -> None:
+def test_runs_are_the_seeds_of_the_declaration_once_each(study):
     seeds_of = {"rates": range(2), "held": range(2), "transfer": range(1),
                 "table32": range(2, 14), "table48": range(2, 6)}  # fmt: skip
     seeds: dict[tuple[str, str, float], list[int]] = {}
@@ -54,7 +54,7 @@ def test_runs_are_the_seeds_of_the_declaration_once_each(study: ModuleType) -> N
     assert sum(map(len, seeds.values())) == 246
 
 
-def test_the_figure_has_a_mark_for_each_run_of_the_tables(study: ModuleType) -> None:
+def test_the_figure_has_a_mark_for_each_run_of_the_tables(study):
     for ax, part, arms in zip(study.figure().axes, ("table32", "table48"), (6, 6), strict=True):
         marks = [line for line in ax.lines if line.get_marker() in "ox"]
         assert len(marks) == arms
@@ -64,7 +64,7 @@ def test_the_figure_has_a_mark_for_each_run_of_the_tables(study: ModuleType) -> 
         )
 
 
-def test_two_arms_alone_are_compared_by_students_test(study: ModuleType) -> None:
+def test_two_arms_alone_are_compared_by_students_test(study):
     one, other = ([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
     # By hand: squares of 2 and 8 over 4 degrees of freedom are 2.5, times 1/3 + 1/3.
     spread = study.spread_of([one, other], [one, other])
@@ -72,9 +72,7 @@ def test_two_arms_alone_are_compared_by_students_test(study: ModuleType) -> None
     assert spread.p(-2.0) == pytest.approx(ttest_ind(one, other).pvalue)
 
 
-def test_the_variance_within_arms_is_what_an_analysis_of_variance_divides_by(
-    study: ModuleType,
-) -> None:
+def test_the_variance_within_arms_is_what_an_analysis_of_variance_divides_by(study):
     rng = np.random.default_rng(0)
     arms = [rng.normal(size=size).tolist() for size in (5, 5, 7)]
     pooled, df = study.within(arms)
@@ -86,7 +84,7 @@ def test_the_variance_within_arms_is_what_an_analysis_of_variance_divides_by(
     assert four.error == pytest.approx(np.sqrt(pooled * (3 / 5 + 1 / 7)))
 
 
-def test_what_a_choice_scatters_is_what_it_scatters_when_it_is_made(study: ModuleType) -> None:
+def test_what_a_choice_scatters_is_what_it_scatters_when_it_is_made(study):
     rng = np.random.default_rng(0)
     for means in (np.array([0.0, 1.0]), np.array([0.3, 0.0, 0.1, 2.0, 0.9])):
         for error in (0.2, 1.0):
@@ -109,7 +107,5 @@ def test_what_a_choice_scatters_is_what_it_scatters_when_it_is_made(study: Modul
         (-0.010, -0.019, 0.05, "undecided"),
     ],
 )
-def test_verdicts_are_those_of_the_declaration(
-    difference: float, low: float, p_holm: float, said: str, study: ModuleType
-) -> None:
+def test_verdicts_are_those_of_the_declaration(difference, low, p_holm, said, study):
     assert study.verdict(difference, low, p_holm) == said

@@ -30,12 +30,12 @@ def ran(folder: Path, train: str = TRAIN) -> "nbformat.NotebookNode":
 
 
 @pytest.mark.slow
-def test_every_cell_runs(tmp_path: Path) -> None:
+def test_every_cell_runs(tmp_path):
     notebook = ran(tmp_path, f"{TRAIN} --run.max_tokens {21 * 2048}")  # 20 are the warm-up
     assert "training: 21 of 21 steps" in str(notebook.cells)
 
 
-def test_the_committed_outputs_are_those_of_one_whole_run() -> None:
+def test_the_committed_outputs_are_those_of_one_whole_run():
     cells = [cell for cell in nbformat.read(TOUR, as_version=4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert all(cell.outputs for cell in cells[1:])

@@ -21,7 +21,7 @@ SHAPE = ModelConfig(
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("layers", [4, 20])
-def test_a_llama_of_equal_flops_costs_what_our_model_costs(name: str, layers: int) -> None:
+def test_a_llama_of_equal_flops_costs_what_our_model_costs(name, layers):
     flops = training_flops_per_token(our_config(name, SHAPE, 3_000_000))
     # A block of the wide kind is a layer of Llama; its width is given before the 2/3 of SwiGLU.
     wide = llama_width(SHAPE, layers, flops) * 3 // 2
@@ -29,18 +29,18 @@ def test_a_llama_of_equal_flops_costs_what_our_model_costs(name: str, layers: in
     assert training_flops_per_token(llama) == pytest.approx(flops, rel=0.005)
 
 
-def test_more_layers_than_the_flops_pay_for_are_refused() -> None:
+def test_more_layers_than_the_flops_pay_for_are_refused():
     with pytest.raises(SystemExit, match="20 Llama layers of width 64 cost over 1,000,000 FLOPs"):
         llama_width(SHAPE, 20, 1e6)
 
 
-def test_steps_learn_and_are_timed_by_turns() -> None:
+def test_steps_learn_and_are_timed_by_turns():
     model = build_model(our_config("dual K2", SHAPE, 3_000_000), seed=0)
     assert learns(model, timed(training_step(model, SHAPE, 2)))
 
 
 @pytest.mark.slow  # it imports transformers
-def test_a_llama_has_its_width_and_makes_steps() -> None:
+def test_a_llama_has_its_width_and_makes_steps():
     model = TransformersLlama(SHAPE, 2, 3e6)
     width = llama_width(SHAPE, 2, 3e6)
     assert any(width in parameter.shape for parameter in model.parameters())

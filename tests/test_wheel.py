@@ -56,7 +56,7 @@ def python(installed: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_what_runs_here_is_the_wheel_with_all_recipes(installed: Path) -> None:
+def test_what_runs_here_is_the_wheel_with_all_recipes(installed):
     program = (
         "import dualpath_cli, data_prep; from dualpath_cli.recipe import recipes; "
         "print(dualpath_cli.__file__, data_prep.__file__, *recipes.names())"
@@ -79,7 +79,7 @@ def test_what_runs_here_is_the_wheel_with_all_recipes(installed: Path) -> None:
     ],
     ids=["the paper's numbers", "a recipe and its base", "its path", "data preparation"],
 )
-def test_a_command_finds_what_it_needs(words: str, shown: str, installed: Path) -> None:
+def test_a_command_finds_what_it_needs(words, shown, installed):
     assert shown in python(installed, "-m", *words.split())
 
 
@@ -119,7 +119,7 @@ if __name__ == "__main__":
 """What pip writes as the command."""
 
 
-def test_examples_are_found() -> None:
+def test_examples_are_found():
     assert "dualpath fit --config recipes/f160m_a25_k4.yaml" in in_helps()
     assert "dualpath prepare --source sample --out data/sample" in in_helps()
     assert "dualpath quickstart" in in_readme()
@@ -163,9 +163,7 @@ def typed(installed: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # with the quickstart
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_runs_from_the_wheel_alone(
-    example: str, typed: Callable[[str], subprocess.CompletedProcess[str]]
-) -> None:
+def test_an_example_runs_from_the_wheel_alone(example, typed):
     """To its end, or until nothing but its data, a GPU or the network is missing."""
     if reason := next((why for start, why in NOT_RUN.items() if example.startswith(start)), None):
         pytest.skip(f"not run: {reason}")
@@ -177,7 +175,7 @@ def test_an_example_runs_from_the_wheel_alone(
     assert done.returncode == (2 if re.search(missing, done.stderr) else 0), done.stderr
 
 
-def test_it_holds_every_file_and_no_more(installed: Path) -> None:
+def test_it_holds_every_file_and_no_more(installed):
     for package in PACKAGES:
         packaged, here = (
             {

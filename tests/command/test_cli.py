@@ -126,9 +126,7 @@ FLOPS = "flops --budget 80M"
     ],
     ids=["all", "flops"],
 )  # fmt: skip
-def test_answers_that_need_no_model_import_nothing_slow(
-    slow: tuple[str, ...], lines: list[str], tmp_path: Path
-) -> None:
+def test_answers_that_need_no_model_import_nothing_slow(slow, lines, tmp_path):
     """And a whole recipe passes all checks before anything slow is imported."""
     # The progress of its check of the data would be drawn by rich.
     fit = "fit --config tiny.yaml --data.max_epochs 2 --data.verify never"
@@ -164,17 +162,17 @@ def dualpath(
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]], ids=["nothing", "--help", "-h"])
-def test_help_lists_every_command_with_what_it_does(words: list[str], dualpath: Command) -> None:
+def test_help_lists_every_command_with_what_it_does(words, dualpath):
     shown = " ".join(dualpath(*words).split())
     for name, command in COMMANDS.items():
         assert f" {name} {command.purpose} " in shown
 
 
-def test_the_version_is_one_line(dualpath: Command) -> None:
+def test_the_version_is_one_line(dualpath):
     assert dualpath("--version") == f"dualpath {__version__}\n"
 
 
-def test_help_recipe_has_a_sentence_for_every_key(dualpath: Command) -> None:
+def test_help_recipe_has_a_sentence_for_every_key(dualpath):
     text = " ".join(dualpath("fit", "--help-recipe").split())
     for key in documented():
         assert key.sentence in text
@@ -182,18 +180,18 @@ def test_help_recipe_has_a_sentence_for_every_key(dualpath: Command) -> None:
         assert len(key.sentence.split()) > 2, key
 
 
-def test_help_wins_over_everything_else_on_the_line(dualpath: Command) -> None:
+def test_help_wins_over_everything_else_on_the_line(dualpath):
     assert dualpath("fit", "--config", "quickstart", "--help") == dualpath("fit", "--help")
 
 
 @pytest.mark.parametrize("name", ["quickstart", "f80m_a50_k4", "f160m_wide"])
-def test_a_printed_recipe_is_the_same_recipe(name: str, dualpath: Command) -> None:
+def test_a_printed_recipe_is_the_same_recipe(name, dualpath):
     printed = dualpath("fit", "--config", name, "--print_config")
     Path("printed.yaml").write_text(printed)
     assert dualpath("fit", "--config", "printed.yaml", "--print_config") == printed
 
 
-def test_a_printed_recipe_holds_the_recipe_the_words_and_all_defaults(dualpath: Command) -> None:
+def test_a_printed_recipe_holds_the_recipe_the_words_and_all_defaults(dualpath):
     words = ["--run.max_tokens", "1000", "--trainer.devices=2", "--data.val.mine", "mine.txt"]
     printed = yaml.safe_load(dualpath("fit", "--config", "quickstart", *words, "--print_config"))
     for section, settings in SECTIONS.items():
@@ -206,7 +204,7 @@ def test_a_printed_recipe_holds_the_recipe_the_words_and_all_defaults(dualpath: 
     assert printed["run"]["recipe"] == "quickstart"
 
 
-def test_python_m_is_the_same_command(tmp_path: Path) -> None:
+def test_python_m_is_the_same_command(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "dualpath_cli", "fitt"], cwd=tmp_path, capture_output=True, text=True
     )

@@ -13,9 +13,9 @@ import pytest
 from dualpath_cli.cli import main
 from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.files import read_csv
-from tests.conftest import Said, Share
+from tests.conftest import Share
 from tests.fuzz.home import RUN, write_home
-from tests.tiny_run import Fit, back_to_step, tables
+from tests.tiny_run import back_to_step, tables
 
 FIT = "fit --config tiny.yaml"
 OTHERS = [
@@ -61,7 +61,7 @@ def home(share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_the_run_is_fine_before_it_is_damaged(home: Path) -> None:
+def test_the_run_is_fine_before_it_is_damaged(home):
     for line in (FIT, *OTHERS):
         assert main(line.split()) == 0
 
@@ -76,9 +76,7 @@ def test_the_run_is_fine_before_it_is_damaged(home: Path) -> None:
         (device, "cannot be read (it is a pipe or a device, no file)"),
     ],
 )
-def test_a_file_that_is_no_text_is_named(
-    name: str, damage: Damage, reason: str, home: Path, said: Said
-) -> None:
+def test_a_file_that_is_no_text_is_named(name, damage, reason, home, said):
     if name == "recipe.yaml" and damage is not no_text:
         reason = "has no recipe.yaml, which says what was trained; put it back"
     damage(home / RUN / name)
@@ -100,9 +98,7 @@ def test_a_file_that_is_no_text_is_named(
         ("metrics.csv", 'step,x\n"1,1\n', "cannot be read (unexpected end of data)"),
     ],
 )
-def test_a_file_of_other_content_is_named(
-    name: str, text: str, words: str, home: Path, said: Said
-) -> None:
+def test_a_file_of_other_content_is_named(name, text, words, home, said):
     (home / RUN / name).write_text(text)
     error = said(*FIT.split())
     assert f"{RUN}/{name}" in error or "fingerprint" in error
@@ -116,15 +112,13 @@ def test_a_file_of_other_content_is_named(
         ("versions.json", FIT, "cannot be read (No such file or directory); put it back, or train"),
     ],
 )
-def test_a_file_that_is_missing_is_named(
-    name: str, line: str, words: str, home: Path, said: Said
-) -> None:
+def test_a_file_that_is_missing_is_named(name, line, words, home, said):
     (home / RUN / name).unlink()
     assert words in said(*line.split())
 
 
 @pytest.mark.parametrize("line", [f"{FIT} --ckpt_path {RUN}", *OTHERS])
-def test_a_folder_of_export_is_told_from_a_run(line: str, home: Path, said: Said) -> None:
+def test_a_folder_of_export_is_told_from_a_run(line, home, said):
     shutil.copytree(home / RUN, home / "exported", ignore=lambda *_: ["checkpoints"])
     (home / "exported" / "config.json").write_text("{}")
     error = said(*line.replace(RUN, "exported").split())
@@ -143,9 +137,7 @@ def test_a_folder_of_export_is_told_from_a_run(line: str, home: Path, said: Said
         ("step,loss,{}\n1,many,{}\n", "row 2: loss is 'many', no number"),
     ],
 )
-def test_a_damaged_table_is_named_with_the_row(
-    name: str, text: str, words: str, home: Path, said: Said
-) -> None:
+def test_a_damaged_table_is_named_with_the_row(name, text, words, home, said):
     header, _, lines = text.partition("\n")
     cells = ",".join("1" for _ in TABLES[name].split(","))
     content = header.format(TABLES[name]) + "\n" + lines.replace("{}", cells)
@@ -156,7 +148,7 @@ def test_a_damaged_table_is_named_with_the_row(
 
 
 @pytest.mark.parametrize("line", [FIT, OTHERS[0]])
-def test_files_of_a_run_may_be_links(line: str, home: Path) -> None:
+def test_files_of_a_run_may_be_links(line, home):
     for name in (*FILES, "tokenizer.json"):
         path = home / RUN / name
         path.rename(home / name)
@@ -165,7 +157,7 @@ def test_files_of_a_run_may_be_links(line: str, home: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
-def test_tables_without_rows_are_begun_again(damage: Damage, home: Path) -> None:
+def test_tables_without_rows_are_begun_again(damage, home):
     for name in FILES[2:]:
         damage(home / RUN / name)
     assert main(FIT.split()) == 0
@@ -175,7 +167,7 @@ def continued(run: Path) -> None:
     assert main(["fit", "--config", str(run.parents[2] / "recipe.yaml")]) == 0
 
 
-def test_a_run_killed_within_a_row_goes_on_without_that_row(trained: Fit) -> None:
+def test_a_run_killed_within_a_row_goes_on_without_that_row(trained):
     """And leaves columns out that the run does not write."""
     run = trained()
     whole = tables(run)
@@ -193,9 +185,7 @@ def test_a_run_killed_within_a_row_goes_on_without_that_row(trained: Fit) -> Non
     assert tables(run) == whole
 
 
-def test_a_table_that_lacks_rows_of_before_the_checkpoint_is_named(
-    trained: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_that_lacks_rows_of_before_the_checkpoint_is_named(trained, capsys):
     run = trained()
     table, checkpoint = run / "metrics.csv", run / "checkpoints" / "step-00000002"
     header, *lines = table.read_text().splitlines(keepends=True)
@@ -211,7 +201,7 @@ def test_a_table_that_lacks_rows_of_before_the_checkpoint_is_named(
     assert capsys.readouterr().err.startswith(f"{table} lacks 2 of the 2 rows")
 
 
-def test_rows_are_read_back_and_half_of_one_is_dropped(tmp_path: Path) -> None:
+def test_rows_are_read_back_and_half_of_one_is_dropped(tmp_path):
     path = tmp_path / "table.csv"
     assert read_csv(path) == []
     path.write_text('step,set\n1,"a,b"\n2,"c\nd"\n3,e')

@@ -188,9 +188,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 @pytest.mark.parametrize(
     ("mistake", "words"), [*RECIPES.items(), *LINES.items()], ids=lambda text: text[:40]
 )
-def test_a_mistake_is_one_line_with_a_way_out_in_two_seconds(
-    mistake: str, words: str, answers: Answers
-) -> None:
+def test_a_mistake_is_one_line_with_a_way_out_in_two_seconds(mistake, words, answers):
     answer = answers[mistake]
     command = "fit" if mistake in RECIPES else mistake.split()[0]
     assert (answer["code"], answer["out"]) == (2, ""), answer["err"]
@@ -213,15 +211,13 @@ def test_a_mistake_is_one_line_with_a_way_out_in_two_seconds(
         ({"accelerator": "cpu"}, 0, None),
     ],
 )
-def test_gpus_that_are_not_there_are_missed_at_once(
-    trainer: dict[str, Any], gpus: int | None, message: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_that_are_not_there_are_missed_at_once(trainer, gpus, message, monkeypatch):
     monkeypatch.setattr(checks, "visible_gpus", lambda: gpus)
     with pytest.raises(UserError, match=message) if message else nullcontext():
         checks.check_devices(TrainerSettings(**trainer))
 
 
-def test_as_many_gpus_are_seen_as_torch_sees() -> None:
+def test_as_many_gpus_are_seen_as_torch_sees():
     import torch
 
     assert checks.visible_gpus() in (None, torch.cuda.device_count())
@@ -240,15 +236,13 @@ def test_as_many_gpus_are_seen_as_torch_sees() -> None:
         ("optim", {}, None),
     ],
 )
-def test_a_setting_that_another_one_leaves_without_effect_is_refused(
-    section: str, given: dict[str, Any], message: str | None
-) -> None:
+def test_a_setting_that_another_one_leaves_without_effect_is_refused(section, given, message):
     settings = settings_from({**TINY, section: given})
     with pytest.raises(UserError, match=message) if message else nullcontext():
         checks.check_effect(settings)
 
 
-def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_those_that_the_process_may_use(monkeypatch):
     """As SLURM sets them; the machine may have many more."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 7, 9}, raising=False)
@@ -261,7 +255,7 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatc
     assert users == {"machine.py"}
 
 
-def test_a_model_that_just_fits_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_just_fits_is_let_through(monkeypatch):
     settings = settings_from(TINY)
     needed = 4 * checks.parameters(settings.model)
     monkeypatch.setattr(os, "sysconf", lambda name: needed if name == "SC_PHYS_PAGES" else 1)
@@ -271,7 +265,7 @@ def test_a_model_that_just_fits_is_let_through(monkeypatch: pytest.MonkeyPatch) 
         checks.check_size(settings)
 
 
-def test_a_message_is_one_printable_line_that_keeps_both_ends() -> None:
+def test_a_message_is_one_printable_line_that_keeps_both_ends():
     message = one_line("begin\n\x1b[31m \udcff " + "é " * 2000 + "the way out")
     assert message.startswith("begin\\n\\x1b[31m \\udcff ")
     assert message.endswith("the way out")
@@ -285,7 +279,7 @@ def run(words: str, **streams: Any) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, stderr=subprocess.PIPE, **streams)
 
 
-def test_a_reader_that_leaves_early_ends_the_command_quietly() -> None:
+def test_a_reader_that_leaves_early_ends_the_command_quietly():
     reading, writing = os.pipe()
     os.close(reading)
     done = run("flops --budget 80M --table", stdout=writing)
@@ -295,7 +289,7 @@ def test_a_reader_that_leaves_early_ends_the_command_quietly() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("words", ["flops --budget 80M --table", "--help"])
-def test_an_answer_that_cannot_be_written_is_one_line_and_exit_code_1(words: str) -> None:
+def test_an_answer_that_cannot_be_written_is_one_line_and_exit_code_1(words):
     with open("/dev/full", "w") as full:
         done = run(words, stdout=full)
     assert done.returncode == 1

@@ -39,14 +39,14 @@ def all_options() -> str:
     return "\n".join(sorted([*own, *(f"recipe --{key}" for key in FIELDS)])) + "\n"
 
 
-def test_a_new_option_is_a_decision() -> None:
+def test_a_new_option_is_a_decision():
     assert all_options() == OPTIONS.read_text()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself_and_refuses_an_option_that_there_is_not(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name, capsys, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "80")
     assert main([name, "--help"]) == 0
     shown = capsys.readouterr().out
@@ -87,7 +87,7 @@ def refused(
     return run
 
 
-def test_a_key_that_there_is_not_is_named_with_the_nearest(refused: Refused) -> None:
+def test_a_key_that_there_is_not_is_named_with_the_nearest(refused):
     for key in FIELDS:
         said = refused([], f"{key}x", 3)
         assert f"unknown key '{key}x'; did you mean '{key.partition('.')[2]}'?" in said
@@ -95,7 +95,7 @@ def test_a_key_that_there_is_not_is_named_with_the_nearest(refused: Refused) -> 
         assert f"unknown option '--{key}x'; did you mean '--" in said
 
 
-def test_a_value_of_a_type_that_no_key_has_is_named_with_what_it_must_be(refused: Refused) -> None:
+def test_a_value_of_a_type_that_no_key_has_is_named_with_what_it_must_be(refused):
     for key in FIELDS:
         said = refused([], key, [[["odd"]]])
         assert f"error: {key}" in said
@@ -103,7 +103,7 @@ def test_a_value_of_a_type_that_no_key_has_is_named_with_what_it_must_be(refused
         assert '"odd"' in said, said
 
 
-def test_a_word_where_a_number_or_a_choice_belongs_is_named(refused: Refused) -> None:
+def test_a_word_where_a_number_or_a_choice_belongs_is_named(refused):
     for key, kind in FIELDS.items():
         if str not in (kind, *typing.get_args(kind)) and typing.get_origin(kind) is not dict:
             said = refused([f"--{key}", "odd"])
@@ -112,7 +112,7 @@ def test_a_word_where_a_number_or_a_choice_belongs_is_named(refused: Refused) ->
             assert "'odd'" in said, said
 
 
-def test_every_number_of_a_recipe_has_a_sign_and_an_end(refused: Refused) -> None:
+def test_every_number_of_a_recipe_has_a_sign_and_an_end(refused):
     ends = [
         (-(10**30), r"-1(0000|e\+30)"), (10**30, r"1(0000|e\+30)"), (-1e30, r"-1(0000|e\+30)"),
         (math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli.command.parser import OneLineParser, options_of, parser_of
+from dualpath_cli.command.parser import options_of, parser_of
 from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.command.words import read
 from dualpath_cli.errors import UserError
@@ -32,15 +32,13 @@ def changed(recipe: dict[str, Any], *words: str) -> dict[str, Any]:
         (["--model.loops", "3", "--model.loops", "5"], "model", "loops", 5),
     ],
 )
-def test_a_word_gives_a_key_the_value_that_a_recipe_would(
-    words: list[str], section: str, key: str, value: Any
-) -> None:
+def test_a_word_gives_a_key_the_value_that_a_recipe_would(words, section, key, value):
     result = changed({}, *words)[section][key]
     assert result == value
     assert type(result) is type(value)
 
 
-def test_an_entry_of_a_mapping_is_added_and_the_mapping_itself_replaced() -> None:
+def test_an_entry_of_a_mapping_is_added_and_the_mapping_itself_replaced():
     recipe = {"data": {"val": {"a": "a.txt"}, "workers": 1}}
     added = changed(recipe, "--data.val.b", "b.txt")
     assert added == {"data": {"val": {"a": "a.txt", "b": "b.txt"}, "workers": 1}}
@@ -49,7 +47,7 @@ def test_an_entry_of_a_mapping_is_added_and_the_mapping_itself_replaced() -> Non
     assert recipe == {"data": {"val": {"a": "a.txt"}, "workers": 1}}
 
 
-def test_runs_may_be_given_one_after_the_other() -> None:
+def test_runs_may_be_given_one_after_the_other():
     line = read(COMMANDS["ablate"], ["--ckpt-path", "a", "b", "--ckpt_path=c", "--out", "x"])
     assert line.runs == ["a", "b", "c"]
     assert line.options["out"] == "x"
@@ -58,9 +56,7 @@ def test_runs_may_be_given_one_after_the_other() -> None:
 @pytest.mark.parametrize(
     "parser", map(parser_of, COMMANDS.values()), ids=lambda parser: parser.prog
 )
-def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(
-    parser: OneLineParser,
-) -> None:
+def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(parser):
     def parsed(option: str) -> Any:
         try:
             return parser.parse_known_args([f"{option}=a_b"])
@@ -74,5 +70,5 @@ def test_every_option_is_shown_with_hyphens_and_may_be_written_with_underscores(
         assert parsed(option) == parsed(f"--{option[2:].replace('-', '_')}")
 
 
-def test_the_seed_is_an_option_of_either_spelling() -> None:
+def test_the_seed_is_an_option_of_either_spelling():
     assert changed({}, "--seed-everything", "3") == changed({}, "--seed_everything=3")

@@ -32,7 +32,7 @@ def texts(nats: list[float], sizes: list[int]) -> Result:
                          for doc, (n, size) in pairs])  # fmt: skip
 
 
-def test_documents_are_paired_and_ties_counted() -> None:
+def test_documents_are_paired_and_ties_counted():
     one = choices([1, 0, 1, 0, 1, 1] * 3, [1.0] * 18)
     other = choices([1, 1, 1, 0, 0, 1] * 2 + [1, 1, 1, 1, 1, 1], [1.0, 0.5, 2.0] * 6)
     accuracy, bpb = compare(["a", "b"], [[one], [other]])
@@ -45,14 +45,14 @@ def test_documents_are_paired_and_ties_counted() -> None:
     assert [accuracy.p_holm, bpb.p_holm] == holm([accuracy.p, bpb.p])
 
 
-def test_models_that_are_equal_differ_by_nothing() -> None:
+def test_models_that_are_equal_differ_by_nothing():
     same = choices([1, 0] * 10, [1.0, 2.0] * 10)
     for row in compare(["a", "b"], [[same], [same]]):
         assert (row.difference, row.low, row.high, row.p, row.ties) == (0, 0, 0, 1, 20)
         assert row.detectable == 0
 
 
-def test_the_interval_and_what_is_detectable_are_those_of_the_mean_of_differences() -> None:
+def test_the_interval_and_what_is_detectable_are_those_of_the_mean_of_differences():
     """1.96 and 2.80 standard errors of 400 differences, as the bootstrap finds them."""
     draw = np.random.default_rng(0)
     before, change = draw.normal(1, 0.2, 400), draw.normal(0.01, 0.1, 400)
@@ -65,7 +65,7 @@ def test_the_interval_and_what_is_detectable_are_those_of_the_mean_of_difference
 
 
 @pytest.mark.slow
-def test_what_is_detectable_is_detected_four_times_in_five() -> None:
+def test_what_is_detectable_is_detected_four_times_in_five():
     found, draw = 0, np.random.default_rng(1)
     for _ in range(100):
         noise = draw.normal(0, 1, 60)
@@ -78,7 +78,7 @@ def test_what_is_detectable_is_detected_four_times_in_five() -> None:
     assert 0.8 - 0.12 < found / 100 < 0.8 + 0.12  # three standard errors
 
 
-def test_texts_differ_by_the_bits_of_all_their_bytes() -> None:
+def test_texts_differ_by_the_bits_of_all_their_bytes():
     sizes = [10, 200, 30] * 5
     one, other = texts([5.0, 90.0, 20.0] * 5, sizes), texts([6.0, 80.0, 20.0] * 5, sizes)
     (row,) = compare(["a", "b"], [[one], [other]])
@@ -90,13 +90,13 @@ def test_texts_differ_by_the_bits_of_all_their_bytes() -> None:
     assert (row.better, row.worse, row.ties) == (5, 5, 5)
 
 
-def test_few_documents_have_no_interval() -> None:
+def test_few_documents_have_no_interval():
     (_, row) = compare(["a", "b"], [[choices([1] * 5, [1.0] * 5)], [choices([1] * 5, [2.0] * 5)]])
     assert math.isnan(row.low)
     assert math.isnan(row.p)
 
 
-def test_models_that_were_asked_other_documents_are_not_compared() -> None:
+def test_models_that_were_asked_other_documents_are_not_compared():
     one = choices([1, 0], [1.0, 2.0])
     other = dataclasses.replace(one, facts={"sha256": "1"})
     with pytest.raises(UserError, match="a and b were asked different piqa"):

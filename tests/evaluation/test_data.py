@@ -3,7 +3,6 @@
 import gzip
 import json
 import random
-from pathlib import Path
 
 import pytest
 
@@ -17,14 +16,14 @@ PIQA, ARC = BENCHMARKS["piqa"], BENCHMARKS["arc_challenge"]
 ALGEBRA = BENCHMARKS["minerva_math_algebra"]
 
 
-def test_the_paper_has_17_bits_per_byte_and_gsm8k() -> None:
+def test_the_paper_has_17_bits_per_byte_and_gsm8k():
     names = {BENCHMARKS[name].paper for name in SUITES["paper"]}
     assert names == {*COMMONSENSE, *MATH, "C4", "WikiText-103", "LAMBADA", "QASPER", "GSM8k"}
     parts = [SUITES[name] for name in ("lm", "commonsense", "math", "qa")]
     assert sum(parts, ()) == SUITES["paper"]
 
 
-def test_a_limit_draws_the_documents_that_olmes_draws(tasks: Path) -> None:
+def test_a_limit_draws_the_documents_that_olmes_draws(tasks):
     drawn = [number for number, _ in ask(ARC, [tasks], None, 5).questions]
     assert drawn == sorted(random.Random(1234).sample(range(12), 5))
     everything = ask(ARC, [tasks], None, None)
@@ -33,21 +32,21 @@ def test_a_limit_draws_the_documents_that_olmes_draws(tasks: Path) -> None:
     assert ask(ARC, [tasks], None, 5).facts["documents_in_all"] == 12
 
 
-def test_files_may_be_compressed_and_have_any_of_their_names(tmp_path: Path) -> None:
+def test_files_may_be_compressed_and_have_any_of_their_names(tmp_path):
     (tmp_path / "piqa_val.fewshot.txt").write_text("Goal: a\nAnswer: b\n\n")
     lines = "".join(json.dumps(row) + "\n" for row in questions(3))
     (tmp_path / "piqa_val.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     assert len(ask(PIQA, [tmp_path], None, None).questions) == 3
 
 
-def test_the_few_shot_prefix_is_the_file_byte_for_byte(tasks: Path, tmp_path: Path) -> None:
+def test_the_few_shot_prefix_is_the_file_byte_for_byte(tasks, tmp_path):
     prefix = "Goal: ü\r\nAnswer: b \n\n"
     (tmp_path / "piqa.fewshot.txt").write_bytes(prefix.encode())
     assert ask(PIQA, [tasks], tmp_path, None).prefix == prefix
     assert ask(PIQA, [tasks], None, None).prefix == "Question: tell?\nAnswer: tell\n\n"
 
 
-def test_the_few_shot_prefix_is_made_of_the_first_training_questions(tmp_path: Path) -> None:
+def test_the_few_shot_prefix_is_made_of_the_first_training_questions(tmp_path):
     rows = [{"goal": f"g{n}", "sol1": "no", "sol2": "yes", "label": n % 2} for n in range(9)]
     write_rows(tmp_path / "piqa.jsonl", rows)
     write_rows(tmp_path / "piqa_train.jsonl", rows)
@@ -59,13 +58,13 @@ def test_the_few_shot_prefix_is_made_of_the_first_training_questions(tmp_path: P
         ask(PIQA, [tmp_path], None, None)
 
 
-def test_a_prefix_must_part_its_last_answer_from_the_question(tasks: Path) -> None:
+def test_a_prefix_must_part_its_last_answer_from_the_question(tasks):
     (tasks / "piqa.fewshot.txt").write_text("Goal: a\nAnswer: b\n")
     with pytest.raises(UserError, match=r"piqa\.fewshot\.txt must end in a blank line"):
         ask(PIQA, [tasks], None, None)
 
 
-def test_one_file_of_math_serves_its_subsets(tasks: Path) -> None:
+def test_one_file_of_math_serves_its_subsets(tasks):
     asked = ask(ALGEBRA, [tasks], None, None)
     assert [number for number, _ in asked.questions] == [0, 2]
     assert not asked.whole
@@ -73,7 +72,7 @@ def test_one_file_of_math_serves_its_subsets(tasks: Path) -> None:
     assert ask(ALGEBRA, [tasks], None, None).whole
 
 
-def test_what_is_missing_is_said_with_what_to_give(tasks: Path) -> None:
+def test_what_is_missing_is_said_with_what_to_give(tasks):
     with pytest.raises(NoData, match=r"no hellaswag\.jsonl in"):
         ask(BENCHMARKS["hellaswag"], [tasks], None, None)
     (tasks / "piqa.fewshot.txt").unlink()
@@ -83,7 +82,7 @@ def test_what_is_missing_is_said_with_what_to_give(tasks: Path) -> None:
         ask(BENCHMARKS["minerva_math_precalculus"], [tasks], None, None)
 
 
-def test_a_row_that_is_no_question_is_named_with_its_line(tasks: Path) -> None:
+def test_a_row_that_is_no_question_is_named_with_its_line(tasks):
     rows = [*questions(2), {"goal": "g", "sol1": "s", "sol2": "t"}]
     write_rows(tasks / "piqa.jsonl", rows)
     with pytest.raises(UserError, match=r"piqa\.jsonl line 3: no field 'label'"):
@@ -96,7 +95,7 @@ def test_a_row_that_is_no_question_is_named_with_its_line(tasks: Path) -> None:
         ask(PIQA, [tasks], None, None)
 
 
-def test_what_decides_scores_decides_the_digest(tasks: Path) -> None:
+def test_what_decides_scores_decides_the_digest(tasks):
     before = ask(PIQA, [tasks], None, None).digest
     assert ask(PIQA, [tasks], None, None).digest == before
     assert ask(PIQA, [tasks], None, 4).digest != before
@@ -109,16 +108,14 @@ def test_what_decides_scores_decides_the_digest(tasks: Path) -> None:
     assert ask(PIQA, [tasks], None, None).digest != before
 
 
-def test_texts_are_those_of_any_source(tasks: Path) -> None:
+def test_texts_are_those_of_any_source(tasks):
     asked = ask_text(BENCHMARKS["c4"], f"c4={tasks / 'c4.jsonl'}", None)
     assert asked.questions == ask(BENCHMARKS["c4"], [tasks], None, None).questions
     assert len(asked.questions) == 32
 
 
 @pytest.mark.parametrize(("error", "leaves_out"), [(ConnectionError, False), (KeyError, True)])
-def test_what_the_hub_does_not_give_is_named_in_one_line(
-    error: type[Exception], leaves_out: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_hub_does_not_give_is_named_in_one_line(error, leaves_out, monkeypatch):
     """Without a network there is no use in trying the rest of a suite."""
     datasets = pytest.importorskip("datasets")
 
@@ -132,9 +129,7 @@ def test_what_the_hub_does_not_give_is_named_in_one_line(
     assert isinstance(caught.value, NoData) == leaves_out
 
 
-def test_rows_of_the_hub_are_asked_as_those_of_files(
-    tasks: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_the_hub_are_asked_as_those_of_files(tasks, monkeypatch):
     datasets = pytest.importorskip("datasets")
     calls = []
 

@@ -24,10 +24,9 @@ from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.state.weights import load_weights
-from tests.conftest import OutputOf, Said, Share
+from tests.conftest import OutputOf
 from tests.evaluation.conftest import CHANGES, NAME
 from tests.export.test_shards import trained as sharded
-from tests.tiny_run import Fit
 
 
 def report(folder: Path) -> dict[str, Any]:
@@ -38,9 +37,7 @@ def samples(folder: Path, task: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples" / f"{task}.jsonl").open()]
 
 
-def test_scores_are_those_made_by_hand_from_logits_in_float64(
-    run: Path, tasks: Path, scored: Path
-) -> None:
+def test_scores_are_those_made_by_hand_from_logits_in_float64(run, tasks, scored):
     """ARC-challenge, a request at a time: no batch, no padding, no library."""
     folder = scored / NAME
     recipe = yaml.safe_load((run / "recipe.yaml").read_text())
@@ -76,7 +73,7 @@ def test_scores_are_those_made_by_hand_from_logits_in_float64(
     assert 0 < sum(right) < 12
 
 
-def test_every_kind_of_benchmark_is_written_with_what_was_asked(scored: Path) -> None:
+def test_every_kind_of_benchmark_is_written_with_what_was_asked(scored):
     folder = scored / NAME
     found = report(folder)
     assert list(found["tasks"]) == ["c4", "arc_challenge", "piqa", "gsm8k", "minerva_math_algebra",
@@ -101,8 +98,8 @@ def test_every_kind_of_benchmark_is_written_with_what_was_asked(scored: Path) ->
 
 
 def test_an_override_changes_the_scores_and_stands_in_the_results(
-    run: Path, tasks: Path, scored: Path, tmp_path: Path, output_of: OutputOf
-) -> None:
+    run, tasks, scored, tmp_path, output_of
+):
     words = ("--tasks", "piqa", "--limit", "9", "--loops", "1")
     words += ("--intervention", "gates=1,0", "layers=1", "--data", tasks, "--out", tmp_path / "o")
     words += ("--cache", "none", "--batch_size", "3", "--window", "48")
@@ -124,9 +121,7 @@ def test_an_override_changes_the_scores_and_stands_in_the_results(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_shards_scores_as_its_one_file(
-    share: Share, texts: Path, tasks: Path, tmp_path: Path, output_of: OutputOf
-) -> None:
+def test_a_checkpoint_of_shards_scores_as_its_one_file(share, texts, tasks, tmp_path, output_of):
     run, file = sharded(share, texts, ranks=2, tied=False), tmp_path / "model.safetensors"
     output_of("export", "--ckpt_path", run, "--format", "consolidated", "--out", file)
     words = ("--data", tasks, "--tasks", "piqa", "--window", "16")
@@ -164,8 +159,8 @@ def again(
 
 
 def test_what_is_finished_is_not_computed_again_unless_something_decisive_changes(
-    again: Callable[..., str], tasks: Path, counted: list[str]
-) -> None:
+    again, tasks, counted
+):
     assert "piqa: kept from before" in again()
     assert counted == []
     again("--batch_size", "2")
@@ -178,9 +173,7 @@ def test_what_is_finished_is_not_computed_again_unless_something_decisive_change
     assert counted == ["piqa"] * 2
 
 
-def test_samples_that_were_changed_are_scored_again_and_that_is_said(
-    again: Callable[..., str], tmp_path: Path, counted: list[str]
-) -> None:
+def test_samples_that_were_changed_are_scored_again_and_that_is_said(again, tmp_path, counted):
     path = tmp_path / "scores" / NAME / "samples" / "piqa.jsonl"
     before = path.read_bytes()
     digit = before.index(b'"loglikelihoods": [-') + len(b'"loglikelihoods": [-')
@@ -196,9 +189,8 @@ def test_samples_that_were_changed_are_scored_again_and_that_is_said(
 
 
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
-    run: Path, tasks: Path, tmp_path: Path, counted: list[str],
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    run, tasks, tmp_path, counted, monkeypatch, capsys
+):
     line = ["evaluate", "--ckpt_path", str(run), "--data", str(tasks), "--out",
             str(tmp_path / "scores"), "--tasks", "arc_challenge", "piqa"]  # fmt: skip
     compute = runner._samples
@@ -217,9 +209,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
     assert counted == ["arc_challenge", "piqa"]
 
 
-def test_several_runs_are_paired_with_the_first(
-    run: Path, trained: Fit, tasks: Path, scored: Path, tmp_path: Path, output_of: OutputOf
-) -> None:
+def test_several_runs_are_paired_with_the_first(run, trained, tasks, scored, tmp_path, output_of):
     other = trained(**merge(CHANGES, {"run": {"name": "other"}, "seed_everything": 2}))
     out = tmp_path / "both"
     shutil.copytree(scored, out)
@@ -236,9 +226,7 @@ def test_several_runs_are_paired_with_the_first(
     assert all(row["better"] + row["worse"] + row["ties"] in (11, 32) for row in rows)
 
 
-def test_the_papers_row_stands_beside_the_same_benchmarks_alone(
-    run: Path, tasks: Path, tmp_path: Path, output_of: OutputOf
-) -> None:
+def test_the_papers_row_stands_beside_the_same_benchmarks_alone(run, tasks, tmp_path, output_of):
     words = ("--out", tmp_path / "o", "--data", tasks, "--compare_paper", "f80m_a50_k4")
     said = output_of("evaluate", "--ckpt_path", run, *words,
                      "--tasks", "arc_challenge", "minerva_math_algebra")  # fmt: skip
@@ -248,9 +236,7 @@ def test_the_papers_row_stands_beside_the_same_benchmarks_alone(
     assert "0.5173" not in said
 
 
-def test_requests_are_written_without_a_model(
-    tasks: Path, tmp_path: Path, output_of: OutputOf
-) -> None:
+def test_requests_are_written_without_a_model(tasks, tmp_path, output_of):
     words = ("--tasks", "arc_challenge", "gsm8k", "c4", "--data", tmp_path, tasks, "--limit", "2")
     said = output_of("evaluate", "--requests", *words, "--out", tmp_path / "o").split()
     assert said == [str(tmp_path / "o" / "requests" / f"{name}.jsonl")
@@ -271,8 +257,8 @@ def test_requests_are_written_without_a_model(
 
 
 def test_a_text_has_two_numbers_by_two_names_which_are_one_within_a_window(
-    trained: Fit, tmp_path: Path, output_of: OutputOf
-) -> None:
+    trained, tmp_path, output_of
+):
     """`validate` reads each window after end-of-text, `evaluate` after the token before it."""
     run = trained(**merge(CHANGES, {"model": {"vocab_size": 260}}))  # no row without a token
     texts = {"short": "tell the tale of shells", "long": "tell the tale of shells and all " * 9}
@@ -293,7 +279,7 @@ def test_a_text_has_two_numbers_by_two_names_which_are_one_within_a_window(
 
 
 @pytest.mark.parametrize("budget", paper.BUDGETS)
-def test_means_are_those_of_the_paper(budget: str) -> None:
+def test_means_are_those_of_the_paper(budget):
     """From its table's own rows: the means that it prints, to their rounding."""
     for configuration in paper.configurations(budget):
         theirs = paper_scores(configuration.recipe)
@@ -306,7 +292,7 @@ def test_means_are_those_of_the_paper(budget: str) -> None:
             assert value == pytest.approx(theirs[name], abs=1.01e-4)
 
 
-def test_a_mean_needs_all_of_its_benchmarks() -> None:
+def test_a_mean_needs_all_of_its_benchmarks():
     scores = {f"{task} BPB": 1.0 for task in paper.MATH}
     assert means_of(scores) == {"Easy math avg BPB": 1.0}
     scores |= {f"{task} BPB": 2.0 for task in paper.COMMONSENSE} | {"C4": 3.0, "WikiText-103": 4.0}
@@ -339,28 +325,22 @@ def test_a_mean_needs_all_of_its_benchmarks() -> None:
         ("--ckpt_path RUN --out o --tasks piqa --data TASKS --device cuda:99", "give cpu or auto"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line(
-    words: str, message: str, run: Path, tasks: Path, tmp_path: Path, said: Said,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_a_mistake_is_one_line(words, message, run, tasks, tmp_path, said, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = [word.replace("RUN", str(run)).replace("TASKS", str(tasks)) for word in words.split()]
     assert message in said("evaluate", *line)
     assert not (tmp_path / "o").exists()
 
 
-def test_without_the_library_the_extra_is_named(
-    run: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_library_the_extra_is_named(run, tmp_path, said, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     error = said("evaluate", "--ckpt_path", run, "--out", tmp_path / "o")
     assert "evaluate needs lm_eval: pip install 'dualpath[eval]'" in error
 
 
 def test_a_model_that_gives_no_numbers_fails_and_is_not_kept(
-    run: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    run, tasks, tmp_path, capsys, monkeypatch
+):
     def spoilt(model: Any, checkpoint: Path) -> None:
         torch.nn.init.constant_(model.norm.weight, math.nan)
 

@@ -49,9 +49,7 @@ UNCONDITIONAL = 1_000_000
         ("piqa", "piqa__val_rc_5shot", False),
     ],
 )
-def test_the_requests_are_those_of_olmes_byte_for_byte(
-    task: str, file: str, unconditional: bool, shared_data: Path
-) -> None:
+def test_the_requests_are_those_of_olmes_byte_for_byte(task, file, unconditional, shared_data):
     theirs: dict[int, list[tuple[str, str]]] = {}
     for row in olmes_requests(shared_data / "tasks" / f"{file}.jsonl.gz"):
         number, request = row["doc_id"], row["request"]
@@ -61,7 +59,7 @@ def test_the_requests_are_those_of_olmes_byte_for_byte(
     assert requests_of(task, shared_data / "tasks") == theirs
 
 
-def test_rows_of_the_dataset_give_olmes_queries_and_choices(shared_data: Path) -> None:
+def test_rows_of_the_dataset_give_olmes_queries_and_choices(shared_data):
     for row in olmes_requests(shared_data / "tasks" / "piqa__val_rc_5shot.jsonl.gz"):
         doc = {name: row["doc"][name] for name in ("goal", "sol1", "sol2", "label")}
         question = formats.piqa(doc)
@@ -95,9 +93,7 @@ FEELS = {"context": "Ann won.", "question": "How?", "answerA": "glad", "answerB"
         (formats.lambada, {"text": "he said  good night"}, "he said  good", [" night"], 0),
     ],
 )  # fmt: skip
-def test_a_row_becomes_its_context_choices_and_answer(
-    render: formats.Render, row: dict[str, Any], context: str, continuations: list[str], gold: int
-) -> None:
+def test_a_row_becomes_its_context_choices_and_answer(render, row, context, continuations, gold):
     question = render(row)
     assert question == Question((context,) * len(continuations), tuple(continuations), gold)
     assert question.example == context + continuations[gold]
@@ -114,7 +110,7 @@ def test_a_row_becomes_its_context_choices_and_answer(
         ("ends in a mark [step]", "ends in a mark "),  # after the outer spaces went
     ],
 )
-def test_marks_of_wikihow_leave_hellaswag_as_in_olmes(text: str, cleaned: str) -> None:
+def test_marks_of_wikihow_leave_hellaswag_as_in_olmes(text, cleaned):
     row = {"ctx_a": "A", "ctx_b": "", "activity_label": "L", "endings": [text], "label": "0"}
     assert formats.hellaswag(row).continuations == (f" {cleaned}",)
 
@@ -124,9 +120,7 @@ SENTENCES = st.text("ab .é日\n", max_size=20)
 
 @settings(max_examples=25)
 @given(before=SENTENCES, after=SENTENCES, options=st.tuples(SENTENCES, SENTENCES))
-def test_winogrande_puts_options_into_contexts_and_scores_one_continuation(
-    before: str, after: str, options: tuple[str, str]
-) -> None:
+def test_winogrande_puts_options_into_contexts_and_scores_one_continuation(before, after, options):
     sentence = {"sentence": f"{before}_{after}", "option1": options[0], "option2": options[1]}
     question = formats.winogrande({**sentence, "answer": "2"})
     assert question.contexts == (before + options[0], before + options[1])
@@ -145,16 +139,14 @@ def test_winogrande_puts_options_into_contexts_and_scores_one_continuation(
         ("#### 7", " . So the answer is 7.", "7"),
     ],
 )
-def test_a_worked_example_of_gsm8k_is_what_olmes_makes_of_a_row(
-    answer: str, worked: str, number: str
-) -> None:
+def test_a_worked_example_of_gsm8k_is_what_olmes_makes_of_a_row(answer, worked, number):
     """What `normalize_answer_str` of its oe_eval/tasks/oe_eval_tasks/gsm8k.py gives, run alone."""
     question = formats.gsm8k({"question": "How many?", "answer": answer})
     assert question.contexts == ("Question: How many?\nAnswer:",)
     assert (question.continuations, question.answer) == ((worked,), number)
 
 
-def test_all_rows_of_gsm8k_are_rendered_as_olmes_renders_them(shared_data: Path) -> None:
+def test_all_rows_of_gsm8k_are_rendered_as_olmes_renders_them(shared_data):
     """The hash is of what that function of OLMES made of all 1,319."""
     rows = [json.loads(line) for line in (shared_data / "gsm8k" / "test.jsonl").open()]
     worked = "\n".join(formats.gsm8k(row).continuations[0][1:] for row in rows)
@@ -162,14 +154,14 @@ def test_all_rows_of_gsm8k_are_rendered_as_olmes_renders_them(shared_data: Path)
     assert hashlib.sha256(worked.encode()).hexdigest() == expected
 
 
-def test_every_answer_of_gsm8k_is_the_number_after_its_mark(shared_data: Path) -> None:
+def test_every_answer_of_gsm8k_is_the_number_after_its_mark(shared_data):
     rows = [json.loads(line) for line in (shared_data / "gsm8k" / "test.jsonl").open()]
     for row in rows:
         number = row["answer"].rpartition("#### ")[2].replace(",", "").strip()
         assert formats.gsm8k(row).answer == number.lstrip("-")
 
 
-def test_the_worked_examples_of_gsm8k_end_as_ours_do(shared_data: Path) -> None:
+def test_the_worked_examples_of_gsm8k_end_as_ours_do(shared_data):
     examples = (shared_data / "tasks" / "gsm8k.fewshot.txt").read_text().split("\n\n")
     assert examples.pop() == ""
     assert len(examples) == BENCHMARKS["gsm8k"].shots
@@ -182,25 +174,23 @@ def test_the_worked_examples_of_gsm8k_end_as_ours_do(shared_data: Path) -> None:
 
 
 @given(st.integers(0, 10**9), st.sampled_from(["so {}.", "1 and {:,} apples", "{}\n", "${}"]))
-def test_the_last_number_is_found_whatever_is_around_it(number: int, text: str) -> None:
+def test_the_last_number_is_found_whatever_is_around_it(number, text):
     assert last_number(text.format(number)) == str(number)
 
 
 @given(st.floats(0.01, 1000).map(lambda x: f"{x:.2f}"))
-def test_a_fraction_keeps_its_sign_a_whole_number_does_not(number: str) -> None:
+def test_a_fraction_keeps_its_sign_a_whole_number_does_not(number):
     """As in OLMES, whose pattern has the sign in its first half alone."""
     assert last_number(f"it is -{number}") == f"-{number}"
     assert last_number(f"it is -{math.floor(float(number))}") == str(math.floor(float(number)))
 
 
-def test_a_text_without_numbers_is_its_own_answer() -> None:
+def test_a_text_without_numbers_is_its_own_answer():
     assert last_number(" none at all \n") == "none at all"
 
 
 @given(st.lists(st.text("ab é日", min_size=1, max_size=9), min_size=1, max_size=5), st.data())
-def test_a_row_that_is_rendered_already_stays_as_it_is(
-    texts: list[str], data: st.DataObject
-) -> None:
+def test_a_row_that_is_rendered_already_stays_as_it_is(texts, data):
     gold = data.draw(st.integers(0, len(texts) - 1))
     row = {"query": "Q:", "choices": texts, "gold": gold}
     for render in (formats.arc, formats.hellaswag, formats.piqa, formats.siqa, formats.qasper):
@@ -224,8 +214,6 @@ def test_a_row_that_is_rendered_already_stays_as_it_is(
         (formats.math, {}, r"no field 'problem' \(fields: none\)"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_row_is_said(
-    render: formats.Render, row: dict[str, Any], message: str
-) -> None:
+def test_what_is_wrong_with_a_row_is_said(render, row, message):
     with pytest.raises(BadQuestion, match=message):
         render(row)

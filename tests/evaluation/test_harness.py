@@ -109,9 +109,7 @@ def test_tied_heads_are_cut_as_well_and_embeddings_stay():
     assert torch.equal(model.embed.weight, before)
 
 
-def test_batches_and_parts_of_logits_change_likelihoods_by_rounding_alone(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_batches_and_parts_of_logits_change_likelihoods_by_rounding_alone(monkeypatch):
     requests = asked("loglikelihood", *PAIRS)
     alone = harness(1).loglikelihood(requests)
     for batch_size, most in ((2, None), (5, 2 * IDS), (9, None)):
@@ -128,7 +126,7 @@ def test_batches_and_parts_of_logits_change_likelihoods_by_rounding_alone(
      (5, "ab", "cdefghij", [("b", "cdefg"), ("efg", "hij")])],
 )  # fmt: skip
 def test_what_is_longer_than_the_window_loses_its_beginning_and_is_scored_in_parts(
-    window: int, context: str, continuation: str, parts: list[tuple[str, str]]
+    window, context, continuation, parts
 ):
     """A window and an id are read, of which the last one is no input."""
     request = ("", TOKENIZER.encode(context), TOKENIZER.encode(continuation))
@@ -151,7 +149,7 @@ def test_the_likelihoods_of_texts_are_those_of_their_windows_and_of_an_empty_one
 
 
 @given(st.lists(st.integers(0, 99), max_size=40), st.integers(1, 12))
-def test_texts_are_cut_as_the_harness_cuts_them(ids: list[int], window: int):
+def test_texts_are_cut_as_the_harness_cuts_them(ids, window):
     theirs = map(make_disjoint_window, get_rolling_token_windows(ids, 100, window, 1))
     ours = list(parts_of([100], ids, window))
     assert [(read[:-scored], read[-scored:]) for read, scored in ours] == list(theirs)
@@ -164,7 +162,7 @@ def test_texts_are_cut_as_the_harness_cuts_them(ids: list[int], window: int):
      Intervention(halting=0.9)],
     ids=lambda change: change.name,
 )  # fmt: skip
-def test_an_intervention_is_that_of_the_model_whatever_the_batch(change: Intervention):
+def test_an_intervention_is_that_of_the_model_whatever_the_batch(change):
     model = reference.load(DualPathLM(CONFIG), WEIGHTS)
     requests = [("", *map(TOKENIZER.encode, pair)) for pair in PAIRS[:4]]
     answers = harness(intervention=change)._loglikelihood_tokens(requests)
@@ -182,9 +180,7 @@ def test_an_intervention_is_that_of_the_model_whatever_the_batch(change: Interve
     st.lists(st.integers(0, 2), max_size=4),
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=5),
 )
-def test_the_shared_beginning_is_the_longest_that_leaves_each_something(
-    start: list[int], ends: list[list[int]]
-):
+def test_the_shared_beginning_is_the_longest_that_leaves_each_something(start, ends):
     sequences = [start + end for end in ends]
     most = min(map(len, sequences)) - 1
     same = [n for n in range(most + 1) if len({tuple(ids[:n]) for ids in sequences}) == 1]
@@ -198,9 +194,8 @@ def test_the_shared_beginning_is_the_longest_that_leaves_each_something(
      (ALL_KINDS, Intervention(halting=0.5), TOKENIZER.eot_id)],
 )  # fmt: skip
 def test_what_a_batch_begins_with_is_read_once_and_changes_nothing(
-    block: dict, change: Intervention | None, document_start: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
+    block, change, document_start, monkeypatch
+):
     config = dataclasses.replace(CONFIG, **block, document_start=document_start)
     weights = reference.random_weights(config, seed=1)
     start = [*TOKENIZER.encode("tell the tale"), TOKENIZER.eot_id, *TOKENIZER.encode(" of a shell")]
@@ -255,7 +250,7 @@ def test_a_model_writes_what_the_equations_say():
 
 
 @pytest.mark.parametrize("change", [None, Intervention(loops=3, halting=0.5)], ids=str)
-def test_batches_of_any_size_write_the_same_with_and_without_a_cache(change: Intervention | None):
+def test_batches_of_any_size_write_the_same_with_and_without_a_cache(change):
     alone = [written(harness(1, cached=False, intervention=change), [p])[0] for p in PROMPTS]
     for batch_size, cached in ((1, True), (2, False), (3, True)):
         assert written(harness(batch_size, cached=cached, intervention=change), PROMPTS) == alone

@@ -12,7 +12,6 @@ from lm_eval.api.instance import Instance
 
 from dualpath_cli.evaluation.harness.likelihoods import parts_of
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.conftest import OutputOf, Said
 from tests.evaluation.conftest import NAME
 from tests.small_tokenizer import tokenizer_with
 from tests.training.test_checkpoint_faults import flip
@@ -68,9 +67,7 @@ def by_hand(directory: Path, read: list[int], scored: int) -> float:
     return float(logs.gather(-1, torch.tensor(read[-scored:])[:, None]).sum())
 
 
-def test_likelihoods_are_those_of_its_logits_without_padded_rows(
-    directory: Path, loaded: Any
-) -> None:
+def test_likelihoods_are_those_of_its_logits_without_padded_rows(directory, loaded):
     tokenizer = Tokenizer.load(directory)
     pairs = [("the cell", " tells"), ("hell", " a shell"), ("Answer:", " hello there")]
     answers = loaded.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
@@ -81,9 +78,7 @@ def test_likelihoods_are_those_of_its_logits_without_padded_rows(
         assert loglikelihood > -50
 
 
-def test_long_continuations_that_end_alike_are_scored_in_parts_of_their_own(
-    directory: Path, loaded: Any
-) -> None:
+def test_long_continuations_that_end_alike_are_scored_in_parts_of_their_own(directory, loaded):
     """Their last parts read the same ids, of which 18 and 14 are scored."""
     ids = Tokenizer.load(directory).encode("abcdefg" * 12)
     requests = [(None, ids[:2], ids[2:]), (None, ids[:2], ids[6:])]
@@ -94,7 +89,7 @@ def test_long_continuations_that_end_alike_are_scored_in_parts_of_their_own(
         assert whole == pytest.approx(expected, abs=1e-3)
 
 
-def test_padded_rows_are_never_written(directory: Path, loaded: Any) -> None:
+def test_padded_rows_are_never_written(directory, loaded):
     tokenizer = Tokenizer.load(directory)
     options = {"until": ["\n\n"], "max_gen_toks": 5, "do_sample": False}
     prompts = ["the cell", "a longer prompt"]
@@ -106,9 +101,7 @@ def test_padded_rows_are_never_written(directory: Path, loaded: Any) -> None:
         assert text == tokenizer.decode(ids[len(tokenizer.encode(prompt)) :])
 
 
-def test_the_command_scores_it_by_the_same_benchmarks(
-    directory: Path, tasks: Path, tmp_path: Path, output_of: OutputOf
-) -> None:
+def test_the_command_scores_it_by_the_same_benchmarks(directory, tasks, tmp_path, output_of):
     words = ("--data", tasks, "--out", tmp_path / "o", "--batch_size", "4")
     said = output_of("evaluate", "--hf", directory, *words, "--tasks", "piqa", "c4", "lambada")
     report = json.loads((tmp_path / "o" / "small-gpt2" / "results.json").read_text())
@@ -129,8 +122,8 @@ def test_the_command_scores_it_by_the_same_benchmarks(
 
 
 def test_an_exported_directory_scores_as_its_checkpoint(
-    run: Path, tasks: Path, scored: Path, tmp_path: Path, output_of: OutputOf, remote_code: None
-) -> None:
+    run, tasks, scored, tmp_path, output_of, remote_code
+):
     folder = tmp_path / "exported"
     output_of("export", "--ckpt_path", run, "--format", "hf", "--out", folder)
     words = ("--data", tasks, "--out", tmp_path / "o", "--tasks", "arc_challenge", "gsm8k", "c4")
@@ -146,8 +139,8 @@ def test_an_exported_directory_scores_as_its_checkpoint(
 
 
 def test_an_exported_directory_with_a_flipped_bit_is_not_scored(
-    run: Path, tasks: Path, tmp_path: Path, output_of: OutputOf, said: Said
-) -> None:
+    run, tasks, tmp_path, output_of, said
+):
     folder = tmp_path / "exported"
     output_of("export", "--ckpt_path", run, "--format", "hf", "--out", folder)
     words = ("--data", tasks, "--out", tmp_path / "o", "--tasks", "piqa")
@@ -160,9 +153,7 @@ def test_an_exported_directory_with_a_flipped_bit_is_not_scored(
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
-def test_code_in_a_directory_is_run_with_consent_alone(
-    name: str, directory: Path, tasks: Path, tmp_path: Path, said: Said
-) -> None:
+def test_code_in_a_directory_is_run_with_consent_alone(name, directory, tasks, tmp_path, said):
     hostile = tmp_path / "hostile"
     shutil.copytree(directory, hostile)
     kind = "AutoTokenizer" if name.startswith("t") else "AutoConfig"
@@ -176,7 +167,7 @@ def test_code_in_a_directory_is_run_with_consent_alone(
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_cannot_be_loaded_is_one_line(tasks: Path, tmp_path: Path, said: Said) -> None:
+def test_what_cannot_be_loaded_is_one_line(tasks, tmp_path, said):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "config.json").write_text('{"model_type": "nonesuch"}')
     words = ("evaluate", "--hf", tmp_path / "bad", "--data", tasks, "--out", tmp_path / "o")

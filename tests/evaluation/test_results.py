@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 from dualpath_cli.evaluation import results
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
@@ -10,7 +9,7 @@ from dualpath_cli.evaluation.data import Asked
 from dualpath_cli.evaluation.scoring import score_text
 
 
-def test_a_text_that_a_model_gives_no_probability_is_null(tmp_path: Path):
+def test_a_text_that_a_model_gives_no_probability_is_null(tmp_path):
     asked = Asked(BENCHMARKS["c4"], [(0, "a")], "", "", None, documents=1)
     result = results.keep(tmp_path, asked, "key", [{"doc": 0, **score_text("a", -math.inf)}])
     results.write(tmp_path, {"name": "m"}, [result], {}, {})

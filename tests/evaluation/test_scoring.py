@@ -33,7 +33,7 @@ def answered(draw: st.DrawFn) -> tuple[Question, list[float], list[float]]:
 
 @settings(max_examples=40)
 @given(answered())
-def test_the_choice_is_the_largest_by_each_normalisation(given_: tuple) -> None:
+def test_the_choice_is_the_largest_by_each_normalisation(given_):
     question, logs, unconditional = given_
     sample = score_choices(question, logs, unconditional)
     scores = {"acc_raw": [], "acc_per_char": [], "acc_uncond": []}
@@ -47,7 +47,7 @@ def test_the_choice_is_the_largest_by_each_normalisation(given_: tuple) -> None:
 
 @settings(max_examples=40)
 @given(answered())
-def test_bits_per_byte_are_those_of_the_right_choice_with_its_space(given_: tuple) -> None:
+def test_bits_per_byte_are_those_of_the_right_choice_with_its_space(given_):
     question, logs, _ = given_
     size = 1 + len(question.continuations[question.gold][1:].encode())
     expected = -logs[question.gold] / math.log(2) / size
@@ -55,7 +55,7 @@ def test_bits_per_byte_are_those_of_the_right_choice_with_its_space(given_: tupl
     assert score_gold(question, logs)["bpb"] == pytest.approx(expected)
 
 
-def test_of_equal_choices_the_first_is_taken_and_the_tie_is_told() -> None:
+def test_of_equal_choices_the_first_is_taken_and_the_tie_is_told():
     question = Question(("?",) * 2, (" a", " b"), 0)
     assert score_choices(question, [-1.0, -1.0], None) | {"bpb": 0} == {
         "loglikelihoods": [-1.0, -1.0], "bytes": [2, 2], "gold": 0, "bpb": 0,
@@ -64,7 +64,7 @@ def test_of_equal_choices_the_first_is_taken_and_the_tie_is_told() -> None:
     assert score_choices(question, [-1.0, -1.5], None)["tie"] is False
 
 
-def test_an_answer_is_the_last_number_written() -> None:
+def test_an_answer_is_the_last_number_written():
     question = Question(("?",), (" 2",), answer="18")
     assert score_written(question, " 9 + 9 is 18. So the answer is 18.")["acc"] == 1
     assert score_written(question, " 18 of 20")["acc"] == 0
@@ -73,7 +73,7 @@ def test_an_answer_is_the_last_number_written() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(TEXTS, NATS), min_size=2, max_size=9))
-def test_texts_are_scored_in_all_their_bytes_together(texts: list[tuple[str, float]]) -> None:
+def test_texts_are_scored_in_all_their_bytes_together(texts):
     samples = [score_text(text, log) for text, log in texts]
     metric = metrics_of(BENCHMARKS["c4"], samples)["rolling_bpb"]
     nats = math.fsum(log for _, log in texts)
@@ -81,7 +81,7 @@ def test_texts_are_scored_in_all_their_bytes_together(texts: list[tuple[str, flo
     assert metric.value == pytest.approx(-nats / (math.log(2) * size))
 
 
-def test_the_error_of_texts_of_one_length_is_that_of_a_mean() -> None:
+def test_the_error_of_texts_of_one_length_is_that_of_a_mean():
     samples = [score_text("abcd", -n * math.log(2)) for n in (3, 5, 9, 4)]
     metric = metrics_of(BENCHMARKS["c4"], samples)["rolling_bpb"]
     bits = [3 / 4, 5 / 4, 9 / 4, 1]
@@ -89,7 +89,7 @@ def test_the_error_of_texts_of_one_length_is_that_of_a_mean() -> None:
     assert metric.stderr == pytest.approx(stdev(bits) / 2)
 
 
-def test_a_benchmark_has_the_means_of_its_documents_and_the_primary_one_first() -> None:
+def test_a_benchmark_has_the_means_of_its_documents_and_the_primary_one_first():
     rows = [(1, 0, 2.0), (0, 1, 1.0), (1, 1, 6.0)]
     samples = [{"acc_raw": a, "acc_per_char": b, "bpb": c} for a, b, c in rows]
     metrics = metrics_of(BENCHMARKS["piqa"], samples)

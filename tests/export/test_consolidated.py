@@ -12,10 +12,9 @@ from safetensors.torch import load_file, save_file
 from dualpath_cli.cli import main
 from dualpath_cli.export import weights as export_weights
 from dualpath_cli.run import run_file
-from tests.conftest import OutputOf, Said
 from tests.export.conftest import export
 from tests.study.conftest import USERS_OF_FIGURES
-from tests.tiny_run import Fit, back_to_step, rows, weights
+from tests.tiny_run import back_to_step, rows, weights
 from tests.training.test_checkpoint_faults import sharded
 
 
@@ -25,7 +24,7 @@ def exported(run: Path) -> Path:
     return run / "export" / "tiny-default-step-00000006.safetensors"
 
 
-def test_the_file_says_what_it_is(trained: Fit) -> None:
+def test_the_file_says_what_it_is(trained):
     run = trained()
     with (run / "recipe.yaml").open("a") as recipe:
         recipe.write(f"# {run_file.NO_HASH}\n")  # as the place of the hash looks
@@ -46,9 +45,7 @@ def test_the_file_says_what_it_is(trained: Fit) -> None:
     assert said["exported_with"] == versions["packages"]["dualpath"]
 
 
-def test_a_checkpoint_inside_a_run_and_a_file_are_exported_too(
-    trained: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_inside_a_run_and_a_file_are_exported_too(trained, tmp_path, capsys):
     run = trained()
     checkpoint = run / "checkpoints" / "step-00000002"
     first = export(checkpoint, tmp_path / "first.safetensors", form="consolidated")
@@ -61,9 +58,7 @@ def test_a_checkpoint_inside_a_run_and_a_file_are_exported_too(
         assert torch.equal(weight, weights(run)[f"model.{name}"])
 
 
-def test_shards_are_read_in_portions(
-    trained: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_are_read_in_portions(trained, tmp_path, monkeypatch):
     run = trained(model={"n_experts": 3})
     expected = load_file(exported(run))
     sharded(run)
@@ -84,9 +79,7 @@ def test_shards_are_read_in_portions(
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
-def test_studies_of_a_file_write_beside_it(
-    trained: Fit, tmp_path: Path, output_of: OutputOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_studies_of_a_file_write_beside_it(trained, tmp_path, output_of, monkeypatch):
     monkeypatch.setattr(USERS_OF_FIGURES[0], lambda folder, figures: [])
     run = trained()
     out = shutil.move(exported(run), tmp_path / "model.safetensors")
@@ -98,7 +91,7 @@ def test_studies_of_a_file_write_beside_it(
     assert (tmp_path / "model" / "ablations" / "step-00000006" / "ablations.csv").is_file()
 
 
-def test_weights_of_a_file_are_started_from(trained: Fit, tmp_path: Path, said: Said) -> None:
+def test_weights_of_a_file_are_started_from(trained, tmp_path, said):
     run = trained()
     out = exported(run)
     given = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.max_tokens", "256"]
@@ -111,7 +104,7 @@ def test_weights_of_a_file_are_started_from(trained: Fit, tmp_path: Path, said: 
     assert "model.loops" in said(*given, *other)
 
 
-def test_a_damaged_file_is_refused(trained: Fit, said: Said) -> None:
+def test_a_damaged_file_is_refused(trained, said):
     out = exported(trained())
     whole = out.read_bytes()
     for damage, message in (
@@ -136,16 +129,14 @@ def test_a_damaged_file_is_refused(trained: Fit, said: Said) -> None:
         ("\udcff", "it is no UTF-8 at byte 0"),
     ],
 )
-def test_a_damaged_header_is_described_in_words(
-    header: str, fault: str, tmp_path: Path, said: Said
-) -> None:
+def test_a_damaged_header_is_described_in_words(header, fault, tmp_path, said):
     out, content = tmp_path / "model.safetensors", header.encode(errors="surrogateescape")
     out.write_bytes(len(content).to_bytes(8, "little") + content)
     error = said("validate", "--ckpt_path", out)
     assert f"'{out}' is no file of safetensors (its header: {fault}" in error
 
 
-def test_a_file_of_others_is_refused(tmp_path: Path, said: Said) -> None:
+def test_a_file_of_others_is_refused(tmp_path, said):
     out = tmp_path / "model.safetensors"
     metadata = {"dualpath": "1", "run": "a/../x", "step": "1", "sha256": "0", "recipe": "",
                 "versions": "", "tokenizer": ""}  # fmt: skip

@@ -15,10 +15,8 @@ from dualpath_cli.export.hf import folder as hf
 from dualpath_cli.export.weights import Weights
 from dualpath_cli.run.checkpoint_files import describe, files_of, write_manifest
 from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS
-from tests.conftest import Said
 from tests.export.conftest import contents, export, words
 from tests.processes import start
-from tests.tiny_run import Fit
 from tests.training.test_checkpoint_faults import flip, sharded
 
 forms = pytest.mark.parametrize("form", FORMATS)
@@ -26,8 +24,8 @@ forms = pytest.mark.parametrize("form", FORMATS)
 
 @forms
 def test_an_export_is_whole_or_not_there_and_replaced_on_request_alone(
-    form: str, trained: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
-) -> None:
+    form, trained, tmp_path, monkeypatch, said
+):
     run, out = trained(), tmp_path / "exports" / f"model{FORMATS[form].suffix}"
     given = words(run, out, form=form)
     read = Weights.read
@@ -69,8 +67,8 @@ def write_without_end() -> None:
     "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
 def test_an_export_holds_its_unfinished_folder_and_removes_it_unless_it_is_killed(
-    number: signal.Signals, trained: Fit, tmp_path: Path, said: Said
-) -> None:
+    number, trained, tmp_path, said
+):
     run, out = trained(), tmp_path / "exports" / "hf"
     process = start(words(run, out), tmp_path / "log", write_without_end)
     while not (unfinished := list(out.parent.glob("*.partial/model.safetensors"))):
@@ -92,13 +90,8 @@ def test_an_export_holds_its_unfinished_folder_and_removes_it_unless_it_is_kille
      ("consolidated", "dualpath_cli.run.run_file.was_changed")],
 )  # fmt: skip
 def test_what_the_disk_gives_back_otherwise_gets_no_name(
-    form: str,
-    place: str,
-    trained: Fit,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    form, place, trained, tmp_path, monkeypatch, capsys
+):
     run, out = trained(), tmp_path / "out.safetensors"
     module, _, name = place.rpartition(".")
     compare = getattr(importlib.import_module(module), name)
@@ -126,9 +119,7 @@ def test_what_the_disk_gives_back_otherwise_gets_no_name(
         ("--ckpt_path RUN --format consolidated --results RUN", "goes with --format hf alone"),
     ],
 )
-def test_a_mistake_is_one_line(
-    more: str, message: str, trained: Fit, tmp_path: Path, said: Said
-) -> None:
+def test_a_mistake_is_one_line(more, message, trained, tmp_path, said):
     run, folder = trained(), tmp_path / "x.safetensors"
     folder.mkdir()
     given = more.replace("RUN", str(run)).replace("FOLDER", str(folder))
@@ -137,9 +128,7 @@ def test_a_mistake_is_one_line(
 
 
 @pytest.mark.parametrize("to", [*FORMATS, "import"])
-def test_what_cannot_be_read_is_not_handed_on(
-    to: str, trained: Fit, tmp_path: Path, said: Said
-) -> None:
+def test_what_cannot_be_read_is_not_handed_on(to, trained, tmp_path, said):
     source, out = trained(), tmp_path / "out.safetensors"
     given: list[object] = [*words(source, out, form=to)]
     if to == "import":
@@ -160,7 +149,7 @@ def test_what_cannot_be_read_is_not_handed_on(
             (source / name).write_text(whole)
 
 
-def test_the_damaged_shard_is_named(trained: Fit, tmp_path: Path, said: Said) -> None:
+def test_the_damaged_shard_is_named(trained, tmp_path, said):
     run = trained()
     checkpoint = sharded(run)
     write_manifest(checkpoint, describe(checkpoint, files_of(checkpoint)), {})

@@ -15,7 +15,6 @@ import yaml
 from dualpath_cli.cli import main
 from dualpath_cli.export.hf.code import flatten
 from dualpath_cli.export.hf.reading import read_folder
-from tests.conftest import Said
 from tests.export.conftest import contents, export, model_of, words
 from tests.tiny_run import Fit
 
@@ -26,9 +25,7 @@ def folder(trained: Fit, tmp_path: Path) -> Path:
     return export(trained(), tmp_path / "hf")
 
 
-def test_a_folder_with_anything_that_no_export_wrote_is_not_replaced(
-    folder: Path, tmp_path: Path, said: Said
-) -> None:
+def test_a_folder_with_anything_that_no_export_wrote_is_not_replaced(folder, tmp_path, said):
     run = tmp_path / "runs" / "tiny" / "default"
     for name in (".git/HEAD", "thesis.txt", "sub/config.json", "own_notes.py", "README.md"):
         path = folder / name
@@ -51,7 +48,7 @@ def test_a_folder_with_anything_that_no_export_wrote_is_not_replaced(
         assert "is a folder of something else" in error
 
 
-def test_a_folder_of_a_version_without_a_later_field_is_read(folder: Path) -> None:
+def test_a_folder_of_a_version_without_a_later_field_is_read(folder):
     path = folder / "config.json"
     config = json.loads(path.read_text())
     for name in ("n_experts", "num_experts_per_tok", "balance", "balance_rate"):
@@ -61,8 +58,8 @@ def test_a_folder_of_a_version_without_a_later_field_is_read(folder: Path) -> No
 
 
 def test_what_comes_into_a_folder_while_its_successor_is_written_stays(
-    folder: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folder, tmp_path, said, monkeypatch
+):
     def read_back(written: Path) -> None:
         (folder / "thesis.txt").write_text("mine")
 
@@ -73,13 +70,13 @@ def test_what_comes_into_a_folder_while_its_successor_is_written_stays(
     assert list(tmp_path.glob("hf*")) == [folder]
 
 
-def test_the_list_has_the_hash_of_every_other_file(folder: Path) -> None:
+def test_the_list_has_the_hash_of_every_other_file(folder):
     files = contents(folder)
     listed = dict(line.split("  ")[::-1] for line in files.pop("SHA256SUMS").decode().splitlines())
     assert listed == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
-def test_a_changed_byte_in_any_file_is_refused_by_import(folder: Path, said: Said) -> None:
+def test_a_changed_byte_in_any_file_is_refused_by_import(folder, said):
     for name, content in contents(folder).items():
         if name not in ("SHA256SUMS", "README.md"):
             end = content.rindex(b"0") if b"0" in content else len(content) - 3
@@ -118,7 +115,7 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
 ]  # fmt: skip
 
 
-def test_a_folder_whose_files_are_of_two_models_is_not_imported(folder: Path, said: Said) -> None:
+def test_a_folder_whose_files_are_of_two_models_is_not_imported(folder, said):
     (folder / "SHA256SUMS").unlink()  # which would name the file alone
     for name, damage, message in DAMAGES:
         whole = (folder / name).read_text()
@@ -129,7 +126,7 @@ def test_a_folder_whose_files_are_of_two_models_is_not_imported(folder: Path, sa
         (folder / name).write_text(whole)
 
 
-def test_mistakes_of_import_are_one_line(folder: Path, tmp_path: Path, said: Said) -> None:
+def test_mistakes_of_import_are_one_line(folder, tmp_path, said):
     for given, message in (
         ([], "import needs --hf DIR"),
         (["--hf", tmp_path], "holds no config.json"),
@@ -150,7 +147,7 @@ def test_mistakes_of_import_are_one_line(folder: Path, tmp_path: Path, said: Sai
     assert "is there already; give another --out, or --overwrite" in said("import", "--hf", folder)
 
 
-def test_import_stays_in_its_folder(folder: Path, tmp_path: Path, said: Said) -> None:
+def test_import_stays_in_its_folder(folder, tmp_path, said):
     index = folder / "model.safetensors.index.json"
     (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
     (folder / "SHA256SUMS").unlink()
@@ -168,7 +165,7 @@ def test_import_stays_in_its_folder(folder: Path, tmp_path: Path, said: Said) ->
 # The model card
 
 
-def test_the_card_says_what_the_run_says(folder: Path, tmp_path: Path) -> None:
+def test_the_card_says_what_the_run_says(folder, tmp_path):
     run = tmp_path / "runs" / "tiny" / "default"
     _, front, text = (folder / "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(front)["library_name"] == "transformers"
@@ -181,9 +178,7 @@ def test_the_card_says_what_the_run_says(folder: Path, tmp_path: Path) -> None:
     assert f"| held_out | {row['loss']} | {row['bits_per_byte']} |" in text
 
 
-def test_the_card_names_the_licence_and_the_data_sets_as_the_hub_reads_them(
-    trained: Fit, tmp_path: Path
-) -> None:
+def test_the_card_names_the_licence_and_the_data_sets_as_the_hub_reads_them(trained, tmp_path):
     cards = pytest.importorskip("huggingface_hub")
     run = trained()
     plain = cards.ModelCard.load(export(run, tmp_path / "plain") / "README.md").data
@@ -200,7 +195,7 @@ def test_the_card_names_the_licence_and_the_data_sets_as_the_hub_reads_them(
     assert f"| data | {', '.join(sources)} |" in html.unescape(card.text)
 
 
-def test_the_card_shows_names_and_values_as_they_are(trained: Fit, tmp_path: Path) -> None:
+def test_the_card_shows_names_and_values_as_they_are(trained, tmp_path):
     name, mark = "<b>_x_[a](b) www.a.b `c`", "|<script>|\n\ud800\\"
     run = trained(run={"name": name})
     table = (run / "validation.csv").read_text()
@@ -219,7 +214,7 @@ def test_the_card_shows_names_and_values_as_they_are(trained: Fit, tmp_path: Pat
     assert "_x_" not in text
 
 
-def test_a_validation_that_is_no_table_is_named(trained: Fit, tmp_path: Path, said: Said) -> None:
+def test_a_validation_that_is_no_table_is_named(trained, tmp_path, said):
     run = trained()
     (run / "validation.csv").write_bytes(b'step,set\n"1,a\n')
     assert f"{run / 'validation.csv'} " in said(*words(run, tmp_path / "hf"))
@@ -228,9 +223,7 @@ def test_a_validation_that_is_no_table_is_named(trained: Fit, tmp_path: Path, sa
 # The model's code
 
 
-def test_modules_that_cannot_become_one_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_that_cannot_become_one_are_refused(tmp_path, monkeypatch):
     package = tmp_path / "flat"
     package.mkdir()
     (package / "__init__.py").touch()

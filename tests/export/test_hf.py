@@ -17,7 +17,6 @@ from dualpath_cli.cli import main
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.text.tokenizer import Tokenizer
-from tests.conftest import OutputOf
 from tests.export.conftest import Exported, Pair, export, model_of
 
 transformers = pytest.importorskip("transformers")
@@ -79,7 +78,7 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-def test_logits_are_the_checkpoints(pair: Pair) -> None:
+def test_logits_are_the_checkpoints(pair):
     ours, theirs = model_of(pair[0]), load(pair[1])
     assert type(theirs).__module__.startswith("transformers_modules.")
     learned = {name for name, p in theirs.model.named_parameters() if p.requires_grad}
@@ -97,7 +96,7 @@ def test_logits_are_the_checkpoints(pair: Pair) -> None:
             )
 
 
-def test_padding_and_cache_change_no_text_and_the_greedy_one_is_the_models_own(pair: Pair) -> None:
+def test_padding_and_cache_change_no_text_and_the_greedy_one_is_the_models_own(pair):
     ours, theirs = model_of(pair[0]), load(pair[1])
     tokens = some_tokens(ours, batch=3)
     lengths = (4, LENGTH, 7)
@@ -135,7 +134,7 @@ def greedy(model: DualPathLM, tokens: torch.Tensor, config: Any) -> torch.Tensor
     return tokens
 
 
-def test_states_losses_and_hooks(exported: Exported) -> None:
+def test_states_losses_and_hooks(exported):
     run, folder = exported()
     ours, theirs = model_of(run), load(folder)
     tokens = some_tokens(ours)
@@ -158,7 +157,7 @@ def test_states_losses_and_hooks(exported: Exported) -> None:
     assert theirs(tokens, return_dict=False)[0].shape == outputs.logits.shape
 
 
-def test_what_it_cannot_do_is_said(exported: Exported) -> None:
+def test_what_it_cannot_do_is_said(exported):
     theirs = load(exported()[1])
     tokens = some_tokens(theirs.model)
     for name in ("position_ids", "inputs_embeds", "output_routings", "output_attentions"):
@@ -179,7 +178,7 @@ def test_what_it_cannot_do_is_said(exported: Exported) -> None:
         theirs(tokens, past_key_values=foreign)
 
 
-def test_half_precision_keeps_the_stream(exported: Exported) -> None:
+def test_half_precision_keeps_the_stream(exported):
     run, folder = exported()
     theirs = load(folder, dtype=torch.bfloat16)
     types: dict[torch.dtype, set[str]] = {torch.float32: set(), torch.bfloat16: set()}
@@ -202,7 +201,7 @@ def test_half_precision_keeps_the_stream(exported: Exported) -> None:
     torch.testing.assert_close(outputs.logits, wanted, atol=1e-3, rtol=0)
 
 
-def test_the_callers_autocast_is_left_alone(exported: Exported) -> None:
+def test_the_callers_autocast_is_left_alone(exported):
     run, folder = exported()
     ours, theirs = model_of(run), load(folder)
     tokens = some_tokens(ours)
@@ -213,7 +212,7 @@ def test_the_callers_autocast_is_left_alone(exported: Exported) -> None:
     assert not torch.equal(rounded, exact)
 
 
-def test_gradients_are_the_checkpoints(pair: Pair) -> None:
+def test_gradients_are_the_checkpoints(pair):
     ours, theirs = model_of(pair[0]), load(pair[1]).train()
     tokens = some_tokens(ours)
     with torch.enable_grad():
@@ -232,9 +231,7 @@ def test_gradients_are_the_checkpoints(pair: Pair) -> None:
         torch.testing.assert_close(yours.grad, mine.grad, rtol=1e-4, atol=1e-7, msg=name)
 
 
-def test_it_is_built_without_weights_and_split_over_devices(
-    exported: Exported, tmp_path: Path
-) -> None:
+def test_it_is_built_without_weights_and_split_over_devices(exported, tmp_path):
     run, folder = exported()
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
     config.init_std = 0.5
@@ -257,7 +254,7 @@ def test_it_is_built_without_weights_and_split_over_devices(
         torch.testing.assert_close(split(tokens).logits, wanted, atol=1e-6, rtol=0)
 
 
-def test_rows_without_a_token_are_never_drawn(exported: Exported) -> None:
+def test_rows_without_a_token_are_never_drawn(exported):
     theirs = load(exported()[1])
     real = theirs.config.dualpath["tokenizer_size"]
     assert real < theirs.config.vocab_size - 1
@@ -273,9 +270,7 @@ def test_rows_without_a_token_are_never_drawn(exported: Exported) -> None:
 
 
 @pytest.mark.parametrize("by", ["PreTrainedTokenizerFast", "AutoTokenizer"])
-def test_the_tokenizer_gives_the_same_ids_and_runs_no_code(
-    by: str, exported: Exported, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tokenizer_gives_the_same_ids_and_runs_no_code(by, exported, monkeypatch):
     """transformers 5 asks because config.json names code, and goes on whatever the answer is."""
     run, folder = exported()
     monkeypatch.setattr("builtins.input", lambda words: "n")
@@ -289,9 +284,7 @@ def test_the_tokenizer_gives_the_same_ids_and_runs_no_code(
     assert theirs.padding_side == "left"
 
 
-def test_nothing_of_the_project_is_needed(
-    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_the_project_is_needed(exported, tmp_path, monkeypatch):
     """Where it cannot be imported the folder loads and gives the same logits."""
     run, folder = exported()
     ours = model_of(run)
@@ -306,7 +299,7 @@ def test_nothing_of_the_project_is_needed(
     torch.testing.assert_close(alone(tokens).logits, wanted, atol=1e-6, rtol=0)
 
 
-def test_the_way_back_gives_the_same_file(pair: Pair, tmp_path: Path) -> None:
+def test_the_way_back_gives_the_same_file(pair, tmp_path):
     """Also after transformers has saved the folder anew, in several files and beside another's."""
     direct = export(pair[0], tmp_path / "direct.safetensors", form="consolidated")
     folder = export(pair[0], tmp_path / "hf")  # not the shared one, whose run lay elsewhere
@@ -319,9 +312,7 @@ def test_the_way_back_gives_the_same_file(pair: Pair, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=rare)])
-def test_weights_saved_in_half_precision_come_back(
-    dtype: torch.dtype, exported: Exported, tmp_path: Path
-) -> None:
+def test_weights_saved_in_half_precision_come_back(dtype, exported, tmp_path):
     again = saved_again(exported()[1], tmp_path / "again", dtype=dtype)
     assert main(["import", "--hf", str(again)]) == 0
     out = tmp_path / "again.safetensors"
@@ -332,7 +323,7 @@ def test_weights_saved_in_half_precision_come_back(
     torch.testing.assert_close(load(anew)(tokens).logits, wanted, atol=1e-6, rtol=0)
 
 
-def test_lm_evaluation_harness_scores_it_as_the_checkpoint(exported: Exported) -> None:
+def test_lm_evaluation_harness_scores_it_as_the_checkpoint(exported):
     """By its own class, as of any model of the hub."""
     harness = pytest.importorskip("lm_eval.models.huggingface")
     from lm_eval.api.instance import Instance
@@ -350,9 +341,7 @@ def test_lm_evaluation_harness_scores_it_as_the_checkpoint(exported: Exported) -
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/hugging_face.md"])
-def test_an_example_writes_what_generate_writes(
-    page: str, exported: Exported, tmp_path: Path, output_of: OutputOf
-) -> None:
+def test_an_example_writes_what_generate_writes(page, exported, tmp_path, output_of):
     length = {"model": {"max_seq_len": 64}, "run": {"batch_tokens": 256, "max_tokens": 6 * 256}}
     run, folder = exported(**length)
     text = (folder if page == "README.md" else Path(__file__).parents[2]).joinpath(page).read_text()

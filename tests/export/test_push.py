@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import OutputOf, Said
 from tests.data_prep.web import Fault
 from tests.export.conftest import contents, words
 from tests.export.model_hub import TOKEN, ModelHub, Repo
 from tests.faulty_data import flip
-from tests.tiny_run import Fit
 
 hub_constants = pytest.importorskip(
     "huggingface_hub.constants", reason="the extra `hub` is not installed"
@@ -36,9 +34,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModelHub]:
 
 
 @pytest.mark.parametrize("public", [False, True])
-def test_a_folder_comes_whole_once_and_in_one_commit(
-    public: bool, hub: ModelHub, trained: Fit, tmp_path: Path, output_of: OutputOf
-) -> None:
+def test_a_folder_comes_whole_once_and_in_one_commit(public, hub, trained, tmp_path, output_of):
     out = tmp_path / "hf"
     given = words(trained(), out, "--push", NAME, *(["--public"] if public else []))
     said = output_of(*given)
@@ -57,9 +53,8 @@ def test_a_folder_comes_whole_once_and_in_one_commit(
 
 @pytest.mark.parametrize("xet", [False, True])
 def test_an_upload_that_was_cut_off_goes_on(
-    xet: bool, hub: ModelHub, trained: Fit, tmp_path: Path, said: Said, output_of: OutputOf,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    xet, hub, trained, tmp_path, said, output_of, monkeypatch
+):
     given = words(trained(), tmp_path / "hf", "--push", NAME)
     hub.faults[COMMIT] = [] if xet else [Fault(status=500)]
     with monkeypatch.context() as patch:
@@ -91,9 +86,8 @@ def test_an_upload_that_was_cut_off_goes_on(
     ],
 )  # fmt: skip
 def test_what_the_hub_would_not_take_is_said_before_anything_is_written(
-    more: list[str], token: str | None, fault: Fault, message: str, hub: ModelHub, trained: Fit,
-    tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    more, token, fault, message, hub, trained, tmp_path, said, monkeypatch
+):
     for name, private, path in (("open", False, "README.md"), ("shut", True, "README.md")):
         hub.add(f"me/{name}", Repo(private, {path: b""}))
     hub.add("me/gpt2", Repo(True, {"pytorch_model.bin": b"", "README.md": b""}))
@@ -107,9 +101,7 @@ def test_what_the_hub_would_not_take_is_said_before_anything_is_written(
     assert not (tmp_path / "hf").exists()
 
 
-def test_a_damaged_checkpoint_makes_no_repository(
-    hub: ModelHub, trained: Fit, tmp_path: Path, said: Said
-) -> None:
+def test_a_damaged_checkpoint_makes_no_repository(hub, trained, tmp_path, said):
     run = trained()
     flip(max((run / "checkpoints").glob("step-*")))
     said(*words(run, tmp_path / "hf", "--push", NAME, "--public"))
@@ -117,17 +109,15 @@ def test_a_damaged_checkpoint_makes_no_repository(
 
 
 def test_a_refused_transfer_does_not_print_the_signed_address(
-    hub: ModelHub, trained: Fit, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hub, trained, tmp_path, said, monkeypatch
+):
     monkeypatch.setattr(hub, "_store", lambda oid, body: (403, {"error": "expired"}))
     error = said(*words(trained(), tmp_path / "hf", "--push", NAME), code=1)
     assert "/lfs/" in error
     assert "Signature" not in error
 
 
-def test_only_a_folder_for_transformers_is_pushed(
-    trained: Fit, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_folder_for_transformers_is_pushed(trained, tmp_path, said, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     run = trained()
     given = words(run, tmp_path / "x.safetensors", "--push", NAME, form="consolidated")

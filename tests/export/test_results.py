@@ -9,9 +9,7 @@ import pytest
 import yaml
 
 from dualpath_cli.cli import main
-from tests.conftest import Said
 from tests.export.conftest import words
-from tests.tiny_run import Fit
 
 RESULTS: dict[str, Any] = {
     "model": {
@@ -43,9 +41,7 @@ def with_results(run: Path, folder: Path, content: object) -> list[str]:
     return words(run, folder / "hf", "--results", folder)
 
 
-def test_all_scores_are_in_the_card_and_whole_accuracies_for_the_hub(
-    trained: Fit, tmp_path: Path
-) -> None:
+def test_all_scores_are_in_the_card_and_whole_accuracies_for_the_hub(trained, tmp_path):
     assert main(with_results(trained(), tmp_path, RESULTS)) == 0
     card = (tmp_path / "hf" / "README.md").read_text()
     assert "| piqa | acc_per_char | 0.5123 | 0.0100 | 1,838 of 1,838 | 5 |" in card
@@ -60,7 +56,7 @@ def test_all_scores_are_in_the_card_and_whole_accuracies_for_the_hub(
     assert said["notes"].startswith("acc_per_char, 5-shot; K = 2")
 
 
-def test_scores_under_an_override_stay_in_the_card(trained: Fit, tmp_path: Path) -> None:
+def test_scores_under_an_override_stay_in_the_card(trained, tmp_path):
     forced = deepcopy(RESULTS)
     forced["model"]["intervention"] = "K=1"
     assert main(with_results(trained(), tmp_path, forced)) == 0
@@ -82,9 +78,7 @@ PIQA = ("tasks", "piqa")
         ((*PIQA, "primary"), "unknown", "it lacks 'unknown'"),
     ],
 )
-def test_other_results_are_refused(
-    path: tuple[str, ...], value: object, message: str, trained: Fit, tmp_path: Path, said: Said
-) -> None:
+def test_other_results_are_refused(path, value, message, trained, tmp_path, said):
     content = place = deepcopy(RESULTS)
     for key in path[:-1]:
         place = place[key]

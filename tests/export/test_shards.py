@@ -38,9 +38,7 @@ def trained(share: Share, texts: Path, ranks: int, tied: bool) -> Path:
 
 
 @pytest.mark.parametrize(("ranks", "tied"), RUNS)
-def test_the_file_has_the_weights_bit_for_bit(
-    ranks: int, tied: bool, share: Share, texts: Path, tmp_path: Path
-) -> None:
+def test_the_file_has_the_weights_bit_for_bit(ranks, tied, share, texts, tmp_path):
     run = trained(share, texts, ranks, tied)
     checkpoint = find_run(str(run)).checkpoint
     assert len(list(checkpoint.glob("*.distcp"))) == ranks
@@ -57,9 +55,7 @@ def test_the_file_has_the_weights_bit_for_bit(
 
 
 @rare
-def test_two_ranks_score_the_file_as_they_score_the_shards(
-    share: Share, texts: Path, tmp_path: Path
-) -> None:
+def test_two_ranks_score_the_file_as_they_score_the_shards(share, texts, tmp_path):
     run = trained(share, texts, 4, tied=True)
     out = export(run, tmp_path / "one.safetensors", form="consolidated")
     words = ["validate", "--trainer.strategy", "fsdp", "--ckpt_path"]
@@ -72,9 +68,7 @@ def test_two_ranks_score_the_file_as_they_score_the_shards(
 
 @rare
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_strategy_starts_from_the_file(
-    tied: bool, share: Share, texts: Path, tmp_path: Path
-) -> None:
+def test_every_strategy_starts_from_the_file(tied, share, texts, tmp_path):
     run = trained(share, texts, 4, tied)
     out = export(run, tmp_path / "one.safetensors", form="consolidated")
     recipe = read_recipe(run)

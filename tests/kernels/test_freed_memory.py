@@ -3,7 +3,6 @@
 import platform
 import resource
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +32,7 @@ def print_faults(device: str) -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone is told")
 @pytest.mark.parametrize(("device", "kept"), [("cpu", True), ("cuda", False)])
-def test_a_model_on_a_cpu_keeps_what_a_step_frees(device: str, kept: bool, tmp_path: Path) -> None:
+def test_a_model_on_a_cpu_keeps_what_a_step_frees(device, kept, tmp_path):
     (printed,) = call_on_ranks(1, partial(print_faults, device), tmp_path)
     faults, pages = int(printed), 5 * 40_000_000 // 4096
     # Fewer faults than pages where those are huge, of 2 MiB, as the system decides.

@@ -20,10 +20,9 @@ from dualpath_cli.options.average import lineage
 from dualpath_cli.run.checkpoint_files import manifest_of
 from dualpath_cli.run.run_folder import AVERAGES, step_of
 from dualpath_cli.training.state.weights import load_average
-from tests.conftest import Said
 from tests.export.conftest import model_of
 from tests.model.small_models import ALL_KINDS, small
-from tests.tiny_run import Fit, back_to_step, rows
+from tests.tiny_run import back_to_step, rows
 
 CONFIG = small(**ALL_KINDS, tie_embeddings=True)
 
@@ -75,7 +74,7 @@ def test_the_average_is_the_mean_in_float64_rounded_once(given):
         np.testing.assert_array_equal(same[key], each[0][key].numpy(), err_msg=key)
 
 
-def test_a_model_in_float64_gets_the_mean_as_well(tmp_path: Path) -> None:
+def test_a_model_in_float64_gets_the_mean_as_well(tmp_path):
     """Its weights are of the type of the sums, which must not be the same memory."""
     each = [some_weights(seed) for seed in range(3)]
     model = DualPathLM(CONFIG).double()
@@ -136,7 +135,7 @@ def by_hand(run: Path, *steps: int) -> DualPathLM:
     return model
 
 
-def test_validation_is_of_the_average_and_says_so(fit: Fit, tmp_path: Path, capsys) -> None:
+def test_validation_is_of_the_average_and_says_so(fit, tmp_path, capsys):
     run = fit()
     capsys.readouterr()
     assert main(["validate", "--ckpt-path", str(run), "--average", "2"]) == 0
@@ -170,9 +169,7 @@ def test_validation_is_of_the_average_and_says_so(fit: Fit, tmp_path: Path, caps
 
 
 @pytest.mark.usefixtures("remote_code")
-def test_an_exported_average_gives_its_logits_and_says_what_it_is(
-    trained: Fit, tmp_path: Path
-) -> None:
+def test_an_exported_average_gives_its_logits_and_says_what_it_is(trained, tmp_path):
     transformers = pytest.importorskip("transformers")
     run = trained()
     words = ["export", "--ckpt-path", str(run), "--format", "hf", "--average", "3"]
@@ -198,8 +195,8 @@ def with_manifest(checkpoint: Path) -> list[Path]:
 @pytest.mark.parametrize("command", ["validate", "export", "fit"])
 @pytest.mark.parametrize("source", ["step", "run"])
 def test_a_checkpoint_of_another_step_or_run_is_not_taken_for_the_runs_own(
-    command: str, source: str, trained: Fit, tmp_path: Path, said: Said
-) -> None:
+    command, source, trained, tmp_path, said
+):
     """Though its hashes are right: it lies there with its manifest."""
     other, run = trained(run={"name": "other"}, seed_everything=2), trained()
     wrong = run / "checkpoints" / "step-00000004"
@@ -220,9 +217,7 @@ def test_a_checkpoint_of_another_step_or_run_is_not_taken_for_the_runs_own(
 
 
 @pytest.mark.parametrize("form", ["consolidated", "hf"])
-def test_the_average_of_a_run_in_float64_is_not_rounded(
-    form: str, trained: Fit, tmp_path: Path
-) -> None:
+def test_the_average_of_a_run_in_float64_is_not_rounded(form, trained, tmp_path):
     run = trained(trainer={"precision": "64-true"})
     out = tmp_path / ("mean.safetensors" if form == "consolidated" else "mean")
     words = ["export", "--ckpt-path", str(run), "--format", form, "--average", "3"]
@@ -239,9 +234,7 @@ def test_the_average_of_a_run_in_float64_is_not_rounded(
 
 
 @pytest.mark.parametrize("command", ["validate", "export"])
-def test_mistakes_are_said_in_a_line(
-    command: str, trained: Fit, tmp_path: Path, said: Said
-) -> None:
+def test_mistakes_are_said_in_a_line(command, trained, tmp_path, said):
     run = trained()
     more = [] if command == "validate" else ["--format", "hf", "--out", tmp_path / "hf"]
     for count, message in (

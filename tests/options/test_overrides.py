@@ -1,7 +1,6 @@
 """Overrides: a word for each, the same in options, files and results."""
 
 from argparse import Namespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -39,9 +38,7 @@ def interventions(draw: st.DrawFn) -> Intervention:
 
 
 @given(interventions(), st.randoms())
-def test_the_name_of_an_intervention_gives_it_back_in_any_order(
-    change: Intervention, order: Any
-) -> None:
+def test_the_name_of_an_intervention_gives_it_back_in_any_order(change, order):
     words = change.name.split()
     order.shuffle(words)
     for written in ([change.name], words):
@@ -57,14 +54,14 @@ def options(*words: str, **short: str) -> Namespace:
     [({"loops": "3"}, "K=3"), ({"exit_below": "0.1"}, "halting=0.1"),
      ({"skip_below": "0.2"}, "skip=0.2"), ({"kv_slots": "1"}, "kv_slots=1")],
 )  # fmt: skip
-def test_a_short_form_is_its_word(short: dict[str, str], word: str) -> None:
+def test_a_short_form_is_its_word(short, word):
     assert read(options(**short)) == read(options(word)) == parse([word])
     assert read(options("layers=1", **short)) == parse([word, "layers=1"])
     with pytest.raises(UserError, match="is given already, or by its own option"):
         read(options(word, **short))
 
 
-def test_shuffled_gates_may_have_their_seed_apart() -> None:
+def test_shuffled_gates_may_have_their_seed_apart():
     assert parse(["gates=shuffled", "seed=7"]) == parse(["shuffled:7"])
     assert parse([]) is None
     assert parse(["learned"]) is None
@@ -93,7 +90,7 @@ def test_shuffled_gates_may_have_their_seed_apart() -> None:
         ("gates=1,0 tokens=verbs", "ablate --suite token-classes"),
     ],
 )
-def test_a_word_that_means_nothing_is_named_with_its_value(words: str, message: str) -> None:
+def test_a_word_that_means_nothing_is_named_with_its_value(words, message):
     with pytest.raises(UserError) as caught:
         read(options(*words.split()))
     assert message in str(caught.value)

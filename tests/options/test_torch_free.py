@@ -1,12 +1,9 @@
 """`generate` and `evaluate` answer --help and mistakes before torch is imported."""
 
-from pathlib import Path
-
 from tests.command.test_cli import SLOW, run_without_slow_imports
-from tests.tiny_run import Fit
 
 
-def test_help_and_mistakes_need_nothing_slow(trained: Fit, tmp_path: Path) -> None:
+def test_help_and_mistakes_need_nothing_slow(trained, tmp_path):
     run = trained()
     (tmp_path / "tasks").mkdir()
     lines = {

@@ -75,9 +75,7 @@ def exported(run: Path, format_: str, out: str) -> Path:
     return Path(out)
 
 
-def test_a_class_that_a_run_names_is_imported_with_consent_alone(
-    stranger: Callable[[str], Path], said: Said
-) -> None:
+def test_a_class_that_a_run_names_is_imported_with_consent_alone(stranger, said):
     run = stranger("evil")
     file = exported(run, "consolidated", "one.safetensors")
     folder = exported(run, "hf", "hostile_folder")
@@ -108,9 +106,7 @@ def test_a_class_that_a_run_names_is_imported_with_consent_alone(
     assert main(["compare", ".", "--own_classes", "--out", "out"]) == 0
 
 
-def test_nothing_is_imported_from_inside_of_what_is_read(
-    stranger: Callable[[str], Path], said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_imported_from_inside_of_what_is_read(stranger, said, monkeypatch):
     run = stranger("hostile.evil")
     for words in (
         ["validate", "--ckpt_path", run],
@@ -129,9 +125,7 @@ def test_nothing_is_imported_from_inside_of_what_is_read(
     assert f"inside of '{run.resolve()}'" in line
 
 
-def test_an_exported_folder_does_not_bring_its_own_classes_to_import(
-    stranger: Callable[[str], Path], said: Said
-) -> None:
+def test_an_exported_folder_does_not_bring_its_own_classes_to_import(stranger, said):
     exported(stranger("evil"), "hf", "brought")
     Path("evil.py").rename("brought/evil.py")
     for name in ("config.json", "recipe.yaml", "versions.json"):
@@ -143,8 +137,8 @@ def test_an_exported_folder_does_not_bring_its_own_classes_to_import(
 
 
 def test_classes_of_a_run_s_trainer_are_left_out_with_a_word(
-    trained: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+    trained, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     Path("evil_callback.py").write_text(HOSTILE)

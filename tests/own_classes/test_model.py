@@ -50,7 +50,7 @@ def test_without_a_dual_block_or_a_loop_no_class_is_looked_for():
 @settings(max_examples=40)
 def test_copies_do_what_the_built_in_ones_do_under_any_intervention(
     gates, combination, loops, step_index, change
-):  # fmt: skip
+):
     intervention = Intervention(**change)
     config = small(loops=loops, step_index=step_index, gain_init=0.0, init_std=0.3)
     own = dataclasses.replace(config, gate=gates, combination=combination)

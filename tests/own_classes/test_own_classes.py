@@ -17,9 +17,8 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.export.hf.code import own_files
 from dualpath_cli.own_classes.classes import FOUND
 from dualpath_cli.recipe.recipes import merge
-from tests.conftest import OutputOf
 from tests.study.conftest import OPEN, USERS_OF_FIGURES
-from tests.tiny_run import Fit, Refused, back_to_step, tables, weights
+from tests.tiny_run import Fit, back_to_step, tables, weights
 
 OWN = {"gate": "tests.custom_classes.TwoGates", "combination": "tests.custom_classes.Router"}
 LONG: dict[str, Any] = {
@@ -36,7 +35,7 @@ def pair(trained: Fit) -> Pair:
     return trained(**changes), trained(**merge(changes, {"model": OWN, "run": {"name": "own"}}))
 
 
-def test_training_is_the_same(pair: Pair) -> None:
+def test_training_is_the_same(pair):
     assert tables(pair[0]) == tables(pair[1])
     one, other = map(weights, pair)
     assert one.keys() == other.keys()
@@ -58,13 +57,7 @@ WRITING = {"ablate": ".csv", "routing": ".csv", "evaluate": ".jsonl", "export": 
         "export --format consolidated",
     ],
 )  # fmt: skip
-def test_every_command_answers_the_same(
-    line: str,
-    pair: Pair,
-    tmp_path: Path,
-    output_of: OutputOf,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_command_answers_the_same(line, pair, tmp_path, output_of, monkeypatch):
     command, *words = line.split()
     monkeypatch.chdir(tmp_path)
     for user in USERS_OF_FIGURES[:2]:
@@ -92,9 +85,7 @@ def contents(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("remote_code")
-def test_a_folder_for_transformers_brings_the_classes_along(
-    pair: Pair, tmp_path: Path, output_of: OutputOf
-) -> None:
+def test_a_folder_for_transformers_brings_the_classes_along(pair, tmp_path, output_of):
     transformers = pytest.importorskip("transformers")
 
     def export(run: Path, format_: str, name: str) -> Path:
@@ -191,8 +182,8 @@ def change(module: str, source: str) -> None:
 
 
 def test_a_run_keeps_the_source_and_is_continued_with_the_same_alone(
-    write: Write, fit: Fit, refused: Refused, output_of: OutputOf, capsys: Any
-) -> None:
+    write, fit, refused, output_of, capsys
+):
     module = write(GATE)
     model = {"gate": f"{module}.Gate"}
     capsys.readouterr()
@@ -266,7 +257,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_class_with_a_mistake_is_one_line(mistake: str, write: Write, refused: Refused) -> None:
+def test_a_class_with_a_mistake_is_one_line(mistake, write, refused):
     *given, said = MISTAKES[mistake]
     if len(given) == 1:
         role, path = "gate", given[0].format(write(GATE))
@@ -281,7 +272,7 @@ def test_a_class_with_a_mistake_is_one_line(mistake: str, write: Write, refused:
     assert error.count("\n") == 1
 
 
-def test_what_a_folder_for_transformers_cannot_hold_is_refused(write: Write) -> None:
+def test_what_a_folder_for_transformers_cannot_hold_is_refused(write):
     for line, named in (
         ("import numpy", "numpy"),
         ("from . import other", "."),

@@ -2,14 +2,13 @@
 
 import math
 import re
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.config import GROUP_OF, Kind
+from dualpath_cli.config import GROUP_OF
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.optimizer import OptimSettings, rate_factor, std_factors
 from dualpath_cli.recipe.settings import settings_from
@@ -21,9 +20,7 @@ OUTPUTS = ("head", "router", "gate")
 
 
 @given(kind=st.sampled_from(list(GROUP_OF)), scale=FACTORS, base=WIDTHS, width=WIDTHS)
-def test_factors_are_those_of_table_3_times_the_scale_of_the_kind(
-    kind: Kind, scale: dict[str, float], base: int, width: int
-) -> None:
+def test_factors_are_those_of_table_3_times_the_scale_of_the_kind(kind, scale, base, width):
     """Hidden: Adam's rate 1 / fan_in, variance 1 / fan_in; output: 1 / fan_in, 1 / fan_in^2."""
     settings = OptimSettings(lr_scale=scale, base_width=base)
     fan_in = width / base
@@ -35,9 +32,7 @@ def test_factors_are_those_of_table_3_times_the_scale_of_the_kind(
 
 
 @given(kind=st.sampled_from(list(GROUP_OF)), scale=FACTORS, width=WIDTHS)
-def test_at_the_base_width_nothing_is_scaled_to_the_bit(
-    kind: Kind, scale: dict[str, float], width: int
-) -> None:
+def test_at_the_base_width_nothing_is_scaled_to_the_bit(kind, scale, width):
     for base in (None, width):
         settings = OptimSettings(lr_scale=scale, base_width=base)
         assert rate_factor(kind, settings, width) == scale.get(kind, 1)
@@ -45,9 +40,7 @@ def test_at_the_base_width_nothing_is_scaled_to_the_bit(
 
 
 @given(width=WIDTHS, base=WIDTHS, adjust=st.sampled_from(["match_rms_adamw", "original"]))
-def test_muons_updates_have_one_spectral_norm_at_all_widths(
-    width: int, base: int, adjust: Any
-) -> None:
+def test_muons_updates_have_one_spectral_norm_at_all_widths(width, base, adjust):
     """Of an orthogonal matrix it is 1, times the factor of the shape and that of the rate."""
     settings = OptimSettings(name="muon", muon_adjust=adjust, muon_lr=0.02, base_width=base)
     for rows, columns in ((1, 1), (4, 1), (1, 4)):
@@ -76,9 +69,7 @@ TIED = {"d_ffn": 8, "d_ffn_wide": 8, "tie_embeddings": True}
         (TIED, {"lr_scale": {"head": 2}}, "optim.lr_scale.head has no effect under"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(
-    model: dict[str, Any], optim: dict[str, Any], said: str
-) -> None:
+def test_what_cannot_be_is_refused_in_one_line(model, optim, said):
     widths = {"d_ffn": 8, "d_ffn_wide": 8}
     with pytest.raises(UserError, match=re.escape(said)):
         settings_from({"model": widths | model, "optim": optim})

@@ -84,13 +84,13 @@ def changed(before: launch.Launch, after: launch.Launch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(set(recipes.names()) - {row.recipe for row in ROWS}))
-def test_a_recipe_is_a_model_that_can_be_built(name: str, fit: Fit) -> None:
+def test_a_recipe_is_a_model_that_can_be_built(name, fit):
     names = ["f80m_a50_k4", name] if name in INCOMPLETE else [name]
     config = fit(*names).settings.model
     assert parameters_on_meta(config) == flops.parameters(config)
 
 
-def test_the_base_and_the_overlays_alone_are_told_what_they_lack(fit: Fit) -> None:
+def test_the_base_and_the_overlays_alone_are_told_what_they_lack(fit):
     for name in INCOMPLETE:
         with pytest.raises(UserError, match="d_ffn"):
             fit(name)
@@ -99,7 +99,7 @@ def test_the_base_and_the_overlays_alone_are_told_what_they_lack(fit: Fit) -> No
 # The paper's 26 configurations
 
 
-def test_the_papers_26_configurations_have_a_recipe_each_and_no_other_does() -> None:
+def test_the_papers_26_configurations_have_a_recipe_each_and_no_other_does():
     shipped = {name for name in recipes.names() if name.startswith(("f80m", "f160m"))}
     assert shipped - REVISIONS.keys() == {row.recipe for row in ROWS}
     assert len(ROWS) == 26
@@ -114,9 +114,7 @@ REVISIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", REVISIONS)
-def test_a_run_of_the_revision_differs_from_the_papers_in_what_its_name_says(
-    name: str, fit: Fit
-) -> None:
+def test_a_run_of_the_revision_differs_from_the_papers_in_what_its_name_says(name, fit):
     settings = fit(name).settings
     differs = changed(fit("f80m_a50_k4"), fit(name))
     assert differs == {"run.recipe": name} | REVISIONS[name]
@@ -125,7 +123,7 @@ def test_a_run_of_the_revision_differs_from_the_papers_in_what_its_name_says(
     assert f"K = {settings.model.loops}: {millions}M parameters" in title
 
 
-def test_both_paths_of_one_loop_have_the_width_that_half_of_f80m_buys(fit: Fit) -> None:
+def test_both_paths_of_one_loop_have_the_width_that_half_of_f80m_buys(fit):
     widths = solve_widths(Target(paper.BUDGETS["F80M"], "dual", alpha=50, loops=1))
     model = fit("f80m_a50_k1").settings.model
     assert (widths.d_ffn, widths.d_ffn_wide) == (model.d_ffn, model.d_ffn_wide) == (11392, 11392)
@@ -133,9 +131,7 @@ def test_both_paths_of_one_loop_have_the_width_that_half_of_f80m_buys(fit: Fit) 
 
 @pytest.mark.parametrize("reading", paper.READINGS)
 @each_row
-def test_a_recipe_is_the_model_as_it_is_read(
-    row: paper.Configuration, reading: paper.Reading, fit: Fit
-) -> None:
+def test_a_recipe_is_the_model_as_it_is_read(row, reading, fit):
     settings = fit(row.recipe, *(["as_written"] if reading == "as_written" else [])).settings
     # A wide block has no deep path, so that its K means nothing.
     loops = settings.model.loops if row.block == "wide" else row.loops
@@ -144,9 +140,7 @@ def test_a_recipe_is_the_model_as_it_is_read(
 
 
 @each_row
-def test_a_recipe_trains_as_the_paper_does_and_its_first_line_says_what_it_is(
-    row: paper.Configuration, fit: Fit
-) -> None:
+def test_a_recipe_trains_as_the_paper_does_and_its_first_line_says_what_it_is(row, fit):
     settings = fit(row.recipe).settings
     run = settings.run
     assert settings.optim == OptimSettings()
@@ -162,7 +156,7 @@ def test_a_recipe_trains_as_the_paper_does_and_its_first_line_says_what_it_is(
     assert row.block != "dual" or f"alpha = {row.alpha} %" in title
 
 
-def test_the_base_writes_out_the_model_fields_that_the_page_of_the_paper_lists() -> None:
+def test_the_base_writes_out_the_model_fields_that_the_page_of_the_paper_lists():
     """Rows marked with a dagger are of the numerics, which `trained_numerics` sets."""
     page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text(encoding="utf-8")
     rows = [row for row in page.splitlines() if row.startswith("|") and "†" not in row]
@@ -174,7 +168,7 @@ def test_the_base_writes_out_the_model_fields_that_the_page_of_the_paper_lists()
         assert str(written[name]).lower() == shown or written[name] == float(shown)
 
 
-def test_the_papers_optimizer_is_that_of_appendix_a() -> None:
+def test_the_papers_optimizer_is_that_of_appendix_a():
     assert OptimSettings() == OptimSettings(
         lr=5e-4,
         lr_start=5e-6,
@@ -207,7 +201,7 @@ OVERLAYS: dict[str, dict[str, Any]] = {
 """Of each overlay all that it changes."""
 
 
-def test_an_overlay_changes_what_it_names_and_nothing_else_in_any_order(fit: Fit) -> None:
+def test_an_overlay_changes_what_it_names_and_nothing_else_in_any_order(fit):
     base, together = fit("f80m_a50_k4"), {}
     assert changed(base, fit("f80m_a50_k4", "paper")) == {}
     for overlay, changes in OVERLAYS.items():
@@ -217,11 +211,11 @@ def test_an_overlay_changes_what_it_names_and_nothing_else_in_any_order(fit: Fit
         assert changed(base, fit("f80m_a50_k4", *names)) == together
 
 
-def test_a_run_is_named_after_the_first_recipe(fit: Fit) -> None:
+def test_a_run_is_named_after_the_first_recipe(fit):
     assert fit("f80m_a50_k4", "as_written").run_folder == Path("runs/f80m_a50_k4/default")
 
 
-def test_a_word_on_the_command_line_beats_every_recipe(fit: Fit) -> None:
+def test_a_word_on_the_command_line_beats_every_recipe(fit):
     settings = fit("f80m_wide", words=("--run.micro_batch", "8", "--optim.lr=5e-3")).settings
     assert (settings.run.micro_batch, settings.optim.lr) == (8, 5e-3)
 
@@ -243,16 +237,14 @@ def write(path: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["f80m_a50_k4", "quickstart"])
-def test_name_name_with_extension_and_path_mean_the_same_file(name: str, folder: Path) -> None:
+def test_name_name_with_extension_and_path_mean_the_same_file(name, folder):
     file = recipes.recipe_folder() / f"{name}.yaml"
     for spelling in (name, f"{name}.yaml", str(file)):
         assert recipes.find(spelling).samefile(file)
 
 
 @pytest.mark.parametrize("name", ["quickstart.yaml", "recipes/quickstart.yaml"])
-def test_a_file_in_the_current_folder_comes_before_a_packaged_recipe(
-    name: str, folder: Path
-) -> None:
+def test_a_file_in_the_current_folder_comes_before_a_packaged_recipe(name, folder):
     write(folder / name, "run: {micro_batch: 3}")
     assert recipes.load(name) == {"run": {"micro_batch": 3}}
 
@@ -261,8 +253,8 @@ def test_a_file_in_the_current_folder_comes_before_a_packaged_recipe(
     ("kind", "name"), [("", "f160m_a25_k4"), ("", "quickstart"), ("data", "paper")]
 )
 def test_the_repositorys_path_means_the_packaged_recipe_where_there_is_no_repository(
-    kind: str, name: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    kind, name, folder, capsys
+):
     recipes._say_packaged.cache_clear()
     path = Path("recipes", kind, f"{name}.yaml")
     for _ in range(2):
@@ -275,7 +267,7 @@ def test_the_repositorys_path_means_the_packaged_recipe_where_there_is_no_reposi
 
 
 @pytest.mark.parametrize("name", ["quickstart.yml", "quickstart.bak", "quickstart.v2"])
-def test_another_extension_is_not_taken_for_the_packaged_recipe(name: str, folder: Path) -> None:
+def test_another_extension_is_not_taken_for_the_packaged_recipe(name, folder):
     with pytest.raises(UserError, match="did you mean 'quickstart'"):
         recipes.find(name)
 
@@ -314,16 +306,14 @@ def test_another_extension_is_not_taken_for_the_packaged_recipe(name: str, folde
     ],
     ids=["chain", "shared", "beside"],
 )
-def test_a_recipe_stands_on_its_bases(
-    files: dict[str, str], expected: Recipe, folder: Path
-) -> None:
+def test_a_recipe_stands_on_its_bases(files, expected, folder):
     for name, text in files.items():
         write(folder / "mine" / f"{name}.yaml", text)
     assert recipes.load(str(folder / "mine" / "top.yaml")) == expected
 
 
 @pytest.mark.parametrize("circle", ["a", "ab", "abc"])
-def test_a_circle_of_bases_is_refused(circle: str, folder: Path) -> None:
+def test_a_circle_of_bases_is_refused(circle, folder):
     for name, base in zip(circle, circle[1:] + "a", strict=True):
         write(folder / f"{name}.yaml", f"base: {base}")
     with pytest.raises(UserError, match=r"recipe .*a\.yaml has itself as a base"):
@@ -339,7 +329,7 @@ def test_a_circle_of_bases_is_refused(circle: str, folder: Path) -> None:
         ("[[quickstart]]", "base must be a name or a list of names"),
     ],
 )
-def test_a_base_that_is_no_recipe_is_a_users_mistake(base: str, words: str, folder: Path) -> None:
+def test_a_base_that_is_no_recipe_is_a_users_mistake(base, words, folder):
     with pytest.raises(UserError, match=words):
         recipes.load(write(folder / "top.yaml", f"base: {base}"))
 
@@ -362,17 +352,17 @@ any_tree = st.dictionaries(st.sampled_from("abc"), any_json)
 
 
 @given(trees, trees, trees)
-def test_merging_is_associative(a: Recipe, b: Recipe, c: Recipe) -> None:
+def test_merging_is_associative(a, b, c):
     assert merge(a, merge(b, c)) == merge(merge(a, b), c)
 
 
 @given(trees, trees)
-def test_of_each_value_the_upper_recipe_has_the_say(a: Recipe, b: Recipe) -> None:
+def test_of_each_value_the_upper_recipe_has_the_say(a, b):
     assert leaves(merge(a, b)) == leaves(a) | leaves(b)
 
 
 @given(any_tree, any_tree)
-def test_where_a_mapping_meets_a_value_the_upper_one_replaces_it(a: Recipe, b: Recipe) -> None:
+def test_where_a_mapping_meets_a_value_the_upper_one_replaces_it(a, b):
     """And both recipes stay as they were."""
     before = copy.deepcopy((a, b))
     merged = leaves(merge(a, b))
@@ -381,7 +371,7 @@ def test_where_a_mapping_meets_a_value_the_upper_one_replaces_it(a: Recipe, b: R
 
 
 @given(any_tree)
-def test_the_empty_recipe_changes_nothing_on_either_side(a: Recipe) -> None:
+def test_the_empty_recipe_changes_nothing_on_either_side(a):
     assert merge({}, a) == merge(a, {}) == merge(a, a) == a
 
 
@@ -400,14 +390,14 @@ def test_the_empty_recipe_changes_nothing_on_either_side(a: Recipe) -> None:
         ("f80e6", "f80e6"),
     ],
 )
-def test_numbers_are_read_as_people_write_them(text: str, value: Any) -> None:
+def test_numbers_are_read_as_people_write_them(text, value):
     (read,) = recipes.parse(f"key: {text}", "mine").values()
     assert read == value
     assert type(read) is type(value)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_every_float_that_python_writes_is_read_back(number: float) -> None:
+def test_every_float_that_python_writes_is_read_back(number):
     assert recipes.parse(f"key: {number!r}", "mine") == {"key": number}
 
 
@@ -420,14 +410,14 @@ def test_every_float_that_python_writes_is_read_back(number: float) -> None:
         ("run: !!python/name:os.system {}\n", 1),
     ],
 )
-def test_bad_yaml_is_one_line_with_file_and_line_number(text: str, line: int, folder: Path) -> None:
+def test_bad_yaml_is_one_line_with_file_and_line_number(text, line, folder):
     path = write(folder / "bad.yaml", text)
     with pytest.raises(UserError, match=rf"bad\.yaml line {line} cannot be read: \w+") as error:
         recipes.load(path)
     assert "\n" not in str(error.value)
 
 
-def test_a_run_may_be_named_by_a_date(folder: Path, fit: Fit) -> None:
+def test_a_run_may_be_named_by_a_date(folder, fit):
     """YAML 1.1 reads 2026-03-01 as a date, which neither a run's name nor JSON knows."""
     dated = write(folder / "dated.yaml", "base: quickstart\nrun: {name: 2026-03-01}")
     assert fit(dated).run_folder == Path("runs/dated/2026-03-01")

@@ -1,7 +1,7 @@
 """Checked dataclasses: what is let through, and what each mistake is called."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -31,7 +31,7 @@ class Mix:
     names: dict[str, str] = field(default_factory=dict)
 
 
-def test_plain_values_become_nested_dataclasses_tuples_and_sizes() -> None:
+def test_plain_values_become_nested_dataclasses_tuples_and_sizes():
     values = {"sources": [{"path": "a", "weight": 2}], "tokens": "1.5M", "ends": [1, 2]}
     mix = build(Mix, values)
     assert mix == Mix((Source("a", 2.0),), Size(1_500_000), ends=(1.0, 2.0))
@@ -62,9 +62,7 @@ def test_plain_values_become_nested_dataclasses_tuples_and_sizes() -> None:
         ({"sources": [], "names": {"a": 3}}, "x.names.a must be text, not '3'"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_with_key_value_and_what_would_be_right(
-    values: dict[str, Any], message: str
-) -> None:
+def test_a_mistake_is_one_line_with_key_value_and_what_would_be_right(values, message):
     with pytest.raises(UserError) as error:
         build(Mix, values, "x.")
     assert message in str(error.value)

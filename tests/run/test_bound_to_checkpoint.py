@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from dualpath_cli.cli import main
-from tests.conftest import Said
-from tests.tiny_run import SEQ_LEN, Fit, back_to_step, of_an_earlier_version, tables
+from tests.tiny_run import SEQ_LEN, back_to_step, of_an_earlier_version, tables
 
 Change = Callable[[dict[str, Any]], object]
 WSD = {"schedule": "wsd", "cooldown": 0.5, "warmup_steps": 2}
@@ -48,9 +47,7 @@ def swap_ids(model: dict[str, Any]) -> None:
         (with_tokenizer(swap_ids), "tokenizer.json has the fingerprint"),
     ],
 )
-def test_a_run_that_is_not_as_its_checkpoint_is_refused(
-    damage: Callable[[Path], None], message: str, trained: Fit, said: Said
-) -> None:
+def test_a_run_that_is_not_as_its_checkpoint_is_refused(damage, message, trained, said):
     run = trained()
     damage(run)
     error = said("validate", "--ckpt_path", run)
@@ -59,9 +56,7 @@ def test_a_run_that_is_not_as_its_checkpoint_is_refused(
     assert "back\n" in error
 
 
-def test_every_command_that_reads_a_run_refuses_it(
-    trained: Fit, tmp_path: Path, said: Said
-) -> None:
+def test_every_command_that_reads_a_run_refuses_it(trained, tmp_path, said):
     run = trained(optim=WSD)
     with_model(norm_eps=0.1)(run)
     fit = ["fit", "--config", tmp_path / "recipe.yaml", "--model.norm_eps", "0.1"]
@@ -80,16 +75,14 @@ def test_every_command_that_reads_a_run_refuses_it(
         assert "recipe.yaml has model.norm_eps=0.1, but " in said(*words), words
 
 
-def test_what_is_not_the_model_may_differ_and_words_may_change_the_model(trained: Fit) -> None:
+def test_what_is_not_the_model_may_differ_and_words_may_change_the_model(trained):
     run = trained()
     edit(run / "recipe.yaml", lambda recipe: recipe["data"].update(workers=1, val_seed=3))
     edit(run / "tokenizer.json", lambda tokenizer: tokenizer.update(truncation=None))
     assert main(["validate", "--ckpt_path", str(run), "--model.max_seq_len", "8"]) == 0
 
 
-def test_a_setting_that_is_newer_than_a_checkpoint_had_its_default(
-    trained: Fit, said: Said
-) -> None:
+def test_a_setting_that_is_newer_than_a_checkpoint_had_its_default(trained, said):
     run = trained()
     edit(
         run / "checkpoints" / "manifests" / "step-00000006.json",
@@ -100,9 +93,7 @@ def test_a_setting_that_is_newer_than_a_checkpoint_had_its_default(
     assert "model.rope_dtype=bfloat16" in said("validate", "--ckpt_path", run)
 
 
-def test_a_run_of_an_earlier_version_is_read_and_goes_on(
-    trained: Fit, tmp_path: Path, said: Said
-) -> None:
+def test_a_run_of_an_earlier_version_is_read_and_goes_on(trained, tmp_path, said):
     run = trained()
     whole = tables(run)
     of_an_earlier_version(run)

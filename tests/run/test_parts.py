@@ -14,10 +14,9 @@ import pytest
 import dualpath_cli
 from dualpath_cli.cli import main
 from dualpath_cli.run import run_folder
-from tests.tiny_run import Fit
 
 
-def test_other_files_of_a_like_name_are_no_parts_of_a_run(tmp_path: Path) -> None:
+def test_other_files_of_a_like_name_are_no_parts_of_a_run(tmp_path):
     others = [
         tmp_path / name for name in ("recipe-20260101.yaml.old", "versions-mine20260101.json")
     ]
@@ -35,9 +34,7 @@ def test_other_files_of_a_like_name_are_no_parts_of_a_run(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("ignored", [True, False])
-def test_the_commit_is_that_of_this_code_not_of_a_repository_around_it(
-    ignored: bool, tmp_path: Path
-) -> None:
+def test_the_commit_is_that_of_this_code_not_of_a_repository_around_it(ignored, tmp_path):
     """An environment lies in somebody's project; a checkout tracks the file that asks."""
 
     def git(*words: str) -> str:
@@ -82,7 +79,7 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("not_installed")
-def test_a_checkout_that_is_not_installed_trains_and_exports(fit: Fit, tmp_path: Path) -> None:
+def test_a_checkout_that_is_not_installed_trains_and_exports(fit, tmp_path):
     with pytest.raises(PackageNotFoundError):
         importlib.metadata.version("dualpath")
     run = fit()

@@ -9,10 +9,9 @@ from lightning.pytorch import Trainer
 from dualpath_cli.command.records import COMMANDS, resolve
 from dualpath_cli.recipe import settings
 from dualpath_cli.session.lightning_cli import DualPathCLI
-from tests.conftest import OutputOf
 
 
-def test_its_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_help_lists_every_command(capsys):
     with pytest.raises(SystemExit) as end:
         DualPathCLI(["--help"])
     assert end.value.code == 0
@@ -29,23 +28,21 @@ def test_its_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> Non
         "--config f80m_a25_k3 --format json",
     ],
 )
-def test_flops_prints_the_same_through_lightning_cli(
-    line: str, output_of: OutputOf, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flops_prints_the_same_through_lightning_cli(line, output_of, capsys):
     words = ["flops", *line.split()]
     quick = output_of(*words)
     DualPathCLI(words)
     assert capsys.readouterr().out == quick != ""
 
 
-def test_everything_that_a_record_names_is_there() -> None:
+def test_everything_that_a_record_names_is_there():
     for command in COMMANDS.values():
         named = (command.run, command.task, command.module, command.add_arguments,
                  command.read_options, command.check, command.combine)  # fmt: skip
         assert all(callable(resolve(name)) for name in named if name is not None), command.name
 
 
-def test_every_argument_of_lightnings_trainer_is_a_setting_or_decided() -> None:
+def test_every_argument_of_lightnings_trainer_is_a_setting_or_decided():
     """A new one, or one that is gone, has to be looked at."""
     offered = {field.name for field in dataclasses.fields(settings.TrainerSettings)}
     theirs = set(inspect.signature(Trainer.__init__).parameters) - {"self"}

@@ -11,9 +11,8 @@ import torch
 import yaml
 
 from dualpath_cli.training.module import DualPathModule
-from tests.conftest import Said
 from tests.processes import run_on_two_ranks
-from tests.tiny_run import Fit, back_to_step, tables, weights
+from tests.tiny_run import back_to_step, tables, weights
 
 STEP = DualPathModule.training_step
 
@@ -35,8 +34,8 @@ def facts(run: Path, step: str = "") -> Any:
 
 @pytest.mark.parametrize("made", [0, 1])
 def test_a_run_that_does_not_fit_is_the_run_of_half_the_micro_batch_also_when_continued(
-    made: int, fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    made, fit, monkeypatch, capsys
+):
     """Where the first step finds no room, and where the optimizer's moments leave none after it."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     expected = fit(run={"name": "by-hand", "micro_batch": 2})
@@ -69,9 +68,8 @@ def test_a_run_that_does_not_fit_is_the_run_of_half_the_micro_batch_also_when_co
     ids=["half is not enough", "nothing is half of one", "later"],
 )
 def test_any_other_lack_of_room_is_one_line(
-    size: int, room: int, steps: range, line: str, trained: Fit, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, said: Said,
-) -> None:  # fmt: skip
+    size, room, steps, line, trained, tmp_path, monkeypatch, said
+):
     trained()  # writes the recipe
     words = ["fit", "--config", tmp_path / "recipe.yaml", "--run.name", "large"]
     monkeypatch.setattr(DualPathModule, "training_step", room_for(room, steps))
@@ -84,7 +82,7 @@ def too_large() -> None:
     DualPathModule.training_step = room_for(1)  # type: ignore[method-assign]
 
 
-def test_several_ranks_are_told_the_number_to_give(trained: Fit, tmp_path: Path) -> None:
+def test_several_ranks_are_told_the_number_to_give(trained, tmp_path):
     trained()
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "two"]
     words += ["--trainer.strategy", "ddp", "--run.micro_batch", "2"]

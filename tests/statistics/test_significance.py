@@ -87,7 +87,7 @@ def test_a_permutation_test_counts_the_orders_that_agree_as_well(one, data):
 
 
 @given(st.integers(0, 6), st.integers(0, 6))
-def test_mcnemar_is_the_share_of_all_signs_that_are_as_uneven(better: int, worse: int) -> None:
+def test_mcnemar_is_the_share_of_all_signs_that_are_as_uneven(better, worse):
     n = better + worse
     as_uneven = [
         abs(2 * sum(signs) - n) >= abs(better - worse) for signs in product((0, 1), repeat=n)

@@ -10,7 +10,6 @@ from dualpath_cli.cli import main
 from tests.processes import run_on_two_ranks
 from tests.study.conftest import OPEN
 from tests.study.routing.test_study import PER_LAYER, rows_of
-from tests.tiny_run import Fit
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("strategy", ["ddp", "fsdp"])]
 
@@ -24,7 +23,7 @@ def studied(command: str, run: Path, words: list[str], strategy: str, out: Path)
     return folders
 
 
-def test_two_processes_score_what_one_scores(strategy: str, run: Path, tmp_path: Path) -> None:
+def test_two_processes_score_what_one_scores(strategy, run, tmp_path):
     # An odd number of windows: one process scores a batch of padding.
     suites = ["--suite", "paper", "halting", "skip", "kv-slots"]
     words = [*suites, "--loops", "1,2,3", "--max_tokens", "130"]
@@ -44,7 +43,7 @@ def test_two_processes_score_what_one_scores(strategy: str, run: Path, tmp_path:
     assert len(kept) == len(two["rows"])
 
 
-def test_two_processes_read_what_one_reads(strategy: str, trained: Fit, tmp_path: Path) -> None:
+def test_two_processes_read_what_one_reads(strategy, trained, tmp_path):
     model = {**OPEN["model"], "max_seq_len": 128}
     run = trained(model=model, optim=OPEN["optim"], run={"batch_tokens": 256, "max_tokens": 768})
     # One process reads a batch of padding, and one a longer window than the other.

@@ -166,7 +166,7 @@ def test_numbers_and_operators_are_told_from_other_uses_of_their_signs(text, mar
     assert (text + "\n" + "".join(found)).rstrip() == (text + "\n" + marks).rstrip()
 
 
-def test_calculations_of_gsm8k_are_numbers_operators_and_brackets(shared_data: Path) -> None:
+def test_calculations_of_gsm8k_are_numbers_operators_and_brackets(shared_data):
     with open(shared_data / "gsm8k" / "test.jsonl") as lines:
         answers = [json.loads(line)["answer"] for line in lines]
     calculations = [c for answer in answers for c in re.findall("<<[^<>]*>>", answer)]
@@ -216,7 +216,7 @@ def tagger(tmp_path: Path) -> Tagger:
     return Tagger(saved(nlp, tmp_path / "words"))
 
 
-def test_words_keep_the_pipelines_tags_and_arithmetic_has_its_own(tagger: Tagger) -> None:
+def test_words_keep_the_pipelines_tags_and_arithmetic_has_its_own(tagger):
     window = [b"", b"She", b" sees", b" 16", b"=", b"3", b" dog", b"\n\n", b" unknown"]
     (tags,) = tagger.tags([window])
     assert tags == ["", "PRON", "VERB", "NUM", "SYM", "NUM", "NOUN", "SPACE", "X"]
@@ -239,13 +239,13 @@ def english(shared_data: Path) -> Tagger:
     return Tagger(shared_data / "spacy_en_upos")
 
 
-def test_windows_are_read_one_batch_at_a_time(english: Tagger) -> None:
+def test_windows_are_read_one_batch_at_a_time(english):
     windows = iter([[b"dog"]] * 10 * parts_of_speech.BATCH)
     assert next(english.tags(windows)) == ["NOUN"]
     assert len(list(windows)) == 9 * parts_of_speech.BATCH
 
 
-def test_components_that_do_nothing_for_the_tags_do_not_run(tmp_path: Path) -> None:
+def test_components_that_do_nothing_for_the_tags_do_not_run(tmp_path):
     nlp = spacy.blank("en")
     for name in ("ner", "lemmatizer", "parser"):
         nlp.add_pipe("test_fails", name=name)
@@ -270,7 +270,7 @@ GPT2_TAGS = {
 }  # fmt: skip
 
 
-def test_tokens_of_gpt2_get_the_tags_that_one_expects(english: Tagger, shared_data: Path) -> None:
+def test_tokens_of_gpt2_get_the_tags_that_one_expects(english, shared_data):
     gpt2 = Tokenizer.load(shared_data / "gpt2")
     values = gpt2.token_values()
     windows = [[values[id] for id in gpt2.encode(text)] for text in GPT2_TAGS]
@@ -293,7 +293,7 @@ def mistake(pipeline: str | Path) -> str:
     return message
 
 
-def test_without_spacy_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_spacy_the_message_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "spacy", None)
     assert "the package spacy: pip install 'dualpath[pos]'" in mistake("en_core_web_sm")
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from tests.tiny_run import SEQ_LEN
 
 
 def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
-    run: Path, texts: Path, tmp_path: Path, monkeypatch
+    run, texts, tmp_path, monkeypatch
 ):
     paths = {"text": str(texts / "val.jsonl"), "packed": str(texts / "train")}
     validated: dict[str, dict[str, float]] = {}

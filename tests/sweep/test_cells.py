@@ -70,7 +70,7 @@ def test_every_cell_is_within_a_percent_of_the_budget_or_named(budget, alphas, l
     assert len({cell.model["ffn_multiple_of"] for cell in cells}) == 1
 
 
-def test_controls_spend_what_the_dual_ones_spend() -> None:
+def test_controls_spend_what_the_dual_ones_spend():
     cells = {cell.name: cell for cell in solve(wanted(), SMALL)[0]}
     assert list(cells) == [
         "wide", "loop_k2", "loop_k4", "a25_k2", "a25_k4", "a50_k2", "a50_k4", "a75_k2", "a75_k4",
@@ -88,7 +88,7 @@ def test_controls_spend_what_the_dual_ones_spend() -> None:
     assert narrow.alpha == pytest.approx(22.4, abs=0.05)
 
 
-def test_at_equal_total_flops_controls_are_wider_and_equal_models_are_trained_once() -> None:
+def test_at_equal_total_flops_controls_are_wider_and_equal_models_are_trained_once():
     cells = {c.name: c for c in solve(wanted(matches=["linear", "total"]), SMALL)[0]}
     assert cells["a50_k4"].matches == ("linear", "total"), "its own passes are the reference"
     assert "a50_k4_total" not in cells
@@ -98,7 +98,7 @@ def test_at_equal_total_flops_controls_are_wider_and_equal_models_are_trained_on
     assert cells["wide_total"].model["d_ffn_wide"] > cells["wide"].model["d_ffn_wide"]
 
 
-def test_the_papers_cells_come_out_with_a_finer_multiple() -> None:
+def test_the_papers_cells_come_out_with_a_finer_multiple():
     paper = ModelConfig(d_ffn=64, d_ffn_wide=64, ffn_multiple_of=64)
     asked = wanted(budgets=[80_000_000], loops=[2, 3, 4], controls=["wide", "loop"])
     cells, notes = solve(asked, paper)
@@ -111,7 +111,7 @@ def test_the_papers_cells_come_out_with_a_finer_multiple() -> None:
                 assert getattr(ours, width) == pytest.approx(getattr(theirs, width), abs=96)
 
 
-def test_what_cannot_be_is_named_with_a_way_out() -> None:
+def test_what_cannot_be_is_named_with_a_way_out():
     cells, notes = solve(wanted(budgets=[300_000], alphas=[25, 75], loops=[4]), SMALL)
     assert "a25_k4" not in {cell.name for cell in cells}
     (note,) = [note for note in notes if note.startswith("a25_k4")]
@@ -154,7 +154,7 @@ def test_places_of_one_deep_path_cost_the_same(budget, layers, gqa, total):
     assert all(len(its) == 1 for its in families.values())
 
 
-def test_several_budgets_stand_in_the_names() -> None:
+def test_several_budgets_stand_in_the_names():
     names = [
         c.name for c in solve(wanted(budgets=[600_000, 1_200_000], controls=["wide"]), SMALL)[0]
     ]
@@ -162,7 +162,7 @@ def test_several_budgets_stand_in_the_names() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_odd_budgets_and_finest_multiples_are_taken_as_they_are() -> None:
+def test_odd_budgets_and_finest_multiples_are_taken_as_they_are():
     cells = {c.name: c for c in solve(wanted(budgets=[1_000_001], loops=[2, 3]), SMALL)[0]}
     assert {c.budget for c in cells.values()} == {1_000_001}, "also where layers divide it"
     narrow = {c.name: c for c in solve(wanted(), replace(SMALL, ffn_multiple_of=1))[0]}[
@@ -171,7 +171,7 @@ def test_odd_budgets_and_finest_multiples_are_taken_as_they_are() -> None:
     assert model_of(narrow).effective_width(narrow.model["d_ffn"]) == 1
 
 
-def test_what_is_left_out_or_the_same_is_said() -> None:
+def test_what_is_left_out_or_the_same_is_said():
     notes = solve(wanted(matches=["total"], controls=["wide", "expanded"]), SMALL)[1]
     assert "expanded is matched in linear FLOPs alone: left out" in notes
     for controls, said in (["wide", "loop"], True), (["wide", "min-deep"], False):
@@ -182,7 +182,7 @@ def test_what_is_left_out_or_the_same_is_said() -> None:
     assert notes == ["a33.34_k2 is the same model as a33.3333_k2: trained once"]
 
 
-def test_experts_are_an_axis_of_wide_paths_at_equal_flops() -> None:
+def test_experts_are_an_axis_of_wide_paths_at_equal_flops():
     asked = wanted(alphas=[50], loops=[2], controls=["wide", "loop"], experts=[0, 4])
     cells = {cell.name: cell for cell in solve(asked, SMALL)[0]}
     assert list(cells) == ["wide", "wide_e4", "loop_k2", "a50_k2", "a50_k2_e4"]

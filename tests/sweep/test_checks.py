@@ -49,7 +49,7 @@ def test_no_seeds_are_added_to_runs_of_another_source(words, tmp_path, capsys):
     assert len(starts(out)) == 2 * 2
 
 
-def test_facts_that_nothing_follows_from_refuse_no_sweep(words: list[str], tmp_path: Path) -> None:
+def test_facts_that_nothing_follows_from_refuse_no_sweep(words, tmp_path):
     words = [*words, "--yes", "--tune", "off", "--seeds", "1", "--controls", "none"]
     assert cli.main(words) == 0
     for versions in (tmp_path / "sweep").glob("runs/*/*/versions.json"):

@@ -1,7 +1,5 @@
 """What the words of `dualpath sweep` mean, and what mistakes in them are told."""
 
-from pathlib import Path
-
 import pytest
 
 from dualpath_cli.errors import UserError
@@ -9,7 +7,7 @@ from dualpath_cli.sweep.command import _shared
 from tests.sweep.conftest import asked
 
 
-def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path: Path) -> None:
+def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path):
     wanted = asked(
         tmp_path, "--budget", "100K,0.2M", "--alphas", "12.5, 50,50%", "--loops", "4,2"
     ).wanted
@@ -24,7 +22,7 @@ def test_lists_are_separated_by_commas_and_each_value_counts_once(tmp_path: Path
     assert asked(tmp_path, "--match", "linear,total").wanted.matches == ["linear", "total"]
 
 
-def test_settings_are_recipe_values(tmp_path: Path) -> None:
+def test_settings_are_recipe_values(tmp_path):
     words = ["--set", "optim.decay=[matrices],[matrices, gains]", "--set", "model.gain_init=-7,-2"]
     words += ["--set", "model.gate=convex", "--set", "model.gate=fixed,convex"]
     words += ["--set", "run.compile=false"]  # of no numbers: in all runs alike
@@ -37,7 +35,7 @@ def test_settings_are_recipe_values(tmp_path: Path) -> None:
     }
 
 
-def test_rates_are_sorted_default_or_off(tmp_path: Path) -> None:
+def test_rates_are_sorted_default_or_off(tmp_path):
     assert asked(tmp_path).tune is None
     assert asked(tmp_path, "--tune", "off").tune == []
     assert asked(tmp_path, "--tune", "4e-3,1e-3").tune == [1e-3, 4e-3]
@@ -92,14 +90,14 @@ def test_mistakes_are_one_line_that_names_the_value(words, said, tmp_path):
     assert "\n" not in str(mistake.value)
 
 
-def test_out_must_not_be_below_a_file(tmp_path: Path) -> None:
+def test_out_must_not_be_below_a_file(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(UserError, match=f"--out '{file}/sweep': '{file}' is a file; give a folder"):
         asked(tmp_path, "--out", f"{file}/sweep")
 
 
-def test_a_recipe_of_a_branch_or_without_validation_sets_is_refused(tmp_path: Path) -> None:
+def test_a_recipe_of_a_branch_or_without_validation_sets_is_refused(tmp_path):
     wanted = asked(tmp_path, run={"branch_from": "runs/long"})
     with pytest.raises(UserError, match=r"the recipe has run\.branch_from, but a sweep"):
         _shared(wanted)

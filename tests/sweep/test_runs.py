@@ -66,7 +66,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("words", "names"), NAMES.items(), ids=NAMES)
-def test_settings_multiply_where_they_make_a_difference(words, names, tmp_path) -> None:
+def test_settings_multiply_where_they_make_a_difference(words, names, tmp_path):
     options = [
         part
         for word in words.split("; ")
@@ -75,7 +75,7 @@ def test_settings_multiply_where_they_make_a_difference(words, names, tmp_path) 
     assert [found.name for found in found_for(asked(tmp_path, *options))] == names
 
 
-def test_settings_of_experts_are_those_of_cells_that_have_some(tmp_path: Path) -> None:
+def test_settings_of_experts_are_those_of_cells_that_have_some(tmp_path):
     words = ["--set", "model.balance=bias,loss", "--experts", "0,2", "--positions"]
     names = [found.name for found in found_for(asked(tmp_path, *words, "--controls", "loop"))]
     sparse = [name for name in names if "_e2" in name]
@@ -83,7 +83,7 @@ def test_settings_of_experts_are_those_of_cells_that_have_some(tmp_path: Path) -
     assert all(("balance_" in name) == (name in sparse) for name in names)
 
 
-def test_a_varied_entry_of_a_mapping_leaves_the_others(tmp_path: Path) -> None:
+def test_a_varied_entry_of_a_mapping_leaves_the_others(tmp_path):
     words = ["--set", "optim.lr_scale.gate=0.5,2", "--controls", "none"]
     runs = runs_for(asked(tmp_path, *words, optim={"lr_scale": {"head": 3}}))
     scales = [run.settings.optim.lr_scale for run in runs[:2]]
@@ -97,7 +97,7 @@ def test_a_varied_entry_of_a_mapping_leaves_the_others(tmp_path: Path) -> None:
             runs_for(asked(tmp_path, "--set", word, "--controls", "none"))
 
 
-def test_values_that_would_have_one_name_are_refused(tmp_path: Path) -> None:
+def test_values_that_would_have_one_name_are_refused(tmp_path):
     words = ["--set", "model.gate=my gates.A,my_gates.A", "--controls", "none"]
     with pytest.raises(UserError, match=r"2 configurations the name 'a50_k2-gate_my_gates\.A'"):
         found_for(asked(tmp_path, *words))
@@ -106,7 +106,7 @@ def test_values_that_would_have_one_name_are_refused(tmp_path: Path) -> None:
     assert found.name == "a50_k2-tie_embeddings_false"
 
 
-def test_spellings_of_one_value_are_refused(tmp_path: Path) -> None:
+def test_spellings_of_one_value_are_refused(tmp_path):
     for key, values in (
         ("run.max_tokens", "640,0.64K"),
         ("run.max_tokens", "640,650"),  # as many whole steps
@@ -121,7 +121,7 @@ def test_spellings_of_one_value_are_refused(tmp_path: Path) -> None:
     assert len(runs) == 2 * 3 * 4
 
 
-def test_each_recipe_stands_alone(tmp_path: Path) -> None:
+def test_each_recipe_stands_alone(tmp_path):
     runs = runs_for(asked(tmp_path, "--set", "model.gain_init=-7,-2"))
     write_recipes(runs)
     assert len({run.path for run in runs}) == len({run.folder for run in runs}) == len(runs) == 12
@@ -134,7 +134,7 @@ def test_each_recipe_stands_alone(tmp_path: Path) -> None:
     assert [run.seed for run in runs] == [0] * 6 + [1] * 6, "the first seed of all comes first"
 
 
-def test_a_chosen_or_varied_rate_keeps_its_ratio_to_the_rates_at_both_ends(tmp_path: Path) -> None:
+def test_a_chosen_or_varied_rate_keeps_its_ratio_to_the_rates_at_both_ends(tmp_path):
     by_family = {
         run.configuration.cell.family: run.settings.optim
         for run in runs_for(asked(tmp_path), wide=8e-3, dual=1e-3)
@@ -148,7 +148,7 @@ def test_a_chosen_or_varied_rate_keeps_its_ratio_to_the_rates_at_both_ends(tmp_p
     assert ends == {1e-3: 1e-4, 8e-3: 8e-4}
 
 
-def test_optimizers_are_varied_and_muons_rate_keeps_its_ratio(tmp_path: Path) -> None:
+def test_optimizers_are_varied_and_muons_rate_keeps_its_ratio(tmp_path):
     words = ("--set", "optim.name=adamw,muon", "--set", "optim.lr=4e-3,8e-3")
     runs = runs_for(asked(tmp_path, *words, optim={"muon_lr": 2e-2}))
     found = {(o.name, o.lr, o.muon_lr) for o in (run.settings.optim for run in runs)}
@@ -157,7 +157,7 @@ def test_optimizers_are_varied_and_muons_rate_keeps_its_ratio(tmp_path: Path) ->
     assert len({run.configuration.name for run in wide}) == len(wide) == 4
 
 
-def test_a_run_begun_with_other_numbers_is_not_taken_for_this_one(tmp_path: Path) -> None:
+def test_a_run_begun_with_other_numbers_is_not_taken_for_this_one(tmp_path):
     runs = runs_for(asked(tmp_path))
     other = runs_for(asked(tmp_path, optim={"weight_decay": 0.1}))
     run_folder.start(runs[0].folder, runs[0].settings.as_recipe(), {})
@@ -171,7 +171,7 @@ def costs_of(tmp_path: Path, *words: str, **sections: Any) -> dict[str, plan.Cos
     return {row.configuration: row for row in plan.costs(runs, {"dual": 1e9})}
 
 
-def test_the_plan_counts_as_fit_counts(tmp_path: Path) -> None:
+def test_the_plan_counts_as_fit_counts(tmp_path):
     rows = costs_of(tmp_path, "--controls", "wide,expanded")
     wide, dual, expanded = rows["wide"], rows["a50_k2"], rows["expanded_k2"]
     assert wide.relative == 1
@@ -189,7 +189,7 @@ def test_the_plan_counts_as_fit_counts(tmp_path: Path) -> None:
     assert [row[tokens].text for row in table.cells()] == ["640", "0.3M"]
 
 
-def test_parameters_relate_to_the_dense_pure_wide_of_the_same_matching(tmp_path: Path) -> None:
+def test_parameters_relate_to_the_dense_pure_wide_of_the_same_matching(tmp_path):
     rows = costs_of(tmp_path, "--match", "linear,total")
     assert rows["wide"].relative == rows["wide_total"].relative == 1
     assert rows["wide_total"].parameters > rows["wide"].parameters
@@ -202,7 +202,7 @@ def test_parameters_relate_to_the_dense_pure_wide_of_the_same_matching(tmp_path:
     assert costs_of(tmp_path, "--experts", "2", "--controls", "wide")["wide_e2"].relative == 1
 
 
-def test_sampled_loops_cost_their_mean(tmp_path: Path) -> None:
+def test_sampled_loops_cost_their_mean(tmp_path):
     flops = {
         k: costs_of(tmp_path, "--controls", "none", run={"train_loops": [k]})["a50_k2"]
         for k in (1, 3)
@@ -236,7 +236,7 @@ def test_a_schedule_of_loops_costs_its_steps_and_a_branch_those_after_its_checkp
         assert short.is_ready == ready
 
 
-def test_representatives_have_the_most_loops_and_the_middle_alpha(tmp_path: Path) -> None:
+def test_representatives_have_the_most_loops_and_the_middle_alpha(tmp_path):
     words = ["--loops", "2,4", "--alphas", "25,50,75", "--budget", "200K",
              "--controls", "wide,loop,min-deep", "--set", "model.gain_init=-7,-2"]  # fmt: skip
     chosen = tuning.representatives(found_for(asked(tmp_path, *words)))
@@ -250,7 +250,7 @@ def test_representatives_have_the_most_loops_and_the_middle_alpha(tmp_path: Path
 WSD = {"schedule": "wsd", "cooldown": 0.2}
 
 
-def test_under_wsd_shorter_runs_branch_from_the_longest(tmp_path: Path) -> None:
+def test_under_wsd_shorter_runs_branch_from_the_longest(tmp_path):
     words = ["--set", "run.max_tokens=320,640,128", "--controls", "none", "--seeds", "1"]
     request = asked(tmp_path, *words, optim=WSD, run={"save_every": 1})
     cells, _ = solve(request.wanted, _shared(request).model)
@@ -272,7 +272,7 @@ def test_under_wsd_shorter_runs_branch_from_the_longest(tmp_path: Path) -> None:
     assert not any(found.trunk for found in found_for(request)), "not under a cosine"
 
 
-def test_a_gate_of_ones_own_is_solved_for_and_its_excess_named(tmp_path: Path) -> None:
+def test_a_gate_of_ones_own_is_solved_for_and_its_excess_named(tmp_path):
     own = "tests.custom_classes.MlpGate"
     row = costs_of(tmp_path, "--controls", "none", model={"gate": own})["a50_k2"]
     assert row.gate_excess == 0, "widths leave it room"

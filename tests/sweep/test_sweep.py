@@ -199,8 +199,8 @@ def test_a_family_whose_runs_are_begun_keeps_its_rate(words, tmp_path, capsys):
 
 
 def test_runs_begun_at_a_rate_that_no_trial_chose_are_refused_before_any_trial(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    words, tmp_path, capsys
+):
     words = [*words, "--yes", "--seeds", "1"]
     assert cli.main([*words, "--tune", "off", "--controls", "none"]) == 0
     assert cli.main([*words, "--tune", "2e-3,4e-3"]) == 2
@@ -294,8 +294,8 @@ def begin(words: list[str], tmp_path: Path, seconds: float) -> "subprocess.Popen
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
 )
 def test_a_signal_stops_all_runs_with_a_checkpoint_and_the_same_words_go_on(
-    number: int, code: int, words: list[str], tmp_path: Path
-) -> None:
+    number, code, words, tmp_path
+):
     process = begin(words, tmp_path, seconds=20)
     at_work = starts(tmp_path / "sweep").values()
     threads = {lines[0].split()[1] for lines in at_work}
@@ -332,8 +332,8 @@ def test_a_killed_sweep_leaves_no_process_behind_and_goes_on(words, tmp_path):
     ],
 )
 def test_a_folder_of_something_else_is_refused_before_anything_is_written(
-    out: str, said: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    out, said, words, tmp_path, capsys
+):
     (tmp_path / "run/checkpoints/step-00000010").mkdir(parents=True)
     (tmp_path / "run/recipe.yaml").write_text("model: {}\n")
     (tmp_path / "run/sweep.yaml").write_text("cells: []\n")  # as an earlier version would have
@@ -365,7 +365,7 @@ def trial(family: str, lr: float, chosen: bool) -> Trial:
     return Trial(1, family, family, 1, lr, 1.0, chosen)
 
 
-def test_the_grid_grows_while_a_best_rate_is_at_its_end() -> None:
+def test_the_grid_grows_while_a_best_rate_is_at_its_end():
     inside = [trial("wide", 2e-3, True), trial("dual", 2e-3, True)]
     assert grown([1e-3, 2e-3, 4e-3], inside) == [1e-3, 2e-3, 4e-3]
     ends = [trial("wide", 1e-3, True), trial("dual", 4e-3, True)]
@@ -387,7 +387,7 @@ def run_task(script: Path, task: int, tools: Path, srun: str) -> "subprocess.Com
     return subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True)
 
 
-def test_slurm_runs_a_task_for_each_run(words: list[str], tmp_path: Path) -> None:
+def test_slurm_runs_a_task_for_each_run(words, tmp_path):
     assert cli.main([*words, "--slurm", "--tune", "off"]) == 0
     script = tmp_path / "sweep" / "jobs.sbatch"
     text = script.read_text()
@@ -411,8 +411,8 @@ def test_an_array_is_named_after_its_folder_also_from_inside(words, tmp_path, mo
 
 
 def test_a_trial_whose_time_is_up_is_queued_again_and_one_that_goes_wrong_is_not(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    words, tmp_path, capsys
+):
     words, out = [*words, "--slurm", "--tune", "1e-3,2e-3"], tmp_path / "sweep"
     assert cli.main(words) == 0
     script = out / "tune.sbatch"

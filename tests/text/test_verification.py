@@ -10,7 +10,6 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.text import verification
 from dualpath_cli.text.manifest import Manifest
 from tests.faulty_data import CHANGED, CHUNKS, flip
-from tests.tiny_run import Fit
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def verify(data: Path, how: verification.Verify = "first") -> None:
     verification.verify_chunks(data, Manifest.read(data), how)
 
 
-def test_a_chunk_is_read_once_and_after_a_change(data: Path, read: list[str]) -> None:
+def test_a_chunk_is_read_once_and_after_a_change(data, read):
     verify(data, "never")
     assert read == []
     verify(data)
@@ -46,7 +45,7 @@ def test_a_chunk_is_read_once_and_after_a_change(data: Path, read: list[str]) ->
     assert read[2 * CHUNKS :] == ["chunk-0-3.bin"]
 
 
-def test_a_change_that_keeps_size_and_time_is_found(data: Path, read: list[str]) -> None:
+def test_a_change_that_keeps_size_and_time_is_found(data, read):
     verify(data)
     times = (data / "chunk-0-3.bin").stat()
     flip(data / "chunk-0-3.bin")
@@ -55,17 +54,13 @@ def test_a_change_that_keeps_size_and_time_is_found(data: Path, read: list[str])
         verify(data)
 
 
-def test_training_reads_no_chunk_whole_that_is_remembered(
-    fit: Fit, data: Path, read: list[str]
-) -> None:
+def test_training_reads_no_chunk_whole_that_is_remembered(fit, data, read):
     verify(data)
     fit(data={"path": str(data)})
     assert len(read) == CHUNKS
 
 
-def test_what_was_verified_before_ctrl_c_is_remembered(
-    data: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_verified_before_ctrl_c_is_remembered(data, read, monkeypatch):
     chunks_read = verification.Chunks._read
 
     def interrupted(self: Any, chunk: Any, file: Any) -> Any:
@@ -83,7 +78,7 @@ def test_what_was_verified_before_ctrl_c_is_remembered(
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"chunks": {"chunk-0-0.bin": [1]}}', b"\xff"])
-def test_a_damaged_memory_is_not_trusted(data: Path, read: list[str], content: bytes) -> None:
+def test_a_damaged_memory_is_not_trusted(data, read, content):
     verify(data)
     (memory,) = verification.cache().glob("verified/*.json")
     memory.write_bytes(content)
@@ -91,10 +86,7 @@ def test_a_damaged_memory_is_not_trusted(data: Path, read: list[str], content: b
     assert len(read) == 2 * CHUNKS
 
 
-def test_where_nothing_can_be_remembered_it_is_said(
-    data: Path, read: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_where_nothing_can_be_remembered_it_is_said(data, read, monkeypatch, tmp_path, capsys):
     (tmp_path / "file").touch()
     monkeypatch.setenv("DUALPATH_CACHE", str(tmp_path / "file" / "cache"))
     for _ in range(2):
@@ -104,9 +96,7 @@ def test_where_nothing_can_be_remembered_it_is_said(
 
 
 @pytest.mark.parametrize("name", ["LOCAL_RANK", "SLURM_LOCALID"])
-def test_of_the_ranks_of_a_node_the_first_one_reads(
-    data: Path, read: list[str], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_of_the_ranks_of_a_node_the_first_one_reads(data, read, monkeypatch, name):
     verify(data, "always")
     monkeypatch.setenv(name, "1")
     verify(data, "always")

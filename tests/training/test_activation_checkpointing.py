@@ -74,7 +74,7 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], r
 
 @pytest.mark.parametrize("policy", AGAIN)
 @pytest.mark.parametrize("case", CASES)
-def test_float64_gradients_are_those_without(case: str, policy: str) -> None:
+def test_float64_gradients_are_those_without(case, policy):
     config, options = CASES[case]
     expected = gradients(with_weights(config), **options)
     assert options or len(expected) == 1 + len(list(with_weights(config).parameters()))
@@ -83,7 +83,7 @@ def test_float64_gradients_are_those_without(case: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["selective", pytest.param("full", marks=pytest.mark.slow)])
-def test_compiled_they_are_too(policy: str) -> None:
+def test_compiled_they_are_too(policy):
     """One graph a block: `fullgraph` refuses breaks."""
     torch._dynamo.reset()
     config = small(loops=2, n_layers=1)
@@ -92,7 +92,7 @@ def test_compiled_they_are_too(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", AGAIN)
-def test_under_autocast_they_are_too(policy: str) -> None:
+def test_under_autocast_they_are_too(policy):
     """To the last bit: in eager mode the same operations run, on the same numbers."""
     found = []
     for one in ("none", policy):
@@ -103,7 +103,7 @@ def test_under_autocast_they_are_too(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", AGAIN)
-def test_a_trace_is_written_once_and_has_its_gradient(policy: str) -> None:
+def test_a_trace_is_written_once_and_has_its_gradient(policy):
     found = []
     for one in ("none", policy):
         model, trace = checkpointed(with_weights(SMALL), one), RoutingTrace()
@@ -118,7 +118,7 @@ def test_a_trace_is_written_once_and_has_its_gradient(policy: str) -> None:
 
 @pytest.mark.parametrize("compiled", [None, "aot_eager"])
 @pytest.mark.parametrize("policy", ["selective", pytest.param("full", marks=pytest.mark.slow)])
-def test_an_auxiliary_loss_counts_once(policy: str, compiled: str | None) -> None:
+def test_an_auxiliary_loss_counts_once(policy, compiled):
     torch._dynamo.reset()
     config = small(loops=2, n_layers=1)
     model, (deep, wide) = with_balanced(with_weights(config))
@@ -194,9 +194,7 @@ def in_graphs(policy: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("count", [executed, in_graphs])
-def test_selective_computes_no_product_and_no_attention_twice(
-    count: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_selective_computes_no_product_and_no_attention_twice(count, caplog):
     warning_once.cache_clear()
     plain, selective = count("none"), count("selective")
     said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
@@ -208,7 +206,7 @@ def test_selective_computes_no_product_and_no_attention_twice(
         assert executed("full")["attention"] == 2 * plain["attention"]
 
 
-def test_operations_of_our_own_are_kept() -> None:
+def test_operations_of_our_own_are_kept():
     class Operation:
         def name(self) -> str:
             return "dualpath::attention.default"

@@ -1,7 +1,5 @@
 """The balance of experts by biases: what moves them, how far, and what stays as it is."""
 
-from typing import Literal
-
 import pytest
 import torch
 
@@ -28,7 +26,7 @@ def after_step(balance: str, made: bool) -> tuple[DualPathLM, ExpertLoads]:
     return model, loads
 
 
-def test_biases_move_by_the_sign_of_the_load_of_a_whole_step() -> None:
+def test_biases_move_by_the_sign_of_the_load_of_a_whole_step():
     before = dict(balanced("bias").named_parameters())
     for name, parameter in after_step("bias", made=True)[0].named_parameters():
         moved = parameter - before[name]
@@ -39,7 +37,7 @@ def test_biases_move_by_the_sign_of_the_load_of_a_whole_step() -> None:
             assert not moved.any(), name
 
 
-def test_a_step_that_is_left_out_counts_for_nothing() -> None:
+def test_a_step_that_is_left_out_counts_for_nothing():
     model, loads = after_step("bias", made=False)
     assert same_weights(model, balanced("bias"))
     assert not loads.report()
@@ -48,7 +46,7 @@ def test_a_step_that_is_left_out_counts_for_nothing() -> None:
     assert loads.report()["load_max_0"] == 2.5
 
 
-def test_without_biases_loads_are_counted_and_nothing_moves() -> None:
+def test_without_biases_loads_are_counted_and_nothing_moves():
     model, loads = after_step("loss", made=True)
     assert same_weights(model, balanced("loss"))
     assert loads.report()["load_max_0"] == 1.5
@@ -58,12 +56,12 @@ def test_without_biases_loads_are_counted_and_nothing_moves() -> None:
 @pytest.mark.parametrize(
     ("load", "expected"), [([3, 3, 3], (1, 1, 0)), ([0, 8, 0, 0], (4, 0, 3)), ([7], (1, 1, 0))]
 )
-def test_the_numbers_of_a_load(load: list[int], expected: tuple[float, float, int]) -> None:
+def test_the_numbers_of_a_load(load, expected):
     assert numbers(torch.tensor(load)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_optimizers_leave_biases_alone(name: Literal["adamw", "muon"]) -> None:
+def test_optimizers_leave_biases_alone(name):
     model = balanced("bias")
     optimizer = build_optimizer(
         model.named_parameters(), OptimSettings(name=name), 10, model.config

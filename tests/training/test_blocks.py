@@ -39,7 +39,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_the_chunk_after_the_one_that_is_read_comes_ahead(ordered: OrderedBlocks) -> None:
+def test_the_chunk_after_the_one_that_is_read_comes_ahead(ordered):
     ordered[0]
     wait_for(chunk_at(ordered, BLOCKS))
     assert not chunk_at(ordered, 2 * BLOCKS).exists()
@@ -47,8 +47,8 @@ def test_the_chunk_after_the_one_that_is_read_comes_ahead(ordered: OrderedBlocks
 
 @pytest.mark.parametrize("free", [0.05, 0.5])
 def test_what_was_read_is_deleted_where_the_disk_is_full_and_comes_again(
-    free: float, ordered: OrderedBlocks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    free, ordered, monkeypatch
+):
     usage = namedtuple("usage", "total used free")(100, 100 * (1 - free), 100 * free)
     monkeypatch.setattr(blocks.shutil, "disk_usage", lambda path: usage)
     first = ordered[0].copy()
@@ -62,9 +62,7 @@ def test_what_was_read_is_deleted_where_the_disk_is_full_and_comes_again(
     assert chunk_at(ordered, 0).exists()
 
 
-def test_a_chunk_that_does_not_come_ahead_is_told_when_it_is_read(
-    ordered: OrderedBlocks, bucket: Any
-) -> None:
+def test_a_chunk_that_does_not_come_ahead_is_told_when_it_is_read(ordered, bucket):
     name = chunk_at(ordered, BLOCKS).name
     bucket.delete_object(Bucket="bucket", Key=f"chunked/{name}")
     for position in range(BLOCKS):

@@ -3,11 +3,10 @@
 import json
 from typing import Any
 
-import pytest
 import torch
 
 from dualpath_cli.recipe.recipes import merge
-from tests.tiny_run import SEQ_LEN, Fit, Refused, rows, tables, weights
+from tests.tiny_run import SEQ_LEN, rows, tables, weights
 
 WSD = {"schedule": "wsd", "cooldown": 0.5, "warmup_steps": 2}
 STEP = 4 * SEQ_LEN
@@ -18,8 +17,8 @@ def length(steps: int, **run: Any) -> dict[str, Any]:
 
 
 def test_a_branch_equals_the_run_of_its_length_and_is_continued_from_its_own_checkpoints(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
+    fit, capsys
+):
     long, short = fit(**length(12, name="long")), fit(**length(6, name="short"))
     shorter = length(6, name="shorter", recipe="other", branch_from=str(long))
     longer = length(12, name="longer", branch_from=str(short))
@@ -42,7 +41,7 @@ def test_a_branch_equals_the_run_of_its_length_and_is_continued_from_its_own_che
     assert rates[4] < 3e-3
 
 
-def test_a_branch_has_no_step_whose_loops_its_own_length_would_not_give(fit: Fit) -> None:
+def test_a_branch_has_no_step_whose_loops_its_own_length_would_not_give(fit):
     """Its second phase begins at step 3, the trunk's at step 6: it takes over the checkpoint of 3.
 
     The cool-down begins at step 5.
@@ -59,7 +58,7 @@ def test_a_branch_has_no_step_whose_loops_its_own_length_would_not_give(fit: Fit
         assert torch.equal(weights(branch)[name], weight), name
 
 
-def test_what_would_not_be_alike_is_no_trunk(refused: Refused, fit: Fit) -> None:
+def test_what_would_not_be_alike_is_no_trunk(refused, fit):
     trunk = fit(**length(6, name="long"))
     start = {"branch_from": str(trunk), "name": "branch"}
     other = merge(length(6, **start), {"optim": {"lr": 1e-3}})

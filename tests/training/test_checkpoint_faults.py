@@ -16,8 +16,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.run.checkpoint_files import files_of, manifest_of
 from dualpath_cli.run.run_folder import newest_checkpoint
 from dualpath_cli.training.state.shards import load_shards
-from tests.conftest import OutputOf, Said
-from tests.tiny_run import Fit, Refused, back_to_step, rows
+from tests.tiny_run import back_to_step, rows
 
 NAME = "embed.weight"
 LAST, BEFORE = "step-00000006", "step-00000004"
@@ -114,8 +113,8 @@ PASSED_OVER: dict[str, tuple[Damage, str]] = {
 
 @pytest.mark.parametrize("fault", FOUND_WHEN_LOADED)
 def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
-    fault: str, trained: Fit, tmp_path: Path, said: Said
-) -> None:
+    fault, trained, tmp_path, said
+):
     run = trained()
     damage, message = FOUND_WHEN_LOADED[fault]
     damage(run / "checkpoints" / LAST)
@@ -129,8 +128,8 @@ def test_a_checkpoint_that_is_not_whole_is_neither_scored_nor_continued(
 
 @pytest.mark.parametrize("strategy", ["single", "fsdp"])
 def test_an_interrupted_run_is_not_continued_from_a_checkpoint_with_a_flipped_bit(
-    strategy: str, fit: Fit, refused: Refused
-) -> None:
+    strategy, fit, refused
+):
     run = fit(trainer={"strategy": strategy})
     back_to_step(run, 4)
     files = files_of(run / "checkpoints" / BEFORE)
@@ -146,7 +145,7 @@ def test_an_interrupted_run_is_not_continued_from_a_checkpoint_with_a_flipped_bi
     fit(trainer={"strategy": strategy})  # as it was
 
 
-def test_no_branch_begins_at_a_checkpoint_with_a_flipped_bit(fit: Fit, refused: Refused) -> None:
+def test_no_branch_begins_at_a_checkpoint_with_a_flipped_bit(fit, refused):
     wsd = {"optim": {"schedule": "wsd", "cooldown": 0.5}}
     trunk = fit(**wsd, run={"name": "trunk", "save_every": 1})
     branch = wsd | {"run": {"name": "branch", "branch_from": str(trunk)}}
@@ -159,9 +158,7 @@ def test_no_branch_begins_at_a_checkpoint_with_a_flipped_bit(fit: Fit, refused: 
 
 
 @pytest.mark.parametrize("fault", PASSED_OVER)
-def test_the_newest_whole_checkpoint_is_found(
-    fault: str, trained: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_newest_whole_checkpoint_is_found(fault, trained, capsys):
     run = trained()
     damage, message = PASSED_OVER[fault]
     damage(run / "checkpoints" / LAST)
@@ -172,7 +169,7 @@ def test_the_newest_whole_checkpoint_is_found(
     assert message in said
 
 
-def test_a_run_without_a_whole_checkpoint_is_refused(trained: Fit, said: Said) -> None:
+def test_a_run_without_a_whole_checkpoint_is_refused(trained, said):
     run = trained()
     for name in (LAST, BEFORE, "step-00000002"):
         (run / "checkpoints" / name).write_bytes(b"")
@@ -181,9 +178,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused(trained: Fit, said: Said) -
     assert "or remove the folder and train the run again" in error
 
 
-def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(fit, capsys):
     run = fit()
     whole = rows(run / "metrics.csv")
     cut(run / "checkpoints" / LAST)
@@ -202,7 +197,7 @@ def sharded(run: Path) -> Path:
     return checkpoint
 
 
-def test_shards_hold_the_same_weights(trained: Fit, output_of: OutputOf) -> None:
+def test_shards_hold_the_same_weights(trained, output_of):
     run = trained()
     losses = output_of("validate", "--ckpt_path", run)
     sharded(run)
@@ -210,9 +205,7 @@ def test_shards_hold_the_same_weights(trained: Fit, output_of: OutputOf) -> None
 
 
 @pytest.mark.parametrize("fault", ["runs a command", "names a file elsewhere", *range(3)])
-def test_damaged_or_hostile_metadata_is_refused(
-    fault: str | int, trained: Fit, tmp_path: Path, said: Said
-) -> None:
+def test_damaged_or_hostile_metadata_is_refused(fault, trained, tmp_path, said):
     run = trained()
     checkpoint = sharded(run)
     path, error = checkpoint / ".metadata", ".metadata cannot be read"
@@ -236,7 +229,7 @@ def test_damaged_or_hostile_metadata_is_refused(
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_value_in_shards_that_would_run_a_command_is_refused(tmp_path: Path) -> None:
+def test_a_value_in_shards_that_would_run_a_command_is_refused(tmp_path):
     """Such as the learning rate in the optimizer's state, which PyTorch unpickles."""
     folder = tmp_path / "shards"
     dcp.save({"rate": 0.5}, checkpoint_id=folder)
@@ -251,9 +244,8 @@ def test_a_value_in_shards_that_would_run_a_command_is_refused(tmp_path: Path) -
 
 @pytest.mark.parametrize(("failures", "code"), [(1, 0), (2, 1)])
 def test_a_checkpoint_that_cannot_be_written_is_tried_once_more(
-    failures: int, code: int, fit: Fit, trained: Fit, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    failures, code, fit, trained, tmp_path, monkeypatch, capsys
+):
     whole = trained()
     save, left = torch.save, [0, failures]
 

@@ -6,7 +6,6 @@ import pytest
 
 from dualpath_cli.output import figures
 from dualpath_cli.training.logs import curve
-from tests.tiny_run import Fit
 
 
 @pytest.mark.parametrize(
@@ -18,9 +17,7 @@ from tests.tiny_run import Fit
         ("wide", {"bits per byte": 2}),
     ],
 )
-def test_a_panel_shows_what_the_blocks_have(
-    block: str, panels: dict[str, int], trained: Fit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_panel_shows_what_the_blocks_have(block, panels, trained, monkeypatch):
     drawings, panels_of = [], figures.panels
 
     def panels_kept(*size: Any, **options: Any) -> Any:

@@ -5,13 +5,11 @@ is no text to validate on.
 """
 
 import json
-from pathlib import Path
 
 import pytest
 
 from dualpath_cli.text.manifest import MANIFEST
 from dualpath_cli.text.tokenizer import TOKENIZER
-from tests.conftest import Said
 from tests.faulty_data import (
     CHANGED,
     Damage,
@@ -32,7 +30,7 @@ from tests.faulty_data import (
     write,
 )
 from tests.small_tokenizer import tokenizer_with
-from tests.tiny_run import SEQ_LEN, Fit, Refused, of_an_earlier_version, rows
+from tests.tiny_run import SEQ_LEN, of_an_earlier_version, rows
 
 UNREADABLE = r"manifest\.json: cannot be read "
 MANIFEST_FAULTS = [
@@ -98,9 +96,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_damaged_folder_is_refused(
-    fault: str, data: Path, refused: Refused, tmp_path: Path
-) -> None:
+def test_a_damaged_folder_is_refused(fault, data, refused, tmp_path):
     damage, message = FAULTS[fault]
     damage(data)
     one_line(refused(data={"path": str(data)}), message)
@@ -119,9 +115,8 @@ def test_a_damaged_folder_is_refused(
 )
 @pytest.mark.parametrize("command", ["fit", "validate", "ablate"])
 def test_a_damaged_validation_folder_is_refused(
-    command: str, damage: Damage, message: str, data: Path, trained: Fit, said: Said,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    command, damage, message, data, trained, said, tmp_path
+):
     run = trained()
     damage(data)
     words = {
@@ -148,9 +143,8 @@ BEYOND = r"'.*': holds the token id 29\d, beyond the vocabulary of 260"
     ],
 )
 def test_ids_beyond_the_vocabulary_are_refused(
-    verify: str, place: str, workers: int, message: str, refused: Refused, whole: Path,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    verify, place, workers, message, refused, whole, tmp_path
+):
     strange = str(write(tmp_path / "strange", ids(0, highest=299)))
     data = (
         {"path": strange} if place == "path" else {"path": str(whole), "val": {"packed": strange}}
@@ -169,9 +163,7 @@ def test_ids_beyond_the_vocabulary_are_refused(
         ("generate", ["--prompt", "a"], r"the tokenizer has 273 ids, the model 272"),
     ],
 )
-def test_a_tokenizer_that_is_not_the_runs_is_refused(
-    command: str, words: list[str], message: str, trained: Fit, said: Said
-) -> None:
+def test_a_tokenizer_that_is_not_the_runs_is_refused(command, words, message, trained, said):
     run = trained()
     of_an_earlier_version(run)  # else its fingerprint tells
     tokenizer_with([f"{a} {b}" for a in "abcd" for b in "abcd"]).save(run)
@@ -181,9 +173,7 @@ def test_a_tokenizer_that_is_not_the_runs_is_refused(
 # Lengths and texts
 
 
-def test_data_shorter_than_a_block_are_refused(
-    refused: Refused, whole: Path, tmp_path: Path
-) -> None:
+def test_data_shorter_than_a_block_are_refused(refused, whole, tmp_path):
     short = write(tmp_path / "short", [5] * SEQ_LEN)
     needs = (
         rf"has no 17 tokens in a chunk \(the longest has 16\), which model\.max_seq_len={SEQ_LEN}"
@@ -203,9 +193,7 @@ TEXTS: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_is_no_text_to_validate_on_is_refused(
-    text: str, refused: Refused, whole: Path, tmp_path: Path
-) -> None:
+def test_what_is_no_text_to_validate_on_is_refused(text, refused, whole, tmp_path):
     name, content, message = TEXTS[text]
     if len(name) < 256:
         (tmp_path / name).write_bytes(content)
@@ -213,9 +201,7 @@ def test_what_is_no_text_to_validate_on_is_refused(
     one_line(error, message)
 
 
-def test_nuls_and_a_long_line_are_text_like_any_other(
-    fit: Fit, whole: Path, tmp_path: Path
-) -> None:
+def test_nuls_and_a_long_line_are_text_like_any_other(fit, whole, tmp_path):
     (tmp_path / "x.jsonl").write_text(json.dumps({"text": "a\0b " * 100_000}) + "\n")
     val = {"x": str(tmp_path / "x.jsonl")}
     run = fit(data={"path": str(whole), "val": val, "val_tokens": 100})

@@ -15,7 +15,7 @@ from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 from dualpath_cli.training.data.loading_faults import loading_fault
 from dualpath_cli.training.state import checkpoint
 from tests.faulty_data import CHANGED, flip, one_line
-from tests.tiny_run import SEQ_LEN, Fit, Refused, rows, tiny_recipe, train
+from tests.tiny_run import SEQ_LEN, rows, tiny_recipe, train
 
 
 def at_checkpoints(monkeypatch: pytest.MonkeyPatch, fault: Callable[[], object]) -> None:
@@ -48,9 +48,8 @@ LATER = {
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", LATER)
 def test_a_chunk_that_is_lost_cut_or_changed_while_training_ends_the_run(
-    fault: str, workers: int, refused: Refused, data: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    fault, workers, refused, data, tmp_path, monkeypatch
+):
     damage, verify, message = LATER[fault]
     chunks = sorted(data.glob("chunk-*"))
     at_checkpoints(monkeypatch, lambda: [damage(path) for path in chunks])
@@ -61,19 +60,14 @@ def test_a_chunk_that_is_lost_cut_or_changed_while_training_ends_the_run(
     assert step_of(kept) == 2, "the fault was found at once, and the checkpoint is whole"
 
 
-def test_a_touched_chunk_is_read_again_and_trained_on(
-    fit: Fit, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_touched_chunk_is_read_again_and_trained_on(fit, data, monkeypatch):
     chunks = sorted(data.glob("chunk-*"))
     at_checkpoints(monkeypatch, lambda: [os.utime(path) for path in chunks])
     run = fit(run=LONG, data={"path": str(data), "max_epochs": None})
     assert len(rows(run / "metrics.csv")) == 40
 
 
-def test_a_killed_loader_ends_the_run(
-    texts: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_a_killed_loader_ends_the_run(texts, data, tmp_path, monkeypatch, capsys):
     def kill() -> None:
         (loader,) = multiprocessing.active_children()
         loader.kill()
@@ -89,9 +83,7 @@ def test_a_killed_loader_ends_the_run(
     assert step_of(kept) == 2
 
 
-def test_a_loader_whose_signal_comes_late_is_named_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_loader_whose_signal_comes_late_is_named_all_the_same(monkeypatch):
     """PyTorch's handler raises wherever the process is: here, as the first error is looked at."""
 
     def interrupted(*_: object) -> list[str]:

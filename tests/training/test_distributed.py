@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from dualpath_cli.run.run_folder import find_run, read_recipe
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.state.weights import load_weights
-from tests.conftest import OutputOf
 from tests.processes import exit_codes, run_on_ranks, start
 from tests.tiny_run import (
     SEQ_LEN,
@@ -144,9 +142,7 @@ SMOKE = ["one, fsdp on two, one"]
 @pytest.mark.parametrize(
     "way", [*SMOKE, *(pytest.param(way, marks=rare) for way in WAYS if way not in SMOKE)]
 )
-def test_a_run_is_the_same_however_its_parts_are_trained(
-    way: str, runs: Runs, output_of: OutputOf
-) -> None:
+def test_a_run_is_the_same_however_its_parts_are_trained(way, runs, output_of):
     """Losses, weights and the sequences of each step; and one process reads it."""
     variant, parts = WAYS[way]
     expected = runs.single(variant)
@@ -185,9 +181,7 @@ def test_a_run_is_the_same_however_its_parts_are_trained(
 
 
 @rare
-def test_where_the_first_ranks_stopped_within_a_validation_the_others_make_it(
-    runs: Runs, tmp_path: Path
-) -> None:
+def test_where_the_first_ranks_stopped_within_a_validation_the_others_make_it(runs, tmp_path):
     run = runs.train("validated", 2, "ddp", tmp_path, **VARIANTS["untied"])
     back_to_step(run, 6)
     table = run / "validation.csv"
@@ -199,7 +193,7 @@ def test_where_the_first_ranks_stopped_within_a_validation_the_others_make_it(
 
 
 @rare
-def test_the_command_starts_the_ranks_itself(runs: Runs) -> None:
+def test_the_command_starts_the_ranks_itself(runs):
     plan = {"strategy": "ddp", "devices": 2}
     words = runs.words("launched", trainer=plan, **VARIANTS["untied"])
     subprocess.run([sys.executable, "-m", "dualpath_cli", *words], check=True)
@@ -234,9 +228,7 @@ def by_torchrun(rank: int, nodes: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("nodes", [2, pytest.param(1, marks=rare)])
 @pytest.mark.parametrize("launcher", [by_slurm, pytest.param(by_torchrun, marks=rare)])
-def test_ranks_of_a_launcher_train_as_one_process_does(
-    launcher: Callable[[int, int], dict[str, str]], nodes: int, runs: Runs, tmp_path: Path
-) -> None:
+def test_ranks_of_a_launcher_train_as_one_process_does(launcher, nodes, runs, tmp_path):
     name = f"{launcher.__name__}-{nodes}"
     trainer = {"strategy": "ddp", "num_nodes": nodes, "devices": 2 // nodes}
     words = runs.words(name, trainer=trainer, **VARIANTS["untied"])

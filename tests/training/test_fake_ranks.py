@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dualpath_cli.flops.paper import configurations
-from dualpath_cli.flops.plan import Cluster, Strategy, plan
+from dualpath_cli.flops.plan import Cluster, plan
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.training.module import DualPathModule
@@ -37,7 +37,7 @@ NODE = 8
         pytest.param("fsdp", 1024, marks=pytest.mark.slow),  # whose gradients are cut in 1,024
     ],
 )
-def test_a_step_of_the_papers_model_sends_what_is_planned(name: Strategy, ranks: int) -> None:
+def test_a_step_of_the_papers_model_sends_what_is_planned(name, ranks):
     """Two micro-batches, whose gradients travel with the second, in nodes of NODE."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     strategy = build_strategy(name, RunSettings())

@@ -34,12 +34,9 @@ from dualpath_cli.training.logs.tables import CsvTable
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.state import checkpoint
 from dualpath_cli.training.state.checkpoint import Checkpoints, publish
-from tests.conftest import OutputOf, Said
 from tests.processes import exit_codes, start
 from tests.tiny_run import (
     SEQ_LEN,
-    Fit,
-    Refused,
     back_to_step,
     prepare,
     rows,
@@ -49,7 +46,7 @@ from tests.tiny_run import (
 )
 
 
-def test_a_run_folder_holds_what_the_run_was(trained: Fit, texts: Path) -> None:
+def test_a_run_folder_holds_what_the_run_was(trained, texts):
     run = trained()
     recipe = yaml.safe_load((run / "recipe.yaml").read_text())
     assert recipe["model"]["loops"] == 2
@@ -69,7 +66,7 @@ def test_a_run_folder_holds_what_the_run_was(trained: Fit, texts: Path) -> None:
     assert find_run(str(run)).step == 6
 
 
-def test_metrics_are_logged_at_every_step_and_the_loss_falls(fit: Fit) -> None:
+def test_metrics_are_logged_at_every_step_and_the_loss_falls(fit):
     settings = {"max_tokens": 30 * 4 * SEQ_LEN, "save_every": 7}
     run = fit(optim={"lr": 1e-2}, run=settings, data={"max_epochs": 9})
     assert find_run(str(run)).step == 30, "the last step is saved, too"
@@ -81,7 +78,7 @@ def test_metrics_are_logged_at_every_step_and_the_loss_falls(fit: Fit) -> None:
     assert all(float(row["grad_norm"]) > 0 for row in metrics)
 
 
-def test_the_rate_of_each_kind_is_logged(fit: Fit) -> None:
+def test_the_rate_of_each_kind_is_logged(fit):
     run = fit(optim={"lr_scale": {"gate": 3, "gains": 0}, "base_width": 8}, model={"d_ffn": 40})
     scales = {"hidden": 0.5, "head": 0.5, "router": 0.5, "gate": 1.5, "gains": 0.0}
     for row in rows(run / "metrics.csv"):
@@ -91,7 +88,7 @@ def test_the_rate_of_each_kind_is_logged(fit: Fit) -> None:
             assert rate == pytest.approx(scales.get(kind, 1.0) * float(row["lr"]), rel=1e-5)
 
 
-def test_validation_and_routing_are_logged_when_due(fit: Fit) -> None:
+def test_validation_and_routing_are_logged_when_due(fit):
     run = fit(run={"validate_every": 4}, model={"block": ["dual", "wide"]})
     assert [(row["step"], row["set"]) for row in rows(run / "validation.csv")] == [
         ("0", "held_out"), ("4", "held_out"), ("6", "held_out"),
@@ -110,9 +107,8 @@ def test_validation_and_routing_are_logged_when_due(fit: Fit) -> None:
     [("AVX2", "bf16-mixed", True), ("AVX512", "bf16-mixed", False), ("AVX2", "32-true", False)],
 )
 def test_bfloat16_on_a_cpu_that_multiplies_it_slowly_is_said_to_be_slow(
-    kernels: str, precision: str, said: bool, fit: Fit,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    kernels, precision, said, fit, monkeypatch, capsys
+):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kernels)
     changes = {"trainer": {"precision": precision}, "run": {"max_tokens": 3 * 4 * SEQ_LEN}}
     fit(**changes)
@@ -123,8 +119,8 @@ def test_bfloat16_on_a_cpu_that_multiplies_it_slowly_is_said_to_be_slow(
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_continued_run_equals_an_uninterrupted_one_also_across_epochs(
-    fit: Fit, texts: Path, tmp_path: Path, workers: int
-) -> None:
+    fit, texts, tmp_path, workers
+):
     # 11 blocks an epoch: 10 fill five micro-batches, of which four fill two steps.
     data = prepare(tmp_path / "short", texts / "train.jsonl", tokens=11 * (SEQ_LEN + 1))
     changes: dict[str, Any] = {
@@ -148,7 +144,7 @@ def as_before() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("as_before")
-def test_deterministic_mode_runs_and_changes_no_number_on_the_cpu(fit: Fit, trained: Fit) -> None:
+def test_deterministic_mode_runs_and_changes_no_number_on_the_cpu(fit, trained):
     expected = tables(trained())
     run = fit(trainer={"deterministic": True}, run={"name": "again"})
     assert torch.are_deterministic_algorithms_enabled()
@@ -166,9 +162,7 @@ def die_at_the_second_checkpoint() -> None:
     checkpoint.publish = publish_or_die
 
 
-def test_a_killed_run_continues_from_its_newest_checkpoint(
-    fit: Fit, trained: Fit, tmp_path: Path
-) -> None:
+def test_a_killed_run_continues_from_its_newest_checkpoint(fit, trained, tmp_path):
     whole = trained()
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "killed"]
     process = start(words, tmp_path / "log", die_at_the_second_checkpoint)
@@ -182,9 +176,7 @@ def test_a_killed_run_continues_from_its_newest_checkpoint(
     assert not list(checkpoints.glob("*.partial"))
 
 
-def test_a_finished_run_is_left_alone(
-    fit: Fit, trained: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_is_left_alone(fit, trained, capsys):
     before = (trained() / "metrics.csv").read_bytes()
     capsys.readouterr()
     run = fit()
@@ -192,9 +184,7 @@ def test_a_finished_run_is_left_alone(
     assert (run / "metrics.csv").read_bytes() == before
 
 
-def test_a_run_keeps_its_precision_by_whatever_name_to_its_end_and_after(
-    trained: Fit, fit: Fit, refused: Refused
-) -> None:
+def test_a_run_keeps_its_precision_by_whatever_name_to_its_end_and_after(trained, fit, refused):
     run = trained()
     for step in (6, 4):  # finished, then interrupted
         back_to_step(run, step)
@@ -204,8 +194,8 @@ def test_a_run_keeps_its_precision_by_whatever_name_to_its_end_and_after(
 
 
 def test_a_run_is_not_continued_with_another_seed_or_rate_or_on_other_data(
-    fit: Fit, refused: Refused, texts: Path, tmp_path: Path
-) -> None:
+    fit, refused, texts, tmp_path
+):
     data = prepare(tmp_path / "data", texts / "train.jsonl")
     fit(data={"path": str(data)})
     error = refused(data={"path": str(data)}, optim={"lr": 1e-2})
@@ -221,8 +211,8 @@ def test_a_run_is_not_continued_with_another_seed_or_rate_or_on_other_data(
 
 
 def test_a_run_goes_on_with_other_data_from_their_beginning_where_it_is_told_to(
-    fit: Fit, refused: Refused, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    fit, refused, texts, tmp_path, capsys
+):
     first = prepare(tmp_path / "first", texts / "train.jsonl")
     other = prepare(tmp_path / "other", write_blocks(tmp_path / "blocks.jsonl", 40))
     run = fit(data={"path": str(first)})
@@ -252,9 +242,7 @@ def test_a_run_goes_on_with_other_data_from_their_beginning_where_it_is_told_to(
     assert rows(run / "metrics.csv") == before
 
 
-def test_new_data_of_another_tokenizer_are_refused(
-    fit: Fit, texts: Path, tmp_path: Path, said: Said
-) -> None:
+def test_new_data_of_another_tokenizer_are_refused(fit, texts, tmp_path, said):
     other = prepare(tmp_path / "other", texts / "train.jsonl", merges=["t h", "e l"])
     run = fit()
     back_to_step(run, 2)
@@ -262,9 +250,7 @@ def test_new_data_of_another_tokenizer_are_refused(
     assert "was trained with another tokenizer" in error
 
 
-def test_a_run_goes_back_to_an_older_checkpoint_once_by_the_same_words(
-    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_goes_back_to_an_older_checkpoint_once_by_the_same_words(fit, tmp_path, capsys):
     run = fit(run={"keep": 3, "save_every": 1})
     whole, checkpoints = rows(run / "metrics.csv"), run / "checkpoints"
     kept = [f"step-{step:08d}" for step in (4, 5, 6)]
@@ -281,7 +267,7 @@ def test_a_run_goes_back_to_an_older_checkpoint_once_by_the_same_words(
     assert (run / "recipe-00000004.yaml").is_file(), "what a part was run with is kept apart"
 
 
-def test_data_may_move(fit: Fit, texts: Path, tmp_path: Path) -> None:
+def test_data_may_move(fit, texts, tmp_path):
     run = fit()
     whole = tables(run)
     back_to_step(run, 2)
@@ -290,9 +276,7 @@ def test_data_may_move(fit: Fit, texts: Path, tmp_path: Path) -> None:
     assert tables(run) == whole
 
 
-def test_a_run_may_begin_with_another_runs_weights(
-    trained: Fit, tmp_path: Path, said: Said
-) -> None:
+def test_a_run_may_begin_with_another_runs_weights(trained, tmp_path, said):
     whole = trained()
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--ckpt_path", str(whole)]
     assert main([*words, "--run.name", "fork", "--seed_everything", "5"]) == 0
@@ -304,7 +288,7 @@ def test_a_run_may_begin_with_another_runs_weights(
     assert "model.loops=2, this one has 3" in error
 
 
-def test_the_newest_checkpoint_is_kept_also_after_going_back(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_kept_also_after_going_back(tmp_path):
     keeper = Checkpoints(tmp_path, RunSettings(save_every=10, keep=2))
     keeper.folder.mkdir()
 
@@ -326,9 +310,7 @@ def test_the_newest_checkpoint_is_kept_also_after_going_back(tmp_path: Path) -> 
     assert sorted(map(step_of, complete_checkpoints(tmp_path))) == [3, 4], "later ones go first"
 
 
-def test_a_validation_folder_of_another_tokenizer_is_refused(
-    refused: Refused, texts: Path, tmp_path: Path
-) -> None:
+def test_a_validation_folder_of_another_tokenizer_is_refused(refused, texts, tmp_path):
     val = prepare(tmp_path / "val", texts / "val.jsonl", merges=["a b"])
     error = refused(data={"val": {"other": str(val)}})
     assert "another tokenizer than the run's" in error
@@ -346,13 +328,13 @@ def test_a_validation_folder_of_another_tokenizer_is_refused(
     ],
 )
 def test_a_step_that_cannot_be_dealt_out_is_refused_with_one_that_can(
-    batch_tokens: int, ranks: int, micro_batch: int, words: str
-) -> None:
+    batch_tokens, ranks, micro_batch, words
+):
     with pytest.raises(UserError, match=words):
         micro_batches(batch_tokens, 16, ranks, micro_batch)
 
 
-def test_validate_gives_the_numbers_of_the_runs_end(trained: Fit, output_of: OutputOf) -> None:
+def test_validate_gives_the_numbers_of_the_runs_end(trained, output_of):
     run = trained()
     checkpoints = run / "checkpoints"
     last = rows(run / "validation.csv")[-1]
@@ -365,9 +347,7 @@ def test_validate_gives_the_numbers_of_the_runs_end(trained: Fit, output_of: Out
     assert f"{float(last['loss']):.4f}" not in older
 
 
-def test_a_run_may_keep_attention_within_documents(
-    fit: Fit, trained: Fit, texts: Path, output_of: OutputOf
-) -> None:
+def test_a_run_may_keep_attention_within_documents(fit, trained, texts, output_of):
     manifest = json.loads((texts / "train" / "manifest.json").read_text())
     run = fit(model={"document_start": manifest["eot_id"]}, run={"name": "confined"})
     confined, crossing = rows(run / "metrics.csv"), rows(trained() / "metrics.csv")
@@ -377,9 +357,7 @@ def test_a_run_may_keep_attention_within_documents(
     assert f"{float(last['loss']):.4f}" in output_of("validate", "--ckpt_path", run)
 
 
-def test_where_compiling_fails_the_run_says_so_once_and_goes_on(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_compiling_fails_the_run_says_so_once_and_goes_on(fit, monkeypatch, capsys):
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("No working C++ compiler found\nand much more")
 
@@ -395,16 +373,12 @@ def test_where_compiling_fails_the_run_says_so_once_and_goes_on(
     ]
 
 
-def test_wandb_without_the_package_says_how_to_get_it(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_without_the_package_says_how_to_get_it(refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert "pip install 'dualpath[wandb]'" in refused(run={"wandb": "project"})
 
 
-def test_validation_does_not_run_under_inference_mode(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_does_not_run_under_inference_mode(fit, monkeypatch):
     """FSDP2 may gather its weights for the first time there, and could not train on them then."""
     seen = []
     step = DualPathModule.validation_step
@@ -419,9 +393,7 @@ def test_validation_does_not_run_under_inference_mode(
     assert not any(seen)
 
 
-def test_rows_of_a_validation_are_written_all_or_none_and_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_validation_are_written_all_or_none_and_once(tmp_path, monkeypatch):
     table = CsvTable(tmp_path / "validation.csv", ["step", "set"])
     sets = [{"set": "a"}, {"set": "b"}]
     for step in (0, 2, 2):

@@ -118,7 +118,7 @@ def expected_outliers(norms: list[float], sigma: float) -> list[int]:
 
 
 @pytest.mark.parametrize("sigma", [2.0, 3.0, 6.0])
-def test_outliers_are_those_of_the_definition(sigma: float) -> None:
+def test_outliers_are_those_of_the_definition(sigma):
     draw = random.Random(0)
     norms = [math.exp(draw.gauss(-n / 200, 0.3)) for n in range(400)]
     for spike, factor in ((20, 1e3), (150, 1e3), (151, 1e3), (155, 30), (200, 15), (300, 1e3)):
@@ -131,7 +131,7 @@ def test_outliers_are_those_of_the_definition(sigma: float) -> None:
 
 
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=HISTORY))
-def test_mean_and_variance_of_the_first_steps_are_plain(logarithms: list[float]) -> None:
+def test_mean_and_variance_of_the_first_steps_are_plain(logarithms):
     """Wherever they lie: the first norm is no distance from zero."""
     judge = StepGuard(6.0)
     for value in logarithms:
@@ -140,14 +140,14 @@ def test_mean_and_variance_of_the_first_steps_are_plain(logarithms: list[float])
     assert judge.variance == pytest.approx(np.var(logarithms), rel=1e-9, abs=1e-9)
 
 
-def test_without_sigma_only_what_is_not_finite_is_left_out() -> None:
+def test_without_sigma_only_what_is_not_finite_is_left_out():
     judge = StepGuard(None)
     norms = [1.0, NAN, INF, 0.0, *[1.0] * 200, 1e30]
     assert [n for n, norm in enumerate(norms) if judge.judge(norm)] == [1, 2]
     assert StepGuard(6.0).judge(0.0) is None, "whose logarithm is none"
 
 
-def test_the_logarithm_of_a_constant_norm_has_no_spread_and_no_outliers() -> None:
+def test_the_logarithm_of_a_constant_norm_has_no_spread_and_no_outliers():
     judge = StepGuard(6.0)
     assert not any(judge.judge(0.3) for _ in range(3 * HISTORY))
     assert judge.mean == pytest.approx(math.log(0.3))
@@ -158,8 +158,8 @@ def test_the_logarithm_of_a_constant_norm_has_no_spread_and_no_outliers() -> Non
 
 @pytest.mark.parametrize(("step", "factor"), [(1, NAN), (3, INF)])
 def test_a_step_that_is_left_out_changes_nothing_and_the_run_goes_on(
-    step: int, factor: float, fit: Fit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    step, factor, fit, monkeypatch
+):
     changes = {"optim": {"decay": ["matrices", "embeddings", "norms", "gains", "biases"]}}
     with monkeypatch.context() as patch:
         patch.setattr(DualPathModule, "on_before_optimizer_step", scaled_gradient({step}, factor))
@@ -197,9 +197,7 @@ def test_a_step_that_is_left_out_changes_nothing_and_the_run_goes_on(
     assert not (reference / "bad_steps.csv").exists()
 
 
-def test_a_step_that_is_left_out_moves_no_bias_of_experts(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_is_left_out_moves_no_bias_of_experts(fit, monkeypatch):
     monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", scaled_gradient({2}, NAN))
     run = fit(model={"n_experts": 3}, run={"save_every": 1})
     first, left_out, made = (
@@ -211,9 +209,7 @@ def test_a_step_that_is_left_out_moves_no_bias_of_experts(
     assert not torch.equal(left_out, made)
 
 
-def test_a_micro_batch_without_a_loss_is_named_and_left_out_of_the_mean(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_micro_batch_without_a_loss_is_named_and_left_out_of_the_mean(fit, monkeypatch, capsys):
     losses: dict[int, list[float]] = {}
     step = DualPathModule.training_step
 
@@ -235,9 +231,7 @@ def test_a_micro_batch_without_a_loss_is_named_and_left_out_of_the_mean(
     assert f"1 of 6 steps were skipped: see {run / 'bad_steps.csv'}" in said
 
 
-def test_only_the_first_steps_are_told_and_what_is_repeated_is_forgotten(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_the_first_steps_are_told_and_what_is_repeated_is_forgotten(fit, monkeypatch, capsys):
     monkeypatch.setattr(tables_of_a_run, "SAID", 2)
     fault = scaled_gradient({2, 4, 5}, NAN)
     with monkeypatch.context() as patch:
@@ -252,9 +246,7 @@ def test_only_the_first_steps_are_told_and_what_is_repeated_is_forgotten(
     assert [row["skipped"] for row in rows(run / "metrics.csv")] == ["1", "0", "0"]
 
 
-def test_a_continued_run_judges_as_an_uninterrupted_one(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_continued_run_judges_as_an_uninterrupted_one(fit, monkeypatch):
     monkeypatch.setattr(guard, "HISTORY", 4)
     fault = scaled_gradient({8, 11}, 1e4)
     monkeypatch.setattr(DualPathModule, "on_before_optimizer_step", fault)
@@ -279,9 +271,7 @@ def test_a_continued_run_judges_as_an_uninterrupted_one(
 # Too many of them, and weights that are no numbers
 
 
-def test_too_many_in_a_row_end_the_run_and_it_can_be_continued(
-    failed: Callable[..., tuple[Path, str]], fit: Fit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_in_a_row_end_the_run_and_it_can_be_continued(failed, fit, monkeypatch):
     changes = {"run": {"max_bad_steps": 3}}
     with monkeypatch.context() as patch:
         patch.setattr(DualPathModule, "training_step", scaled_loss({1, 3, 4, 5}, INF))
@@ -297,9 +287,7 @@ def test_too_many_in_a_row_end_the_run_and_it_can_be_continued(
     assert not (run / WENT_WRONG).exists(), "it has not ended so this time"
 
 
-def test_weights_that_are_no_numbers_are_not_saved(
-    failed: Callable[..., tuple[Path, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_are_no_numbers_are_not_saved(failed, monkeypatch):
     save = Checkpoints.save
 
     def spoil(checkpoints: Checkpoints, trainer: Any) -> None:
@@ -322,7 +310,7 @@ def test_weights_that_are_no_numbers_are_not_saved(
     [([1.0], True), ([3e38, -3e38], True), ([0.0, NAN], False), ([-INF, 1.0], False), ([], True)],
     ids=str,
 )
-def test_finite_weights_are_told_from_others(values: list[float], finite: bool) -> None:
+def test_finite_weights_are_told_from_others(values, finite):
     model = nn.ParameterList([nn.Parameter(torch.tensor(part)) for part in ([1.0, 2.0], values)])
     assert finite_weights(model) is finite
     assert finite_weights(model.bfloat16()) is finite
@@ -343,9 +331,7 @@ def two(trained: Fit, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
-def test_ranks_agree_where_one_of_them_has_no_loss(
-    strategy: str, two: list[str], tmp_path: Path
-) -> None:
+def test_ranks_agree_where_one_of_them_has_no_loss(strategy, two, tmp_path):
     words = [*two, "--trainer.strategy", strategy]
     run_on_two_ranks(words, tmp_path, partial(spoil_the_second_rank, {3}))
     runs = tmp_path / "runs" / "tiny"
@@ -360,9 +346,7 @@ def test_ranks_agree_where_one_of_them_has_no_loss(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_too_many_in_a_row_end_both_ranks_with_one_line(
-    strategy: str, two: list[str], tmp_path: Path
-) -> None:
+def test_too_many_in_a_row_end_both_ranks_with_one_line(strategy, two, tmp_path):
     words = [*two, "--trainer.strategy", strategy, "--run.max_bad_steps", "2"]
     spoil = partial(spoil_the_second_rank, set(range(99)))
     first, second = run_on_two_ranks(words, tmp_path, spoil, expected=(1, 1))

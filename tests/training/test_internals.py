@@ -4,14 +4,13 @@ import ast
 import os
 from pathlib import Path
 
-import pytest
 import torch
 
 import dualpath_cli
 from dualpath_cli.training import internals
 
 
-def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_share_the_cores(monkeypatch):
     threads: list[int] = []
     monkeypatch.setenv("OMP_NUM_THREADS", "")
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -26,7 +25,7 @@ PUBLIC_DESPITE_THEIR_NAMES = {
 }  # fmt: skip
 
 
-def test_no_other_file_of_training_touches_what_is_not_its_own() -> None:
+def test_no_other_file_of_training_touches_what_is_not_its_own():
     package = Path(dualpath_cli.__file__).parent
     files = [path for room in ("training", "session") for path in (package / room).rglob("*.py")]
     for path in files:

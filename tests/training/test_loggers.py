@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.session import lightning_cli
 from dualpath_cli.training.logs.tables import peak_tflops
-from tests.tiny_run import Fit, Refused, back_to_step, rows
+from tests.tiny_run import back_to_step, rows
 
 wandb = pytest.importorskip("wandb")
 
@@ -25,7 +25,7 @@ def points(run: Path, purge: bool) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("step", [2, None])
-def test_tensorboard_shows_each_step_once_after_a_continuation(step: int | None, fit: Fit) -> None:
+def test_tensorboard_shows_each_step_once_after_a_continuation(step, fit):
     """Also of a run that ended before its first checkpoint."""
     run = fit(run={"tensorboard": True})
     before = points(run, purge=True)
@@ -58,7 +58,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, A
     return sent
 
 
-def test_a_continued_run_is_one_run_of_wandb(fit: Fit, offline: list[dict[str, Any]]) -> None:
+def test_a_continued_run_is_one_run_of_wandb(fit, offline):
     run = fit(run={"wandb": "project"})
     wandb.finish()  # as the end of the process does
     whole = list(offline)
@@ -77,9 +77,7 @@ def test_a_continued_run_is_one_run_of_wandb(fit: Fit, offline: list[dict[str, A
     assert any("routing/layer_01/gate_deep" in row for row in whole)
 
 
-def test_where_wandb_cannot_be_reached_one_line_names_the_way_out(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_wandb_cannot_be_reached_one_line_names_the_way_out(refused, monkeypatch):
     def unreachable(**_: Any) -> Any:
         raise wandb.errors.CommError("no route to\nhost")
 
@@ -89,8 +87,8 @@ def test_where_wandb_cannot_be_reached_one_line_names_the_way_out(
 
 
 def test_a_terminal_shows_steps_time_left_and_loss_and_nothing_else_is_drawn_without(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    fit, monkeypatch, capsys
+):
     fit(run={"name": "no-terminal"})
     said = capsys.readouterr().out
     assert re.search(r"^training: 6 of 6 steps, loss \d\.\d{3}, .* tokens/s, 0\.0 min left$", said,
@@ -108,9 +106,7 @@ def test_a_terminal_shows_steps_time_left_and_loss_and_nothing_else_is_drawn_wit
     assert "min left" not in shown
 
 
-def test_a_profiler_reports_to_the_user_or_into_the_run_folder(
-    fit: Fit, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_profiler_reports_to_the_user_or_into_the_run_folder(fit, capfd, caplog):
     fit(run={"name": "profiled"}, trainer={"profiler": "simple"})
     assert "FIT Profiler Report" in capfd.readouterr().err + caplog.text
     run = fit(run={"name": "traced"}, trainer={"profiler": "pytorch"})
@@ -133,8 +129,8 @@ def test_a_profiler_reports_to_the_user_or_into_the_run_folder(
     ],
 )
 def test_mfu_is_measured_against_the_dense_peak_of_the_very_chip_or_not_at_all(
-    name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name, peak, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_tflops(torch.device("cuda", 0)) == peak
     assert peak_tflops(torch.device("cpu")) is None

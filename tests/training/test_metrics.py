@@ -21,9 +21,7 @@ TOKEN_BYTES = [1, 3, 2, 0]  # the last one is end-of-text
     ),
     st.integers(1, 5),
 )
-def test_both_are_the_sums_of_their_definition_however_batched(
-    scored: list[tuple[int, float]], batch: int
-) -> None:
+def test_both_are_the_sums_of_their_definition_however_batched(scored, batch):
     metric = LanguageModelLoss(TOKEN_BYTES)
     for start in range(0, len(scored), batch):
         part = scored[start : start + batch]

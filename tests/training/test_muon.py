@@ -1,7 +1,6 @@
 """Muon: its update, its groups, and that neither ranks nor an interruption change its numbers."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from dualpath_cli.recipe.schedule import learning_rate
 from dualpath_cli.training.muon import COEFFICIENTS, STEPS, Muon, orthogonal
 from dualpath_cli.training.optim import build_optimizer, build_scheduler
 from tests.model.small_models import SMALL
-from tests.tiny_run import Fit, back_to_step, rows, weights
+from tests.tiny_run import back_to_step, rows, weights
 
 MUON = OptimSettings(name="muon", lr=2e-3, lr_start=0, lr_end=2e-4, warmup_steps=2)
 sides = st.integers(1, 12)
@@ -33,9 +32,7 @@ def reference(matrix: torch.Tensor) -> torch.Tensor:
 
 
 @given(rows=sides, columns=sides, seed=st.integers(0, 99), scale=st.sampled_from([1e-6, 1, 1e6]))
-def test_each_singular_value_goes_through_the_quintic_by_itself(
-    rows: int, columns: int, seed: int, scale: float
-) -> None:
+def test_each_singular_value_goes_through_the_quintic_by_itself(rows, columns, seed, scale):
     generator = torch.Generator().manual_seed(seed)
     matrix = scale * torch.randn(rows, columns, generator=generator, dtype=torch.float64)
     torch.testing.assert_close(orthogonal(matrix), reference(matrix), rtol=1e-9, atol=1e-9)
@@ -43,7 +40,7 @@ def test_each_singular_value_goes_through_the_quintic_by_itself(
                                atol=1e-3)  # fmt: skip
 
 
-def test_a_matrix_of_zeros_stays_so() -> None:
+def test_a_matrix_of_zeros_stays_so():
     assert not orthogonal(torch.zeros(3, 4)).any()
 
 
@@ -54,7 +51,7 @@ def matrices_of(optimizer: torch.optim.Optimizer) -> set[int]:
     }  # fmt: skip
 
 
-def test_muon_takes_attention_and_ffns_and_adamw_all_else() -> None:
+def test_muon_takes_attention_and_ffns_and_adamw_all_else():
     model = DualPathLM(SMALL)
     optimizer = build_optimizer(model.named_parameters(), MUON, 9)
     taken = matrices_of(optimizer)
@@ -76,7 +73,7 @@ def stepped(optimizer: torch.optim.Optimizer, model: nn.Module, seed: int) -> No
 
 
 @pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
-def test_steps_are_those_of_the_equations(adjust: Any) -> None:
+def test_steps_are_those_of_the_equations(adjust):
     """In float64: Nesterov's momentum, decoupled decay, the rate of the schedule."""
     settings = replace(MUON, muon_lr=1e-2, muon_adjust=adjust, weight_decay=0.2)
     model = DualPathLM(SMALL, seed=0).double()
@@ -97,7 +94,7 @@ def test_steps_are_those_of_the_equations(adjust: Any) -> None:
     torch.testing.assert_close(matrix.detach(), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_muon_is_pytorchs_and_the_rest_is_adamw() -> None:
+def test_muon_is_pytorchs_and_the_rest_is_adamw():
     """Products in bfloat16, as in torch.optim.Muon; AdamW to the last bit."""
     ours, muon, adamw = (DualPathLM(SMALL, seed=0) for _ in range(3))
     optimizer = build_optimizer(ours.named_parameters(), MUON, 9, products=torch.bfloat16)
@@ -123,7 +120,7 @@ def test_muon_is_pytorchs_and_the_rest_is_adamw() -> None:
     schedule=st.sampled_from(["cosine", "wsd"]),
 )
 @settings(max_examples=20, deadline=None)
-def test_a_decay_sum_holds_for_both_rates(rate: float, steps: int, schedule: Any) -> None:
+def test_a_decay_sum_holds_for_both_rates(rate, steps, schedule):
     given_ = replace(MUON, muon_lr=rate, decay_sum=1.5, schedule=schedule)
     optimizer = build_optimizer(DualPathLM(SMALL).named_parameters(), given_, steps)
     scheduler = build_scheduler(optimizer, steps, given_)
@@ -138,7 +135,7 @@ def test_a_decay_sum_holds_for_both_rates(rate: float, steps: int, schedule: Any
     assert {g["name"] for g in optimizer.param_groups if g["weight_decay"]} >= {"hidden", "gains"}
 
 
-def test_a_step_without_gradients_changes_nothing() -> None:
+def test_a_step_without_gradients_changes_nothing():
     model = DualPathLM(SMALL, seed=0)
     optimizer = build_optimizer(model.named_parameters(), MUON, 9)
     stepped(optimizer, model, seed=0)
@@ -158,7 +155,7 @@ def test_a_step_without_gradients_changes_nothing() -> None:
 OPTIM = {"name": "muon", "muon_lr": 1e-2}
 
 
-def test_a_run_that_was_interrupted_goes_on_exactly(fit: Fit) -> None:
+def test_a_run_that_was_interrupted_goes_on_exactly(fit):
     run = fit(optim=OPTIM)
     whole, logged = weights(run), rows(run / "metrics.csv")
     back_to_step(run, 4)
@@ -167,7 +164,7 @@ def test_a_run_that_was_interrupted_goes_on_exactly(fit: Fit) -> None:
     torch.testing.assert_close(weights(run), whole, rtol=0, atol=0)
 
 
-def test_each_expert_is_a_matrix_of_its_own() -> None:
+def test_each_expert_is_a_matrix_of_its_own():
     """Three below each other in one parameter, beside the same as three parameters."""
     rng = torch.Generator().manual_seed(0)
     value, grad = (torch.randn(12, 3, generator=rng) for _ in range(2))

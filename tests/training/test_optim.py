@@ -24,7 +24,7 @@ PAPER = OptimSettings()
 STEPS = RunSettings().max_tokens // RunSettings().batch_tokens
 
 
-def test_every_parameter_is_in_one_group_and_the_paper_decays_all_but_embeddings() -> None:
+def test_every_parameter_is_in_one_group_and_the_paper_decays_all_but_embeddings():
     lm = DualPathLM(SMALL)
     groups = build_optimizer(lm.named_parameters(), PAPER, STEPS).param_groups
     grouped = [id(p) for group in groups for p in group["params"]]
@@ -35,7 +35,7 @@ def test_every_parameter_is_in_one_group_and_the_paper_decays_all_but_embeddings
     }  # fmt: skip
 
 
-def test_the_schedule_passes_through_the_papers_values() -> None:
+def test_the_schedule_passes_through_the_papers_values():
     assert STEPS == 18_360
     assert learning_rate(0, STEPS, PAPER) == pytest.approx(5e-6)
     assert learning_rate(184, STEPS, PAPER) == pytest.approx(5e-4)
@@ -43,7 +43,7 @@ def test_the_schedule_passes_through_the_papers_values() -> None:
     assert learning_rate((184 + STEPS) // 2, STEPS, PAPER) == pytest.approx(2.75e-4, rel=1e-3)
 
 
-def test_decay_alone_opens_the_gains_as_the_paper_notes_compute() -> None:
+def test_decay_alone_opens_the_gains_as_the_paper_notes_compute():
     """sum of lr x decay is 1.51, which moves a gain's -7 to -1.54."""
     exponent = sum(learning_rate(s, STEPS, PAPER) for s in range(STEPS)) * PAPER.weight_decay
     gain = -7.0
@@ -54,7 +54,7 @@ def test_decay_alone_opens_the_gains_as_the_paper_notes_compute() -> None:
 
 
 @given(warmup=st.integers(0, 50), rest=st.integers(1, 200))
-def test_the_rate_rises_then_falls_and_stays_between_its_ends(warmup: int, rest: int) -> None:
+def test_the_rate_rises_then_falls_and_stays_between_its_ends(warmup, rest):
     settings = OptimSettings(warmup_steps=warmup)
     rates = [learning_rate(s, warmup + rest, settings) for s in range(warmup + rest + 1)]
     assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
@@ -69,9 +69,7 @@ def test_the_rate_rises_then_falls_and_stays_between_its_ends(warmup: int, rest:
     warmup=st.integers(0, 50),
     cooldown=st.floats(0, 1),
 )
-def test_under_wsd_runs_are_alike_up_to_the_cooldown_of_the_shorter_one(
-    steps: tuple[int, int], warmup: int, cooldown: float
-) -> None:
+def test_under_wsd_runs_are_alike_up_to_the_cooldown_of_the_shorter_one(steps, warmup, cooldown):
     settings = OptimSettings(warmup_steps=warmup, schedule="wsd", cooldown=cooldown)
     shorter, longer = sorted(steps)
     start = cooldown_start(shorter, settings)
@@ -89,7 +87,7 @@ SCALES: dict[str, float] = {"gate": 3.0, "gains": 0.5, "head": 0.0}
 
 
 @pytest.mark.parametrize("decay_sum", [None, 1.5])
-def test_each_kind_has_its_rate_and_shrinks_as_its_decay_says(decay_sum: float | None) -> None:
+def test_each_kind_has_its_rate_and_shrinks_as_its_decay_says(decay_sum):
     """Without gradients weight_decay shrinks with the rate, decay_sum whatever that is."""
     settings = replace(PAPER, lr_scale=SCALES, base_width=8, decay_sum=decay_sum, warmup_steps=2)
     lm, steps = DualPathLM(SMALL), 30
@@ -121,7 +119,7 @@ def test_each_kind_has_its_rate_and_shrinks_as_its_decay_says(decay_sum: float |
             assert values.max() == values.min()
 
 
-def test_a_frozen_kind_stays_and_the_base_width_itself_changes_no_bit() -> None:
+def test_a_frozen_kind_stays_and_the_base_width_itself_changes_no_bit():
     def trained(**changes: Any) -> dict[str, torch.Tensor]:
         settings = replace(OptimSettings(lr=1e-2, warmup_steps=0), **changes)
         lm = build_model(SMALL, 0, std_factors=std_factors(settings, SMALL.d_model))
@@ -142,7 +140,7 @@ def test_a_frozen_kind_stays_and_the_base_width_itself_changes_no_bit() -> None:
         assert not torch.equal(narrower[name], values), "other kinds get other gradients"
 
 
-def test_a_run_starts_from_the_values_of_its_width() -> None:
+def test_a_run_starts_from_the_values_of_its_width():
     module = DualPathModule(
         SMALL, OptimSettings(base_width=8), [1] * SMALL.vocab_size, [], seed=0, compile_blocks=False
     )

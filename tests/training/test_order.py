@@ -3,7 +3,6 @@
 from collections import Counter
 from contextlib import nullcontext
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -30,9 +29,7 @@ def epoch(order: SampleOrder, number: int) -> list[tuple[int, int]]:
 
 
 @given(CHUNKS, SEEDS, st.integers(0, 5))
-def test_an_epoch_holds_every_block_once_and_each_chunk_whole(
-    chunk_blocks: list[int], seed: int, number: int
-) -> None:
+def test_an_epoch_holds_every_block_once_and_each_chunk_whole(chunk_blocks, seed, number):
     seen = epoch(SampleOrder(chunk_blocks, seed), number)
     of_chunk = [chunk for chunk, count in enumerate(chunk_blocks) for _ in range(count)]
     assert sorted(block for _, block in seen) == list(range(sum(chunk_blocks)))
@@ -44,8 +41,8 @@ def test_an_epoch_holds_every_block_once_and_each_chunk_whole(
 
 @given(CHUNKS, SEEDS, st.lists(st.integers(0, 200), min_size=1, max_size=20))
 def test_what_is_at_a_position_does_not_depend_on_what_was_asked_before(
-    chunk_blocks: list[int], seed: int, positions: list[int]
-) -> None:
+    chunk_blocks, seed, positions
+):
     asked = SampleOrder(chunk_blocks, seed)
     for position in positions:
         fresh = SampleOrder(chunk_blocks, seed)
@@ -54,7 +51,7 @@ def test_what_is_at_a_position_does_not_depend_on_what_was_asked_before(
 
 
 @given(CHUNKS, SEEDS)
-def test_the_next_chunk_is_the_one_that_is_read_next(chunk_blocks: list[int], seed: int) -> None:
+def test_the_next_chunk_is_the_one_that_is_read_next(chunk_blocks, seed):
     order = SampleOrder(chunk_blocks, seed)
     chunks = [chunk for number in range(3) for chunk, _ in epoch(order, number)]
     for position in range(2 * order.epoch_blocks):
@@ -65,13 +62,13 @@ def test_the_next_chunk_is_the_one_that_is_read_next(chunk_blocks: list[int], se
         assert order.next_chunk(position) == chunks[change]
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+def test_epochs_and_seeds_have_orders_of_their_own():
     orders = [epoch(SampleOrder([40, 60], seed), number) for seed in (0, 1) for number in (0, 1)]
     for one in orders:
         assert sum(one == other for other in orders) == 1
 
 
-def test_an_order_is_random() -> None:
+def test_an_order_is_random():
     # The first block of 4,000 epochs is each of ten as often as chance has it: chi-squared with 9
     # degrees of freedom is above 27.9 once in a thousand.
     order = SampleOrder([4, 6], 3)
@@ -81,14 +78,14 @@ def test_an_order_is_random() -> None:
     assert sum((counts[i] - mean) ** 2 / mean for i, mean in enumerate(expected)) < 27.9
 
 
-def test_a_permutation_is_the_same_on_every_machine() -> None:
+def test_a_permutation_is_the_same_on_every_machine():
     # Written down once: a run that is continued elsewhere must find its order.
     assert permutation(8, 0, 0).tolist() == [2, 4, 3, 5, 7, 6, 1, 0]
     assert permutation(6, 7, 1, 2).tolist() == [1, 5, 4, 3, 0, 2]
 
 
 @given(st.data())
-def test_ranks_and_micro_batches_share_out_the_same_steps(data: st.DataObject) -> None:
+def test_ranks_and_micro_batches_share_out_the_same_steps(data):
     divisors = [1, 2, 3, 4, 6, 8, 12, 24]
     ranks = data.draw(st.sampled_from(divisors))
     micro_batch = data.draw(st.sampled_from([n for n in divisors if 24 // ranks % n == 0]))
@@ -114,9 +111,7 @@ def test_ranks_and_micro_batches_share_out_the_same_steps(data: st.DataObject) -
 @pytest.mark.parametrize(
     ("max_tokens", "since", "passes"), [(256, 0, 1), (400, 0, 1.5), (319, 0, 1), (400, 2, 1)]
 )
-def test_an_epoch_is_as_many_sequences_as_the_chunks_have(
-    max_tokens: int, since: int, passes: float, tmp_path: Path
-) -> None:
+def test_an_epoch_is_as_many_sequences_as_the_chunks_have(max_tokens, since, passes, tmp_path):
     manifest = write_data_folder(tmp_path / "data", [5] * 400, tokenizer_with(["h e"]), 100)
     assert len(Blocks(str(tmp_path / "data"), 65)) == 4
     run = {"max_tokens": max_tokens, "batch_tokens": 64}

@@ -15,7 +15,7 @@ from lightning.pytorch.strategies.launchers import subprocess_script
 
 from dualpath_cli.training import ranks
 from tests.processes import exit_codes, start
-from tests.tiny_run import Fit, Refused
+from tests.tiny_run import Fit
 
 rare = pytest.mark.slow
 
@@ -80,9 +80,8 @@ def is_gone(pid: int) -> bool:
 )
 @pytest.mark.parametrize("delay", [0.0, pytest.param(1.0, marks=rare)])
 def test_a_signal_while_the_second_rank_starts_leaves_none_and_says_one_line(
-    delay: float, whose: int, signum: int, code: int, said: str | None, words: list[str],
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    delay, whose, signum, code, said, words, tmp_path
+):
     log = tmp_path / "log"
     # At first the second rank is its beginning and its end alone: the rest takes seconds.
     command = [sys.executable, "-m", "dualpath_cli", *words] if delay else IN_SHORT
@@ -99,7 +98,7 @@ def test_a_signal_while_the_second_rank_starts_leaves_none_and_says_one_line(
     assert after == ("" if said is None else line)
 
 
-def test_a_process_ends_where_its_parent_has_ended_before_and_nobody_has_waited_for_it() -> None:
+def test_a_process_ends_where_its_parent_has_ended_before_and_nobody_has_waited_for_it():
     parent = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)
     environment = os.environ | {"DUALPATH_PARENT": str(parent.pid)}
@@ -113,8 +112,8 @@ def in_a_hurry() -> None:
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=rare)])
 def test_a_rank_that_does_not_come_is_named_while_it_is_waited_for_and_after_the_timeout(
-    rank: int, words: list[str], tmp_path: Path
-) -> None:
+    rank, words, tmp_path
+):
     port = str(find_free_network_port())
     # As the first of its node, each of them speaks.
     words += ["--trainer.devices", "1", "--trainer.num_nodes", "2", "--run.rank_timeout", "0.03"]
@@ -133,9 +132,7 @@ def test_a_rank_that_does_not_come_is_named_while_it_is_waited_for_and_after_the
     assert "frame #" not in said
 
 
-def test_several_nodes_that_nothing_tells_of_each_other_are_refused(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_nodes_that_nothing_tells_of_each_other_are_refused(refused, monkeypatch):
     for name in ranks.NAMED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MASTER_PORT", "29500")

@@ -1,11 +1,8 @@
 """What cannot be trained as a recipe asks: one line that names it, before anything is written."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.tiny_run import Refused
 
 FLATTENED = "lightning.pytorch.strategies.FSDPStrategy"
 EARLY_STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
@@ -103,8 +100,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "said"), MISTAKES)
-def test_a_recipe_that_cannot_be_trained_is_refused_in_one_line(
-    changes: dict[str, Any], said: str, refused: Refused, tmp_path: Path
-) -> None:
+def test_a_recipe_that_cannot_be_trained_is_refused_in_one_line(changes, said, refused, tmp_path):
     assert said in refused(**changes)
     assert not (tmp_path / "runs").exists()

@@ -13,9 +13,8 @@ from data_prep.__main__ import main as data_prep
 from data_prep.writing.upload import upload
 from dualpath_cli.text import storage
 from dualpath_cli.text.manifest import Manifest
-from tests.conftest import OutputOf, Said
 from tests.processes import run_on_two_ranks
-from tests.tiny_run import SEQ_LEN, Fit, Refused, back_to_step, rows, tables, weights, write_text
+from tests.tiny_run import SEQ_LEN, back_to_step, rows, tables, weights, write_text
 
 URL = "s3://bucket/train"
 workers = pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -43,9 +42,7 @@ def remote(bucket: Any, data: Path) -> str:
 
 
 @workers
-def test_a_run_from_s3_is_the_run_from_the_local_folder(
-    fit: Fit, data: Path, remote: str, workers: int
-) -> None:
+def test_a_run_from_s3_is_the_run_from_the_local_folder(fit, data, remote, workers):
     # More than an epoch, so that every chunk is read.
     run = {"max_tokens": 36 * 4 * SEQ_LEN, "validate_every": 18, "gates_every": 18}
     local, distant = (
@@ -59,9 +56,7 @@ def test_a_run_from_s3_is_the_run_from_the_local_folder(
     assert cached == chunks, "nothing went past the cache"
 
 
-def test_a_run_is_continued_also_where_nothing_is_cached(
-    fit: Fit, remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_continued_also_where_nothing_is_cached(fit, remote, tmp_path, monkeypatch):
     run = fit(data={"path": remote})
     whole, last_weights = tables(run), weights(run)
     for cache in ("cache", "another machine's"):
@@ -73,8 +68,8 @@ def test_a_run_is_continued_also_where_nothing_is_cached(
 
 
 def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
-    fit: Fit, refused: Refused, data: Path, remote: str, texts: Path, tmp_path: Path
-) -> None:
+    fit, refused, data, remote, texts, tmp_path
+):
     fit(data={"path": remote}, run={"name": "before"})
     text = (data.parent / "text.jsonl").read_text().replace("cell", "fell")
     (tmp_path / "other.jsonl").write_text(text)
@@ -94,8 +89,8 @@ def test_data_replaced_under_the_same_prefix_are_not_served_from_the_cache(
 
 @workers
 def test_a_chunk_changed_behind_the_manifest_is_not_trained_on(
-    refused: Refused, bucket: Any, data: Path, remote: str, workers: int
-) -> None:
+    refused, bucket, data, remote, workers
+):
     for chunk in Manifest.read(data).chunks:
         bucket.put_object(Bucket="bucket", Key=f"train/{chunk.name}", Body=bytes(chunk.bytes))
     error = refused(data={"path": remote, "workers": workers})
@@ -103,9 +98,7 @@ def test_a_chunk_changed_behind_the_manifest_is_not_trained_on(
 
 
 @workers
-def test_a_chunk_damaged_in_the_cache_is_not_trained_on(
-    fit: Fit, refused: Refused, remote: str, workers: int
-) -> None:
+def test_a_chunk_damaged_in_the_cache_is_not_trained_on(fit, refused, remote, workers):
     whole = {"run": {"max_tokens": 36 * 4 * SEQ_LEN}, "data": {"path": remote, "max_epochs": 9}}
     fit(**whole)
     chunks = list(storage.cache().glob("chunks/*/*/chunk-*.bin"))
@@ -118,9 +111,7 @@ def test_a_chunk_damaged_in_the_cache_is_not_trained_on(
     fit(**again)
 
 
-def test_validation_sets_may_lie_on_s3(
-    fit: Fit, bucket: Any, data: Path, remote: str, texts: Path, output_of: OutputOf
-) -> None:
+def test_validation_sets_may_lie_on_s3(fit, bucket, data, remote, texts, output_of):
     bucket.upload_file(str(texts / "val.jsonl"), "bucket", "texts/val.jsonl")
     distant = {"held_out": "s3://bucket/texts/val.jsonl", "packed": remote}
     local = {"held_out": str(texts / "val.jsonl"), "packed": str(data)}
@@ -137,9 +128,8 @@ def test_validation_sets_may_lie_on_s3(
 
 
 def test_ablate_scores_a_run_from_s3_on_texts_there(
-    fit: Fit, bucket: Any, remote: str, texts: Path, tmp_path: Path, output_of: OutputOf,
-    said: Said,
-) -> None:  # fmt: skip
+    fit, bucket, remote, texts, tmp_path, output_of, said
+):
     bucket.upload_file(str(texts / "val.jsonl"), "bucket", "texts/val.jsonl")
     run = fit(data={"path": remote})
     shutil.rmtree(storage.cache())
@@ -180,9 +170,8 @@ def put(name: str, content: bytes) -> Any:
     ],
 )
 def test_a_mistake_is_one_line_before_training(
-    refused: Refused, bucket: Any, remote: str, damage: Any, changes: dict[str, Any], text: str,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    refused, bucket, remote, damage, changes, text, tmp_path
+):
     if damage:
         damage(bucket)
     assert text in refused(data={"path": remote, **changes})
@@ -190,7 +179,7 @@ def test_a_mistake_is_one_line_before_training(
 
 
 @pytest.mark.slow
-def test_two_ranks_share_the_cache(trained: Fit, data: Path, remote: str, tmp_path: Path) -> None:
+def test_two_ranks_share_the_cache(trained, data, remote, tmp_path):
     trained()  # writes the recipe
     losses = []
     for name, path in (("local", str(data)), ("s3", remote)):

@@ -24,7 +24,7 @@ from dualpath_cli.run.run_folder import read_recipe
 from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.step_loops import allow_graphs
 from tests.model.small_models import SMALL
-from tests.tiny_run import Fit, back_to_step, tables, weights
+from tests.tiny_run import back_to_step, tables, weights
 
 
 def drawn_from(*choices: int, seed: int = 0, steps: int = 6) -> StepLoops:
@@ -35,15 +35,13 @@ def drawn_from(*choices: int, seed: int = 0, steps: int = 6) -> StepLoops:
     choices=st.lists(st.integers(1, 9), min_size=1, max_size=8, unique=True),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_draws_depend_on_seed_and_step_alone_and_reach_all_choices(
-    choices: list[int], seed: int
-) -> None:
+def test_draws_depend_on_seed_and_step_alone_and_reach_all_choices(choices, seed):
     drawn = [drawn_from(*choices, seed=seed).at(step) for step in range(200)]
     assert drawn == [drawn_from(*choices, seed=seed).at(step) for step in range(200)]
     assert set(drawn) == set(choices)
 
 
-def test_all_choices_are_drawn_alike_often() -> None:
+def test_all_choices_are_drawn_alike_often():
     drawn = [drawn_from(1, 2, 4).at(step) for step in range(3000)]
     assert chisquare([drawn.count(k) for k in (1, 2, 4)]).pvalue > 0.001
 
@@ -55,9 +53,7 @@ SCHEDULES = st.lists(
 
 
 @given(schedule=SCHEDULES, steps=st.integers(1, 300), since=st.integers(0, 300))
-def test_a_schedule_is_the_list_that_its_pairs_write_over(
-    schedule: list[tuple[float, int]], steps: int, since: int
-) -> None:
+def test_a_schedule_is_the_list_that_its_pairs_write_over(schedule, steps, since):
     """Each pair overwrites the rest of the run from its own place on."""
     expected = [0] * steps
     for part, loops in schedule:
@@ -70,9 +66,7 @@ def test_a_schedule_is_the_list_that_its_pairs_write_over(
     assert left == Counter(expected[since:])
 
 
-def test_a_step_trains_with_the_number_that_is_drawn(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_trains_with_the_number_that_is_drawn(fit, monkeypatch):
     """Losses of each step are those of a forward pass with K' forced, on the step's batch."""
     forward, seen = DualPathLM.forward, []
 
@@ -96,7 +90,7 @@ def test_a_step_trains_with_the_number_that_is_drawn(
         assert all(abs(loss - by_loops[k]) > 1e-6 for k in by_loops if k != drawn)
 
 
-def test_the_models_own_number_alone_is_training_without_a_choice(fit: Fit) -> None:
+def test_the_models_own_number_alone_is_training_without_a_choice(fit):
     own = fit(run={"name": "own", "train_loops": [2]})
     assert tables(own) == tables(fit(run={"name": "plain"}))
 
@@ -108,9 +102,7 @@ GROWING = {"model": {"loops": 3, "step_conditioning": "film"}, "run": SCHEDULE}
 
 @pytest.mark.parametrize("run", [{"train_loops": [1, 2, 3]}, SCHEDULE], ids=["drawn", "scheduled"])
 @pytest.mark.parametrize("step", [2, 3])
-def test_a_continued_run_has_the_loops_and_weights_that_it_would_have_had(
-    run: dict[str, Any], step: int, fit: Fit
-) -> None:
+def test_a_continued_run_has_the_loops_and_weights_that_it_would_have_had(run, step, fit):
     """Within a phase, and where one begins."""
     changes = {"model": GROWING["model"], "run": {**run, "save_every": 1}}
     whole = fit(**changes)
@@ -125,9 +117,7 @@ def checkpoint_of(run: Path, step: int) -> Any:
     return torch.load(run / "checkpoints" / f"step-{step:08d}", weights_only=True)
 
 
-def test_a_phase_of_one_loop_trains_the_model_of_one_loop_and_moves_nothing_else(
-    fit: Fit,
-) -> None:
+def test_a_phase_of_one_loop_trains_the_model_of_one_loop_and_moves_nothing_else(fit):
     """Its twin has no router, one gain and one FiLM a layer; losses and weights are equal bits.
 
     The weights that the twin lacks keep their initial values, although gains and router decay, and
@@ -164,14 +154,14 @@ def test_a_phase_of_one_loop_trains_the_model_of_one_loop_and_moves_nothing_else
     assert idle - sum((m["exp_avg_sq"] == 0).sum().item() for m in twins.values()) == untouched
 
 
-def test_numbers_that_are_never_drawn_rest_as_well(fit: Fit) -> None:
+def test_numbers_that_are_never_drawn_rest_as_well(fit):
     run = fit(model={"loops": 3}, run={"train_loops": [1, 2]})
     gains = weights(run)["model.blocks.0.deep.gains"]
     assert gains[2] == -1.0
     assert (gains[:2] != -1.0).all()
 
 
-def test_each_row_of_metrics_counts_the_flops_of_its_own_steps(fit: Fit) -> None:
+def test_each_row_of_metrics_counts_the_flops_of_its_own_steps(fit):
     run = fit(**GROWING | {"run": {**SCHEDULE, "log_every": 2}})
     config = ModelConfig(**read_recipe(run)["model"])
     by_loops = {k: training_flops_per_token(replace(config, loops=k)) for k in (1, 3)}
@@ -183,7 +173,7 @@ def test_each_row_of_metrics_counts_the_flops_of_its_own_steps(fit: Fit) -> None
     assert found == pytest.approx(expected, rel=2e-5)
 
 
-def test_compiled_each_number_of_loops_has_a_graph_of_its_own_and_no_more() -> None:
+def test_compiled_each_number_of_loops_has_a_graph_of_its_own_and_no_more():
     """More layers and more steps compile nothing new: a graph for each K serves all layers."""
     choices, config = (1, 2, 3), replace(SMALL, n_layers=2)
     model = DualPathLM(config, seed=0)
@@ -204,7 +194,7 @@ def test_compiled_each_number_of_loops_has_a_graph_of_its_own_and_no_more() -> N
     assert len(graphs) == len(choices)
 
 
-def test_compiled_layers_that_differ_have_a_graph_each_and_equal_ones_share_it() -> None:
+def test_compiled_layers_that_differ_have_a_graph_each_and_equal_ones_share_it():
     config = replace(SMALL, n_layers=6, d_ffn=[12 * (1 + n // 2) for n in range(6)])
     with torch._dynamo.config.patch(recompile_limit=2):
         model = build_model(config, seed=0, compile_blocks=True)
@@ -216,9 +206,7 @@ def test_compiled_layers_that_differ_have_a_graph_each_and_equal_ones_share_it()
 
 
 @given(SCHEDULES, st.integers(1, 50))
-def test_flops_are_those_of_all_steps_over_their_number(
-    schedule: list[tuple[float, int]], steps: int
-) -> None:
+def test_flops_are_those_of_all_steps_over_their_number(schedule, steps):
     config = ModelConfig(loops=2, d_ffn=64, d_ffn_wide=64)
     loops = step_loops(RunSettings(loop_schedule=schedule, batch_tokens=1, max_tokens=steps))
     assert loops is not None

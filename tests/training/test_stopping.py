@@ -110,8 +110,8 @@ def words(whole: Path, tmp_path: Path) -> list[str]:
     "end", [pytest.param(end, marks=() if end in EVERYDAY else rare) for end in ENDS]
 )
 def test_however_a_run_ends_the_same_command_makes_it_what_it_would_have_been(
-    end: str, whole: Path, words: list[str], tmp_path: Path
-) -> None:
+    end, whole, words, tmp_path
+):
     prepare, more, code, step, said = ENDS[end]
     log, run = tmp_path / "log", whole.with_name("stopped")
     assert exit_codes([start([*words, *more], log, prepare)], 60) == [code], log.read_text()
@@ -132,8 +132,8 @@ def test_however_a_run_ends_the_same_command_makes_it_what_it_would_have_been(
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=rare)])
 def test_a_row_is_of_all_steps_since_the_last_one_also_where_a_signal_came_between(
-    ranks: int, trained: Fit, tmp_path: Path
-) -> None:
+    ranks, trained, tmp_path
+):
     whole = trained(run={**RUN, "log_every": 4}, model={"n_experts": 2, "top_k": 1})
     run = whole.with_name("between")
     words = ["fit", "--config", str(tmp_path / "recipe.yaml"), "--run.name", "between"]
@@ -150,9 +150,7 @@ def test_a_row_is_of_all_steps_since_the_last_one_also_where_a_signal_came_betwe
     ("signum", "code", "said"),
     [(INT, 130, "interrupted"), pytest.param(TERM, 143, "stopped by SIGTERM", marks=rare)],
 )
-def test_a_signal_ends_the_command_validate_with_its_code(
-    signum: int, code: int, said: str, whole: Path, tmp_path: Path
-) -> None:
+def test_a_signal_ends_the_command_validate_with_its_code(signum, code, said, whole, tmp_path):
     log = tmp_path / "log"
     words = ["validate", "--ckpt_path", str(whole)]
     assert exit_codes([start(words, log, signalled(signum, VALIDATION, 0))], 60) == [code]
@@ -160,9 +158,7 @@ def test_a_signal_ends_the_command_validate_with_its_code(
 
 
 @pytest.mark.parametrize("time", ["00:01:30:00", {"hours": 1, "minutes": 30}])
-def test_a_time_is_text_or_whole_numbers_by_unit(
-    time: object, fit: Fit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_is_text_or_whole_numbers_by_unit(time, fit, monkeypatch):
     given = []
 
     def watched(checkpoints: Any, timeout: Any, seconds: float | None) -> stopping.Stopping:
@@ -198,8 +194,8 @@ def two(words: list[str]) -> list[str]:
     ],
 )  # fmt: skip
 def test_two_ranks_stop_at_the_same_step_whichever_gets_the_signal(
-    strategy: str, where: str, rank: str | None, whole: Path, two: list[str], tmp_path: Path
-) -> None:
+    strategy, where, rank, whole, two, tmp_path
+):
     prepare = signalled(TERM, where, 4 if where == STEP else 2, rank)
     # The second rank has a parent that would take its failure for the run's.
     said = run_on_two_ranks([*two, strategy], tmp_path, prepare, expected=(143, 0))
@@ -232,9 +228,7 @@ def die_as_a_checkpoint_is_due() -> None:
 @pytest.mark.parametrize(
     "die", [die_as_a_checkpoint_is_due, pytest.param(die_in_training, marks=rare)]
 )
-def test_a_rank_that_dies_ends_the_others_with_a_word(
-    die: Callable[[], None], strategy: str, two: list[str], tmp_path: Path
-) -> None:
+def test_a_rank_that_dies_ends_the_others_with_a_word(die, strategy, two, tmp_path):
     words = [*two, strategy, "--run.rank_timeout", "0.3"]
     said, _ = run_on_two_ranks(words, tmp_path, die, expected=(1, -KILL))
     assert "dualpath fit: failed: rank 0 lost contact with the others: " in said
@@ -243,9 +237,7 @@ def test_a_rank_that_dies_ends_the_others_with_a_word(
 
 
 @rare
-def test_a_child_that_dies_is_named_by_the_first_rank(
-    whole: Path, two: list[str], tmp_path: Path
-) -> None:
+def test_a_child_that_dies_is_named_by_the_first_rank(whole, two, tmp_path):
     words = [*two, "ddp", "--trainer.devices", "2"]
     words += ["--run.max_tokens", str(10**7), "--data.max_epochs", "1e9"]
     words += ["--run.save_every", "1", "--run.keep", "1"]  # it dies as one is due, mostly

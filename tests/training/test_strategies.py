@@ -133,7 +133,7 @@ def weights(folder: Path, name: str, when: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("case", marked(EXACT))
-def test_twenty_steps_are_those_of_one_process(case: Case, folder: Path) -> None:
+def test_twenty_steps_are_those_of_one_process(case, folder):
     """Losses, gradient norms, validation, and the weights at the start and at the end."""
     reference = case.reference
     found, wanted = result(folder, case.name), result(folder, reference)
@@ -155,7 +155,7 @@ FIRST_PHASE = [case for case in TWO + FOUR if "first phase" in case.name]
 
 
 @pytest.mark.parametrize("case", marked(FIRST_PHASE))
-def test_weights_of_steps_that_are_not_run_rest_wherever_they_lie(case: Case, folder: Path) -> None:
+def test_weights_of_steps_that_are_not_run_rest_wherever_they_lie(case, folder):
     """Two rows on two ranks, or on four, two of which have none: equal bits; the others move."""
     start, end = (weights(folder, case.name, when) for when in ("start", "end"))
     for name in start:
@@ -177,7 +177,7 @@ PLANNED = [
 
 
 @pytest.mark.parametrize("case", marked(PLANNED))
-def test_the_plan_is_what_is_sent_and_held(case: Case, folder: Path) -> None:
+def test_the_plan_is_what_is_sent_and_held(case, folder):
     """To the byte: no number of ranks divides the vocabulary, and 4 do not divide the norms."""
     ranks = 4 if case in FOUR else 2
     rounded = case.run.reduce_dtype is not None
@@ -202,7 +202,7 @@ def test_the_plan_is_what_is_sent_and_held(case: Case, folder: Path) -> None:
 
 
 @rare
-def test_gradients_travel_in_bfloat16_where_asked(folder: Path) -> None:
+def test_gradients_travel_in_bfloat16_where_asked(folder):
     exact = result(folder, "untied")["rows"]
     for name in ("ddp, rounded", "fsdp, accumulated, rounded", "hsdp, rounded"):
         for kind, _, dtype, *_ in result(folder, name)["sent"]:
@@ -214,7 +214,7 @@ def test_gradients_travel_in_bfloat16_where_asked(folder: Path) -> None:
 
 
 @rare
-def test_mixed_precision_keeps_weights_in_float32(folder: Path) -> None:
+def test_mixed_precision_keeps_weights_in_float32(folder):
     found, wanted = result(folder, "fsdp, mixed"), result(folder, "mixed")
     assert found["dtypes"] == ["torch.float32"]
     assert {dtype for _, _, dtype, *_ in found["sent"]} == {"float32"}
@@ -226,13 +226,13 @@ def test_mixed_precision_keeps_weights_in_float32(folder: Path) -> None:
 
 
 @rare
-def test_hsdp_shards_within_neighbours_and_replicates_across(folder: Path) -> None:
+def test_hsdp_shards_within_neighbours_and_replicates_across(folder):
     assert result(folder, "hsdp")["mesh"] == [[0, 1], [2, 3]]
     assert result(folder, "fsdp on four, accumulated")["mesh"] == [0, 1, 2, 3]
 
 
 @rare
-def test_replicas_are_saved_once(folder: Path) -> None:
+def test_replicas_are_saved_once(folder):
     checkpoint = trained(folder, "hsdp") / "checkpoint"
     metadata = FileSystemReader(checkpoint).read_metadata()
     saved = {(info.relative_path, info.offset): info.length for info in
@@ -251,12 +251,12 @@ def strategy_of(nodes: int, devices: int, **settings: Any) -> FullyShardedStrate
     return strategy
 
 
-def test_a_group_is_a_node_by_default() -> None:
+def test_a_group_is_a_node_by_default():
     assert strategy_of(16, 4).shards == 4
     assert strategy_of(16, 4, shard_size=8).shards == 8
 
 
-def test_groups_that_do_not_make_up_all_devices_are_refused() -> None:
+def test_groups_that_do_not_make_up_all_devices_are_refused():
     with pytest.raises(UserError, match="does not divide the 6 devices of this run; 2 or 3 or 6"):
         strategy_of(3, 2, shard_size=4).check_shards()
     with pytest.raises(UserError, match="each node has one device; use ddp or fsdp"):

@@ -23,9 +23,7 @@ documents = st.lists(st.text("hel lo", max_size=30), max_size=6)
 
 
 @given(documents, st.integers(1, 9))
-def test_every_token_is_scored_once_after_an_end_of_text_in_windows_of_one_document(
-    texts: list[str], length: int
-) -> None:
+def test_every_token_is_scored_once_after_an_end_of_text_in_windows_of_one_document(texts, length):
     windows, numbers = document_windows(texts, TOKENIZER, length)
     assert all(window[0] == TOKENIZER.eot_id for window in windows)
     assert all(2 <= len(window) <= length + 1 for window in windows)
@@ -38,9 +36,7 @@ def test_every_token_is_scored_once_after_an_end_of_text_in_windows_of_one_docum
 
 
 @given(documents, st.integers(1, 9), st.integers(1, 40), st.integers(0, 3))
-def test_a_limit_draws_so_many_tokens_of_whole_windows_but_one(
-    texts: list[str], length: int, limit: int, seed: int
-) -> None:
+def test_a_limit_draws_so_many_tokens_of_whole_windows_but_one(texts, length, limit, seed):
     whole, owners = document_windows(texts, TOKENIZER, length)
     drawn, numbers = document_windows(texts, TOKENIZER, length, limit, seed)
     total = sum(len(window) - 1 for window in whole)
@@ -65,9 +61,7 @@ def naive_documents(lengths: list[int], limit: int, seed: int) -> set[int]:
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.integers(1, 60), st.integers(0, 9))
-def test_the_documents_are_the_first_in_a_random_order(
-    lengths: list[int], limit: int, seed: int
-) -> None:
+def test_the_documents_are_the_first_in_a_random_order(lengths, limit, seed):
     texts = ["o" * length for length in lengths]  # a token each
     drawn = _drawn_documents(texts, TOKENIZER, limit, seed)
     assert {number for number, tokens in drawn if len(tokens)} == naive_documents(
@@ -76,7 +70,7 @@ def test_the_documents_are_the_first_in_a_random_order(
     assert [number for number, _ in drawn] == sorted(number for number, _ in drawn)
 
 
-def test_a_long_first_document_is_not_the_whole_sample() -> None:
+def test_a_long_first_document_is_not_the_whole_sample():
     texts = ["o" * 5000, *("l" * 50 for _ in range(30))]
     times = np.zeros(31)
     for seed in range(60):
@@ -91,7 +85,7 @@ def test_a_long_first_document_is_not_the_whole_sample() -> None:
     assert abs(first - second) < 5 * np.sqrt(first + second)
 
 
-def test_of_few_documents_all_are_drawn_from_as_long_as_they_are() -> None:
+def test_of_few_documents_all_are_drawn_from_as_long_as_they_are():
     texts = ["o" * 5000, "e" * 2500, "h" * 500]  # a token each
     windows, numbers = document_windows(texts, TOKENIZER, 10, 2000, 0)
     tokens = np.bincount(numbers, [len(window) - 1 for window in windows])
@@ -99,7 +93,7 @@ def test_of_few_documents_all_are_drawn_from_as_long_as_they_are() -> None:
     np.testing.assert_allclose(tokens / 2000, np.array([5000, 2500, 500]) / 8000, atol=0.06)
 
 
-def test_another_seed_draws_other_windows_and_the_same_seed_the_same() -> None:
+def test_another_seed_draws_other_windows_and_the_same_seed_the_same():
     texts = [letter * 40 for letter in "helo" * 20]
     first, again, other = (
         [w.tolist() for w in document_windows(texts, TOKENIZER, 10, 200, seed)[0]]
@@ -109,9 +103,7 @@ def test_another_seed_draws_other_windows_and_the_same_seed_the_same() -> None:
 
 
 @given(st.lists(st.integers(2, 20), min_size=1, max_size=9), st.integers(1, 8))
-def test_all_ranks_get_full_batches_and_padding_windows_score_nothing(
-    lengths: list[int], multiple: int
-) -> None:
+def test_all_ranks_get_full_batches_and_padding_windows_score_nothing(lengths, multiple):
     windows = Windows((np.ones(n, dtype=np.int64) for n in lengths), multiple_of=multiple)
     assert len(windows) % multiple == 0
     assert windows.n_tokens == sum(lengths) - len(lengths)
@@ -125,8 +117,8 @@ def test_all_ranks_get_full_batches_and_padding_windows_score_nothing(
     st.integers(1, 3),
 )
 def test_batches_hold_each_window_once_in_order_and_no_more_positions_than_a_micro_batch(
-    lengths: list[int], micro_batch: int, ranks: int
-) -> None:
+    lengths, micro_batch, ranks
+):
     windows = Windows(
         (np.ones(n, dtype=np.int64) for n in lengths), multiple_of=micro_batch * ranks
     )
@@ -147,7 +139,7 @@ def test_batches_hold_each_window_once_in_order_and_no_more_positions_than_a_mic
             assert len(places) // ranks >= micro_batch
 
 
-def test_losses_do_not_depend_on_the_batch_that_a_window_is_in() -> None:
+def test_losses_do_not_depend_on_the_batch_that_a_window_is_in():
     torch.manual_seed(0)
     config = ModelConfig(
         vocab_size=272, n_layers=2, d_model=16, n_heads=2, n_kv_heads=2, max_seq_len=100,

@@ -25,7 +25,7 @@ def test_ctrl_c_waits_for_a_process_that_is_being_started(monkeypatch):
     assert started
 
 
-def test_work_for_a_pool_that_lost_a_worker_fails_as_the_work_of_that_worker() -> None:
+def test_work_for_a_pool_that_lost_a_worker_fails_as_the_work_of_that_worker():
     with Pool(1) as pool:
         lost = pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).exception()
         late = pool.submit(os.getpid).exception()

@@ -25,8 +25,8 @@ from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, document_windows
 from tests.study.ablation.test_suites import NAMES, names
-from tests.study.conftest import Forwards, Studied, Study, model_of
-from tests.tiny_run import SEQ_LEN, Fit
+from tests.study.conftest import Studied, Study, model_of
+from tests.tiny_run import SEQ_LEN
 
 KINDS = ("png", "pdf")
 FILES = {"ablations.json", "ablations.csv", "ablations.md"}
@@ -109,7 +109,7 @@ def whole(studied: Study) -> Studied:
     return studied("ablate", *words, drawn=True)
 
 
-def test_every_row_is_the_loss_of_the_model_under_its_intervention(whole: Studied, texts: Path):
+def test_every_row_is_the_loss_of_the_model_under_its_intervention(whole, texts):
     report, rows = table_of(whole.folder)
     wanted = {i.name: i for i in (Intervention(), Intervention(loops=1), Intervention(loops=4),
                                   Intervention(gates=(0.0, 1.0)), Intervention(gates="shuffled"),
@@ -123,7 +123,7 @@ def test_every_row_is_the_loss_of_the_model_under_its_intervention(whole: Studie
     assert [trained[key] for key in ("difference", "low", "high")] == [0, 0, 0]
 
 
-def test_the_command_writes_every_row_of_every_suite(whole: Studied, texts: Path):
+def test_the_command_writes_every_row_of_every_suite(whole, texts):
     folder, (report, rows) = whole.folder, table_of(whole.folder)
     assert folder == whole.run / "ablations" / "step-00000006"
     figures = {f"{n}.{kind}" for n in ("forced_loops", "halting", "layers") for kind in KINDS}
@@ -157,7 +157,7 @@ def test_the_command_writes_every_row_of_every_suite(whole: Studied, texts: Path
         assert written["low"] <= written["difference"] <= written["high"]
 
 
-def test_a_lower_threshold_of_halting_runs_more_loops(whole: Studied):
+def test_a_lower_threshold_of_halting_runs_more_loops(whole):
     report, _ = table_of(whole.folder)
     halting = [row for row in report["rows"] if row["suite"] == "halting"]
     loops = [row["expected_loops"] for row in halting]
@@ -166,7 +166,7 @@ def test_a_lower_threshold_of_halting_runs_more_loops(whole: Studied):
     assert halting[0]["loops_run"] <= halting[-1]["loops_run"] == 3
 
 
-def test_named_sources_a_token_limit_and_a_folder_can_be_given(run: Path, texts: Path, tmp_path):
+def test_named_sources_a_token_limit_and_a_folder_can_be_given(run, texts, tmp_path):
     out = tmp_path / "tables"
     words = ["ablate", "--ckpt_path", str(run), "--max-tokens", "0.02K", "--out", str(out)]
     words += ["--loops", "1"]
@@ -220,7 +220,7 @@ def test_a_class_of_tokens_stands_against_as_many_random_ones(run, by_letter, mo
     assert re.search(r"│ h wide +│", capsys.readouterr().out)
 
 
-def test_one_token_is_a_source_and_none_is_not(run: Path, tmp_path: Path, capsys):
+def test_one_token_is_a_source_and_none_is_not(run, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("h")
     words = ["--suite", "paper", "halting", "--loops", "1", "--sources", str(tmp_path / "a.txt")]
     report, rows = ablate(run, *words)
@@ -235,7 +235,7 @@ def test_one_token_is_a_source_and_none_is_not(run: Path, tmp_path: Path, capsys
     assert "holds no text" in capsys.readouterr().err
 
 
-def test_what_makes_no_sense_for_a_loop_model_is_said(trained: Fit, capsys):
+def test_what_makes_no_sense_for_a_loop_model_is_said(trained, capsys):
     run = trained(model={"block": "loop"}, run={"gates_every": 0})
     # Where nothing is tagged, no tagger is needed.
     report, rows = ablate(run, "--suite", "paper", "token-classes", "--tagger", "nowhere")
@@ -263,7 +263,7 @@ def test_a_suite_of_which_nothing_fits_the_model_is_refused(model, suite, reason
     assert f"--suite {suite} has nothing to try here: {reason}" in capsys.readouterr().err
 
 
-def test_no_number_of_loops_is_that_of_layers_which_differ(trained: Fit):
+def test_no_number_of_loops_is_that_of_layers_which_differ(trained):
     run = trained(model={"n_layers": 2, "loops": [2, 3]}, run={"gates_every": 0})
     suites = ["paper", "layers", "halting", "skip", "kv-slots"]
     report, rows = ablate(run, "--suite", *suites, "--loops", "1-3")
@@ -310,7 +310,7 @@ def test_what_is_finished_and_whole_is_not_scored_again(short, texts, tmp_path, 
 
 
 def test_an_interrupted_study_goes_on_with_the_pass_that_it_stopped_in(
-    short: Studied, run: Path, forwards: Forwards, capsys
+    short, run, forwards, capsys
 ):
     expected = table_of(short.folder)[0]
     batches = -(-expected["sources"]["held_out"]["sequences"] // expected["micro_batch"])
@@ -327,7 +327,7 @@ def test_an_interrupted_study_goes_on_with_the_pass_that_it_stopped_in(
 # Several runs
 
 
-def test_several_runs_are_scored_one_after_the_other(run: Path, tmp_path: Path, capsys):
+def test_several_runs_are_scored_one_after_the_other(run, tmp_path, capsys):
     checkpoints = [str(run / "checkpoints" / f"step-0000000{step}") for step in (2, 6)]
     out = tmp_path / "both"
     words = ["--loops", "1-2", "--out", str(out), "--max_tokens", "20"]

@@ -50,7 +50,7 @@ def written(folder: Path, results: list[Result], excesses: list[Excess]) -> dict
     return {path.name: path.read_text() for path in paths}
 
 
-def test_files_hold_all_numbers(tmp_path: Path):
+def test_files_hold_all_numbers(tmp_path):
     results = [result(difference=0.0), dataclasses.replace(result(loops=1), low=NAN)]
     files = written(tmp_path, results, [EXCESS])
     report = json.loads(files["ablations.json"])
@@ -70,7 +70,7 @@ def test_files_hold_all_numbers(tmp_path: Path):
     assert not (tmp_path / "token_classes.csv").exists(), "that suite is no longer asked for"
 
 
-def test_a_source_is_a_column(tmp_path: Path):
+def test_a_source_is_a_column(tmp_path):
     results = [row for source in ("a", "b") for row in (result(source), result(source, loops=4))]
     results.append(result("b", difference=-0.25, gates=DEEP))
     files = written(tmp_path, results, [])
@@ -84,7 +84,7 @@ def test_a_source_is_a_column(tmp_path: Path):
     assert "token_classes.csv" not in files
 
 
-def test_each_suite_is_a_table_of_its_own(tmp_path: Path):
+def test_each_suite_is_a_table_of_its_own(tmp_path):
     results = [result(), result(suite="halting", halting=0.1), result(suite="skip", skip=0.1)]
     text = written(tmp_path, results, [EXCESS])["ablations.md"]
     assert "| halting=0.1 | 2.5000 (+0.5000, 2.25 passes) |" in text
@@ -108,7 +108,7 @@ def test_a_layer_is_a_column():
     assert "final RMSNorm" in shown(layer_table("title", rows, last_is_dual=True))
 
 
-def test_every_row_of_the_papers_table_is_a_row_of_ours(paper_source: Path):
+def test_every_row_of_the_papers_table_is_a_row_of_ours(paper_source):
     tables = json.loads((paper_source / "tables.json").read_text())
     theirs = tables["inference_ablations"]["rows"]
     for name, losses in zip(NAMES, theirs.values(), strict=True):
@@ -144,7 +144,7 @@ def reports(tmp_path: Path, excesses: list[float]) -> list[Path]:
     return folders
 
 
-def test_runs_are_set_side_by_side(tmp_path: Path):
+def test_runs_are_set_side_by_side(tmp_path):
     folders = reports(tmp_path, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
     console = plain_console(file=io.StringIO())
     paths = ablations(folders, tmp_path, console)
@@ -164,13 +164,13 @@ def test_runs_are_set_side_by_side(tmp_path: Path):
     assert "fewer than six" not in console.file.getvalue()
 
 
-def test_too_few_runs_are_said_to_be_too_few(tmp_path: Path):
+def test_too_few_runs_are_said_to_be_too_few(tmp_path):
     console = plain_console(file=io.StringIO())
     ablations(reports(tmp_path, [0.1, -0.2]), tmp_path, console)
     assert "fewer than six runs" in console.file.getvalue()
 
 
-def test_the_tests_over_runs_are_corrected_for_their_number(tmp_path: Path):
+def test_the_tests_over_runs_are_corrected_for_their_number(tmp_path):
     (row,) = json.loads(written(tmp_path, [result()], [EXCESS])["ablations.json"])["excess"]
     further = {**row, "token_class": "punctuation"}
     runs = [
@@ -200,7 +200,7 @@ def test_a_run_without_numbers_and_one_of_other_sources_are_named(old, new, said
         ablations(folders, tmp_path, plain_console(file=io.StringIO()))
 
 
-def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path: Path, drawn):
+def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path, drawn):
     rows = [
         result(), result(loops=1), result(loops=2), result(suite="layers", loops=1, layers=(0,)),
         result(suite="layers", loops=1, layers=(1,)), result(suite="halting", halting=0.5),

@@ -2,7 +2,6 @@
 
 import html
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from dualpath_cli.study.routing.page.page import write
 from tests.study.routing.pages import LAYERS, NASTY, VALUES, data_of, detailed, example, model
 
 
-def test_fifty_long_examples_stay_below_the_limit_and_are_cut_alike(tmp_path: Path, monkeypatch):
+def test_fifty_long_examples_stay_below_the_limit_and_are_cut_alike(tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "MOST_BYTES", 1_000_000)
     tokens = ["</ugly>\n\u2028" if i % 7 == 0 else " token" for i in range(512)]
     many = [detailed(example(tokens, source=f"s{i % 4}", number=i, layers=4)) for i in range(9)]
@@ -30,7 +29,7 @@ def test_fifty_long_examples_stay_below_the_limit_and_are_cut_alike(tmp_path: Pa
     assert 900_000 < path.stat().st_size < 1_000_000
 
 
-def test_what_cannot_fit_is_refused_with_a_way_out(tmp_path: Path, monkeypatch):
+def test_what_cannot_fit_is_refused_with_a_way_out(tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "MOST_BYTES", 1000)
     with pytest.raises(UserError, match=r"1 sequences do not fit .* choose fewer"):
         write(tmp_path / "p.html", "t", [], LAYERS, [model([example("a")])])
@@ -38,7 +37,7 @@ def test_what_cannot_fit_is_refused_with_a_way_out(tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.parametrize(("layers", "loops"), [(4, 4), (16, 4), (16, 2)])
-def test_a_token_takes_about_what_is_reckoned_with(layers, loops, tmp_path: Path):
+def test_a_token_takes_about_what_is_reckoned_with(layers, loops, tmp_path):
     """Random numbers take more than real ones, of which the benchmarks' table tells."""
     one = detailed(example([f" {n}" for n in range(256)], layers=layers, loops=loops))
     models = [model([one], forced="abcde")]
@@ -92,7 +91,7 @@ def test_probabilities_are_told_in_whole_percent(shares):
     assert (told == np.rint(shares.astype(float) * 100)).all()
 
 
-def test_the_file_is_alone_and_its_data_are_safe(tmp_path: Path):
+def test_the_file_is_alone_and_its_data_are_safe(tmp_path):
     facts = [("model", "<b>&"), ("tagger", "{{head}}")]
     title, one = "a</title><script>hit()", detailed(example(NASTY))
     models = [model([one], name="</script>", forced=["<b>"] * 5)]

@@ -68,7 +68,7 @@ def states_of(config: ModelConfig, w: reference.Weights, ids: list[int]) -> list
     return found
 
 
-def test_a_mixed_model_tells_of_its_dual_layers(whole: Studied):
+def test_a_mixed_model_tells_of_its_dual_layers(whole):
     rows = rows_of(whole.folder)
     assert json.loads((whole.folder / "summary.json").read_text())["layers"] == [0, 2]
     assert rows["deep_share"].shape[1:] == (2,)
@@ -79,7 +79,7 @@ def test_a_mixed_model_tells_of_its_dual_layers(whole: Studied):
     assert data_of(whole.folder / "index.html")["layers"] == [0, 2]
 
 
-def test_every_token_has_its_experts_where_a_layer_has_any(whole: Studied, texts: Path):
+def test_every_token_has_its_experts_where_a_layer_has_any(whole, texts):
     (model, _), rows = model_of(whole.run), rows_of(whole.folder)
     (ids,) = windows_of(whole.run, texts, [1])
     trace = RoutingTrace()
@@ -103,7 +103,7 @@ def test_every_token_has_its_experts_where_a_layer_has_any(whole: Studied, texts
     assert [(one["experts"], one["chosen"]) for one in data] == [([5, 0], 2), ([5, 0], 2)]
 
 
-def test_the_lens_is_that_of_a_slow_model_in_float64(whole: Studied, texts: Path):
+def test_the_lens_is_that_of_a_slow_model_in_float64(whole, texts):
     page, run = page_of(whole.folder), whole.run
     config, vocabulary = model_of(run)[0].config, model_of(run)[1].vocab_size
     w = {name.removeprefix("model."): value.double() for name, value in weights(run).items()}
@@ -134,7 +134,7 @@ def test_the_lens_is_that_of_a_slow_model_in_float64(whole: Studied, texts: Path
     assert beyond  # ids that the tokenizer does not have would have been said
 
 
-def test_costs_are_those_of_direct_passes(whole: Studied, texts: Path):
+def test_costs_are_those_of_direct_passes(whole, texts):
     page, run = page_of(whole.folder), whole.run
     model, _ = model_of(run)
     changes = [{"loops": 1}, {"gates": (1.0, 0.0)}, {"gates": (0.0, 1.0)}, {"gates": (1.0, 1.0)}]
@@ -178,7 +178,7 @@ def test_the_first_tokens_of_a_sequence_give_what_the_whole_one_gives(whole, tmp
     assert [example["length"] for example in head["examples"]] == counts.tolist()
 
 
-def test_other_loops_beside_the_learned_are_read_from_real_passes(whole: Studied, texts: Path):
+def test_other_loops_beside_the_learned_are_read_from_real_passes(whole, texts):
     page, run = page_of(whole.folder), whole.run
     model, tokenizer = model_of(run)
     start = 0
@@ -245,7 +245,7 @@ def both(opened, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "out", shown.getvalue()
 
 
-def test_several_runs_stand_side_by_side(both: tuple[Path, str]):
+def test_several_runs_stand_side_by_side(both):
     out, shown = both
     summary = json.loads((out / "summary.json").read_text())
     assert list(summary["runs"]) == ["k2", "k3"]
@@ -263,7 +263,7 @@ def test_several_runs_stand_side_by_side(both: tuple[Path, str]):
     assert "run 2 of 2" in shown
 
 
-def test_two_runs_are_on_one_page_with_the_same_texts(both: tuple[Path, str]):
+def test_two_runs_are_on_one_page_with_the_same_texts(both):
     out, shown = both
     assert str(out / "beside.html") in shown
     assert 'href="beside.html"' in (out / "index.html").read_text()
@@ -278,7 +278,7 @@ def test_two_runs_are_on_one_page_with_the_same_texts(both: tuple[Path, str]):
     assert page["models"][0]["means"] != page["models"][1]["means"]
 
 
-def test_two_checkpoints_of_a_run_are_named_by_their_steps(both, tmp_path: Path):
+def test_two_checkpoints_of_a_run_are_named_by_their_steps(both, tmp_path):
     """As two folders of one name but for their steps are."""
     folders = [tmp_path / f"tiny-k2-step-0000000{step}" for step in (2, 6)]
     reports = []
@@ -300,7 +300,7 @@ def test_two_checkpoints_of_a_run_are_named_by_their_steps(both, tmp_path: Path)
         ({"model": {"max_seq_len": 8}}, "their sequences have up to 16 and 8 tokens"),
     ],
 )
-def test_runs_that_cannot_be_side_by_side_say_why(both, tmp_path: Path, change, reason):
+def test_runs_that_cannot_be_side_by_side_say_why(both, tmp_path, change, reason):
     folders = [both[0] / f"runs-k{loops}-step-00000006" for loops in (2, 3)]
     reports = [json.loads((folder / "summary.json").read_text()) for folder in folders]
     reports[1] = merge(reports[1], change)
@@ -309,7 +309,7 @@ def test_runs_that_cannot_be_side_by_side_say_why(both, tmp_path: Path, change, 
     assert f"no page of both runs side by side: {reason}" in console.file.getvalue()
 
 
-def test_runs_of_other_sequences_are_not_side_by_side(both, tmp_path: Path):
+def test_runs_of_other_sequences_are_not_side_by_side(both, tmp_path):
     folders = [tmp_path / f"runs-k{loops}-step-00000006" for loops in (2, 3)]
     for folder in folders:
         shutil.copytree(both[0] / folder.name, folder)
@@ -324,7 +324,7 @@ def test_runs_of_other_sequences_are_not_side_by_side(both, tmp_path: Path):
     assert (tmp_path / "index.html").exists()
 
 
-def test_several_runs_have_one_set_of_sources(both, tmp_path: Path):
+def test_several_runs_have_one_set_of_sources(both, tmp_path):
     folders = [tmp_path / str(loops) for loops in (2, 3)]
     summary = (both[0] / "runs-k2-step-00000006" / "summary.json").read_text()
     for folder, name in zip(folders, ("held_out", "other"), strict=True):

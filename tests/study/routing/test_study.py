@@ -24,7 +24,7 @@ from dualpath_cli.training.data.windows import document_windows
 from dualpath_cli.training.parallel import build_model
 from tests.study.conftest import OPEN, Studied, Study, model_of
 from tests.study.routing.pages import data_of
-from tests.tiny_run import SEQ_LEN, Fit
+from tests.tiny_run import SEQ_LEN
 
 FIGURES = {
     "depth", "steps", "polarisation", "gate_density", "gate_density_layers", "tokens",
@@ -65,7 +65,7 @@ def rows_of(folder: Path) -> dict[str, np.ndarray]:
 # Rows
 
 
-def test_every_token_has_a_row_with_what_the_model_did(whole: Studied, texts: Path):
+def test_every_token_has_a_row_with_what_the_model_did(whole, texts):
     """Against forward passes of one sequence each, cut by hand."""
     rows = rows_of(whole.folder)
     rows = {name: column[rows["source"] == "a"] for name, column in rows.items()}
@@ -121,7 +121,7 @@ def test_the_texts_of_tokens_are_the_text_however_it_is_cut(whole, data):
 # Numbers
 
 
-def test_the_summary_is_what_plain_means_over_the_rows_give(whole: Studied):
+def test_the_summary_is_what_plain_means_over_the_rows_give(whole):
     summary, rows = summary_of(whole.folder), rows_of(whole.folder)
     averages = []
     for source in ("a", "b"):
@@ -159,7 +159,7 @@ def questions(path: Path, lead: int, count: int = 12) -> str:
     return str(path)
 
 
-def test_the_anchor_lines_sequences_up(trained: Fit, tmp_path: Path, by_letter, figures):
+def test_the_anchor_lines_sequences_up(trained, tmp_path, by_letter, figures):
     model = {**OPEN["model"], "max_seq_len": 32}
     run = trained(model=model, optim=OPEN["optim"], run={"batch_tokens": 128, "max_tokens": 768})
     sources = [f"triviaqa={questions(tmp_path / 'two.jsonl', 4)}",
@@ -187,7 +187,7 @@ def test_the_anchor_lines_sequences_up(trained: Fit, tmp_path: Path, by_letter, 
 
 
 def test_another_anchor_is_read_anew_and_one_that_is_nowhere_is_said(
-    whole: Studied, texts: Path, tmp_path: Path, by_letter
+    whole, texts, tmp_path, by_letter
 ):
     assert summary_of(whole.folder)["sources"]["a"]["anchored"] == 0
     assert "no sequence has the anchor 'Answer': nothing is aligned" in whole.shown
@@ -197,14 +197,14 @@ def test_another_anchor_is_read_anew_and_one_that_is_nowhere_is_said(
     assert summary_of(folder)["sources"]["a"]["anchored"] > 0
 
 
-def test_a_model_of_one_layer_has_little_to_tell(trained: Fit, by_letter, capsys):
+def test_a_model_of_one_layer_has_little_to_tell(trained, by_letter, capsys):
     run = trained(model={**OPEN["model"], "n_layers": 1, "loops": 1}, run={"gates_every": 0})
     folder = routing(run, "--tagger", "none", "--max_tokens", "20")
     assert summary_of(folder)["claims"] == []
     assert (folder / "index.html").exists()
 
 
-def test_a_few_sequences_have_no_intervals_and_that_is_said(run: Path, tmp_path, by_letter, capsys):
+def test_a_few_sequences_have_no_intervals_and_that_is_said(run, tmp_path, by_letter, capsys):
     (tmp_path / "short.txt").write_text("hello the cell")
     folder = routing(run, "--sources", str(tmp_path / "short.txt"), "--no_costs")
 
@@ -218,7 +218,7 @@ def test_a_few_sequences_have_no_intervals_and_that_is_said(run: Path, tmp_path,
     assert said in capsys.readouterr().out
 
 
-def test_the_untrained_model_is_the_one_that_the_run_began_with(whole: Studied, texts: Path):
+def test_the_untrained_model_is_the_one_that_the_run_began_with(whole, texts):
     """The weights of the run's seed, read on the same tokens; what is written is of the trained."""
     summary, rows = summary_of(whole.folder), rows_of(whole.folder)
     recipe = yaml.safe_load((whole.run / "recipe.yaml").read_text())
@@ -249,7 +249,7 @@ def test_the_untrained_model_is_the_one_that_the_run_began_with(whole: Studied, 
 # Files
 
 
-def test_the_command_writes_and_names_everything(whole: Studied):
+def test_the_command_writes_and_names_everything(whole):
     folder, shown = whole.folder, whole.shown
     assert folder == whole.run / "routing" / "step-00000006"
     figures = FIGURES | ({"classes"} if classes.OTHERS else set())
@@ -270,7 +270,7 @@ def test_the_command_writes_and_names_everything(whole: Studied):
     assert "│ arithmetic (NUM," in shown
 
 
-def test_chosen_sequences_come_first_and_others_are_a_mistake(run: Path, capsys):
+def test_chosen_sequences_come_first_and_others_are_a_mistake(run, capsys):
     plain = ["--tagger", "none", "--no_costs"]
     folder = routing(run, *plain, "--examples", "held_out:3", "held_out:1", "--sequences", "4")
     page = (folder / "index.html").read_text()
@@ -292,7 +292,7 @@ def test_without_a_tagger_nothing_is_told_of_parts_of_speech(whole, texts, tmp_p
 
 
 def test_a_further_class_is_measured_and_shown_apart_from_the_claims(
-    whole: Studied, texts: Path, tmp_path: Path, by_letter, figures, forwards, monkeypatch, capsys
+    whole, texts, tmp_path, by_letter, figures, forwards, monkeypatch, capsys
 ):
     """One entry in `classes.py`, after which no pass is made again."""
     monkeypatch.setattr(classes, "OTHERS", (*classes.OTHERS, TokenClass("mine", ("NOUN", "X"))))
@@ -353,7 +353,7 @@ def test_what_is_done_is_not_read_again(run, texts, by_letter, forwards, capsys)
 # In the terminal
 
 
-def test_a_text_is_printed_with_its_deep_shares(run: Path, capsys):
+def test_a_text_is_printed_with_its_deep_shares(run, capsys):
     model, tokenizer = model_of(run)
     ids = tokenizer.encode("hell the")
     trace = RoutingTrace()
