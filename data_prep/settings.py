@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.recipe.parser import build
 from dualpath_cli.recipe.recipes import parse_value
-from dualpath_cli.recipe.validation import build
 from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import NAME, split_name, stem
 from dualpath_cli.text.manifest import HUB

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from data_prep.documents.clean import clean
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import read_text, write_text
-from dualpath_cli.options.values import add_list_option, path_of, whole_number
+from dualpath_cli.options import add_list_option, path_of, whole_number
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
 from dualpath_cli.output.table import Column, Table, show

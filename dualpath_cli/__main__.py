@@ -2,6 +2,6 @@
 
 import sys
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 
 sys.exit(main())

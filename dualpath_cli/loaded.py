@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from dualpath_cli import overrides, trained
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
@@ -29,12 +30,11 @@ from dualpath_cli.generation.loading import device_of, empty_model, load_model
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.options import overrides, trained
-from dualpath_cli.options.trained import Trained
 from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_trained
 from dualpath_cli.ranges import check_range
 from dualpath_cli.run.exported_folder import check_unchanged, is_exported
+from dualpath_cli.run.trained import Trained
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, collate, document_windows
 from dualpath_cli.training.metrics import LanguageModelLoss

@@ -6,10 +6,10 @@ In one process: each command by itself would take some seconds to import PyTorch
 import os
 import shutil
 import sys
-from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.errors import Stopped
 
 RUN = "runs/quickstart/default"
@@ -28,7 +28,15 @@ NEXT = (
 )
 
 
-def run(options: Namespace) -> str:
+@dataclass(frozen=True)
+class Quickstart:
+    """Runs four commands, each shown as it can be typed, in the current folder: the sample corpus,
+    a model of 1.6M parameters in some 80 seconds on two cores, its ablation, and the page of its
+    routing. Interrupted, the same command continues.
+    """
+
+
+def run(_: Quickstart) -> str:
     """Shows and runs the commands that are left to do; returns what to look at and try then.
 
     Raises:

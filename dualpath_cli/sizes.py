@@ -1,7 +1,6 @@
 """Counts as people write them: 80M FLOPs, 38.5B tokens."""
 
 import re
-from typing import Any
 
 from dualpath_cli.errors import UserError
 
@@ -38,22 +37,6 @@ def parse_size(text: str, name: str, most: int | None = LARGEST) -> int:
 
 class Size(int):
     """A whole number that may be written `38.5B` or `1e6`, in recipes and on the command line."""
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """Lets `validation.build` read one: see there."""
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_plain_validator_function(cls._read)
-
-    @classmethod
-    def _read(cls, value: object) -> "Size":
-        if isinstance(value, str | int | float) and not isinstance(value, bool):
-            try:
-                return cls(parse_size(str(value), "it", most=None))
-            except UserError as error:
-                raise AssertionError(str(error)) from error
-        raise AssertionError("it must be a whole number above 0")
 
 
 def format_size(value: int) -> str:

@@ -11,8 +11,8 @@ from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, is_run, read_run
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import format_csv, write_texts
-from dualpath_cli.options import average
-from dualpath_cli.options.values import folder_of
+from dualpath_cli.options import folder_of
+from dualpath_cli.run import average
 
 FOLDER = "comparison"  # in a folder of runs, or here
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dualpath_cli import overrides
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS, PAPER_LIMIT, SUITES
 from dualpath_cli.files import read_text
 from dualpath_cli.flops.paper import configurations
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.options import overrides
-from dualpath_cli.options.trained import Trained, find
-from dualpath_cli.options.values import (
+from dualpath_cli.options import (
     PRECISIONS,
     add_device,
     add_list_option,
@@ -24,6 +23,7 @@ from dualpath_cli.options.values import (
     whole_number,
 )
 from dualpath_cli.ranges import check_name
+from dualpath_cli.run.trained import Trained, find
 from dualpath_cli.text.documents import split_name, stem
 
 LIBRARIES = ("lm_eval", "transformers", "accelerate")

@@ -9,16 +9,15 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from dualpath_cli.command.records import resolve
+from dualpath_cli.cli.commands import resolve
 from dualpath_cli.errors import UserError
 from dualpath_cli.export.hf.results import read_results
-from dualpath_cli.options import average
-from dualpath_cli.options.values import check_choice, path_of
+from dualpath_cli.options import check_choice, path_of
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
 from dualpath_cli.own_classes.checks import check_as_trained, option_of
 from dualpath_cli.recipe.settings import Settings, settings_from
-from dualpath_cli.run import run_file, run_folder
+from dualpath_cli.run import average, run_file, run_folder
 from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.exported_folder import check_ours, is_exported
 from dualpath_cli.run.run_folder import Run

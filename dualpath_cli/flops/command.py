@@ -23,7 +23,7 @@ from dualpath_cli.flops.description import (
 )
 from dualpath_cli.flops.plan import STRATEGIES, plan
 from dualpath_cli.flops.widths import Match
-from dualpath_cli.options.values import check_choice, percent
+from dualpath_cli.options import check_choice, percent
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "match": get_args(Match),

@@ -16,7 +16,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.flops import count, paper
 from dualpath_cli.flops.plan import Cluster, Optimizer
 from dualpath_cli.flops.widths import Target, Widths, solve_widths, solve_within
-from dualpath_cli.options.values import check_choice
+from dualpath_cli.options import check_choice
 from dualpath_cli.ranges import Range, check_range
 from dualpath_cli.sizes import format_size, parse_size
 
@@ -331,9 +331,9 @@ def from_recipes(options: Options) -> Description:
 
 def _step_loops(run: dict[str, Any], config: ModelConfig, tokens: int) -> dict[int, float]:
     """Steps by their number of loops, from what a `run` section says of it."""
+    from dualpath_cli.recipe.parser import build
     from dualpath_cli.recipe.schedule import check_loops, loop_counts
     from dualpath_cli.recipe.settings import RunSettings
-    from dualpath_cli.recipe.validation import build
 
     keys = run.keys() & {"train_loops", "loop_schedule", "batch_tokens"}
     settings = build(RunSettings, {key: run[key] for key in keys} | {"max_tokens": tokens}, "run.")
@@ -352,7 +352,7 @@ def _merged(names: list[str]) -> dict[str, Any]:
 
 
 def _model_config(recipe: str, model: dict[str, Any], reading: paper.Reading | None) -> ModelConfig:
-    from dualpath_cli.recipe.validation import build
+    from dualpath_cli.recipe.parser import build
 
     if not model:
         raise UserError(f"recipe '{recipe}' has no model section to describe")

@@ -6,7 +6,7 @@ from torch import nn
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.options.trained import Trained
+from dualpath_cli.run.trained import Trained
 from dualpath_cli.training.state.weights import load_weights
 
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dualpath_cli.options import overrides
-from dualpath_cli.options.values import add_device, add_list_option, add_precision
+from dualpath_cli import overrides
+from dualpath_cli.options import add_device, add_list_option, add_precision
 
 MAX_NEW_TOKENS = 100
 BATCH_SIZE = 16

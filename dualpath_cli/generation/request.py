@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dualpath_cli import overrides
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.sampling import RANGES, Sampling
 from dualpath_cli.errors import UserError, is_mistake
 from dualpath_cli.generation.options import BATCH_SIZE
 from dualpath_cli.generation.prompts import Prompt, ids_of, read_prompts
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.options import overrides
-from dualpath_cli.options.trained import Trained, find
-from dualpath_cli.options.values import (
+from dualpath_cli.options import (
     PRECISIONS,
     check_choice,
     check_device,
@@ -22,6 +21,7 @@ from dualpath_cli.options.values import (
     seed_number,
     whole_number,
 )
+from dualpath_cli.run.trained import Trained, find
 from dualpath_cli.text.tokenizer import Tokenizer
 
 WRITTEN = ("prompt", "number", "sample", "text", "new_tokens", "end")

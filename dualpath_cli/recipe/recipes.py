@@ -7,9 +7,8 @@ by key.
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from functools import cache, reduce
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ from dualpath_cli.output.streams import is_first_rank
 
 Recipe = dict[str, Any]
 
-MOST_CHARACTERS, MOST_VALUES, MOST_LEVELS, MOST_DIGITS = 50_000, 10_000, 50, 100
-"""Characters of a recipe, its values (counted again for each alias), its levels of nesting, and
-digits of a number."""
+MOST_CHARACTERS, MOST_VALUES = 50_000, 10_000
+"""Characters of a recipe, and its values, those of an alias counted again."""
 
 
 def recipe_folder() -> Path:
@@ -39,25 +37,31 @@ def names(kind: str = "") -> list[str]:
 
 
 def find(recipe: str, beside: Path | None = None, kind: str = "") -> Path:
-    """Returns the file that `recipe` means: a path, a path relative to `beside`, or a bare name.
+    """Returns the file that `recipe` means: a path has a slash or `.yaml`, a name is packaged.
 
+    A path is relative to `beside`, the folder of the recipe that names it, or to the current one.
     The repository's path of a packaged recipe means that one where no such file is here, and
     standard error says so. `kind` is the folder of packaged recipes, `data` for preparations.
-    Raises UserError if there is no such file and no packaged recipe of that name.
     """
-    named = recipe if "/" in recipe or recipe.endswith(".yaml") else f"{recipe}.yaml"
-    for candidate in (Path(recipe), beside and beside / recipe, beside and beside / named):
-        if candidate and candidate.is_file():
-            return candidate
+    if recipe in ("-", "/dev/stdin"):
+        raise UserError(f"recipe '{recipe}': every rank reads the recipe anew; give a file")
     folder = recipe_folder() / kind
-    packaged = folder / Path(named).name
+    is_path = "/" in recipe or recipe.endswith((".yaml", ".yml"))
+    if is_path:
+        for path in ([] if beside is None else [beside / recipe]) + [Path(recipe)]:
+            if path.is_file():
+                return path
+    packaged = folder / (Path(recipe).name if is_path else f"{recipe}.yaml")
     in_repository = Path(recipe) == Path("recipes", kind, packaged.name)
-    if packaged.is_file() and ("/" not in recipe or in_repository):
+    if packaged.is_file() and (in_repository or not is_path):
         if in_repository:
             _say_packaged(recipe)
         return packaged
     hint = did_you_mean(Path(recipe).stem, names(kind)) or f"; the packaged ones are in {folder}"
-    raise UserError(f"no recipe '{recipe}': neither a file nor a packaged name{hint}")
+    if not is_path and Path(recipe).is_file():
+        hint = f"; a file is given as ./{recipe}"
+    what = "no such file" if is_path else "no packaged recipe has this name"
+    raise UserError(f"no recipe '{recipe}': {what}{hint}")
 
 
 @cache  # once a process: a command may read its recipe several times
@@ -95,10 +99,6 @@ def parse(text: str, name: str) -> Recipe:
 
     Raises UserError for text that is not YAML, not a mapping, or too much.
     """
-    if len(text) > MOST_CHARACTERS:
-        raise UserError(
-            f"recipe {name} has more than {MOST_CHARACTERS:,} characters; give a shorter one"
-        )
     try:
         content = _read(text)
     except yaml.YAMLError as error:
@@ -106,25 +106,20 @@ def parse(text: str, name: str) -> Recipe:
         where = f" line {mark.line + 1}" if mark else ""
         what = getattr(error, "problem", None) or getattr(error, "reason", "it is no YAML")
         raise UserError(f"recipe {name}{where} cannot be read: {what}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"recipe {name} must be a mapping of sections, not {_kind(content)}")
+    if content is None:
+        raise UserError(f"recipe {name} is empty; give sections, such as model: {{n_layers: 4}}")
+    if not isinstance(content, dict):  # whose value may be anything: it is not quoted
+        kind = {str: "a text", list: "a list"}.get(type(content), "one value")
+        raise UserError(f"recipe {name} must be a mapping of sections, not {kind}")
     return content
 
 
 def parse_value(text: str) -> Any:
-    """Reads YAML text as a recipe's value: a number, true, null, a list, a mapping, or text.
-
-    A value that is not YAML is text.
-    """
+    """Reads YAML text as a value: a number, true, null, a list, a mapping, or else the text."""
     try:
-        return _read(text) if len(text) <= MOST_CHARACTERS else text
+        return _read(text)
     except yaml.YAMLError:
         return text
-
-
-def _kind(content: Any) -> str:
-    """The kind of content that is no recipe. Quotes none of it: the file may hold anything."""
-    return {str: "a text", list: "a list", type(None): "None"}.get(type(content), "one value")
 
 
 def _load(path: Path, seen: tuple[Path, ...]) -> Recipe:
@@ -141,85 +136,32 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Recipe:
 
 def _read(text: str) -> Any:
     """Returns the value of YAML text; raises only YAMLError."""
+    if len(text) > MOST_CHARACTERS:
+        raise yaml.MarkedYAMLError(problem=f"it has more than {MOST_CHARACTERS:,} characters")
     try:
-        return yaml.load(text, Loader=_Loader)
+        content = yaml.load(text, Loader=_Loader)
     except RecursionError:
-        raise yaml.MarkedYAMLError(problem=_TOO_DEEP) from None
-    except ValueError:  # such as 0x_, which has the form of a number
-        raise yaml.MarkedYAMLError(problem="it holds a number without digits") from None
-
-
-_TOO_DEEP = f"it is nested more than {MOST_LEVELS} levels deep"
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-_TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
-
-
-def _check(
-    node: yaml.Node, measured: dict[int, tuple[int, int]], above: frozenset[int]
-) -> tuple[int, int]:
-    """Returns a node's number of values, counted again for each alias, and of levels of nesting.
-
-    Scalar keys become text. `measured` has the results of earlier nodes by their ids, `above` the
-    ids of the nodes around this one.
-
-    Raises:
-        MarkedYAMLError: for more than a recipe may have, and for a value that holds itself.
-    """
-    if id(node) in measured:
-        return measured[id(node)]
-    values, levels, problem = 1, 1, ""
-    if isinstance(node, yaml.ScalarNode):
-        if node.tag in _NUMBERS and len(node.value) > MOST_DIGITS:
-            problem = f"a number of more than {MOST_DIGITS} digits"
-    elif id(node) in above:
-        problem = "a value holds itself"
-    else:
-        parts = list(node.value)
-        if isinstance(node, yaml.MappingNode):
-            for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
-                    key.tag = _TEXT
-            parts = list(chain.from_iterable(node.value))
-        for part in parts:
-            more, deeper = _check(part, measured, above | {id(node)})
-            values, levels = values + more, max(levels, deeper + 1)
-        if values > MOST_VALUES:
-            problem = f"it stands for more than {MOST_VALUES:,} values"
-        elif levels > MOST_LEVELS:
-            problem = _TOO_DEEP
-    if problem:
-        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-    measured[id(node)] = values, levels
-    return values, levels
+        raise yaml.MarkedYAMLError(problem="it is nested too deeply") from None
+    except (ValueError, TypeError) as error:  # such as 0x_, which has the form of a number
+        raise yaml.MarkedYAMLError(problem=str(error)) from None
+    queue, count = [content], 0
+    while queue:
+        value = queue.pop()
+        if isinstance(value, dict | list):
+            count += len(value)
+            queue.extend(value.values() if isinstance(value, dict) else value)
+        if count > MOST_VALUES:
+            raise yaml.MarkedYAMLError(problem=f"it stands for more than {MOST_VALUES:,} values")
+    return content
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with 1.2's numbers (PyYAML alone reads `5e-4` as a string), no dates, no key twice.
+    """YAML with 1.2's numbers (PyYAML alone reads `5e-4` as text), no dates, no key twice."""
 
-    Keys are text, values those of JSON, and aliases cannot make a huge value of a small text.
-    """
-
-    def get_single_node(self) -> yaml.Node | None:
-        """Checks the whole document before anything is made of it."""
-        node = super().get_single_node()
-        if node is not None:
-            _check(node, {}, frozenset())
-        return node
-
-    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
-        """Refuses deeply nested brackets while they are read: each takes longer than the last."""
-        if self.flow_level >= MOST_LEVELS:
-            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=self.get_mark())
-        super().fetch_flow_collection_start(token)
-
-    def fetch_tag(self) -> None:
-        """Refuses tags: `!!binary`, `!!set` and others make what no recipe holds."""
-        raise yaml.MarkedYAMLError(
-            problem="a tag, as ! begins one; put text into quotes", problem_mark=self.get_mark()
-        )
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuses a repeated key: PyYAML would silently keep the last."""
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, Any]:
+        """Refuses a repeated key, of which PyYAML would keep the last."""
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
@@ -227,7 +169,7 @@ class _Loader(yaml.SafeLoader):
                     problem=f"the key '{key.value}' appears twice", problem_mark=key.start_mark
                 )
             seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        return {str(key): value for key, value in super().construct_mapping(node, deep).items()}
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -2,15 +2,16 @@
 
 import json
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.errors import UserError
 from dualpath_cli.ranges import Range, check_name, check_path, check_ranges, shown
 from dualpath_cli.recipe.optimizer import OptimSettings
+from dualpath_cli.recipe.parser import Parser
 from dualpath_cli.recipe.recipes import Recipe
-from dualpath_cli.recipe.validation import OTHER_NAMES, build
 from dualpath_cli.sizes import LARGEST, Size
 
 _COUNT: Range = (1, 10**12)
@@ -195,6 +196,8 @@ class TrainerSettings:
     """More Lightning callbacks, each by class_path and init_args."""
     plugins: list[dict[str, Any]] | dict[str, Any] | str | None = None
     """Lightning plugins, each by class_path and init_args."""
+    logger: list[dict[str, Any]] | dict[str, Any] | None = None
+    """More Lightning loggers beside the run folder's tables, each by class_path and init_args."""
     profiler: dict[str, Any] | Literal["simple", "advanced", "pytorch", "xla"] | None = None
     """Lightning's profiler: simple, advanced, pytorch, xla, or a class_path with init_args."""
     max_time: dict[str, int | float] | str | None = None
@@ -278,27 +281,6 @@ def _check_max_time(given: dict[str, int | float] | str | None) -> None:
         )
 
 
-DECIDED_ELSEWHERE = {
-    "max_steps": "run.max_tokens",
-    "max_epochs": "run.max_tokens and data.max_epochs",
-    "limit_train_batches": "run.max_tokens",
-    "overfit_batches": "run.max_tokens",
-    "fast_dev_run": "run.max_tokens",
-    "accumulate_grad_batches": "run.batch_tokens and run.micro_batch",
-    "gradient_clip_val": "optim.clip",
-    "gradient_clip_algorithm": "optim.clip",
-    "val_check_interval": "run.validate_every",
-    "check_val_every_n_epoch": "run.validate_every",
-    "num_sanity_val_steps": "run.validate_every",
-    "limit_val_batches": "data.val_tokens",
-    "log_every_n_steps": "run.log_every",
-    "logger": "run.tensorboard or run.wandb",
-    "default_root_dir": "run.dir",
-    "enable_checkpointing": "run.save_every",
-}
-"""Arguments of lightning.Trainer that other sections of a recipe decide."""
-
-
 @dataclass(frozen=True)
 class Settings:
     """A whole recipe, checked. Its fields are the recipe's sections."""
@@ -340,24 +322,43 @@ SECTIONS: dict[str, type] = {
 }
 
 
+def add_sections(parser: Any, of_trainer: bool = True) -> None:
+    """Adds the keys of a recipe to a jsonargparse parser; LightningCLI's has its own trainer."""
+    for name, section in SECTIONS.items():
+        if of_trainer or section is not TrainerSettings:
+            parser.add_class_arguments(section, name, fail_untyped=False)
+    text = "Seed of the weights and of the data order."
+    parser.add_argument("--seed_everything", type=int, default=0, help=text)
+
+
+@cache
+def _parser() -> Parser:
+    parser = Parser()
+    add_sections(parser)
+    return parser
+
+
 def settings_from(recipe: Recipe) -> Settings:
     """Returns the checked settings of a resolved recipe."""
     check_sections(recipe)
-    for name in recipe.get("trainer", {}):
-        if name in DECIDED_ELSEWHERE:
-            raise UserError(f"trainer.{name} is not used; set {DECIDED_ELSEWHERE[name]} instead")
-    empty: Recipe = {name: {} for name in SECTIONS}
-    return build(Settings, empty | recipe)
+    found = _parser().parse_object(recipe, defaults=True)
+    sections: dict[str, Any] = {}
+    for name, section in SECTIONS.items():
+        try:
+            sections[name] = section(**found[name].as_dict())
+        except ValueError as error:
+            raise UserError(f"{name}: {error}") from None
+    try:
+        return Settings(**sections, seed_everything=found.seed_everything)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def check_sections(recipe: Recipe) -> None:
-    """Raises UserError unless a recipe's sections are known, each a mapping; ignores content."""
-    known = [section.name for section in fields(Settings)]
+    """Raises UserError unless a recipe's sections are mappings; ignores their content."""
     for name, section in recipe.items():
-        if name not in known:
-            near = did_you_mean(str(name), [*known, *OTHER_NAMES], OTHER_NAMES)
-            hint = near or f"; sections are {', '.join(known)}"
-            raise UserError(f"unknown key '{name}' in the recipe{hint}")
+        if name not in (*SECTIONS, "seed_everything"):
+            raise UserError(_parser().unknown_key(name))
         if name in SECTIONS and not isinstance(section, dict):
             raise UserError(
                 f"'{name}' in the recipe must be a mapping, not {json.dumps(section):.40}"

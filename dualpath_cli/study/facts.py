@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from lightning.pytorch import Trainer
 
-from dualpath_cli.command.launch import Launch
+from dualpath_cli.cli.launch import Launch
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.statistics.bootstrap import clusters_of
 from dualpath_cli.text.documents import Source, source_files

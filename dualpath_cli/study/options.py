@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.options.values import add_list_option, folder_of
+from dualpath_cli.options import add_list_option, folder_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run import run_folder
 from dualpath_cli.sizes import parse_size

@@ -14,12 +14,12 @@ from dualpath_cli.config import RANGES
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files import PARTIAL
 from dualpath_cli.flops.widths import Match
-from dualpath_cli.options import average
-from dualpath_cli.options.values import check_choice, folder_of, number, whole_number
+from dualpath_cli.options import check_choice, folder_of, number, whole_number
 from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import SECTIONS
-from dualpath_cli.recipe.validation import OTHER_NAMES
+from dualpath_cli.run import average
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
 from dualpath_cli.sizes import parse_size
 from dualpath_cli.sweep.cells import CONTROLS, FAMILIES, Wanted

@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 
-from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.config import ModelConfig, by_layer
 from dualpath_cli.export.hf.results import Results
 from dualpath_cli.files import read_csv
@@ -16,6 +15,7 @@ from dualpath_cli.output.table import Column, Table, markdown
 from dualpath_cli.recipe.schedule import weight_decay
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run.run_folder import AVERAGES, VALIDATION, Run
+from dualpath_cli.run.run_tables import check_tables
 from dualpath_cli.text.manifest import HUB
 
 PAPER = "A Dual-Path Architecture for Scaling Compute and Capacity in LLMs"

@@ -8,7 +8,7 @@ from typing import Any
 from dualpath_cli.config import RENAMED, ModelConfig
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.files import read_json
-from dualpath_cli.options.values import path_of
+from dualpath_cli.options import path_of
 from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_trained, option_of
 from dualpath_cli.ranges import check_range

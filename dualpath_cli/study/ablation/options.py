@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
-from dualpath_cli.options.values import add_list_option, whole_number
+from dualpath_cli.options import add_list_option, whole_number
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run import run_folder

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dualpath_cli.cli.session import Session
 from dualpath_cli.output.table import show
-from dualpath_cli.session.session import Session
 from dualpath_cli.statistics import bootstrap
 from dualpath_cli.statistics.bootstrap import clusters_of
 from dualpath_cli.study import bench

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dualpath_cli.command.launch import Launch
+from dualpath_cli.cli.launch import Launch
 from dualpath_cli.config import ModelConfig, by_layer
 from dualpath_cli.files import format_csv, write_texts
 from dualpath_cli.output.figures import save

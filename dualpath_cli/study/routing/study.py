@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dualpath_cli.cli.session import Session
 from dualpath_cli.errors import UserError
-from dualpath_cli.session.session import Session
 from dualpath_cli.study import bench
 from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.controls import tag

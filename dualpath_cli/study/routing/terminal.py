@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from rich.console import Console
 from rich.text import Text
 
-from dualpath_cli.command.launch import Launch
+from dualpath_cli.cli.launch import Launch
 from dualpath_cli.errors import UserError
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.output import table
@@ -54,9 +54,9 @@ def run(launch: Launch) -> int:
     """
     config, options = launch.settings.model, launch.options
     if options.text is None:
-        from dualpath_cli.session import lightning_cli
+        from dualpath_cli.cli import lightning
 
-        return lightning_cli.run(launch)
+        return lightning.run(launch)
     assert launch.checkpoint is not None
     tokenizer = Tokenizer.load(launch.run_folder / TOKENIZER)
     ids = tokenizer.encode(options.text)

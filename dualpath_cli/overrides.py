@@ -16,37 +16,23 @@
 `learned` changes nothing. `gates=shuffled seed=7` is read as `shuffled:7`.
 """
 
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.intervention import LEARNED, RANDOM, SHUFFLED, Intervention
-from dualpath_cli.options.values import add_list_option, number, seed_number, whole_number
+from dualpath_cli.options import Overrides, number, seed_number, whole_number
 
 SHORT_FORMS = {
-    "loops": "K", "kv_slots": "kv_slots", "skip_below": "skip", "exit_below": "halting"
+    "loops": "loops", "kv_slots": "kv_slots", "skip_below": "skip", "exit_below": "halting"
 }  # fmt: skip
-"""Options that stand for a word: `--loops 3` is `K=3`."""
+"""Options that stand for a word, and the field that they are: `--loops 3` is `K=3`."""
 
 
-def add_arguments(group: Any) -> None:
-    """Adds `--loops` and `--intervention`."""
-    group.add_argument("--loops", metavar="K", help="Forced loops of every deep path.")
-    text = (
-        "Other overrides, as results name them: gates=1,0, shuffled, shuffled:7, experts=1, "
-        "experts=random:7, halting=0.1, skip=0.1, kv_slots=1, layers=0,2; K=3 is --loops 3."
-    )
-    add_list_option(group, "--intervention", "OVERRIDE", text)
-
-
-def read(options: Namespace) -> Intervention | None:
+def read(options: Overrides) -> Intervention | None:
     """Reads `--intervention` and its short forms; None where nothing is changed."""
-    fields: dict[str, Any] = {}
-    for name, key in SHORT_FORMS.items():
-        text = getattr(options, name, None)
-        if text is not None:
-            fields |= _READERS[key](f"--{name.replace('_', '-')}", text)
+    given = {name: getattr(options, name, None) for name in SHORT_FORMS}
+    fields = {SHORT_FORMS[name]: value for name, value in given.items() if value is not None}
     change = parse(options.intervention, fields)
     if change is not None and change.tokens is not None:
         raise UserError(

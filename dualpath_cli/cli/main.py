@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from textwrap import fill
 from typing import TextIO
 
-from dualpath_cli.command.records import COMMANDS, Command, resolve
+from dualpath_cli.cli.commands import COMMANDS, Command, resolve
 from dualpath_cli.ending import Terminated, end_with_parent, ended_by_sigterm
 from dualpath_cli.errors import (
     RunFailed,
@@ -66,7 +66,7 @@ def _main(words: Sequence[str]) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         end_with_parent()
-        if name in ("-h", "--help"):
+        if name in ("-h", "--help", "help"):
             print(HELP, end="")
             return 0
         if name == "--version":
@@ -137,22 +137,22 @@ def _say(text: str, stream: TextIO) -> None:
 
 def _run(command: Command, words: Sequence[str]) -> int:
     """Runs a command; of several RUNs on each in turn, and then on their results together."""
-    if command.needs == "nothing":
-        from dualpath_cli.command import parser
-
-        answer = parser.answer(command, parser.parser_of(command).parse_args(words))
-        if answer:
-            print(answer)
-        return 0
-    from dualpath_cli.command import launch
-    from dualpath_cli.command.words import read
+    from dualpath_cli.cli.words import read, recipe_of
 
     line = read(command, words)
+    if command.needs in ("nothing", "recipes"):
+        consent.agree({}, to_all=getattr(line.options, "own_classes", True))
+        given = [line.options] if command.needs == "nothing" else [line.options, recipe_of(line)]
+        if answer := resolve(command.run)(*given):
+            print(answer)
+        return 0
+    from dualpath_cli.cli import launch
+
     if len(line.runs) < 2:
-        checked = launch.prepare(command, line)  # before what runs it is imported
+        checked = launch.prepare(line)  # before what runs it is imported
         code: int = resolve(command.run)(checked)
         return code
-    launches, out = launch.prepare_several(command, line)
+    launches, out = launch.prepare_several(line)
     from dualpath_cli.output.console import plain_console
 
     console = plain_console()

@@ -1,9 +1,9 @@
 """`dualpath validate`: the losses of a checkpoint on named texts."""
 
+from dualpath_cli.cli.session import Session
 from dualpath_cli.errors import UserError
-from dualpath_cli.options import average
+from dualpath_cli.run import average
 from dualpath_cli.run.run_folder import AVERAGES
-from dualpath_cli.session.session import Session
 
 
 def validate(session: Session) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import format_csv, read_csv, write_text
-from dualpath_cli.options.values import whole_number
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run.checkpoint_files import facts_of
 from dualpath_cli.run.run_folder import (
@@ -17,23 +16,6 @@ from dualpath_cli.run.run_folder import (
     read_recipe,
     step_of,
 )
-
-MOST = 10_000
-
-
-def add_arguments(parser: Any) -> None:
-    """Adds `--average` to a parser."""
-    text = (
-        "Take the mean of the weights of the last N checkpoints, up to RUN's own, in place of the "
-        "last one's; run.keep decides how many there are."
-    )
-    parser.add_argument("--average", metavar="N", help=text)
-
-
-def read(given: str | None) -> int:
-    """The number of checkpoints, 1 without the option. Raises UserError where it is none."""
-    return 1 if given is None else whole_number("--average", given, 1, MOST)
-
 
 def averaged(run: Run, count: int) -> Run:
     """The run with the checkpoints that are averaged: the last ones up to its own.

@@ -4,17 +4,17 @@
 shortest. So one long run, the trunk, gives the stable part of the shorter ones.
 """
 
-import argparse
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
-from dualpath_cli.command.run_tables import check_tables
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_file, run_folder
 from dualpath_cli.run.checkpoint_files import fault_of
 from dualpath_cli.run.run_folder import TABLES, Run
+from dualpath_cli.run.run_tables import check_tables
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
 
@@ -22,13 +22,13 @@ _LENGTH = {"run": {"max_tokens", "recipe"}}
 """The keys in which a branch differs from its trunk."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the option to fit's."""
-    parser.add_argument(
-        "--new-data", action="store_true",
-        help="Continue the run on other data than it has been trained on up to now, from their "
-        "beginning; else they are refused.",
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Fit:
+    """Train a model from a recipe; the same command continues an interrupted run."""
+
+    new_data: bool = False
+    """Continue the run on other data than it has been trained on up to now, from their beginning;
+    else they are refused."""
 
 
 def data_since(folder: Path, checkpoint: Path, manifest: Manifest, new_data: bool) -> int:

@@ -1,15 +1,13 @@
 """LightningCLI behind every command that builds a model, and the Trainer that it gets."""
 
 import gc
-import json
 import logging
 import threading
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from jsonargparse import Namespace
@@ -19,18 +17,21 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
+from dualpath_cli.cli.checks import CLASSES, check_trainer_classes
+from dualpath_cli.cli.commands import resolve
+from dualpath_cli.cli.launch import Launch
+from dualpath_cli.cli.words import add_words, upon
+from dualpath_cli.cli.session import OutOfMemory, Session
 from dualpath_cli.command import launch as launches
-from dualpath_cli.command.launch import Launch
-from dualpath_cli.command.parser import add_options, answer
-from dualpath_cli.command.records import COMMANDS, resolve
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
 from dualpath_cli.output.streams import is_first_rank
+from dualpath_cli.recipe.parser import OneLine
 from dualpath_cli.recipe.schedule import step_loops
+from dualpath_cli.recipe.settings import add_sections
 from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.run_folder import TOKENIZER, newest_step, step_of
-from dualpath_cli.session.session import OutOfMemory, Session
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.data_module import DualPathDataModule
@@ -50,84 +51,70 @@ from dualpath_cli.training.strategies import (
 )
 
 
-class Parser(LightningArgumentParser):
+class Parser(OneLine, LightningArgumentParser):
     """LightningCLI's parser with errors of one line."""
 
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raises what jsonargparse found, which can only be about classes of the trainer."""
-        raise UserError(" ".join(message.split())) from ex
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(exit_on_error=False, add_help=False, **settings)
 
 
 class DualPathCLI(LightningCLI):
-    """Runs one command: its words are checked first, and become a launch.
+    """Runs one command, whose words are checked and have become a launch.
 
-    Lightning's parser then reads the `trainer` section alone, whose classes (callbacks, plugins,
-    a strategy) it builds.
+    Lightning's parser then reads the same words upon the same recipe, with the classes of its own
+    Trainer (callbacks, loggers, plugins, a profiler, a strategy), which it builds.
     """
 
-    def __init__(self, arguments: Sequence[str], launch: Launch | None = None) -> None:
-        """`launch` is what the arguments were checked to be, where that is done already."""
-        name, words = (arguments[0], arguments[1:]) if arguments else ("--help", [])
-        self._wanted = name
-        self.launch = launch
-        if name in COMMANDS and COMMANDS[name].needs != "nothing":
-            self.launch = launch or launches.read(COMMANDS[name], words)
-            trainer = json.dumps({"trainer": asdict(self.launch.settings.trainer)})
-            seed = self.launch.settings.seed_everything
-            arguments = [name, "--config", trainer, "--seed_everything", str(seed)]
+    def __init__(self, launch: Launch) -> None:
+        assert launch.line is not None
+        self.launch, self.line = launch, launch.line
         super().__init__(
             DualPathModule,
             DualPathDataModule,
             save_config_callback=None,  # the run folder holds the recipe, also on a restart
-            parser_class=Parser,
-            parser_kwargs={"prog": "dualpath"},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            args=list(arguments),
+            seed_everything_default=launch.settings.seed_everything,
             run=False,  # Lightning's subcommands are methods of a trainer, ours are records
         )
 
     def setup_parser(self, *args: Any, **kwargs: Any) -> None:
-        """Makes a parser of our commands, with the arguments of the wanted one alone."""
-        self.parser = self.init_parser(prog="dualpath")
-        subcommands = self.parser.add_subcommands()
-        for name, command in COMMANDS.items():
-            own: Any = Parser(description=command.description or command.purpose)
-            if name == self._wanted and command.needs != "nothing":
-                own = self.init_parser(description=command.description or command.purpose)
-                self.add_default_arguments_to_parser(own)
-                own.add_lightning_class_args(Trainer, "trainer")  # the rest is checked by now
-            elif name == self._wanted:
-                add_options(command, own)
-            subcommands.add_subcommand(name, own, help=command.purpose)
+        self.parser = Parser(prog=f"dualpath {self.line.command.name}")
+        add_words(self.parser, self.line.command)
+        add_sections(self.parser, of_trainer=False)
+        self.parser.add_lightning_class_args(Trainer, "trainer")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses our words, those of the process itself are done with, for the wanted command.
+        """Parses the command's words; those of the process itself, and a --config, are done with.
 
         Lightning would take hyperparameters from the file that a command's own --ckpt-path names.
         """
-        self._parsed = parser.parse_args(args)
-        self.config = self._parsed[self._wanted]
-        if self.launch is None:
-            self.config = Namespace(seed_everything=False)
+        self.config = upon(parser, self.launch.base, self.line.words, defaults=True)
 
     def instantiate_classes(self) -> None:
         """Builds trainer, module and data module from the launch's settings."""
-        if self.launch is not None:
-            try:
-                section = self.parser.instantiate_classes(self._parsed)[self._wanted].trainer
-            except Exception as error:  # a class that the recipe names may raise anything
-                reason = f"{type(error).__name__}: {error}"
-                raise UserError(f"trainer: a class cannot be built ({reason})") from error
-            self.session = build_session(self.launch, dict(section))
+        trainer = self.config.trainer
+        given = {key: _plain(trainer[key]) for key in (*CLASSES, "strategy")}
+        settings = self.launch.settings
+        settings = replace(settings, trainer=replace(settings.trainer, **given))
+        check_trainer_classes(settings.trainer)
+        try:
+            built = self.parser.instantiate(self.config).trainer
+        except Exception as error:  # a class that the recipe names may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"trainer: a class cannot be built ({reason})") from error
+        self.session = build_session(replace(self.launch, settings=settings), dict(built))
 
     def after_instantiate_classes(self) -> None:
-        command = COMMANDS[self._wanted]
-        if command.needs == "nothing":
-            if text := answer(command, self._parsed[self._wanted]):
-                print(text)
-        elif command.task is not None:
-            resolve(command.task)(self.session)
+        assert self.line.command.task is not None
+        resolve(self.line.command.task)(self.session)
+
+
+def _plain(value: Any) -> Any:
+    """A class and its arguments as a recipe has them."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return _plain(value.as_dict()) if isinstance(value, Namespace) else value
 
 
 def build_session(launch: Launch, trainer_section: dict[str, Any]) -> Session:
@@ -212,6 +199,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         checkpoints = Checkpoints(folder, run)
         # After all that write rows.
         callbacks += [checkpoints, Stopping(checkpoints, timeout, seconds)]
+    own = [logger for logger in _as_list(section["logger"]) if not isinstance(logger, bool)]
     continued = launch.checkpoint if fitting else None  # others read files of other names, too
     begins_at = 0 if continued is None else step_of(continued) + 1
     ours = {
@@ -219,7 +207,7 @@ def build_trainer(launch: Launch, section: dict[str, Any], console: Console) -> 
         "devices": devices,
         "plugins": plugins,
         "callbacks": callbacks,
-        "logger": loggers(launch.settings, folder, begins_at) if fitting else False,
+        "logger": [*loggers(launch.settings, folder, begins_at), *own] if fitting else False,
         "default_root_dir": str(folder),  # for the traces of a profiler
         # Ours run in float64 sums, which Apple's MPS lacks: `auto` is a CUDA GPU or the CPU.
         "accelerator": accelerator,
@@ -280,7 +268,7 @@ def run(launch: Launch) -> int:
     """
     _quiet()
     try:
-        DualPathCLI([launch.command.name], launch)
+        DualPathCLI(launch)
         return 0
     except OutOfMemory as failure:
         half = failure.half
@@ -296,7 +284,7 @@ def run(launch: Launch) -> int:
         f"again with {half}, accumulated over more micro-batches to the same batch"
     )
     halved = replace(settings, run=replace(settings.run, micro_batch=half))
-    DualPathCLI([launch.command.name], replace(launch, settings=halved))
+    DualPathCLI(replace(launch, settings=halved))
     return 0
 
 

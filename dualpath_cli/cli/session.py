@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from lightning.pytorch import Trainer
 from rich.console import Console
 
-from dualpath_cli.command.launch import Launch
+from dualpath_cli.cli.launch import Launch
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.output.table import Column, Table, show
 from dualpath_cli.training.data.data_module import DualPathDataModule

@@ -1,41 +1,77 @@
-"""Values of options: numbers, choices, devices and paths; imports nothing slow."""
+"""Options that commands share, and checks of values; imports nothing slow."""
 
 import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.machine import visible_gpus
-from dualpath_cli.ranges import check_path
+from dualpath_cli.ranges import Range, check_path, check_ranges
 from dualpath_cli.sizes import parse_size
 
-PRECISIONS = ("float32", "bfloat16")
-"""Of matrix products; that of the weights, or lower by autocast."""
+
+@dataclass(frozen=True)
+class OwnClasses:
+    """Option of a command whose model, and so its classes, is named by what it reads."""
+
+    own_classes: bool = False
+    """Import the Python class that a run or folder names as its model's gate or combination. This
+    runs the class's code: for runs that you trust."""
 
 
-def add_list_option(parser: Any, name: str, metavar: str, text: str) -> None:
-    """Adds an option of one word or more, which may be repeated."""
-    parser.add_argument(name, nargs="+", action="extend", default=[], metavar=metavar, help=text)
+@dataclass(frozen=True)
+class Average:
+    """Option of a command that takes the mean of checkpoints."""
+
+    average: int = 1
+    """Take the mean of the weights of the last N checkpoints, up to RUN's own, in place of the last
+    one's; run.keep decides how many there are."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"average": (1, 10_000)})
 
 
-def add_precision(group: Any) -> None:
-    """Adds `--precision`."""
-    text = f"Type of matrix products, {' or '.join(PRECISIONS)} (default {PRECISIONS[0]})."
-    group.add_argument("--precision", metavar="TYPE", default=PRECISIONS[0], help=text)
+@dataclass(frozen=True)
+class Validate(Average, OwnClasses):
+    """Scores a run's model on its validation sets, and on those that --data.val.NAME adds to them;
+    --data.val '{NAME: PATH}' takes the place of all.
+
+    Each window of a text starts after an end-of-text token; evaluate's rolling_bpb starts after the
+    preceding token and is mostly lower.
+    """
 
 
-def add_device(group: Any) -> None:
-    """Adds `--device`."""
-    text = "auto (default), cpu, cuda or cuda:N."
-    group.add_argument("--device", metavar="DEVICE", default="auto", help=text)
+@dataclass(frozen=True)
+class Overrides:
+    """Options of a command that forces a model's loops or gates: see `overrides`."""
+
+    loops: int | None = None
+    """Forced loops of every deep path."""
+    intervention: tuple[str, ...] = ()
+    """Other overrides, as results name them: gates=1,0, shuffled, shuffled:7, experts=1,
+    experts=random:7, halting=0.1, skip=0.1, kv_slots=1, layers=0,2; K=3 is --loops 3."""
+
+    def __post_init__(self) -> None:
+        ranges: dict[str, Range] = {"loops": (1, 1000), "kv_slots": (1, 1000)}
+        ranges |= {"skip_below": (0, 1), "exit_below": (0, 1)}
+        check_ranges(self, {name: ranges[name] for name in ranges if hasattr(self, name)})
 
 
-def percent(value: str | float) -> float:
-    """Reads percents, such as 50 or 50%. Raises ValueError where it is no number."""
-    return float(str(value).removesuffix("%"))  # jsonargparse reads what it has read again
+@dataclass(frozen=True)
+class Where:
+    """Options of a command that runs a model by itself."""
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Type of matrix products."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+
+    def __post_init__(self) -> None:
+        check_device(self.device)
 
 
 def whole_number(option: str, text: str, least: int, most: int) -> int:

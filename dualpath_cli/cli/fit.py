@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 
-from dualpath_cli.command.checks import epochs, micro_batches
-from dualpath_cli.command.continuing import take_over
-from dualpath_cli.command.launch import Launch
+from dualpath_cli.cli.checks import epochs, micro_batches
+from dualpath_cli.cli.continuing import take_over
+from dualpath_cli.cli.launch import Launch
+from dualpath_cli.cli.session import OutOfMemory, Session
 from dualpath_cli.ending import Terminated
 from dualpath_cli.errors import NumbersFailed, RunFailed, Stopped, UserError
 from dualpath_cli.files import FIT, alone, write_text
@@ -19,7 +20,6 @@ from dualpath_cli.kernels.device import device_name
 from dualpath_cli.own_classes.checks import hashes, keep_sources, option_of
 from dualpath_cli.run import run_folder
 from dualpath_cli.run.run_folder import TOKENIZER, WENT_WRONG
-from dualpath_cli.session.session import OutOfMemory, Session
 from dualpath_cli.text.manifest import Manifest, is_data_folder
 from dualpath_cli.text.storage import local_copy
 from dualpath_cli.training.data import order

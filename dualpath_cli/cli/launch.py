@@ -1,6 +1,6 @@
 """From a command's words to a checked launch; imports nothing slow.
 
-1. `words.read` splits the words;
+1. `words.read` parses the words;
 2. the recipes are merged in their order; for all but `fit`, the RUN's own recipe comes first;
 3. keys and types are checked (`settings.settings_from`), then data, tokenizer, validation sets,
    devices and checkpoint (`checks`).
@@ -8,14 +8,13 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dualpath_cli.command import words
-from dualpath_cli.command.checks import (
+from dualpath_cli.cli.checks import (
     CLASSES,
     check_batch,
     check_devices,
@@ -30,20 +29,20 @@ from dualpath_cli.command.checks import (
     check_validation_sets,
     verify_data,
 )
-from dualpath_cli.command.continuing import data_since, find_trunk
-from dualpath_cli.command.records import Command, resolve
-from dualpath_cli.command.run_tables import check_tables
-from dualpath_cli.command.words import CommandLine
+from dualpath_cli.cli.commands import Command, resolve
+from dualpath_cli.cli.continuing import data_since, find_trunk
+from dualpath_cli.cli.words import Line
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import has_step
-from dualpath_cli.options import average as averages
 from dualpath_cli.output.streams import is_first_rank
 from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, check_classes
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import Settings, check_sections, settings_from
 from dualpath_cli.run import run_file, run_folder
+from dualpath_cli.run.average import averaged
 from dualpath_cli.run.run_folder import VALIDATION, Run, step_of
+from dualpath_cli.run.run_tables import check_tables
 from dualpath_cli.text.manifest import Manifest
 
 _HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
@@ -59,7 +58,7 @@ class Launch:
     checkpoint: Path | None
     """Where to continue from (fit), or what to score or read (all others)."""
     options: Any = None
-    """The command's own options, as its `read_options` returns them."""
+    """The command's own options, as its `read` returns them."""
     manifest: Manifest | None = None
     """Of the training data; None but for fit."""
     weights: Path | None = None
@@ -74,28 +73,38 @@ class Launch:
     """Folder of another run whose checkpoint fit continues from, in a run folder that is new."""
     taken_back: int | None = None
     """The step of the older checkpoint that this run was last taken back to by --ckpt-path."""
+    line: Line | None = None
+    """The words, which LightningCLI parses once more upon `base`; None where nothing is run."""
+    base: recipes.Recipe = field(default_factory=dict)
+    """The recipe before the words changed it."""
 
 
-def prepare(command: Command, line: CommandLine) -> Launch:
+def prepare(line: Line) -> Launch:
     """Checks the words of a command with one RUN at most; the first mistake is a UserError.
 
     Raises SystemExit after --print-config, and where `fit` has nothing to do.
     """
+    command = line.command
     if len(line.runs) > 1:
         raise UserError(f"--ckpt-path takes one RUN, not {len(line.runs)}")
     if command.needs == "recipe":
         consent.agree({}, to_all=True)  # other runs must have the recipe's own classes
-        settings = settings_from(_recipe_to_train(line))
+        named = {"run": {"recipe": Path(line.configs[0]).stem}} if line.configs else {}
+        base = recipes.merge(named, recipes.load_recipes(line.configs))
+        settings = settings_from(line.changed(base))
         _print_if_asked(settings, line)
-        launch = to_train(command, settings, line.runs, line.options["new_data"])
+        launch = replace(
+            to_train(command, settings, line.runs, line.options.new_data), line=line, base=base
+        )
         _end_if_finished(launch)
         return launch
-    run = averages.averaged(run_file.find(line.runs[0]), averages.read(line.options.get("average")))
-    recipe = _recipe_of(run, line)
+    run = averaged(run_file.find(line.runs[0]), getattr(line.options, "average", 1))
+    base = _recipe_of(run, line)
+    recipe = line.changed(base)
     settings_from(recipe)  # before options are read into it
     options = None
-    if command.read_options is not None:
-        options = resolve(command.read_options)(line.options, recipe, run)
+    if command.read is not None:
+        options = resolve(command.read)(line.options, recipe, run)
     settings = settings_from(recipe)
     _print_if_asked(settings, line)
     check_devices(settings.trainer)
@@ -107,64 +116,58 @@ def prepare(command: Command, line: CommandLine) -> Launch:
     check_validation_sets(settings, f"{run.folder}/{run_folder.TOKENIZER}", _other_sets(line))
     verify_data(settings, training=False)
     return Launch(command, settings, run.folder, run.checkpoint, options, step=run.step,
-                  averaged=run if run.average else None)  # fmt: skip
+                  averaged=run if run.average else None, line=line, base=base)  # fmt: skip
 
 
-def prepare_several(command: Command, line: CommandLine) -> tuple[list[Launch], Path]:
+def prepare_several(line: Line) -> tuple[list[Launch], Path]:
     """Checks a command with several RUNs: a launch each, and the folder that holds theirs.
 
     Raises UserError for the first mistake, and for several devices or no `--out`.
     """
-    if command.combine is None:
-        raise UserError(f"{command.name} takes one RUN; give the command for each of them")
-    for name in command.for_one_run:
-        if line.options[name] is not None:
-            raise UserError(f"--{name} takes one RUN; give the command for each of them")
-    if line.options["out"] is None:
+    if line.command.combine is None:
+        raise UserError(f"{line.command.name} takes one RUN; give the command for each of them")
+    if getattr(line.options, "text", None) is not None:
+        raise UserError("--text takes one RUN; give the command for each of them")
+    if line.options.out is None:
         raise UserError("several RUNs need --out DIR: a folder for the files of all of them")
-    out = Path(line.options["out"])
-    lines: dict[Path, CommandLine] = {}
+    out = Path(line.options.out)
+    lines: dict[Path, Line] = {}
     for given in line.runs:
         run = run_file.find(given)
         folder = out / f"{run.folder.parent.name}-{run.folder.name}-step-{run.step:08d}"
         if folder in lines:
             raise UserError(f"--ckpt-path names two runs whose files would go to '{folder}'")
-        lines[folder] = replace(line, runs=[given], options=line.options | {"out": str(folder)})
-    launches = [prepare(command, own_line) for own_line in lines.values()]
+        options = replace(line.options, out=str(folder))
+        lines[folder] = replace(line, runs=(given,), options=options)
+    launches = [prepare(own_line) for own_line in lines.values()]
     if any(launch.settings.trainer.devices not in (1, "1") for launch in launches):
         raise UserError("several RUNs go on one device; give them one at a time for more")
     return launches, out
 
 
-def _recipe_to_train(line: CommandLine) -> recipes.Recipe:
-    """The recipes of the words, and the keys that they set; a run is named after the first."""
-    named = {"run": {"recipe": Path(line.configs[0]).stem}} if line.configs else {}
-    return line.changed(recipes.merge(named, recipes.load_recipes(line.configs)))
-
-
-def _recipe_of(run: run_folder.Run, line: CommandLine) -> recipes.Recipe:
+def _recipe_of(run: run_folder.Run, line: Line) -> recipes.Recipe:
     """A run's recipe, without what was true only of the machine that trained it."""
     recipe = run_folder.read_recipe(run.folder)
     left_out = [f"trainer.{key}" for key in CLASSES if recipe.get("trainer", {}).get(key)]
     if left_out and is_first_rank():
         print(f"left out, as the run names it: {', '.join(left_out)}", file=sys.stderr)
-    recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(CLASSES)})
     given = recipes.load_recipes(line.configs)
-    recipe = line.changed(recipes.merge(recipe, given))
-    check_sections(recipe)
-    consent.agree(line.changed(given).get("model", {}), to_all=line.options["own_classes"])
+    own = line.changed(given).get("model", {})
+    consent.agree(own, to_all=line.options.own_classes)
+    recipe = recipes.merge(recipe, {"trainer": _HERE | dict.fromkeys(CLASSES)})
+    recipe = recipes.merge(recipe, given)
     recipe.setdefault("data", {}).setdefault("val", {})
     return recipe
 
 
-def _other_sets(line: CommandLine) -> str:
+def _other_sets(line: Line) -> str:
     """The way out where the run's validation sets are missing, as on another machine."""
-    if "sources" not in line.options:
+    if not hasattr(line.options, "sources"):
         return "; --data.val '{NAME: PATH}' takes the place of all the run's sets"
-    return "" if line.options["sources"] else "; --sources NAME=PATH takes their place"
+    return "" if line.options.sources else "; --sources NAME=PATH takes their place"
 
 
-def _print_if_asked(settings: Settings, line: CommandLine) -> None:
+def _print_if_asked(settings: Settings, line: Line) -> None:
     if line.print_config:
         print(yaml.safe_dump(settings.as_recipe(), sort_keys=False), end="")
         raise SystemExit(0)
@@ -240,8 +243,3 @@ def to_train(
         command, settings, folder, checkpoint, None, manifest, weights,
         data_since=since, taken_back=taken_back, trunk=trunk,
     )  # fmt: skip
-
-
-def read(command: Command, arguments: Sequence[str]) -> Launch:
-    """Reads and checks the words of a command with one RUN at most."""
-    return prepare(command, words.read(command, arguments))

@@ -24,7 +24,7 @@ from dualpath_cli.text.verification import verify_chunks
 PROCESSES_PER_CORE = 8
 """Processes: more than one are slower, but serve to try out what several devices do."""
 
-CLASSES = ("callbacks", "plugins", "profiler")
+CLASSES = ("callbacks", "plugins", "profiler", "logger")
 """The keys of a trainer's section that name classes, whose code would run."""
 
 

@@ -1,0 +1,1 @@
+"""From words to a checked launch, and the commands that run with Lightning: its CLI, Trainer."""

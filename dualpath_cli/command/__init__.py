@@ -1,1 +1,0 @@
-"""Commands: what there is, from words to a checked launch, and what runs it."""

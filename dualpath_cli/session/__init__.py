@@ -1,1 +1,0 @@
-"""Commands that run with Lightning: its CLI and Trainer, `fit` and `validate`."""
