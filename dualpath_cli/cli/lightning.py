@@ -27,7 +27,7 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
 from dualpath_cli.output.streams import is_first_rank
-from dualpath_cli.recipe.parser import OneLine
+from dualpath_cli.recipe.parser import PARSER, OneLine
 from dualpath_cli.recipe.schedule import step_loops
 from dualpath_cli.recipe.settings import add_sections
 from dualpath_cli.run.checkpoint_files import files_of
@@ -55,7 +55,7 @@ class Parser(OneLine, LightningArgumentParser):
     """LightningCLI's parser with errors of one line."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(exit_on_error=False, add_help=False, **settings)
+        super().__init__(**PARSER, **settings)
 
 
 class DualPathCLI(LightningCLI):

@@ -4,16 +4,14 @@ One parser reads recipes, the command line and, as LightningCLI's, the classes o
 """
 
 import dataclasses
-import json
-import math
 import os
 import re
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar
 
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser
 from jsonargparse.typing import register_type
 
 from dualpath_cli.errors import UserError, did_you_mean
@@ -31,7 +29,6 @@ def _size(value: Any) -> Size:
 
 
 register_type(Size, serializer=int, deserializer=_size, type_check=lambda v, _: type(v) is Size)
-set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
 class OneLine:
@@ -92,7 +89,7 @@ class OneLine:
         argparse lists them nowhere in public: `tests/cli/options.txt` tells if this changes.
         """
         found = [option for action in self._actions for option in action.option_strings]
-        return {option.lstrip("-"): option for option in found}
+        return {option.lstrip("-"): option for option in found if not option.endswith("+")}
 
     def unknown_key(self, key: str) -> str:
         """Says that a recipe has no such key, which others call otherwise or have elsewhere."""
@@ -135,11 +132,15 @@ class OneLine:
         return f"unknown option '{option}'{hint or f'; {help_} lists what there is'}"
 
 
+PARSER: dict[str, Any] = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
+"""A mistyped option must not pass for another one."""
+
+
 class Parser(OneLine, ArgumentParser):
     """The parser of every command, and of every dataclass that is read from a file."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"exit_on_error": False, "add_help": False, **settings})
+        super().__init__(**{**PARSER, **settings})
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
