@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 from filelock import FileLock
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from tests.s3 import s3_bucket, s3_server
 
 pytest_plugins = ["tests.tiny_run", "tests.faulty_data", "tests.browser"]

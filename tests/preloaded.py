@@ -4,6 +4,6 @@ import datasketch
 import pytest
 
 import data_prep.prepare
-import dualpath_cli.session.lightning_cli
+import dualpath_cli.cli.lightning
 
 __all__ = ["data_prep", "datasketch", "dualpath_cli", "pytest"]

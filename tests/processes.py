@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.training.logs import curve
 
 SERVER = multiprocessing.get_context("forkserver")

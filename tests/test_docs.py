@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.command.records import COMMANDS
+from dualpath_cli.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("*.md", "docs/**/*.md", "docs/*.ipynb", "benchmarks/*.md")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dualpath_cli as dualpath
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.errors import UserError
 from dualpath_cli.model.loss import IGNORE
 from tests.study.conftest import OPEN, model_of

@@ -13,12 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from dualpath_cli.command.parser import parser_of
 
 import dualpath_cli
 from data_prep.sources import sample
 from dualpath_cli.cli import HELP
-from dualpath_cli.command.parser import parser_of
-from dualpath_cli.command.records import COMMANDS
+from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.quickstart import STEPS
 from dualpath_cli.recipe import recipes
 
@@ -112,7 +112,7 @@ ON_THE_NETWORK = ("nemotron-cc", "recipes/data/paper.yaml")
 
 SCRIPT = """
 import sys
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 if __name__ == "__main__":
     sys.exit(main())
 """

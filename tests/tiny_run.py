@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.recipe.recipes import Recipe, merge
 from dualpath_cli.run.run_folder import newest_checkpoint
 from dualpath_cli.text.tokenizer import Tokenizer

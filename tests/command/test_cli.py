@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import yaml
+from dualpath_cli.recipe.keys import documented
 
 from dualpath_cli import __version__
-from dualpath_cli.cli import main
-from dualpath_cli.command.records import COMMANDS
+from dualpath_cli.cli.commands import COMMANDS
+from dualpath_cli.cli.main import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.recipe import recipes
-from dualpath_cli.recipe.keys import documented
 from dualpath_cli.recipe.settings import SECTIONS
 from tests.manifests import write_data_folder
 from tests.small_tokenizer import tokenizer_with
@@ -42,7 +42,7 @@ class Refuse:
 
 
 sys.meta_path.insert(0, Refuse())
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 
 for words in lines:
     began = time.process_time()

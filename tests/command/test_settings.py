@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import yaml
-
-from dualpath_cli.cli import main
 from dualpath_cli.command.parser import options_of, parser_of
-from dualpath_cli.command.records import COMMANDS
+
+from dualpath_cli.cli.commands import COMMANDS
+from dualpath_cli.cli.main import main
 from dualpath_cli.recipe.settings import SECTIONS
 from dualpath_cli.sizes import Size
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-
 from dualpath_cli.command.parser import options_of, parser_of
-from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.command.words import read
+
+from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.errors import UserError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.flops import paper
 from tests.command.test_cli import SLOW, run_without_slow_imports
 from tests.compare.run_folders import model_of, write_run, write_sweep

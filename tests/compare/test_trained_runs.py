@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.flops.count import parameters
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run.run_folder import read_recipe

@@ -6,7 +6,7 @@ import pytest
 
 from data_prep.sources import sample
 from data_prep.tokenizer import MEASURED_BYTES, _Kept
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.preparing import write_jsonl

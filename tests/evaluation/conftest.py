@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from tests.conftest import Share
 from tests.tiny_run import Fit
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.evaluation import runner
 from dualpath_cli.evaluation.table import AGGREGATE, ALL, means_of, paper_scores
 from dualpath_cli.flops import paper

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run import run_file, run_folder

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.export.command import FORMATS
 from dualpath_cli.export.hf import folder as hf
 from dualpath_cli.export.weights import Weights

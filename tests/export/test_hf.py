@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from tests.export.conftest import words
 
 RESULTS: dict[str, Any] = {

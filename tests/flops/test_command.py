@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.flops import count as flops
 from dualpath_cli.flops import paper

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.flops.command import add_arguments
 
 

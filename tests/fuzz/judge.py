@@ -15,9 +15,9 @@ from typing import Any
 from unittest import mock
 
 from dualpath_cli import cli
-from dualpath_cli.command import parser
-from dualpath_cli.command.launch import Launch
-from dualpath_cli.command.records import resolve
+from dualpath_cli.cli import parser
+from dualpath_cli.cli.commands import resolve
+from dualpath_cli.cli.launch import Launch
 from dualpath_cli.compare import command as compare
 from dualpath_cli.compare.differences import differences_of
 from dualpath_cli.compare.tables import group_tables, latex, tables_of_tests

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.generation import texts
 from dualpath_cli.recipe.recipes import merge
 from tests.conftest import OutputOf

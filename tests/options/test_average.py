@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.compare.runs import read_run
 from dualpath_cli.files import read_csv
 from dualpath_cli.model import DualPathLM
-from dualpath_cli.options.average import lineage
+from dualpath_cli.run.average import lineage
 from dualpath_cli.run.checkpoint_files import manifest_of
 from dualpath_cli.run.run_folder import AVERAGES, step_of
 from dualpath_cli.training.state.weights import load_average

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import dualpath_cli
+from dualpath_cli.cli.session import Session
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, counted
 from dualpath_cli.output.table import Column, Table, show
-from dualpath_cli.session.session import Session
 
 NAMES = ["[red]", "[/x]", "[bold]a[/bold]", ":smile:", "[link=x]"]
 

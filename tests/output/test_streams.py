@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from data_prep.__main__ import main as data_prep
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
 
 TEXT = "−Ω貝"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.own_classes.classes import FOUND
 from tests.conftest import Said
 from tests.own_classes.test_own_classes import GATE

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.command import launch
-from dualpath_cli.command.records import COMMANDS
+from dualpath_cli.cli import launch
+from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops import count as flops

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from tests.tiny_run import SEQ_LEN, back_to_step, of_an_earlier_version, tables
 
 Change = Callable[[dict[str, Any]], object]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dualpath_cli
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.run import run_folder
 
 

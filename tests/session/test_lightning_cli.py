@@ -6,9 +6,9 @@ import inspect
 import pytest
 from lightning.pytorch import Trainer
 
-from dualpath_cli.command.records import COMMANDS, resolve
+from dualpath_cli.cli.commands import COMMANDS, resolve
+from dualpath_cli.cli.lightning import DualPathCLI
 from dualpath_cli.recipe import settings
-from dualpath_cli.session.lightning_cli import DualPathCLI
 
 
 def test_its_help_lists_every_command(capsys):

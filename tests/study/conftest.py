@@ -14,7 +14,7 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.output.figures import save

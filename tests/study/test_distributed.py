@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from tests.processes import run_on_two_ranks
 from tests.study.conftest import OPEN
 from tests.study.routing.test_study import PER_LAYER, rows_of

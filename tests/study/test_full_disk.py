@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dualpath_cli import files
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 
 
 class Disk:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from tests.command.test_settings import OPTIONS
 
 ABLATE, ROUTING = "ablate --ckpt_path .", "routing --ckpt_path ."
@@ -51,7 +51,7 @@ SCORED, READ = (f"{words} --data.val.held_out text.txt" for words in (ABLATE, RO
 )
 def test_a_mistake_is_one_line_and_exit_code_2(words, message, run_folder, capsys, monkeypatch):
     monkeypatch.chdir(run_folder)
-    monkeypatch.setattr("dualpath_cli.session.lightning_cli.run", lambda launch: 0)
+    monkeypatch.setattr("dualpath_cli.cli.lightning.run", lambda launch: 0)
     command, *rest = words.split(" ")
     assert main([command, *rest]) == 2
     captured = capsys.readouterr()

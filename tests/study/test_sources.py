@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.module import DualPathModule
 from tests.study.routing.test_study import rows_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli.command import launch
+from dualpath_cli.cli import launch
 from dualpath_cli.run.run_folder import AVERAGES
 from dualpath_cli.sweep import options, request, runner, worker
 from dualpath_cli.sweep.request import Request
@@ -23,7 +23,7 @@ FAKE_FIT = [sys.executable, str(Path(__file__).with_name("fake_fit.py"))]
 SWEEP = f"""
 import sys
 from dualpath_cli import cli
-from dualpath_cli.command import launch
+from dualpath_cli.cli import launch
 from dualpath_cli.sweep import worker
 worker.command_of = lambda run: [*{FAKE_FIT}, str(run.path)]
 launch.to_train = lambda *_: None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.files import read_csv
 from dualpath_cli.sweep import runner
 from dualpath_cli.sweep.runs import Run

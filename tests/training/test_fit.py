@@ -16,8 +16,8 @@ import pytest
 import torch
 import yaml
 
-from dualpath_cli.cli import main
-from dualpath_cli.command.checks import micro_batches
+from dualpath_cli.cli.checks import micro_batches
+from dualpath_cli.cli.main import main
 from dualpath_cli.config import GROUP_OF
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.settings import RunSettings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.command.checks import check_epochs, epochs
+from dualpath_cli.cli.checks import check_epochs, epochs
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.settings import settings_from

@@ -14,9 +14,9 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli import lightning_cli
+from dualpath_cli.cli.main import main
 from dualpath_cli.run.run_folder import newest_checkpoint, step_of
-from dualpath_cli.session import lightning_cli
 from dualpath_cli.training import stopping
 from dualpath_cli.training.logs import curve
 from dualpath_cli.training.module import DualPathModule

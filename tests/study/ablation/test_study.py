@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.files import read_csv

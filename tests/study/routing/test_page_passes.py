@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import Intervention

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.study import classes
