@@ -2,13 +2,13 @@
 
 import sys
 
-from dualpath_cli import cli
+from dualpath_cli.cli import main as dualpath
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns its exit code, as `cli.main` does."""
+    """Runs the command and returns its exit code, as `dualpath`'s does."""
     words = sys.argv[1:] if arguments is None else arguments
-    return cli.main(["prepare", *words])
+    return dualpath.main(["prepare", *words])
 
 
 if __name__ == "__main__":
