@@ -38,7 +38,7 @@ from dualpath_cli.output.streams import is_first_rank
 from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, check_classes
 from dualpath_cli.recipe import recipes
-from dualpath_cli.recipe.settings import Settings, check_sections, settings_from
+from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_file, run_folder
 from dualpath_cli.run.average import averaged
 from dualpath_cli.run.run_folder import VALIDATION, Run, step_of

@@ -20,9 +20,8 @@ from rich.console import Console
 from dualpath_cli.cli.checks import CLASSES, check_trainer_classes
 from dualpath_cli.cli.commands import resolve
 from dualpath_cli.cli.launch import Launch
-from dualpath_cli.cli.words import add_words, upon
 from dualpath_cli.cli.session import OutOfMemory, Session
-from dualpath_cli.command import launch as launches
+from dualpath_cli.cli.words import add_words, upon
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
@@ -55,7 +54,7 @@ class Parser(OneLine, LightningArgumentParser):
     """LightningCLI's parser with errors of one line."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**PARSER, **settings)
+        super().__init__(**{**PARSER, **settings})
 
 
 class DualPathCLI(LightningCLI):

@@ -7,7 +7,7 @@ it has a recipe, `--SECTION.KEY VALUE` sets a key of that. LightningCLI's parser
 import re
 import shutil
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from textwrap import fill, wrap
@@ -104,7 +104,7 @@ def options_of(command: Command, found: Namespace) -> Any:
         raise UserError(f"{name} {rest}") from None
 
 
-def add_words(parser: Any, command: Command, texts: dict[str, str] = {}) -> None:
+def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> None:
     """Adds a command's own options to a jsonargparse parser; `texts` are for help."""
     options = resolve(command.options)
     kinds = typing.get_type_hints(options)

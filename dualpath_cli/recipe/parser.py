@@ -60,19 +60,22 @@ class OneLine:
                 value = re.findall(r"config ['\"](.*?)['\"]", found[2])[0]
                 key = found[1]
                 return f"{key} must be a mapping, not '{value:.60}'; set --{key}.KEY VALUE instead"
-            return self._wrong(found[1], given)
+            return self._wrong(found[1], given, found[2])
         return text
 
-    def _wrong(self, key: str, given: str) -> str:
-        """Says what a key or option must be."""
+    def _wrong(self, key: str, given: str, text: str) -> str:
+        """Says what a key or option must be; of a class that is built, what jsonargparse says."""
         (action,) = [a for a in self._actions if a.dest == key][:1] or [None]
         annotation = getattr(action, "_typehint", None) or getattr(action, "type", None)
         name = self.name_of(key)
         if given in ("nan", "inf", "-inf", ".nan", ".inf", "-.inf") and _takes(annotation, float):
             return f"{name} must be a finite number, not '{given}'"
+        must = describe(annotation)
+        if "<class" in must:
+            return f"{name}: {text}"
         choices = _choices(annotation)
         near = "" if given in choices else did_you_mean(given, choices)
-        return f"{name} must be {describe(annotation)}, not '{given:.60}'{near}"
+        return f"{name} must be {must}, not '{given:.60}'{near}"
 
     def name_of(self, key: str) -> str:
         """A key of a recipe as it is, an option as the user wrote it."""
@@ -149,7 +152,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     Types are not bent: 2.0 and `true` are no whole numbers, and 3 is no text. `prefix` goes before
     keys in messages.
     """
-    parser = _parser_of(cls)
+    parser = _parser_of(cls)  # type: ignore[arg-type]
     try:
         made: Any = parser.instantiate(parser.parse_object(dict(values), defaults=True))
         return cls(**made.as_dict())

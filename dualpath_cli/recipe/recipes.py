@@ -109,7 +109,7 @@ def parse(text: str, name: str) -> Recipe:
     if content is None:
         raise UserError(f"recipe {name} is empty; give sections, such as model: {{n_layers: 4}}")
     if not isinstance(content, dict):  # whose value may be anything: it is not quoted
-        kind = {str: "a text", list: "a list"}.get(type(content), "one value")
+        kind = {"str": "a text", "list": "a list"}.get(type(content).__name__, "one value")
         raise UserError(f"recipe {name} must be a mapping of sections, not {kind}")
     return content
 
@@ -158,9 +158,7 @@ def _read(text: str) -> Any:
 class _Loader(yaml.SafeLoader):
     """YAML with 1.2's numbers (PyYAML alone reads `5e-4` as text), no dates, no key twice."""
 
-    def construct_mapping(
-        self, node: yaml.MappingNode, deep: bool = False
-    ) -> dict[Hashable, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Refuses a repeated key, of which PyYAML would keep the last."""
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
