@@ -7,19 +7,21 @@ it has a recipe, `--SECTION.KEY VALUE` sets a key of that. LightningCLI's parser
 import re
 import shutil
 import typing
+from argparse import SUPPRESS, Action
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from textwrap import fill, wrap
 from typing import Any
 
-from jsonargparse import Namespace
+from jsonargparse import DefaultHelpFormatter, Namespace
 
-from dualpath_cli.cli.commands import Command, resolve
+from dualpath_cli.cli.commands import SECTIONS, Command, resolve
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.parser import OneLine, Parser
 from dualpath_cli.recipe.recipes import Recipe, load_recipes
 from dualpath_cli.recipe.settings import add_sections
+from dualpath_cli.sizes import Size
 
 _OF_A_CLASS = re.compile(
     r"--trainer\.((callbacks|plugins|profiler|logger|strategy)(\+|\.[\w.]+\+?)"
@@ -120,7 +122,11 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
         elif typing.get_origin(kind) is tuple:
             parser.add_argument(*names, nargs="+", action="extend", default=[], help=text)
         else:
-            parser.add_argument(*names, type=kind, default=default, help=text)
+            numbers = {int: "N", Size: "N", float: "X"}
+            shown = [numbers[k] for k in (kind, *typing.get_args(kind)) if k in numbers]
+            parser.add_argument(
+                *names, type=kind, default=default, help=text, metavar=shown[0] if shown else None
+            )
     if command.needs in ("recipe", "run"):
         text = "Recipe: a path or the bare name of a packaged one. Repeated, later ones win."
         parser.add_argument("--config", "-c", action="append", default=[], help=text)
@@ -152,7 +158,7 @@ def help_of(command: Command, recipe: bool = False) -> str:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     width = max(shutil.get_terminal_size().columns - 2, 11)  # argparse's
     if recipe:
-        parser = Parser(prog=f"dualpath {command.name}", usage="[--SECTION.KEY VALUE ...]")
+        parser = Parser(prog=f"dualpath {command.name}", usage=SECTIONS, formatter_class=_Help)
         add_sections(parser)
         return parser.format_help()
     begin = f"dualpath {command.name} "
@@ -162,12 +168,25 @@ def help_of(command: Command, recipe: bool = False) -> str:
         prog=f"dualpath {command.name}",
         usage=begin + ("\n" + " " * (7 + len(begin))).join(lines),
         description=_description(options, width),
+        formatter_class=_Help,
     )
     add_words(parser, command, _texts(options))
     if command.needs in ("recipe", "run", "recipes"):
         text = "List the keys of the recipe, which --SECTION.KEY VALUE sets."
         parser.add_argument("--help-recipe", action="store_true", help=text)
     return parser.format_help()
+
+
+class _Help(DefaultHelpFormatter):
+    """Says no type, which the metavar shows, and no default that is none. Descriptions are raw."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text
+
+    def _get_help_string(self, action: Action) -> str:
+        none = action.default in (None, False, [], (), {}, SUPPRESS)
+        default = "" if none else " (default: %(default)s)"
+        return f"{action.help or ''}{default}"
 
 
 def _description(options: type, width: int) -> str:

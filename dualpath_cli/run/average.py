@@ -17,6 +17,7 @@ from dualpath_cli.run.run_folder import (
     step_of,
 )
 
+
 def averaged(run: Run, count: int) -> Run:
     """The run with the checkpoints that are averaged: the last ones up to its own.
 

@@ -129,7 +129,11 @@ def _with_experts(
 
     Where there can be no such experts, a note says why.
     """
-    kinds = replace(backbone, n_experts=0, **cell.model).block_kinds
+    try:
+        kinds = replace(backbone, n_experts=0, **cell.model).block_kinds
+    except ValueError as error:
+        budget = format_size(cell.budget)
+        raise UserError(f"--budget {budget} and {cell.name}: {error}; give a smaller one") from None
     if set(kinds) == {"loop"}:
         yield replace(cell, model=cell.model | {"n_experts": 0})
         return

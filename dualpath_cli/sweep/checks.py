@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli import launch
+from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.errors import UserError
 from dualpath_cli.own_classes.checks import check_as_begun
 from dualpath_cli.own_classes.classes import own_roles

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
@@ -21,7 +20,7 @@ from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.sweep import plan, request, tuning
 from dualpath_cli.sweep.cells import FAMILIES, Cell, solve
 from dualpath_cli.sweep.checks import check_begun, check_different, check_settings
-from dualpath_cli.sweep.request import Request
+from dualpath_cli.sweep.request import Request, Sweep
 from dualpath_cli.sweep.runner import check_none, run_all
 from dualpath_cli.sweep.runs import (
     LENGTH,
@@ -38,20 +37,20 @@ from dualpath_cli.sweep.tuning import Rates, Trial, family_of
 from dualpath_cli.sweep.worker import check_sharing, side_by_side, write_array
 
 
-def run(options: Namespace) -> str:
+def run(options: Sweep, recipe: Recipe) -> str:
     """Plans a sweep, asks, and runs it; returns what comes next.
 
     Raises:
         RunFailed: at the end, if runs failed.
         Stopped: where it was not wanted after all, or after a signal.
     """
-    wanted, console = request.read(options), plain_console()
+    wanted, console = request.read(options, recipe), plain_console()
     with alone(wanted.out / request.LOCK, wanted.out):
         return _run(wanted, console)
 
 
 def _run(wanted: Request, console: Console) -> str:
-    wanted = replace(wanted, recipe=with_kept(wanted.recipe, wanted.average))
+    wanted = replace(wanted, recipe=with_kept(wanted.recipe, wanted.options.average))
     shared = _shared(wanted)
     cells, notes = solve(wanted.wanted, shared.model)
     found = configurations(cells, wanted.varied, branches=_branches(wanted, shared))
@@ -61,12 +60,12 @@ def _run(wanted: Request, console: Console) -> str:
     trials, chosen = _settled(wanted, shared, left, rates, kept, console)
     runs = _runs(wanted, shared, found, chosen or {})
     check_different(runs)
-    if not wanted.slurm:
-        check_sharing(runs[0], wanted.jobs)
+    if not wanted.options.slurm:
+        check_sharing(runs[0], wanted.options.jobs)
     if chosen is not None:
         check_begun(runs)
     check_settings([*runs, *trials])
-    averages_of(runs, wanted.average)
+    averages_of(runs, wanted.options.average)
     _write_down(wanted, cells, notes)
     # What is tuned has its recipes once its rates are known.
     write_recipes(runs if chosen is not None else trials)
@@ -76,11 +75,11 @@ def _run(wanted: Request, console: Console) -> str:
     _show_plan(wanted, runs, trials, console)
     if not tuned:
         _show_trials(wanted, trials, console)
-    if wanted.slurm:
+    if wanted.options.slurm:
         return _array(wanted, runs if tuned else trials, tuned)
     _ask(wanted, console)
     while chosen is None:
-        failed = run_all(trials, wanted.jobs, "learning rates", console)
+        failed = run_all(trials, wanted.options.jobs, "learning rates", console)
         # The machine's failures say nothing of a rate: they are tried again, not judged.
         check_none([each for each in failed if not tuning.went_wrong(each)], len(trials))
         trials, chosen = _settled(wanted, shared, left, rates, kept, console)
@@ -88,11 +87,11 @@ def _run(wanted: Request, console: Console) -> str:
     runs = _runs(wanted, shared, found, chosen)
     check_begun(runs)
     write_recipes(runs)
-    if not tuned and wanted.tflops is None:  # their trials tell how long they take
+    if not tuned and wanted.options.tflops is None:  # their trials tell how long they take
         _show_plan(wanted, runs, trials, console)
-    check_none(run_all(runs, wanted.jobs, "sweep", console), len(runs))
-    if averages := averages_of(runs, wanted.average):
-        check_none(run_all(averages, wanted.jobs, "averages", console), len(averages))
+    check_none(run_all(runs, wanted.options.jobs, "sweep", console), len(runs))
+    if averages := averages_of(runs, wanted.options.average):
+        check_none(run_all(averages, wanted.options.jobs, "averages", console), len(averages))
     return f"next: {_comparison(wanted, runs)}"
 
 
@@ -180,8 +179,8 @@ def _write_down(wanted: Request, cells: Sequence[Cell], notes: Sequence[str]) ->
 
 def _speeds(wanted: Request, runs: Sequence[Run]) -> Mapping[str, float]:
     """FLOP/s of training by family: as given, or as far as runs have begun."""
-    if wanted.tflops is not None:
-        return dict.fromkeys(FAMILIES, wanted.tflops * 1e12)
+    if wanted.options.tflops is not None:
+        return dict.fromkeys(FAMILIES, wanted.options.tflops * 1e12)
     return plan.measured(runs)
 
 
@@ -190,7 +189,7 @@ def _show_plan(
 ) -> None:
     rows = plan.costs(runs, _speeds(wanted, [*trials, *runs]))
     write_text(wanted.out / "plan.csv", format_csv([asdict(row) for row in rows]))
-    show(console, plan.plan_table(rows, side_by_side(runs[0], wanted.jobs)))
+    show(console, plan.plan_table(rows, side_by_side(runs[0], wanted.options.jobs)))
     for row in rows:
         if row.gate_excess > TOLERANCE:
             _say(console, f"note: the gate of {row.configuration} takes {row.gate_excess:.4f} of "
@@ -211,7 +210,7 @@ def _show_trials(wanted: Request, trials: Sequence[Run], console: Console) -> No
     )
     hours = [row.hours for row in plan.costs(left, _speeds(wanted, trials)) if row.hours]
     if len(hours) == len(left):
-        text += f": {plan.duration(3600 * sum(hours) / side_by_side(left[0], wanted.jobs))}"
+        text += f": {plan.duration(3600 * sum(hours) / side_by_side(left[0], wanted.options.jobs))}"
     text += "; the first value of each --set is tuned for all" if wanted.varied else ""
     _say(console, text)
 
@@ -230,7 +229,7 @@ def _ask(wanted: Request, console: Console) -> None:
     Raises:
         Stopped: where the answer is no.
     """
-    if wanted.yes:
+    if wanted.options.yes:
         return
     if not sys.stdin.isatty():
         raise UserError(f"{wanted.out} is planned; --yes starts it where there is nobody to ask")
@@ -243,16 +242,16 @@ def _array(wanted: Request, runs: Sequence[Run], tuned: bool) -> str:
     """Writes the array of what is not finished; returns what to do with it."""
     left = [run for run in runs if not run.is_finished and run.is_ready]
     if not left:
-        if not all(each.is_finished for each in averages_of(runs, wanted.average)):
+        if not all(each.is_finished for each in averages_of(runs, wanted.options.average)):
             return "all runs are finished; this command without --slurm scores their averages"
         return f"all runs are finished; next: {_comparison(wanted, runs)}"
-    script = write_array(left, wanted.jobs, wanted.out, trials=not tuned)
-    last = tuned and all(run.is_ready for run in runs) and wanted.average == 1
+    script = write_array(left, wanted.options.jobs, wanted.out, trials=not tuned)
+    last = tuned and all(run.is_ready for run in runs) and wanted.options.average == 1
     after = _comparison(wanted, runs) if last else "this command again"
     return f"{len(left)} runs: sbatch {script}; when they are finished, {after}"
 
 
 def _comparison(wanted: Request, runs: Sequence[Run]) -> str:
     own = any(option_of(run.settings.model) for run in runs)
-    average = f" --average {wanted.average}" if wanted.average > 1 else ""
+    average = f" --average {wanted.options.average}" if wanted.options.average > 1 else ""
     return f"dualpath compare {wanted.out}{average}" + (f" {OPTION}" if own else "")

@@ -3,7 +3,6 @@
 import json
 import math
 import typing
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,14 +13,14 @@ from dualpath_cli.config import RANGES
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files import PARTIAL
 from dualpath_cli.flops.widths import Match
-from dualpath_cli.options import check_choice, folder_of, number, whole_number
+from dualpath_cli.options import Average, check_choice, folder_of, number, whole_number
+from dualpath_cli.ranges import check_ranges
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import SECTIONS
-from dualpath_cli.run import average
 from dualpath_cli.run.run_folder import RECIPE, VERSIONS, complete_checkpoints, without_numbers
-from dualpath_cli.sizes import parse_size
+from dualpath_cli.sizes import Size, parse_size
 from dualpath_cli.sweep.cells import CONTROLS, FAMILIES, Wanted
 
 T = TypeVar("T")
@@ -49,9 +48,71 @@ Varied = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
+class Sweep(Average):
+    """Solves the widths of dual-path configurations and their controls for a FLOP budget, writes a
+    recipe for each run, says what they cost, asks, and trains them. The same command continues what
+    was interrupted. Lists are separated by commas.
+    """
+
+    config: tuple[str, ...] = ()
+    """Recipe with backbone, data, tokens and all else that they share; later ones win."""
+    budget: str | None = None
+    """FLOPs per token and layer that each spends, such as 4M; several make several sweeps."""
+    alphas: str = "25,50,75"
+    """Percents of a dual block's FLOPs that its deep path gets; none trains controls alone."""
+    loops: str = "2,4"
+    """Numbers K of loops, of dual and loop blocks alike."""
+    experts: str | None = None
+    """Numbers of experts in the wide paths, of which each token takes model.top_k, at the same
+    FLOPs; 0 is a dense one. By default the recipe's number."""
+    controls: str = "wide,loop"
+    """Controls beside the dual ones, or none: wide is PureWide, loop PureLoop, expanded PureWide of
+    K times the layers, min-deep dual with the narrowest deep path."""
+    positions: bool = False
+    """Give one layer at a time a deep path, at each place in turn, beside PureWide layers of as
+    many FLOPs: where does a loop pay? Compare draws the gain by place."""
+    match: str = "linear"
+    """What meets the budget: linear FLOPs, or linear FLOPs and attention scores together (total:
+    the budget plus the passes of a dual block with the most loops), or both: linear,total."""
+    set: tuple[str, ...] = ()
+    """Also vary a key of the recipe: KEY=A,B,...; repeated, all combinations. Blocks that a key
+    says nothing about are trained once. A list is written in brackets."""
+    seeds: str = "3"
+    """Seeds of each: 3 is 0, 1 and 2, 3-5 is 3, 4 and 5. A seed is the same data order in all."""
+    tune: str | None = None
+    """Peak learning rates to try, as many for each family: wide, loop, dual, expanded. By default
+    half, once and twice the recipe's where there are several families; off takes the recipe's;
+    wide=4e-3,dual=2e-3 takes rates that are known from elsewhere, and tries none."""
+    tune_tokens: Size | None = None
+    """Tokens of a trial; by default half of the recipe's run.max_tokens."""
+    out: str | None = None
+    """Folder of the sweep; the same words continue it, more seeds or values extend it."""
+    jobs: int = 1
+    """Runs at the same time. On CPUs they share the cores; on GPUs each takes the next one, and
+    several share one where there are more runs than GPUs."""
+    slurm: bool = False
+    """Write a SLURM array, OUT/jobs.sbatch, and run nothing; it has --jobs tasks at a time."""
+    tflops: float | None = None
+    """TFLOP/s that a run sustains, for the hours of the plan; by default they follow from the first
+    run of each family, once it has begun."""
+    yes: bool = False
+    """Start without asking."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("config", "budget", "out"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is missing; see dualpath sweep --help")
+        check_ranges(self, {"jobs": (1, MOST_JOBS), "tflops": (1e-9, 1e9)})
+
+
+@dataclass(frozen=True)
 class Request:
+    """What the words of a sweep ask for."""
+
     recipe: Recipe
     """The settings that all runs share."""
+    options: Sweep
     wanted: Wanted
     varied: Varied
     seeds: range
@@ -59,22 +120,13 @@ class Request:
     """Learning rates to try; none of them: the recipe's is taken; None: the default."""
     known_rates: Mapping[str, float]
     """The rate of each family, where they are known from elsewhere; then nothing is tried."""
-    tune_tokens: int | None
     out: Path
-    jobs: int
-    slurm: bool
-    tflops: float | None
-    yes: bool
-    average: int = 1
-    """Checkpoints of each run whose mean weights are scored; 1: the last one alone."""
 
 
-def read(options: Namespace) -> Request:
-    """Reads the options."""
-    for name in ("config", "budget", "out"):
-        if not getattr(options, name):
-            raise UserError(f"--{name} is missing; see dualpath sweep --help")
-    recipe = recipes.load_recipes(options.config)
+def read(options: Sweep, recipe: Recipe) -> Request:
+    """Reads the lists of the options, and checks them against the recipe."""
+    assert options.out is not None
+    assert options.budget is not None
     out = folder_of("--out", options.out)
     _check_own(out)
     wanted = Wanted(
@@ -94,22 +146,16 @@ def read(options: Namespace) -> Request:
         )
     if not recipe.get("data", {}).get("val"):
         raise UserError(
-            "the recipe has no validation sets (data.val), by which rates are chosen and models "
-            "compared; give it one"
+            "the recipe has no validation sets, by which rates are chosen and models compared; "
+            "give one: --data.val.NAME FILE_OR_FOLDER"
         )
-    known = _known_rates(options.tune) if "=" in (options.tune or "") else {}
+    known = _known_rates(options.tune) if options.tune and "=" in options.tune else {}
     varied, rates = _varied(options.set, recipe), [] if known else _rates(options.tune)
     if (rates or known) and "optim.lr" in varied:
         raise UserError(
             "--tune chooses optim.lr, which --set varies as well; leave one of them out"
         )
-    tflops = None if options.tflops is None else _positive("--tflops", options.tflops)
-    return Request(
-        recipe, wanted, varied, _seeds(options.seeds), rates, known,
-        None if options.tune_tokens is None else parse_size(options.tune_tokens, "--tune-tokens"),
-        out, whole_number("--jobs", options.jobs, 1, MOST_JOBS), options.slurm, tflops,
-        options.yes, average.read(options.average),
-    )  # fmt: skip
+    return Request(recipe, options, wanted, varied, _seeds(options.seeds), rates, known, out)
 
 
 def _check_own(out: Path) -> None:

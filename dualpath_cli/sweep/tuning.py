@@ -76,7 +76,7 @@ def representatives(found: Sequence[Configuration]) -> dict[Family, Configuratio
 
 def first_rates(request: Request, settings: Settings, families: int) -> list[float]:
     """The grid to begin with; a single rate means that nothing is tried."""
-    own, tokens = settings.optim.lr, request.tune_tokens
+    own, tokens = settings.optim.lr, request.options.tune_tokens
     if request.tune is not None:
         rates = request.tune or [own]
     elif families < 2 or RATE in request.varied:
@@ -186,7 +186,7 @@ def trials(
 ) -> list[Run]:
     """The trials of all families at all rates; `settings` are those of all runs."""
     run = settings.run
-    tokens = max(int(run.batch_tokens), request.tune_tokens or run.max_tokens // 2)
+    tokens = max(int(run.batch_tokens), request.options.tune_tokens or run.max_tokens // 2)
     tried, shared = [], {}
     for configuration in representatives(found).values():
         for rate in rates:

@@ -50,7 +50,8 @@ def _typed(kind: Any, value: Any) -> Any:
         if kinds.keys() != value.keys():
             wrong = min(kinds.keys() ^ value.keys())
             raise ValueError(f"'{wrong:.60}' is {'unknown' if wrong in value else 'missing'}")
-        return kind(**{name: _typed(kinds[name], part) for name, part in value.items()})
+        made: Any = kind
+        return made(**{name: _typed(kinds[name], part) for name, part in value.items()})
     if origin is list and isinstance(value, list):
         return [_typed(arguments[0], part) for part in value]
     if origin is dict and isinstance(value, dict):
