@@ -4,6 +4,7 @@ Each command has one parser, of jsonargparse: the fields of its dataclass are it
 it has a recipe, `--SECTION.KEY VALUE` sets a key of that. LightningCLI's parser gets the same.
 """
 
+import json
 import re
 import shutil
 import typing
@@ -20,6 +21,7 @@ from dualpath_cli.cli.commands import SECTIONS, Command, resolve
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.parser import OneLine, Parser
 from dualpath_cli.recipe.recipes import Recipe, load_recipes
+from dualpath_cli.recipe.settings import SECTIONS as KEYS
 from dualpath_cli.recipe.settings import add_sections
 from dualpath_cli.sizes import Size
 
@@ -45,17 +47,16 @@ class Line:
     print_config: bool = False
 
     def changed(self, recipe: Recipe) -> Recipe:
-        """Returns a recipe with the keys that the words set. Sections merge."""
-        found = upon(_parser(self.command), recipe, self.light, defaults=False).as_dict()
-        return {key: found[key] for key in found if key in SECTIONS_AND_SEED}
+        """Returns a recipe, in plain values, with the keys that the words set. Sections merge."""
+        found = upon(parser_of(self.command), recipe, self.light, defaults=False).as_dict()
+        recipe = {key: found[key] for key in found if key in (*KEYS, "seed_everything")}
+        changed: Recipe = json.loads(json.dumps(recipe))
+        return changed
 
     @property
     def light(self) -> list[str]:
         """The words without those about Lightning's own classes."""
         return [word for word in self.words if not _OF_A_CLASS.match(word)]
-
-
-SECTIONS_AND_SEED = ("model", "optim", "run", "data", "trainer", "seed_everything")
 
 
 def upon(parser: Any, recipe: Recipe, words: Sequence[str], defaults: bool) -> Namespace:
@@ -73,7 +74,7 @@ def read(command: Command, words: Sequence[str]) -> Line:
     if {"-h", "--help", "--help-recipe", "--help_recipe"} & set(words):
         print(help_of(command, recipe="--help" not in words and "-h" not in words), end="")
         raise SystemExit(0)
-    parser = _parser(command)
+    parser = parser_of(command)
     words = _joined(words, parser)
     parser.words = words
     line = Line(command, tuple(words), None)
@@ -143,7 +144,7 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
 
 
 @cache
-def _parser(command: Command) -> Parser:
+def parser_of(command: Command) -> Parser:
     parser = Parser(prog=f"dualpath {command.name}")
     add_words(parser, command)
     if command.needs != "nothing":

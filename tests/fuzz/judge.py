@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from dualpath_cli import cli
 from dualpath_cli.cli import parser
 from dualpath_cli.cli.commands import resolve
 from dualpath_cli.cli.launch import Launch
+from dualpath_cli.cli.main import main
 from dualpath_cli.compare import command as compare
 from dualpath_cli.compare.differences import differences_of
 from dualpath_cli.compare.tables import group_tables, latex, tables_of_tests
@@ -81,7 +81,7 @@ def _run(words: list[str]) -> tuple[Any, str, str]:
     ):
         try:
             with _time_limit():
-                code = cli.main(words)
+                code = main(words)
         except KeyboardInterrupt:
             raise
         except BaseException as error:

@@ -237,10 +237,27 @@ def write(path: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["f80m_a50_k4", "quickstart"])
-def test_name_name_with_extension_and_path_mean_the_same_file(name, folder):
+def test_name_and_path_mean_the_same_file(name, folder):
     file = recipes.recipe_folder() / f"{name}.yaml"
-    for spelling in (name, f"{name}.yaml", str(file)):
+    for spelling in (name, str(file)):
         assert recipes.find(spelling).samefile(file)
+
+
+def test_a_bare_name_is_never_a_file_also_as_a_base(folder):
+    """Else whoever puts a file into the working directory decides what is imported."""
+    for name in ("paper", "quickstart"):
+        write(folder / name, "model: {gate: evil.Gate}")
+        write(folder / f"{name}.yaml", "model: {gate: evil.Gate}")
+    for name in ("f160m_a25_k4", "quickstart"):
+        assert "evil" not in str(recipes.load(name))
+    with pytest.raises(UserError, match=r"no recipe 'notes'.*given as ./notes"):
+        recipes.load(Path(write(folder / "notes", "run: {}")).name)
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+def test_standard_input_is_no_recipe_as_every_rank_reads_it(name):
+    with pytest.raises(UserError, match=f"recipe '{name}': every rank reads"):
+        recipes.find(name)
 
 
 @pytest.mark.parametrize("name", ["quickstart.yaml", "recipes/quickstart.yaml"])
@@ -281,7 +298,7 @@ def test_another_extension_is_not_taken_for_the_packaged_recipe(name, folder):
         (  # a chain ends with the recipe itself
             {
                 "low": "model: {d_model: 1, n_layers: 1, loops: 1}\nrun: {keep: 1}",
-                "middle": "base: low\nmodel: {d_model: 2, n_layers: 2}",
+                "middle": "base: low.yaml\nmodel: {d_model: 2, n_layers: 2}",
                 "top": "base: middle.yaml\nmodel: {d_model: 3}",
             },
             {"model": {"d_model": 3, "n_layers": 2, "loops": 1}, "run": {"keep": 1}},
@@ -289,9 +306,9 @@ def test_another_extension_is_not_taken_for_the_packaged_recipe(name, folder):
         (  # of several the later wins; two may share a third
             {
                 "root": "run: {keep: 1, log_every: 1}",
-                "left": "base: root\nrun: {keep: 2}",
-                "right": "base: root\nrun: {save_every: 3}",
-                "top": "base: [right, left]",
+                "left": "base: root.yaml\nrun: {keep: 2}",
+                "right": "base: root.yaml\nrun: {save_every: 3}",
+                "top": "base: [right.yaml, left.yaml]",
             },
             {"run": {"keep": 2, "log_every": 1, "save_every": 3}},
         ),
@@ -299,7 +316,7 @@ def test_another_extension_is_not_taken_for_the_packaged_recipe(name, folder):
             {
                 "../shared/base": "run: {keep: 4}",
                 "sibling": "base: ../shared/base.yaml\nrun: {log_every: 2}",
-                "top": "base: sibling",
+                "top": "base: sibling.yaml",
             },
             {"run": {"keep": 4, "log_every": 2}},
         ),
@@ -315,7 +332,7 @@ def test_a_recipe_stands_on_its_bases(files, expected, folder):
 @pytest.mark.parametrize("circle", ["a", "ab", "abc"])
 def test_a_circle_of_bases_is_refused(circle, folder):
     for name, base in zip(circle, circle[1:] + "a", strict=True):
-        write(folder / f"{name}.yaml", f"base: {base}")
+        write(folder / f"{name}.yaml", f"base: {base}.yaml")
     with pytest.raises(UserError, match=r"recipe .*a\.yaml has itself as a base"):
         recipes.load("a.yaml")
 

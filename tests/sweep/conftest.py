@@ -2,7 +2,6 @@
 
 import json
 import sys
-from argparse import ArgumentParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +10,10 @@ import pytest
 import yaml
 
 from dualpath_cli.cli import launch
+from dualpath_cli.cli.commands import COMMANDS
+from dualpath_cli.cli.words import read, recipe_of
 from dualpath_cli.run.run_folder import AVERAGES
-from dualpath_cli.sweep import options, request, runner, worker
+from dualpath_cli.sweep import request, runner, worker
 from dualpath_cli.sweep.request import Request
 from dualpath_cli.sweep.runs import Run
 from tests.sweep import fake_fit
@@ -22,12 +23,14 @@ STEP = 64
 FAKE_FIT = [sys.executable, str(Path(__file__).with_name("fake_fit.py"))]
 SWEEP = f"""
 import sys
-from dualpath_cli import cli
 from dualpath_cli.cli import launch
+from dualpath_cli.cli.main import main
+from dualpath_cli.cli.commands import COMMANDS
+from dualpath_cli.cli.words import read, recipe_of
 from dualpath_cli.sweep import worker
 worker.command_of = lambda run: [*{FAKE_FIT}, str(run.path)]
 launch.to_train = lambda *_: None
-sys.exit(cli.main(sys.argv[1:]))
+sys.exit(main(sys.argv[1:]))
 """
 """Runs a sweep of the stand-in as a process: `python -c SWEEP sweep ...`."""
 
@@ -65,12 +68,11 @@ def starts(out: Path) -> dict[str, list[str]]:
 
 def asked(folder: Path, *words: str, **sections: Any) -> Request:
     """A sweep of PureWide, PureLoop and a dual model; later words win."""
-    parser = ArgumentParser()
-    options.add_arguments(parser)
     recipe = write_recipe(folder, **sections)
     plain = ["--config", str(recipe), "--budget", "100K", "--alphas", "50", "--loops", "2",
              "--out", str(folder / "sweep"), "--seeds", "2"]  # fmt: skip
-    return request.read(parser.parse_args([*plain, *words]))
+    line = read(COMMANDS["sweep"], [*plain, *words])
+    return request.read(line.options, recipe_of(line))
 
 
 WORDS = ["--budget", "100K", "--alphas", "50", "--loops", "2", "--seeds", "2", "--tflops", "0.01"]

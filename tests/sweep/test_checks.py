@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli import cli
+from dualpath_cli.cli.main import main
 from dualpath_cli.own_classes.checks import hashes
 from dualpath_cli.recipe.settings import settings_from
 from tests.sweep.conftest import starts, write_recipe
@@ -21,9 +21,9 @@ def files(out: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("rates", ["off", "2e-3,4e-3"])
 def test_a_sweep_that_is_refused_leaves_the_one_before_as_it_was(rates, words, tmp_path, capsys):
     words = [*words, "--yes", "--tune", rates, "--seeds", "1", "--controls", "wide"]
-    assert cli.main(words) == 0
+    assert main(words) == 0
     before = files(tmp_path / "sweep")
-    assert cli.main([*words, "--budget", "110K"]) == 2
+    assert main([*words, "--budget", "110K"]) == 2
     assert "give this sweep another --out" in capsys.readouterr().err
     assert files(tmp_path / "sweep") == before
 
@@ -32,29 +32,29 @@ def test_no_seeds_are_added_to_runs_of_another_source(words, tmp_path, capsys):
     own = "tests.custom_classes.MlpGate"
     words = [*words, "--yes", "--tune", "off", "--set", f"model.gate=two_gates,{own}"]
     words += ["--controls", "none"]
-    assert cli.main([*words, "--seeds", "1"]) == 0
+    assert main([*words, "--seeds", "1"]) == 0
     out = tmp_path / "sweep"
     run = out / "runs" / f"a50_k2-gate_{own}" / "seed_0"
     now = hashes(settings_from(yaml.safe_load((run / "recipe.yaml").read_text())).model)
     assert now.keys() == {own}
     (run / "versions.json").write_text(json.dumps({"classes": {own: "0" * 64}}))
     before = files(out)
-    assert cli.main(words) == 2
+    assert main(words) == 2
     said = capsys.readouterr().err
     assert f"{run} was begun with another source of {own}, kept in" in said
     assert "go back to that or give this sweep another --out" in said
     assert files(out) == before
     (run / "versions.json").write_text(json.dumps({"classes": now}))
-    assert cli.main(words) == 0
+    assert main(words) == 0
     assert len(starts(out)) == 2 * 2
 
 
 def test_facts_that_nothing_follows_from_refuse_no_sweep(words, tmp_path):
     words = [*words, "--yes", "--tune", "off", "--seeds", "1", "--controls", "none"]
-    assert cli.main(words) == 0
+    assert main(words) == 0
     for versions in (tmp_path / "sweep").glob("runs/*/*/versions.json"):
         versions.write_text('{"a":')
-    assert cli.main(words) == 0
+    assert main(words) == 0
 
 
 def refused(
@@ -66,7 +66,7 @@ def refused(
     recipe, out = write_recipe(tmp_path, data=data, **sections), tmp_path / "sweep"
     plain = ["--config", str(recipe), "--out", str(out), "--budget", "100K", "--alphas", "50",
              "--loops", "2", "--controls", "none", "--tune", "off", "--seeds", "1"]  # fmt: skip
-    assert cli.main(["sweep", *plain, "--slurm", *words]) == 2
+    assert main(["sweep", *plain, "--slurm", *words]) == 2
     assert files(out) == {}
     return capsys.readouterr().err
 

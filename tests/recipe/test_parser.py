@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
-from dualpath_cli.recipe.validation import build
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.recipe.parser import build
 from dualpath_cli.sizes import Size
 
 
