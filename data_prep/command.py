@@ -1,14 +1,15 @@
-"""A preparation from its words to its last line; slow packages are imported after the checks."""
+"""`dualpath prepare`: from its options to its last line; imports slow packages after the checks."""
 
-import argparse
 import sys
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from data_prep.settings import NEMOTRON, SAMPLE, Settings, settings_from, value_of
+from data_prep.settings import NEMOTRON, SAMPLE, Settings, settings_from
+from data_prep.sources.nemotron import MIRROR
 from dualpath_cli.errors import RunFailed, UserError, of_system
 from dualpath_cli.machine import cores
+from dualpath_cli.ranges import check_ranges
 from dualpath_cli.recipe import recipes
 from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import Source, source_files
@@ -19,14 +20,76 @@ if TYPE_CHECKING:
     from dualpath_cli.text.manifest import Manifest
 
 
-def run(options: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class Prepare(Settings):
+    """Turns corpora into a data folder: cleaned, deduplicated, mixed, tokenised, and cut into
+    chunks. The same command continues an interrupted preparation.
+
+    A recipe has the options down to --chunk-tokens as keys, with _ for -; options win over it.
+    """
+
+    config: str | None = None
+    """Recipe: a YAML file, or the name of a packaged one: paper is the paper's mix. Only in a
+    recipe can sources have weights."""
+    out: str | None = None
+    """The data folder to write, or s3://BUCKET/PREFIX to upload it to."""
+    downloads: str | None = None
+    """Where downloaded files are kept; by default `downloads` beside OUT. They may be deleted when
+    the data folder is complete."""
+    workers: int | None = None
+    """Processes that clean and tokenise; by default one a core. The result is the same."""
+    executor: Literal["local", "dask"] = "local"
+    """This machine, or the workers of a Dask cluster, which need OUT, the sources and the downloads
+    on a file system that they share with this machine. The result is the same."""
+    scheduler: str | None = None
+    """The cluster's, e.g. tcp://10.0.0.1:8786."""
+    mirror: str = MIRROR
+    """Where Common Crawl's files are."""
+    strict: bool = False
+    """Stop at the first row or file that cannot be read instead of noting it."""
+    yes: bool = False
+    """Do not ask before downloading more than 20 GB."""
+    overwrite: bool = False
+    """Replace OUT where it holds other data, and discard an unfinished preparation of something
+    else; without this both are left alone."""
+    given: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises UserError for options that do not go together; `settings` checks the others."""
+        if not self.out:
+            raise UserError("prepare needs --out DIR: the data folder to write")
+        check_ranges(self, {"workers": (1, 1 << 16)})
+        if self.executor == "dask" and not self.scheduler:
+            raise UserError(
+                "--executor dask needs --scheduler ADDRESS, as `dask scheduler` prints it"
+            )
+        if self.scheduler and self.executor != "dask":
+            raise UserError(f"--scheduler '{self.scheduler}' needs --executor dask")
+        if self.workers and self.executor == "dask":
+            raise UserError(
+                f"--workers {self.workers} are processes of this machine, which --executor dask "
+                "does not start; leave it out: the cluster has workers"
+            )
+
+    def settings(self) -> Settings:
+        """The recipe's settings, over which the options win that were given."""
+        values = recipes.read(recipes.find(self.config, kind="data")) if self.config else {}
+        keys = {field.name for field in fields(Settings)}.intersection(self.given)
+        settings = settings_from(values | {key: getattr(self, key) for key in keys})
+        unlimited = settings.tokens is None and settings.num_files is None
+        if unlimited and any(s.path.partition(":")[0] == NEMOTRON for s in settings.sources):
+            settings = replace(settings, num_files=Size(1))  # terabytes otherwise
+        return settings
+
+
+def run(options: Prepare) -> None:
     """Prepares a data folder.
 
     Raises UserError for a user's mistake, RunFailed where the network, a worker or the disk fails.
     """
     again = "the same command continues"
     try:
-        _prepare(_settings(options), options)
+        _prepare(options.settings(), options)
     except KeyboardInterrupt as interrupt:
         interrupt.args = (again,)
         raise
@@ -37,28 +100,14 @@ def run(options: argparse.Namespace) -> None:
         raise RunFailed(f"{reason}; {again}") from error
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    if options.out is None:
-        raise UserError("prepare needs --out DIR: the data folder to write")
-    _check_executor(options)
-    values = recipes.read(recipes.find(options.config, kind="data")) if options.config else {}
-    for key in (field.name for field in fields(Settings)):
-        if (given := getattr(options, key)) is not None:
-            values[key] = value_of(key, given) if isinstance(given, str) else given
-    settings = settings_from(values)
-    unlimited = settings.tokens is None and settings.num_files is None
-    if unlimited and any(s.path.partition(":")[0] == NEMOTRON for s in settings.sources):
-        settings = replace(settings, num_files=Size(1))  # terabytes otherwise
-    return settings
-
-
-def _prepare(settings: Settings, options: argparse.Namespace) -> None:
+def _prepare(settings: Settings, options: Prepare) -> None:
     from data_prep.sources.corpora import find
 
     # A folder for S3 is made here first, and stays: `fit` may read either.
-    remote = options.out if options.out.startswith("s3://") else None
-    out = Path("data", PurePosixPath(options.out).name) if remote else Path(options.out)
-    downloads = options.downloads or out.parent / "downloads"
+    to = str(options.out)
+    remote = to if to.startswith("s3://") else None
+    out = Path("data", PurePosixPath(to).name) if remote else Path(to)
+    downloads = Path(options.downloads or out.parent / "downloads")
     _check_places(settings, out, downloads)
     corpora = [find(s, downloads, options.mirror, settings.num_files) for s in settings.sources]
     from data_prep.sources import sample
@@ -97,25 +146,12 @@ def _prepare(settings: Settings, options: argparse.Namespace) -> None:
         _upload(out, remote, options.overwrite)
 
 
-def _check_executor(options: argparse.Namespace) -> None:
-    """Raises UserError for options that do not go together."""
-    if options.executor == "dask" and not options.scheduler:
-        raise UserError("--executor dask needs --scheduler ADDRESS, as `dask scheduler` prints it")
-    if options.scheduler and options.executor != "dask":
-        raise UserError(f"--scheduler '{options.scheduler}' needs --executor dask")
-    if options.workers and options.executor == "dask":
-        raise UserError(
-            f"--workers {options.workers} are processes of this machine, which --executor dask "
-            "does not start; leave it out: the cluster has workers"
-        )
-
-
-def _executor(options: argparse.Namespace, folder: Path) -> "PieceExecutor":
+def _executor(options: Prepare, folder: Path) -> "PieceExecutor":
     """Returns the executor of pieces; a cluster's workers must see `folder`."""
     if options.executor == "dask":
         from data_prep.executors.cluster import Cluster
 
-        return Cluster(options.scheduler, folder)
+        return Cluster(str(options.scheduler), folder)
     from data_prep.executors.local import on_this_machine
 
     return on_this_machine(options.workers or cores())

@@ -1,16 +1,16 @@
-"""Settings of a preparation, from its recipe and the command line."""
+"""Settings of a preparation: keys of its recipe, and options of `dualpath prepare`."""
 
 import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from dualpath_cli.errors import UserError
+from dualpath_cli.ranges import check_range, check_ranges
 from dualpath_cli.recipe.parser import build
-from dualpath_cli.recipe.recipes import parse_value
 from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import NAME, split_name, stem
 from dualpath_cli.text.manifest import HUB
@@ -20,10 +20,10 @@ NEMOTRON = "nemotron-cc"
 
 Duplicates = Literal["keep", "exact", "near"]
 
-LARGEST = 10**15
-"""Counts are below it."""
+_MOST = 10**15 - 1
+"""No count is above it."""
 
-CHUNK_TOKENS = (1 << 6, 1 << 29)
+_CHUNK_TOKENS = (1 << 6, 1 << 29)
 """Smallest and largest chunk: litdata's offsets within a chunk are 32-bit numbers of bytes."""
 
 
@@ -43,7 +43,6 @@ class SourceSettings:
     """The field that holds the text, where the name chooses no format."""
 
     def __post_init__(self) -> None:
-        """Raises UserError for an invalid name and numbers out of range."""
         if not NAME.fullmatch(self.name):
             raise UserError(
                 f"'{self.name}' cannot name a source; give NAME=PATH with letters, digits, '.', "
@@ -54,11 +53,7 @@ class SourceSettings:
                 f"weight {self.weight:g} of '{self.name}' is not a share above 0; leave out a "
                 "source that is not wanted"
             )
-        if not 1 <= self.max_epochs < LARGEST:
-            raise UserError(
-                f"max_epochs {self.max_epochs} of '{self.name}' must be at least 1 and below "
-                f"{LARGEST:,}"
-            )
+        check_range(f"max_epochs of '{self.name}'", self.max_epochs, (1, _MOST))
 
     @property
     def is_remote(self) -> bool:
@@ -68,30 +63,42 @@ class SourceSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """The contents of a data folder. Fields are the keys of a recipe and, dashed, the options."""
+    """The contents of a data folder: what decides them. The texts below are those of --help."""
 
-    sources: tuple[SourceSettings, ...] = ()
+    sources: tuple[SourceSettings, ...] = field(default=(), metadata={"option": "--source"})
+    """Where the documents come from: NAME=PATH or PATH of a .txt, .md, .jsonl or .parquet file (all
+    but .parquet also as .gz or .zst), of a folder of them, or a quoted glob of any UTF-8 texts;
+    NAME gsm8k, arc or triviaqa chooses that format. nemotron-cc[:SELECTION] is Nemotron-CC from
+    Common Crawl, by default quality=high/kind=actual. hf:DATASET[:CONFIG] is a dataset of the
+    Hugging Face hub. `sample` is a small corpus written for trying things out; it also writes
+    held-out texts."""
     tokenizer: str | None = None
-    """`gpt2`, a tokenizer.json or a folder with one; None: the sample's own."""
+    """The byte-level BPE to use: gpt2 (downloaded once), a tokenizer.json, or a folder with it or
+    with vocab.json and merges.txt. `sample` has its own, of 2,048 entries."""
     tokens: Size | None = None
-    """Tokens to write, end-of-text included; None: all there are."""
+    """Tokens to write, e.g. 16M or 38.5B, end-of-text included; all there are by default. The
+    document that reaches the number is the last one."""
     num_files: Size | None = None
-    """Files to take of each source that is downloaded; None: as many as `tokens` needs."""
+    """Files to take of each source that is downloaded, in the order of a hash of their names. By
+    default as many as --tokens needs; 1 of Nemotron-CC where neither is given."""
     seed: int = 0
-    """Of the order of the documents."""
+    """Seed of the order of the documents."""
     duplicates: Duplicates = "exact"
-    """Which repeated documents are left out: none, equal texts, or also texts that resemble."""
+    """Documents to leave out: none, those with the text of an earlier one, or also those that
+    resemble one (MinHash, 5-word shingles, 14 bands of 8)."""
     decontaminate: tuple[str, ...] = ()
-    """Evaluation texts, as sources: documents that share 13 words in a row are left out."""
+    """Evaluation texts, as sources: documents that share 13 words in a row with one are left
+    out."""
     val_fraction: float = 0.0
-    """Share of the documents held out for validation, chosen by a hash of their ids."""
+    """Share of the documents to hold out in OUT/val, by a hash of their ids."""
     min_chars: Size = Size(1)
     """Shorter documents are left out."""
     chunk_tokens: Size = Size(1 << 25)
-    """Tokens in a chunk; the last one may hold fewer."""
+    """Tokens in a chunk; the last one may hold fewer. The tail of each chunk, less than a sequence,
+    is not trained on, so chunks should be large."""
 
     def __post_init__(self) -> None:
-        """Raises UserError for values out of range and settings that contradict each other."""
+        """Raises ValueError for values out of range, UserError for what contradicts itself."""
         names = [source.name for source in self.sources]
         if not names:
             raise UserError("--source is missing: say what to prepare, e.g. --source sample")
@@ -114,18 +121,12 @@ class Settings:
             raise UserError(
                 f"weights {weights} are too large or too far apart; give shares such as 0.9 and 0.1"
             )
-        for name in ("tokens", "num_files", "min_chars"):
-            if (getattr(self, name) or 0) >= LARGEST:
-                raise UserError(f"{name} must be below {LARGEST:,}, not '{getattr(self, name)}'")
-        if not 0 <= self.seed < 1 << 64:
-            raise UserError(f"seed must be at least 0 and below 2^64, not '{self.seed!s:.40}'")
-        low, high = CHUNK_TOKENS
-        if not low <= self.chunk_tokens <= high:
-            raise UserError(
-                f"--chunk-tokens {self.chunk_tokens:,} is not between {low:,} and {high:,}"
-            )
+        counts = dict.fromkeys(("tokens", "num_files", "min_chars"), (1, _MOST))
+        check_ranges(self, counts | {"seed": (0, (1 << 64) - 1), "chunk_tokens": _CHUNK_TOKENS})
         if not 0 <= self.val_fraction < 1:
-            raise UserError(f"--val-fraction {self.val_fraction} is not at least 0 and below 1")
+            raise ValueError(
+                f"val_fraction must be at least 0 and below 1, not {self.val_fraction:g}"
+            )
 
     def as_recipe(self) -> dict[str, Any]:
         """Returns the settings as a recipe holds them: plain lists and mappings."""
@@ -150,36 +151,19 @@ def settings_from(values: Mapping[str, Any]) -> Settings:
     return build(Settings, given)
 
 
-def value_of(key: str, text: str) -> Any:
-    """Returns a value of a recipe from an option's text."""
-    wants_text = get_type_hints(Settings)[key] == str | None
-    return text if wants_text else parse_value(text)
-
-
 def _named(source: Any) -> dict[str, Any]:
-    """Returns a source's keys, with a name."""
+    """Returns a source's keys, with a name: by default the last part of where it is from."""
     if isinstance(source, str):
         name, path = split_name(source)
-        return {"name": name or default_name(path), "path": path}
-    if not isinstance(source, dict):
-        raise UserError(f"sources: '{source}' is neither NAME=PATH nor a mapping with a path")
-    given = source.get("path")
-    if not given:
-        raise UserError("sources: one has no path; give path: PATH")
-    return {"name": default_name(given) if isinstance(given, str) else "source", **source}
+        return {"name": name or _default_name(path), "path": path}
+    if not isinstance(source, dict) or not source.get("path"):
+        raise UserError(f"sources: '{source!s:.60}' is neither NAME=PATH nor a mapping with a path")
+    path = source["path"]
+    return {"name": _default_name(path) if isinstance(path, str) else "source", **source}
 
 
-def default_name(path: str) -> str:
-    """Returns what a source without a name is called: the last part of where it is from.
-
-    Characters that a name may not hold become '-'.
-    """
-    if path.startswith(HUB):
-        return _plain(path.removeprefix(HUB).split(":")[0].split("/")[-1])
+def _default_name(path: str) -> str:
     if path.partition(":")[0] == NEMOTRON:
         return NEMOTRON
-    return _plain(stem(Path(path)))
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", name)
+    dataset = path.removeprefix(HUB).split(":")[0].split("/")[-1]
+    return re.sub(r"[^\w.-]+", "-", dataset if path.startswith(HUB) else stem(Path(path)))

@@ -1,8 +1,8 @@
 """`dualpath tokenizer`: trains a byte-level BPE on any texts."""
 
-import argparse
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -11,10 +11,12 @@ from rich.filesize import decimal
 from data_prep.documents.clean import clean
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import read_text, write_text
-from dualpath_cli.options import add_list_option, path_of, whole_number
+from dualpath_cli.options import folder_of
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
 from dualpath_cli.output.table import Column, Table, show
+from dualpath_cli.ranges import check_ranges
+from dualpath_cli.sizes import Size
 from dualpath_cli.text.byte_level import train
 from dualpath_cli.text.documents import Source, parse_source, read_documents, source_files
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
@@ -25,36 +27,39 @@ MEASURED_BYTES = 4_000_000
 """Text of each source that is kept while it is read, to be encoded afterwards."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_list_option(
-        parser, "--source", "SOURCE",
-        "Texts to train on: NAME=PATH or PATH of files, folders and globs, as `dualpath prepare` "
-        "reads and cleans them. A source that is given again counts again.",
-    )  # fmt: skip
-    parser.add_argument(
-        "--vocab-size", metavar="N",
-        help="Entries, such as 8192: the 256 bytes, end-of-text and the merges.",
-    )  # fmt: skip
-    parser.add_argument("--out", metavar="DIR", help="Folder to write tokenizer.json to.")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="Replace another tokenizer that is in DIR."
-    )
+@dataclass(frozen=True)
+class TrainTokenizer:
+    """Trains a byte-level BPE on any texts, for `dualpath prepare --tokenizer DIR`.
+
+    dualpath tokenizer --source 'docs/**/*.md' --vocab-size 8192 --out tokenizer
+    """
+
+    source: tuple[str, ...] = ()
+    """Texts to train on: NAME=PATH or PATH of files, folders and globs, as `dualpath prepare` reads
+    and cleans them. A source that is given again counts again."""
+    vocab_size: Size | None = None
+    """Entries, such as 8192: the 256 bytes, end-of-text and the merges."""
+    out: str | None = None
+    """Folder to write tokenizer.json to."""
+    overwrite: bool = False
+    """Replace another tokenizer that is in DIR."""
+
+    def __post_init__(self) -> None:
+        for name in ("source", "vocab_size", "out"):
+            if not getattr(self, name):
+                raise UserError(f"tokenizer needs --{name.replace('_', '-')}: see --help")
+        check_ranges(self, {"vocab_size": SIZES})
 
 
-def run(options: argparse.Namespace) -> str:
+def run(options: TrainTokenizer) -> str:
     """Trains a tokenizer, prints what it was trained on, and returns the last line.
 
-    Raises UserError for a mistake, where a text cannot be read, where the texts are too few for the
-    vocabulary, and where DIR holds another tokenizer that may not be replaced.
+    Raises UserError where a text cannot be read, where the texts are too few for the vocabulary,
+    and where DIR holds another tokenizer that may not be replaced.
     """
-    for name in ("source", "vocab_size", "out"):
-        if not getattr(options, name):
-            raise UserError(f"tokenizer needs --{name.replace('_', '-')}: see --help")
     sources = list(map(parse_source, options.source))
-    size = whole_number("--vocab-size", options.vocab_size, *SIZES)
-    path = path_of("--out", options.out) / TOKENIZER
-    if path.parent.exists() and not path.parent.is_dir():
-        raise UserError(f"--out '{options.out}' is a file; give a folder")
+    size = options.vocab_size or 0
+    path = folder_of("--out", options.out or "") / TOKENIZER
     other = UserError(f"'{path}' is another tokenizer; give another --out or add --overwrite")
     protected = path.exists() and not options.overwrite
     if protected and _size(path) != size:

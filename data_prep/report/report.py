@@ -1,6 +1,6 @@
 """`dualpath prepare inspect`: what an inspection found, as tables and samples."""
 
-import argparse
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -11,39 +11,40 @@ from data_prep.report.inspection import Inspection, inspect
 from dualpath_cli.errors import RunFailed, UserError
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import Column, Table, show
+from dualpath_cli.ranges import check_ranges
 from dualpath_cli.text.storage import is_remote
 
 _TEXT_WIDTH = 120
 _BAR = 15
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", nargs="?", metavar="DIR", help="The data folder, on a disk.")
-    parser.add_argument(
-        "--samples",
-        type=int,
-        default=3,
-        metavar="N",
-        help="Documents to show, drawn uniformly over documents (default 3).",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="Seed of that choice (default 0)."
-    )
+@dataclass(frozen=True)
+class Inspect:
+    """Reads every byte of a data folder, reports what differs from its manifest, and prints what is
+    in it: its sources, the lengths of its documents, and some of these.
+    """
+
+    folder: str | None = field(default=None, metadata={"positional": True})
+    """The data folder, on a disk."""
+    samples: int = 3
+    """Documents to show, drawn uniformly over documents."""
+    seed: int = 0
+    """Seed of that choice."""
+
+    def __post_init__(self) -> None:
+        if self.folder is None:
+            raise UserError("prepare inspect needs DIR: a data folder")
+        check_ranges(self, {"samples": (0, 1 << 32), "seed": (0, 1 << 62)})
 
 
-def run(options: argparse.Namespace) -> str:
+def run(options: Inspect) -> str:
     """Inspects a data folder, prints what is in it, and returns the last line.
 
     Raises UserError for a user's mistake, RunFailed where the folder is damaged.
     """
-    if options.folder is None:
-        raise UserError("prepare inspect needs DIR: a data folder")
-    for name in ("samples", "seed"):
-        if (value := getattr(options, name)) < 0:
-            raise UserError(f"--{name} {value} is negative; give 0 or more")
-    if is_remote(options.folder):
+    folder = Path(str(options.folder))
+    if is_remote(str(options.folder)):
         raise UserError(f"'{options.folder}' is not on a disk; copy it to one to inspect it")
-    folder = Path(options.folder)
     inspection = inspect(folder, options.samples, options.seed)
     console = plain_console(highlight=False)
     report(inspection, console)

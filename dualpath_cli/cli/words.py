@@ -32,6 +32,9 @@ _OF_A_CLASS = re.compile(
 )
 """Words about Lightning's own classes, which its parser alone can read."""
 
+GIVEN = "given"
+"""A field with this name is no option: it holds the names of those that were given."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -79,6 +82,8 @@ def read(command: Command, words: Sequence[str]) -> Line:
     parser.words = words
     line = Line(command, tuple(words), None)
     found = parser.parse_args(line.light)
+    if any(field.name == GIVEN for field in fields(resolve(command.options))):
+        found[GIVEN] = list(parser.parse_args(line.light, defaults=False).keys())
     options = options_of(command, found)
     if command.needs in ("nothing", "recipes"):
         return Line(command, tuple(words), options)
@@ -113,15 +118,20 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
     kinds = typing.get_type_hints(options)
     for field in fields(options):
         kind, text = kinds[field.name], texts.get(field.name)
-        names = [f"--{field.name.replace('_', '-')}", *field.metadata.get("also", ())]
+        name = field.metadata.get("option", f"--{field.name.replace('_', '-')}")
+        names = [name, *field.metadata.get("also", ())]
         default = field.default if field.default is not MISSING else None
+        if field.name == GIVEN:
+            continue
         if kind is bool:
             parser.add_argument(*names, action="store_true", help=text)
         elif field.metadata.get("positional"):
             number = "*" if typing.get_origin(kind) is tuple else "?"
             parser.add_argument(field.name, nargs=number, default=default, help=text)
         elif typing.get_origin(kind) is tuple:
-            parser.add_argument(*names, nargs="+", action="extend", default=[], help=text)
+            parser.add_argument(
+                *names, dest=field.name, nargs="+", action="extend", default=[], help=text
+            )
         else:
             numbers = {int: "N", Size: "N", float: "X"}
             shown = [numbers[k] for k in (kind, *typing.get_args(kind)) if k in numbers]

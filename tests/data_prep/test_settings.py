@@ -5,10 +5,8 @@ from dataclasses import fields
 
 import pytest
 import yaml
-from dualpath_cli.command.parser import parser_of
 
 from data_prep.settings import Settings, SourceSettings, settings_from
-from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.recipes import find, read, recipe_folder
 
@@ -129,8 +127,3 @@ def test_a_value_that_no_key_can_have_is_named_with_its_key(key, value):
     assert name in said
     assert json.dumps(value)[:9].lower().replace("infinity", "inf") in said.replace(",", "")
     assert "\n" not in said
-
-
-def test_every_setting_is_an_option_and_a_key():
-    options = {action.dest for action in parser_of(COMMANDS["prepare"])._actions}
-    assert set(names_of(Settings)) <= options
