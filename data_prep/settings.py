@@ -147,7 +147,10 @@ def settings_from(values: Mapping[str, Any]) -> Settings:
     """
     given = {key: value for key, value in values.items() if value is not None}
     if isinstance(sources := given.get("sources"), list | tuple):
-        given["sources"] = [_named(source) for source in sources]
+        given["sources"] = [
+            build(SourceSettings, _named(source), f"sources.{n}.")
+            for n, source in enumerate(sources)
+        ]
     return build(Settings, given)
 
 

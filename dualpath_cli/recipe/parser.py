@@ -36,7 +36,10 @@ class OneLine:
 
     _actions: Any
     words: Sequence[str] = ()
-    """The user's, by which an option of two names is called in messages."""
+    """The user's, by which an option of two names is called in messages. Without any, what is wrong
+    are keys."""
+    prefix = ""
+    """Goes before keys in messages."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raises a UserError that names the key or option, its value, and the way out."""
@@ -80,11 +83,11 @@ class OneLine:
     def name_of(self, key: str) -> str:
         """A key of a recipe as it is, an option as the user wrote it."""
         for action in self._actions:
-            if action.dest == key and action.option_strings and "." not in key:
+            if action.dest == key and action.option_strings and "." not in key and self.words:
                 given = {word.partition("=")[0] for word in self.words}
                 return next((o for o in action.option_strings if o in given),
                             action.option_strings[0])  # fmt: skip
-        return key
+        return self.prefix + key
 
     def options(self) -> dict[str, str]:
         """Every option, by what it is called without hyphens before it.
@@ -100,11 +103,12 @@ class OneLine:
         if section == "trainer" and name in DECIDED_ELSEWHERE:
             return f"{key} is not used; set {DECIDED_ELSEWHERE[name]} instead"
         keys = [option for option in self.options() if option.startswith(section and f"{section}.")]
-        last = {k.rpartition(".")[2]: k for k in self.options() if "." in k} | OTHER_NAMES
+        last = {k.rpartition(".")[2]: k for k in self.options() if "." in k}
+        last |= {other: k for other, k in OTHER_NAMES.items() if k in self.options()}
         own = {k.removeprefix(f"{section}."): k for k in keys}
         near = did_you_mean(name, own | last, last | own)
         listed = [k for k in own if "." not in k]
-        return f"unknown key '{key}'{near or '; there are ' + ', '.join(listed)}"
+        return f"unknown key '{self.prefix}{key}'{near or '; there are ' + ', '.join(listed)}"
 
     def _unknown_word(self, word: str) -> str:
         """Says that a word means nothing, with the option that it is likely for.
@@ -153,11 +157,10 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     keys in messages.
     """
     parser = _parser_of(cls)  # type: ignore[arg-type]
+    parser.prefix = prefix
     try:
         made: Any = parser.instantiate(parser.parse_object(dict(values), defaults=True))
         return cls(**made.as_dict())
-    except UserError as error:
-        raise UserError(f"{prefix}{error}") from None
     except ValueError as error:
         raise UserError(f"{prefix.rstrip('.')}: {error}" if prefix else str(error)) from None
 

@@ -22,6 +22,7 @@ Recipe = dict[str, Any]
 
 MOST_CHARACTERS, MOST_VALUES = 50_000, 10_000
 """Characters of a recipe, and its values, those of an alias counted again."""
+_MOST = 10**300
 
 
 def recipe_folder() -> Path:
@@ -150,6 +151,8 @@ def _read(text: str) -> Any:
         if isinstance(value, dict | list):
             count += len(value)
             queue.extend(value.values() if isinstance(value, dict) else value)
+        if isinstance(value, int) and abs(value) > _MOST:  # beyond a float
+            raise yaml.MarkedYAMLError(problem="it has a number of hundreds of digits")
         if count > MOST_VALUES:
             raise yaml.MarkedYAMLError(problem=f"it stands for more than {MOST_VALUES:,} values")
     return content
