@@ -27,13 +27,13 @@ FORMATS = {"uint16": "no_header_numpy:5", "uint32": "no_header_numpy:6"}
 """The name of a bare array of a type in litdata's index."""
 AGAIN = "copy the folder here again, or prepare it again with `dualpath prepare ... --overwrite`"
 """The way out where a data folder is damaged."""
-_SOURCES = {
-    "data/sample": "--source sample",
-    "data/text": "--source NAME=FILES --tokenizer gpt2",
-    "data/nemotron-cc": "--config paper",
+_MADE_BY = {
+    "data/sample": "`dualpath prepare --source sample --out data/sample`",
+    "data/text": "`dualpath prepare --source NAME=FILES --tokenizer gpt2 --out data/text`",
+    "data/nemotron-cc": "`make prepare-data` (of one file of 350 MB), or with `dualpath prepare "
+    "--config paper --out data/nemotron-cc` (the paper's whole mix)",
 }
-"""Options of `dualpath prepare` that make the data folder of a packaged recipe."""
-_OWN = "--source NAME=FILES --tokenizer TOKENIZER"
+"""Commands that make the data folder of a packaged recipe."""
 _SHA256 = re.compile("[0-9a-f]{64}")
 _LONGEST_NAME = 255  # what file systems allow
 _MOST = 2**63  # bytes and tokens that 64 bits can count
@@ -210,10 +210,9 @@ class Manifest:
             else:  # not listed: what is no data folder may be endless
                 there, found = Path(folder).is_dir(), exists(path)
         if not there:
-            raise UserError(
-                f"data folder '{folder}' does not exist; "
-                f"make it with `dualpath prepare {_SOURCES.get(str(folder), _OWN)} --out {folder}`"
-            )
+            own = f"`dualpath prepare --source NAME=FILES --tokenizer TOKENIZER --out {folder}`"
+            made_by = _MADE_BY.get(str(folder), own)
+            raise UserError(f"data folder '{folder}' does not exist; make it with {made_by}")
         if not found:
             raise UserError(f"data folder '{folder}' has no {MANIFEST}; {AGAIN}")
         content = _json_object(path)
