@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dualpath_cli.cli import launch
 from dualpath_cli.cli.commands import COMMANDS
+from dualpath_cli.cli.words import read
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.flops import count as flops
@@ -51,7 +52,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
             patch.setattr(launch, "check_validation_sets", lambda *_: None)
             patch.setattr(launch, "check_devices", lambda *_: None)
             patch.setattr(launch, "verify_data", lambda *_, **__: None)
-            return launch.read(COMMANDS["fit"], words)
+            return launch.prepare(read(COMMANDS["fit"], words))
 
     return prepare
 
