@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import judge
-from tests.fuzz.home import write_home
+from tests.command.home import write_home
 
 SEED, BATCH = 4, 50
 RARE = [pytest.param(first, marks=pytest.mark.slow) for first in range(100, 300, BATCH)]

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from dualpath_cli.files import write_text
 from dualpath_cli.output.progress import Progress, counted
-from tests.fuzz.home import write_home
+from tests.command.home import write_home
 from tests.fuzz.judge import Ending, run_case
 
 MEMORY = 4 << 30

@@ -9,7 +9,7 @@ from typing import Any
 
 from dualpath_cli.recipe.settings import SECTIONS
 from tests.fuzz import nasty
-from tests.fuzz.home import RUN, recipe_of_home
+from tests.command.home import RUN, recipe_of_home
 
 FIT = ["fit", "--config", "tiny.yaml"]
 OF_RUN = ["--ckpt_path", RUN]

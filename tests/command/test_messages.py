@@ -1,0 +1,103 @@
+"""The one line with which each command refuses each kind of mistake, before a slow import.
+
+`messages.txt` is the table: the words after `dualpath`, then the line without its prefix, so that a
+change of wording is a diff to be read. Rewrite it with `python -m tests.command.test_messages`.
+"""
+
+import re
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualpath_cli.command.records import COMMANDS
+from dualpath_cli.errors import LONGEST
+from tests.command.home import RUN, write_home
+from tests.command.test_cli import SLOW, run_without_slow_imports
+from tests.compare.run_folders import write_sweep
+from tests.sweep.conftest import write_recipe
+
+MESSAGES = Path(__file__).with_name("messages.txt")
+ROWS = dict(row.split("\n") for row in MESSAGES.read_text().strip()[2:].split("\n\n$ "))
+"""The line that is said to the words of each row."""
+PREFIX = re.compile(rf"dualpath ?({'|'.join(COMMANDS)})?: error: ")
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{below}: &{below} [{','.join(9 * [f'*{above}'])}]\n"
+    for above, below in zip("abcdefgh", "bcdefghi", strict=True)
+)
+"""Nine lines that stand for 9 to the 9 values."""
+FILES = {
+    "section.yaml": "modle: {loops: 3}",
+    "key.yaml": "model: {n_layer: 2}",
+    "twice.yaml": "{model: {loops: 2}, model: {loops: 3}}",
+    "tag.yaml": "model: !!binary aGVsbG8=",
+    "bomb.yaml": BOMB,
+    "circle.yaml": "trainer: {callbacks: &a [*a]}",
+    "heads.yaml": "model: {d_ffn: 64, d_ffn_wide: 64, n_heads: 5}",
+    "no_model.yaml": "run: {max_tokens: 5}",
+    "sources.yaml": "sources: [{name: a}]",
+    "typo.yaml": "sources: [{path: val.jsonl, wieght: 1}]",
+    "few.txt": "few",
+    "notes.doc": "a",
+    "bad.jsonl": "{",
+    "there.jsonl": "",
+    "nothing/a.rst": "",
+    "exported/config.json": "{}",
+    "exported/recipe.yaml": "model: {}",
+    "runs/tiny/first/recipe.yaml": "model: {}",
+}
+
+
+def write_place(folder: Path) -> None:
+    """Fills the folder that the rows are run in: they read it, and change nothing."""
+    write_home(folder)
+    write_sweep(folder / "sweep", ["wide"], [0])
+    write_recipe(folder).rename(folder / "sweep.yaml")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "RUN").symlink_to(RUN)
+    (folder / "TOKENIZER").symlink_to("texts/train-tokenizer")
+
+
+def answers_in(place: Path) -> dict[str, dict[str, Any]]:
+    """The answer to the words of each row, all of them given in one process."""
+    write_place(place)
+    before = sorted(place.rglob("*"))
+    slow = (*SLOW, "scipy")
+    answers = run_without_slow_imports(list(ROWS), place, tuple({*slow} - {"rich"}))
+    assert sorted(place.rglob("*")) == before, "a mistake leaves nothing behind"
+    for answer in answers:
+        answer["err"] = answer["err"].replace(f"{place}/", "").replace(str(place), ".")
+    return dict(zip(ROWS, answers, strict=True))
+
+
+Answers = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    return answers_in(tmp_path_factory.mktemp("place"))
+
+
+@pytest.mark.parametrize("words", ROWS)
+def test_a_mistake_is_one_line_with_a_way_out_in_two_seconds(words, answers):
+    if words.startswith("evaluate") and find_spec("lm_eval") is None:
+        pytest.skip("needs the extra `eval`")
+    answer = answers[words]
+    assert (answer["code"], answer["out"]) == (2, ""), answer["err"]
+    assert answer["err"] == f"{PREFIX.match(answer['err'])[0]}{ROWS[words]}\n"
+    assert len(ROWS[words]) <= LONGEST
+    assert answer["seconds"] < 2
+
+
+def test_every_command_has_its_mistakes():
+    assert {name for name in COMMANDS for words in ROWS if words.startswith(name)} == set(COMMANDS)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        said = {words: answer["err"] for words, answer in answers_in(Path(temporary)).items()}
+    MESSAGES.write_text("\n".join(f"$ {words}\n{PREFIX.sub('', said[words])}" for words in said))
