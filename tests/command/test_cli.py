@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import json
-import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,20 +13,19 @@ from typing import Any
 
 import pytest
 import yaml
-from docstring_parser import parse_from_object
 
 from dualpath_cli import __version__
-from dualpath_cli.cli.commands import COMMANDS
-from dualpath_cli.cli.main import main
-from dualpath_cli.config import ModelConfig
+from dualpath_cli.cli import main
+from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.recipe import recipes
+from dualpath_cli.recipe.keys import documented
 from dualpath_cli.recipe.settings import SECTIONS
-from tests.manifests import write_data_folder
-from tests.small_tokenizer import tokenizer_with
+from tests.command.home import write_home
+from tests.command.test_settings import OPTIONS
 
 SLOW = ("torch", "lightning", "litdata", "torchmetrics", "rich", "tiktoken", "matplotlib")
 """Packages that take a second or more, or are needed only once a run has begun."""
-NOT_IN_FLOPS = (*(name for name in SLOW if name != "rich"), "numpy")
+NOT_IN_FLOPS = (*(name for name in SLOW if name != "rich"), "jsonargparse", "numpy", "yaml")
 """Its table is drawn by rich; the 0.3 s of its process leave no room for others."""
 
 SCRIPT = """
@@ -42,7 +41,7 @@ class Refuse:
 
 
 sys.meta_path.insert(0, Refuse())
-from dualpath_cli.cli.main import main
+from dualpath_cli.cli import main
 
 for words in lines:
     began = time.process_time()
@@ -73,47 +72,6 @@ def run_without_slow_imports(
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-# What a user has at hand
-
-TINY: dict[str, dict[str, Any]] = {
-    "model": {"vocab_size": 257, "n_layers": 2, "d_model": 16, "n_heads": 2, "n_kv_heads": 2,
-              "max_seq_len": 16, "d_ffn": 24, "d_ffn_wide": 48, "ffn_multiple_of": 8},
-    "optim": {"warmup_steps": 15},  # of 16 steps
-    "run": {"max_tokens": 1024, "batch_tokens": 64},
-    "data": {"path": "data"},
-    "trainer": {"accelerator": "cpu", "devices": 1},
-}  # fmt: skip
-
-
-def write_home(folder: Path) -> Path:
-    """Fills the folder that commands are run in: recipes, data, and runs.
-
-    runs/tiny/first has no checkpoint yet; runs/begun/default has one, of a model with two loops;
-    that of runs/elsewhere/default was validated on a text that is not here.
-    """
-    for name in ("data", "cut"):
-        write_data_folder(folder / name, [5] * 1024, tokenizer_with([]), chunk_tokens=1024)
-    os.truncate(folder / "cut" / "chunk-0-0.bin", 1000)
-    (folder / "empty").mkdir()
-    (folder / "novels.doc").touch()
-    (folder / "novels.jsonl").touch()
-    (folder / "runs" / "tiny" / "first").mkdir(parents=True)
-    (folder / "runs" / "tiny" / "first" / "recipe.yaml").write_text(yaml.safe_dump(TINY))
-    two_loops = dataclasses.asdict(ModelConfig(**{**TINY["model"], "loops": 2}))
-    gone = {"val": {"novels": "/gone/novels.jsonl"}}
-    for name, data in (("begun", {}), ("elsewhere", gone)):
-        checkpoints = folder / "runs" / name / "default" / "checkpoints"
-        checkpoints.mkdir(parents=True)
-        (checkpoints / "step-00000010").write_bytes(b"weights")
-        (checkpoints / "last").symlink_to("step-00000010")
-        (checkpoints.parent / "recipe.yaml").write_text(
-            yaml.safe_dump({"model": two_loops, "data": data})
-        )
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-    (folder / "begun.yaml").write_text("base: tiny.yaml")
-    return folder
-
-
 FLOPS = "flops --budget 80M"
 
 
@@ -129,8 +87,9 @@ FLOPS = "flops --budget 80M"
 def test_answers_that_need_no_model_import_nothing_slow(slow, lines, tmp_path):
     """And a whole recipe passes all checks before anything slow is imported."""
     # The progress of its check of the data would be drawn by rich.
-    fit = "fit --config tiny.yaml --data.max_epochs 2 --data.verify never"
-    *answers, last = run_without_slow_imports([*lines, fit], write_home(tmp_path), slow)
+    write_home(tmp_path)
+    fit = "fit --config tiny.yaml --run.name new --data.verify never"
+    *answers, last = run_without_slow_imports([*lines, fit], tmp_path, slow)
     for line, answer in zip(lines, answers, strict=True):
         assert (answer["code"], answer["err"]) == (0, ""), line
         assert answer["out"], line
@@ -161,7 +120,7 @@ def dualpath(
     return run
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]], ids=str)
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]], ids=["nothing", "--help", "-h"])
 def test_help_lists_every_command_with_what_it_does(words, dualpath):
     shown = " ".join(dualpath(*words).split())
     for name, command in COMMANDS.items():
@@ -174,12 +133,19 @@ def test_the_version_is_one_line(dualpath):
 
 def test_help_recipe_has_a_sentence_for_every_key(dualpath):
     text = " ".join(dualpath("fit", "--help-recipe").split())
-    for section, settings in SECTIONS.items():
-        for field in parse_from_object(settings).params:
-            sentence = " ".join(field.description.split())
-            assert sentence in text
-            assert sentence.endswith("."), field.arg_name
-            assert f"--{section}.{field.arg_name} " in text
+    for key in documented():
+        assert key.sentence in text
+        assert key.sentence.endswith("."), key
+        assert len(key.sentence.split()) > 2, key
+
+
+@pytest.mark.parametrize("command", ["ablate", "routing"])
+def test_help_has_a_sentence_for_each_option(command, dualpath):
+    text = " ".join(dualpath(command, "--help").split())
+    own = re.findall(rf"^{command} (--(?!help).+)", OPTIONS.read_text(), re.MULTILINE)
+    assert len(own) > 8
+    for option in own:
+        assert re.search(rf" {option} [^.]*[A-Z][^.]+\.", text), option
 
 
 def test_help_wins_over_everything_else_on_the_line(dualpath):

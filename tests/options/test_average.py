@@ -231,16 +231,3 @@ def test_the_average_of_a_run_in_float64_is_not_rounded(form, trained, tmp_path)
         name = f"model.{name.removeprefix('model.')}"
         assert torch.equal(value, sum(saved[name] for saved in each) / 3), name
         assert value.dtype == torch.float64
-
-
-@pytest.mark.parametrize("command", ["validate", "export"])
-def test_mistakes_are_said_in_a_line(command, trained, tmp_path, said):
-    run = trained()
-    more = [] if command == "validate" else ["--format", "hf", "--out", tmp_path / "hf"]
-    for count, message in (
-        ("4", f"--average 4: '{run}' keeps 3 on its way to step 6, from step 2 on; run.keep=4 in "
-              "training keeps as many"),
-        ("0", "--average must be a whole number from 1 to 10,000, not '0'"),
-    ):  # fmt: skip
-        error = said(command, "--ckpt-path", run, "--average", count, *more)
-        assert error == f"dualpath {command}: error: {message}\n"

@@ -65,32 +65,3 @@ def test_shuffled_gates_may_have_their_seed_apart():
     assert parse(["gates=shuffled", "seed=7"]) == parse(["shuffled:7"])
     assert parse([]) is None
     assert parse(["learned"]) is None
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("gate=1,0", "'gate=1,0': give KEY=VALUE or shuffled; did you mean 'gates'?"),
-        ("loops", "keys are K, gates, experts, halting, skip, kv_slots, layers, seed, tokens"),
-        ("gates=1", "--intervention gates must be such as 1,0 or shuffled, not '1'"),
-        ("gates=1,3", "each from 0 to 1"),
-        ("shuffled:x", "--intervention gates must be a whole number from 0 on, not 'x'"),
-        ("halting=0.1:change", "--intervention halting must be from 0 to 1, not '0.1:change'"),
-        ("layers=1,x", "--intervention layers must be such as 0,2, not '1,x'"),
-        ("layers=2,0 skip=0.1", "in growing order"),
-        ("experts=0", "--intervention experts must be a number such as 1, or random, not '0'"),
-        ("K=0", "--intervention K must be a whole number from 1 to"),
-        ("kv_slots=1 shuffled", "kv_slots goes without shuffled gates and random experts"),
-        ("shuffled:1 seed=2", "'seed=2': seed is given already"),
-        ("layers=0,2", "layers are those of an override, such as gates=1,0: give one, too"),
-        ("seed=7", "seed=7 goes with shuffled gates and random experts alone"),
-        ("seed=0", "seed=0 goes with shuffled gates and random experts alone"),
-        ("gates=1,0 seed=7 layers=1", "seed=7 goes with shuffled gates"),
-        ("experts=2 seed=7", "seed=7 goes with shuffled gates"),
-        ("gates=1,0 tokens=verbs", "ablate --suite token-classes"),
-    ],
-)
-def test_a_word_that_means_nothing_is_named_with_its_value(words, message):
-    with pytest.raises(UserError) as caught:
-        read(options(*words.split()))
-    assert message in str(caught.value)

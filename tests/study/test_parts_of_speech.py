@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from spacy.language import Language
 from spacy.tokens import Doc
 
-from dualpath_cli.errors import UserError
 from dualpath_cli.study import parts_of_speech
 from dualpath_cli.study.parts_of_speech import Span, Tagger, align, arithmetic, text_of
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -283,36 +281,3 @@ def test_tokens_of_gpt2_get_the_tags_that_one_expects(english, shared_data):
 
 
 # Mistakes
-
-
-def mistake(pipeline: str | Path) -> str:
-    with pytest.raises(UserError) as caught:
-        Tagger(pipeline)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def test_without_spacy_the_message_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "spacy", None)
-    assert "the package spacy: pip install 'dualpath[pos]'" in mistake("en_core_web_sm")
-
-
-@pytest.mark.parametrize("damage", ["missing", "empty", "no_weights", "a_file"])
-def test_what_is_no_pipeline_or_a_damaged_one_is_named(tmp_path, shared_data, damage):
-    path = tmp_path / "it"
-    if damage == "a_file":
-        path.write_text("")
-    elif damage != "missing":
-        path.mkdir()
-        for name in ("config.cfg", "meta.json")[: 2 * (damage == "no_weights")]:
-            (path / name).write_bytes((shared_data / "spacy_en_upos" / name).read_bytes())
-    message = mistake(path)
-    assert message.startswith(f"spaCy pipeline '{path}'")
-    assert message.endswith("; give a folder that spaCy's nlp.to_disk wrote")
-
-
-def test_a_pipeline_without_universal_tags_is_refused_with_one_that_has_them(tmp_path):
-    message = mistake(saved(spacy.blank("en"), tmp_path / "blank"))
-    assert "sets no universal part-of-speech tags" in message
-    assert message.endswith("python -m spacy download en_core_web_sm")

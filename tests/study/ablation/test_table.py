@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli.errors import UserError
 from dualpath_cli.flops.paper import inference_ablation, token_class_excess
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.output.console import plain_console
@@ -182,22 +181,6 @@ def test_the_tests_over_runs_are_corrected_for_their_number(tmp_path):
     # A class that not all runs have is left out.
     assert excess_over_runs([[row], []]) == []
     assert excess_over_runs([[row], [{**row, "excess": None}]]) == []
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ('"loss": 2.2', '"loss": null', r"the losses in '.*1' are no numbers"),
-        ('"text"', '"other"', "no row in common"),
-    ],
-)
-def test_a_run_without_numbers_and_one_of_other_sources_are_named(old, new, said, tmp_path):
-    folders = reports(tmp_path, [0.1, 0.2])
-    path = folders[1] / "ablations.json"
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(UserError, match=said):
-        ablations(folders, tmp_path, plain_console(file=io.StringIO()))
 
 
 def test_losses_that_are_no_numbers_do_not_stop_the_figures(tmp_path, drawn):
