@@ -1,4 +1,4 @@
-"""`dualpath compare` as a user sees it: what is printed and written, and mistakes of one line."""
+"""`dualpath compare` as a user sees it: what is printed and written."""
 
 import csv
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.flops import paper
-from tests.command.test_cli import SLOW, run_without_slow_imports
+from tests.command.test_cli import run_without_slow_imports
 from tests.compare.run_folders import model_of, write_run, write_sweep
 
 CELLS = ("wide", "loop_k2", "loop_k4", "a50_k2")
@@ -105,50 +105,7 @@ def test_the_papers_table_is_the_papers_and_nothing_stays_of_an_earlier_comparis
     assert "single runs, no error known" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.fixture(scope="module")
-def mistaken(tmp_path_factory) -> Path:
-    """A folder of runs that cannot be compared."""
-    folder = tmp_path_factory.mktemp("mistaken")
-    write_sweep(folder / "sweep", ["wide"], [0])
-    (folder / "file").touch()
-    for name, changes in {
-        "started/runs/wide/seed_0": {"steps": 10},
-        "texts": {"nats_per_bit": 2.1}, "bare": {"seed": 2, "tokenizer": None},
-        "another": {"tokenizer": "{ }"},
-    }.items():  # fmt: skip
-        scores = {"novels": 2.0, "peps": 2.0}
-        write_run(folder / name, model_of("wide"), scores, **({"seed": 1} | changes))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "compare needs a RUN, a folder of runs, or --paper"),
-        (["--paper", "--out", "x", "--baseline", "wide"], "--baseline is one of RUN's"),
-        (["--paper", "--out", "x", "--any-length"], "--any-length joins tables of RUNs"),
-        (["--paper", "--aggregate-only"], "--aggregate-only is about tests of RUNs"),
-        (["sweep", "--baseline", "wide,"], "names separated by commas, not 'wide,'"),
-        (["nothing"], "no run at 'nothing'; a run folder holds recipe.yaml"),
-        (["swept"], "no run at 'swept'; did you mean 'sweep'?"),
-        (["sweep", "--baseline", "wid"], "'wid' for --baseline; did you mean 'wide'?"),
-        (["sweep", "--out", "file"], "--out 'file': 'file' is a file; give a folder"),
-        (["started"], "started/runs/wide/seed_0: left out, unfinished at step 10 of 40; let fit"),
-        (["sweep", "texts", "--out", "x"], "'novels' had 2.8854 bytes a token there, 3.0297 here"),
-        (["bare", "sweep", "another", "--out", "x"], "sweep/runs/wide/seed_0 and another cannot"),
-    ],
-)
-def test_a_mistake_is_one_line(mistaken, words, said, monkeypatch, capsys):
-    monkeypatch.chdir(mistaken)
-    assert main(["compare", *words]) == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1
-
-
-def test_a_mistake_shows_before_anything_slow_and_nothing_needs_torch(swept, mistaken, tmp_path):
-    mistakes = ["compare bare sweep another --out x", "compare sweep --baseline wid"]
-    answers = run_without_slow_imports(mistakes, mistaken, (*SLOW, "scipy"))
-    comparison = f"compare {swept} --out {tmp_path}"
-    answers += run_without_slow_imports([comparison], mistaken, ("torch", "lightning"))
-    assert [answer["code"] for answer in answers] == [2, 2, 0]
+def test_a_comparison_needs_no_torch(swept, tmp_path):
+    line = f"compare {swept} --out {tmp_path / 'out'}"
+    (answer,) = run_without_slow_imports([line], tmp_path, ("torch", "lightning"))
+    assert answer["code"] == 0

@@ -133,14 +133,6 @@ def test_numbers_that_are_none_are_named(tmp_path):
     table.write_text(table.read_text().replace(",5.0,2.5", ",5.0,nan"))
     with pytest.raises(UserError, match=r"validation.csv step 40: bits_per_byte is 'nan'"):
         read_run(folder)
-    folder = write_run(tmp_path / "other", WIDE, SCORES)
-    recipe = (folder / "recipe.yaml").read_text()
-    (folder / "recipe.yaml").write_text(recipe.replace("loops: 1", "loops: many"))
-    with pytest.raises(UserError, match=r"other: model.loops must be a whole number"):
-        read_run(folder)
-    (folder / "recipe.yaml").write_text(recipe.replace("novels", "aggregate"))
-    with pytest.raises(UserError, match="validation set 'aggregate'"):
-        read_run(folder)
 
 
 def test_facts_that_are_missing_are_not_those_that_are_there(tmp_path):
