@@ -1,6 +1,5 @@
 """`dualpath prepare`: what it writes, what it says, how it ends."""
 
-import re
 import subprocess
 import sys
 
@@ -99,77 +98,6 @@ def test_any_texts_of_a_glob_are_prepared_a_file_a_document(tmp_path, small_fold
     assert "1 of 3 documents unreadable" in capsys.readouterr().err
     assert main(["--source", f"{tmp_path}/texts", *common, "--overwrite"]) == 0
     assert texts_of(tmp_path / "out") == ["hello c.md"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ("--source a='*.none' --out OUT --tokenizer TOKENIZER", "no file matches this glob"),
-        ("--source arc=ROWS --out OUT --tokenizer TOKENIZER", "the name 'arc' chose this format"),
-        ("--source HERE/*.txt --out HERE --tokenizer TOKENIZER", "lies in --out"),
-        ("--source FILE --out OUT --tokenizer none", "'none' does not exist"),
-        ("--source none.txt --out OUT --tokenizer TOKENIZER", "'none.txt' does not exist"),
-        ("--source BAD --strict --out OUT --tokenizer TOKENIZER", "line 1: not JSON"),
-        ("--source BAD --out OUT --tokenizer TOKENIZER", "no text in"),
-        ("--source FILE --out FOLDER --tokenizer TOKENIZER", "not a data folder"),
-        ("--source FILE --out HERE --tokenizer TOKENIZER", "lies in --out"),
-        ("--source HERE --out OUT --tokenizer TOKENIZER", "lies in the source"),
-        ("--source FILE --out OUT --downloads OUT --tokenizer TOKENIZER", "--downloads"),
-        (
-            "--source FILE --out FILE/b --tokenizer TOKENIZER",
-            "a file is in its way",
-        ),
-        ("--source sample facts=FILE --out OUT --tokenizer TOKENIZER", "called 'facts'"),
-        ("--source FILE --out OUT --tokenizer TOKENIZER --chunk-tokens 5", "not between 64"),
-        ("--source FILE --out OUT --tokenizer TOKENIZER --workers 0", "--workers"),
-        ("--source FILE --out OUT --tokenizer TOKENIZER --decontaminate none", "'none' does not"),
-        ("--source FILE --out OUT --tokenizer TOKENIZER --frob", "unknown option '--frob'"),
-        ("--source FILE --out OUT --executor dask", "needs --scheduler ADDRESS"),
-        ("--source FILE --out OUT --scheduler tcp://a:1", "--scheduler 'tcp://a:1' needs --exec"),
-        (
-            "--source FILE --out OUT --executor dask --scheduler tcp://a:1 --workers 2",
-            "--workers 2 are processes of this machine",
-        ),
-        (
-            "--source FILE --tokenizer TOKENIZER --out OUT --executor dask --scheduler tcp://a:1",
-            "--executor dask needs the package distributed: pip install 'dualpath[dask]'",
-        ),
-        ("--source FILE --tokenizer TOKENIZER", "prepare needs --out DIR"),
-        ("inspect", "prepare inspect needs DIR"),
-        ("inspect OUT", "does not exist; make it with"),
-        ("inspect FOLDER", "has no manifest.json"),
-        ("inspect s3://bucket/data", "'s3://bucket/data' is not on a disk"),
-        ("inspect OUT --samples -1", "--samples -1 is negative; give 0 or more"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_code_2(
-    tmp_path, small_folder, capsys, monkeypatch, arguments, reason
-):
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    (tmp_path / "a.txt").write_text("hello")
-    (tmp_path / "bad.jsonl").write_text("hello\n")
-    (tmp_path / "rows.jsonl").write_text('{"text": "hello"}\n')
-    places = {
-        "FILE": tmp_path / "a.txt",
-        "ROWS": tmp_path / "rows.jsonl",
-        "BAD": tmp_path / "bad.jsonl",
-        "OUT": tmp_path / "out",
-        "FOLDER": small_folder,
-        "HERE": tmp_path,
-        "TOKENIZER": small_folder,
-    }
-    words = [
-        re.sub("[A-Z]{3,}", lambda match: str(places[match[0]]), word) for word in arguments.split()
-    ]
-    local = words[0] != "inspect" and "--executor" not in words
-    assert main(["--workers", "1", *words] if local else words) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    command = "prepare inspect" if words[0] == "inspect" else "prepare"
-    assert captured.err.startswith(f"dualpath {command}: error: ")
-    assert reason in captured.err
-    assert captured.err.count("\n") == 1
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("name", "code"), [("none.txt", 2), ("a.txt", 0)])

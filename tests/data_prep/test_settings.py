@@ -1,13 +1,13 @@
 """Settings: recipes and options say the same things, and mistakes are named."""
 
-import json
 from dataclasses import fields
 
 import pytest
 import yaml
 
 from data_prep.settings import Settings, SourceSettings, settings_from
-from dualpath_cli.errors import UserError
+from dualpath_cli.command.parser import parser_of
+from dualpath_cli.command.records import COMMANDS
 from dualpath_cli.recipe.recipes import find, read, recipe_folder
 
 
@@ -75,55 +75,6 @@ def names_of(settings: type) -> list[str]:
     return [field.name for field in fields(settings)]
 
 
-GOOD = {"sources": ["a=a.txt"], "tokenizer": "t"}
-TWO = [{"path": "a.txt", "weight": 1}, {"path": "b.txt", "weight": 1}]
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"token": 3}, "unknown key 'token'; did you mean 'tokens'"),
-        ({"seed": -1}, "seed must be at least 0 and below 2^64, not '-1'"),
-        ({"seed": 1 << 64}, "seed must be at least 0 and below 2^64, not '18446744073709551616'"),
-        ({"tokens": 10**15}, "tokens must be below 1,000,000,000,000,000, not '1000"),
-        ({"val_fraction": 1}, "--val-fraction 1.0 is not at least 0 and below 1"),
-        ({"chunk_tokens": 5}, "--chunk-tokens 5 is not between 64 and"),
-        ({"chunk_tokens": (1 << 29) + 1}, "--chunk-tokens 536,870,913 is not between 64 and"),
-        ({"tokenizer": None}, "--tokenizer is missing"),
-        ({"sources": []}, "--source is missing"),
-        ({"sources": [3]}, "neither NAME=PATH nor a mapping"),
-        ({"sources": [{"name": "a"}]}, "sources: one has no path"),
-        ({"sources": [{"path": "a", "wieght": 1}]}, "'sources.0.wieght'; did you mean 'weight'"),
-        ({"sources": [{"path": "a", "weight": 0}]}, "weight 0 of 'a' is not a share above 0"),
-        (
-            {"sources": [{"path": "a", "weight": 1e308}, {"path": "b", "weight": 1e308}]},
-            "weights 1e+308, 1e+308 are too large",
-        ),
-        ({"sources": [{"path": "a", "max_epochs": 0}]}, "max_epochs 0 of 'a' must be at least 1"),
-        ({"sources": [{"path": "a", "name": "a/b"}]}, "'a/b' cannot name a source"),
-        ({"sources": ["a.txt", "b/a.jsonl"]}, "two sources are called 'a'"),
-        ({"sources": [*TWO, "c"]}, "source 'c' has no weight"),
-        ({"sources": ["a.txt", "b.txt"], "tokens": 5}, "2 sources: a recipe must say"),
-    ],
-)
-def test_what_cannot_be_meant_is_named(changes, reason):
-    with pytest.raises(UserError) as caught:
-        settings_from({**GOOD, **changes})
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("value", [{"a": 1}, float("inf"), 10**400], ids=["kind", "inf", "huge"])
-@pytest.mark.parametrize(
-    "key", [*names_of(Settings), *(f"sources.0.{name}" for name in names_of(SourceSettings))]
-)
-def test_a_value_that_no_key_can_have_is_named_with_its_key(key, value):
-    name = key.rpartition(".")[2]
-    source = {"path": "a", name: value} if key.startswith("sources.") else {"path": "a"}
-    own = {} if key.startswith("sources.") else {key: value}
-    with pytest.raises(UserError) as caught:
-        settings_from({**GOOD, "sources": [source], **own})
-    said = str(caught.value)
-    assert name in said
-    assert json.dumps(value)[:9].lower().replace("infinity", "inf") in said.replace(",", "")
-    assert "\n" not in said
+def test_every_setting_is_an_option_and_a_key():
+    options = {action.dest for action in parser_of(COMMANDS["prepare"])._actions}
+    assert set(names_of(Settings)) <= options

@@ -11,9 +11,6 @@ from dualpath_cli.text.manifest import Manifest
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.data_prep.preparing import write_jsonl
 
-STUDY = "0951f723406a"
-"""Fingerprint of the first study's tokenizer (docs/first_study.md of commit 1eeb645)."""
-
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -68,26 +65,3 @@ def test_texts_are_measured_from_the_first_to_the_last_of_a_source():
     assert numbers == list(range(0, 9_000, kept.every))
     assert MEASURED_BYTES / 2 < 1000 * len(numbers) <= MEASURED_BYTES
     assert (kept.documents, kept.bytes) == (9_000, 9_000_000)
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ("--vocab-size 400 --out out", "tokenizer needs --source"),
-        ("--source prose.jsonl --out out", "tokenizer needs --vocab-size"),
-        ("--source prose.jsonl --vocab-size 400", "tokenizer needs --out"),
-        ("--source none.txt --vocab-size 400 --out out", "'none.txt' does not exist"),
-        ("--source hf:a/b --vocab-size 400 --out out", "only `dualpath prepare` reads"),
-        ("--source bad.jsonl --vocab-size 400 --out out", "bad.jsonl line 1: not JSON"),
-        ("--source prose.jsonl --vocab-size 256 --out out", "a whole number from 257 to 1,048,576"),
-        ("--source few.txt --vocab-size 400 --out out", "these texts give 262 entries, fewer than"),
-        ("--source prose.jsonl --vocab-size 400 --out bad.jsonl", "--out 'bad.jsonl' is a file"),
-    ],
-)
-def test_a_mistake_is_one_line_and_leaves_nothing(words, reason, here, capsys):
-    assert main(["tokenizer", *words.split()]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("dualpath tokenizer: error: ")
-    assert reason in err
-    assert not Path("out").exists()

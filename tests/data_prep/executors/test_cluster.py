@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 pytest.importorskip("distributed", reason="no cluster: pip install 'dualpath[dask]'")
 
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from data_prep.__main__ import main
 from data_prep.documents import encoding
@@ -202,31 +201,3 @@ def test_a_source_that_workers_do_not_see_is_refused(ask, address, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"does not see '/proc/self/cwd/many/\d+.jsonl'"):
         prepare(ask(Path("/proc/self/cwd/many")), Cluster(address, tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "reason"),
-    [
-        ("tcp://127.0.0.1:1", "does not answer (nothing came within 0.2 s"),
-        ("here", "does not answer (missing port number"),
-        ("ftp://127.0.0.1:1", "does not answer (unknown address scheme"),
-        (None, "has no workers; start some: dask worker inproc://"),
-    ],
-)
-def test_a_cluster_that_is_none_is_one_line(
-    scheduler, reason, tmp_path, small_folder, capsys, monkeypatch
-):
-    words = ["--source", str(write_jsonl(tmp_path / "a.jsonl", ["hello"]))]
-    words += ["--tokenizer", str(small_folder), "--out", str(tmp_path / "out")]
-    words += ["--executor", "dask", "--scheduler"]
-    with ExitStack() as stack:
-        if scheduler is None:
-            empty = LocalCluster(n_workers=0, processes=False, dashboard_address=":0")
-            scheduler = stack.enter_context(empty).scheduler_address
-        else:
-            monkeypatch.setattr(module, "CONNECT_SECONDS", 0.2)
-        capsys.readouterr()
-        assert main([*words, scheduler]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith(f"dualpath prepare: error: --scheduler '{scheduler}' {reason}")
-    assert (captured.out, captured.err.count("\n")) == ("", 1)

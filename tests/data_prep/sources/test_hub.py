@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-import sys
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
 import pytest
 
 from data_prep.download.transfer import download
-from dualpath_cli.errors import RunFailed, UserError
+from dualpath_cli.errors import UserError
 from tests.data_prep.web import Fault, Web
 
 constants = pytest.importorskip(
@@ -142,37 +141,6 @@ def test_without_configs_it_is_the_folder_or_everything_but_held_out_files(hub):
     assert found(hub) == ["contest.jsonl", "training/test.jsonl"]
 
 
-CONFIGS = [
-    {"config_name": "one", "data_files": [{"split": "train", "path": "data/one/train-*"}]},
-    {"config_name": "two", "data_files": [{"split": "test", "path": "data/two/**"}]},
-]
-
-
-@pytest.mark.parametrize(
-    ("configs", "config", "says"),
-    [
-        (CONFIGS, None, f"'{DATASET}' has 2 configs, choose one of them: one, two$"),
-        (CONFIGS, "on", "has no config 'on'; it has one, two; did you mean 'one'"),
-        (CONFIGS, "two", "config 'two': no split 'train' to train on, only test$"),
-        (None, "tow", "no folder 'tow'; its folders: data, deep, one, two; did you mean 'two'"),
-        (
-            [{"config_name": str(n), "data_files": "*"} for n in range(100)],
-            None,
-            "has 100 configs.*: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 88 more$",
-        ),
-        (
-            [{"config_name": "x", "data_files": "*.md"}],
-            "x",
-            r"config 'x': no .parquet, .jsonl, .* file to train on; it has \.md \(1\)$",
-        ),
-    ],
-)
-def test_a_config_that_has_to_be_chosen_says_from_what(hub, configs, config, says):
-    hub.lay_out(configs=configs)
-    with pytest.raises(UserError, match=says):
-        found(hub, config)
-
-
 def test_the_token_of_the_user_goes_with_every_file(hub, monkeypatch):
     assert {file.token for file in hub_files(DATASET, endpoint=hub.url)} == {None}
     hub.lay_out(gated="manual")
@@ -196,33 +164,3 @@ def test_a_gated_dataset_says_what_to_do(hub, monkeypatch, token):
     assert message.endswith("then run this again")
     assert "\n" not in message
     assert "hf_other" not in message
-
-
-@pytest.mark.parametrize(
-    ("token", "fault", "says"),
-    [
-        (None, Fault(status=401), "is not on the hub, or is private: check its name at http://127"),
-        ("hf_mine", Fault(404, {"X-Error-Code": "RepoNotFound"}), "is not on the hub, or is"),
-        (None, Fault(status=503), r"answered 503 \(.*run this again later"),
-    ],
-)
-def test_a_hub_that_does_not_give_the_list_is_explained(hub, monkeypatch, token, fault, says):
-    if token:
-        monkeypatch.setenv("HF_TOKEN", token)
-    hub.faults[INFO] = [fault]
-    with pytest.raises(RunFailed if fault.status == 503 else UserError, match=says) as caught:
-        found(hub)
-    assert f"dataset '{DATASET}'" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_offline_mode_is_named(hub, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set; unset it"):
-        found(hub)
-
-
-def test_without_huggingface_hub_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"pip install 'dualpath\[hub\]'"):
-        hub_files(DATASET)

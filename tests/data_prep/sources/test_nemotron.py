@@ -54,23 +54,6 @@ def test_a_selection_takes_whole_components_in_any_order(web, tmp_path, selectio
     assert len(found) == len(expected) == 100 * len(folders)
 
 
-@pytest.mark.parametrize(
-    ("selection", "says"),
-    [
-        ("quality=hihg", "no file has 'quality=hihg'; .*quality=high.*did you mean 'quality=high'"),
-        ("quality=best", "there are quality=high, quality=low, quality=medium, quality=medium-h"),
-        ("high", "no file has 'high'.*did you mean 'quality=high'"),
-        ("kind=distill", "there are kind=actual, kind=synthetic; did you mean 'kind2=distill'"),
-        ("quality=low/kind=actual", "'kind=actual' with quality=low; there are kind=synthetic$"),
-    ],
-)
-def test_a_selection_that_takes_nothing_says_what_there_is(web, tmp_path, selection, says):
-    with pytest.raises(UserError, match=says) as caught:
-        files(web, selection, tmp_path)
-    assert f"'{selection}'" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_the_order_depends_on_nothing_but_the_paths(web, tmp_path):
     everything = [file.name for file in files(web, "", tmp_path)]
     high = [file.name for file in files(web, "quality=high", tmp_path)]
@@ -102,15 +85,3 @@ def test_a_list_that_is_none_is_refused_and_fetched_again(web, tmp_path, content
         files(web, "", tmp_path)
     web.files[LIST] = good
     assert len(files(web, "", tmp_path)) == len(PATHS)
-
-
-def test_a_mirror_without_the_list_is_named(web, tmp_path):
-    del web.files[LIST]
-    with pytest.raises(UserError, match=rf"mirror '{web.url}'.*404.*data\.commoncrawl\.org"):
-        files(web, "", tmp_path)
-
-
-@pytest.mark.parametrize("mirror", ["data.commoncrawl.org", "s3://commoncrawl", ""])
-def test_a_mirror_is_a_url(tmp_path, mirror):
-    with pytest.raises(UserError, match=f"mirror '{mirror}' is not a URL"):
-        nemotron_files("", mirror, tmp_path)
