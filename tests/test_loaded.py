@@ -147,13 +147,9 @@ def test_texts_are_those_of_the_command(run, tmp_path, output_of):
 
 def test_mistakes_are_one_line(run):
     loaded = dualpath.load(run)
-    for intervention, word in (
-        ("K=0", "K"), ("layers=7 K=1", "layers"), ("gate=1,0", "gates"),
-        ("gates=1,0 tokens=verbs", "ablate"),
-    ):  # fmt: skip
-        for read in (loaded.logits, loaded.loss):
-            with pytest.raises(UserError, match=word):
-                read(TEXT, intervention)
+    for read in (loaded.logits, loaded.loss):
+        with pytest.raises(UserError, match="layers"):
+            read(TEXT, "layers=7 K=1")
     for wrong in ({"temperature": 0.0}, {"top_p": 1.5}, {"top_k": 0}, {"max_new_tokens": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             loaded.generate(TEXT, **wrong)

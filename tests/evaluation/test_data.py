@@ -53,15 +53,6 @@ def test_the_few_shot_prefix_is_made_of_the_first_training_questions(tmp_path):
     answers = ["no", "yes", "no", "yes", "no"]
     expected = "".join(f"Goal: g{n}\nAnswer: {answers[n]}\n\n" for n in range(5))
     assert ask(PIQA, [tmp_path], None, None).prefix == expected
-    write_rows(tmp_path / "piqa_train.jsonl", rows[:4])
-    with pytest.raises(UserError, match="has 4 rows, 5 examples are needed"):
-        ask(PIQA, [tmp_path], None, None)
-
-
-def test_a_prefix_must_part_its_last_answer_from_the_question(tasks):
-    (tasks / "piqa.fewshot.txt").write_text("Goal: a\nAnswer: b\n")
-    with pytest.raises(UserError, match=r"piqa\.fewshot\.txt must end in a blank line"):
-        ask(PIQA, [tasks], None, None)
 
 
 def test_one_file_of_math_serves_its_subsets(tasks):
@@ -70,29 +61,6 @@ def test_one_file_of_math_serves_its_subsets(tasks):
     assert not asked.whole
     write_rows(tasks / "minerva_math_algebra.jsonl", [{"problem": "p", "solution": "s"}])
     assert ask(ALGEBRA, [tasks], None, None).whole
-
-
-def test_what_is_missing_is_said_with_what_to_give(tasks):
-    with pytest.raises(NoData, match=r"no hellaswag\.jsonl in"):
-        ask(BENCHMARKS["hellaswag"], [tasks], None, None)
-    (tasks / "piqa.fewshot.txt").unlink()
-    with pytest.raises(NoData, match=r"5 worked examples: give --fewshot DIR with piqa\.fewshot"):
-        ask(PIQA, [tasks], None, None)
-    with pytest.raises(NoData, match="holds nothing of minerva_math_precalculus"):
-        ask(BENCHMARKS["minerva_math_precalculus"], [tasks], None, None)
-
-
-def test_a_row_that_is_no_question_is_named_with_its_line(tasks):
-    rows = [*questions(2), {"goal": "g", "sol1": "s", "sol2": "t"}]
-    write_rows(tasks / "piqa.jsonl", rows)
-    with pytest.raises(UserError, match=r"piqa\.jsonl line 3: no field 'label'"):
-        ask(PIQA, [tasks], None, None)
-    (tasks / "piqa.jsonl").write_text('{"query": "\\ud800", "choices": ["a"], "gold": 0}\n')
-    with pytest.raises(UserError, match=r"piqa\.jsonl line 1: half of a surrogate pair"):
-        ask(PIQA, [tasks], None, None)
-    (tasks / "piqa.jsonl").write_text("{\n")
-    with pytest.raises(UserError, match=r"piqa\.jsonl line 1"):
-        ask(PIQA, [tasks], None, None)
 
 
 def test_what_decides_scores_decides_the_digest(tasks):

@@ -302,42 +302,6 @@ def test_a_mean_needs_all_of_its_benchmarks():
     assert means_of(scores)[ALL] == pytest.approx((7 * 1 + 6 * 2 + 3 + 4 + 5 + 6) / 17)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--out o", "needs either --ckpt-path RUN or --hf DIR"),
-        ("--ckpt_path RUN --requests --out o", "or --requests alone"),
-        ("--ckpt_path RUN", "needs --out DIR"),
-        ("--ckpt_path RUN RUN --out o", f"two RUNs are called {NAME}"),
-        ("--ckpt_path RUN --out o --tasks arc_esy", "did you mean 'arc_easy'?"),
-        ("--ckpt_path RUN --out o --tasks piqa --suite qa", "exclude each other"),
-        ("--ckpt_path RUN --out o --tasks hellaswag --data TASKS", "no hellaswag.jsonl in"),
-        ("--ckpt_path RUN --out o --suite qa --data RUN", "nothing to evaluate on: lambada: no"),
-        ("--ckpt_path RUN --out RUN/recipe.yaml", "recipe.yaml' is a file; give a folder"),
-        ("--ckpt_path RUN --out o --sources piqa=x.txt", "a benchmark of another kind"),
-        ("--ckpt_path RUN --out o --intervention kv_slots=1", "score texts with ablate"),
-        ("--ckpt_path RUN --out o --intervention layers=9 gates=1,0", "has no layer 9"),
-        ("--ckpt_path RUN --out o --tasks gsm8k --intervention gates=shuffled --data TASKS",
-         "gsm8k goes with --cache none"),
-        ("--ckpt_path RUN --out o --compare_paper", "is of none of the paper's recipes"),
-        ("--ckpt_path RUN --out o --compare_paper f80m_a50", "did you mean 'f80m_a50_k"),
-        ("--hf RUN --out o", "holds no config.json"),
-        ("--ckpt_path RUN --out o --tasks piqa --data TASKS --device cuda:99", "give cpu or auto"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_line(words, message, run, tasks, tmp_path, said, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    line = [word.replace("RUN", str(run)).replace("TASKS", str(tasks)) for word in words.split()]
-    assert message in said("evaluate", *line)
-    assert not (tmp_path / "o").exists()
-
-
-def test_without_the_library_the_extra_is_named(run, tmp_path, said, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    error = said("evaluate", "--ckpt_path", run, "--out", tmp_path / "o")
-    assert "evaluate needs lm_eval: pip install 'dualpath[eval]'" in error
-
-
 def test_a_model_that_gives_no_numbers_fails_and_is_not_kept(
     run, tasks, tmp_path, capsys, monkeypatch
 ):

@@ -165,12 +165,3 @@ def test_code_in_a_directory_is_run_with_consent_alone(name, directory, tasks, t
     line = said("evaluate", "--hf", hostile, *words)
     assert f"{name} names code of its own (auto_map); give --trust-remote-code" in line
     assert not (tmp_path / "ran").exists()
-
-
-def test_what_cannot_be_loaded_is_one_line(tasks, tmp_path, said):
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "config.json").write_text('{"model_type": "nonesuch"}')
-    words = ("evaluate", "--hf", tmp_path / "bad", "--data", tasks, "--out", tmp_path / "o")
-    assert "bad' cannot be loaded: " in said(*words, "--tasks", "piqa")
-    error = said(*words, "--tasks", "gsm8k", "--loops", "2")
-    assert "--hf goes without --loops and --intervention" in error

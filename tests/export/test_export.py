@@ -106,27 +106,6 @@ def test_what_the_disk_gives_back_otherwise_gets_no_name(
     assert not list(tmp_path.glob("out*"))
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ("", "export needs --ckpt-path RUN"),
-        ("--ckpt_path RUN", "export needs --format FORMAT: consolidated"),
-        ("--ckpt_path RUN --format consolidate", "; did you mean 'consolidated'?"),
-        ("--ckpt_path RUN --format consolidated --out x.bin", "'x.bin' must end in .safetensors"),
-        ("--ckpt_path RUN --format consolidated --out s3://b/x", "path on this machine"),
-        ("--ckpt_path RUN --format consolidated --out FOLDER", "is a folder; give a file"),
-        ("--ckpt_path RUN --format hf --out RUN/recipe.yaml", "is a file; give a folder"),
-        ("--ckpt_path RUN --format consolidated --results RUN", "goes with --format hf alone"),
-    ],
-)
-def test_a_mistake_is_one_line(more, message, trained, tmp_path, said):
-    run, folder = trained(), tmp_path / "x.safetensors"
-    folder.mkdir()
-    given = more.replace("RUN", str(run)).replace("FOLDER", str(folder))
-    assert message in said("export", *given.split())
-    assert not (run / "export").exists()
-
-
 @pytest.mark.parametrize("to", [*FORMATS, "import"])
 def test_what_cannot_be_read_is_not_handed_on(to, trained, tmp_path, said):
     source, out = trained(), tmp_path / "out.safetensors"

@@ -48,26 +48,6 @@ def test_any_other_file_and_stdin_are_one_prompt(tmp_path, monkeypatch):
     assert texts(read_prompts([], None, ())) == [""]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"prompt": "a"}\n{"promt": "b"}', "line 2: no field prompt, question or text"),
-        ('{"prompt": 3}', "line 1: no text in the values of prompt"),
-        ('{"prompt": "a", "text": "b"}', "line 1: its field 'text' has the name of what is"),
-        ('{"prompt": "\\ud800"}', "line 1: half of a surrogate pair"),
-        ('{"prompt": "a", "b": ["\\ud800"]}', "line 1: half of a surrogate pair"),
-        ('{"prompt"', "line 1: not JSON"),
-        ("\n \n", "holds no prompt"),
-    ],
-)
-def test_what_holds_no_prompt_is_named_with_its_line(content, message, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(content)
-    with pytest.raises(UserError, match=r"rows\.jsonl") as caught:
-        read_prompts([], str(path), ("text",))
-    assert message in str(caught.value)
-
-
 TOKENIZER = tokenizer_with([])
 EOT = TOKENIZER.eot_id
 
