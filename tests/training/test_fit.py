@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +15,8 @@ import pytest
 import torch
 import yaml
 
-from dualpath_cli.cli.checks import micro_batches
-from dualpath_cli.cli.main import main
+from dualpath_cli.cli import main
 from dualpath_cli.config import GROUP_OF
-from dualpath_cli.errors import UserError
 from dualpath_cli.recipe.settings import RunSettings
 from dualpath_cli.run.checkpoint_files import Files
 from dualpath_cli.run.run_folder import (
@@ -316,24 +313,6 @@ def test_a_validation_folder_of_another_tokenizer_is_refused(refused, texts, tmp
     assert "another tokenizer than the run's" in error
 
 
-@pytest.mark.parametrize(
-    ("batch_tokens", "ranks", "micro_batch", "words"),
-    [
-        (100, 1, 1, r"batch_tokens=100 is no whole number of sequences of 16 tokens; 112 is one"),
-        (192, 5, 1, r"12 sequences .* to 5 devices, but to 4; .* --run.batch_tokens 240$"),
-        (32, 3, 1, r"to 3 devices, but to 2; a new run could take --run.batch_tokens 48$"),
-        (80, 1, 2, r"micro_batch=2 does not divide the 5 sequences .* --run.micro_batch 1 does"),
-        (192, 2, 4, r"micro_batch=4 does not divide the 6 sequences .* --run.micro_batch 3"),
-        (192, 6, 4, r"micro_batch=4 does not divide the 2 sequences .* --run.micro_batch 2"),
-    ],
-)
-def test_a_step_that_cannot_be_dealt_out_is_refused_with_one_that_can(
-    batch_tokens, ranks, micro_batch, words
-):
-    with pytest.raises(UserError, match=words):
-        micro_batches(batch_tokens, 16, ranks, micro_batch)
-
-
 def test_validate_gives_the_numbers_of_the_runs_end(trained, output_of):
     run = trained()
     checkpoints = run / "checkpoints"
@@ -371,11 +350,6 @@ def test_where_compiling_fails_the_run_says_so_once_and_goes_on(fit, monkeypatch
         "dualpath: running eagerly: torch.compile does not work here "
         "(No working C++ compiler found)"
     ]
-
-
-def test_wandb_without_the_package_says_how_to_get_it(refused, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    assert "pip install 'dualpath[wandb]'" in refused(run={"wandb": "project"})
 
 
 def test_validation_does_not_run_under_inference_mode(fit, monkeypatch):

@@ -153,31 +153,6 @@ def put(name: str, content: bytes) -> Any:
     return lambda bucket: bucket.put_object(Bucket="bucket", Key=f"train/{name}", Body=content)
 
 
-@pytest.mark.parametrize(
-    ("damage", "changes", "text"),
-    [
-        (remove("chunk-0-1.bin"), {}, "s3://bucket/train/chunk-0-1.bin: chunk is missing"),
-        (put("chunk-0-1.bin", b"12"), {}, "train/chunk-0-1.bin: 2 bytes instead of"),
-        (remove("index.json"), {}, "s3://bucket/train/index.json: missing"),
-        (remove("tokenizer.json"), {}, "s3://bucket/train/tokenizer.json is missing"),
-        (remove("manifest.json"), {}, "data folder 's3://bucket/train' has no manifest.json"),
-        (None, {"path": "s3://bucket/no"}, "data folder 's3://bucket/no' does not exist; make it"),
-        (None, {"path": "s3://none/train"}, "there is no bucket 'none' at http://127.0.0.1"),
-        (None, {"path": "s3://"}, "'s3://' names no bucket"),
-        (None, {"val": {"x": "s3://bucket/x.jsonl"}}, "data.val.x: 's3://bucket/x.jsonl' is nei"),
-        (None, {"val": {"x": "s3://none/x.jsonl"}}, "there is no bucket 'none'"),
-        (None, {"val": {"x": f"{URL}/index.json"}}, "its format is not known by its name"),
-    ],
-)
-def test_a_mistake_is_one_line_before_training(
-    refused, bucket, remote, damage, changes, text, tmp_path
-):
-    if damage:
-        damage(bucket)
-    assert text in refused(data={"path": remote, **changes})
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.slow
 def test_two_ranks_share_the_cache(trained, data, remote, tmp_path):
     trained()  # writes the recipe
