@@ -96,22 +96,6 @@ def cut(name: str) -> Damage:
     return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size // 2)
 
 
-def folder_at(name: str) -> Damage:
-    def damage(folder: Path) -> None:
-        (folder / name).unlink()
-        (folder / name).mkdir()
-
-    return damage
-
-
-def loop_at(name: str) -> Damage:
-    def damage(folder: Path) -> None:
-        (folder / name).unlink()
-        (folder / name).symlink_to(name)
-
-    return damage
-
-
 def edited(name: str, *path: Any) -> Damage:
     """Sets the value at a path of keys in a JSON file: `edited(name, key, ..., value)`."""
     *keys, last, value = path
@@ -135,12 +119,6 @@ def index_edited(*path: Any) -> Damage:
         edited(MANIFEST, "index_sha256", sha256)(folder)
 
     return damage
-
-
-def lies_behind_an_error(folder: Path) -> None:
-    """A folder that lists itself, where reading a file is an error of the disk."""
-    (folder / MANIFEST).unlink()
-    (folder / MANIFEST).symlink_to("/proc/self/mem")
 
 
 CHANGED = r"changed since it was prepared \(its sha256 differs\); copy the folder here again"

@@ -37,17 +37,6 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def folder(path: Path) -> None:
-    """Puts a folder in the place, which cannot be read by anybody, not even root."""
-    path.unlink()
-    path.mkdir()
-
-
-def device(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("/dev/null")
-
-
 def no_text(path: Path) -> None:
     path.write_bytes(b"\xff\xfe\n\x00")
 
@@ -55,7 +44,7 @@ def no_text(path: Path) -> None:
 @pytest.fixture
 def home(share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a run, in which commands end where Lightning would begin."""
-    shutil.copytree(share("fuzz-home", write_home), tmp_path / "home", symlinks=True)
+    shutil.copytree(share("home", write_home), tmp_path / "home", symlinks=True)
     monkeypatch.chdir(tmp_path / "home")
     monkeypatch.setattr("dualpath_cli.cli.resolve", lambda name: lambda launch: 0)
     return tmp_path / "home"
@@ -71,9 +60,7 @@ def test_the_run_is_fine_before_it_is_damaged(home):
     ("damage", "reason"),
     [
         (no_text, "cannot be read ('utf-8' codec"),
-        (folder, "cannot be read (Is a directory)"),
         (pipe, "cannot be read (it is a pipe or a device, no file)"),
-        (device, "cannot be read (it is a pipe or a device, no file)"),
     ],
 )
 def test_a_file_that_is_no_text_is_named(name, damage, reason, home, said):
@@ -103,26 +90,6 @@ def test_a_file_of_other_content_is_named(name, text, words, home, said):
     error = said(*FIT.split())
     assert f"{RUN}/{name}" in error or "fingerprint" in error
     assert words in error
-
-
-@pytest.mark.parametrize(
-    ("name", "line", "words"),
-    [
-        ("recipe.yaml", OTHERS[0], f"'{RUN}' is neither a run folder"),
-        ("versions.json", FIT, "cannot be read (No such file or directory); put it back, or train"),
-    ],
-)
-def test_a_file_that_is_missing_is_named(name, line, words, home, said):
-    (home / RUN / name).unlink()
-    assert words in said(*line.split())
-
-
-@pytest.mark.parametrize("line", [f"{FIT} --ckpt_path {RUN}", *OTHERS])
-def test_a_folder_of_export_is_told_from_a_run(line, home, said):
-    shutil.copytree(home / RUN, home / "exported", ignore=lambda *_: ["checkpoints"])
-    (home / "exported" / "config.json").write_text("{}")
-    error = said(*line.replace(RUN, "exported").split())
-    assert "'exported' is a folder of export --format hf; dualpath import --hf exported" in error
 
 
 @pytest.mark.parametrize("name", TABLES)
