@@ -215,11 +215,3 @@ def test_a_file_system_without_locks_is_told_of(number, tmp_path, monkeypatch, c
             f"'{tmp_path}' is on a file system without locks: let nothing else write there\n"
         )
     assert not is_held(tmp_path / FIT)
-
-
-def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path):
-    (tmp_path / "file").touch()
-    file = tmp_path / "file"
-    said = "remove it, or give another name"
-    with pytest.raises(UserError, match=said), alone(file / FIT, file):
-        pass

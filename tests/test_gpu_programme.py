@@ -30,7 +30,6 @@ class Quick(Rehearsal):
 
 
 CPU = Bench(torch.device("cpu"), Quick)
-on_a_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
 @pytest.mark.parametrize("name", [f"step: {MAIN}", "ceilings: measured", "attention: as chosen"])
@@ -245,21 +244,6 @@ def test_results_get_onto_the_page_and_a_rehearsal_never_does(rehearse, tmp_path
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_has_the_numbers_of_its_files(page):
     assert results.filled(page) == page.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["out"], "--rehearse runs everything tiny on the CPU"),
-        (["out", "--rehearse", "--only", "stpe*"], "no cell is like stpe*; cells are ceilings"),
-    ],
-)
-@on_a_cpu
-def test_a_mistake_is_one_line(words, said, capsys):
-    assert once.main(words) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
 
 
 def test_the_script_hands_its_words_on(tmp_path):

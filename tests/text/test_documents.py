@@ -14,7 +14,6 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dualpath_cli.errors import UserError
 from dualpath_cli.text.documents import Source, parse_source, read_documents
 
 TEXTS = ["one\ntwo\r\n", "", "é 日本 \U0001f600", "last"]
@@ -133,7 +132,6 @@ RENDERED = [
     ("arc", {"query": "Question: Why?\nAnswer:", "choices": ["No.", "So."], "gold": 1},
      "Why?", "So."),
 ]  # fmt: skip
-FIELDS = ("question", "answer", "query", "choices", "gold")
 
 
 @pytest.fixture(params=["rows.jsonl", "rows.parquet"])
@@ -157,14 +155,6 @@ def test_known_names_are_rendered_as_question_and_answer(write_row, name, row, q
     assert texts == [f"Question: {question}\nAnswer: {answer}"]
 
 
-@pytest.mark.parametrize("name", ["gsm8k", "triviaqa", "arc"])
-@pytest.mark.parametrize("row", [{"text": "a"}, dict.fromkeys(FIELDS, 7)])
-def test_rows_in_another_format_than_the_name_chose_say_so(write_row, name, row):
-    with pytest.raises(UserError, match=f"; the name '{name}' chose .*NAME=PATH") as caught:
-        list(read_documents(parse_source(f"{name}={write_row(row)}")))
-    assert "\n" not in str(caught.value)
-
-
 def test_a_path_with_an_equals_sign_is_a_path(tmp_path, monkeypatch):
     folder = tmp_path / "quality=high" / "kind=actual"
     folder.mkdir(parents=True)
@@ -173,48 +163,3 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path, monkeypatch):
     assert parse_source("quality=high/kind=actual") == Source(
         "kind=actual", Path("quality=high/kind=actual")
     )
-
-
-MANY = b"".join(b'{"text": "document %d"}\n' % n for n in range(50_000))
-WRONG = {
-    "line 3: no field 'text'; did you mean 'texts'": ("a.jsonl", b'{"text":""}\n\n{"texts":""}'),
-    "cannot be read after line 0: .*[Tt]runcated": ("a.jsonl.gz", gzip.compress(b"{}" * 99)[:-9]),
-    # One that is cut off is not taken for complete.
-    r"cannot be read after line \d{4}": ("a.jsonl.zst", zstandard.compress(MANY)[:-100]),
-    "cannot be read as Parquet": ("a.parquet", b"no parquet"),
-    "not UTF-8 at byte 2": ("a.txt", b"ab\xff"),
-}
-
-
-@pytest.mark.parametrize("reason", WRONG)
-def test_what_cannot_be_read_is_named_with_its_place(tmp_path, reason):
-    name, data = WRONG[reason]
-    path = tmp_path / name
-    path.write_bytes(data)
-    with pytest.raises(UserError, match=reason) as caught:
-        list(read_documents(parse_source(str(path))))
-    assert str(caught.value).startswith(str(path))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("spec", "reason"),
-    [
-        ("hf:openai/gsm8k", r"only `dualpath prepare` reads .*\.jsonl"),
-        ("gsm8k=hf:openai/gsm8k:main", r"only `dualpath prepare` reads .*\.jsonl"),
-        ("a=novel.jsonl", r"'novel\.jsonl' does not exist.*did you mean 'novels\.jsonl'"),
-        ("notes=*.tex", r"'\*\.tex': no file matches this glob, seen from '/.*'$"),
-        ("folder", "no readable file in the folder; give a .txt"),
-        *((f"folder/{name}", r"format is not known .*\.parquet.* a quoted glob such as")
-          for name in ("a.rst", "a.json.gz", "a.parquet.gz", "a", ".md")),
-    ],
-)  # fmt: skip
-def test_a_place_without_texts_is_named_with_the_way_out(tmp_path, monkeypatch, spec, reason):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "novels.jsonl", TEXTS)
-    (tmp_path / "folder").mkdir()
-    for name in ("a.rst", "a.json.gz", "a.parquet.gz", "a", ".md"):
-        (tmp_path / "folder" / name).write_text("x")
-    with pytest.raises(UserError, match=reason) as caught:
-        parse_source(spec)
-    assert "\n" not in str(caught.value)

@@ -16,7 +16,6 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.text import tokenizer as tokenizer_module
 from dualpath_cli.text.tokenizer import GPT2_FINGERPRINT, Tokenizer
 
-BY_BYTES = '"pre_tokenizer": {"type": "ByteLevel"}'
 TEXTS = st.text() | st.text(alphabet=" \n\t\r\u00a0a1,'é<|endoftext>", max_size=60)
 
 
@@ -143,24 +142,3 @@ def test_the_only_special_token_ends_a_text_whatever_its_name(definition):
     definition["added_tokens"][0]["content"] = "<stop>"
     definition["model"]["vocab"]["<stop>"] = definition["model"]["vocab"].pop("<|endoftext|>")
     assert Tokenizer(definition).decode([Tokenizer(definition).eot_id]) == "<stop>"
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (None, "neither tokenizer.json nor"),
-        ("{", r"cannot be read \(no JSON: "),
-        ("[]", r"cannot be read \(no JSON object"),
-        ('{"model": null}', "its model is None"),
-        (f'{{"model": {{"type": "BPE"}}, {BY_BYTES}}}', "it lacks 'vocab'"),
-        (f'{{"model": {{"type": "BPE", "vocab": null}}, {BY_BYTES}}}', "of another kind"),
-    ],
-)
-def test_a_folder_without_a_tokenizer_is_a_one_line_error(tmp_path, content, reason):
-    if content:
-        (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UserError, match=reason) as caught:
-        Tokenizer.load(tmp_path)
-    message = str(caught.value)
-    assert str(tmp_path) in message
-    assert not any(word in message for word in ("\n", "Error", "NoneType"))
