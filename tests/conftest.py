@@ -42,6 +42,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 # On a busy machine the time of an example says nothing.
 hypothesis.settings.register_profile("everyday", deadline=None)
+hypothesis.settings.register_profile("torture", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile("everyday")
 
 

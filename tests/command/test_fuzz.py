@@ -1,0 +1,157 @@
+"""Random recipes, words and damaged files: no command ends in a traceback.
+
+Everyday a hundred cases of each; thousands by `--hypothesis-profile torture`, as in `make torture`.
+"""
+
+import contextlib
+import copy
+import io
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dualpath_cli import cli
+from dualpath_cli.errors import LONGEST, UserError
+from tests.command.home import RUN, recipe_of_home, write_home
+from tests.command.test_messages import BOMB, PREFIX
+from tests.command.test_settings import FIELDS, OPTIONS
+from tests.conftest import Share
+
+SECONDS = 10
+"""Of the processor's time; a recipe of 50,000 characters takes two to read."""
+NOTES = ("dualpath flops: note: ", "passed over ")
+LINES = [
+    "fit --config case.yaml",
+    "fit --config tiny.yaml --run.name new --data.val.mine val.jsonl --trainer.devices=1",
+    f"validate --config case.yaml --ckpt_path {RUN} --data.val_tokens 20K",
+    f"ablate --ckpt_path {RUN} --sources mine=val.jsonl --suite paper layers --loops 1-4 --out x",
+    f"ablate --ckpt_path {RUN} --classes n=NUM,SYM:wide --max_tokens 1K --seeds 2",
+    f"routing --ckpt_path {RUN} --tagger none --sequences 3 --anchor Answer --examples held_out:0",
+    f"routing --ckpt_path {RUN} --text hello --layer 1",
+    f"generate --ckpt_path {RUN} --prompt hello --top_k 5 --stop a --intervention gates=1,0",
+    "flops --config case.yaml --tokens 1B --gpus 8 --tflops 100",
+    "flops --budget 80M --alpha 50 --k 4 --block dual --layers 8 --dim 512 --decode 2x64@1GB/s",
+    "sweep --config case.yaml --budget 100K --alphas 50 --loops 2,3 --controls wide --out x --yes",
+    f"compare {RUN} --baseline tiny --any-length --out x",
+]
+NASTY = [
+    "", " ", "-", "--", "..", "../../x", "~", "a\\b", "x" * 300, "x" * 5000, "é" * 120, "\u202e",
+    "a\nb", "\x1b[31m", "a\udcffb", "[/x]", "{0}", "%s", "null", "nan", "1e400", "0x_", "'", '"',
+    "a=b", "*", "[", "[" * 3000, "**/*", "007", "!!binary aGVsbG8=", "&a [*a]", "<<", "base", "٣",
+]  # fmt: skip
+PIECES = [
+    BOMB, BOMB.replace("[x,x,x,x,x,x,x,x,x]", "{x: 1}").replace("[*", "{<<: [*").replace("]", "]}"),
+    "trainer:\n", "- " * 3000, "? " * 500, "a: " + "{a: " * 3000, "trainer: {callbacks: &a [*a]}",
+    "<<: 3", "base: case.yaml", "base: [tiny, nowhere]", "%YAML 9.9", "\t", "\x00", "\x85", "|",
+    "seed_everything: " + "9" * 5000, "seed_everything: 1:1:1", "date: 2020-01-01", "? [a]\n: b",
+    "x: " + "y" * 60000, "model: !!python/object/apply:os.system [true]", "model: {n_layers: 1e9}",
+]  # fmt: skip
+"""Lines of YAML that mean something else than they seem to, or too much."""
+
+texts = st.sampled_from(NASTY) | st.text(st.characters(), max_size=9).map(lambda t: t.lstrip("/"))
+numbers = st.integers() | st.floats() | st.sampled_from([0, 1, 2, 16, 2**31, 10**9, 10**99])
+values = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts | numbers, inner, max_size=2),
+    max_leaves=4,
+)
+options = st.sampled_from([f"--{name.split('--')[1]}" for name in OPTIONS.read_text().split("\n")
+                           if " --" in name])  # fmt: skip
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> bytes:
+    """The recipe of tiny.yaml with other values, other keys, and perhaps a line of YAML."""
+    recipe: dict[Any, Any] = copy.deepcopy(recipe_of_home())
+    for _ in range(draw(st.integers(0, 3))):
+        section, key = draw(st.sampled_from(sorted(FIELDS))).split(".")
+        recipe[section][draw(st.just(key) | texts)] = draw(values)
+    text = yaml.safe_dump(recipe | draw(st.dictionaries(texts, values, max_size=1)))
+    lines = [*text.splitlines(), *draw(st.lists(st.sampled_from(PIECES), max_size=1))]
+    return "\n".join(lines).encode(errors="surrogatepass")
+
+
+@st.composite
+def words(draw: st.DrawFn) -> list[str]:
+    """A command, of whose words some are others, or more."""
+    line = draw(st.sampled_from(LINES)).split()
+    for _ in range(draw(st.integers(0, 3))):
+        place = draw(st.integers(0, len(line)))
+        more = draw(st.lists(options | values.map(str) | numbers.map(str), max_size=2))
+        line[place : place + draw(st.integers(0, 1))] = more
+    return [word.replace("\0", "") for word in line]
+
+
+@st.composite
+def damages(draw: st.DrawFn) -> tuple[str, Callable[[bytes], bytes]]:
+    """A file of the run or of the data, and what becomes of its bytes."""
+    names = ["recipe.yaml", "versions.json", "tokenizer.json", "metrics.csv", "validation.csv"]
+    names = [f"{RUN}/{name}" for name in [*names, "checkpoints/manifests/step-00000002.json"]]
+    names += [f"texts/train/{name}" for name in ("manifest.json", "index.json", "chunk-0-0.bin")]
+    at, end = sorted(draw(st.tuples(*[st.floats(0, 1)] * 2)))
+    other = draw(st.binary(max_size=9) | values.map(lambda v: str(v).encode(errors="replace")))
+    return draw(st.sampled_from(names)), lambda content: b"".join(
+        [content[: int(at * len(content))], other, content[int(end * len(content)) :]]
+    )
+
+
+@pytest.fixture
+def home(share: Share, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What each case begins with; a command that would build a model ends there."""
+
+    def train(*_: object) -> None:
+        raise UserError("nothing is trained here")
+
+    monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups, rows: {})
+    monkeypatch.setattr("dualpath_cli.sweep.command.run_all", train)
+    ends = {"combine": lambda *_: []}
+    monkeypatch.setattr(cli, "resolve", lambda name: ends.get(name.split(":")[1], lambda _: 0))
+    return share("home", write_home)
+
+
+def check(home: Path, line: list[str], recipe: bytes, damage: Any = None) -> None:
+    """The command ends in time, and with one line of an error unless it ends well."""
+    with TemporaryDirectory() as box:
+        case = shutil.copytree(home, Path(box, "a", "b", "case"), symlinks=True)
+        (case / "case.yaml").write_bytes(recipe)
+        if damage is not None:
+            (case / damage[0]).write_bytes(damage[1]((case / damage[0]).read_bytes()))
+        with (
+            contextlib.chdir(case),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()) as err,
+        ):
+            began = time.process_time()
+            code = cli.main(line)
+    assert time.process_time() - began < SECONDS
+    said = [text for text in err.getvalue().split("\n")[:-1] if not text.startswith(NOTES)]
+    assert code in (0, 1, 2, 130)
+    assert len(said) == (code != 0), said
+    for text in said:
+        assert PREFIX.match(text)
+        assert text.isprintable()
+        assert len(PREFIX.sub("", text)) <= LONGEST + 10
+        assert "out of memory" not in text
+
+
+case = settings(suppress_health_check=[*HealthCheck])
+
+
+@case
+@given(words(), recipes())
+def test_no_words_and_no_recipe_end_in_a_traceback(home, line, recipe):
+    check(home, line, recipe)
+
+
+@case
+@given(st.sampled_from(LINES), damages())
+def test_no_damaged_file_ends_in_a_traceback(home, line, damage):
+    check(home, line.split(), yaml.safe_dump(recipe_of_home()).encode(), damage)
