@@ -84,7 +84,7 @@ def words(draw: st.DrawFn) -> list[str]:
     """A command, of whose words some are others, or more."""
     line = draw(st.sampled_from(LINES)).split()
     for _ in range(draw(st.integers(0, 3))):
-        place = draw(st.integers(0, len(line)))
+        place = draw(st.integers(1, len(line)))
         more = draw(st.lists(options | values.map(str) | numbers.map(str), max_size=2))
         line[place : place + draw(st.integers(0, 1))] = more
     return [word.replace("\0", "") for word in line]

@@ -1,4 +1,4 @@
-"""Settings: recipes and options say the same things, and mistakes are named."""
+"""Settings: recipes and options say the same things."""
 
 from dataclasses import fields
 

@@ -1,4 +1,4 @@
-"""Where questions come from: files, few-shot prefixes, limits; and what is said without them."""
+"""Where questions come from: files, few-shot prefixes, limits."""
 
 import gzip
 import json

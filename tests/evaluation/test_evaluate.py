@@ -1,4 +1,4 @@
-"""`dualpath evaluate` from words to files: what is written, kept, compared, and refused."""
+"""`dualpath evaluate` from words to files: what is written, kept and compared."""
 
 import csv
 import json

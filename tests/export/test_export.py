@@ -1,4 +1,4 @@
-"""`dualpath export` in any format: whole or not there, mistakes in one line, nothing damaged."""
+"""`dualpath export` in any format: whole or not there, nothing damaged."""
 
 import importlib
 import os

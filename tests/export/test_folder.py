@@ -1,4 +1,4 @@
-"""The exported folder as files: what it replaces, what is wrong in it, what its card says."""
+"""The exported folder as files: what it replaces, what is damaged in it, what its card says."""
 
 import csv
 import hashlib

@@ -1,4 +1,4 @@
-"""`dualpath generate` from words to texts and files: what is printed, kept, and refused."""
+"""`dualpath generate` from words to texts and files: what is printed and kept."""
 
 import itertools
 import json

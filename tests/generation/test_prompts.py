@@ -1,4 +1,4 @@
-"""Prompts: from words, rows, texts and stdin; what cannot be one is named with its place."""
+"""Prompts: from words, rows, texts and stdin."""
 
 import gzip
 import io

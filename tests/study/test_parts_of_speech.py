@@ -278,6 +278,3 @@ def test_tokens_of_gpt2_get_the_tags_that_one_expects(english, shared_data):
         assert list(zip(window, tags, strict=True)) == list(
             zip(window, expected.split(), strict=True)
         )
-
-
-# Mistakes

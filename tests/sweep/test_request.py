@@ -1,4 +1,4 @@
-"""What the words of `dualpath sweep` mean, and what mistakes in them are told."""
+"""What the words of `dualpath sweep` mean."""
 
 from tests.sweep.conftest import asked
 

@@ -1,4 +1,4 @@
-"""Datasets of the hub: the right files of the right config, and one line where that fails."""
+"""Datasets of the hub: the right files of the right config, by the right token."""
 
 import hashlib
 import json
