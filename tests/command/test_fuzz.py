@@ -18,7 +18,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli import cli
+from dualpath_cli.cli.main import main
 from dualpath_cli.errors import LONGEST, UserError
 from tests.command.home import RUN, recipe_of_home, write_home
 from tests.command.test_messages import BOMB, PREFIX
@@ -130,7 +130,7 @@ def check(home: Path, line: list[str], recipe: bytes, damage: Any = None) -> Non
             contextlib.redirect_stderr(io.StringIO()) as err,
         ):
             began = time.process_time()
-            code = cli.main(line)
+            code = main(line)
     assert time.process_time() - began < SECONDS
     said = [text for text in err.getvalue().split("\n")[:-1] if not text.startswith(NOTES)]
     assert code in (0, 1, 2, 130)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli.command.records import COMMANDS
+from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.errors import LONGEST
 from tests.command.home import RUN, write_home
 from tests.command.test_cli import SLOW, run_without_slow_imports

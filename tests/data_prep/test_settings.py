@@ -4,10 +4,10 @@ from dataclasses import fields
 
 import pytest
 import yaml
+from dualpath_cli.command.parser import parser_of
 
 from data_prep.settings import Settings, SourceSettings, settings_from
-from dualpath_cli.command.parser import parser_of
-from dualpath_cli.command.records import COMMANDS
+from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.recipe.recipes import find, read, recipe_folder
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dualpath_cli.cli import main
+from dualpath_cli.cli.main import main
 from dualpath_cli.export.hf.reading import read_folder
 from tests.export.conftest import contents, export, model_of, words
 from tests.tiny_run import Fit
