@@ -72,5 +72,5 @@ prepare-data: setup ## Makes a data folder, by default of a file of Nemotron-CC:
 
 torture: $(VENV)/dev ## Kills preparations and runs a thousand times, and fuzzes; hours, resumable.
 	$(BIN)/pytest tests/data_prep/test_kills.py --kills 200
-	$(BIN)/pytest tests/command/test_fuzz.py --hypothesis-profile torture
+	$(BIN)/pytest tests/cli/test_fuzz.py --hypothesis-profile torture
 	$(BIN)/python -m tests.torture --kills 1000 --signals 300 --done build/torture.json

@@ -1,9 +1,14 @@
 """Writes docs/recipe.md, every key of a recipe: python docs/recipe.py"""
 
-from itertools import groupby
+import dataclasses
+import json
+import typing
 from pathlib import Path
 
-from dualpath_cli.recipe.keys import documented
+from docstring_parser import parse_from_object
+
+from dualpath_cli.recipe.parser import describe
+from dualpath_cli.recipe.settings import SECTIONS
 
 PAGE = Path(__file__).with_name("recipe.md")
 HEAD = """\
@@ -19,11 +24,18 @@ TABLE = "| key | is | default | |\n| --- | --- | --- | --- |\n"
 
 def page() -> str:
     """The page, as the settings are now."""
-    parts = [HEAD]
-    for section, keys in groupby(documented(), key=lambda key: key.section):
-        parts.append(f"\n## {section or 'Without a section'}\n\n{TABLE}")
-        for key in keys:
-            cells = (f"`{key.name}`", key.kind, f"`{key.default}`", key.sentence)
+    seed = "| `seed_everything` | a whole number | `0` | Seed of the weights and of the data order. |"
+    parts = [HEAD, f"\n## Without a section\n\n{TABLE}{seed}\n"]
+    for section, settings in SECTIONS.items():
+        parts.append(f"\n## {section}\n\n{TABLE}")
+        kinds = typing.get_type_hints(settings)
+        texts = {text.arg_name: text.description for text in parse_from_object(settings).params}
+        for field in dataclasses.fields(settings):
+            factory = field.default_factory
+            default = field.default if factory is dataclasses.MISSING else factory()
+            shown = default if isinstance(default, str) else json.dumps(default)
+            sentence = " ".join((texts[field.name] or "").split())
+            cells = (f"`{field.name}`", describe(kinds[field.name]), f"`{shown}`", sentence)
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     return "".join(parts)
 
