@@ -14,7 +14,7 @@ from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.recipe.schedule import check_loops, step_loops
 from dualpath_cli.recipe.settings import Settings, TrainerSettings
 from dualpath_cli.run.run_folder import TOKENIZER
-from dualpath_cli.text.documents import FORMATS, Source, source_files
+from dualpath_cli.text.documents import FORMATS, Source, read_documents
 from dualpath_cli.text.manifest import Manifest, is_data_folder, readable
 from dualpath_cli.text.rows import is_known
 from dualpath_cli.text.storage import exists, is_remote, local_copy
@@ -289,16 +289,20 @@ def verify_data(settings: Settings, *, training: bool) -> None:
 
 
 def _check_texts(name: str, path: str, way_out: str) -> None:
+    """Raises UserError for a text that is not there, whose format is not known, or that is empty.
+
+    The first document of what is on this disk is read: an empty or binary file shows at once.
+    """
+    place = f"data.val.{name}: '{path}'"
     if not is_remote(path):
         if not Path(path).exists() and not glob.has_magic(path):
-            raise UserError(f"data.val.{name}: '{path}' does not exist{way_out}")
-        source_files(Source(name, Path(path)))
+            raise UserError(f"{place} does not exist{way_out}")
+        if not any(read_documents(Source(name, Path(path)))):
+            raise UserError(f"data.val.{name} '{path}' holds no text to validate on")
     elif not exists(path):
         raise UserError(
-            f"data.val.{name}: '{path}' is neither a prepared data folder nor a file; give one "
-            "of these, or a copy on this machine of a folder of texts"
+            f"{place} is neither a prepared data folder nor a file; give one of these, or a copy "
+            "on this machine of a folder of texts"
         )
     elif not is_known(Path(path)):
-        raise UserError(
-            f"data.val.{name}: '{path}': its format is not known by its name; give {FORMATS}"
-        )
+        raise UserError(f"{place}: its format is not known by its name; give {FORMATS}")

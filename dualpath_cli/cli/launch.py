@@ -34,6 +34,7 @@ from dualpath_cli.cli.continuing import data_since, find_trunk
 from dualpath_cli.cli.words import Line
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import has_step
+from dualpath_cli.options import folder_of
 from dualpath_cli.output.streams import is_first_rank
 from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_begun, check_as_trained, check_classes
@@ -46,6 +47,7 @@ from dualpath_cli.run.run_tables import check_tables
 from dualpath_cli.text.manifest import Manifest
 
 _HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+_OTHER_SETS = "; --data.val '{NAME: PATH}' takes the place of all sets, '{}' leaves them out"
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def _recipe_of(run: run_folder.Run, line: Line) -> recipes.Recipe:
 def _other_sets(line: Line) -> str:
     """The way out where the run's validation sets are missing, as on another machine."""
     if not hasattr(line.options, "sources"):
-        return "; --data.val '{NAME: PATH}' takes the place of all the run's sets"
+        return _OTHER_SETS
     return "" if line.options.sources else "; --sources NAME=PATH takes their place"
 
 
@@ -202,8 +204,8 @@ def to_train(
     check_muon(settings)
     check_batch(settings)
     check_step_loops(settings)
-    check_validation_sets(settings, f"{settings.data.path}/{run_folder.TOKENIZER}")
-    folder = Path(settings.run.dir) / settings.run.recipe / settings.run.name
+    check_validation_sets(settings, f"{settings.data.path}/{run_folder.TOKENIZER}", _OTHER_SETS)
+    folder = folder_of("run.dir", Path(settings.run.dir, settings.run.recipe, settings.run.name))
     recipe = settings.as_recipe()
     checkpoint, weights = run_folder.newest_checkpoint(folder), None
     taken_back = trunk = None
