@@ -16,6 +16,7 @@ from jsonargparse.typing import register_type
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.recipe.other_names import DECIDED_ELSEWHERE, OTHER_NAMES
+from dualpath_cli.recipe.recipes import names
 from dualpath_cli.sizes import Size, parse_size
 
 T = TypeVar("T")
@@ -119,7 +120,8 @@ class OneLine:
         option, options = word.partition("=")[0], self.options()
         if not option.startswith("-"):
             way_out = "every value follows its option: see --help"
-            if "config" in options and re.search(r"\.ya?ml$", word):
+            packaged = names("" if "ckpt-path" in options else "data")
+            if "config" in options and (word.endswith(".yaml") or word in packaged):
                 way_out = f"did you mean '--config {word}'?"
             elif "ckpt-path" in options and (os.path.isdir(word) or word.endswith(".safetensors")):
                 way_out = f"did you mean '--ckpt-path {word}'?"
