@@ -1,176 +1,202 @@
-"""`dualpath flops`: its options, and which answer they ask for.
-
-The same options serve argparse (start-up within 0.3 s) and jsonargparse (the LightningCLI), so they
-keep to what both parse alike; values are checked in `run`, where both ways end.
-"""
+"""`dualpath flops`: its options, and the model, table or plan that they ask for."""
 
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from math import gcd
+from typing import Any, Literal, cast, get_args
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.config import RANGES, BlockKind, ModelConfig
+from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.flops import paper
-from dualpath_cli.flops.description import (
-    HARDWARE_OPTIONS,
-    Description,
-    Options,
-    cluster_of,
-    from_recipes,
-    solved,
-    solved_table,
-)
-from dualpath_cli.flops.plan import STRATEGIES, plan
-from dualpath_cli.flops.widths import Match
-from dualpath_cli.options import check_choice, percent
+from dualpath_cli.flops.description import Decoding, Description, Hardware, one_or_list
+from dualpath_cli.flops.plan import STRATEGIES, Cluster, plan
+from dualpath_cli.flops.widths import Match, Target, solve_widths, solve_within
+from dualpath_cli.ranges import Range, check_range, check_ranges
+from dualpath_cli.recipe.optimizer import OptimSettings
+from dualpath_cli.recipe.recipes import load_recipes
+from dualpath_cli.recipe.schedule import check_loops, loop_counts
+from dualpath_cli.recipe.settings import RunSettings, Settings, settings_from
+from dualpath_cli.sizes import LARGEST, Size, format_size
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "match": get_args(Match),
-    "reading": paper.READINGS,
-    "format": ("table", "json"),
-}
-"""Options with a fixed set of values."""
-
-SOLVER_OPTIONS = ("alpha", "loops", "block", "match", "width_multiple", "layers", "dim", "heads",
-                  "kv_heads", "vocab", "experts", "top_k")  # fmt: skip
-PLAN_OPTIONS = ("gpus_per_node", "shard_size", "micro_batch", "batch_tokens", "node_bandwidth",
-                "network_bandwidth")  # fmt: skip
-EVERY_OPTION = ("budget", *SOLVER_OPTIONS, "seq_len", "reading", "config", "table",
-                *HARDWARE_OPTIONS, "decode", "plan", *PLAN_OPTIONS, "format")  # fmt: skip
+TFLOPS = 68.0
+"""Sustained TFLOP/s a GPU: the median that the paper's 26 training times imply for its A100s."""
+NODE_BANDWIDTH, NETWORK_BANDWIDTH = 300.0, 25.0
+"""GB/s that each GPU sends: NVLink of an A100 by its data sheet, and 200 Gb/s of network."""
+_FIELDS = {
+    "vocab": "vocab_size", "layers": "n_layers", "dim": "d_model", "heads": "n_heads",
+    "kv_heads": "n_kv_heads", "seq_len": "max_seq_len", "width_multiple": "ffn_multiple_of",
+    "experts": "n_experts", "top_k": "top_k",
+}  # fmt: skip
+"""Which field of a model an option sets."""
+_SOLVER = {"alpha", "loops", "block", "match", *_FIELDS} - {"seq_len"}
+_SPEEDS = ("tflops", "node_bandwidth", "network_bandwidth")
+_PLAN = ("gpus_per_node", "shard_size", "micro_batch", "batch_tokens", *_SPEEDS[1:])
 
 
-def add_arguments(parser: Any) -> None:
-    what = parser.add_argument_group("what is described")
-    text = "Solve FFN widths for so many linear FLOPs per token and layer, such as 80M."
-    what.add_argument("--budget", metavar="FLOPS", help=text)
-    text = (
-        "Describe a recipe's model instead (path or name); may be repeated, later ones win. With "
-        "--budget the model is compared to it."
-    )
-    what.add_argument("--config", action="append", metavar="RECIPE", help=text)
-    text = "Print the paper's 13 configurations, solved for --budget."
-    what.add_argument("--table", action="store_true", help=text)
-    _add_block(parser.add_argument_group("the block that spends the budget"))
-    backbone = parser.add_argument_group("the backbone")
-    _add_numbers(backbone, int, {
-        "--layers": "Number of blocks. Default: 16.",
-        "--dim": "Width of the residual stream. Default: 768.",
-        "--heads": "Number of query heads. Default: one for 64 channels, so 12.",
-        "--kv-heads": "Number of key and value heads. Default: as many as query heads.",
-        "--vocab": "Rows of the embedding. Default: 50304.",
-        "--seq-len": "Tokens a sequence, for attention scores. Default: 4096, or the recipe's.",
-    })  # fmt: skip
-    hours = parser.add_argument_group("training hours")
-    text = "Training tokens, such as 38.5B. Default: 38503710720."
-    hours.add_argument("--tokens", metavar="N", help=text)
-    _add_numbers(hours, int, {"--gpus": "Number of GPUs. Default: 64."})
-    text = (
-        "TFLOP/s that each GPU sustains in training, not its peak. Default: 68, the median that "
-        "the paper's training times imply for its A100s."
-    )
-    _add_numbers(hours, float, {"--tflops": text})
-    _add_plan(parser.add_argument_group("many GPUs"))
-    text = (
-        "Say how fast texts can grow at most that are decoded side by side: texts x tokens of each "
-        "@ bandwidth of the memory, such as 32x4096@3.35TB/s."
-    )
-    parser.add_argument_group("decoding").add_argument("--decode", metavar="BATCH", help=text)
-    answer = parser.add_argument_group("the answer")
-    text = (
-        "as_trained (the authors' configuration) or as_written (the paper's text). Default: "
-        "as_trained; a recipe as it is."
-    )
-    answer.add_argument("--reading", metavar="READING", help=text)
-    answer.add_argument("--format", metavar="FORMAT", help="table or json. Default: table.")
+@dataclass(frozen=True)
+class Flops:
+    """Solves FFN widths for a FLOP budget, and counts a model's parameters and FLOPs, for the paper
+    as written and as trained."""
 
+    budget: Size | None = None
+    """Solve FFN widths for so many linear FLOPs per token and layer, such as 80M."""
+    config: tuple[str, ...] = ()
+    """Describe a recipe's model instead (path or name); later ones win. With --budget the model is
+    compared to it."""
+    table: bool = False
+    """Print the paper's 13 configurations, solved for --budget."""
+    block: str | None = None
+    """Kind of block: dual (the default), loop or wide; or one for each layer, as wide,dual,wide."""
+    alpha: str | None = None
+    """Percent of a dual block's FLOPs that its deep path gets. 50 by default."""
+    loops: str | None = field(default=None, metadata={"also": ("--k",)})
+    """K, passes of the deep path; or one for each layer, as 1,4,1,1. 4 by default."""
+    match: Match | None = None
+    """linear (the default): linear FLOPs meet the budget, as in the paper. total: linear FLOPs and
+    attention scores meet the budget plus the K + 1 attention passes of a dual block, to within 1
+    percent, so wide and loop blocks get wider FFNs."""
+    width_multiple: int | None = None
+    """Multiple that widths are solved in and that effective widths round up to, under both
+    readings. By default they are solved in 64, and effective widths round to 64 as written, 256 as
+    trained; under --match total it is the coarsest of 64 (256) and its halves that gets within 1
+    percent."""
+    experts: int = 0
+    """Experts in each wide path's FFN, at the same FLOPs; 0 is dense."""
+    top_k: int | None = None
+    """Experts that each token takes. 2 by default."""
+    layers: int | None = None
+    """Number of blocks. 16 by default."""
+    dim: int | None = None
+    """Width of the residual stream. 768 by default."""
+    heads: int | None = None
+    """Number of query heads. By default one for 64 channels, so 12."""
+    kv_heads: int | None = None
+    """Number of key and value heads. By default as many as query heads."""
+    vocab: int | None = None
+    """Rows of the embedding. 50304 by default."""
+    seq_len: int | None = None
+    """Tokens a sequence, for attention scores. By default 4096, or the recipe's."""
+    tokens: Size | None = None
+    """Training tokens, such as 38.5B. By default 38503710720, or the recipe's."""
+    gpus: int | None = None
+    """Number of GPUs. 64 by default."""
+    tflops: float | None = None
+    """TFLOP/s that each GPU sustains in training, not its peak. By default 68, the median that the
+    paper's training times imply for its A100s."""
+    plan: bool = False
+    """Print memory, traffic and time of each of --gpus under ddp, fsdp and hsdp instead."""
+    gpus_per_node: int | None = None
+    """GPUs of a node. 8 by default."""
+    shard_size: int | None = None
+    """GPUs that share one set of weights under hsdp. By default the recipe's, or a node's."""
+    micro_batch: int | None = None
+    """Sequences at once, at most. By default the recipe's, or 2."""
+    batch_tokens: Size | None = None
+    """Tokens of a step, such as 4194304. By default the recipe's, or 2097152."""
+    node_bandwidth: float | None = None
+    """GB/s that a GPU sends within its node. 300 by default."""
+    network_bandwidth: float | None = None
+    """GB/s that a GPU sends to other nodes. 25 by default."""
+    decode: str | None = None
+    """Say how fast texts can grow at most that are decoded side by side: texts x tokens of each @
+    bandwidth of the memory, such as 32x4096@3.35TB/s."""
+    reading: paper.Reading | None = None
+    """The authors' configuration (as_trained, the default for a budget), or the paper's text
+    (as_written). By default a recipe is taken as it is."""
+    format: Literal["table", "json"] = "table"
+    """Form of the answer."""
 
-def _add_numbers(group: Any, kind: type, options: Mapping[str, str]) -> None:
-    for option, text in options.items():
-        group.add_argument(option, type=kind, metavar="N" if kind is int else "X", help=text)
+    def __post_init__(self) -> None:
+        ranges: dict[str, Range] = {name: RANGES[field] for name, field in _FIELDS.items()}
+        ranges |= dict.fromkeys(("budget", "tokens", "batch_tokens"), (1, LARGEST))
+        ranges |= dict.fromkeys(("gpus", "gpus_per_node", "shard_size", "micro_batch"), (1, 10**9))
+        check_ranges(self, ranges | dict.fromkeys(_SPEEDS, (1e-6, 1e9)))
+        _ = self.percent, self.by_layer  # which raise
+        if self.plan:
+            self._refuse(
+                ("table", "tokens", "decode"), "--plan is of one training step of one model"
+            )
+        else:
+            self._refuse(_PLAN, "only --plan asks what connects GPUs and how they share")
+        if self.config:
+            self._refuse((*_SOLVER, "table"), "--config describes the recipe's own model")
+        elif self.budget is None:
+            raise UserError(
+                "nothing to describe; give --budget (such as --budget 80M --alpha 50 --k 4), "
+                "or --config RECIPE"
+            )
+        if self.table:
+            swept = ("block", "alpha") if self.match == "total" else ("block", "alpha", "loops")
+            self._refuse(swept, "--table goes through every block, alpha and K")
 
+    @cached_property
+    def given(self) -> list[str]:
+        """Names of the options that ask for something else than by default."""
+        return [option.name for option in fields(self)
+                if getattr(self, option.name) != option.default]  # fmt: skip
 
-def _add_block(group: Any) -> None:
-    text = (
-        "Kind of block: dual, loop or wide; or one for each layer, as wide,dual,wide,wide. "
-        "Default: dual."
-    )
-    group.add_argument("--block", metavar="KIND", help=text)
-    text = "Percent of a dual block's FLOPs that its deep path gets. Default: 50."
-    group.add_argument("--alpha", type=percent, metavar="PERCENT", help=text)
-    text = (
-        "K, passes of the deep path; or one for each layer, as 1,4,1,1. --k is the same. "
-        "Default: 4."
-    )
-    group.add_argument("--loops", "--k", dest="loops", metavar="K", help=text)
-    text = (
-        "linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and attention "
-        "scores meet the budget plus the K + 1 attention passes of a dual block, to within 1 "
-        "percent, so wide and loop blocks get wider FFNs. Default: linear."
-    )
-    group.add_argument("--match", metavar="WHAT", help=text)
-    _add_numbers(group, int, {
-        "--width-multiple": "Multiple that widths are solved in and that effective widths round up "
-        "to, under both readings. Default: solve in 64; effective widths 64 as written, 256 as "
-        "trained. Under --match total: the coarsest of 64 (256) and its halves that gets within 1 "
-        "percent.",
-        "--experts": "Experts in each wide path's FFN, at the same FLOPs. Default: 0, dense.",
-        "--top-k": "Experts that each token takes. Default: 2.",
-    })  # fmt: skip
+    def _refuse(self, refused: Sequence[str], because: str) -> None:
+        if both := [_flag(name) for name in self.given if name in refused]:
+            raise UserError(f"{because}; drop {', '.join(both)}")
 
+    @property
+    def percent(self) -> float:
+        """alpha, as a number."""
+        try:
+            return float((self.alpha or "50").removesuffix("%"))
+        except ValueError:
+            raise ValueError(
+                f"alpha must be a percentage such as 50 or 50%, not '{self.alpha:.60}'"
+            ) from None
 
-def _add_plan(group: Any) -> None:
-    text = "Print memory, traffic and time of each of --gpus under ddp, fsdp and hsdp instead."
-    group.add_argument("--plan", action="store_true", help=text)
-    _add_numbers(group, int, {
-        "--gpus-per-node": "GPUs of a node. Default: 8.",
-        "--shard-size": "GPUs that share one set of weights under hsdp. Default: a node's.",
-        "--micro-batch": "Sequences at once, at most. Default: the recipe's, or 2.",
-    })  # fmt: skip
-    text = "Tokens of a step, such as 4194304. Default: the recipe's, or 2097152."
-    group.add_argument("--batch-tokens", metavar="N", help=text)
-    _add_numbers(group, float, {
-        "--node-bandwidth": "GB/s that a GPU sends within its node. Default: 300.",
-        "--network-bandwidth": "GB/s that a GPU sends to other nodes. Default: 25.",
-    })  # fmt: skip
-
-
-def run(namespace: Any) -> str:
-    """Prints a table, or returns JSON; ``namespace`` has the options as attributes.
-
-    Options without effect are named on stderr.
-    """
-    options = {name: getattr(namespace, name, None) for name in EVERY_OPTION}
-    given = [name for name, value in options.items() if value not in (None, False, [])]
-    for name, allowed in CHOICES.items():
-        if options[name] is not None:
-            check_choice(_flag(name), str(options[name]), allowed)
-    if options["plan"]:
-        _refuse(given, ("table", "tokens", "decode"), "--plan is of one training step of one model")
-    else:
-        _refuse(given, PLAN_OPTIONS, "only --plan asks what connects GPUs and how they share")
-    if options["config"]:
-        _refuse(given, (*SOLVER_OPTIONS, "table"), "--config describes the recipe's own model")
-        return _model(from_recipes(options), options)
-    if options["budget"] is None:
-        raise UserError(
-            "nothing to describe; give --budget (such as --budget 80M --alpha 50 --k 4), "
-            "or --config RECIPE"
+    @cached_property
+    def by_layer(self) -> list[tuple[BlockKind, int]]:
+        """Kind and K of each layer, or one of each for all layers."""
+        kinds, counts = (
+            [item.strip() for item in text.split(",")]
+            for text in (self.block or "dual", self.loops or "4")
         )
-    if options["table"]:
-        return _table(options, given)
-    _name_idle_options(options, given)
-    return _model(solved(options), options)
+        for kind in kinds:
+            if kind not in (known := get_args(BlockKind)):
+                near = did_you_mean(kind, known)
+                raise ValueError(f"block must be one of {', '.join(known)}, not '{kind:.60}'{near}")
+        if not all(re.fullmatch(r"\d{1,18}", count) for count in counts):
+            raise ValueError(
+                "loops must be a whole number, or one for each layer such as 1,4,1,1, not "
+                f"'{self.loops:.60}'"
+            )
+        for count in counts:
+            check_range("loops", int(count), RANGES["loops"])
+        longest = max(len(kinds), len(counts))
+        if longest == 1:
+            return [(cast(BlockKind, kinds[0]), int(counts[0]))]
+        if self.match == "total":
+            raise UserError("--match total goes with one kind of block and one K, not with a list")
+        layers = self.layers or longest
+        for name, items in (("block", kinds), ("loops", counts)):
+            if len(items) not in (1, layers):
+                raise ValueError(f"{name} lists {len(items)} layers, and the model has {layers}")
+        kinds, counts = (items * (layers // len(items)) for items in (kinds, counts))
+        return list(zip(cast(list[BlockKind], kinds), map(int, counts), strict=True))
+
+
+def run(options: Flops) -> str:
+    """Prints a table, or returns JSON. Options without effect are named on stderr."""
+    if options.config:
+        settings = _settings(options.config)
+        return _answer(options, _of_recipe(options, settings), settings.run, settings.optim)
+    if options.table:
+        return _table(options)
+    _name_idle_options(options)
+    return _answer(options, _solved(options, _targets(options)), RunSettings(), OptimSettings())
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _refuse(given: Sequence[str], refused: Sequence[str], because: str) -> None:
-    both = [_flag(name) for name in given if name in refused]
-    if both:
-        raise UserError(f"{because}; drop {', '.join(both)}")
 
 
 def _note(text: str) -> None:
@@ -178,53 +204,239 @@ def _note(text: str) -> None:
     print(f"dualpath flops: note: {text}", file=sys.stderr)
 
 
-def _name_idle_options(options: Options, given: Sequence[str]) -> None:
-    block = options["block"] or "dual"
-    idle = ["alpha"] if "dual" not in block else []
-    if set(block.split(",")) == {"wide"} and options["match"] != "total":
-        idle.append("loops")
-    if set(block.split(",")) == {"loop"}:
-        idle.append("experts")
-    if not options["experts"]:
-        idle.append("top_k")
+def _name_idle_options(options: Flops) -> None:
+    kinds = {kind for kind, _ in options.by_layer}
+    idle = {
+        "alpha": "dual" not in kinds,
+        "loops": kinds == {"wide"} and options.match != "total",
+        "experts": kinds == {"loop"},
+        "top_k": not options.experts,
+    }
     for name in idle:
-        if name in given:
+        if idle[name] and name in options.given:
             dense = " without --experts" if name == "top_k" else ""
-            _note(f"{_flag(name)} has no effect on block '{block}'{dense}")
+            _note(f"{_flag(name)} has no effect on block '{options.block or 'dual'}'{dense}")
 
 
-def _model(description: Description, options: Options) -> str:
+def _answer(
+    options: Flops, description: Description, run: RunSettings, optim: OptimSettings
+) -> str:
     """One model, or with `--plan` the GPUs that train it."""
     record = description.record()
-    if options["plan"]:
-        cluster = cluster_of(options, description)
+    if options.plan:
+        cluster = _cluster(options, description, run, optim)
         config = replace(description.config, max_seq_len=description.seq_len)
         plans = [plan(config, strategy, cluster) for strategy in STRATEGIES]
         record["plan"] = vars(cluster) | {plan.strategy: plan.record() for plan in plans}
-    if options["format"] == "json":
+    if options.format == "json":
         return json.dumps(record, indent=2)
     from dualpath_cli.flops import report  # with rich, which JSON needs none of
     from dualpath_cli.output.console import plain_console
 
-    if options["plan"]:
+    if options.plan:
         report.show_plan(plain_console(), description, cluster, plans)
     else:
         report.show_model(plain_console(), description)
     return ""
 
 
-def _table(options: Options, given: Sequence[str]) -> str:
-    swept = ("block", "alpha") if options["match"] == "total" else ("block", "alpha", "loops")
-    _refuse(given, swept, "--table goes through every block, alpha and K")
-    found, without_room = solved_table(options)
+def _table(options: Flops) -> str:
+    """The paper's 13 configurations at the given budget.
+
+    Under match total all 13 meet the same sum of linear FLOPs and attention scores, that of a dual
+    block with the given K.
+    """
+    (base,) = _targets(options)
+    found, without_room = [], []
+    for row in paper.configurations("F80M"):  # the same 13 kinds at either budget
+        target = replace(base, block=row.block, alpha=row.target.alpha, loops=row.loops,
+                         reference_loops=base.loops)  # fmt: skip
+        if target.has_room:
+            found.append(_solved(options, [target]))
+        else:
+            without_room.append(row.label)
     if not found:
-        solved(options)  # raises, with the budget that has room
+        solve_widths(base)  # raises, with the budget that has room
     if without_room:
         _note(f"this budget leaves no room for an FFN in {', '.join(without_room)}")
-    if options["format"] == "json":
+    if options.format == "json":
         return json.dumps([description.record() for description in found], indent=2)
     from dualpath_cli.flops import report
     from dualpath_cli.output.console import plain_console
 
     report.show_configurations(plain_console(), found)
     return ""
+
+
+def _targets(options: Flops) -> list[Target]:
+    """What widths are solved for: one target for all layers, or one for each."""
+    assert options.budget is not None
+    dim = options.dim or 768
+    heads = options.heads or max(1, dim // 64)
+    if dim % heads or dim // heads % 2:
+        raise UserError(
+            f"--dim {dim} does not split into {heads} heads of an even size; "
+            f"{_fitting_heads(dim, heads)}"
+        )
+    kv_heads = options.kv_heads or heads
+    if heads % kv_heads:
+        raise UserError(
+            f"--kv-heads {kv_heads} does not divide the {heads} query heads; "
+            f"{_nearest_divisor(heads, kv_heads)} would"
+        )
+    return [
+        Target(
+            budget=options.budget,
+            block=block,
+            alpha=options.percent,
+            loops=loops,
+            match=options.match or "linear",
+            d_model=dim,
+            n_heads=heads,
+            n_kv_heads=kv_heads,
+            seq_len=options.seq_len or 4096,
+            multiple_of=options.width_multiple or paper.SOLVER_MULTIPLE,
+        )
+        for block, loops in options.by_layer
+    ]
+
+
+def _nearest_divisor(whole: int, wanted: int) -> int:
+    divisors = [n for n in range(1, whole + 1) if whole % n == 0]
+    return min(divisors, key=lambda n: abs(n - wanted))
+
+
+def _fitting_heads(dim: int, wanted: int) -> str:
+    if dim % 2:
+        return f"an odd width has no such heads, --dim {dim + 1} would"
+    return f"--heads {_nearest_divisor(dim // 2, wanted)} would"
+
+
+def _solved(options: Flops, targets: list[Target]) -> Description:
+    """The model of the widths that meet the targets."""
+    reading: paper.Reading = options.reading or "as_trained"
+    chosen, multiple = paper.reading_fields(reading), options.width_multiple
+    target = targets[0]
+    if target.match == "total" and multiple is None:
+        target, widths = solve_within(replace(target, multiple_of=chosen["ffn_multiple_of"]))
+        by_layer = [(target, widths)]
+    else:
+        by_layer = [(target, solve_widths(target)) for target in targets]
+    if target.match == "total" or multiple is not None:
+        chosen["ffn_multiple_of"] = target.multiple_of
+    fields: dict[str, Any] = dict(
+        vocab_size=options.vocab or 50304,
+        n_layers=options.layers or (16 if len(targets) == 1 else len(targets)),
+        d_model=target.d_model,
+        n_heads=target.n_heads,
+        n_kv_heads=target.n_kv_heads,
+        max_seq_len=target.seq_len,
+        block=one_or_list([t.block for t, _ in by_layer]),
+        loops=one_or_list([None if t.block == "wide" else t.loops for t, _ in by_layer], 1),
+        d_ffn=one_or_list([widths.d_ffn for _, widths in by_layer]),
+        d_ffn_wide=one_or_list([widths.d_ffn_wide for _, widths in by_layer]),
+        **chosen,
+    )
+    try:
+        config = ModelConfig(**fields)
+    except ValueError as error:  # a budget may buy widths beyond all measure
+        raise UserError(f"a budget of {format_size(target.budget)} is too large: {error}") from None
+    n = options.experts
+    experts = one_or_list([0 if kind == "loop" else n for kind in config.block_kinds])
+    try:
+        config = replace(config, n_experts=experts, top_k=options.top_k or 2)
+    except ValueError as error:
+        raise UserError(f"--experts {n}: {error}") from None
+    return Description(
+        config, reading, _hardware(options), target.seq_len, Decoding.read(options.decode),
+        target.budget, tuple(dict(by_layer).items()),
+    )  # fmt: skip
+
+
+def _settings(names: Sequence[str]) -> Settings:
+    """Those of recipes, later ones over earlier ones."""
+    recipe = load_recipes(names)
+    if not recipe.get("model"):
+        raise UserError(f"recipe '{' + '.join(names)}' has no model section to describe")
+    try:
+        return settings_from(recipe)
+    except UserError as error:
+        raise UserError(f"recipe '{' + '.join(names)}': {error}") from None
+
+
+def _of_recipe(options: Flops, settings: Settings) -> Description:
+    """A recipe's model; `reading` sets its fields over it."""
+    config, run = settings.model, settings.run
+    if options.reading is not None:
+        try:
+            config = replace(config, **paper.reading_fields(options.reading))
+        except ValueError as error:
+            raise UserError(f"--reading {options.reading}: {error}") from None
+    if options.tokens is not None:
+        run = replace(run, max_tokens=options.tokens)
+    check_loops(run, config)
+    own = vars(config).items()
+    return Description(
+        config,
+        reading=next((r for r in paper.READINGS if paper.reading_fields(r).items() <= own), None),
+        hardware=_hardware(options, run.max_tokens),
+        seq_len=options.seq_len or config.max_seq_len,
+        decoding=Decoding.read(options.decode),
+        budget=options.budget,
+        step_loops=loop_counts(run),
+    )
+
+
+def _hardware(options: Flops, tokens: int = paper.TRAINING_TOKENS) -> Hardware:
+    asked = any(name in options.given for name in ("tokens", "gpus", "tflops"))
+    return Hardware(
+        options.tokens or tokens, options.gpus or paper.GPUS, options.tflops or TFLOPS, asked
+    )
+
+
+def _cluster(
+    options: Flops, description: Description, run: RunSettings, optim: OptimSettings
+) -> Cluster:
+    """The cluster that `--plan` is for; its nodes, groups and batch come out even."""
+    gpus = description.hardware.gpus
+    gpus_per_node = options.gpus_per_node or min(8, gpus)
+    shard_size = options.shard_size or run.shard_size or min(gpus_per_node, gpus)
+    if gpus > gpus_per_node and gpus % gpus_per_node:
+        raise UserError(
+            f"--gpus {gpus} are no whole nodes of --gpus-per-node {gpus_per_node}; "
+            f"{-(-gpus // gpus_per_node) * gpus_per_node} would be"
+        )
+    if gpus % shard_size or (shard_size % gpus_per_node and gpus_per_node % shard_size):
+        raise UserError(
+            f"--shard-size {shard_size} must divide --gpus {gpus}, and divide or be a multiple of "
+            f"--gpus-per-node {gpus_per_node}; {gpus_per_node} would"
+        )
+    batch_tokens = options.batch_tokens or run.batch_tokens
+    sequences = _sequences(batch_tokens, description.seq_len, gpus)
+    micro_batch = gcd(sequences // gpus, options.micro_batch or run.micro_batch)
+    return Cluster(
+        gpus=gpus,
+        gpus_per_node=gpus_per_node,
+        shard_size=shard_size,
+        micro_batch=micro_batch,
+        accumulate=sequences // gpus // micro_batch,
+        tflops=description.hardware.tflops,
+        node_bandwidth=options.node_bandwidth or NODE_BANDWIDTH,
+        network_bandwidth=options.network_bandwidth or NETWORK_BANDWIDTH,
+        reduce_bytes=2 if run.reduce_dtype == "bfloat16" else 4,
+        optimizer=optim.name,
+    )
+
+
+def _sequences(tokens: int, seq_len: int, gpus: int) -> int:
+    """Sequences of a step, which all GPUs get equally many of."""
+    sequences, rest = divmod(tokens, seq_len)
+    if sequences and not rest and sequences % gpus == 0:
+        return sequences
+    fitting = max(1, -(-sequences // gpus)) * gpus * seq_len
+    papers = RunSettings().batch_tokens
+    untried = ", a batch that the paper did not train with" if fitting > papers else ""
+    raise UserError(
+        f"a step of {tokens:,} tokens is {tokens / seq_len:,.6g} sequences of {seq_len:,}, of "
+        f"which --gpus {gpus} cannot get equally many; --batch-tokens {fitting} would do{untried}"
+    )
