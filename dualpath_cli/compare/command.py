@@ -1,8 +1,7 @@
 """`dualpath compare`: runs are read and grouped, then shown and written in every form."""
 
-from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dualpath_cli.compare import paper
@@ -11,31 +10,62 @@ from dualpath_cli.compare.groups import groups_of
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, is_run, read_run
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import format_csv, write_texts
-from dualpath_cli.options import folder_of
-from dualpath_cli.run import average
+from dualpath_cli.options import Average, OwnClasses, folder_of
 
 FOLDER = "comparison"  # in a folder of runs, or here
 
 
-def run(options: Namespace) -> str:
+@dataclass(frozen=True)
+class Compare(OwnClasses, Average):
+    """Reads finished runs, sorts them into configurations that differ in more than their seed, and
+    compares those of one budget: bits per byte with paired tests over seeds, parameters, FLOPs,
+    time. It reads files only."""
+
+    runs: tuple[str, ...] = field(default=(), metadata={"positional": True})
+    """Run folders, or a folder of runs: of `dualpath sweep`, or DIR/RECIPE/NAME as fit has it."""
+    average: int = 1
+    """Compare the mean of the weights of each run's last N checkpoints, as sweep --average N and
+    validate --average N have scored it."""
+    out: str | None = None
+    """Folder for tables, figures and the page; by default `comparison` in the folder of runs, or
+    here for several RUNs and --paper."""
+    baseline: tuple[str, ...] = ()
+    """Configurations that the others are tested against, also separated by commas; by default the
+    PureWide of each budget."""
+    any_length: bool = False
+    """One table for each budget, whatever the number of training tokens: to compare at equal time.
+    Without it each number of tokens has a table."""
+    aggregate_only: bool = False
+    """Test the mean of the validation sets alone, not each set, which leaves fewer tests to correct
+    for: to be chosen before the numbers are seen."""
+    paper: bool = False
+    """Show the paper's own 26 configurations in the same tables and figures, as single runs; needs
+    no RUN."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.runs:
+            return
+        if not self.paper:
+            raise UserError("compare needs a RUN, a folder of runs, or --paper")
+        for given, problem in (
+            (self.baseline, "--baseline is one of RUN's configurations"),
+            (self.any_length, "--any-length joins tables of RUNs"),
+            (self.aggregate_only, "--aggregate-only is about tests of RUNs"),
+            (self.average > 1, "--average is about checkpoints of RUNs"),
+        ):
+            if given:
+                raise UserError(f"{problem}; give a RUN as well")
+
+
+def run(options: Compare) -> str:
     """Compares, and returns where that is written, as text."""
-    if not options.runs and not options.paper:
-        raise UserError("compare needs a RUN, a folder of runs, or --paper")
-    for given, problem in (
-        (options.baseline, "--baseline is one of RUN's configurations"),
-        (options.any_length, "--any-length joins tables of RUNs"),
-        (options.aggregate_only, "--aggregate-only is about tests of RUNs"),
-        (options.average, "--average is about checkpoints of RUNs"),
-    ):
-        if given and not options.runs:
-            raise UserError(f"{problem}; give a RUN as well")
     baselines = _names(options.baseline)
-    count = average.read(options.average)
-    runs, left_out = _read(options.runs, count)
+    runs, left_out = _read(options.runs, options.average)
     out = _out(options)
     groups = groups_of(runs, baselines, options.any_length)
-    if count > 1:
-        named = f"average of {count} checkpoints"
+    if options.average > 1:
+        named = f"average of {options.average} checkpoints"
         groups = [replace(group, name=f"{group.name}, {named}") for group in groups]
     groups += paper.groups() if options.paper else []
     return "\n".join(map(str, answer(groups, left_out, out, options.aggregate_only)))
@@ -63,7 +93,7 @@ def _read(paths: Sequence[str], count: int) -> tuple[list[TrainedRun], list[str]
     return runs, left_out
 
 
-def _out(options: Namespace) -> Path:
+def _out(options: Compare) -> Path:
     if options.out is not None:
         out = options.out
     elif len(options.runs) == 1 and not is_run(Path(options.runs[0])):
