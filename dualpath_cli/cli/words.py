@@ -108,14 +108,16 @@ def options_of(command: Command, found: Namespace) -> Any:
         return options(**values)
     except ValueError as error:  # whose first word is the field
         name, _, rest = str(error).partition(" ")
-        name = f"--{name.replace('_', '-')}" if name in values else name
-        raise UserError(f"{name} {rest}") from None
+        raise UserError(f"{parser_of(command).name_of(name)} {rest}") from None
 
 
 def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> None:
     """Adds a command's own options to a jsonargparse parser; `texts` are for help."""
     options = resolve(command.options)
     kinds = typing.get_type_hints(options)
+    # Beside words without an option, a list takes one value each time, or it would take those too.
+    beside = any(field.metadata.get("positional") for field in fields(options))
+    each = {"action": "append"} if beside else {"nargs": "+", "action": "extend"}
     for field in fields(options):
         kind, text = kinds[field.name], texts.get(field.name)
         name = field.metadata.get("option", f"--{field.name.replace('_', '-')}")
@@ -129,9 +131,7 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
             number = "*" if typing.get_origin(kind) is tuple else "?"
             parser.add_argument(field.name, nargs=number, default=default, help=text)
         elif typing.get_origin(kind) is tuple:
-            parser.add_argument(
-                *names, dest=field.name, nargs="+", action="extend", default=[], help=text
-            )
+            parser.add_argument(*names, dest=field.name, **each, default=[], help=text)
         else:
             numbers = {int: "N", Size: "N", float: "X"}
             shown = [numbers[k] for k in (kind, *typing.get_args(kind)) if k in numbers]

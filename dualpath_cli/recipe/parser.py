@@ -75,6 +75,8 @@ class OneLine:
         if given in ("nan", "inf", "-inf", ".nan", ".inf", "-.inf") and _takes(annotation, float):
             return f"{name} must be a finite number, not '{given}'"
         must = describe(annotation)
+        if name.startswith("--"):
+            must = must.removesuffix(" or null")  # which stands for an option that is left out
         if "<class" in must:
             return f"{name}: {text}"
         choices = _choices(annotation)
