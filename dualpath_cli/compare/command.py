@@ -94,13 +94,10 @@ def _read(paths: Sequence[str], count: int) -> tuple[list[TrainedRun], list[str]
 
 
 def _out(options: Compare) -> Path:
-    if options.out is not None:
-        out = options.out
-    elif len(options.runs) == 1 and not is_run(Path(options.runs[0])):
-        out = Path(options.runs[0]) / FOLDER
-    else:
-        out = Path(FOLDER)
-    return folder_of("--out", out)
+    folder = Path()
+    if len(options.runs) == 1 and not is_run(Path(options.runs[0])):
+        folder = Path(options.runs[0])
+    return folder_of("--out", folder / FOLDER if options.out is None else options.out)
 
 
 def answer(
