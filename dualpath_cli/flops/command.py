@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import gcd
 from typing import Any, Literal, cast, get_args
@@ -22,10 +22,6 @@ from dualpath_cli.recipe.schedule import check_loops, loop_counts
 from dualpath_cli.recipe.settings import RunSettings, Settings, settings_from
 from dualpath_cli.sizes import LARGEST, Size, format_size
 
-TFLOPS = 68.0
-"""Sustained TFLOP/s a GPU: the median that the paper's 26 training times imply for its A100s."""
-NODE_BANDWIDTH, NETWORK_BANDWIDTH = 300.0, 25.0
-"""GB/s that each GPU sends: NVLink of an A100 by its data sheet, and 200 Gb/s of network."""
 _FIELDS = {
     "vocab": "vocab_size", "layers": "n_layers", "dim": "d_model", "heads": "n_heads",
     "kv_heads": "n_kv_heads", "seq_len": "max_seq_len", "width_multiple": "ffn_multiple_of",
@@ -49,14 +45,14 @@ class Flops:
     compared to it."""
     table: bool = False
     """Print the paper's 13 configurations, solved for --budget."""
-    block: str | None = None
-    """Kind of block: dual (the default), loop or wide; or one for each layer, as wide,dual,wide."""
-    alpha: str | None = None
-    """Percent of a dual block's FLOPs that its deep path gets. 50 by default."""
-    loops: str | None = field(default=None, metadata={"also": ("--k",)})
-    """K, passes of the deep path; or one for each layer, as 1,4,1,1. 4 by default."""
-    match: Match | None = None
-    """linear (the default): linear FLOPs meet the budget, as in the paper. total: linear FLOPs and
+    block: str = "dual"
+    """Kind of block: dual, loop or wide; or one for each layer, as wide,dual,wide."""
+    alpha: str = "50"
+    """Percent of a dual block's FLOPs that its deep path gets."""
+    loops: str = field(default="4", metadata={"also": ("--k",)})
+    """K, passes of the deep path; or one for each layer, as 1,4,1,1."""
+    match: Match = "linear"
+    """linear: linear FLOPs meet the budget, as in the paper. total: linear FLOPs and
     attention scores meet the budget plus the K + 1 attention passes of a dual block, to within 1
     percent, so wide and loop blocks get wider FFNs."""
     width_multiple: int | None = None
@@ -65,28 +61,28 @@ class Flops:
     trained; under --match total it is the coarsest of 64 (256) and its halves that gets within 1
     percent."""
     experts: int = 0
-    """Experts in each wide path's FFN, at the same FLOPs; 0 is dense."""
-    top_k: int | None = None
-    """Experts that each token takes. 2 by default."""
+    """Experts in each wide path's FFN, at the same FLOPs. By default 0: dense."""
+    top_k: int = 2
+    """Experts that each token takes."""
     layers: int | None = None
-    """Number of blocks. 16 by default."""
-    dim: int | None = None
-    """Width of the residual stream. 768 by default."""
+    """Number of blocks. By default as many as --block or --loops lists, or 16."""
+    dim: int = 768
+    """Width of the residual stream."""
     heads: int | None = None
     """Number of query heads. By default one for 64 channels, so 12."""
     kv_heads: int | None = None
     """Number of key and value heads. By default as many as query heads."""
-    vocab: int | None = None
-    """Rows of the embedding. 50304 by default."""
+    vocab: int = 50304
+    """Rows of the embedding."""
     seq_len: int | None = None
     """Tokens a sequence, for attention scores. By default 4096, or the recipe's."""
     tokens: Size | None = None
     """Training tokens, such as 38.5B. By default 38503710720, or the recipe's."""
-    gpus: int | None = None
-    """Number of GPUs. 64 by default."""
-    tflops: float | None = None
-    """TFLOP/s that each GPU sustains in training, not its peak. By default 68, the median that the
-    paper's training times imply for its A100s."""
+    gpus: int = paper.GPUS
+    """Number of GPUs."""
+    tflops: float = 68.0
+    """TFLOP/s that each GPU sustains in training, not its peak. By default the median that the
+    paper's 26 training times imply for its A100s."""
     plan: bool = False
     """Print memory, traffic and time of each of --gpus under ddp, fsdp and hsdp instead."""
     gpus_per_node: int | None = None
@@ -97,10 +93,10 @@ class Flops:
     """Sequences at once, at most. By default the recipe's, or 2."""
     batch_tokens: Size | None = None
     """Tokens of a step, such as 4194304. By default the recipe's, or 2097152."""
-    node_bandwidth: float | None = None
-    """GB/s that a GPU sends within its node. 300 by default."""
-    network_bandwidth: float | None = None
-    """GB/s that a GPU sends to other nodes. 25 by default."""
+    node_bandwidth: float = 300.0
+    """GB/s that a GPU sends within its node: by default NVLink of an A100, by its data sheet."""
+    network_bandwidth: float = 25.0
+    """GB/s that a GPU sends to other nodes: by default 200 Gb/s."""
     decode: str | None = None
     """Say how fast texts can grow at most that are decoded side by side: texts x tokens of each @
     bandwidth of the memory, such as 32x4096@3.35TB/s."""
@@ -109,6 +105,8 @@ class Flops:
     (as_written). By default a recipe is taken as it is."""
     format: Literal["table", "json"] = "table"
     """Form of the answer."""
+    given: tuple[str, ...] = ()
+    """Names of the options that the user gave."""
 
     def __post_init__(self) -> None:
         ranges: dict[str, Range] = {name: RANGES[field] for name, field in _FIELDS.items()}
@@ -133,12 +131,6 @@ class Flops:
             swept = ("block", "alpha") if self.match == "total" else ("block", "alpha", "loops")
             self._refuse(swept, "--table goes through every block, alpha and K")
 
-    @cached_property
-    def given(self) -> list[str]:
-        """Names of the options that ask for something else than by default."""
-        return [option.name for option in fields(self)
-                if getattr(self, option.name) != option.default]  # fmt: skip
-
     def _refuse(self, refused: Sequence[str], because: str) -> None:
         if both := [_flag(name) for name in self.given if name in refused]:
             raise UserError(f"{because}; drop {', '.join(both)}")
@@ -147,7 +139,7 @@ class Flops:
     def percent(self) -> float:
         """alpha, as a number."""
         try:
-            return float((self.alpha or "50").removesuffix("%"))
+            return float(self.alpha.removesuffix("%"))
         except ValueError:
             raise ValueError(
                 f"alpha must be a percentage such as 50 or 50%, not '{self.alpha:.60}'"
@@ -157,8 +149,7 @@ class Flops:
     def by_layer(self) -> list[tuple[BlockKind, int]]:
         """Kind and K of each layer, or one of each for all layers."""
         kinds, counts = (
-            [item.strip() for item in text.split(",")]
-            for text in (self.block or "dual", self.loops or "4")
+            [item.strip() for item in text.split(",")] for text in (self.block, self.loops)
         )
         for kind in kinds:
             if kind not in (known := get_args(BlockKind)):
@@ -215,7 +206,7 @@ def _name_idle_options(options: Flops) -> None:
     for name in idle:
         if idle[name] and name in options.given:
             dense = " without --experts" if name == "top_k" else ""
-            _note(f"{_flag(name)} has no effect on block '{options.block or 'dual'}'{dense}")
+            _note(f"{_flag(name)} has no effect on block '{options.block}'{dense}")
 
 
 def _answer(
@@ -271,7 +262,7 @@ def _table(options: Flops) -> str:
 def _targets(options: Flops) -> list[Target]:
     """What widths are solved for: one target for all layers, or one for each."""
     assert options.budget is not None
-    dim = options.dim or 768
+    dim = options.dim
     heads = options.heads or max(1, dim // 64)
     if dim % heads or dim // heads % 2:
         raise UserError(
@@ -290,7 +281,7 @@ def _targets(options: Flops) -> list[Target]:
             block=block,
             alpha=options.percent,
             loops=loops,
-            match=options.match or "linear",
+            match=options.match,
             d_model=dim,
             n_heads=heads,
             n_kv_heads=kv_heads,
@@ -325,7 +316,7 @@ def _solved(options: Flops, targets: list[Target]) -> Description:
     if target.match == "total" or multiple is not None:
         chosen["ffn_multiple_of"] = target.multiple_of
     fields: dict[str, Any] = dict(
-        vocab_size=options.vocab or 50304,
+        vocab_size=options.vocab,
         n_layers=options.layers or (16 if len(targets) == 1 else len(targets)),
         d_model=target.d_model,
         n_heads=target.n_heads,
@@ -344,7 +335,7 @@ def _solved(options: Flops, targets: list[Target]) -> Description:
     n = options.experts
     experts = one_or_list([0 if kind == "loop" else n for kind in config.block_kinds])
     try:
-        config = replace(config, n_experts=experts, top_k=options.top_k or 2)
+        config = replace(config, n_experts=experts, top_k=options.top_k)
     except ValueError as error:
         raise UserError(f"--experts {n}: {error}") from None
     return Description(
@@ -389,9 +380,7 @@ def _of_recipe(options: Flops, settings: Settings) -> Description:
 
 def _hardware(options: Flops, tokens: int = paper.TRAINING_TOKENS) -> Hardware:
     asked = any(name in options.given for name in ("tokens", "gpus", "tflops"))
-    return Hardware(
-        options.tokens or tokens, options.gpus or paper.GPUS, options.tflops or TFLOPS, asked
-    )
+    return Hardware(options.tokens or tokens, options.gpus, options.tflops, asked)
 
 
 def _cluster(
@@ -421,8 +410,8 @@ def _cluster(
         micro_batch=micro_batch,
         accumulate=sequences // gpus // micro_batch,
         tflops=description.hardware.tflops,
-        node_bandwidth=options.node_bandwidth or NODE_BANDWIDTH,
-        network_bandwidth=options.network_bandwidth or NETWORK_BANDWIDTH,
+        node_bandwidth=options.node_bandwidth,
+        network_bandwidth=options.network_bandwidth,
         reduce_bytes=2 if run.reduce_dtype == "bfloat16" else 4,
         optimizer=optim.name,
     )
