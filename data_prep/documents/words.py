@@ -43,15 +43,9 @@ def runs(hashes: Hashes, length: int) -> Hashes:
     """Returns a hash of each run of `length` words from the words' hashes, (runs,)."""
     count = max(len(hashes) - length + 1, 0)
     combined = np.zeros(count, np.uint64)
-    for offset in range(length):
-        combined = longer(combined, hashes[offset : offset + count])
+    for offset in range(length):  # a polynomial: the order of the words matters
+        combined = combined * np.uint64(_BASE) + hashes[offset : offset + count]
     return combined
-
-
-def longer(combined: Hashes, hashes: Hashes) -> Hashes:
-    """Returns the hashes of runs that go on by a word from theirs and the words', all (runs,)."""
-    # A polynomial: the order of the words matters.
-    return combined * np.uint64(_BASE) + hashes
 
 
 def mix64(hashes: Hashes) -> Hashes:

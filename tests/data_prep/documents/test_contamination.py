@@ -44,7 +44,6 @@ EVALUATIONS = st.lists(st.lists(st.sampled_from("ab"), max_size=20).map(" ".join
 def test_the_hit_is_the_first_run_that_is_in_both(evaluations, text):
     sought = Contamination(evaluations)
     assert sought.hit(text) == naive_hit(evaluations, text)
-    assert sought.skipped == sum(len(words_of(evaluation)) < 8 for evaluation in evaluations)
 
 
 def test_case_punctuation_and_composition_make_no_difference():
@@ -59,7 +58,6 @@ def test_equal_hashes_of_different_runs_are_no_hit(monkeypatch):
         return np.zeros(max(len(hashes) - length + 1, 0), np.uint64)
 
     monkeypatch.setattr(contamination, "runs", runs)
-    monkeypatch.setattr(contamination, "longer", lambda combined, hashes: combined)
     rng = random.Random(1)
     evaluations = [" ".join(rng.choices(ALPHABET, k=rng.randint(8, 30))) for _ in range(20)]
     sought = Contamination(evaluations)
