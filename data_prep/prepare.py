@@ -30,7 +30,7 @@ from data_prep.writing.records import (
     write_held_out,
     write_rejected,
 )
-from data_prep.writing.shards import ShardWriter
+from data_prep.writing.shards import write_shards
 from data_prep.writing.work_folder import WorkFolder, remove_leftovers, replace
 from dualpath_cli.errors import UserError
 from dualpath_cli.output.progress import Progress, counted
@@ -246,9 +246,12 @@ def _write(
     total = sum(portion.tokens for portion in mix.portions)
     if not total:
         raise UserError(_nothing(settings, mix))
-    writer = ShardWriter(folder, work / "shards", token_type(tokenizer), settings.chunk_tokens)
+    dtype = token_type(tokenizer)
     with _progress("writing shards", total, "tokens") as progress:
-        chunks, index_sha256 = writer.write(_counted(mix.portions, settings.seed, progress), total)
+        stream = _counted(mix.portions, settings.seed, progress)
+        chunks, index_sha256 = write_shards(
+            folder, work / "shards", dtype, settings.chunk_tokens, stream, total
+        )
     pools = [portion.pool for portion in mix.portions]
     with _progress("writing what was left out", 2 * len(mix.verdicts.pieces), "pieces") as progress:
         write_rejected(folder, mix.encoded)
@@ -261,7 +264,7 @@ def _write(
         documents=sum(portion.documents for portion in mix.portions),
         tokens=total,
         text_bytes=sum(source.text_bytes for source in sources),
-        dtype="uint16" if token_type(tokenizer) is np.uint16 else "uint32",
+        dtype="uint16" if dtype is np.uint16 else "uint32",
         vocab_size=tokenizer.vocab_size,
         eot_id=tokenizer.eot_id,
         tokenizer=tokenizer.fingerprint,

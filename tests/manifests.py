@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.writing.shards import ShardWriter
+from data_prep.writing.shards import write_shards
 from dualpath_cli.text.manifest import Manifest, SourceCount, StoredFile
 from dualpath_cli.text.storage import sha256_of
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -72,8 +72,7 @@ def write_data_folder(
     tokens = np.asarray(ids, np.uint16)
     journal = folder.with_name(f"{folder.name}-journal")
     journal.mkdir(parents=True)
-    writer = ShardWriter(folder, journal, np.uint16, chunk_tokens)
-    chunks, _ = writer.write([tokens], len(tokens))
+    chunks, _ = write_shards(folder, journal, np.uint16, chunk_tokens, [tokens], len(tokens))
     tokenizer.save(folder)
     counts = {"documents": 1, "tokens": len(tokens), "text_bytes": len(tokens)}
     manifest = manifest_of(

@@ -195,10 +195,8 @@ class Encoder:
             except Unavailable as error:
                 yield [FileEnd(number, 0, f"{file.name}: {error}")]
                 continue
-            source = job.corpus.settings
             work = CorpusFile(
-                source=source.name,
-                field=source.field,
+                source=job.corpus.settings,
                 name=file.name,
                 number=number,
                 path=path.absolute(),

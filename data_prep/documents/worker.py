@@ -18,6 +18,7 @@ from data_prep.documents.clean import clean, problem
 from data_prep.documents.contamination import Contamination
 from data_prep.documents.minhash import band_keys
 from data_prep.documents.piece import Document, Piece, PieceCounts, Tokens
+from data_prep.settings import SourceSettings
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import replacing
 from dualpath_cli.text.documents import IDS, document_id, format_of
@@ -35,8 +36,7 @@ REJECTED = ".rejected.zst"
 class Batch:
     """One piece's work."""
 
-    source: str
-    field: str
+    source: SourceSettings
     file: str
     rows: Rows
     out: Path
@@ -56,8 +56,7 @@ class FileEnd:
 class CorpusFile:
     """A file of a corpus, with all that its pieces depend on."""
 
-    source: str
-    field: str
+    source: SourceSettings
     name: str
     """The name in records."""
     number: int
@@ -73,14 +72,13 @@ class CorpusFile:
 
     def parts(self, on_read: OnRead) -> Iterator[Batch | FileEnd]:
         """Yields the rows of each piece, in order, and the end."""
-        format = format_of(self.source, kind_of(self.path), self.field)
+        format = format_of(self.source.name, kind_of(self.path), self.source.field)
         read = read_rows(self.path, format.fields, IDS, on_read, self.piece_bytes, format.advice)
         count, fault = 0, None
         try:
             for rows in read:
-                rows = replace(rows, path=self.given)
                 out = piece_path(self.folder, self.number, count)
-                yield Batch(self.source, self.field, self.name, rows, out)
+                yield Batch(self.source, self.name, replace(rows, path=self.given), out)
                 count += 1
             if not count:
                 fault = f"{self.name}: empty"
@@ -131,7 +129,8 @@ class Worker:
         documents: list[Document] = []
         texts: list[str] = []
         rejected: list[dict[str, Any]] = []
-        format = format_of(batch.source, batch.rows.kind, batch.field)
+        name = batch.source.name
+        format = format_of(name, batch.rows.kind, batch.source.field)
         for number, row in batch.rows.parsed():
             counts.read += 1
             id = None if isinstance(row, BadRow) else document_id(row)
@@ -152,7 +151,7 @@ class Worker:
                     texts.append(text)
                     continue
             counts.rejected[reason] = counts.rejected.get(reason, 0) + 1
-            place = {"source": batch.source, "file": batch.file, "row": number, "id": id}
+            place = {"source": name, "file": batch.file, "row": number, "id": id}
             rejected.append({**place, "reason": reason, "detail": detail, "text": text})
         tokens, ends = self._tokens(texts)
         if batch.out.exists():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from data_prep.sources.sample.grammar import GRAMMAR
+from data_prep.sources.sample.world import GRAMMAR
 
 _WORDS: dict[str, Any] = GRAMMAR["arithmetic"]
 

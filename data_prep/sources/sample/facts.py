@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from data_prep.sources.sample.grammar import GRAMMAR
-from data_prep.sources.sample.world import Town, distinct, towns
+from data_prep.sources.sample.world import GRAMMAR, Town, distinct, towns
 
 N_HELD_OUT_WAYS = 2
 N_HELD_OUT_QUESTIONS = 900

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from random import Random
 
-from data_prep.sources.sample.grammar import GRAMMAR
+from data_prep.sources.sample.world import GRAMMAR
 
 _TALES: dict[str, list[str]] = GRAMMAR["tales"]
 _THEIR = {"she": "her", "he": "his"}

@@ -1,10 +1,20 @@
-"""An invented world: towns with facts that are drawn once and never contradict each other."""
+"""An invented world: towns with facts that are drawn once and never contradict each other.
+
+The words and patterns of it, and of all of the sample, are in `grammar.yaml`.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+from typing import Any
 
-from data_prep.sources.sample.grammar import GRAMMAR
+import yaml
+
+GRAMMAR: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("grammar.yaml").read_text(encoding="utf-8")
+)
+"""`arithmetic`, `world`, `relations` and `tales`, each by name: words, or patterns with fields."""
 
 N_TOWNS = 160
 N_RIVERS = 30

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from data_prep.__main__ import main
 from data_prep.report.inspection import CUT, HEAD, TAIL, TokenStream, inspect
-from data_prep.writing.shards import ShardWriter
+from data_prep.writing.shards import write_shards
 from dualpath_cli.errors import UserError
 from dualpath_cli.text.manifest import Manifest, sha256_of
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -34,10 +34,10 @@ def prepare(
     """A data folder of documents, given as ids; `stated` goes into the manifest, true or not."""
     folder.mkdir()
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    writer = ShardWriter(folder, folder.with_name("journal"), dtype, chunk_tokens)
     stream = [np.array([*ids, tokenizer.eot_id], dtype) for ids in streams]
-    chunks, _ = writer.write(stream, sum(map(len, stream)))
-    shutil.rmtree(folder.with_name("journal"))
+    journal = folder.with_name("journal")
+    chunks, _ = write_shards(folder, journal, dtype, chunk_tokens, stream, sum(map(len, stream)))
+    shutil.rmtree(journal)
     tokenizer.save(folder)
     (folder / "val").mkdir()
     for name in ("rejected.jsonl.zst", "val/a.jsonl"):

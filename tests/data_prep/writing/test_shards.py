@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from litdata import TokensLoader
 from litdata.streaming.writer import BinaryWriter
 
-from data_prep.writing.shards import ShardWriter
+from data_prep.writing.shards import write_shards
 from tests.data_prep.preparing import contents
 
 
 def write(folder: Path, stream: np.ndarray, chunk_tokens: int, pieces: int) -> tuple:
     journal = folder.with_name(f"{folder.name}.journal")
-    writer = ShardWriter(folder, journal, stream.dtype.type, chunk_tokens)
-    return writer.write(np.array_split(stream, pieces), len(stream))
+    arrays = np.array_split(stream, pieces)
+    return write_shards(folder, journal, stream.dtype.type, chunk_tokens, arrays, len(stream))
 
 
 def blocks(folder: Path, block_size: int) -> np.ndarray:
@@ -76,7 +76,7 @@ def test_a_writer_goes_on_where_another_one_stopped(tmp_path, stopped_after):
 
     folder = tmp_path / "data"
     with pytest.raises(KeyboardInterrupt):
-        ShardWriter(folder, tmp_path / "data.journal", np.uint16, 256).write(cut_off(), 1000)
+        write_shards(folder, tmp_path / "data.journal", np.uint16, 256, cut_off(), 1000)
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("chunk*")}
     assert len(stamps) == stopped_after // 256
     write(folder, stream, chunk_tokens=256, pieces=7)
