@@ -75,7 +75,7 @@ class Sampler:
     def _filtered(self, logits_BI: torch.Tensor) -> torch.Tensor:
         """Applies top_k, top_p and min_p: the logits of ids that they exclude become -inf."""
         sampling = self._sampling
-        if sampling.top_k is not None:
+        if sampling.top_k:
             least_B1 = logits_BI.topk(min(sampling.top_k, logits_BI.shape[-1])).values[:, -1:]
             logits_BI = logits_BI.masked_fill(logits_BI < least_B1, -torch.inf)
         if sampling.top_p < 1:

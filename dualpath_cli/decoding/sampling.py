@@ -2,15 +2,7 @@
 
 from dataclasses import dataclass
 
-from dualpath_cli.ranges import Range, check_ranges
-
-RANGES: dict[str, Range] = {
-    "repetition_penalty": (1e-6, 1e6),
-    "temperature": (1e-6, 1e6),
-    "top_k": (1, 1 << 24),
-    "top_p": (1e-9, 1),
-    "min_p": (0, 1),
-}
+from dualpath_cli.ranges import check_ranges
 
 
 @dataclass(frozen=True)
@@ -22,14 +14,22 @@ class Sampling:
     """
 
     repetition_penalty: float = 1.0
-    """Divides the logits of ids that the text has already; negative logits are multiplied by it."""
-    temperature: float = 1.0  # divides the logits
+    """Divide positive logits of tokens that are in the text by this; multiply negative ones."""
+    temperature: float = 1.0
+    """Divide logits by this: below 1, likely tokens become likelier."""
     top_k: int | None = None
-    """Only so many of the likeliest ids, and those as likely as the last of them."""
-    top_p: float = 1.0  # only the likeliest ids, until together they have this probability
+    """Draw from the K likeliest tokens, and those as likely as the last of them; 0 is off."""
+    top_p: float = 1.0
+    """Draw from the likeliest tokens that together have this probability."""
     min_p: float | None = None
-    """Only ids that are at least so likely, as a fraction of the likeliest."""
-    greedy: bool = False  # only the likeliest id, after the penalty
+    """Draw from the tokens that have at least this fraction of the likeliest's probability."""
+    greedy: bool = False
+    """Always take the likeliest token, after the penalty."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
+        if self.temperature == 0:
+            raise ValueError("temperature must be above 0, not 0; --greedy takes the likeliest")
+        check_ranges(self, {
+            "repetition_penalty": (1e-6, 1e6), "temperature": (1e-6, 1e6), "top_k": (0, 1 << 24),
+            "top_p": (1e-9, 1), "min_p": (0, 1),
+        })  # fmt: skip

@@ -3,60 +3,64 @@
 import json
 import sys
 import unicodedata
-from argparse import Namespace
+from collections.abc import Iterator
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.files import write_text
-from dualpath_cli.generation import request
-from dualpath_cli.generation.request import Request
+from dualpath_cli.generation.request import WRITTEN, Generate
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dualpath_cli.decoding.decoder import Decoder
     from dualpath_cli.generation.texts import Text, Took
 
+Pieces: TypeAlias = "Iterator[tuple[Text, str]]"
 
-def run(options: Namespace) -> str:
+
+def run(options: Generate) -> str:
     """Writes texts; returns the file they are in as text, or nothing where they were printed."""
-    wanted = request.read(options)
+    trained, change, prompts = options.read()
     from dualpath_cli.decoding.decoder import Decoder
     from dualpath_cli.decoding.speculation import DRAFT
     from dualpath_cli.generation.loading import autocast_of, device_of, load_model, round_weights
+    from dualpath_cli.generation.texts import Text, Took, write
 
-    device = device_of(wanted.device)
-    model, autocast = load_model(wanted.trained, device), autocast_of(wanted.precision)
+    model, autocast = load_model(trained, device_of(options.device)), autocast_of(options.precision)
     if autocast is not None:
         round_weights(model, autocast)
-    decoder = Decoder(
-        model, wanted.intervention, autocast, compiled=wanted.compiled,
-        draft=DRAFT if wanted.speculate else None,
-    )  # fmt: skip
-    if wanted.out is None:
-        _to_terminal(wanted, decoder)
-        return ""
-    _to_file(wanted, decoder, wanted.out)
-    return str(wanted.out)
+    draft = DRAFT if options.speculate else None
+    decoder = Decoder(model, change, autocast, compiled=options.compile, draft=draft)
+    texts = [
+        Text(prompt, ids, number, sample)
+        for number, (prompt, ids) in enumerate(prompts, 1)
+        for sample in range(1, options.num_samples + 1)
+    ]
+    took = Took()
+    pieces = write(options, decoder, trained.tokenizer(), texts, took)
+    if options.out is None:
+        _to_terminal(pieces, texts, took)
+    else:
+        _to_file(pieces, texts, took, Path(options.out))
+    print(_summary(took), file=sys.stderr)
+    return options.out or ""
 
 
-def _to_terminal(wanted: Request, decoder: "Decoder") -> None:
+def _to_terminal(pieces: Pieces, texts: "list[Text]", took: "Took") -> None:
     """Streams a text that is alone, and prints several one after the other as they are done."""
-    from dualpath_cli.generation.texts import Took, texts_of, write
     from dualpath_cli.output.console import plain_console
 
-    console, took, texts = plain_console(), Took(), texts_of(wanted)
-    alone = len(texts) == 1
+    console, alone = plain_console(), len(texts) == 1
     if alone:
-        _show(console, wanted.prompts[0].text, dim=True)
+        _show(console, texts[0].prompt.text, dim=True)
     try:
-        for text, piece in write(wanted, decoder, texts, took):
+        for text, piece in pieces:
             if alone:
                 _show(console, piece)
             elif text.end is not None:
-                _show_whole(console, text, wanted.prompts[text.prompt - 1].text)
+                _show_whole(console, text)
     except KeyboardInterrupt as interrupt:
         ended = sum(text.end is not None for text in texts)
         done = "" if alone else f"{ended:,} of {len(texts):,} texts are done, "
@@ -64,30 +68,26 @@ def _to_terminal(wanted: Request, decoder: "Decoder") -> None:
     finally:
         if alone:
             console.out()
-    print(_summary(took), file=sys.stderr)
 
 
-def _to_file(wanted: Request, decoder: "Decoder", out: Path) -> None:
+def _to_file(pieces: Pieces, texts: "list[Text]", took: "Took", out: Path) -> None:
     """Writes all texts in the order of their prompts, or where it is interrupted those done."""
-    from dualpath_cli.generation.texts import Took, texts_of, write
     from dualpath_cli.output.console import plain_console
     from dualpath_cli.output.progress import Progress, counted
 
-    took, texts = Took(), texts_of(wanted)
     try:
         with Progress(plain_console(), "writing", counted("texts"), len(texts)) as progress:
-            for text, _ in write(wanted, decoder, texts, took):
+            for text, _ in pieces:
                 progress.advance(text.end is not None, status=f"{took.tokens:,} tokens")
     except (KeyboardInterrupt, RunFailed) as end:
         ended = [text for text in texts if text.end is not None]
         said = f"none of {len(texts):,} texts was done"
         if ended:
             kept = _free(out.with_name(f"{out.name}.interrupted"))
-            write_text(kept, _lines(wanted, ended))
+            write_text(kept, _lines(ended))
             said = f"{len(ended):,} of {len(texts):,} texts are in '{kept}'"
         raise type(end)(f"{end}; {said}" if str(end) else said) from None
-    write_text(out, _lines(wanted, texts))
-    print(_summary(took), file=sys.stderr)
+    write_text(out, _lines(texts))
 
 
 def _free(path: Path) -> Path:
@@ -96,15 +96,12 @@ def _free(path: Path) -> Path:
     return next(free for free in chain([path], numbered) if not free.exists())
 
 
-def _lines(wanted: Request, texts: "list[Text]") -> str:
-    """A line of JSON for each text, what its prompt's row held beside the prompt among it."""
+def _lines(texts: "list[Text]") -> str:
+    """A line of JSON for each text, the other fields of its prompt's row among it."""
     lines = []
     for text in texts:
-        prompt = wanted.prompts[text.prompt - 1]
-        written = (
-            prompt.text, text.prompt, text.sample, text.text, text.new_tokens, text.end
-        )  # fmt: skip
-        row = {**prompt.extra, **dict(zip(request.WRITTEN, written, strict=True))}
+        values = (text.prompt.text, *(getattr(text, name) for name in WRITTEN[1:]))
+        row = {**text.prompt.extra, **dict(zip(WRITTEN, values, strict=True))}
         lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     return "".join(lines)
 
@@ -118,11 +115,11 @@ def _show(console: "Console", text: str, dim: bool = False) -> None:
     console.out(shown, end="", style="dim" if dim else None, highlight=False)
 
 
-def _show_whole(console: "Console", text: "Text", prompt: str) -> None:
+def _show_whole(console: "Console", text: "Text") -> None:
     """Prints a text that has ended, after a line that says which one it is."""
-    title = f"prompt {text.prompt}, sample {text.sample}: {text.new_tokens:,} tokens, {text.end}"
+    title = f"prompt {text.number}, sample {text.sample}: {text.new_tokens:,} tokens, {text.end}"
     console.print(title, style="bold", highlight=False, soft_wrap=True)
-    _show(console, prompt, dim=True)
+    _show(console, text.prompt.text, dim=True)
     _show(console, f"{text.text}\n")
 
 

@@ -33,8 +33,6 @@ def read_prompts(words: Sequence[str], file: str | None, taken: Sequence[str]) -
 
     `taken` are keys of the output, which a row may not have beside its prompt.
     """
-    if words and file is not None:
-        raise UserError("--prompt and --file exclude each other")
     if file == STDIN:
         return [_stdin()]
     if file is not None:

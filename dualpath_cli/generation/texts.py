@@ -1,4 +1,4 @@
-"""The texts of a request, written in batches, and the time that they took."""
+"""The texts of a call, written in batches, and the time that they took."""
 
 import time
 from collections.abc import Iterator
@@ -10,15 +10,19 @@ from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.sampler import Sampler
 from dualpath_cli.decoding.speculation import Drafts, write_on_drafts
 from dualpath_cli.decoding.writing import End, Limits, batches, write_on
-from dualpath_cli.generation.request import Request
+from dualpath_cli.generation.prompts import Prompt
+from dualpath_cli.generation.request import Generate
 from dualpath_cli.seeds import seed_from
+from dualpath_cli.text.tokenizer import Tokenizer
 
 
 @dataclass
 class Text:
     """A text after a prompt."""
 
-    prompt: int  # number of its prompt, from 1
+    prompt: Prompt
+    ids: list[int]  # those of the prompt, end-of-text before them
+    number: int  # of its prompt, from 1
     sample: int  # its number among those of the prompt, from 1
     text: str = ""
     new_tokens: int = 0  # end-of-text among them
@@ -38,50 +42,41 @@ class Took:
     cache_bytes: int = 0  # keys and values of the largest batch
 
 
-def texts_of(wanted: Request) -> list[Text]:
-    return [
-        Text(prompt, sample)
-        for prompt in range(1, len(wanted.prompts) + 1)
-        for sample in range(1, wanted.num_samples + 1)
-    ]
-
-
 def write(
-    wanted: Request, decoder: Decoder, texts: list[Text], took: Took
+    options: Generate, decoder: Decoder, tokenizer: Tokenizer, texts: list[Text], took: Took
 ) -> Iterator[tuple[Text, str]]:
     """Writes the texts, those of the longest prompts first; yields a text and its new piece.
 
     Raises:
         RunFailed: where the model gives no numbers.
     """
-    config, tokenizer = wanted.trained.settings.model, wanted.tokenizer
-    sampler = Sampler(wanted.sampling, tokenizer.vocab_size)
+    sampler = Sampler(options, tokenizer.vocab_size)
     token_values = tokenizer.token_values()
     limits = Limits(
-        wanted.max_new_tokens,
-        config.max_seq_len,
-        None if wanted.ignore_eot else tokenizer.eot_id,
-        wanted.stops,
+        options.max_new_tokens,
+        decoder.model.config.max_seq_len,
+        None if options.ignore_eot else tokenizer.eot_id,
+        tuple(options.stop),
     )
-    lengths = [len(wanted.ids[text.prompt - 1]) for text in texts]
-    for rows in batches(lengths, wanted.batch_size):
+    lengths = [len(text.ids) for text in texts]
+    for rows in batches(lengths, options.together):
         batch = [texts[row] for row in rows]
-        prompts = [wanted.ids[text.prompt - 1] for text in batch]
+        prompts = [text.ids for text in batch]
         decoder.begin(capacity=limits.positions([lengths[row] for row in rows]))
-        seeds = [seed_from(wanted.seed, text.prompt, text.sample) for text in batch]
+        seeds = [seed_from(options.seed, text.number, text.sample) for text in batch]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        if wanted.compiled:  # a smaller batch would be compiled anew
-            prompts += [prompts[-1][:1]] * (min(wanted.batch_size, len(texts)) - len(prompts))
+        if options.compile:  # a smaller batch would be compiled anew
+            prompts += [prompts[-1][:1]] * (min(options.together, len(texts)) - len(prompts))
         start = last = time.perf_counter()
         pieces = (
             write_on_drafts(
                 decoder, prompts[0], sampler, generators[0], token_values, limits,
-                wanted.speculate, took.drafts,
+                options.speculate, took.drafts,
             )
-            if wanted.speculate
+            if options.speculate
             else write_on(
                 decoder.next_logits, prompts, sampler, generators, token_values, limits,
-                None if wanted.compiled else decoder.select,  # so would be the rest of one
+                None if options.compile else decoder.select,  # so would be the rest of one
             )
         )  # fmt: skip
         for piece in pieces:
