@@ -12,6 +12,7 @@ from argparse import SUPPRESS, Action
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
+from inspect import get_annotations
 from textwrap import fill, wrap
 from typing import Any
 
@@ -118,7 +119,8 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
     # Beside words without an option, a list takes one value each time, or it would take those too.
     beside = any(field.metadata.get("positional") for field in fields(options))
     each = {"action": "append"} if beside else {"nargs": "+", "action": "extend"}
-    for field in fields(options):
+    own = get_annotations(options)
+    for field in sorted(fields(options), key=lambda field: field.name not in own):
         kind, text = kinds[field.name], texts.get(field.name)
         name = field.metadata.get("option", f"--{field.name.replace('_', '-')}")
         names = [name, *field.metadata.get("also", ())]
@@ -130,6 +132,8 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
         elif field.metadata.get("positional"):
             number = "*" if typing.get_origin(kind) is tuple else "?"
             parser.add_argument(field.name, nargs=number, default=default, help=text)
+        elif alone := field.metadata.get("alone"):  # the value of the option without one
+            parser.add_argument(*names, nargs="?", const=alone, default=default, help=text)
         elif typing.get_origin(kind) is tuple:
             parser.add_argument(*names, dest=field.name, **each, default=[], help=text)
         else:
@@ -204,7 +208,7 @@ def _description(options: type, width: int) -> str:
     """A class's docstring: paragraphs are filled, indented examples are not."""
     paragraphs = (options.__doc__ or "").replace("\n    ", "\n").strip().split("\n\n")
     return "\n\n".join(
-        text if text.startswith("  ") else fill(text.replace("\n", " "), width)
+        text if text.startswith("  ") else fill(text.replace("\n", " "), width, break_on_hyphens=False)
         for text in paragraphs
     )
 
