@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from dualpath_cli import overrides, trained
+from dualpath_cli import overrides
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
@@ -34,7 +34,7 @@ from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_trained
 from dualpath_cli.ranges import check_range
 from dualpath_cli.run.exported_folder import check_unchanged, is_exported
-from dualpath_cli.run.trained import Trained
+from dualpath_cli.run.trained import Trained, find
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, collate, document_windows
 from dualpath_cli.training.metrics import LanguageModelLoss
@@ -256,7 +256,7 @@ def load(run: str | Path, own_classes: bool = False, device: str = "cpu") -> Loa
 
 def _load(path: Path, device: torch.device) -> LoadedModel:
     if not is_exported(path):
-        found = trained.find(str(path))
+        found = find(str(path))
         return LoadedModel(load_model(found, device), found.tokenizer())
     run, settings = read_folder(path)
     check_unchanged(path)

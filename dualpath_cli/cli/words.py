@@ -208,7 +208,9 @@ def _description(options: type, width: int) -> str:
     """A class's docstring: paragraphs are filled, indented examples are not."""
     paragraphs = (options.__doc__ or "").replace("\n    ", "\n").strip().split("\n\n")
     return "\n\n".join(
-        text if text.startswith("  ") else fill(text.replace("\n", " "), width, break_on_hyphens=False)
+        text
+        if text.startswith("  ")
+        else fill(text.replace("\n", " "), width, break_on_hyphens=False)
         for text in paragraphs
     )
 

@@ -13,12 +13,13 @@ import torch
 from lm_eval.evaluator import evaluate
 from rich.console import Console
 
+from dualpath_cli import overrides
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.evaluation import results
 from dualpath_cli.evaluation.data import Asked
 from dualpath_cli.evaluation.harness.model import HarnessModel
 from dualpath_cli.evaluation.harness.task import SAMPLE, HarnessTask
-from dualpath_cli.evaluation.request import Request, Subject
+from dualpath_cli.evaluation.request import Evaluate, Subject
 from dualpath_cli.evaluation.results import Result
 from dualpath_cli.evaluation.scoring import Sample
 from dualpath_cli.files import read_json
@@ -38,15 +39,27 @@ class Setting:
     """How a model is evaluated."""
 
     subject: Subject
-    request: Request
-    device: torch.device
-    window: int
-    """Tokens that it sees at most."""
+    options: Evaluate
+
+    @property
+    def device(self) -> torch.device:
+        """Raises UserError for one that is not there."""
+        return device_of(self.options.device)
+
+    @property
+    def window(self) -> int:
+        """Tokens that the model sees at most."""
+        if self.subject.trained is not None:
+            lengths = [self.subject.trained.settings.model.max_seq_len]
+        else:
+            config = _config(self.subject)
+            lengths = [n for name in _LENGTHS if isinstance(n := config.get(name), int)]
+        return min(self.options.window, *lengths) if lengths else self.options.window
 
     def facts(self) -> dict[str, Any]:
         """The report's facts on the model and on how it was run; reads all of its weights."""
         subject, trained = self.subject, self.subject.trained
-        change = self.request.intervention
+        change = overrides.read(self.options)
         facts: dict[str, Any] = {"name": subject.name, "path": subject.path}
         if trained is None:
             facts |= {"sha256": _digest(Path(subject.path)), "model": _config(subject)}
@@ -60,46 +73,34 @@ class Setting:
                 "model": asdict(recipe.model),
                 "loops": (change and change.loops) or recipe.model.loops,
                 "intervention": change.name if change else "learned",
-                "cache": self.request.cache,
+                "cache": self.options.cache,
             }
         packages = ("dualpath", "torch", "lm_eval", *(("transformers",) if trained is None else ()))
         return facts | {
             "device": device_name(self.device),
-            "precision": self.request.precision,
-            "batch_size": self.request.batch_size,
+            "precision": self.options.precision,
+            "batch_size": self.options.batch_size,
             "window": self.window,
             "versions": package_versions(packages),
         }
 
     def load(self) -> Any:
         """The model as lm-evaluation-harness sees one."""
-        request, trained = self.request, self.subject.trained
+        options, trained = self.options, self.subject.trained
         if trained is None:
             from dualpath_cli.evaluation.harness.hugging_face import HuggingFaceModel
 
             if is_exported(folder := Path(self.subject.path)):
                 check_unchanged(folder)
             return HuggingFaceModel.load(
-                folder, self.window, request.batch_size, str(self.device),
-                request.precision, request.trust_remote_code,
+                folder, self.window, options.batch_size, str(self.device),
+                options.precision, options.trust_remote_code,
             )  # fmt: skip
         tokenizer = trained.tokenizer()
         return HarnessModel(
-            load_model(trained, self.device), tokenizer, self.window, request.batch_size,
-            request.intervention, autocast_of(request.precision), request.cache == "exact",
+            load_model(trained, self.device), tokenizer, self.window, options.batch_size,
+            overrides.read(options), autocast_of(options.precision), options.cache == "exact",
         )  # fmt: skip
-
-
-def setting(subject: Subject, request: Request) -> Setting:
-    """How a model is evaluated here. Raises UserError for a device that is not there."""
-    return Setting(subject, request, device_of(request.device), _window(subject, request.window))
-
-
-def _window(subject: Subject, most: int) -> int:
-    if subject.trained is not None:
-        return min(most, subject.trained.settings.model.max_seq_len)
-    lengths = (_config(subject).get(name) for name in _LENGTHS)
-    return min([most, *(length for length in lengths if isinstance(length, int))])
 
 
 def _config(subject: Subject) -> dict[str, Any]:
