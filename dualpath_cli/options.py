@@ -95,13 +95,6 @@ def number(option: str, text: str, wanted: str, least: float, most: float = math
     return value
 
 
-def seed_number(option: str, text: str) -> int:
-    """Reads a seed. Raises UserError where it is none."""
-    if not text.isdecimal() or int(text) >= 1 << 62:
-        raise UserError(f"{option} must be a whole number from 0 on, not '{text:.60}'")
-    return int(text)
-
-
 def check_choice(option: str, value: str, allowed: Sequence[str]) -> Any:
     """A value of those allowed. Raises UserError for another one, with the nearest of them."""
     if value not in allowed:

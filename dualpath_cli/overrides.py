@@ -21,7 +21,8 @@ from typing import Any
 
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.intervention import LEARNED, RANDOM, SHUFFLED, Intervention
-from dualpath_cli.options import Overrides, number, seed_number, whole_number
+from dualpath_cli.options import Overrides
+from dualpath_cli.ranges import check_range
 
 SHORT_FORMS = {
     "loops": "loops", "kv_slots": "kv_slots", "skip_below": "skip", "exit_below": "halting"
@@ -54,7 +55,11 @@ def parse(words: Sequence[str], given: Mapping[str, Any] | None = None) -> Inter
         if not equals or key not in _READERS:
             hint = did_you_mean(key, _READERS) or f"; keys are {', '.join(_READERS)}"
             raise UserError(f"--intervention '{word}': give KEY=VALUE or {SHUFFLED}{hint}")
-        found = _READERS[key](f"--intervention {key}", text)
+        reader, example = _READERS[key]
+        try:
+            found = reader(text)
+        except ValueError:
+            raise UserError(f"--intervention '{word:.60}': give it as in {example}") from None
         if not fields.keys().isdisjoint(found):
             raise UserError(
                 f"--intervention '{word}': {key} is given already, or by its own option"
@@ -69,42 +74,39 @@ def parse(words: Sequence[str], given: Mapping[str, Any] | None = None) -> Inter
     return change
 
 
-def _gates(place: str, text: str) -> dict[str, Any]:
-    shuffled, colon, seed = text.partition(":")
-    if shuffled == SHUFFLED:
-        return {"gates": SHUFFLED} | ({"seed": seed_number(place, seed)} if colon else {})
-    try:
-        deep, wide = map(float, text.split(","))
-    except ValueError:
-        raise UserError(f"{place} must be such as 1,0 or {SHUFFLED}, not '{text:.60}'") from None
-    return {"gates": (deep, wide)}
+def _gates(text: str) -> dict[str, Any]:
+    kind, colon, seed = text.partition(":")
+    if kind == SHUFFLED:
+        return {"gates": SHUFFLED} | (_seed(seed) if colon else {})
+    return {"gates": tuple(map(float, text.split(",")))}
 
 
-def _experts(place: str, text: str) -> dict[str, Any]:
-    chosen, colon, seed = text.partition(":")
-    if chosen == RANDOM:
-        return {"experts": RANDOM} | ({"seed": seed_number(place, seed)} if colon else {})
-    if not text.isdecimal() or int(text) == 0:
-        raise UserError(f"{place} must be a number such as 1, or {RANDOM}, not '{text:.60}'")
+def _experts(text: str) -> dict[str, Any]:
+    kind, colon, seed = text.partition(":")
+    if kind == RANDOM:
+        return {"experts": RANDOM} | (_seed(seed) if colon else {})
     return {"experts": int(text)}
 
 
-def _layers(place: str, text: str) -> dict[str, Any]:
-    try:
-        return {"layers": tuple(map(int, text.split(",")))}
-    except ValueError:
-        raise UserError(f"{place} must be such as 0,2, not '{text:.60}'") from None
+def _seed(text: str) -> dict[str, Any]:
+    check_range("seed", seed := int(text), (0, (1 << 62) - 1))
+    return {"seed": seed}
 
 
-_READERS: dict[str, Callable[[str, str], dict[str, Any]]] = {
-    "K": lambda place, text: {"loops": whole_number(place, text, 1, 1000)},
-    "gates": _gates,
-    "experts": _experts,
-    "halting": lambda place, text: {"halting": number(place, text, "from 0 to 1", 0, 1)},
-    "skip": lambda place, text: {"skip": number(place, text, "from 0 to 1", 0, 1)},
-    "kv_slots": lambda place, text: {"kv_slots": whole_number(place, text, 1, 1000)},
-    "layers": _layers,
-    "seed": lambda place, text: {"seed": seed_number(place, text)},
-    "tokens": lambda place, text: {"tokens": text},
+def _count(text: str) -> int:
+    check_range("steps", count := int(text), (1, 1000))
+    return count
+
+
+_READERS: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
+    "K": (lambda text: {"loops": _count(text)}, "K=3, from 1 to 1,000"),
+    "gates": (_gates, "gates=1,0, shuffled or shuffled:7"),
+    "experts": (_experts, "experts=1, experts=random or experts=random:7"),
+    "halting": (lambda text: {"halting": float(text)}, "halting=0.1"),
+    "skip": (lambda text: {"skip": float(text)}, "skip=0.1"),
+    "kv_slots": (lambda text: {"kv_slots": _count(text)}, "kv_slots=1, from 1 to 1,000"),
+    "layers": (lambda text: {"layers": tuple(map(int, text.split(",")))}, "layers=0,2"),
+    "seed": (_seed, "seed=7"),
+    "tokens": (lambda text: {"tokens": text}, ""),
 }
-"""Each makes fields of an Intervention; the first text says where the second one stands."""
+"""Each makes fields of an Intervention, which checks them; and an example of its word."""
