@@ -150,7 +150,7 @@ def test_mistakes_are_one_line(run):
     for read in (loaded.logits, loaded.loss):
         with pytest.raises(UserError, match="layers"):
             read(TEXT, "layers=7 K=1")
-    for wrong in ({"temperature": 0.0}, {"top_p": 1.5}, {"top_k": 0}, {"max_new_tokens": 0}):
+    for wrong in ({"temperature": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"max_new_tokens": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             loaded.generate(TEXT, **wrong)
     with pytest.raises(UserError, match="`loss` cuts longer ones"):

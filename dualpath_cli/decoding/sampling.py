@@ -28,7 +28,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.temperature == 0:
-            raise ValueError("temperature must be above 0, not 0; --greedy takes the likeliest")
+            raise ValueError("temperature must be above 0, not 0; greedy takes the likeliest")
         check_ranges(self, {
             "repetition_penalty": (1e-6, 1e6), "temperature": (1e-6, 1e6), "top_k": (0, 1 << 24),
             "top_p": (1e-9, 1), "min_p": (0, 1),

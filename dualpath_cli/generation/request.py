@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from dualpath_cli import overrides
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.sampling import Sampling
-from dualpath_cli.errors import UserError, is_mistake
+from dualpath_cli.errors import UserError
 from dualpath_cli.generation.prompts import Prompt, ids_of, read_prompts
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.options import Overrides, OwnClasses, Where, path_of
@@ -135,13 +135,7 @@ def _check_writable(out: str | None) -> None:
         raise UserError(f"--out '{out}' must end in .jsonl: it gets a JSON object a line")
     if path.exists():
         raise UserError(f"--out '{out}' is there already; remove it, or give another name")
-    probe = path.with_name(f"{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        if not is_mistake(error):
-            raise
-        reason = error.strerror or type(error).__name__
-        raise UserError(f"--out '{out}' cannot be written: {reason}; give another place") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    probe = path.with_name(f"{path.name}.partial")  # refused now, not once the texts are there
+    probe.touch()
+    probe.unlink()

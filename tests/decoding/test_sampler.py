@@ -33,7 +33,7 @@ OPTIONS = st.fixed_dictionaries(
     {},
     optional={
         "temperature": st.floats(0.2, 3),
-        "top_k": st.integers(1, 30),
+        "top_k": st.integers(0, 30),
         "top_p": st.floats(0.05, 1),
         "min_p": st.floats(0, 1),
         "repetition_penalty": st.floats(0.5, 2),

@@ -154,7 +154,8 @@ def again(
     for kind in ("tasks/piqa.json", "samples/piqa.jsonl"):
         (out / NAME / kind).parent.mkdir(parents=True)
         shutil.copy(scored / NAME / kind, out / NAME / kind)
-    line = ("evaluate", "--ckpt_path", run, "--data", tasks, "--out", out, "--tasks", "piqa")
+    line = ("evaluate", "--ckpt_path", run, "--data", tasks, "--out", out, "--tasks", "piqa",
+            "--limit", "all")  # fmt: skip
     return lambda *words: output_of(*line, *words)
 
 
