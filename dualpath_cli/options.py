@@ -66,7 +66,7 @@ class Where:
     """Options of a command that runs a model by itself."""
 
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Type of matrix products."""
+    """Type of matrix products: float32 or bfloat16."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
 

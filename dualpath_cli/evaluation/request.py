@@ -51,8 +51,8 @@ class Evaluate(Where, OwnClasses, Overrides):
     out: str | None = None
     """Folder for the scores; what it holds already is not computed again."""
     suite: Literal["lm", "commonsense", "math", "qa", "paper", "all"] | None = None
-    """Benchmarks that belong together; by default paper: all, but at most 1,024 documents of each,
-    as in the paper."""
+    """Benchmarks that belong together: lm, commonsense, math, qa, all, or paper, the default: all,
+    but at most 1,024 documents of each, as in the paper."""
     tasks: tuple[str, ...] = ()
     """Benchmarks by name, such as piqa,arc_easy."""
     sources: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.errors import UserError
 from dualpath_cli.generation.prompts import Prompt, ids_of, read_prompts
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.options import Overrides, OwnClasses, Where, path_of
+from dualpath_cli.options import Overrides, OwnClasses, Where, folder_of, path_of
 from dualpath_cli.ranges import check_ranges
 from dualpath_cli.run.trained import Trained, find
 
@@ -135,7 +135,7 @@ def _check_writable(out: str | None) -> None:
         raise UserError(f"--out '{out}' must end in .jsonl: it gets a JSON object a line")
     if path.exists():
         raise UserError(f"--out '{out}' is there already; remove it, or give another name")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder_of("--out", path.parent).mkdir(parents=True, exist_ok=True)
     probe = path.with_name(f"{path.name}.partial")  # refused now, not once the texts are there
     probe.touch()
     probe.unlink()
