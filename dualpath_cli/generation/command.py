@@ -22,7 +22,7 @@ Pieces: TypeAlias = "Iterator[tuple[Text, str]]"
 
 def run(options: Generate) -> str:
     """Writes texts; returns the file they are in as text, or nothing where they were printed."""
-    trained, change, prompts = options.read()
+    trained, tokenizer, change, prompts = options.read()
     from dualpath_cli.decoding.decoder import Decoder
     from dualpath_cli.decoding.speculation import DRAFT
     from dualpath_cli.generation.loading import autocast_of, device_of, load_model, round_weights
@@ -39,7 +39,7 @@ def run(options: Generate) -> str:
         for sample in range(1, options.num_samples + 1)
     ]
     took = Took()
-    pieces = write(options, decoder, trained.tokenizer(), texts, took)
+    pieces = write(options, decoder, tokenizer, texts, took)
     if options.out is None:
         _to_terminal(pieces, texts, took)
     else:

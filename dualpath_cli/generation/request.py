@@ -11,6 +11,7 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.options import Overrides, OwnClasses, Where, folder_of, path_of
 from dualpath_cli.ranges import check_ranges
 from dualpath_cli.run.trained import Trained, find
+from dualpath_cli.text.tokenizer import Tokenizer
 
 WRITTEN = ("prompt", "number", "sample", "text", "new_tokens", "end")
 """Keys of a line of `--out`, beside those of the prompt's row."""
@@ -92,8 +93,10 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
         """How many texts are written together."""
         return self.batch_size or (1 if self.speculate else BATCH_SIZE)
 
-    def read(self) -> tuple[Trained, Intervention | None, list[tuple[Prompt, list[int]]]]:
-        """Finds the model, its override, and the prompts with their ids.
+    def read(
+        self,
+    ) -> tuple[Trained, Tokenizer, Intervention | None, list[tuple[Prompt, list[int]]]]:
+        """Finds the model, its tokenizer and override, and the prompts with their ids.
 
         Raises UserError where they do not go together, and where `--out` cannot be written.
         """
@@ -109,10 +112,9 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
         if self.speculate:
             _check_drafts(change, model)
         prompts = read_prompts(self.prompt, self.file, () if self.out is None else WRITTEN)
-        ids = ids_of(
-            prompts, trained.tokenizer(), model.max_seq_len, self.max_new_tokens, self.truncate
-        )
-        return trained, change, list(zip(prompts, ids, strict=True))
+        tokenizer, window = trained.tokenizer(), model.max_seq_len
+        ids = ids_of(prompts, tokenizer, window, self.max_new_tokens, self.truncate)
+        return trained, tokenizer, change, list(zip(prompts, ids, strict=True))
 
 
 def _check_drafts(change: Intervention | None, model: ModelConfig) -> None:
