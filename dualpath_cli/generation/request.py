@@ -77,7 +77,7 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
         if "" in self.stop:
             raise UserError("--stop '' would end every text at once; give a text")
         for name in ("temperature", "top_k", "top_p", "min_p"):
-            if self.greedy and getattr(self, name) != getattr(Sampling, name):
+            if self.greedy and getattr(self, name) not in (0, getattr(Sampling, name)):
                 option = name.replace("_", "-")
                 raise UserError(f"--greedy takes the likeliest token: leave out --{option}")
         if self.greedy and self.num_samples > 1:
