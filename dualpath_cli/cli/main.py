@@ -160,6 +160,6 @@ def _run(command: Command, words: Sequence[str]) -> int:
         console.print(f"run {number} of {len(launches)}: {one.checkpoint}", highlight=False)
         resolve(command.run)(one)
     assert command.combine is not None
-    written = resolve(command.combine)([one.options.out for one in launches], out, console)
+    written = resolve(command.combine)([one.options.folder for one in launches], out, console)
     console.print("\n".join(map(str, written)), highlight=False, soft_wrap=True)
     return 0

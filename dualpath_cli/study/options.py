@@ -1,13 +1,14 @@
-"""The words that the commands about a trained run share; imports nothing slow."""
+"""The options that `ablate` and `routing` share; imports nothing slow."""
 
-from argparse import ArgumentParser
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.options import add_list_option, folder_of
+from dualpath_cli.options import OwnClasses, folder_of
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.run import run_folder
-from dualpath_cli.sizes import parse_size
+from dualpath_cli.sizes import Size
 from dualpath_cli.text.documents import parse_source, split_name
 from dualpath_cli.text.manifest import is_data_folder
 from dualpath_cli.text.storage import is_remote
@@ -16,22 +17,34 @@ TAGGER = "en_core_web_sm"
 """The spaCy pipeline by default."""
 
 
-def add_text_arguments(parser: ArgumentParser) -> None:
-    text = (
-        "Texts, .txt, .jsonl or .parquet, or prepared data folders; by default the run's "
-        "validation sets."
-    )
-    add_list_option(parser, "--sources", "NAME=PATH", text)
-    text = (
-        "At most so many tokens of each source, such as 20K, drawn at random from all of its "
-        "documents with the seed data.val_seed; by default data.val_tokens."
-    )
-    parser.add_argument("--max-tokens", metavar="N", help=text)
+@dataclass(frozen=True)
+class Texts(OwnClasses):
+    """Options of a command that reads texts with a trained model."""
+
+    sources: tuple[str, ...] = ()
+    """NAME=PATH: texts, .txt, .jsonl or .parquet, or prepared data folders; else the run's
+    validation sets."""
+    max_tokens: Size | None = None
+    """At most so many tokens of each source, such as 20K, drawn at random from all of its documents
+    with the seed data.val_seed; else data.val_tokens."""
+    out: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """What the study writes to, once `take_sources` knows the run."""
+        assert self.out is not None
+        return Path(self.out)
 
 
-def take_sources(recipe: Recipe, sources: list[str], max_tokens: str | None) -> None:
-    """Puts texts given as NAME=PATH in the place of the run's validation sets."""
-    texts = [_name_and_location(source) for source in sources]
+T = TypeVar("T", bound=Texts)
+
+
+def take_sources(options: T, recipe: Recipe, run: run_folder.Run, kind: str) -> T:
+    """Puts texts given as NAME=PATH in the place of the run's validation sets.
+
+    Returns the options with the folder to write to, by default RUN/<kind>/step-N.
+    """
+    texts = [_name_and_location(source) for source in options.sources]
     names = [name for name, _ in texts]
     for name in names:
         if names.count(name) > 1:
@@ -40,8 +53,10 @@ def take_sources(recipe: Recipe, sources: list[str], max_tokens: str | None) -> 
         recipe["data"]["val"] = dict(texts)
     if not recipe["data"]["val"]:
         raise UserError("the run names no validation set; give a text: --sources NAME=PATH")
-    if max_tokens is not None:
-        recipe["data"]["val_tokens"] = parse_size(str(max_tokens), "--max-tokens")
+    if options.max_tokens is not None:
+        recipe["data"]["val_tokens"] = options.max_tokens
+    out = run.home / kind / f"step-{run.step:08d}" if options.out is None else options.out
+    return replace(options, out=str(folder_of("--out", out)))
 
 
 def _name_and_location(spec: str) -> tuple[str, str]:
@@ -56,8 +71,3 @@ def _name_and_location(spec: str) -> tuple[str, str]:
         return given or Path(path).resolve().name, path
     source = parse_source(spec)
     return source.name, str(source.path)
-
-
-def out_folder(out: str | None, run: run_folder.Run, kind: str) -> Path:
-    """Returns the folder for what a study writes: `--out`, or RUN/<kind>/step-N."""
-    return folder_of("--out", run.home / kind / f"step-{run.step:08d}" if out is None else out)

@@ -19,7 +19,7 @@ from dualpath_cli.statistics.bootstrap import clusters_of
 from dualpath_cli.study import bench
 from dualpath_cli.study.ablation import figures as ablation_figures
 from dualpath_cli.study.ablation.comparison import Excess, Result, compare, excess
-from dualpath_cli.study.ablation.options import AblateOptions
+from dualpath_cli.study.ablation.options import Ablate
 from dualpath_cli.study.ablation.scoring import Scores, Scoring
 from dualpath_cli.study.ablation.suites import BASELINE, SHORTER, Row, applicable
 from dualpath_cli.study.ablation.table import excess_table, layer_table, source_table, write
@@ -58,8 +58,8 @@ def run(session: Session) -> None:
     }
     results = [result for source in module.sources for result in ablation.results[source]]
     excesses = [row for source in module.sources for row in ablation.excesses[source]]
-    written = write(options.out, report, results, excesses, model.same_loops)
-    written += ablation_figures.draw(options.out, results, model.same_loops)
+    written = write(options.folder, report, results, excesses, model.same_loops)
+    written += ablation_figures.draw(options.folder, results, model.same_loops)
     session.say("\n".join(map(str, written)))
 
 
@@ -69,10 +69,10 @@ class Ablation(bench.Study[Scoring]):
     semantics = 4
 
     def __init__(
-        self, session: Session, options: AblateOptions, rows: Sequence[Row], tagger: Tagger | None
+        self, session: Session, options: Ablate, rows: Sequence[Row], tagger: Tagger | None
     ) -> None:
         """`rows` are scored, the learned router first; `tagger` is for their classes of tokens."""
-        self.folder = options.out / "scores"
+        self.folder = options.folder / "scores"
         self.results: dict[str, list[Result]] = {}
         self.excesses: dict[str, list[Excess]] = {}
         model = session.launch.settings.model

@@ -55,7 +55,7 @@ class Selection:
 
     def rows(self, config: ModelConfig) -> list[Row]:
         """Returns the rows of all suites asked for, the learned router first."""
-        chosen = [suite.rows(self, config) for name, suite in SUITES.items() if name in self.suites]
+        chosen = [rows(self, config) for name, rows in SUITES.items() if name in self.suites]
         return [Row(BASELINE, Intervention()), *chain.from_iterable(chosen)]
 
     def overrides(self) -> list[Intervention]:
@@ -111,40 +111,20 @@ def expert_rows(selection: Selection, config: ModelConfig) -> list[Row]:
     ]
 
 
-@dataclass(frozen=True)
-class Suite:
-    """Rows that belong together."""
-
-    meaning: str
-    rows: Callable[[Selection, ModelConfig], list[Row]]
-
-
-SUITES: Mapping[str, Suite] = {
-    "paper": Suite(
-        "the 16 rows of the paper's inference-time ablations",
-        lambda selection, config: [Row("paper", override) for override in selection.overrides()],
-    ),
-    "token-classes": Suite(
-        "classes of tokens forced wide and deep, beside as many random tokens like them",
-        token_class_rows,
-    ),
-    "layers": Suite("each row of `paper` in one layer at a time", layer_rows),
-    "experts": Suite("fewer or more of a token's best experts, and a random choice", expert_rows),
-    "halting": Suite(
-        "thresholds of remaining mass at which a token stops looping",
-        lambda selection, config: [Row("halting", Intervention(halting=m)) for m in THRESHOLDS],
-    ),
-    "skip": Suite(
-        "gates below which a token leaves its loops or the wide path out",
-        lambda selection, config: [Row("skip", Intervention(skip=gate)) for gate in SKIPS],
-    ),
-    "kv-slots": Suite(
-        "fewer keys and values for the steps of a loop, token by token",
-        lambda selection, config: [
-            Row("kv-slots", Intervention(kv_slots=count)) for count in range(1, config.most_loops)
-        ],
-    ),
+SUITES: Mapping[str, Callable[[Selection, ModelConfig], list[Row]]] = {
+    "paper": lambda selection, config: [Row("paper", row) for row in selection.overrides()],
+    "token-classes": token_class_rows,
+    "layers": layer_rows,
+    "experts": expert_rows,
+    "halting": lambda selection, config: [
+        Row("halting", Intervention(halting=mass)) for mass in THRESHOLDS
+    ],
+    "skip": lambda selection, config: [Row("skip", Intervention(skip=gate)) for gate in SKIPS],
+    "kv-slots": lambda selection, config: [
+        Row("kv-slots", Intervention(kv_slots=count)) for count in range(1, config.most_loops)
+    ],
 }
+"""The rows of each suite, by its name; `Ablate` says what they are."""
 
 
 def applicable(rows: Iterable[Row], config: ModelConfig) -> tuple[list[Row], dict[str, str]]:

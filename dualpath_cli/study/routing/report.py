@@ -50,7 +50,7 @@ def write(
     `untrained_sums` are those of the model as it was before training.
     """
     options, model = launch.options, launch.settings.model
-    out = options.out
+    out = options.folder
     layers = gated_layers(model)
     summaries, untrained = (
         {
@@ -127,9 +127,9 @@ def write_page(launch: Launch, sources: Sequence[str], terms: Sequence[tuple[str
     options, model = launch.options, launch.settings.model
     title = f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {launch.step:,}"
     names = (f"K = {by_layer(model.loops)}, as trained", f"K = {options.beside_loops}, forced")
-    read = details.models(options.out, sources, *names)
+    read = details.models(options.folder, sources, *names)
     values = Tokenizer.load(launch.run_folder / TOKENIZER).token_values()
-    return page.write(options.out / PAGE, title, terms, gated_layers(model), read, values)
+    return page.write(options.folder / PAGE, title, terms, gated_layers(model), read, values)
 
 
 def _show(

@@ -22,7 +22,7 @@ from dualpath_cli.study.classes import UPOS
 from dualpath_cli.study.controls import tag
 from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.study.routing import report
-from dualpath_cli.study.routing.options import RoutingOptions
+from dualpath_cli.study.routing.options import Routing
 from dualpath_cli.study.routing.page import details
 from dualpath_cli.study.routing.page.passes import PagePass, page_passes
 from dualpath_cli.study.routing.reader import TABLE, Reading, anchor_positions
@@ -37,7 +37,7 @@ PASSES = "passes"
 def run(session: Session) -> None:
     """Reads a run's checkpoint on every source; prints the tables and writes everything."""
     options, kinds = session.launch.options, session.launch.settings.model.block_kinds
-    tagger = None if options.tagger is None else Tagger(options.tagger)
+    tagger = None if options.pipeline is None else Tagger(options.pipeline)
     study = RoutingStudy(session, tagger)
     module = bench.run(study, session)
     if not session.trainer.is_global_zero:
@@ -51,10 +51,10 @@ def run(session: Session) -> None:
         "layers": json.dumps([n for n, kind in enumerate(kinds) if kind == "dual"]),
     }
     for source, passes in study.page_passes.items():
-        details.write(options.out, source, study.shown[source], passes)
+        details.write(options.folder, source, study.shown[source], passes)
     readings = {source: study.readings[source] for source in module.sources}
     tables = [trained.path.with_suffix(TABLE) for trained, _ in readings.values()]
-    merge(tables, options.out / TOKENS, table_facts)
+    merge(tables, options.folder / TOKENS, table_facts)
     facts = {**module.facts, "tagger": tagger and tagger.facts, "anchor": options.anchor}
     sums, untrained_sums = (
         {source: passes[n].arrays for source, passes in readings.items()} for n in (0, 1)
@@ -68,8 +68,8 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
     semantics = 6
 
     def __init__(self, session: Session, tagger: Tagger | None) -> None:
-        self._options: RoutingOptions = session.launch.options
-        self.folder = self._options.out / PASSES
+        self._options: Routing = session.launch.options
+        self.folder = self._options.folder / PASSES
         self.readings: dict[str, list[Reading]] = {}
         self.page_passes: dict[str, list[PagePass]] = {}
         self.shown: dict[str, list[int]] = {}
@@ -81,7 +81,7 @@ class RoutingStudy(bench.Study[Reading | PagePass]):
     ) -> list[Reading | PagePass]:
         """Tags a source's sequences and looks for the anchor."""
         ids = windows.windows[: windows.n_filled]
-        for name, number in self._options.examples:
+        for name, number in self._options.chosen:
             if name == source and number >= len(ids):
                 range_text = f"they go from 0 to {len(ids) - 1}"
                 raise UserError(f"--examples {name}:{number}: no such sequence; {range_text}")

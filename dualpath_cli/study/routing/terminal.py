@@ -71,7 +71,7 @@ def run(launch: Launch) -> int:
     with torch.inference_mode():
         model(torch.tensor([[tokenizer.eot_id, *ids]]), trace=trace)
     values_of = tokenizer.token_values()
-    written = write_page(launch, options.text, model, tokenizer) if options.text_page else []
+    written = write_page(launch, options.text, model, tokenizer) if options.out is not None else []
     console = plain_console()
     show(console, [values_of[id] for id in ids], trace, options.layer)
     for name, path in zip(("tokens", "page"), written, strict=False):
@@ -108,7 +108,7 @@ def write_page(launch: Launch, text: str, model: DualPathLM, tokenizer: Tokenize
     One process runs the passes that the page of a source has, on the CPU.
     """
     options, settings = launch.options, launch.settings
-    config, out = settings.model, options.out
+    config, out = settings.model, options.folder
     windows = Windows(document_windows([text], tokenizer, config.max_seq_len)[0])
     tokens, targets = collate(list(windows.windows), last_is_input=True)
     module = DualPathModule(

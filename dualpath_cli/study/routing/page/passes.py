@@ -24,7 +24,7 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.study.passes import FILLER, Arrays, Pass
-from dualpath_cli.study.routing.options import RoutingOptions
+from dualpath_cli.study.routing.options import Routing
 from dualpath_cli.study.routing.page.encoding import likely_tokens
 from dualpath_cli.study.routing.readouts import (
     EXPERT_READOUTS,
@@ -77,7 +77,7 @@ def page_passes(
     shown: Sequence[int],
     of_all: int,
     config: ModelConfig,
-    options: RoutingOptions,
+    options: Routing,
     vocabulary: int,
     ranks: int = 1,
 ) -> "list[PagePass]":
@@ -85,7 +85,7 @@ def page_passes(
 
     `shown` are their numbers, `of_all` is how many sequences all sources have on it.
     """
-    changes = [row for rows in forced(config) for row in rows] if options.costs else []
+    changes = [row for rows in forced(config) for row in rows] if not options.no_costs else []
     beside = [] if options.beside_loops is None else [Intervention(loops=options.beside_loops)]
     room = likely_tokens(
         of_all,
