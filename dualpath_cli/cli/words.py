@@ -127,6 +127,8 @@ def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> N
         default = field.default if field.default is not MISSING else None
         if field.name == GIVEN:
             continue
+        if type(None) in (parts := typing.get_args(kind)):  # said by no word, `null` is a text
+            kind = typing.Union[tuple(part for part in parts if part is not type(None))]  # noqa: UP007
         if kind is bool:
             parser.add_argument(*names, action="store_true", help=text)
         elif field.metadata.get("positional"):

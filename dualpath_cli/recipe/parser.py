@@ -57,7 +57,7 @@ class OneLine:
         if found := re.search(r"following arguments are required: ([\w.-]+)", text):
             return f"{found[1]} is missing"
         if found := re.match(r'(?:Parser )?key "([\w.]+)": ?(.*)', text, re.IGNORECASE):
-            values = re.findall(r"(?:Got|Given) value: (.*?)(?= - |$)", found[2])
+            values = re.findall(r"(?:Got|Given) value: ?(.*?)(?= - |$)", found[2])
             given = values[-1] if values else found[2]
             given = {"True": "true", "False": "false", "None": "null"}.get(given, given)
             if "Unable to load config" in found[2]:
@@ -127,6 +127,8 @@ class OneLine:
                 way_out = f"did you mean '--config {word}'?"
             elif "ckpt-path" in options and (os.path.isdir(word) or word.endswith(".safetensors")):
                 way_out = f"did you mean '--ckpt-path {word}'?"
+            elif "hf" in options and os.path.isdir(word):
+                way_out = f"did you mean '--hf {word}'?"
             return f"unexpected argument '{word}'; {way_out}"
         section, _, name = option.lstrip("-").rpartition(".")
         if section == "trainer" and name in DECIDED_ELSEWHERE:
