@@ -7,6 +7,7 @@ from dualpath_cli.intervention import Intervention
 from dualpath_cli.own_classes.checks import check_as_trained
 from dualpath_cli.recipe.settings import Settings, settings_from
 from dualpath_cli.run import run_file, run_folder
+from dualpath_cli.run.average import averaged
 from dualpath_cli.run.run_folder import TOKENIZER, Run
 from dualpath_cli.text.tokenizer import Tokenizer
 
@@ -36,9 +37,12 @@ class Trained:
         return tokenizer
 
 
-def find(path: str) -> Trained:
-    """Finds the model of a run folder, a checkpoint inside one, or an exported file."""
-    run = run_file.find(path)
+def find(path: str, average: int = 1) -> Trained:
+    """Finds the model of a run folder, a checkpoint inside one, or an exported file.
+
+    `average`: so many checkpoints, up to that one.
+    """
+    run = averaged(run_file.find(path), average)
     settings = settings_from(run_folder.read_recipe(run.folder))
     check_as_trained(run, settings.model)
     return Trained(path, run, settings)

@@ -1,14 +1,12 @@
 """`dualpath import`: a folder that `export --format hf` wrote, as a run in one file."""
 
 import dataclasses
-from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from dualpath_cli.config import RENAMED, ModelConfig
 from dualpath_cli.errors import UserError, of_content
 from dualpath_cli.files import read_json
-from dualpath_cli.options import path_of
+from dualpath_cli.options import OwnClasses, path_of
 from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_trained, option_of
 from dualpath_cli.ranges import check_range
@@ -20,24 +18,29 @@ from dualpath_cli.run.run_file import MOST_STEPS, SUFFIX
 from dualpath_cli.run.run_folder import RECIPE, TOKENIZER, VERSIONS, Run
 
 
-def add_arguments(parser: Any) -> None:
-    """Adds the options to an argparse or a jsonargparse parser."""
-    parser.add_argument(
-        "--hf", metavar="DIR",
-        help="Folder that export --format hf wrote; transformers may have saved it since.",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", metavar="FILE", help=f"What to write; by default DIR{SUFFIX}, beside the folder."
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="Replace FILE where it is there already."
-    )
+@dataclasses.dataclass(frozen=True)
+class Import(OwnClasses):
+    """Reads a folder of transformers that `export --format hf` wrote, and writes its model as one
+    file, which all commands take as their RUN.
+    """
+
+    hf: str | None = None
+    """Folder that export --format hf wrote; transformers may have saved it since."""
+    out: str | None = None
+    """What to write; by default DIR.safetensors, beside the folder."""
+    overwrite: bool = False
+    """Replace what is at --out already."""
+
+    def __post_init__(self) -> None:
+        if self.hf is None:
+            raise UserError(
+                "import needs --hf DIR: a folder that dualpath export --format hf wrote"
+            )
 
 
-def run(options: Namespace) -> str:
+def run(options: Import) -> str:
     """Writes the file, and returns what it is as text."""
-    if options.hf is None:
-        raise UserError("import needs --hf DIR: a folder that dualpath export --format hf wrote")
+    assert options.hf is not None
     folder = path_of("--hf", options.hf)
     found, settings = read_folder(folder)
     check_as_trained(found, settings.model)
