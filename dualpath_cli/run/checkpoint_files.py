@@ -105,7 +105,7 @@ def _read_manifest(checkpoint: Path) -> Files | None:
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 raise ValueError(f"it names '{name}'")
             if type(facts["bytes"]) is not int or type(facts["sha256"]) is not str:
-                raise ValueError(f"the size or the hash of '{name}' is none")
+                raise ValueError(f"'{name}' has no size or no hash")
     except UserError as error:
         raise ValueError(str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -103,6 +103,6 @@ def _listed(folder: Path) -> dict[str, str] | None:
     for number, line in enumerate(read_text(path).splitlines(), 1):
         found = _LINE.fullmatch(line)
         if found is None or not _is_ours(found[2]):
-            raise UserError(f"{path} line {number} is none of dualpath export")
+            raise UserError(f"{path} line {number} was not written by dualpath export")
         hashes[found[2]] = found[1]
     return hashes

@@ -84,7 +84,7 @@ def test_a_changed_byte_in_any_file_is_refused_by_import(folder, said):
     (folder / "generation_config.json").unlink()
     assert "generation_config.json is not as it was" in said("import", "--hf", folder)
     (folder / "SHA256SUMS").write_text(f"{'0' * 64}  ../../secret\n")
-    assert "line 1 is none of dualpath export" in said("import", "--hf", folder)
+    assert "line 1 was not written by dualpath export" in said("import", "--hf", folder)
     (folder / "SHA256SUMS").unlink()
     (folder / "README.md").write_text("a card of the reader's own")
     assert main(["import", "--hf", str(folder)]) == 0

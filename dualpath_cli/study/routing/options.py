@@ -98,7 +98,7 @@ def check_options(options: Routing, settings: Settings) -> None:
         if name not in settings.data.val:
             sources = settings.data.val
             hint = did_you_mean(name, sources) or f"; there are {', '.join(sources)}"
-            raise UserError(f"--examples {name}:{number}: no source '{name}'{hint}")
+            raise UserError(f"--examples '{name}:{number}': no source '{name}'{hint}")
     if options.layer is not None and options.layer not in gated:
         layers = ", ".join(map(str, gated))
         raise UserError(f"--layer {options.layer} has no gates; layers {layers} have")
