@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import typing
+from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar
@@ -55,7 +56,7 @@ class OneLine:
         if found := re.match(r"argument (--[\w.-]+)\S*: expected", text):
             return f"{found[1]} needs a value"
         if found := re.search(r"following arguments are required: ([\w.-]+)", text):
-            return f"{found[1]} is missing"
+            return f"{self.prefix}{found[1]} is missing"
         if found := re.match(r'(?:Parser )?key "([\w.]+)": ?(.*)', text, re.IGNORECASE):
             values = re.findall(r"(?:Got|Given) value: ?(.*?)(?= - |$)", found[2])
             given = values[-1] if values else found[2]
@@ -97,7 +98,8 @@ class OneLine:
 
         argparse lists them nowhere in public: `tests/cli/options.txt` tells if this changes.
         """
-        found = [option for action in self._actions for option in action.option_strings]
+        shown = [action for action in self._actions if action.help != SUPPRESS]
+        found = [option for action in shown for option in action.option_strings]
         return {option.lstrip("-"): option for option in found if not option.endswith("+")}
 
     def unknown_key(self, key: str) -> str:
@@ -199,6 +201,8 @@ def describe(annotation: Any) -> str:
         return f"a list of {len(arguments)} (each {describe(arguments[0])})"
     if origin in (tuple, list):
         return f"a list (each {describe(arguments[0])})"
+    if origin is dict and arguments[1] is not Any:
+        return f"a mapping of names to values (each {describe(arguments[1])})"
     if origin is dict or dataclasses.is_dataclass(annotation):
         return "a mapping of names to values"
     return " or ".join(map(describe, arguments)) or str(annotation)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import SECTIONS
 from tests.command.home import write_home
-from tests.command.test_settings import OPTIONS
 
 SLOW = ("torch", "lightning", "litdata", "torchmetrics", "rich", "tiktoken", "matplotlib")
 """Packages that take a second or more, or are needed only once a run has begun."""

@@ -113,7 +113,9 @@ def home(share: Share, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("dualpath_cli.compare.figures.draw", lambda groups, rows: {})
     monkeypatch.setattr("dualpath_cli.sweep.command.run_all", train)
     ends = {"combine": lambda *_: []}
-    monkeypatch.setattr(cli, "resolve", lambda name: ends.get(name.split(":")[1], lambda _: 0))
+    monkeypatch.setattr(
+        "dualpath_cli.cli.main.resolve", lambda name: ends.get(name.split(":")[1], lambda _: 0)
+    )
     return share("home", write_home)
 
 

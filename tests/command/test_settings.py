@@ -35,7 +35,7 @@ def all_options() -> str:
         f"{name} {option}"
         for name, command in COMMANDS.items()
         for key, option in parser_of(command).options().items()
-        if key.partition(".")[0] not in (*SECTIONS, "seed_everything")
+        if command.needs == "nothing" or key.partition(".")[0] not in (*SECTIONS, "seed_everything")
     ]
     return "\n".join(sorted([*own, *(f"recipe --{key}" for key in FIELDS)])) + "\n"
 
@@ -91,7 +91,7 @@ def refused(
 def test_a_key_that_there_is_not_is_named_with_the_nearest(refused):
     for key in FIELDS:
         said = refused([], f"{key}x", 3)
-        assert f"unknown key '{key}x'; did you mean '{key.partition('.')[2]}'?" in said
+        assert f"unknown key '{key}x'; did you mean '{key}'?" in said
         said = refused([f"--{key}x", "3"])
         assert f"unknown option '--{key}x'; did you mean '--" in said
 
@@ -106,6 +106,8 @@ def test_a_value_of_a_type_that_no_key_has_is_named_with_what_it_must_be(refused
 
 def test_a_word_where_a_number_or_a_choice_belongs_is_named(refused):
     for key, kind in FIELDS.items():
+        if key in ("trainer.callbacks", "trainer.plugins", "trainer.logger"):
+            continue  # whose words are Lightning's to read
         if str not in (kind, *typing.get_args(kind)) and typing.get_origin(kind) is not dict:
             said = refused([f"--{key}", "odd"])
             assert key.partition(".")[2] in said

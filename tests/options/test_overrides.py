@@ -51,8 +51,8 @@ def options(*words: str, **short: str) -> Namespace:
 
 @pytest.mark.parametrize(
     ("short", "word"),
-    [({"loops": "3"}, "K=3"), ({"exit_below": "0.1"}, "halting=0.1"),
-     ({"skip_below": "0.2"}, "skip=0.2"), ({"kv_slots": "1"}, "kv_slots=1")],
+    [({"loops": 3}, "K=3"), ({"exit_below": 0.1}, "halting=0.1"),
+     ({"skip_below": 0.2}, "skip=0.2"), ({"kv_slots": 1}, "kv_slots=1")],
 )  # fmt: skip
 def test_a_short_form_is_its_word(short, word):
     assert read(options(**short)) == read(options(word)) == parse([word])

@@ -63,7 +63,11 @@ TIED = {"d_ffn": 8, "d_ffn_wide": 8, "tie_embeddings": True}
     [
         ({}, {"lr_scale": {"gat": 1}}, "optim: lr_scale has no kind 'gat'; did you mean 'gate'?"),
         ({}, {"lr_scale": {"gate": -1}}, "optim: lr_scale.gate must be at least 0, not -1"),
-        ({}, {"lr_scale": {"gate": "x"}}, "optim.lr_scale.gate must be a number, not 'x'"),
+        (
+            {},
+            {"lr_scale": {"gate": "x"}},
+            "optim.lr_scale must be a mapping of names to values (each a number), not 'x'",
+        ),
         ({}, {"base_width": 0}, "optim: base_width must be at least 1, not 0"),
         (TIED, {"base_width": 8}, "optim.base_width=8 needs an untied head"),
         (TIED, {"lr_scale": {"head": 2}}, "optim.lr_scale.head has no effect under"),
