@@ -26,7 +26,7 @@ forms = pytest.mark.parametrize("form", FORMATS)
 def test_an_export_is_whole_or_not_there_and_replaced_on_request_alone(
     form, trained, tmp_path, monkeypatch, said
 ):
-    run, out = trained(), tmp_path / "exports" / f"model{FORMATS[form].suffix}"
+    run, out = trained(), tmp_path / "exports" / f"model{FORMATS[form]}"
     given = words(run, out, form=form)
     read = Weights.read
 
