@@ -24,7 +24,9 @@ TABLE = "| key | is | default | |\n| --- | --- | --- | --- |\n"
 
 def page() -> str:
     """The page, as the settings are now."""
-    seed = "| `seed_everything` | a whole number | `0` | Seed of the weights and of the data order. |"
+    seed = (
+        "| `seed_everything` | a whole number | `0` | Seed of the weights and of the data order. |"
+    )
     parts = [HEAD, f"\n## Without a section\n\n{TABLE}{seed}\n"]
     for section, settings in SECTIONS.items():
         parts.append(f"\n## {section}\n\n{TABLE}")

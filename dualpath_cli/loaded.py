@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from dualpath_cli import overrides
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
@@ -30,6 +29,7 @@ from dualpath_cli.generation.loading import device_of, empty_model, load_model
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM, RoutingTrace
 from dualpath_cli.model.loss import IGNORE
+from dualpath_cli.options import parse_overrides
 from dualpath_cli.own_classes import consent
 from dualpath_cli.own_classes.checks import check_as_trained
 from dualpath_cli.ranges import check_range
@@ -219,7 +219,7 @@ class LoadedModel:
     def _change(self, intervention: Intervention | str | None) -> Intervention | None:
         change = intervention
         if isinstance(intervention, str):
-            change = overrides.parse([intervention])
+            change = parse_overrides([intervention])
         assert not isinstance(change, str)
         if change is not None and (problem := change.problem(self.config)):
             raise UserError(f"{change.name}: {problem}")

@@ -6,18 +6,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dualpath_cli"
 ROWS = [
-    ["quickstart"],
-    ["cli", "loaded"],
+    ["loaded"],
     ["export"],
     ["evaluation"],
     ["generation", "compare"],
     ["study", "sweep"],
-    ["session"],
-    ["command", "statistics"],
+    ["cli", "statistics"],
     ["training", "decoding"],
     ["model", "flops"],
-    ["kernels", "options"],
-    ["run"],
+    ["kernels", "options", "run"],
     ["intervention", "text"],
     ["own_classes", "recipe"],
     ["config", "output"],

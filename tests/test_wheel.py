@@ -19,7 +19,7 @@ import dualpath_cli
 from data_prep.sources import sample
 from dualpath_cli.cli import HELP
 from dualpath_cli.cli.commands import COMMANDS
-from dualpath_cli.quickstart import STEPS
+from dualpath_cli.cli.quickstart import STEPS
 from dualpath_cli.recipe import recipes
 
 CHECKOUT = Path(__file__).parents[1]

@@ -54,8 +54,8 @@ _RECORDS = (
         "quickstart",
         "Make a sample corpus, train a small model on it, ablate it, write a page of its routing.",
         "",
-        options="dualpath_cli.quickstart:Quickstart",
-        run="dualpath_cli.quickstart:run",
+        options="dualpath_cli.cli.quickstart:Quickstart",
+        run="dualpath_cli.cli.quickstart:run",
     ),
     Command(
         "tokenizer",

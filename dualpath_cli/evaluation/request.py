@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dualpath_cli import overrides
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS, PAPER_LIMIT, SUITES
 from dualpath_cli.files import read_text
 from dualpath_cli.flops.paper import configurations
-from dualpath_cli.options import Overrides, OwnClasses, Where, folder_of
+from dualpath_cli.options import Overrides, OwnClasses, Where, folder_of, read_overrides
 from dualpath_cli.ranges import check_name, check_ranges
 from dualpath_cli.run.trained import Trained, find
 from dualpath_cli.text.documents import split_name, stem
@@ -163,7 +162,7 @@ class Evaluate(Where, OwnClasses, Overrides):
             raise UserError(f"--compare-paper: the paper has no row '{row}'{hint}")
 
     def _check_change(self, subjects: list[Subject]) -> None:
-        change = overrides.read(self)
+        change = read_overrides(self)
         if change is None:
             return
         for subject in subjects:

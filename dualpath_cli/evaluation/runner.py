@@ -13,7 +13,6 @@ import torch
 from lm_eval.evaluator import evaluate
 from rich.console import Console
 
-from dualpath_cli import overrides
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.evaluation import results
 from dualpath_cli.evaluation.data import Asked
@@ -25,6 +24,7 @@ from dualpath_cli.evaluation.scoring import Sample
 from dualpath_cli.files import read_json
 from dualpath_cli.generation.loading import autocast_of, device_of, load_model
 from dualpath_cli.kernels.device import device_name
+from dualpath_cli.options import read_overrides
 from dualpath_cli.output.progress import Progress, counted
 from dualpath_cli.run.checkpoint_files import describe, files_of
 from dualpath_cli.run.exported_folder import check_unchanged, is_exported
@@ -59,7 +59,7 @@ class Setting:
     def facts(self) -> dict[str, Any]:
         """The report's facts on the model and on how it was run; reads all of its weights."""
         subject, trained = self.subject, self.subject.trained
-        change = overrides.read(self.options)
+        change = read_overrides(self.options)
         facts: dict[str, Any] = {"name": subject.name, "path": subject.path}
         if trained is None:
             facts |= {"sha256": _digest(Path(subject.path)), "model": _config(subject)}
@@ -99,7 +99,7 @@ class Setting:
         tokenizer = trained.tokenizer()
         return HarnessModel(
             load_model(trained, self.device), tokenizer, self.window, options.batch_size,
-            overrides.read(options), autocast_of(options.precision), options.cache == "exact",
+            read_overrides(options), autocast_of(options.precision), options.cache == "exact",
         )  # fmt: skip
 
 

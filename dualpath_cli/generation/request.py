@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-from dualpath_cli import overrides
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.sampling import Sampling
 from dualpath_cli.errors import UserError
 from dualpath_cli.generation.prompts import Prompt, ids_of, read_prompts
 from dualpath_cli.intervention import Intervention
-from dualpath_cli.options import Overrides, OwnClasses, Where, folder_of, path_of
+from dualpath_cli.options import Overrides, OwnClasses, Where, folder_of, path_of, read_overrides
 from dualpath_cli.ranges import check_ranges
 from dualpath_cli.run.trained import Trained, find
 from dualpath_cli.text.tokenizer import Tokenizer
@@ -101,7 +100,7 @@ class Generate(Where, OwnClasses, Overrides, Sampling):
         Raises UserError where they do not go together, and where `--out` cannot be written.
         """
         _check_writable(self.out)
-        change = overrides.read(self)
+        change = read_overrides(self)
         assert self.ckpt_path is not None
         trained = find(self.ckpt_path)
         trained.check(change)

@@ -1,20 +1,18 @@
 """The options of `dualpath sweep`, read and checked. Torch-free."""
 
-import json
-import math
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from dualpath_cli.config import RANGES
 from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.files import PARTIAL
 from dualpath_cli.flops.widths import Match
-from dualpath_cli.options import Average, check_choice, folder_of, number, whole_number
-from dualpath_cli.ranges import check_ranges
+from dualpath_cli.options import Average, folder_of
+from dualpath_cli.ranges import check_range, check_ranges
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.other_names import OTHER_NAMES
 from dualpath_cli.recipe.recipes import Recipe
@@ -24,6 +22,7 @@ from dualpath_cli.sizes import Size, parse_size
 from dualpath_cli.sweep.cells import CONTROLS, FAMILIES, Wanted
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 MOST_SEEDS = 100
 """Trials of learning rates have the seed after these: no run of a sweep has it."""
@@ -129,15 +128,17 @@ def read(options: Sweep, recipe: Recipe) -> Request:
     assert options.budget is not None
     out = folder_of("--out", options.out)
     _check_own(out)
+    most = {name: int(RANGES[name][1]) for name in ("loops", "n_experts")}
     wanted = Wanted(
-        budgets=_list("--budget", options.budget, lambda text: parse_size(text, "--budget")),
-        alphas=_list("--alphas", options.alphas, _alpha, may_be_none=True),
-        loops=_list("--loops", options.loops, _loops),
-        controls=_list("--controls", options.controls, _control, may_be_none=True),
-        matches=_list("--match", options.match, _match),
-        experts=_list("--experts", options.experts or _own_experts(recipe), _experts),
+        budgets=_list("budget", options.budget, lambda word: parse_size(word, ""), "sizes as 4M"),
+        alphas=_list("alphas", options.alphas, _number(float, 1e-9, 99.999), "percents below 100"),
+        loops=_list("loops", options.loops, _number(int, 1, most["loops"]), "numbers from 1 on"),
+        controls=_list("controls", options.controls, _choice(CONTROLS), ", ".join(CONTROLS)),
+        matches=_list("match", options.match, _choice(get_args(Match)), "linear or total"),
+        experts=_list("experts", options.experts or _own_experts(recipe),
+                      _number(int, 0, most["n_experts"]), "numbers such as 8, or 0"),
         positions=options.positions,
-    )
+    )  # fmt: skip
     others = [control for control in wanted.controls if control not in ("wide", "loop")]
     if wanted.positions and others:
         raise UserError(
@@ -181,22 +182,41 @@ def _is_sweep(folder: Path) -> bool:
     return any(line.startswith("cells:") for line in text.splitlines())
 
 
-def _list(
-    option: str, text: str, read_one: Callable[[str], T], may_be_none: bool = False
-) -> list[T]:
+def _list(option: str, text: str, read_one: Callable[[str], T], wanted: str) -> list[T]:
     """The values of a list, each once; `none` is an empty one, where it may be."""
-    if may_be_none and text == "none":
+    none = option in ("alphas", "controls")
+    if none and text == "none":
         return []
-    words = [word.strip() for word in text.split(",")]
-    if not all(words):
-        raise UserError(f"{option} needs values separated by commas, not '{text:.60}'")
-    if may_be_none and "none" in words:
-        raise UserError(f"{option} none leaves all out: give none alone, not '{text:.60}'")
-    return list(dict.fromkeys(map(read_one, words)))
+    try:
+        return list(dict.fromkeys(read_one(word.strip()) for word in text.split(",")))
+    except (ValueError, UserError):
+        alone = ", or none" if none else ""
+        raise UserError(
+            f"--{option} must be {wanted}, separated by commas{alone}, not '{text:.60}'"
+        ) from None
 
 
-def _loops(text: str) -> int:
-    return whole_number("--loops", text, 1, int(RANGES["loops"][1]))
+def _number(kind: type[N], least: float, most: float) -> Callable[[str], N]:
+    """Reads a number of a range, maybe with a percent sign."""
+
+    def read_one(word: str) -> N:
+        value = kind(word.removesuffix("%"))
+        check_range("it", value, (least, most))
+        return value
+
+    return read_one
+
+
+def _choice(allowed: Collection[str]) -> Callable[[str], Any]:
+    def read_one(word: str) -> str:
+        if word not in allowed:
+            raise ValueError(word)
+        return word
+
+    return read_one
+
+
+_RATE = _number(float, 1e-12, 1e9)
 
 
 def _own_experts(recipe: Recipe) -> str:
@@ -210,52 +230,25 @@ def _own_experts(recipe: Recipe) -> str:
     return str(n)
 
 
-def _experts(text: str) -> int:
-    if text == "0":
-        return 0
-    if not text.isdecimal():
-        raise UserError(f"--experts are whole numbers such as 8, or 0 for none, not '{text:.60}'")
-    return whole_number("--experts", text, 1, int(RANGES["n_experts"][1]))
-
-
-def _alpha(text: str) -> float:
-    value = _positive("--alphas", text.removesuffix("%"))
-    if value >= 100:
-        raise UserError(f"--alphas are percents below 100, not '{text:.60}'")
-    return value
-
-
-def _control(text: str) -> str:
-    if text not in CONTROLS:
-        hint = did_you_mean(text, CONTROLS) or f"; choose from {', '.join(CONTROLS)}, or none"
-        raise UserError(f"--controls: '{text:.60}' is none{hint}")
-    return text
-
-
-def _match(text: str) -> Match:
-    return check_choice("--match", text, typing.get_args(Match))
-
-
 def _seeds(text: str) -> range:
     first, dash, last = text.partition("-")
-    if not dash:
-        return range(whole_number("--seeds", text, 1, MOST_SEEDS))
-    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < MOST_SEEDS):
-        raise UserError(
-            f"--seeds must be a number of them such as 3, or the first and the last such as 3-5, "
-            f"below {MOST_SEEDS}, not '{text:.60}'"
-        )
-    return range(int(first), int(last) + 1)
-
-
-def _positive(option: str, text: str) -> float:
-    return number(option, text, "a number above 0", math.ulp(0))
+    try:
+        seeds = range(int(first), int(last) + 1) if dash else range(int(text))
+        if seeds and seeds[0] >= 0 and seeds[-1] < MOST_SEEDS:
+            return seeds
+    except ValueError:
+        pass
+    raise UserError(
+        "--seeds must be a number of them such as 3, or the first and the last such as 3-5, "
+        f"below {MOST_SEEDS}, not '{text:.60}'"
+    )
 
 
 def _rates(text: str | None) -> list[float] | None:
     if text is None or text == "off":
         return None if text is None else []
-    rates = sorted(_list("--tune", text, _rate))
+    wanted = "rates above 0, off, or a rate for each family such as wide=4e-3,dual=2e-3"
+    rates = sorted(_list("tune", text, _RATE, wanted))
     for low, high in pairwise(rates):
         if f"{low:g}" == f"{high:g}":  # trials are named so
             raise UserError(
@@ -264,27 +257,15 @@ def _rates(text: str | None) -> list[float] | None:
     return rates
 
 
-def _rate(text: str) -> float:
-    try:
-        return _positive("--tune", text)
-    except UserError:
-        raise UserError(
-            "--tune needs rates above 0 such as 1e-3,2e-3, or off, or a rate for each family such "
-            f"as wide=4e-3,dual=2e-3, not '{text:.60}'"
-        ) from None
-
-
 def _known_rates(text: str) -> dict[str, float]:
     """The rates of `wide=4e-3,dual=2e-3`, by family."""
     known: dict[str, float] = {}
-    for word in _list("--tune", text, str):
-        family, _, rate = word.partition("=")
-        if family not in FAMILIES:
-            hint = did_you_mean(family, FAMILIES) or f"; there are {', '.join(FAMILIES)}"
-            raise UserError(f"--tune: '{family:.60}' is no family{hint}")
-        if family in known:
-            raise UserError(f"--tune gives '{family}' two rates; leave one of them out")
-        known[family] = _positive("--tune", rate)
+    for word in text.split(","):
+        family, _, rate = (part.strip() for part in word.partition("="))
+        if family not in FAMILIES or family in known:
+            hint = did_you_mean(family, FAMILIES) or f"; give {', '.join(FAMILIES)} a rate each"
+            raise UserError(f"--tune: '{family:.60}' is no family, or given twice{hint}")
+        (known[family],) = _list("tune", rate, _RATE, "a rate above 0 for each family")
     return known
 
 
@@ -322,7 +303,7 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
             recipe.setdefault(section, {})[name] = values[0]
             continue
         if key == "optim.lr":
-            values = [_positive(f"--set {key}", _as_text(value)) for value in values]
+            values = [_list("set optim.lr", str(v), _RATE, "rates above 0")[0] for v in values]
         if _is_list(section, field) and not all(isinstance(v, list | None) for v in values):
             plain = text.replace("[", "").replace("]", "")
             raise UserError(
@@ -342,7 +323,3 @@ def _is_list(section: str, name: str) -> bool:
     annotation = typing.get_type_hints(SECTIONS[section])[name]
     kinds = {typing.get_origin(kind) or kind for kind in (typing.get_args(annotation) or ())}
     return typing.get_origin(annotation) in (list, tuple) or kinds == {list, type(None)}
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -7,7 +7,7 @@ import pytest
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.flops import paper
-from tests.command.test_cli import run_without_slow_imports
+from tests.cli.test_cli import run_without_slow_imports
 from tests.compare.run_folders import model_of, write_run, write_sweep
 
 CELLS = ("wide", "loop_k2", "loop_k4", "a50_k2")

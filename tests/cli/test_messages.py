@@ -1,7 +1,7 @@
 """The one line with which each command refuses each kind of mistake, before a slow import.
 
 `messages.txt` is the table: the words after `dualpath`, then the line without its prefix, so that a
-change of wording is a diff to be read. Rewrite it with `python -m tests.command.test_messages`.
+change of wording is a diff to be read. Rewrite it with `python -m tests.cli.test_messages`.
 """
 
 import re
@@ -14,8 +14,8 @@ import pytest
 
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.errors import LONGEST
-from tests.command.home import RUN, write_home
-from tests.command.test_cli import SLOW, run_without_slow_imports
+from tests.cli.home import RUN, write_home
+from tests.cli.test_cli import SLOW, run_without_slow_imports
 from tests.compare.run_folders import write_sweep
 from tests.sweep.conftest import write_recipe
 

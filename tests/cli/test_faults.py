@@ -14,7 +14,7 @@ from dualpath_cli import machine
 from dualpath_cli.cli import checks
 from dualpath_cli.errors import LONGEST, UserError, one_line
 from dualpath_cli.recipe.settings import TrainerSettings, settings_from
-from tests.command.home import recipe_of_home
+from tests.cli.home import recipe_of_home
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """`generate` and `evaluate` answer --help and mistakes before torch is imported."""
 
-from tests.command.test_cli import SLOW, run_without_slow_imports
+from tests.cli.test_cli import SLOW, run_without_slow_imports
 
 
 def test_help_and_mistakes_need_nothing_slow(trained, tmp_path):

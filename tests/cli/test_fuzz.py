@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.errors import LONGEST, UserError
-from tests.command.home import RUN, recipe_of_home, write_home
-from tests.command.test_messages import BOMB, PREFIX
-from tests.command.test_settings import FIELDS, OPTIONS
+from tests.cli.home import RUN, recipe_of_home, write_home
+from tests.cli.test_messages import BOMB, PREFIX
+from tests.cli.test_settings import FIELDS, OPTIONS
 from tests.conftest import Share
 
 SECONDS = 10

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpath_cli import quickstart
+from dualpath_cli.cli import quickstart
 from dualpath_cli.cli.main import main
 from dualpath_cli.files import write_text
 from dualpath_cli.recipe import recipes

@@ -1,7 +1,7 @@
 """All options that there are, and all keys of a recipe: what a wrong one is told.
 
 `options.txt` is the list of every option of every command, and of every key of a recipe: a new one
-is a decision. Rewrite it with `python -m tests.command.test_settings`.
+is a decision. Rewrite it with `python -m tests.cli.test_settings`.
 """
 
 import dataclasses
