@@ -37,7 +37,7 @@ class OneLine:
     """Mixin of a jsonargparse parser, whose mistakes become UserErrors of one line."""
 
     _actions: Any
-    words: Sequence[str] = ()
+    words: Sequence[str] | None = None
     """The user's, by which an option of two names is called in messages. Without any, what is wrong
     are keys."""
     prefix = ""
@@ -87,7 +87,12 @@ class OneLine:
     def name_of(self, key: str) -> str:
         """A key of a recipe as it is, an option as the user wrote it."""
         for action in self._actions:
-            if action.dest == key and action.option_strings and "." not in key and self.words:
+            if (
+                action.dest == key
+                and action.option_strings
+                and "." not in key
+                and self.words is not None
+            ):
                 given = {word.partition("=")[0] for word in self.words}
                 return next((o for o in action.option_strings if o in given),
                             action.option_strings[0])  # fmt: skip

@@ -148,6 +148,8 @@ def _read(text: str) -> Any:
     queue, count = [content], 0
     while queue:
         value = queue.pop()
+        if not isinstance(value, dict | list | str | int | float | None):
+            raise yaml.MarkedYAMLError(problem=f"{type(value).__name__} is no value of a recipe")
         if isinstance(value, dict | list):
             count += len(value)
             queue.extend(value.values() if isinstance(value, dict) else value)
