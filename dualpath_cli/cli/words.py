@@ -16,7 +16,7 @@ from inspect import get_annotations
 from textwrap import fill, wrap
 from typing import Any
 
-from jsonargparse import DefaultHelpFormatter, Namespace
+from jsonargparse import DefaultHelpFormatter, Namespace, set_parsing_settings
 
 from dualpath_cli.cli.commands import SECTIONS, Command, resolve
 from dualpath_cli.errors import UserError
@@ -113,37 +113,41 @@ def options_of(command: Command, found: Namespace) -> Any:
 
 
 def add_words(parser: Any, command: Command, texts: Mapping[str, str] = {}) -> None:
-    """Adds a command's own options to a jsonargparse parser; `texts` are for help."""
+    """Adds a command's own options to a jsonargparse parser, those of mixins last.
+
+    The field's type says how words become its value: a flag, a list of words, or one value. Its
+    metadata may say more: `option` and `also` are names of the option, `alone` is the value of one
+    that is given without, `positional` words have no option. `texts` are for help.
+    """
     options = resolve(command.options)
-    kinds = typing.get_type_hints(options)
+    kinds, own = typing.get_type_hints(options), get_annotations(options)
     # Beside words without an option, a list takes one value each time, or it would take those too.
     beside = any(field.metadata.get("positional") for field in fields(options))
     each = {"action": "append"} if beside else {"nargs": "+", "action": "extend"}
-    own = get_annotations(options)
     for field in sorted(fields(options), key=lambda field: field.name not in own):
-        kind, text = kinds[field.name], texts.get(field.name)
-        name = field.metadata.get("option", f"--{field.name.replace('_', '-')}")
-        names = [name, *field.metadata.get("also", ())]
-        default = field.default if field.default is not MISSING else None
-        if field.name == GIVEN:
-            continue
+        kind, metadata = kinds[field.name], field.metadata
+        names = [metadata.get("option", f"--{field.name.replace('_', '-')}"),
+                 *metadata.get("also", ())]  # fmt: skip
         if type(None) in (parts := typing.get_args(kind)):  # said by no word, `null` is a text
             kind = typing.Union[tuple(part for part in parts if part is not type(None))]  # noqa: UP007
-        if kind is bool:
-            parser.add_argument(*names, action="store_true", help=text)
-        elif field.metadata.get("positional"):
-            number = "*" if typing.get_origin(kind) is tuple else "?"
-            parser.add_argument(field.name, nargs=number, default=default, help=text)
-        elif alone := field.metadata.get("alone"):  # the value of the option without one
-            parser.add_argument(*names, nargs="?", const=alone, default=default, help=text)
-        elif typing.get_origin(kind) is tuple:
-            parser.add_argument(*names, dest=field.name, **each, default=[], help=text)
+        default = None if field.default is MISSING else field.default
+        how: dict[str, Any] = {"help": texts.get(field.name), "default": default}
+        is_list = typing.get_origin(kind) is tuple
+        if field.name == GIVEN:
+            continue
+        if metadata.get("positional"):
+            names, how["nargs"] = [field.name], "*" if is_list else "?"
+        elif kind is bool:
+            how["action"] = "store_true"
+        elif "alone" in metadata:
+            how |= {"nargs": "?", "const": metadata["alone"]}
+        elif is_list:
+            how |= {"dest": field.name, "default": [], **each}
         else:
             numbers = {int: "N", Size: "N", float: "X"}
             shown = [numbers[k] for k in (kind, *typing.get_args(kind)) if k in numbers]
-            parser.add_argument(
-                *names, type=kind, default=default, help=text, metavar=shown[0] if shown else None
-            )
+            how |= {"type": kind, "metavar": shown[0] if shown else None}
+        parser.add_argument(*names, **how)
     if command.needs in ("recipe", "run"):
         text = "Recipe: a path or the bare name of a packaged one. Repeated, later ones win."
         parser.add_argument("--config", "-c", action="append", default=[], help=text)
@@ -170,9 +174,7 @@ def parser_of(command: Command) -> Parser:
 
 def help_of(command: Command, recipe: bool = False) -> str:
     """The text of --help, or that of --help-recipe with all keys."""
-    from jsonargparse import set_parsing_settings
-
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)  # slow, and for help alone
     width = max(shutil.get_terminal_size().columns - 2, 11)  # argparse's
     if recipe:
         parser = Parser(prog=f"dualpath {command.name}", usage=SECTIONS, formatter_class=_Help)
