@@ -13,10 +13,9 @@
 #       --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
 #       --platform manylinux2014_x86_64 \
 #       litdata boto3 botocore jmespath s3transfer obstore \
-#       jsonargparse docstring-parser typeshed-client \
-#       pydantic pydantic-core annotated-types typing-inspection datasketch
+#       jsonargparse docstring-parser typeshed-client datasketch
 #
-# --no-deps keeps a second PyTorch out; pydantic names the version of pydantic-core that it needs.
+# --no-deps keeps a second PyTorch out.
 # The results, OUT/gpu.json, become the page's tables in the checkout that was measured, by
 #
 #   cp OUT/gpu.json docs/benchmarks && python -m benchmarks.results
