@@ -4,7 +4,7 @@ import gc
 import logging
 import threading
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -27,8 +27,9 @@ from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, bytes_of_bytes
 from dualpath_cli.output.streams import is_first_rank
 from dualpath_cli.recipe.parser import PARSER, OneLine
+from dualpath_cli.recipe.recipes import merge
 from dualpath_cli.recipe.schedule import step_loops
-from dualpath_cli.recipe.settings import add_sections
+from dualpath_cli.recipe.settings import TrainerSettings, add_sections
 from dualpath_cli.run.checkpoint_files import files_of
 from dualpath_cli.run.run_folder import TOKENIZER, newest_step, step_of
 from dualpath_cli.text.storage import local_copy
@@ -88,7 +89,9 @@ class DualPathCLI(LightningCLI):
 
         Lightning would take hyperparameters from the file that a command's own --ckpt-path names.
         """
-        self.config = upon(parser, self.launch.base, self.line.words, defaults=True)
+        defaults = {"trainer": asdict(TrainerSettings())}  # a recipe's, not those of Lightning
+        base = merge(defaults, self.launch.base)
+        self.config = upon(parser, base, self.line.words, defaults=True)
 
     def instantiate_classes(self) -> None:
         """Builds trainer, module and data module from the launch's settings."""

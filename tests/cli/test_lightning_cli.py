@@ -1,57 +1,67 @@
-"""What LightningCLI itself offers: the same commands as `dualpath`, the same flops."""
+"""LightningCLI on the user's own words: what it reads is what was checked before, and Trainer's."""
 
 import dataclasses
 import inspect
 
 import pytest
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
 
+from dualpath_cli.cli import launch, lightning
 from dualpath_cli.cli.commands import COMMANDS, resolve
-from dualpath_cli.cli.lightning import DualPathCLI
-from dualpath_cli.recipe import settings
+from dualpath_cli.cli.words import read
+from dualpath_cli.recipe.other_names import DECIDED_ELSEWHERE
+from dualpath_cli.recipe.settings import SECTIONS, TrainerSettings
+
+WORDS = [
+    ["--optim", "{lr: 3e-3}", "--run.name=x", "--data.val", "{}", "--trainer.precision", "bf16"],
+    ["--trainer.callbacks+=LearningRateMonitor", "--seed_everything", "3",
+     "--trainer.callbacks.init_args.logging_interval", "step", "--run.keep_every", "7"],
+    ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir=logs", "--trainer.max_time",
+     "{hours: 1}", "--model.gain_init", "-3"],
+]  # fmt: skip
 
 
-def test_its_help_lists_every_command(capsys):
-    with pytest.raises(SystemExit) as end:
-        DualPathCLI(["--help"])
-    assert end.value.code == 0
-    shown = capsys.readouterr().out
-    assert all(command in shown for command in COMMANDS)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "--budget 80M --loops 2 --block loop --format json",
-        "--budget 1.28G --dim 1024 --kv-heads 4 --tokens 1e9 --gpus 8 --tflops 300",
-        "--budget 160M --table --decode 8x1024@3.35TB/s",
-        "--config f80m_a25_k3 --format json",
-    ],
-)
-def test_flops_prints_the_same_through_lightning_cli(line, output_of, capsys):
-    words = ["flops", *line.split()]
-    quick = output_of(*words)
-    DualPathCLI(words)
-    assert capsys.readouterr().out == quick != ""
+@pytest.mark.parametrize("words", WORDS)
+def test_lightning_reads_the_words_as_the_light_parser_has_checked_them(
+    words, trained, tmp_path, monkeypatch
+):
+    trained()  # writes recipe and data
+    built = {}
+    monkeypatch.setattr(lightning, "build_session", lambda launch, trainer: built.update(trainer))
+    line = read(COMMANDS["fit"], ["--config", str(tmp_path / "recipe.yaml"), *words])
+    checked = launch.prepare(dataclasses.replace(line, words=(*line.words, "--run.name=new")))
+    monkeypatch.setattr(lightning, "resolve", lambda name: lambda session: None)
+    found = lightning.DualPathCLI(checked).config
+    for name in SECTIONS:
+        settings = dataclasses.asdict(getattr(checked.settings, name))
+        known = {key: found[name][key] for key in settings}
+        known |= {key: settings[key] for key in ("callbacks", "logger") if name == "trainer"}
+        assert known == settings, name
+    kinds = [type(one) for one in built["callbacks"] or []]
+    assert kinds == ([LearningRateMonitor] if "callbacks" in words[0] else [])
+    assert isinstance(built["logger"], CSVLogger) is ("logger" in words[0])
 
 
 def test_everything_that_a_record_names_is_there():
     for command in COMMANDS.values():
-        named = (command.run, command.task, command.module, command.add_arguments,
-                 command.read_options, command.check, command.combine)  # fmt: skip
+        assert dataclasses.is_dataclass(resolve(command.options)), command.name
+        named = (command.run, command.task, command.module, command.read, command.check,
+                 command.combine)  # fmt: skip
         assert all(callable(resolve(name)) for name in named if name is not None), command.name
 
 
 def test_every_argument_of_lightnings_trainer_is_a_setting_or_decided():
     """A new one, or one that is gone, has to be looked at."""
-    offered = {field.name for field in dataclasses.fields(settings.TrainerSettings)}
+    offered = {field.name for field in dataclasses.fields(TrainerSettings)}
     theirs = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
     assert offered <= theirs
-    assert settings.DECIDED_ELSEWHERE.keys() <= theirs - offered
+    assert DECIDED_ELSEWHERE.keys() <= theirs - offered
     never = {
         "barebones", "enable_autolog_hparams", "enable_model_summary", "enable_progress_bar",
         "inference_mode", "limit_predict_batches", "limit_test_batches", "min_epochs",
         "min_steps", "model_registry", "reload_dataloaders_every_n_epochs", "sync_batchnorm",
         "use_distributed_sampler",
     }  # fmt: skip
-    assert theirs - offered - settings.DECIDED_ELSEWHERE.keys() == never
+    assert theirs - offered - DECIDED_ELSEWHERE.keys() == never
