@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from dualpath_cli.command.parser import parser_of
 
 import dualpath_cli
 from data_prep.sources import sample
-from dualpath_cli.cli import HELP
 from dualpath_cli.cli.commands import COMMANDS
+from dualpath_cli.cli.main import HELP
 from dualpath_cli.cli.quickstart import STEPS
+from dualpath_cli.cli.words import help_of
 from dualpath_cli.recipe import recipes
 
 CHECKOUT = Path(__file__).parents[1]
@@ -85,7 +85,7 @@ def test_a_command_finds_what_it_needs(words, shown, installed):
 
 def in_helps() -> list[str]:
     """The commands that stand in a --help, each on lines of its own."""
-    texts = [HELP, *(parser_of(command).format_help() for command in COMMANDS.values())]
+    texts = [HELP, *map(help_of, COMMANDS.values())]
     text = re.sub(r"\\\n *", "", "\n".join(texts))
     return re.findall(r"^  (dualpath .*)$", text, re.MULTILINE)
 

@@ -46,7 +46,7 @@ def home(share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a run, in which commands end where Lightning would begin."""
     shutil.copytree(share("home", write_home), tmp_path / "home", symlinks=True)
     monkeypatch.chdir(tmp_path / "home")
-    monkeypatch.setattr("dualpath_cli.cli.resolve", lambda name: lambda launch: 0)
+    monkeypatch.setattr("dualpath_cli.cli.main.resolve", lambda name: lambda launch: 0)
     return tmp_path / "home"
 
 
@@ -75,7 +75,7 @@ def test_a_file_that_is_no_text_is_named(name, damage, reason, home, said):
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("recipe.yaml", "", "recipe.yaml must be a mapping of sections, not None"),
+        ("recipe.yaml", "", "recipe.yaml is empty"),
         ("recipe.yaml", "model: {n_layers: 2, n_", "cannot be read"),
         ("recipe.yaml", "data:", "recipe.yaml: 'data' in the recipe must be a mapping, not null"),
         ("versions.json", "", "cannot be read (no JSON: Expecting value"),

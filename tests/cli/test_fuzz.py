@@ -114,7 +114,7 @@ def home(share: Share, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("dualpath_cli.sweep.command.run_all", train)
     ends = {"combine": lambda *_: []}
     monkeypatch.setattr(
-        "dualpath_cli.cli.main.resolve", lambda name: ends.get(name.split(":")[1], lambda _: 0)
+        "dualpath_cli.cli.main.resolve", lambda name: ends.get(name.split(":")[1], lambda *_: 0)
     )
     return share("home", write_home)
 
