@@ -26,6 +26,11 @@ class Prepare(Settings):
     chunks. The same command continues an interrupted preparation.
 
     A recipe has the options down to --chunk-tokens as keys, with _ for -; options win over it.
+
+      dualpath prepare --source sample --out data/sample
+      dualpath prepare --source novels=texts/novels.jsonl.gz --tokenizer gpt2 --out data/novels
+      dualpath prepare --source nemotron-cc --num-files 1 --tokenizer gpt2 --out data/nemotron-cc
+      dualpath prepare --config recipes/data/paper.yaml --out data/nemotron-cc --yes
     """
 
     config: str | None = None

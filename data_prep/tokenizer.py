@@ -31,7 +31,8 @@ MEASURED_BYTES = 4_000_000
 class TrainTokenizer:
     """Trains a byte-level BPE on any texts, for `dualpath prepare --tokenizer DIR`.
 
-    dualpath tokenizer --source 'docs/**/*.md' --vocab-size 8192 --out tokenizer
+      dualpath tokenizer --source novels=texts/novels.jsonl.gz docs=folder/ \\
+          --vocab-size 8192 --out data/bpe8192
     """
 
     source: tuple[str, ...] = ()
