@@ -28,8 +28,10 @@ class Prepare(Settings):
     A recipe has the options down to --chunk-tokens as keys, with _ for -; options win over it.
 
       dualpath prepare --source sample --out data/sample
-      dualpath prepare --source novels=texts/novels.jsonl.gz --tokenizer gpt2 --out data/novels
-      dualpath prepare --source nemotron-cc --num-files 1 --tokenizer gpt2 --out data/nemotron-cc
+      dualpath prepare --source novels=texts/novels.jsonl.gz --tokenizer gpt2 \\
+          --out data/novels
+      dualpath prepare --source nemotron-cc --num-files 1 --tokenizer gpt2 \\
+          --out data/nemotron-cc
       dualpath prepare --config recipes/data/paper.yaml --out data/nemotron-cc --yes
     """
 

@@ -192,4 +192,4 @@ def test_it_holds_every_file_and_no_more(installed):
     assert {path.name for path in installed.iterdir()} == {*PACKAGES, information}
     assert (installed / information / "licenses" / "LICENSE").is_file()
     (command,) = distribution.entry_points.select(group="console_scripts")
-    assert (command.name, command.value) == ("dualpath", "dualpath_cli.cli:main")
+    assert (command.name, command.value) == ("dualpath", "dualpath_cli.cli.main:main")
