@@ -149,7 +149,7 @@ _RECORDS = (
         "Score a trained model on the paper's benchmarks, through lm-evaluation-harness.",
         "--ckpt-path RUN [RUN ...] | --hf DIR [--suite SUITE | --tasks TASK ...] "
         "[--data DIR] [--fewshot DIR] [--sources NAME=PATH ...] --out DIR [options]",
-        options="dualpath_cli.evaluation.request:Evaluate",
+        options="dualpath_cli.evaluation.command:Evaluate",
         run="dualpath_cli.evaluation.command:run",
     ),
     Command(

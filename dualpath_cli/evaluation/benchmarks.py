@@ -24,10 +24,8 @@ class Hub:
     path: str
     config: str | None
     split: str
-    examples: str | None = None
-    """The split that few-shot examples come from."""
-    revision: str | None = None
-    """Where the data lie as Parquet, of a dataset that is a script."""
+    examples: str | None = None  # the split that few-shot examples come from
+    revision: str | None = None  # where the data lie as Parquet, of a dataset that is a script
 
 
 @dataclass(frozen=True)
@@ -36,38 +34,27 @@ class Benchmark:
 
     name: str
     kind: Kind
-    primary: str
-    """The metric that stands for it."""
-    render: Render | None = None
-    """Makes a question of a row; a text needs none."""
-    shots: int = 0
-    """Worked examples before a question."""
+    primary: str  # the metric that stands for it
+    render: Render | None = None  # makes a question of a row; a text needs none
+    shots: int = 0  # worked examples before a question
     hub: Hub | None = None
-    files: tuple[str, ...] = ()
-    """Another name of its local file, without the suffix."""
+    files: tuple[str, ...] = ()  # another name of its local file, without the suffix
     subject: str | None = None
     """The value of its rows' field `subject`, where a file holds several benchmarks."""
     paper: str | None = None
     """Its name in the paper's table; accuracies end in ` Acc.`, bits per byte in ` BPB`."""
 
 
-_ARC = "allenai/ai2_arc"
-_PARQUET = "refs/convert/parquet"
+_ARC, _PARQUET = "allenai/ai2_arc", "refs/convert/parquet"
 _MATH = {
-    "algebra": "Algebra",
-    "counting_and_probability": "Counting & Probability",
-    "geometry": "Geometry",
-    "intermediate_algebra": "Intermediate Algebra",
-    "number_theory": "Number Theory",
-    "prealgebra": "Prealgebra",
-    "precalculus": "Precalculus",
-}
+    "algebra": "Algebra", "counting_and_probability": "Counting & Probability",
+    "geometry": "Geometry", "intermediate_algebra": "Intermediate Algebra",
+    "number_theory": "Number Theory", "prealgebra": "Prealgebra", "precalculus": "Precalculus",
+}  # fmt: skip
 """Subsets of MATH in the paper's order, and what their rows call them."""
 
-STOPS = ("Question:", "\n\n")
-"""Texts that end an answer of GSM8K."""
-NEW_TOKENS = 512
-"""The longest answer of GSM8K."""
+STOPS = ("Question:", "\n\n")  # texts that end an answer of GSM8K
+NEW_TOKENS = 512  # the longest answer of GSM8K
 
 
 def _choice(
@@ -114,8 +101,8 @@ _QA = (
 _TEXTS = tuple(
     Benchmark(name, "text", ROLLING, hub=Hub("allenai/paloma", config, "test"), files=(config,),
               paper=paper)
-    for name, config, paper in (("c4", "c4_en", "C4"), ("wikitext_103", "wikitext_103",
-                                                        "WikiText-103"))
+    for name, config, paper in (("c4", "c4_en", "C4"),
+                                ("wikitext_103", "wikitext_103", "WikiText-103"))
 )  # fmt: skip
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -131,8 +118,7 @@ SUITES: Mapping[str, tuple[str, ...]] = {
     "paper": tuple(BENCHMARKS),
     "all": tuple(BENCHMARKS),
 }
-PAPER_LIMIT = 1024
-"""Documents of a benchmark that the paper's evaluations were capped at."""
+PAPER_LIMIT = 1024  # documents of a benchmark that the paper's evaluations were capped at
 
 assert tuple(b.paper for b in _COMMONSENSE) == COMMONSENSE
 

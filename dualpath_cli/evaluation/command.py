@@ -1,27 +1,216 @@
-"""`dualpath evaluate`: reads all questions, then scores each model, then compares them."""
+"""`dualpath evaluate`: its options, checked without anything slow; all questions, then models."""
 
+import importlib.util
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
 
-from dualpath_cli.errors import UserError
+from dualpath_cli.errors import UserError, did_you_mean
 from dualpath_cli.evaluation import benchmarks
-from dualpath_cli.evaluation.benchmarks import BENCHMARKS
+from dualpath_cli.evaluation.benchmarks import BENCHMARKS, PAPER_LIMIT, SUITES
 from dualpath_cli.evaluation.data import Asked, NoData, ask, ask_text, write_requests
-from dualpath_cli.evaluation.request import Evaluate, there
-from dualpath_cli.files import format_csv, without_nan, write_text
-from dualpath_cli.options import folder_of
+from dualpath_cli.files import format_csv, read_text, without_nan, write_text
+from dualpath_cli.flops.paper import configurations
+from dualpath_cli.options import Overrides, OwnClasses, Where, folder_of, read_overrides
+from dualpath_cli.ranges import check_name, check_ranges
+from dualpath_cli.run.trained import Trained, find
+from dualpath_cli.text.documents import split_name, stem
+
+OF_THE_RECIPE = "recipe"  # the paper's row that a run's recipe names
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is evaluated: of a RUN, or a Hugging Face directory."""
+
+    name: str  # of its folder in `--out`
+    path: str  # as it was given
+    trained: Trained | None = None  # the model of a RUN
+
+
+@dataclass(frozen=True)
+class Evaluate(Where, OwnClasses, Overrides):
+    """Scores models on multiple choice, worked answers and texts as OLMES renders them: accuracies
+    and bits per byte, straight from checkpoints. Needs dualpath[eval].
+
+    Texts have rolling_bpb: each window starts after the preceding token, not after end-of-text as
+    in validate.
+    """
+
+    ckpt_path: tuple[str, ...] = ()
+    """One or more: a run folder, a checkpoint inside one, or an exported file."""
+    hf: str | None = None
+    """A Hugging Face directory instead."""
+    trust_remote_code: bool = False
+    """Run the code that is in DIR, as transformers does by the option of this name."""
+    out: str | None = None
+    """Folder for the scores; what it holds already is not computed again."""
+    suite: Literal["lm", "commonsense", "math", "qa", "paper", "all"] | None = None
+    """Benchmarks that belong together: lm, commonsense, math, qa, all, or paper, the default: all,
+    but at most 1,024 documents of each, as in the paper."""
+    tasks: tuple[str, ...] = ()
+    """Benchmarks by name, such as piqa,arc_easy."""
+    sources: tuple[str, ...] = ()
+    """NAME=PATH of texts whose rolling bits per byte are measured: .txt, .jsonl, .parquet, or a
+    folder."""
+    data: tuple[str, ...] = ()
+    """Folders with TASK.jsonl files; without any the Hugging Face hub is asked."""
+    fewshot: str | None = None
+    """Folder with TASK.fewshot.txt, or TASK_train.jsonl to make one of; by default that of --data,
+    or the benchmark's training split on the hub."""
+    limit: int | Literal["all"] | None = None
+    """At most this many documents of each, drawn as OLMES draws them, or all."""
+    requests: bool = False
+    """Write what models would be asked into --out, byte for byte, and ask none."""
+    window: int = 2048
+    """Tokens that the model sees at most; its own length if smaller."""
+    batch_size: int = 16
+    """Requests of a batch; scores move with it."""
+    cache: Literal["exact", "none"] = "exact"
+    """Keys and values: exact, those of every step are kept, or none."""
+    compare_paper: str | None = field(default=None, metadata={"alone": OF_THE_RECIPE})
+    """Set a row of the paper's tables beside the scores, such as f80m_a50_k4; without a value that
+    of the run's recipe."""
+
+    def __post_init__(self) -> None:
+        Overrides.__post_init__(self)
+        Where.__post_init__(self)
+        check_ranges(self, {"window": (2, 1 << 24), "batch_size": (1, 1 << 16)})
+        if self.limit != "all":
+            check_ranges(self, {"limit": (1, 1 << 40)})
+        if bool(self.ckpt_path) + (self.hf is not None) + self.requests != 1:
+            raise UserError(
+                "evaluate needs either --ckpt-path RUN or --hf DIR, or --requests alone"
+            )
+        if self.out is None:
+            raise UserError("evaluate needs --out DIR, a folder for the scores")
+        if self.tasks and self.suite is not None:
+            raise UserError("--tasks and --suite exclude each other")
+        for name in self._named:
+            if name not in BENCHMARKS:
+                hint = did_you_mean(name, BENCHMARKS) or f"; choose from {', '.join(BENCHMARKS)}"
+                raise UserError(f"unknown benchmark '{name}'{hint}")
+
+    @property
+    def _named(self) -> list[str]:
+        return [name for words in self.tasks for name in words.split(",")]
+
+    def texts(self) -> dict[str, str]:
+        """NAME=PATH of `sources`, by name."""
+        sources: dict[str, str] = {}
+        for spec in self.sources:
+            name, path = split_name(spec)
+            name = name or stem(Path(path))
+            if name in sources:
+                raise UserError(f"--sources has two texts named '{name}'; give NAME=PATH")
+            if name in BENCHMARKS and BENCHMARKS[name].kind != "text":
+                raise UserError(
+                    f"--sources '{name}' is a benchmark of another kind; give another NAME"
+                )
+            sources[name] = spec
+        return sources
+
+    @property
+    def benchmarks(self) -> tuple[str, ...]:
+        if self.tasks:
+            return tuple(name for name in BENCHMARKS if name in self._named)
+        alone = self.suite is None and self.sources
+        return () if alone else SUITES[self.suite or "paper"]
+
+    @property
+    def documents(self) -> int | None:
+        """The limit, as it is given or the paper's."""
+        if self.limit is None:
+            default = self.suite is None and not self.tasks and not self.sources
+            return PAPER_LIMIT if default or self.suite == "paper" else None
+        return None if self.limit == "all" else self.limit
+
+    def subjects(self) -> list[Subject]:
+        found = [_of_run(path) for path in self.ckpt_path]
+        found += [] if self.hf is None else [_of_directory(self.hf, self.trust_remote_code)]
+        names = [subject.name for subject in found]
+        for subject in found:
+            try:
+                check_name("the model's name", subject.name)
+            except ValueError as error:
+                raise UserError(str(error)) from None
+            if names.count(subject.name) > 1:
+                raise UserError(f"two RUNs are called {subject.name}; evaluate them one by one")
+            self._check_paper(subject)
+        self._check_change(found)
+        needed = ("lm_eval", "transformers", "accelerate")[: 3 if self.hf else 1] if found else ()
+        for name in needed:
+            if importlib.util.find_spec(name) is None:
+                raise UserError(f"evaluate needs {name}: pip install 'dualpath[eval]'")
+        return found
+
+    def paper_row(self, subject: Subject) -> str | None:
+        """The paper's configuration beside the model's scores, named as its recipe."""
+        if self.compare_paper != OF_THE_RECIPE or subject.trained is None:
+            return self.compare_paper
+        return subject.trained.settings.run.recipe
+
+    def _check_paper(self, subject: Subject) -> None:
+        row, rows = self.paper_row(subject), [one.recipe for one in configurations()]
+        if row is not None and row not in rows:
+            hint = did_you_mean(row, rows) or f"; name one, such as {rows[-1]}"
+            raise UserError(f"--compare-paper: the paper has no row '{row}'{hint}")
+
+    def _check_change(self, subjects: list[Subject]) -> None:
+        change = read_overrides(self)
+        if change is None:
+            return
+        for subject in subjects:
+            if subject.trained is None:
+                raise UserError("--hf goes without --loops and --intervention: its code decides")
+            subject.trained.check(change)
+        if change.kv_slots is not None:
+            raise UserError(
+                f"{change.name}: a text is read in one pass here, whose tokens see each other in "
+                "every step; score texts with ablate --suite kv-slots"
+            )
+        writing = [name for name in self.benchmarks if BENCHMARKS[name].kind == "writing"]
+        if writing and change.needs_whole_text and self.cache != "none":
+            raise UserError(f"{change.name} needs whole texts: {writing[0]} goes with --cache none")
+
+
+def _of_run(path: str) -> Subject:
+    trained = find(path)
+    run = trained.settings.run
+    return Subject(f"{run.recipe}-{run.name}-step-{trained.run.step:08d}", path, trained)
+
+
+def _of_directory(path: str, trusted: bool) -> Subject:
+    folder = _there("--hf", path)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"--hf '{path}' holds no config.json: it is no directory of transformers")
+    for file in sorted(folder.glob("*config.json")):
+        if not trusted and "auto_map" in read_text(file):
+            raise UserError(
+                f"--hf '{path}': its {file.name} names code of its own (auto_map); give "
+                "--trust-remote-code to run it, if you trust it"
+            )
+    return Subject(folder.resolve().name, path)
+
+
+def _there(option: str, path: str) -> Path:
+    folder = folder_of(option, path)
+    if not folder.exists():
+        raise UserError(f"{option} '{path}' does not exist; give a folder")
+    return folder
 
 
 def run(options: Evaluate) -> str:
-    """Evaluates, and returns where the scores are as text."""
+    """Evaluates, and returns the paths of the scores as text."""
     assert options.out is not None
     out, subjects = folder_of("--out", options.out), options.subjects()
     asked, skipped = _asked(options)
     if options.requests:
         return "\n".join(str(write_requests(one, out)) for one in asked)
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of our own are shown
-    from dualpath_cli.evaluation import comparison, results, runner, table
+    from dualpath_cli.evaluation import results, runner, tables
     from dualpath_cli.output.console import plain_console
     from dualpath_cli.output.table import show
 
@@ -33,16 +222,14 @@ def run(options: Evaluate) -> str:
         setting = runner.Setting(subject, options)
         folder, facts = out / subject.name, setting.facts()
         found = runner.run(setting, facts, asked, folder, console)
-        means = table.means_of(table.scores_of(found))
+        means = tables.means_of(tables.scores_of(found))
         results.write(folder, facts, found, means, skipped)
-        row = options.paper_row(subject)
-        theirs = None if row is None else table.paper_scores(row)
-        show(console, table.score_table(facts, found, means, theirs, row))
+        show(console, tables.score_table(facts, found, means, options.paper_row(subject)))
         everything.append(found)
     written = [str(out / subject.name / "results.json") for subject in subjects]
     if len(everything) > 1:
-        rows = comparison.compare([subject.name for subject in subjects], everything)
-        show(console, table.comparison_table(rows))
+        rows = tables.compare([subject.name for subject in subjects], everything)
+        show(console, tables.comparison_table(rows))
         records = [without_nan(asdict(row)) for row in rows]
         write_text(out / "comparison.json", json.dumps(records, indent=2) + "\n")
         write_text(out / "comparison.csv", format_csv(records))
@@ -53,8 +240,8 @@ def run(options: Evaluate) -> str:
 def _asked(options: Evaluate) -> tuple[list[Asked], dict[str, str]]:
     """All benchmarks with their documents, and why those of a suite that have none are left out."""
     sources, limit = options.texts(), options.documents
-    data = [there("--data", path) for path in options.data]
-    fewshot = None if options.fewshot is None else there("--fewshot", options.fewshot)
+    data = [_there("--data", path) for path in options.data]
+    fewshot = None if options.fewshot is None else _there("--fewshot", options.fewshot)
     asked = [ask_text(benchmarks.text(name), spec, limit) for name, spec in sources.items()]
     skipped = {}
     for name in options.benchmarks:

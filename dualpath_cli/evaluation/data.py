@@ -17,10 +17,7 @@ from dualpath_cli.files import write_text
 from dualpath_cli.text.documents import Source, parse_source, read_documents
 from dualpath_cli.text.rows import BadRow, read_rows
 
-SEED = 1234
-"""Of the documents that a limit leaves, drawn as OLMES draws them."""
-_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-_READ_BYTES = 1 << 20
+SEED = 1234  # of the documents that a limit leaves, drawn as OLMES draws them
 
 
 class NoData(UserError):
@@ -34,29 +31,20 @@ class Asked:
     benchmark: Benchmark
     questions: Sequence[tuple[int, Question | str]]
     """Number of the document in its file or split, and its question; of a text the text itself."""
-    prefix: str
-    """The few-shot prefix that stands before each context."""
-    origin: str
-    """Where the documents come from."""
-    examples: str | None
-    """Where the few-shot prefix comes from."""
-    documents: int
-    """How many there are without a limit."""
+    prefix: str  # the few-shot prefix that stands before each context
+    origin: str  # where the documents come from
+    examples: str | None  # where the few-shot prefix comes from
+    documents: int  # how many there are without a limit
     whole: bool = True
     """Whether the file holds the whole benchmark, not a published selection of it."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The entries of a report."""
         return {
-            "documents": len(self.questions),
-            "documents_in_all": self.documents,
-            "seed": SEED if len(self.questions) < self.documents else None,
-            "origin": self.origin,
-            "shots": self.benchmark.shots,
-            "fewshot": self.examples,
-            "sha256": self.digest,
-        }
+            "documents": len(self.questions), "documents_in_all": self.documents,
+            "seed": SEED if len(self.questions) < self.documents else None, "origin": self.origin,
+            "shots": self.benchmark.shots, "fewshot": self.examples, "sha256": self.digest,
+        }  # fmt: skip
 
     @cached_property
     def digest(self) -> str:
@@ -113,21 +101,20 @@ def ask(
 ) -> Asked:
     """A benchmark from folders `data`, or without any from the hub; `fewshot` is a folder, too.
 
-    Raises:
-        NoData: where no folder has a file of it, or of few-shot examples, nor the hub.
+    Raises NoData where no folder has a file of it, or of few-shot examples, nor the hub.
     """
     path = _find(data, (benchmark.name, *benchmark.files))
     if data and path is None:
         raise NoData(f"no {benchmark.name}.jsonl in {', '.join(map(str, data))}")
     origin = _hub_name(benchmark.hub) if path is None else str(path)
     if benchmark.kind == "text":
-        texts = (
-            _hub_texts(benchmark) if path is None else read_documents(Source(benchmark.name, path))
-        )
+        source = None if path is None else Source(benchmark.name, path)
+        texts = _hub_texts(benchmark) if source is None else read_documents(source)
         return _asked(benchmark, list(enumerate(texts)), limit, "", origin, None)
     rows = _hub_rows(benchmark.hub, None) if path is None else _file_rows(path)
-    if mixed := _of_other_subjects(rows, benchmark):
-        rows = [row for row in rows if row[1].get("subject") == benchmark.subject]
+    own = benchmark.subject  # tells it from others in one file
+    if mixed := own is not None and any(row.get("subject", own) != own for _, row, _ in rows):
+        rows = [row for row in rows if row[1].get("subject") == own]
     questions = [(number, _render(benchmark, row, place)) for number, row, place in rows]
     prefix, examples = _prefix(benchmark, data, fewshot)
     return _asked(benchmark, questions, limit, prefix, origin, examples, whole=not mixed)
@@ -151,15 +138,7 @@ def _asked(
     return Asked(benchmark, kept, prefix, origin, examples, len(questions), whole)
 
 
-_Numbered = tuple[int, Row, str]
-"""A row with its number from 0 on, and where it is, for messages."""
-
-
-def _of_other_subjects(rows: Sequence[_Numbered], benchmark: Benchmark) -> bool:
-    """Whether a file holds several benchmarks, told apart by `subject`."""
-    if benchmark.subject is None:
-        return False
-    return any(row.get("subject", benchmark.subject) != benchmark.subject for _, row, _ in rows)
+_Numbered = tuple[int, Row, str]  # a row with its number from 0 on, and where it is, for messages
 
 
 def _render(benchmark: Benchmark, row: Row, place: str) -> Question:
@@ -219,14 +198,14 @@ def _examples(benchmark: Benchmark, rows: Sequence[_Numbered], origin: str) -> t
 
 
 def _find(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
-    files = [f"{name}{suffix}" for name in names for suffix in _SUFFIXES]
+    files = [f"{name}.jsonl{suffix}" for name in names for suffix in ("", ".gz", ".zst")]
     paths = (folder / file for folder in folders for file in files)
     return next((path for path in paths if path.is_file()), None)
 
 
 def _file_rows(path: Path) -> list[_Numbered]:
     rows: list[_Numbered] = []
-    for part in read_rows(path, (), (), lambda count: None, _READ_BYTES):
+    for part in read_rows(path, (), (), lambda count: None, 1 << 20):
         for number, row in part.parsed():
             if isinstance(row, BadRow):
                 raise UserError(f"{part.place(number)}: {row}")
@@ -246,9 +225,8 @@ def _hub_rows(hub: Hub | None, split: str | None) -> list[_Numbered]:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # or it tells of each attempt
     name = f"hf:{hub.path}"
     try:
-        dataset = load_dataset(
-            hub.path, hub.config, split=split or hub.split, revision=hub.revision
-        )
+        split = split or hub.split
+        dataset = load_dataset(hub.path, hub.config, split=split, revision=hub.revision)
         return [(number, row, f"{name} row {number}") for number, row in enumerate(dataset)]
     except Exception as error:  # whatever the network, the hub or a changed dataset raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())

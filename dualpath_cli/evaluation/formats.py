@@ -11,11 +11,9 @@ from typing import Any
 
 from dualpath_cli.errors import did_you_mean
 
-Row = Mapping[str, Any]
-"""A row as the Hugging Face dataset or a line of JSON has it."""
+Row = Mapping[str, Any]  # a row as the Hugging Face dataset or a line of JSON has it
 
-ANSWER = "Answer:"
-"""The end of a question; alone, the context of likelihoods without the question."""
+ANSWER = "Answer:"  # the end of a question; alone, the context of likelihoods without the question
 
 
 class BadQuestion(ValueError):
@@ -26,15 +24,12 @@ class BadQuestion(ValueError):
 class Question:
     """A row as a model is asked: a request each for pairs of context and continuation."""
 
-    contexts: tuple[str, ...]
-    """One a request, without the few-shot prefix."""
+    contexts: tuple[str, ...]  # one a request, without the few-shot prefix
     continuations: tuple[str, ...]
     """What the likelihood is of, one a request, with the space it begins with; what a worked
     example would go on with where the model writes the answer itself."""
-    gold: int = 0
-    """Which of them is right."""
-    answer: str | None = None
-    """The right answer where the model writes one."""
+    gold: int = 0  # which of them is right
+    answer: str | None = None  # the right answer where the model writes one
 
     @property
     def example(self) -> str:

@@ -1,9 +1,12 @@
-"""The files of an evaluation, one a benchmark, reused when the same is asked again.
+"""Scores from log-likelihoods, and their files, reused when the same is asked again.
 
 OUT/<model>/
     tasks/TASK.json        what was asked, what decides the numbers, the scores, the samples' hash
     samples/TASK.jsonl     a line a document
     results.json, .csv     all of it together
+
+Logarithms are natural, bytes those of UTF-8. The space that a continuation begins with counts among
+its bytes and characters, as in OLMES.
 """
 
 import hashlib
@@ -14,15 +17,102 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dualpath_cli.evaluation.benchmarks import Benchmark
+import numpy as np
+
+from dualpath_cli.evaluation.benchmarks import ROLLING, Benchmark
 from dualpath_cli.evaluation.data import Asked
-from dualpath_cli.evaluation.scoring import Metric, Sample, metrics_of
+from dualpath_cli.evaluation.formats import Question, last_number
 from dualpath_cli.files import format_csv, write_text
 
-LAYOUT = 2
-"""Of these files, and of how their numbers are computed."""
-_NOT_DECISIVE = ("name", "path", "run", "step", "checkpoint")
-"""Facts of a model that do not change its scores: settings and the hash of the weights do."""
+Sample = dict[str, Any]
+"""The record of one document, a line of JSON: `doc`, its scores, and the numbers behind them."""
+
+ACCURACIES = ("acc_uncond", "acc_per_char", "acc_raw", "acc")  # 0 or 1 for a document
+
+
+@dataclass(frozen=True)
+class Metric:
+    value: float
+    stderr: float
+    """With the documents as a sample of many more; nan for a single document."""
+
+
+def score_choices(
+    question: Question, loglikelihoods: Sequence[float], unconditional: Sequence[float] | None
+) -> Sample:
+    """Whether a model chooses right, by three normalisations, and the right choice's bits per byte.
+
+    The choice with the largest score is taken, of equal ones the first. `acc_raw` scores by
+    log-likelihood; `acc_per_char` divides it by the choice's characters; `acc_uncond` subtracts the
+    log-likelihood without the question, if `unconditional` is given. `tie` tells whether several
+    choices were best by any of these.
+    """
+    raw = np.array(loglikelihoods)
+    characters = [len(text) for text in question.continuations]
+    scores = {"acc_raw": raw, "acc_per_char": raw / characters}
+    if unconditional is not None:
+        scores["acc_uncond"] = raw - np.array(unconditional)
+    sample = score_gold(question, loglikelihoods)
+    for name, values in scores.items():
+        sample[name] = int(values.argmax() == question.gold)
+    sample["tie"] = any(int((values == values.max()).sum()) > 1 for values in scores.values())
+    if unconditional is not None:
+        sample["unconditional"] = list(unconditional)
+    return sample
+
+
+def score_gold(question: Question, loglikelihoods: Sequence[float]) -> Sample:
+    """The bits per byte of the right continuation."""
+    sizes = [len(text.encode()) for text in question.continuations]
+    bits = _bits_per_byte(loglikelihoods[question.gold], sizes[question.gold])
+    return {"loglikelihoods": [*loglikelihoods], "bytes": sizes, "gold": question.gold, "bpb": bits}
+
+
+def score_written(question: Question, text: str) -> Sample:
+    """Whether the last number in a model's output is the answer."""
+    answer = last_number(text)
+    right = int(answer == question.answer)
+    return {"written": text, "answer": answer, "gold": question.answer, "acc": right}
+
+
+def score_text(text: str, loglikelihood: float) -> Sample:
+    """A whole text's log-likelihood and bytes, which `metrics_of` sums over texts."""
+    size = len(text.encode())
+    bits = _bits_per_byte(loglikelihood, size)
+    return {"loglikelihood": loglikelihood, "bytes": size, ROLLING: bits}
+
+
+def _bits_per_byte(loglikelihood: float, size: int) -> float:
+    return -loglikelihood / (math.log(2) * size) if size else math.nan
+
+
+def metrics_of(benchmark: Benchmark, samples: Sequence[Sample]) -> dict[str, Metric]:
+    """The scores of a benchmark, the primary one first: means over documents.
+
+    Texts have the bits per byte of all their bytes together, ``-sum LL / (ln 2 * sum bytes)``, with
+    the standard error of a ratio.
+    """
+    if benchmark.kind == "text":
+        return {ROLLING: _corpus(samples)}
+    names = [name for name in (*ACCURACIES, "bpb") if name in samples[0]]
+    names.sort(key=lambda name: name != benchmark.primary)
+    return {name: _mean([sample[name] for sample in samples]) for name in names}
+
+
+def _mean(values: Sequence[float]) -> Metric:
+    n = len(values)
+    error = float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+    return Metric(float(np.mean(values)), error)
+
+
+def _corpus(samples: Sequence[Sample]) -> Metric:
+    bits = np.array([-sample["loglikelihood"] / math.log(2) for sample in samples])
+    sizes = np.array([sample["bytes"] for sample in samples], dtype=float)
+    n, value = len(samples), float(bits.sum() / sizes.sum())
+    residuals = bits - value * sizes
+    squares = float(residuals @ residuals)
+    error = math.sqrt(squares * n / (n - 1)) / sizes.sum() if n > 1 else math.nan
+    return Metric(value, float(error))
 
 
 @dataclass(frozen=True)
@@ -30,21 +120,19 @@ class Result:
     """A benchmark's scores for one model."""
 
     benchmark: Benchmark
-    facts: Mapping[str, Any]
-    """The request."""
-    whole: bool
-    """Whether they are the benchmark's own documents."""
-    metrics: Mapping[str, Metric]
-    """By name, the primary one first."""
-    samples: Sequence[Sample]
-    """In the order of the documents."""
+    facts: Mapping[str, Any]  # the request
+    whole: bool  # whether they are the benchmark's own documents
+    metrics: Mapping[str, Metric]  # by name, the primary one first
+    samples: Sequence[Sample]  # in the order of the documents
 
 
 def key_of(model: Mapping[str, Any], asked: Asked) -> str:
     """Hash of what decides the numbers of a benchmark."""
-    facts = {name: value for name, value in model.items() if name not in _NOT_DECISIVE}
+    names = ("name", "path", "run", "step", "checkpoint")  # the hash of the weights does decide
+    facts = {name: value for name, value in model.items() if name not in names}
     asked_of = [asked.benchmark.name, asked.benchmark.kind, asked.benchmark.primary, asked.digest]
-    text = json.dumps([LAYOUT, facts, asked_of], sort_keys=True)
+    layout = 2  # of these files, and of how their numbers are computed
+    text = json.dumps([layout, facts, asked_of], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -76,7 +164,7 @@ def keep(folder: Path, asked: Asked, key: str, samples: Sequence[Sample]) -> Res
     lines = "".join(json.dumps(_finite(sample), ensure_ascii=False) + "\n" for sample in samples)
     write_text(folder / "samples" / f"{name}.jsonl", lines)
     digest = hashlib.sha256(lines.encode()).hexdigest()
-    content = {"task": name, "key": key, "samples_sha256": digest, **record(result)}
+    content = {"task": name, "key": key, "samples_sha256": digest, **_record(result)}
     write_text(folder / "tasks" / f"{name}.json", json.dumps(content, indent=2) + "\n")
     return result
 
@@ -86,16 +174,10 @@ def _result(asked: Asked, samples: Sequence[Sample]) -> Result:
     return Result(asked.benchmark, asked.facts, asked.whole, metrics, samples)
 
 
-def record(result: Result) -> dict[str, Any]:
+def _record(result: Result) -> dict[str, Any]:
     """A benchmark's scores and what was asked, as JSON has them."""
-    return {
-        "primary": result.benchmark.primary,
-        "metrics": {
-            name: _finite({"value": metric.value, "stderr": metric.stderr})
-            for name, metric in result.metrics.items()
-        },
-        **result.facts,
-    }
+    metrics = {name: _finite(vars(metric)) for name, metric in result.metrics.items()}
+    return {"primary": result.benchmark.primary, "metrics": metrics, **result.facts}
 
 
 def write(
@@ -108,19 +190,17 @@ def write(
     """Writes results.json and results.csv of one model."""
     content = {
         "model": dict(model),
-        "tasks": {result.benchmark.name: record(result) for result in results},
+        "tasks": {result.benchmark.name: _record(result) for result in results},
         "means": dict(means),
         "skipped": dict(skipped),
     }  # fmt: skip
     rows = [
         _finite({
             "model": model["name"], "task": result.benchmark.name, "metric": name,
-            "primary": int(name == result.benchmark.primary), "value": metric.value,
-            "stderr": metric.stderr, "documents": result.facts["documents"],
-            "shots": result.facts["shots"],
+            "primary": int(name == result.benchmark.primary), **vars(metric),
+            "documents": result.facts["documents"], "shots": result.facts["shots"],
         })
-        for result in results
-        for name, metric in result.metrics.items()
+        for result in results for name, metric in result.metrics.items()
     ]  # fmt: skip
     write_text(folder / "results.json", json.dumps(content, indent=2) + "\n")
     write_text(folder / "results.csv", format_csv(rows))

@@ -1,26 +1,38 @@
-"""Runs the benchmarks on a model, which is loaded without Lightning; what is finished stays."""
+"""Runs the benchmarks on a model, which is loaded without Lightning; what is finished stays.
+
+Each is a task of lm-evaluation-harness, whose own few-shots, filters and metrics are not used.
+"""
 
 import hashlib
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from lm_eval.api.instance import Instance, OutputType
+from lm_eval.api.task import Task
 from lm_eval.evaluator import evaluate
 from rich.console import Console
 
 from dualpath_cli.errors import RunFailed
 from dualpath_cli.evaluation import results
+from dualpath_cli.evaluation.benchmarks import NEW_TOKENS, STOPS
+from dualpath_cli.evaluation.command import Evaluate, Subject
 from dualpath_cli.evaluation.data import Asked
-from dualpath_cli.evaluation.harness.model import HarnessModel
-from dualpath_cli.evaluation.harness.task import SAMPLE, HarnessTask
-from dualpath_cli.evaluation.request import Evaluate, Subject
-from dualpath_cli.evaluation.results import Result
-from dualpath_cli.evaluation.scoring import Sample
+from dualpath_cli.evaluation.formats import Question
+from dualpath_cli.evaluation.harness import HarnessModel
+from dualpath_cli.evaluation.results import (
+    Result,
+    Sample,
+    score_choices,
+    score_gold,
+    score_text,
+    score_written,
+)
 from dualpath_cli.files import read_json
 from dualpath_cli.generation.loading import autocast_of, device_of, load_model
 from dualpath_cli.kernels.device import device_name
@@ -30,20 +42,14 @@ from dualpath_cli.run.checkpoint_files import describe, files_of
 from dualpath_cli.run.exported_folder import check_unchanged, is_exported
 from dualpath_cli.run.run_folder import package_versions
 
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-"""The names of the longest text in configurations of transformers."""
-
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is evaluated."""
-
     subject: Subject
     options: Evaluate
 
     @property
     def device(self) -> torch.device:
-        """Raises UserError for one that is not there."""
         return device_of(self.options.device)
 
     @property
@@ -53,7 +59,8 @@ class Setting:
             lengths = [self.subject.trained.settings.model.max_seq_len]
         else:
             config = _config(self.subject)
-            lengths = [n for name in _LENGTHS if isinstance(n := config.get(name), int)]
+            names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+            lengths = [n for name in names if isinstance(n := config.get(name), int)]
         return min(self.options.window, *lengths) if lengths else self.options.window
 
     def facts(self) -> dict[str, Any]:
@@ -88,7 +95,7 @@ class Setting:
         """The model as lm-evaluation-harness sees one."""
         options, trained = self.options, self.subject.trained
         if trained is None:
-            from dualpath_cli.evaluation.harness.hugging_face import HuggingFaceModel
+            from dualpath_cli.evaluation.hugging_face import HuggingFaceModel
 
             if is_exported(folder := Path(self.subject.path)):
                 check_unchanged(folder)
@@ -96,9 +103,8 @@ class Setting:
                 folder, self.window, options.batch_size, str(self.device),
                 options.precision, options.trust_remote_code,
             )  # fmt: skip
-        tokenizer = trained.tokenizer()
         return HarnessModel(
-            load_model(trained, self.device), tokenizer, self.window, options.batch_size,
+            load_model(trained, self.device), trained.tokenizer(), self.window, options.batch_size,
             read_overrides(options), autocast_of(options.precision), options.cache == "exact",
         )  # fmt: skip
 
@@ -157,3 +163,86 @@ def _samples(model: Any, asked: Asked, window: int) -> list[Sample]:
         if not all(map(math.isfinite, numbers)):
             raise RunFailed(f"{name}, document {sample['doc']}: the model gives no number")
     return samples
+
+
+SAMPLE = "sample"  # the one metric that the harness sees: what is known of a document
+
+
+class HarnessTask(Task):
+    """Asks what `Asked` holds."""
+
+    VERSION = 0
+
+    def __init__(self, asked: Asked, window: int) -> None:
+        """`window` is how many tokens the model takes, of which an answer gets half at most."""
+        self._asked = asked
+        self._new_tokens = min(NEW_TOKENS, window // 2)
+        self._questions = dict(asked.questions)
+        super().__init__(config={"task": asked.benchmark.name, "num_fewshot": 0})
+
+    def download(self, *arguments: Any, **options: Any) -> None:
+        """Does nothing: the documents are there."""
+
+    def has_training_docs(self) -> bool:
+        return False
+
+    def has_validation_docs(self) -> bool:
+        return False
+
+    def has_test_docs(self) -> bool:
+        return True
+
+    def test_docs(self) -> Iterable[dict[str, int]]:
+        """The numbers of the documents."""
+        return [{"doc": number} for number in self._questions]
+
+    def fewshot_context(self, doc: dict[str, int], *arguments: Any, **options: Any) -> str:
+        """The few-shot prefix; the contexts follow in `construct_requests`."""
+        return self._asked.prefix
+
+    def doc_to_text(self, doc: dict[str, int]) -> str:
+        """Nothing: the contexts are in the requests."""
+        return ""
+
+    def doc_to_target(self, doc: dict[str, int]) -> str:
+        """Nothing: `process_results` knows what is right."""
+        return ""
+
+    def construct_requests(self, doc: dict[str, int], ctx: str, **options: Any) -> list[Instance]:
+        """The requests of a document, with what ends an answer that is written."""
+        question, metadata = self._questions[doc["doc"]], options["metadata"]
+        kind: OutputType = "loglikelihood"
+        rest: tuple[Any, ...] = ()
+        if isinstance(question, str):
+            kind = "loglikelihood_rolling"
+        elif self._asked.benchmark.kind == "writing":
+            stops = {"until": list(STOPS), "max_gen_toks": self._new_tokens, "do_sample": False}
+            kind, rest = "generate_until", (stops,)
+        requests = enumerate(self._asked.requests(question))
+        return [Instance(kind, doc, texts + rest, n, metadata) for n, texts in requests]
+
+    def process_results(self, doc: dict[str, int], results: list[Any]) -> dict[str, Sample]:
+        sample = self._score(self._questions[doc["doc"]], results)
+        return {SAMPLE: {**doc, **sample}}
+
+    def _score(self, question: Question | str, results: list[Any]) -> Sample:
+        if isinstance(question, str):
+            return score_text(question, results[0])
+        if self._asked.benchmark.kind == "writing":
+            return score_written(question, results[0])
+        loglikelihoods = [loglikelihood for loglikelihood, _ in results]
+        if self._asked.benchmark.kind == "choice":
+            n = len(question.continuations)
+            return score_choices(question, loglikelihoods[:n], loglikelihoods[n:] or None)
+        sample = score_gold(question, loglikelihoods)
+        if self._asked.benchmark.kind == "word":
+            sample["acc"] = int(results[0][1])
+        return sample
+
+    def aggregation(self) -> dict[str, Callable[[list[Sample]], int]]:
+        """How many samples there are; their scores are made by `results.metrics_of`."""
+        return {SAMPLE: len}
+
+    def higher_is_better(self) -> dict[str, bool]:
+        """Means nothing of a count."""
+        return {SAMPLE: True}

@@ -8,9 +8,8 @@ import pytest
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
-from dualpath_cli.evaluation.comparison import compare
-from dualpath_cli.evaluation.results import Result
-from dualpath_cli.evaluation.scoring import Sample, metrics_of
+from dualpath_cli.evaluation.results import Result, Sample, metrics_of
+from dualpath_cli.evaluation.tables import compare
 from dualpath_cli.statistics.significance import holm
 
 

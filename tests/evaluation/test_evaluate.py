@@ -15,7 +15,7 @@ import yaml
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.evaluation import runner
-from dualpath_cli.evaluation.table import AGGREGATE, ALL, means_of, paper_scores
+from dualpath_cli.evaluation.tables import AGGREGATE, ALL, means_of, paper_scores
 from dualpath_cli.flops import paper
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.model import DualPathLM

@@ -18,7 +18,7 @@ from dualpath_cli.evaluation.data import ask
 from dualpath_cli.evaluation.formats import BadQuestion, Question, last_number, prefix_of
 
 pytest.importorskip("lm_eval", reason="needs the extra `eval`")
-from dualpath_cli.evaluation.harness.task import HarnessTask
+from dualpath_cli.evaluation.runner import HarnessTask
 
 
 def requests_of(task: str, folder: Path) -> dict[int, list[tuple[str, str]]]:

@@ -11,8 +11,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.evaluation.harness.likelihoods import parts_of
-from dualpath_cli.evaluation.harness.model import HarnessModel, shared_beginning
+from dualpath_cli.evaluation.harness import HarnessModel, parts_of, shared_beginning
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 from tests.model import reference
@@ -114,7 +113,7 @@ def test_batches_and_parts_of_logits_change_likelihoods_by_rounding_alone(monkey
     alone = harness(1).loglikelihood(requests)
     for batch_size, most in ((2, None), (5, 2 * IDS), (9, None)):
         if most is not None:
-            monkeypatch.setattr("dualpath_cli.evaluation.harness.model.LOGITS_AT_ONCE", most)
+            monkeypatch.setattr("dualpath_cli.evaluation.harness.LOGITS_AT_ONCE", most)
         found = harness(batch_size).loglikelihood(requests)
         assert [a for a, _ in found] == pytest.approx([a for a, _ in alone], abs=FLOAT32)
         assert [greedy for _, greedy in found] == [greedy for _, greedy in alone]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 
-from dualpath_cli.evaluation.harness.likelihoods import parts_of
+from dualpath_cli.evaluation.harness import parts_of
 from dualpath_cli.text.tokenizer import Tokenizer
 from tests.evaluation.conftest import NAME
 from tests.small_tokenizer import tokenizer_with
@@ -49,7 +49,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(directory: Path) -> Any:
-    from dualpath_cli.evaluation.harness.hugging_face import HuggingFaceModel
+    from dualpath_cli.evaluation.hugging_face import HuggingFaceModel
 
     return HuggingFaceModel.load(directory, 64, 3, "cpu", "float32", True)
 

@@ -6,7 +6,7 @@ import math
 from dualpath_cli.evaluation import results
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
 from dualpath_cli.evaluation.data import Asked
-from dualpath_cli.evaluation.scoring import score_text
+from dualpath_cli.evaluation.results import score_text
 
 
 def test_a_text_that_a_model_gives_no_probability_is_null(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
 from dualpath_cli.evaluation.formats import Question
-from dualpath_cli.evaluation.scoring import (
+from dualpath_cli.evaluation.results import (
     metrics_of,
     score_choices,
     score_gold,

@@ -9,14 +9,13 @@ import transformers
 from lm_eval.models.huggingface import HFLM
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.evaluation.harness.likelihoods import Answer, InParts, Part
+from dualpath_cli.evaluation.harness import Answer, InParts, Part
 
 
 class HuggingFaceModel(InParts, HFLM):
     """HFLM whose padded rows of the vocabulary get no probability, and that tells how far it is."""
 
-    ids: int
-    """One above the largest id of the tokenizer."""
+    ids: int  # one above the largest id of the tokenizer
 
     @classmethod
     def load(

@@ -1,14 +1,16 @@
-"""A model of ours as lm-evaluation-harness sees one: likelihoods of texts, and texts it writes.
+"""Models as lm-evaluation-harness sees them: likelihoods of texts of any length, texts they write.
 
 Shapes: B requests of a batch, T positions, D model width, V ids of the tokenizer, N positions that
 are scored.
 """
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
 from torch import nn
 
 from dualpath_cli.decoding.cache import Cache
@@ -16,16 +18,70 @@ from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.decoding.sampler import Sampler
 from dualpath_cli.decoding.sampling import Sampling
-from dualpath_cli.decoding.writing import Limits, NextLogits, batches, write_on
-from dualpath_cli.evaluation.harness.likelihoods import Answer, InParts, Part
+from dualpath_cli.decoding.writing import Limits, batches, write_on
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
+from dualpath_cli.output.console import plain_console
+from dualpath_cli.output.progress import Progress, counted
 from dualpath_cli.text.tokenizer import Tokenizer
 
-LOGITS_AT_ONCE = 1 << 26
-"""Logits held at once; 256 MiB of them in float32."""
-LEAST_SHARED = 16
-"""Ids that a batch must have in common for them to be read once."""
+Part = tuple[list[int], int]
+"""Ids of which the last is no input, and how many of them at the end are scored."""
+Answer = tuple[float, bool]
+"""A log-likelihood in nats, and whether the model would write this itself."""
+
+
+class InParts(TemplateLM):
+    """Scores what is longer than the window in `parts_of` it, and tells how far it is."""
+
+    progress = Progress(plain_console(quiet=True), "", counted("requests"))
+    window: int  # the most ids that the model sees at once
+
+    @abstractmethod
+    def score(self, parts: Sequence[Part]) -> list[Answer]:
+        """Scores each part, which fits into the window."""
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Answer]:
+        """Scores each continuation after its context."""
+        return super().loglikelihood(requests, disable_tqdm=True)
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = True
+    ) -> list[float]:
+        """Log-likelihood of each text after end-of-text."""
+        texts = [self.tok_encode(request.args[0]) for request in requests]
+        whole = [(None, [self.prefix_token_id], ids) for ids in texts]
+        return [loglikelihood for loglikelihood, _ in self._loglikelihood_tokens(whole)]
+
+    def _loglikelihood_tokens(self, requests: list[Any], **options: Any) -> list[Answer]:
+        """Scores requests of three: their texts, the ids of the context, those to be scored."""
+        numbers, parts = [], []
+        for number, (_, context, ids) in enumerate(requests):
+            for part in parts_of(context or [self.prefix_token_id], ids, self.window):
+                numbers.append(number)
+                parts.append(part)
+        self.progress.begin(len(parts))
+        sums, greedy = [0.0] * len(requests), [True] * len(requests)
+        for number, (loglikelihood, hit) in zip(numbers, self.score(parts), strict=True):
+            sums[number] += loglikelihood
+            greedy[number] &= hit
+        return list(zip(sums, greedy, strict=True))
+
+
+def parts_of(context: Sequence[int], ids: Sequence[int], window: int) -> Iterator[Part]:
+    """Yields what is read for each part of a continuation, and how many ids at its end are scored.
+
+    Parts have `window` ids, the last one what is left. Each is read after as much of what stands
+    before it as there is room for: `window` ids are read, and one more is scored.
+    """
+    whole = [*context, *ids]
+    for start in range(len(context), len(whole), window):
+        end = min(start + window, len(whole))
+        yield whole[max(0, end - window - 1) : end], end - start
+
+
+LOGITS_AT_ONCE = 1 << 26  # logits held at once; 256 MiB of them in float32
+LEAST_SHARED = 16  # ids that a batch must have in common for them to be read once
 
 
 class HarnessModel(InParts):
@@ -45,7 +101,7 @@ class HarnessModel(InParts):
         autocast: torch.dtype | None = None,
         cached: bool = True,
     ) -> None:
-        """Takes the model over, for scoring alone. `window` is the most ids that it sees at once.
+        """Takes the model over, for scoring alone.
 
         `autocast` is the type of matrix products, None that of the weights. If `cached`, keys and
         values are kept: of what a batch begins with, and in writing of all that went before.
@@ -69,7 +125,6 @@ class HarnessModel(InParts):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
         return self._head_VD.device
 
     def tok_encode(
@@ -89,7 +144,8 @@ class HarnessModel(InParts):
             decoder = Decoder(self._model, self._intervention, self._autocast, self._cached)
             decoder.begin(self.window)
             pieces = write_on(
-                self._next_logits_of(decoder),
+                # The model's head gives states, of which logits are made.
+                lambda *given, states=decoder.next_logits: self._logits(states(*given)),
                 [prompts[row][-(self.window - most) :] for row in rows],
                 Sampler(Sampling(greedy=True), self._tokenizer.vocab_size),
                 [torch.Generator()] * len(rows),
@@ -145,10 +201,6 @@ class HarnessModel(InParts):
             options |= {"intervention": self._intervention, "token_mask": mask_BT.to(self.device)}
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
             return forward(self._model, ids_BT.to(self.device), **options)
-
-    def _next_logits_of(self, decoder: Decoder) -> NextLogits:
-        """The model's head gives states, of which logits are made."""
-        return lambda ids_BT, mask_BT: self._logits(decoder.next_logits(ids_BT, mask_BT))
 
     def _logits(self, x_ND: torch.Tensor) -> torch.Tensor:
         return x_ND.float() @ self._head_VD.T
