@@ -27,8 +27,7 @@ from dualpath_cli.flops.widths import TOLERANCE, Match, Target, Widths, largest_
 from dualpath_cli.sizes import format_size
 
 FAMILIES = ("wide", "loop", "dual", "expanded")
-TOTAL = "_total"
-"""The end of a name matched in total FLOPs, where a sweep matches both kinds."""
+TOTAL = "_total"  # the end of a name matched in total FLOPs, where a sweep matches both kinds
 CONTROLS = {
     "wide": "PureWide",
     "loop": "PureLoop",
@@ -43,24 +42,16 @@ class Cell:
     """One configuration, without seed and settings."""
 
     name: str
-    family: str
-    """One of FAMILIES."""
-    budget: int
-    """F_M, FLOPs per token and layer, of the backbone's number of layers."""
+    family: str  # one of FAMILIES
+    budget: int  # F_M, FLOPs per token and layer, of the backbone's number of layers
     matches: tuple[Match, ...]
     """The FLOPs that meet the budget: linear or total ones; both where the widths are equal."""
-    alpha: float | None
-    """Percent of the FLOPs on the deep path; None for a single path."""
-    model: dict[str, Any]
-    """Fields of the model section that make it this configuration."""
-    spent: float
-    """FLOPs per token and layer as they were matched, over what was to be matched."""
-    layers_times: int = 1
-    """Times the backbone's layers that it has, each with a part of the budget."""
-    gate_flops: int = 0
-    """Those of the recipe's gate, which are taken off a dual block's budget."""
-    place: int | None = None
-    """The only layer with a deep path; None where all are alike."""
+    alpha: float | None  # percent of the FLOPs on the deep path; None for a single path
+    model: dict[str, Any]  # fields of the model section that make it this configuration
+    spent: float  # FLOPs per token and layer as they were matched, over what was to be matched
+    layers_times: int = 1  # times the backbone's layers that it has, each with a part of the budget
+    gate_flops: int = 0  # those of the recipe's gate, which are taken off a dual block's budget
+    place: int | None = None  # the only layer with a deep path; None where all are alike
 
 
 @dataclass(frozen=True)
@@ -72,10 +63,8 @@ class Wanted:
     loops: Sequence[int]
     controls: Sequence[str]
     matches: Sequence[Match]
-    experts: Sequence[int] = (0,)
-    """Numbers of experts in wide paths; 0 is a dense one."""
-    positions: bool = False
-    """Whether one layer at a time is dual or loop, and all others PureWide."""
+    experts: Sequence[int] = (0,)  # numbers of experts in wide paths; 0 is a dense one
+    positions: bool = False  # whether one layer at a time is dual or loop, and all others PureWide
 
 
 def solve(wanted: Wanted, backbone: ModelConfig) -> tuple[list[Cell], list[str]]:
@@ -174,16 +163,12 @@ class _Kind:
 
     name: str
     family: str
-    budget: int
-    """Of the backbone's layers."""
+    budget: int  # of the backbone's layers
     target: Target
-    n_layers: int
-    """Layers of the backbone."""
-    layers_times: int = 1
-    """Times the backbone's layers, among which the budget is divided."""
+    n_layers: int  # layers of the backbone
+    layers_times: int = 1  # times the backbone's layers, among which the budget is divided
     smallest_deep: bool = False
-    place: int | None = None
-    """The layer that is so, while all others are PureWide; None: all are."""
+    place: int | None = None  # the layer that is so, while all others are PureWide; None: all are
 
     @property
     def has_room(self) -> bool:

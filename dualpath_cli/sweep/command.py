@@ -1,27 +1,32 @@
-"""`dualpath sweep`: the plan, the learning rates, then the runs."""
+"""`dualpath sweep`: the plan, checked before anything is written, the learning rates, the runs."""
 
+import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 import yaml
 from rich.console import Console
 
+from dualpath_cli.cli import launch
+from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.errors import Stopped, UserError
 from dualpath_cli.files import alone, format_csv, write_text
 from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import show
-from dualpath_cli.own_classes.checks import option_of
+from dualpath_cli.own_classes.checks import check_as_begun, option_of
+from dualpath_cli.own_classes.classes import own_roles
 from dualpath_cli.own_classes.consent import OPTION
 from dualpath_cli.recipe.recipes import Recipe, merge
+from dualpath_cli.recipe.schedule import stable_steps
 from dualpath_cli.recipe.settings import Settings, settings_from
+from dualpath_cli.run.run_folder import RECIPE, check_same_recipe, decisive_part, facts_now
 from dualpath_cli.sweep import plan, request, tuning
 from dualpath_cli.sweep.cells import FAMILIES, Cell, solve
-from dualpath_cli.sweep.checks import check_begun, check_different, check_settings
 from dualpath_cli.sweep.request import Request, Sweep
-from dualpath_cli.sweep.runner import check_none, run_all
+from dualpath_cli.sweep.runner import check_none, check_sharing, run_all, side_by_side, write_array
 from dualpath_cli.sweep.runs import (
     LENGTH,
     RATE,
@@ -34,15 +39,13 @@ from dualpath_cli.sweep.runs import (
     write_recipes,
 )
 from dualpath_cli.sweep.tuning import Rates, Trial, family_of
-from dualpath_cli.sweep.worker import check_sharing, side_by_side, write_array
 
 
 def run(options: Sweep, recipe: Recipe) -> str:
     """Plans a sweep, asks, and runs it; returns what comes next.
 
-    Raises:
-        RunFailed: at the end, if runs failed.
-        Stopped: where it was not wanted after all, or after a signal.
+    Raises RunFailed at the end, if runs failed, and Stopped where it was not wanted after all, or
+    after a signal.
     """
     wanted, console = request.read(options, recipe), plain_console()
     with alone(wanted.out / request.LOCK, wanted.out):
@@ -67,11 +70,10 @@ def _run(wanted: Request, console: Console) -> str:
     check_settings([*runs, *trials])
     averages_of(runs, wanted.options.average)
     _write_down(wanted, cells, notes)
-    # What is tuned has its recipes once its rates are known.
-    write_recipes(runs if chosen is not None else trials)
+    tuned = chosen is not None
+    write_recipes(runs if tuned else trials)  # what is tuned has its own once its rates are known
     for note in [*notes, *tuning.notes(kept, found)]:
         _say(console, f"note: {note}")
-    tuned = chosen is not None
     _show_plan(wanted, runs, trials, console)
     if not tuned:
         _show_trials(wanted, trials, console)
@@ -155,10 +157,10 @@ def _runs(
 ) -> list[Run]:
     """All runs, at the rates that were chosen, or at the recipe's."""
     recipes: dict[str, Recipe] = {}
-    for configuration in found:
-        chosen = rates.get(family_of(configuration), shared.optim.lr)
-        rate = float(configuration.settings.get(RATE, chosen))
-        recipes[configuration.name] = tuning.with_rate(wanted.recipe, shared, rate)
+    for one in found:
+        chosen = rates.get(family_of(one), shared.optim.lr)
+        rate = float(one.settings.get(RATE, chosen))
+        recipes[one.name] = tuning.with_rate(wanted.recipe, shared, rate)
     return runs_of(found, recipes, wanted.seeds, wanted.out)
 
 
@@ -224,11 +226,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _ask(wanted: Request, console: Console) -> None:
-    """Goes on where the user wants it.
-
-    Raises:
-        Stopped: where the answer is no.
-    """
+    """Raises Stopped where the answer is no."""
     if wanted.options.yes:
         return
     if not sys.stdin.isatty():
@@ -255,3 +253,67 @@ def _comparison(wanted: Request, runs: Sequence[Run]) -> str:
     own = any(option_of(run.settings.model) for run in runs)
     average = f" --average {wanted.options.average}" if wanted.options.average > 1 else ""
     return f"dualpath compare {wanted.out}{average}" + (f" {OPTION}" if own else "")
+
+
+def check_begun(runs: Iterable[Run]) -> None:
+    """Checks that the runs that were begun before are those of this sweep.
+
+    Else seeds would be added to a configuration that trained something else.
+    """
+    for run in runs:
+        if (run.folder / RECIPE).is_file():
+            way_out, settings = "give this sweep another --out", run.settings
+            words = f"{way_out}, or the words that it was begun with"
+            check_same_recipe(run.folder, settings.as_recipe(), way_out=words)
+            if own_roles(settings.model):
+                check_as_begun(run.folder, facts_now(run.folder), settings.model, way_out)
+
+
+def check_different(runs: Sequence[Run]) -> None:
+    """Checks that no two configurations would be trained with the same numbers."""
+    seen: dict[str, str] = {}
+    for name, run in _first_runs(runs).items():
+        other = seen.setdefault(_identity(run), name)
+        if other != name:
+            raise UserError(
+                f"{other} and {name} would be the same run twice; leave one of the values out "
+                "of --set"
+            )
+
+
+def _first_runs(runs: Sequence[Run]) -> dict[str, Run]:
+    """The first run of each configuration."""
+    return {run.configuration.name: run for run in reversed(runs)}
+
+
+def _identity(run: Run) -> str:
+    """The settings that decide a run's numbers; its tokens by the whole steps that they make."""
+    trainer, part = run.settings.trainer, decisive_part(run.settings.as_recipe())
+    part["run"] |= {"recipe": "", "max_tokens": run.steps * run.settings.run.batch_tokens}
+    more = [trainer.precision, trainer.callbacks, trainer.plugins]
+    return json.dumps([part, run.seed, more], sort_keys=True)
+
+
+def check_settings(runs: Sequence[Run]) -> None:
+    """Checks one run of each configuration, as far as it can be before anything runs."""
+    for run in _first_runs(runs).values():
+        if (run.folder / RECIPE).is_file():
+            continue  # checked as it was begun
+        try:
+            # One whose trunk is not there yet is checked as if it began at the start.
+            whole = replace(run.settings, run=replace(run.settings.run, branch_from=None))
+            launch.to_train(COMMANDS["fit"], run.settings if run.is_ready else whole)
+            _check_branch(run)
+        except UserError as error:
+            name = f"{run.configuration.name}: " if run.configuration.settings else ""
+            raise UserError(f"{name}{error}") from None
+
+
+def _check_branch(run: Run) -> None:
+    """Checks that a branch's trunk saves a checkpoint that it can begin from."""
+    start, every = stable_steps(run.settings), run.settings.run.save_every
+    if run.settings.run.branch_from is not None and start < every:
+        raise UserError(
+            f"run.save_every={every} leaves no checkpoint before the cool-down of a run of "
+            f"{run.steps} steps, or its second phase of loops, at step {start}; save more often"
+        )

@@ -15,9 +15,6 @@ from dualpath_cli.recipe.schedule import loop_counts
 from dualpath_cli.sizes import format_size
 from dualpath_cli.sweep.runs import Run
 
-Wide = tuple[int, Match]
-"""A PureWide by its budget and what meets that in it."""
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -36,18 +33,15 @@ class Cost:
     linear_flops: float
     """Per token and layer of the backbone; of model.loops, whatever steps are trained with."""
     total_flops: float
-    spent: float
-    """Matched FLOPs over what was to be matched."""
+    spent: float  # matched FLOPs over what was to be matched
     gate_excess: float
     """FLOPs of its gate beyond those that widths were solved for, over the budget."""
     tokens: int
     training_flops: float
     """FLOPs of one run; of a branch those after the checkpoint that it starts from."""
     seeds: int
-    left: int
-    """Runs of it that are not finished."""
-    hours: float | None
-    """Hours of one run."""
+    left: int  # runs of it that are not finished
+    hours: float | None  # hours of one run
 
 
 def measured(runs: Iterable[Run]) -> dict[str, float]:
@@ -66,7 +60,7 @@ def costs(runs: Sequence[Run], speeds: Mapping[str, float]) -> list[Cost]:
     by_name: dict[str, list[Run]] = {}
     for run in runs:
         by_name.setdefault(run.configuration.name, []).append(run)
-    wides: dict[Wide, int] = {}
+    wides: dict[tuple[int, Match], int] = {}  # by budget, and what meets that
     # A dense one, where there is one.
     for run in sorted(runs, key=lambda run: count.has_experts(run.settings.model)):
         cell = run.configuration.cell
@@ -75,7 +69,9 @@ def costs(runs: Sequence[Run], speeds: Mapping[str, float]) -> list[Cost]:
     return [_cost(seeds, wides, speeds) for seeds in by_name.values()]
 
 
-def _cost(seeds: Sequence[Run], wides: Mapping[Wide, int], speeds: Mapping[str, float]) -> Cost:
+def _cost(
+    seeds: Sequence[Run], wides: Mapping[tuple[int, Match], int], speeds: Mapping[str, float]
+) -> Cost:
     run, settings = seeds[0], seeds[0].settings
     cell, model = run.configuration.cell, settings.model
     layer, parameters = count.mean_layer_flops(model), count.parameters(model)
@@ -127,19 +123,14 @@ def plan_table(rows: Sequence[Cost], jobs: int) -> Table:
         (Column("of due", ".4f"), lambda row: row.spent),
         (Column("tokens", _tokens), lambda row: row.tokens),
         (Column("runs", "d"), lambda row: row.seeds),
-        (Column("each", _hours), lambda row: row.hours),
+        (Column("each", lambda hours: duration(3600 * hours)), lambda row: row.hours),
     ]
     if len({row.budget for row in rows}) > 1:
         columns.insert(1, (Column("budget"), lambda row: format_size(row.budget)))
     title = f"{len(rows)} configurations, {runs} runs"
-    return Table.of(
-        rows, columns, title + (f", {left} of them left" if left < runs else ""), caption
-    )
+    title += f", {left} of them left" if left < runs else ""
+    return Table.of(rows, columns, title, caption)
 
 
 def _tokens(tokens: int) -> str:
     return f"{tokens / 1e6:.1f}M" if tokens >= 100_000 else f"{tokens:,}"
-
-
-def _hours(hours: float) -> str:
-    return duration(3600 * hours)

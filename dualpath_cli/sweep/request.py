@@ -24,26 +24,17 @@ from dualpath_cli.sweep.cells import CONTROLS, FAMILIES, Wanted
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
-MOST_SEEDS = 100
-"""Trials of learning rates have the seed after these: no run of a sweep has it."""
-MOST_JOBS = 256
-RATES_EACH = (0.5, 1.0, 2.0)
-"""Trials by default, in the recipe's learning rate."""
+MOST_SEEDS = 100  # trials of learning rates have the seed after these: no run of a sweep has it
+RATES_EACH = (0.5, 1.0, 2.0)  # trials by default, in the recipe's learning rate
 DECIDED = {
     "model": ("block", "loops", "d_ffn", "d_ffn_wide", "ffn_multiple_of", "n_layers", "n_experts",
               "top_k", "d_model", "n_heads", "n_kv_heads", "max_seq_len", "vocab_size"),
     "run": ("recipe", "name", "dir", "budget", "branch_from"),
 }  # fmt: skip
 """Keys that --set cannot vary: the sweep decides them, or widths are solved for them."""
-DATA = ("data.path", "data.val", "data.val_tokens", "data.val_seed")
-"""The keys of the data that all runs are trained on and measured by."""
+SWEEP, LOCK = "sweep.yaml", "sweep.lock"  # in OUT: what was asked for, and who is at work
 
-SWEEP, LOCK = "sweep.yaml", "sweep.lock"
-"""In OUT: what was asked for, and who is at work."""
-_ANOTHER = "give a new or an empty folder"
-
-Varied = dict[str, list[Any]]
-"""The values of each key that --set varies."""
+Varied = dict[str, list[Any]]  # the values of each key that --set varies
 
 
 @dataclass(frozen=True)
@@ -102,15 +93,14 @@ class Sweep(Average):
         for name in ("config", "budget", "out"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is missing; see dualpath sweep --help")
-        check_ranges(self, {"jobs": (1, MOST_JOBS), "tflops": (1e-9, 1e9)})
+        check_ranges(self, {"jobs": (1, 256), "tflops": (1e-9, 1e9)})
 
 
 @dataclass(frozen=True)
 class Request:
     """What the words of a sweep ask for."""
 
-    recipe: Recipe
-    """The settings that all runs share."""
+    recipe: Recipe  # the settings that all runs share
     options: Sweep
     wanted: Wanted
     varied: Varied
@@ -164,15 +154,15 @@ def _check_own(out: Path) -> None:
 
     A sweep writes sweep.yaml before all else but its lock.
     """
-    here = out.resolve()
+    here, another = out.resolve(), "give a new or an empty folder"
     for folder in (here, *here.parents):
         begun = (folder / RECIPE).is_file() and (folder / VERSIONS).is_file()
         if begun or complete_checkpoints(folder):
-            raise UserError(f"--out {out}: '{folder}' is the folder of a run; {_ANOTHER}")
+            raise UserError(f"--out {out}: '{folder}' is the folder of a run; {another}")
     held = {path.name for path in here.iterdir()} if here.is_dir() else set()
     others = held - {LOCK, f"{SWEEP}{PARTIAL}"}
     if others and not _is_sweep(here):
-        raise UserError(f"--out {out} holds '{min(others)}', but no {SWEEP} of a sweep; {_ANOTHER}")
+        raise UserError(f"--out {out} holds '{min(others)}', but no {SWEEP} of a sweep; {another}")
 
 
 def _is_sweep(folder: Path) -> bool:
@@ -220,7 +210,6 @@ _RATE = _number(float, 1e-12, 1e9)
 
 
 def _own_experts(recipe: Recipe) -> str:
-    """The number of experts that the recipe has. Raises UserError for a list of them."""
     n = recipe.get("model", {}).get("n_experts", 0)
     if isinstance(n, list):
         raise UserError(
@@ -275,7 +264,11 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
     One that decides no numbers is the same in all runs, and put into the recipe.
     """
     varied: Varied = {}
-    known = [f"{s}.{name}" for s, cls in SECTIONS.items() for name in typing.get_type_hints(cls)]
+    known = {
+        f"{section}.{name}": annotation
+        for section, cls in SECTIONS.items()
+        for name, annotation in typing.get_type_hints(cls).items()
+    }
     for word in words:
         key, equals, text = word.partition("=")
         section, _, name = key.partition(".")
@@ -289,11 +282,12 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
                 "sweep for each"
             )
         field, _, entry = name.partition(".")
-        if f"{section}.{field}" not in known or (entry and not _is_mapping(section, field)):
+        whole = f"{section}.{field}"
+        if whole not in known or (entry and typing.get_origin(known[whole]) is not dict):
             hint = did_you_mean(OTHER_NAMES.get(name, key), known)
             hint = hint or "; dualpath fit --help-recipe lists what there is"
             raise UserError(f"--set: no key '{key}' in a recipe{hint}")
-        if f"{section}.{field}" in DATA:
+        if whole in ("data.path", "data.val", "data.val_tokens", "data.val_seed"):
             raise UserError(
                 f"--set {key}: runs that read other data cannot be compared; give a sweep for each"
             )
@@ -304,7 +298,7 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
             continue
         if key == "optim.lr":
             values = [_list("set optim.lr", str(v), _RATE, "rates above 0")[0] for v in values]
-        if _is_list(section, field) and not all(isinstance(v, list | None) for v in values):
+        if _is_list(known[whole]) and not all(isinstance(v, list | None) for v in values):
             plain = text.replace("[", "").replace("]", "")
             raise UserError(
                 f"--set {key}: its values are lists, each in brackets, such as {key}=[{plain:.60}]"
@@ -314,12 +308,6 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
     return varied
 
 
-def _is_mapping(section: str, name: str) -> bool:
-    """Whether a key's value is a mapping, of which --set can vary an entry."""
-    return typing.get_origin(typing.get_type_hints(SECTIONS[section])[name]) is dict
-
-
-def _is_list(section: str, name: str) -> bool:
-    annotation = typing.get_type_hints(SECTIONS[section])[name]
+def _is_list(annotation: Any) -> bool:
     kinds = {typing.get_origin(kind) or kind for kind in (typing.get_args(annotation) or ())}
     return typing.get_origin(annotation) in (list, tuple) or kinds == {list, type(None)}

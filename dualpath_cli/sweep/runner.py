@@ -1,35 +1,37 @@
-"""Runs the runs of a sweep, several at a time; those that are finished are left alone."""
+"""The runs of a sweep as processes, several at a time, or as tasks of a SLURM array. Torch-free."""
 
+import os
+import shlex
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 
-from dualpath_cli.errors import RunFailed, Stopped
+from dualpath_cli.ending import of_children
+from dualpath_cli.errors import RunFailed, Stopped, UserError
+from dualpath_cli.files import write_text
+from dualpath_cli.machine import cores, visible_gpus
 from dualpath_cli.output.progress import LINE_EVERY, duration
 from dualpath_cli.output.table import Column, Table, drawn
 from dualpath_cli.sweep.runs import Run
-from dualpath_cli.sweep.worker import last_words, start
 
-POLL = 0.5
-"""Seconds between two looks at the processes."""
-REDRAW = 2.0
-"""Seconds between two looks at the runs' tables."""
-
-Process = subprocess.Popen[bytes]
+POLL = 0.5  # seconds between two looks at the processes
+REDRAW = 2.0  # seconds between two looks at the runs' tables
 
 
 class Board:
     """Shows which runs are at work, how far they are, and how much is left of all."""
 
     def __init__(self, console: Console, title: str, total: int) -> None:
-        """`total` is the number of runs, those that were finished before among them."""
         self._console, self._title, self._total = console, title, total
         # Without a thread: runs are started by fork.
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -52,11 +54,8 @@ class Board:
             self._live.update(drawn(table, self._console.width), refresh=True)
         elif time.monotonic() - self._shown >= LINE_EVERY:
             self._shown = time.monotonic()
-            states = ", ".join(
-                f"{run.name} {rows[-1]['step']} of {run.steps}"
-                for run in running
-                if (rows := run.metrics)
-            )
+            at_work = ((run, run.metrics) for run in running)
+            states = ", ".join(f"{r.name} {m[-1]['step']} of {r.steps}" for r, m in at_work if m)
             if not states and finished + failed < self._total:
                 states = "starting" if running else "waiting"
             done = f"{self._title}: {finished} of {self._total} done"
@@ -85,12 +84,10 @@ class Board:
 
 
 def run_all(runs: Sequence[Run], jobs: int, title: str, console: Console) -> list[Run]:
-    """Trains what is not finished, in the order of `runs`; a run that fails stops no other one.
+    """Trains what is not finished, in the order of `runs`; returns those that failed.
 
-    Returns those that failed.
-
-    Raises:
-        Stopped: after a signal, once the runs at work have stopped with a checkpoint.
+    A run that fails stops no other one. Raises Stopped after a signal, once the runs at work have
+    stopped with a checkpoint.
     """
     waiting = [run for run in runs if not run.is_finished]
     if len(waiting) < len(runs):
@@ -110,10 +107,13 @@ def check_none(failed: Sequence[Run], of: int) -> None:
         )
 
 
+Slots = dict[int, tuple[Run, "subprocess.Popen[bytes]"]]
+
+
 def _work(
     runs: Sequence[Run], waiting: list[Run], jobs: int, board: Board, signals: list[int]
 ) -> list[Run]:
-    slots: dict[int, tuple[Run, Process]] = {}
+    slots: Slots = {}
     failed: list[Run] = []
     held: set[Run] = set()
     drawn = 0.0
@@ -126,8 +126,7 @@ def _work(
                 waiting.remove(run)
                 slots[slot] = run, start(run, slot, jobs)
         if not slots and not any(run.is_ready or run.is_being_written for run in waiting):
-            # What they would branch from has failed.
-            return failed + waiting
+            return failed + waiting  # what they would branch from has failed
         for slot, (run, process) in list(slots.items()):
             if process.poll() is None:
                 continue
@@ -178,7 +177,7 @@ def asked_to_stop() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _stop(slots: dict[int, tuple[Run, Process]], board: Board, signals: list[int]) -> None:
+def _stop(slots: Slots, board: Board, signals: list[int]) -> None:
     """Asks all processes to stop and waits for them; a second signal kills them."""
     board.say(f"stopping {len(slots)} runs with a checkpoint each; once more kills them")
     for _, process in slots.values():
@@ -190,3 +189,133 @@ def _stop(slots: dict[int, tuple[Run, Process]], board: Board, signals: list[int
         time.sleep(POLL)
     code = 130 if signals[0] == signal.SIGINT else 143
     raise Stopped("stopped; the same command continues", code, quiet=False)
+
+
+def command_of(run: Run) -> list[str]:
+    return [sys.executable, "-m", "dualpath_cli", *run.words]
+
+
+def environment(run: Run, slot: int, jobs: int) -> Mapping[str, str]:
+    """The environment of the run in a slot, of which there are `jobs`.
+
+    CPUs are shared by threads: OMP_NUM_THREADS, unless it is set. Of several GPUs each slot gets
+    one, the first ones again where there are more slots.
+    """
+    shared = dict(os.environ)
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
+    if jobs > 1 and (gpus := _gpus(run)):
+        shared["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    return shared
+
+
+def side_by_side(run: Run, jobs: int) -> int:
+    """How many of as many jobs do not share a device with another one."""
+    return min(jobs, len(_gpus(run)) or jobs)
+
+
+def check_sharing(run: Run, jobs: int) -> None:
+    """Checks that runs can be side by side on the GPUs of this machine."""
+    devices = run.settings.trainer.devices
+    if jobs > 1 and _gpus(run) and str(devices) not in ("auto", "1"):
+        raise UserError(
+            f"--jobs {jobs} gives each run one GPU, but trainer.devices is {devices}; take "
+            "--jobs 1 or trainer.devices 1"
+        )
+
+
+def _gpus(run: Run) -> list[str]:
+    """Names of the GPUs that this process may use, if such a run would."""
+    if run.settings.trainer.accelerator == "cpu":
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        # As CUDA reads it: what names no GPU, such as -1, ends the list.
+        names = (name.strip() for name in named.split(","))
+        return list(takewhile(lambda n: n.isdecimal() or n.startswith(("GPU-", "MIG-")), names))
+    return [str(number) for number in range(visible_gpus() or 0)]
+
+
+def start(run: Run, slot: int, jobs: int) -> "subprocess.Popen[bytes]":
+    """Starts the run; what it prints goes on in its log.
+
+    It has its own session, so that Ctrl-C reaches the sweep alone, which asks it to stop; it
+    stops by itself, with a checkpoint, where the sweep is killed.
+    """
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    with run.log.open("ab") as log, of_children():
+        return subprocess.Popen(
+            command_of(run), env=environment(run, slot, jobs), stdin=subprocess.DEVNULL,
+            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+
+def last_words(run: Run) -> str:
+    """The last line of a run's log: why it ended."""
+    if not run.log.is_file():
+        return f"it waits for '{run.settings.run.branch_from}'"
+    lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no word")
+
+
+SCRIPT = """#!/bin/bash
+# {count} runs of {out}, a task each. Options of sbatch before this file's name beat those below:
+#
+#   sbatch --partition=gpu {script}
+#
+# Submit it from the folder that the sweep's command was given in; all nodes see it. A task that is
+# cut off by the time goes back into the queue and continues; one that is finished ends at once.
+
+# Where the cluster allows shorter arrays alone (MaxArraySize of scontrol show config), submit the
+# first part (sbatch --array=0-999) and give the sweep's command again once it is done.
+
+#SBATCH --job-name={name}
+#SBATCH --array=0-{last}%{jobs}
+#SBATCH --ntasks=1
+{gpus}#SBATCH --cpus-per-task=4
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output="{logs}/%x-%A_%a.out"
+
+set -u
+source "${{DUALPATH_VENV:-.venv}}/bin/activate"
+
+recipes=(
+{recipes}
+)
+
+# Five minutes before the time is up the run is asked to stop with a checkpoint.
+warned=0
+trap 'warned=1; kill -USR1 "$run"' USR1
+srun dualpath fit --config "${{recipes[$SLURM_ARRAY_TASK_ID]}}" &
+run=$!
+wait "$run"
+code=$?
+while kill -0 "$run" 2>/dev/null; do # the warning ends the first wait
+    wait "$run"
+    code=$?
+done
+if [ "$warned" -eq 1 ] && [ "$code" -ne 0 ]; then
+    scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
+fi
+exit "$code"
+"""
+
+
+def write_array(runs: Sequence[Run], jobs: int, out: Path, trials: bool) -> Path:
+    """Writes the script for runs that are not finished, `jobs` of them at a time.
+
+    `trials`: they are those of learning rates.
+    """
+    script = out / ("tune.sbatch" if trials else "jobs.sbatch")
+    logs = out / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    text = SCRIPT.format(
+        count=len(runs), last=len(runs) - 1, jobs=jobs, out=out, script=script,
+        name=shlex.quote(out.resolve().name or "sweep"), logs=logs,
+        gpus="" if runs[0].settings.trainer.accelerator == "cpu" else "#SBATCH --gpus-per-task=1\n",
+        recipes="\n".join(f"    {shlex.quote(str(run.path))}" for run in runs),
+    )  # fmt: skip
+    write_text(script, text)
+    return script

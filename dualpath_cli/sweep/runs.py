@@ -33,14 +33,6 @@ from dualpath_cli.sizes import parse_size
 from dualpath_cli.sweep.cells import Cell
 from dualpath_cli.sweep.request import Varied
 
-ROUTER_KEYS = (
-    "model.combination", "model.step_index", "run.train_loops", "run.loop_schedule",
-)  # fmt: skip
-"""Keys without effect on blocks without a loop."""
-GATE_KEYS = ("model.gate", "optim.lr_scale.gate")
-"""Keys with an effect on dual blocks alone."""
-EXPERT_KEYS = ("model.balance", "model.balance_rate")
-"""Keys with an effect on cells with experts alone."""
 LENGTH, RATE = "run.max_tokens", "optim.lr"
 
 
@@ -50,8 +42,7 @@ class Configuration:
 
     name: str
     cell: Cell
-    settings: Mapping[str, Any]
-    """Values of the keys that --set varies."""
+    settings: Mapping[str, Any]  # values of the keys that --set varies
     trunk: str | None = None
     """The longest configuration of those that differ in tokens alone, from which the others take
     their first part (run.branch_from); None where each is trained from the start."""
@@ -105,18 +96,20 @@ def _name(cell: Cell, settings: Mapping[str, Any]) -> str:
 
 
 def _matters(key: str, cell: Cell) -> bool:
-    experts = cell.model["n_experts"]
+    """Whether a setting has an effect on the blocks of a cell."""
+    experts, block = cell.model["n_experts"], cell.model["block"]
     sparse = any(experts) if isinstance(experts, list) else experts > 0
-    looped = cell.model["block"] != "wide" and cell.model["loops"] > 1
-    if key in GATE_KEYS:
-        return "dual" in cell.model["block"]
-    if key in EXPERT_KEYS:
-        return sparse
-    if key == "optim.lr_scale.router":  # of steps and of experts
-        return looped or sparse
-    if key in ("model.step_conditioning", "optim.lr_scale.conditioning"):
-        return cell.model["block"] != "wide"
-    return looped or key not in ROUTER_KEYS
+    deep = block != "wide"
+    looped = deep and cell.model["loops"] > 1
+    effects = {
+        "model.gate": "dual" in block, "optim.lr_scale.gate": "dual" in block,
+        "model.balance": sparse, "model.balance_rate": sparse,
+        "optim.lr_scale.router": looped or sparse,  # of steps and of experts
+        "model.step_conditioning": deep, "optim.lr_scale.conditioning": deep,
+        "model.combination": looped, "model.step_index": looped,
+        "run.train_loops": looped, "run.loop_schedule": looped,
+    }  # fmt: skip
+    return effects.get(key, True)
 
 
 def _word(key: str, value: Any) -> str:
@@ -134,17 +127,13 @@ def _word(key: str, value: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    name: str
-    """a50_k4-seed_0."""
+    name: str  # a50_k4-seed_0
     configuration: Configuration
     seed: int
     recipe: Recipe
-    settings: Settings
-    """The recipe, checked."""
-    path: Path
-    """The recipe's file."""
-    log: Path
-    """The output of its process."""
+    settings: Settings  # the recipe, checked
+    path: Path  # the recipe's file
+    log: Path  # the output of its process
 
     @property
     def folder(self) -> Path:
@@ -208,15 +197,11 @@ class Run:
 
     @property
     def is_being_written(self) -> bool:
-        """Whether a process, of this machine or another one, is writing it."""
         return is_held(self.folder / FIT)
 
 
 def runs_of(
-    found: Sequence[Configuration],
-    shared: Mapping[str, Recipe],
-    seeds: Iterable[int],
-    out: Path,
+    found: Sequence[Configuration], shared: Mapping[str, Recipe], seeds: Iterable[int], out: Path
 ) -> list[Run]:
     """The runs of configurations in a folder, seed by seed; writes nothing.
 
@@ -224,22 +209,17 @@ def runs_of(
     configurations comes first: a sweep that is stopped early has compared all of them once.
     """
     runs = []
-    for seed, configuration in product(seeds, found):
-        recipe = configuration.recipe(shared[configuration.name], seed, out / "runs")
-        name = f"{configuration.name}-seed_{seed}"
-        runs.append(
-            Run(
-                name, configuration, seed, recipe, settings_from(recipe),
-                path=out / "recipes" / f"{name}.yaml", log=out / "logs" / f"{name}.log",
-            )
-        )  # fmt: skip
+    for seed, one in product(seeds, found):
+        recipe, name = one.recipe(shared[one.name], seed, out / "runs"), f"{one.name}-seed_{seed}"
+        path, log = out / "recipes" / f"{name}.yaml", out / "logs" / f"{name}.log"
+        runs.append(Run(name, one, seed, recipe, settings_from(recipe), path, log))
     return runs
 
 
 def write_recipes(runs: Iterable[Run]) -> None:
     for run in runs:
-        heading = f"# {_heading(run.configuration, run.seed)}\n"
-        write_text(run.path, heading + yaml.safe_dump(run.recipe, sort_keys=False))
+        text = yaml.safe_dump(run.recipe, sort_keys=False)
+        write_text(run.path, f"# {_heading(run.configuration, run.seed)}\n{text}")
 
 
 def _heading(configuration: Configuration, seed: int) -> str:
@@ -275,7 +255,6 @@ class Average(Run):
 
 
 def averages_of(runs: Sequence[Run], count: int) -> list[Average]:
-    """The averages of runs; none where nothing is averaged."""
     if count == 1:
         return []
     for run in runs:

@@ -22,15 +22,10 @@ from dualpath_cli.run.run_folder import RECIPE, WENT_WRONG
 from dualpath_cli.sweep.request import MOST_SEEDS, RATES_EACH, Request
 from dualpath_cli.sweep.runs import LENGTH, RATE, Configuration, Run, runs_of
 
-SEED = MOST_SEEDS
-"""The seed of all trials."""
-CHOSEN = "chosen.csv"
-"""In OUT/tune."""
-MOST_RATES = 7
-"""Trials of a family at most, with those that the grid grows by."""
+SEED = MOST_SEEDS  # the seed of all trials
+MOST_RATES = 7  # trials of a family at most, with those that the grid grows by
 
-Family = tuple[int, str]
-"""A family of a budget: its configurations share a learning rate."""
+Family = tuple[int, str]  # a family of a budget: its configurations share a learning rate
 Rates = Mapping[Family, float]
 
 
@@ -40,8 +35,7 @@ class Trial:
 
     budget: int
     family: str
-    configuration: str
-    """The configuration that was trained."""
+    configuration: str  # the configuration that was trained
     tokens: int
     lr: float
     bits_per_byte: float
@@ -49,7 +43,7 @@ class Trial:
 
     @property
     def group(self) -> Family:
-        """Whose rate it tries."""
+        """The family being tuned."""
         return self.budget, self.family
 
 
@@ -133,7 +127,7 @@ def recorded(out: Path) -> list[Trial]:
             int(row["budget"]), row["family"], row["configuration"], int(row["tokens"]),
             float(row["lr"]), float(row["bits_per_byte"]), row["chosen"] == "True",
         )
-        for row in read_csv(out / "tune" / CHOSEN)
+        for row in read_csv(out / "tune/chosen.csv")
     ]  # fmt: skip
 
 
@@ -143,7 +137,7 @@ def record(out: Path, rows: Sequence[Trial]) -> None:
     others = [row for row in recorded(out) if row.group not in groups]
     if rows:
         text = format_csv([asdict(row) for row in (*others, *rows)])
-        write_text(out / "tune" / CHOSEN, text)
+        write_text(out / "tune/chosen.csv", text)
 
 
 def kept(out: Path, found: Sequence[Configuration]) -> tuple[list[Trial], Sequence[Configuration]]:
@@ -170,14 +164,12 @@ def notes(rows: Sequence[Trial], found: Sequence[Configuration]) -> list[str]:
     """A line for each family that keeps its rate, where another trial would decide it today."""
     tried = representatives(found)
     families = {row.group for row in rows}
+    fewer = len(families) < len(tried)
     return [
         f"{row.family} at a budget of {row.budget:,} keeps the learning rate {row.lr:g}, chosen by "
         f"the trial {row.configuration}: its runs are begun"
         for row in rows
-        if row.chosen
-        and (
-            len(families) < len(tried) or _trial_name(tried[row.group], row.lr) != row.configuration
-        )
+        if row.chosen and (fewer or _trial_name(tried[row.group], row.lr) != row.configuration)
     ]
 
 
@@ -211,8 +203,7 @@ def went_wrong(run: Run) -> bool:
 def judge(runs: Sequence[Run]) -> list[Trial]:
     """A row for each trial, one of them chosen for each family.
 
-    Raises:
-        RunFailed: if all trials of a family went wrong.
+    Raises RunFailed if all trials of a family went wrong.
     """
     scores = {run: _score(run) for run in runs}
     best: dict[Family, Run] = {}

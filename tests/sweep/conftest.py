@@ -13,7 +13,7 @@ from dualpath_cli.cli import launch
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read, recipe_of
 from dualpath_cli.run.run_folder import AVERAGES
-from dualpath_cli.sweep import request, runner, worker
+from dualpath_cli.sweep import request, runner
 from dualpath_cli.sweep.request import Request
 from dualpath_cli.sweep.runs import Run
 from tests.sweep import fake_fit
@@ -27,8 +27,8 @@ from dualpath_cli.cli import launch
 from dualpath_cli.cli.main import main
 from dualpath_cli.cli.commands import COMMANDS
 from dualpath_cli.cli.words import read, recipe_of
-from dualpath_cli.sweep import worker
-worker.command_of = lambda run: [*{FAKE_FIT}, str(run.path)]
+from dualpath_cli.sweep import runner
+runner.command_of = lambda run: [*{FAKE_FIT}, str(run.path)]
 launch.to_train = lambda *_: None
 sys.exit(main(sys.argv[1:]))
 """
@@ -88,7 +88,7 @@ def start(run: Run, slot: int, jobs: int) -> Any:
                   file=table)  # fmt: skip
         return SimpleNamespace(poll=lambda: 0, returncode=0)
     with run.log.open("a") as log:
-        code = fake_fit.fit(run.path, worker.environment(run, slot, jobs), log)
+        code = fake_fit.fit(run.path, runner.environment(run, slot, jobs), log)
     return SimpleNamespace(poll=lambda: code, returncode=code)
 
 

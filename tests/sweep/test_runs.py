@@ -10,10 +10,9 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.recipe import recipes
 from dualpath_cli.recipe.settings import settings_from
 from dualpath_cli.run import run_folder
-from dualpath_cli.sweep import plan, tuning, worker
+from dualpath_cli.sweep import plan, runner, tuning
 from dualpath_cli.sweep.cells import solve
-from dualpath_cli.sweep.checks import check_begun, check_different
-from dualpath_cli.sweep.command import _runs, _shared
+from dualpath_cli.sweep.command import _runs, _shared, check_begun, check_different
 from dualpath_cli.sweep.request import Request
 from dualpath_cli.sweep.runs import Configuration, Run, averages_of, configurations, write_recipes
 from tests.sweep.conftest import asked
@@ -286,15 +285,15 @@ def test_jobs_that_share_a_gpu_are_not_side_by_side_and_want_one_each(tmp_path, 
     (on_cpu, *_), (on_gpu, *_) = (
         runs_for(asked(tmp_path, trainer={"accelerator": name})) for name in ("cpu", "auto")
     )
-    assert [worker.side_by_side(on_cpu, jobs) for jobs in (1, 8)] == [1, 8]
-    assert [worker.side_by_side(on_gpu, jobs) for jobs in (1, 2, 8)] == [1, 2, 2]
+    assert [runner.side_by_side(on_cpu, jobs) for jobs in (1, 8)] == [1, 8]
+    assert [runner.side_by_side(on_gpu, jobs) for jobs in (1, 2, 8)] == [1, 2, 2]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a, MIG-2b,4,-1,5")
-    assert worker.side_by_side(on_gpu, 8) == 3, "-1 ends the list"
+    assert runner.side_by_side(on_gpu, 8) == 3, "-1 ends the list"
     for none in ("", "-1", "-1,0", "NoDevFiles"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
-        assert worker.side_by_side(on_gpu, 8) == 8, "auto is then the CPU"
+        assert runner.side_by_side(on_gpu, 8) == 8, "auto is then the CPU"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     two = runs_for(asked(tmp_path, trainer={"accelerator": "auto", "devices": 2}))[0]
     with pytest.raises(UserError, match=r"trainer\.devices is 2; take --jobs 1"):
-        worker.check_sharing(two, 2)
-    worker.check_sharing(two, 1)
+        runner.check_sharing(two, 2)
+    runner.check_sharing(two, 1)

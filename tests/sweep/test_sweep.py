@@ -15,7 +15,7 @@ from dualpath_cli.cli.main import main
 from dualpath_cli.files import FIT, alone, read_csv
 from dualpath_cli.machine import cores
 from dualpath_cli.run.run_folder import AVERAGES
-from dualpath_cli.sweep import worker
+from dualpath_cli.sweep import runner
 from dualpath_cli.sweep.request import LOCK
 from dualpath_cli.sweep.runner import Board
 from dualpath_cli.sweep.tuning import SEED, Trial, grown
@@ -97,7 +97,7 @@ def test_branches_wait_for_their_trunk_and_fail_with_it(words, tmp_path, monkeyp
 
 
 def test_slots_get_a_gpu_each_and_share_where_there_are_more_runs(monkeypatch, words, tmp_path):
-    monkeypatch.setattr(worker, "visible_gpus", lambda: 2)
+    monkeypatch.setattr(runner, "visible_gpus", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     write_recipe(tmp_path, trainer={"accelerator": "auto"})
     assert main([*words, "--yes", "--tune", "off", "--jobs", "3", "--seeds", "1"]) == 0
