@@ -4,15 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dualpath_cli.compare import paper
-from dualpath_cli.compare.configurations import Group
-from dualpath_cli.compare.groups import groups_of
+from dualpath_cli.compare.groups import Group, groups_of, paper_groups
 from dualpath_cli.compare.runs import TrainedRun, check_same_data, find_folders, is_run, read_run
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import format_csv, write_texts
 from dualpath_cli.options import Average, OwnClasses, folder_of
-
-FOLDER = "comparison"  # in a folder of runs, or here
 
 
 @dataclass(frozen=True)
@@ -67,8 +63,8 @@ def run(options: Compare) -> str:
     if options.average > 1:
         named = f"average of {options.average} checkpoints"
         groups = [replace(group, name=f"{group.name}, {named}") for group in groups]
-    groups += paper.groups() if options.paper else []
-    return "\n".join(map(str, answer(groups, left_out, out, options.aggregate_only)))
+    groups += paper_groups() if options.paper else []
+    return "\n".join(map(str, _answer(groups, left_out, out, options.aggregate_only)))
 
 
 def _names(given: Sequence[str]) -> list[str]:
@@ -97,15 +93,14 @@ def _out(options: Compare) -> Path:
     folder = Path()
     if len(options.runs) == 1 and not is_run(Path(options.runs[0])):
         folder = Path(options.runs[0])
-    return folder_of("--out", folder / FOLDER if options.out is None else options.out)
+    return folder_of("--out", folder / "comparison" if options.out is None else options.out)
 
 
-def answer(
+def _answer(
     groups: Sequence[Group], left_out: Sequence[str], out: Path, aggregate_only: bool
 ) -> list[Path]:
     """Prints the tables and writes all files, with a line for each run left out; returns paths."""
     from dualpath_cli.compare import figures, tables
-    from dualpath_cli.compare.differences import differences_of
     from dualpath_cli.output import page
     from dualpath_cli.output.console import plain_console
     from dualpath_cli.output.figures import save
@@ -114,14 +109,13 @@ def answer(
     console = plain_console()
     for line in left_out:
         console.print(line, highlight=False, soft_wrap=True)
-    rows = differences_of(groups, aggregate_only=aggregate_only)
+    rows = tables.differences_of(groups, aggregate_only=aggregate_only)
     made = sum(row.tested for row in rows)
     for group in groups:
         for table in tables.group_tables(group, errors=False):
             show(console, table)
-        aggregates = [
-            row for row in rows if (row.group, row.measure) == (group.name, group.measures[0])
-        ]
+        own = group.name, group.measures[0]
+        aggregates = [row for row in rows if (row.group, row.measure) == own]
         for table in tables.tables_of_tests(aggregates, made):
             show(console, table)
     main = [table for group in groups for table in tables.group_tables(group)]
@@ -146,7 +140,8 @@ def answer(
     pictures = page.pictures(drawn, figures.CAPTIONS)
     sections = [page.terms(facts), page.tables(main), pictures, page.tables(tests)]
     texts["index.html"] = page.page("Comparison of runs", sections)
-    for name in (name for name, text in texts.items() if not text):  # of an earlier comparison
-        (out / name).unlink(missing_ok=True)
-    written = write_texts(out, {name: text for name, text in texts.items() if text})
+    for name in [name for name, text in texts.items() if not text]:
+        del texts[name]
+        (out / name).unlink(missing_ok=True)  # of an earlier comparison
+    written = write_texts(out, texts)
     return [*written, *save(out, drawn)]

@@ -16,8 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from dualpath_cli.compare.configurations import FAMILIES, Configuration, Family, Group
-from dualpath_cli.compare.differences import Difference
+from dualpath_cli.compare.groups import FAMILIES, Configuration, Group
+from dualpath_cli.compare.tables import Difference
 from dualpath_cli.output.colors import FAMILY_COLORS, MUTED, shades
 from dualpath_cli.output.figures import panels, plain
 from dualpath_cli.sizes import format_size
@@ -29,20 +29,14 @@ CAPTIONS = {
     "tokens": "Training loss against tokens: mean over seeds, band from the lowest to the highest.",
     "hours": "Training loss against measured hours, which are those of the machine that trained.",
 }
-FAMILY_NAMES: dict[Family, str] = {
-    "wide": "PureWide", "expanded": "expanded", "loop": "PureLoop", "dual": "dual path",
-}  # fmt: skip
 MARKERS = {1: "o", 2: "^", 3: "s", 4: "D", 5: "p", 6: "h", 8: "*"}
-OTHER_MARKER = "X"
-COUNTS = FuncFormatter(lambda value, _: format_size(round(value)))
-"""Formats parameters and tokens: 719M, 1.4B."""
-DASHES = ("-", "--", "-.", ":")
+COUNTS = FuncFormatter(lambda value, _: format_size(round(value)))  # 719M, 1.4B
 START = 0.1  # share of a run whose losses, far above all that follows, do not set the scale
 TOKENS, LOSS, HOURS = 0, 1, 2  # places in a point of a curve
 
+# Configurations that differ in the place alone share family, K, parameters, and the name without
+# the place, which is empty where the name does not say it as a sweep's do.
 Kind = tuple[str, int | None, int, str]
-"""What configurations share that differ in the place alone: family, K, parameters, and the name
-without the place; that is empty where the name does not say the place as a sweep's do."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -63,10 +57,8 @@ def quality(groups: Sequence[Group]) -> Figure:
     curves = [_control_curve(ax, group) for ax, group in zip(axes[0], groups, strict=True)]
     for ax, group in zip(axes[0], groups, strict=True):
         for line in _lines(group):
-            x = [c.parameters for c in line]
-            ax.plot(
-                x, [c.mean(group.quality) for c in line], color=FAMILY_COLORS["dual"], linewidth=1.2
-            )
+            x, y = zip(*((c.parameters, c.mean(group.quality)) for c in line), strict=True)
+            ax.plot(x, y, color=FAMILY_COLORS["dual"], linewidth=1.2)
         for c in group.configurations:
             ax.errorbar(
                 c.parameters, c.mean(group.quality), yerr=c.standard_error(group.quality),
@@ -94,7 +86,7 @@ def quality(groups: Sequence[Group]) -> Figure:
 
 def _marker(configuration: Configuration) -> str:
     """By K, which is 1 for one path without loops."""
-    return MARKERS.get(configuration.loops or 1, OTHER_MARKER)
+    return MARKERS.get(configuration.loops or 1, "X")
 
 
 def _control_curve(ax: Axes, group: Group) -> bool:
@@ -135,11 +127,12 @@ def _name_lines(ax: Axes, group: Group) -> None:
 
 
 def _legend(configurations: Sequence[Configuration], curve: bool) -> list[Line2D]:
-    families = [family for family in FAMILIES if any(c.family == family for c in configurations)]
+    names = {"wide": "PureWide", "expanded": "expanded", "loop": "PureLoop", "dual": "dual path"}
     markers = {c.loops or 1: _marker(c) for c in configurations}
     handles = [
-        Line2D([], [], color=FAMILY_COLORS[family], linewidth=5, label=FAMILY_NAMES[family])
-        for family in families
+        Line2D([], [], color=FAMILY_COLORS[family], linewidth=5, label=names[family])
+        for family in FAMILIES
+        if any(c.family == family for c in configurations)
     ]
     handles += [
         Line2D([], [], color=MUTED, marker=shape, linestyle="none", label=f"K = {loops}")
@@ -263,7 +256,12 @@ def _styles(group: Group) -> list[tuple[Configuration, str, str]]:
         style
         for family in FAMILIES
         if (its := [c for c in group.configurations if c.family == family])
-        for style in zip(its, shades(FAMILY_COLORS[family], len(its)), cycle(DASHES), strict=False)
+        for style in zip(
+            its,
+            shades(FAMILY_COLORS[family], len(its)),
+            cycle(("-", "--", "-.", ":")),
+            strict=False,
+        )
     ]
 
 
@@ -283,10 +281,7 @@ def _scale(ax: Axes, shown: Sequence[Floats]) -> None:
 
 
 def shared_points(configurations: Sequence[Configuration]) -> list[Floats]:
-    """Each configuration's points at the seeds and tokens that all of them have: (S, P, 3).
-
-    Runs have theirs at the same tokens, unless they logged at other steps.
-    """
+    """Each configuration's points at the seeds and tokens that all of them have: (S, P, 3)."""
     seeds = set(configurations[0].seeds).intersection(*(c.seeds for c in configurations))
     curves = [
         [{point[TOKENS]: point for point in run.curve} for run in c.runs if run.seed in seeds]
@@ -294,9 +289,5 @@ def shared_points(configurations: Sequence[Configuration]) -> list[Floats]:
     ]
     first = curves[0][0]
     tokens = sorted(set(first).intersection(*(curve for part in curves for curve in part)))
-    return [
-        np.reshape([[curve[place] for place in tokens] for curve in part], (len(part), -1, 3))
-        if tokens
-        else np.zeros((len(part), 0, 3))
-        for part in curves
-    ]
+    points = ([[curve[place] for place in tokens] for curve in part] for part in curves)
+    return [np.reshape(of_one, (len(of_one), len(tokens), 3)) for of_one in points]

@@ -26,10 +26,6 @@ from dualpath_cli.run.run_folder import (
 )
 
 AGGREGATE = "aggregate"  # the mean of a run's validation sets
-LAYOUTS = ("runs/*/*", "*/*")
-"""Where runs lie in a folder of them: in that of a sweep, in fit's own."""
-LN2 = math.log(2)
-ROUNDING = 1e-4  # more than the digits of validation.csv leave open, relative
 MOST_POINTS = 200  # points of a curve; more rows are averaged in groups
 
 Point = tuple[float, float, float]  # training tokens, loss in nats a token, hours
@@ -50,8 +46,7 @@ class TrainedRun:
     curve: tuple[Point, ...]
     expected_loops: float | None
     """Loops that the router expects, mean over looped layers, as last logged; None without one."""
-    data: dict[str, str]
-    """The data that it read, by name; comparable runs have the same."""
+    data: dict[str, str]  # the data that it read, by name; comparable runs have the same
     bytes_per_token: dict[str, float]
     """Of each validation set: tells its text from another one of the same name."""
 
@@ -88,7 +83,7 @@ def is_run(path: Path) -> bool:
 
 
 def _below(path: Path) -> list[Path]:
-    for layout in LAYOUTS:
+    for layout in ("runs/*/*", "*/*"):  # of a sweep, of fit
         if recipes := sorted(path.glob(f"{layout}/{RECIPE}")):
             return [recipe.parent for recipe in recipes]
     return []
@@ -107,11 +102,11 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
     if not sets:
         raise UserError(f"run '{folder}' has no validation set to compare; leave it out")
     if AGGREGATE in sets:
-        raise UserError(
-            f"run '{folder}' has a validation set '{AGGREGATE}', as their mean is called"
-        )
+        named = f"a validation set '{AGGREGATE}'"
+        raise UserError(f"run '{folder}' has {named}, as their mean is called")
     last = settings.run.max_tokens // settings.run.batch_tokens
-    rows = read_csv(folder / "metrics.csv")
+    metrics = folder / "metrics.csv"
+    rows = read_csv(metrics)
     table, at = folder / VALIDATION, {"step": str(last)}
     final = {row.get("set", ""): row for row in read_csv(table) if at.items() <= row.items()}
     if not rows or not final.keys() >= set(sets):
@@ -126,24 +121,19 @@ def read_run(folder: Path, average: int = 1) -> TrainedRun | str:
                 f"validate --ckpt-path {folder} --average {average} adds them"
             )
     scores = {name: _number(table, final[name], "bits_per_byte") for name in sets}
-    metrics = folder / "metrics.csv"
     facts = _facts(folder)
+    bytes_per_token = {
+        name: _number(table, row, "loss") / (scores[name] or math.inf) / math.log(2)
+        for name, row in final.items()
+        # Of a data folder the loss has end-of-text as well, whose losses are a model's own.
+        if name in scores and name not in _fingerprints(facts)
+    }
     return TrainedRun(
-        folder=folder,
-        settings=settings,
-        identity=_identity(settings, facts),
-        scores={AGGREGATE: fmean(scores.values()), **scores},
-        tokens_per_second=_speed(metrics, rows, settings),
-        curve=_curve(metrics, rows),
-        expected_loops=_expected_loops(folder / "routing.csv"),
-        data=_data(folder, settings, facts),
-        bytes_per_token={
-            name: _number(table, row, "loss") / (scores[name] or math.inf) / LN2
-            for name, row in final.items()
-            # Of a data folder the loss has end-of-text as well, whose losses are a model's own.
-            if name in scores and name not in _fingerprints(facts)
-        },
-    )
+        folder, settings, _identity(settings, facts),
+        {AGGREGATE: fmean(scores.values()), **scores},
+        _speed(metrics, rows, settings), _curve(metrics, rows),
+        _expected_loops(folder / "routing.csv"), _data(folder, settings, facts), bytes_per_token,
+    )  # fmt: skip
 
 
 def _number(path: Path, row: dict[str, str], column: str) -> float:
@@ -191,9 +181,8 @@ def _facts(folder: Path) -> dict[str, Any]:
     try:
         return facts_now(folder)
     except UserError:
-        raise UserError(
-            f"{folder}: its {VERSIONS} cannot be read; mend it, or leave the run out"
-        ) from None
+        problem = f"its {VERSIONS} cannot be read; mend it, or leave the run out"
+        raise UserError(f"{folder}: {problem}") from None
 
 
 def _fingerprints(facts: dict[str, Any]) -> dict[str, Any]:
@@ -212,10 +201,7 @@ def _identity(settings: Settings, facts: dict[str, Any]) -> str:
 
 
 def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, str]:
-    """The data that were read; of validation texts, which no run folder keeps, names and amounts.
-
-    Other texts of the same names are told by the length of their tokens.
-    """
+    """The data that were read; of validation texts, which no run folder keeps, names and sizes."""
     val = settings.data.val
     data = {
         "validation sets": ", ".join(f"{name}={Path(val[name]).name}" for name in sorted(val)),
@@ -231,7 +217,6 @@ def _data(folder: Path, settings: Settings, facts: dict[str, Any]) -> dict[str, 
 
 
 def check_same_data(runs: Sequence[TrainedRun]) -> None:
-    """Refuses runs that read other data than others."""
     first = {name: run for run in reversed(runs) for name in run.data}
     for run in runs[1:]:
         for name, value in run.data.items():
@@ -242,7 +227,7 @@ def check_same_data(runs: Sequence[TrainedRun]) -> None:
                 )
         for name, length in run.bytes_per_token.items():
             other = runs[0].bytes_per_token.get(name)
-            if other is not None and not math.isclose(length, other, rel_tol=ROUNDING):
+            if other is not None and not math.isclose(length, other, rel_tol=1e-4):  # its digits
                 raise UserError(
                     f"{runs[0].folder} and {run.folder} cannot be compared: the texts of "
                     f"validation set '{name}' had {other:.4f} bytes a token there, "

@@ -1,21 +1,113 @@
-"""The tables of a comparison: as they are shown, in LaTeX, and as the records of its CSV files."""
+"""Configurations against the baselines of their group, and the tables of a comparison.
+
+These are as they are shown, in LaTeX, and as the records of CSV files.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from math import nan
+from statistics import fmean
 from typing import Any
 
-from dualpath_cli.compare.configurations import Configuration, Group
-from dualpath_cli.compare.differences import Difference
+from dualpath_cli.compare.groups import Configuration, Group
 from dualpath_cli.files import without_nan
 from dualpath_cli.output.table import Cell, Column, Columns, Table, with_error, with_interval
+from dualpath_cli.statistics.blocks import Blocks, block_spread, find_blocks
+from dualpath_cli.statistics.significance import LEVEL, holm
 
-TESTS = (
-    "interval and p: each by itself; Holm: p corrected for the number of tests; alone: undecided "
-    "after that; detectable: the smallest true difference found at 5 % with a probability of 80 %, "
-    "before it; undecided: the interval holds 0"
-)
+BLOCKS, PAIR = "randomised blocks", "paired t"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Bits per byte of a configuration less those of the baseline, over the seeds of both."""
+
+    group: str
+    measure: str
+    configuration: str
+    baseline: str
+    seeds: int  # seeds that both have, and all configurations behind the standard error
+    difference: float  # mean over them; below zero the configuration is better
+    low: float
+    high: float  # ends of the 95 % interval; nan without a test
+    test: str  # which one: `randomised blocks`, `paired t`, or why there is none
+    configurations: int  # whose runs the standard error comes from
+    df: int  # degrees of freedom of that
+    detectable: float
+    """The smallest true difference that this test finds at 5 % with a probability of 80 %."""
+    p: float
+    p_pair: float
+    """By the pair's own differences alone, which assumes nothing of other configurations."""
+    p_holm: float  # `p` corrected for all tests of all groups
+
+    @property
+    def tested(self) -> bool:
+        return self.p == self.p
+
+    @property
+    def verdict(self) -> str:
+        if not self.tested:
+            return self.test
+        if self.low <= 0 <= self.high:
+            return "undecided"
+        word = "better" if self.difference < 0 else "worse"
+        return word if self.p_holm < LEVEL else f"{word}, alone; undecided among all"
+
+
+def differences_of(groups: Sequence[Group], *, aggregate_only: bool = False) -> list[Difference]:
+    """All tests of all groups, corrected together: of the aggregate, and of each of several sets.
+
+    The aggregate over one set is that set: it is tested once.
+    """
+    rows = [row for group in groups for row in _of_group(group, aggregate_only)]
+    corrected = holm([row["p"] for row in rows])
+    return [Difference(**row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
+
+
+def _of_group(group: Group, aggregate_only: bool) -> list[dict[str, Any]]:
+    rows = []
+    once = aggregate_only or len(group.measures) == 2
+    measures = group.measures[:1] if once else group.measures
+    scores = {c.name: c.scores[group.measures[0]] for c in group.configurations}
+    for n, baseline in enumerate(group.baselines):
+        # Two baselines are one pair, which is tested once.
+        tested = {one.name for one in group.baselines[: n + 1]}
+        others = [c for c in group.configurations if c.name not in tested]
+        blocks = {c.name: find_blocks(scores, c.name, baseline.name) for c in others}
+        rows += [
+            _difference(group, measure, other, baseline, blocks[other.name])
+            for measure in measures
+            for other in others
+        ]
+    return rows
+
+
+def _difference(
+    group: Group, measure: str, other: Configuration, baseline: Configuration, blocks: Blocks
+) -> dict[str, Any]:
+    values = {
+        c.name: [c.scores[measure][seed] for seed in blocks.seeds]
+        for c in group.configurations
+        if c.name in blocks.names
+    }
+    seeds = len(blocks.seeds)
+    mean = fmean(values[other.name]) - fmean(values[baseline.name]) if seeds else nan
+    row: dict[str, Any] = {
+        "group": group.name, "measure": measure, "configuration": other.name,
+        "baseline": baseline.name, "seeds": seeds, "difference": mean,
+    }  # fmt: skip
+    if seeds < 2:
+        why = "one seed, no test" if seeds else "no seed in common, no test"
+        none = dict.fromkeys(("low", "high", "detectable", "p", "p_pair"), nan)
+        return row | none | {"test": why, "configurations": 0, "df": 0}
+    spread = block_spread(list(values.values()))
+    return row | {
+        "low": mean - spread.reach, "high": mean + spread.reach,
+        "test": BLOCKS if len(values) > 2 else PAIR, "configurations": len(values),
+        "df": spread.df, "detectable": spread.detectable, "p": spread.p(mean),
+        "p_pair": block_spread([values[other.name], values[baseline.name]]).p(mean),
+    }  # fmt: skip
 
 
 def group_tables(group: Group, errors: bool = True) -> list[Table]:
@@ -23,9 +115,9 @@ def group_tables(group: Group, errors: bool = True) -> list[Table]:
 
     Without `errors` the standard error of the aggregate alone.
     """
-    wide = group.wide
-    lengths = len({c.tokens for c in group.configurations}) > 1
-    routed = any(c.expected_loops is not None for c in group.configurations)
+    wide, rows = group.wide, group.configurations
+    lengths = len({c.tokens for c in rows}) > 1
+    routed = any(c.expected_loops is not None for c in rows)
     name: Columns[Configuration] = [(Column("configuration"), lambda c: c.name)]
     columns: Columns[Configuration] = [
         *name,
@@ -35,16 +127,16 @@ def group_tables(group: Group, errors: bool = True) -> list[Table]:
     if routed:
         columns.append((Column("loops", ".2f"), lambda c: c.expected_loops))
     columns.append((Column("params", count), lambda c: c.parameters))
-    if any(c.active is not None for c in group.configurations):
+    if any(c.active is not None for c in rows):
         columns.append((Column("active\nparams", count), lambda c: c.active or c.parameters))
     if wide:
         columns.append((Column("params\n/wide", ".2f"), lambda c: c.parameters / wide.parameters))
     columns += [
         (Column("linear\nFLOPs", count), lambda c: c.flops_linear),
         (Column("total\nFLOPs", count), lambda c: c.flops_total),
+        (Column("KV bytes\n/token", count), lambda c: c.kv_bytes),
     ]
-    columns.append((Column("KV bytes\n/token", count), lambda c: c.kv_bytes))
-    partly = any(c.flops_trained != c.flops_total for c in group.configurations)
+    partly = any(c.flops_trained != c.flops_total for c in rows)
     if partly:
         columns.append((Column("trained\nFLOPs", count), lambda c: c.flops_trained))
     if lengths:
@@ -57,12 +149,9 @@ def group_tables(group: Group, errors: bool = True) -> list[Table]:
                         lambda c: c.seconds_per_token / wide.seconds_per_token))  # fmt: skip
     else:
         columns.append((Column("µs\n/token", _micro), lambda c: 1e6 * c.seconds_per_token))
-    columns += [
-        (Column("seeds", "d"), lambda c: len(c.seeds)),
-        _score(group.measures[0], True),
-    ]
+    columns += [(Column("seeds", "d"), lambda c: len(c.seeds)), _score(group.measures[0], True)]
     marks = "the lowest of each column marked"
-    if any(len(c.seeds) > 1 for c in group.configurations):
+    if any(len(c.seeds) > 1 for c in rows):
         marks += "; ± one standard error over seeds, not that of a difference"
     caption = (
         f"bits per byte, {marks}; α in %; FLOPs: per token and layer; KV bytes: of a cache in "
@@ -76,13 +165,11 @@ def group_tables(group: Group, errors: bool = True) -> list[Table]:
         caption += "; hours: of one run, its tokens at its measured speed"
     if group.note:
         caption += f"; {group.note}"
-    found = [_shared(Table.of(group.configurations, columns, group.name, caption), "seeds")]
+    found = [_shared(Table.of(rows, columns, group.name, caption), "seeds")]
     if len(group.measures) > 2:
-        scores = [_score(measure, errors) for measure in group.measures[1:]]
-        title = f"{group.name}: bits per byte by set"
-        found.append(
-            Table.of(group.configurations, [*name, *scores], title, marks if errors else "")
-        )
+        scores = [*name, *(_score(measure, errors) for measure in group.measures[1:])]
+        title, marks = f"{group.name}: bits per byte by set", marks if errors else ""
+        found.append(Table.of(rows, scores, title, marks))
     return found
 
 
@@ -114,15 +201,17 @@ def tables_of_tests(rows: Sequence[Difference], total: int) -> list[Table]:
         (Column("df", ".0f"), lambda d: d.df if d.tested else nan),
         (Column("seeds", "d"), lambda d: d.seeds),
     ]
-    return [
-        _shared(
-            Table.of(
-                part, columns, f"{group}: bits per byte less those of {baseline}, {tests}", TESTS
-            ),
-            *("on", "detectable", "test", "df", "seeds"),
-        )
-        for (group, baseline), part in parts.items()
-    ]
+    caption = (
+        "interval and p: each by itself; Holm: p corrected for the number of tests; alone: "
+        "undecided after that; detectable: the smallest true difference found at 5 % with a "
+        "probability of 80 %, before it; undecided: the interval holds 0"
+    )
+    found = []
+    for (group, baseline), part in parts.items():
+        title = f"{group}: bits per byte less those of {baseline}, {tests}"
+        table = Table.of(part, columns, title, caption)
+        found.append(_shared(table, "on", "detectable", "test", "df", "seeds"))
+    return found
 
 
 def _shared(table: Table, *names: str) -> Table:
@@ -135,11 +224,10 @@ def _shared(table: Table, *names: str) -> Table:
         elif any(texts):
             same.append(f"{column.heading} {texts.pop()}")
     rows = [[row[place] for place in kept] for row in table.rows]
+    columns = [table.columns[place] for place in kept]
     shared = f"in all rows: {', '.join(same)}" if same else ""
     caption = "; ".join(filter(None, (table.caption, shared)))
-    return replace(
-        table, columns=[table.columns[place] for place in kept], rows=rows, caption=caption
-    )
+    return replace(table, columns=columns, rows=rows, caption=caption)
 
 
 def _micro(value: float) -> str:
@@ -164,13 +252,11 @@ def records_of_groups(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], li
             record: dict[str, Any] = {
                 "group": group.name, "configuration": c.name, "family": c.family,
                 "alpha": c.alpha, "loops": c.loops, "expected_loops": c.expected_loops,
-                "layers": c.layers,
-                "parameters": c.parameters,
+                "layers": c.layers, "parameters": c.parameters,
                 **({"active_parameters": c.active or c.parameters} if sparse else {}),
                 "parameters_to_wide": wide and c.parameters / wide.parameters,
                 "linear_flops": c.flops_linear, "total_flops": c.flops_total,
-                "trained_flops": c.flops_trained,
-                "kv_bytes_per_token": c.kv_bytes,
+                "trained_flops": c.flops_trained, "kv_bytes_per_token": c.kv_bytes,
                 "training_tokens": c.tokens, "seeds": len(c.seeds),
                 "microseconds_per_token": 1e6 * c.seconds_per_token,
                 "time_to_wide": wide and c.seconds_per_token / wide.seconds_per_token,
@@ -183,7 +269,6 @@ def records_of_groups(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], li
 
 
 def records_of_tests(rows: Sequence[Difference]) -> list[dict[str, Any]]:
-    """Rows of tests.csv."""
     return [without_nan({**asdict(row), "verdict": row.verdict}) for row in rows]
 
 

@@ -1,14 +1,18 @@
 """`dualpath compare` as a user sees it: what is printed and written."""
 
-import csv
 from pathlib import Path
 
 import pytest
 
 from dualpath_cli.cli.main import main
+from dualpath_cli.files import read_csv
 from dualpath_cli.flops import paper
+from dualpath_cli.flops.count import parameters
+from dualpath_cli.recipe.settings import settings_from
+from dualpath_cli.run.run_folder import read_recipe
 from tests.cli.test_cli import run_without_slow_imports
 from tests.compare.run_folders import model_of, write_run, write_sweep
+from tests.tiny_run import prepare
 
 CELLS = ("wide", "loop_k2", "loop_k4", "a50_k2")
 WRITTEN = {
@@ -29,11 +33,6 @@ def swept(tmp_path_factory) -> Path:
     return write_sweep(tmp_path_factory.mktemp("made") / "sweep", CELLS)
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
     sweep = write_sweep(tmp_path / "sweep", CELLS, effects={"loop_k4": 0.1, "a50_k2": -0.1})
     write_run(sweep / "runs/a50_k4/seed_0", model_of("dual", 4), {"novels": 2, "peps": 2},
@@ -47,12 +46,14 @@ def test_a_sweep_is_compared_in_a_folder_of_its_own(tmp_path, capsys, undrawn):
     assert set(out.splitlines()[-len(WRITTEN):]) == {
         str(sweep / "comparison" / name) for name in WRITTEN
     }  # fmt: skip
-    rows = {row["configuration"]: row for row in table(sweep / "comparison/table.csv")}
+    rows = {row["configuration"]: row for row in read_csv(sweep / "comparison/table.csv")}
     assert list(rows) == list(CELLS)
-    tests = [row for row in table(sweep / "comparison/tests.csv") if row["measure"] == "aggregate"]
+    tests = [
+        row for row in read_csv(sweep / "comparison/tests.csv") if row["measure"] == "aggregate"
+    ]
     verdicts = {row["configuration"]: row["verdict"] for row in tests}
     assert (verdicts["loop_k4"], verdicts["a50_k2"]) == ("worse", "better")
-    runs = table(sweep / "comparison/runs.csv")
+    runs = read_csv(sweep / "comparison/runs.csv")
     for row in tests:
         mean = {}
         for name in (row["configuration"], "wide"):
@@ -72,9 +73,9 @@ def test_baselines_are_given_by_commas_or_by_repetition_and_means_tested_alone(
     words = ["compare", str(swept), "--aggregate-only", "--out", str(tmp_path / "means")]
     assert main(words) == 0
     assert "less those of wide, 3 tests in all" in capsys.readouterr().out
-    means = table(tmp_path / "means" / "tests.csv")
+    means = read_csv(tmp_path / "means" / "tests.csv")
     assert [row["measure"] for row in means] == ["aggregate"] * 3
-    both, repeated, one = (table(tmp_path / str(n) / "tests.csv") for n in range(3))
+    both, repeated, one = (read_csv(tmp_path / str(n) / "tests.csv") for n in range(3))
     assert both == repeated
     assert {row["baseline"] for row in both} == {"wide", "loop_k2"}
     assert {row["configuration"] for row in one} == {"wide", "loop_k4", "a50_k2"}
@@ -88,7 +89,7 @@ def test_the_papers_table_is_the_papers_and_nothing_stays_of_an_earlier_comparis
         assert main(["compare", *words]) == 0
     names = {path.name for path in Path("comparison").iterdir()}
     assert names == {"table.csv", "table.md", "table.tex", "index.html"}
-    rows = {row["configuration"]: row for row in table(Path("comparison/table.csv"))}
+    rows = {row["configuration"]: row for row in read_csv(Path("comparison/table.csv"))}
     assert len(rows) == 26
     for row in paper.configurations():
         ours, results = rows[row.recipe], paper.results(row.budget_name)
@@ -109,3 +110,35 @@ def test_a_comparison_needs_no_torch(swept, tmp_path):
     line = f"compare {swept} --out {tmp_path / 'out'}"
     (answer,) = run_without_slow_imports([line], tmp_path, ("torch", "lightning"))
     assert answer["code"] == 0
+
+
+def test_runs_of_fit_are_compared(trained, tmp_path, undrawn):
+    runs = {
+        "dual": trained(run={"name": "dual"}),
+        "wide": trained(run={"name": "wide"}, model={"block": "wide", "d_ffn_wide": 96}),
+    }
+    out = tmp_path / "out"
+    assert main(["compare", *map(str, runs.values()), "--out", str(out)]) == 0
+    rows = {row["configuration"]: row for row in read_csv(out / "table.csv")}
+    assert list(rows) == ["tiny/wide", "tiny/dual"]
+    for name, run in runs.items():
+        row, settings = rows[f"tiny/{name}"], settings_from(read_recipe(run))
+        last = (run / "validation.csv").read_text().splitlines()[-1].split(",")
+        assert float(row["held_out"]) == float(row["aggregate"]) == pytest.approx(float(last[-1]))
+        assert int(row["parameters"]) == parameters(settings.model)
+        assert (row["family"], row["training_tokens"]) == (name, "384")
+
+
+def test_runs_validated_on_a_data_folder_are_told_by_its_fingerprint(fit, texts, tmp_path, capsys):
+    def run(name: str, text: str, seed: int) -> str:
+        folder = tmp_path / text / "val"
+        if not folder.exists():
+            prepare(folder, texts / f"{text}.jsonl")
+        recipe = {"run": {"name": name}, "data": {"val": {"set": str(folder)}}}
+        return str(fit(**recipe, seed_everything=seed))
+
+    runs = [run("default", "val", 0), run("seed_1", "val", 1), run("other", "train", 2)]
+    assert main(["compare", *runs[:2], "--out", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    assert main(["compare", *runs, "--out", str(tmp_path / "out")]) == 2
+    assert "cannot be compared: validation set set " in capsys.readouterr().err

@@ -4,15 +4,21 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from dualpath_cli.compare import figures, paper
-from dualpath_cli.compare.configurations import Group
-from dualpath_cli.compare.differences import differences_of
-from dualpath_cli.compare.groups import groups_of
+from dualpath_cli.compare import figures
+from dualpath_cli.compare.groups import Group, groups_of, paper_groups
 from dualpath_cli.compare.runs import find_folders, read_run
+from dualpath_cli.compare.tables import differences_of
 from dualpath_cli.output.colors import FAMILY_COLORS
 from dualpath_cli.output.figures import save
-from tests.compare.groups import configuration, group, wide
-from tests.compare.run_folders import BATCH, model_of, write_run, write_sweep
+from tests.compare.run_folders import (
+    BATCH,
+    configuration,
+    group,
+    model_of,
+    wide,
+    write_run,
+    write_sweep,
+)
 
 
 @pytest.fixture(scope="module")
@@ -126,5 +132,5 @@ def test_figures_are_drawn_and_none_stays_of_an_earlier_comparison(swept, tmp_pa
         f"{name}.{suffix}" for name in ("quality", "tokens", "hours") for suffix in ("png", "pdf")
     ]
     assert all(imread(path).std() > 0.01 for path in written if path.suffix == ".png")
-    save(tmp_path, figures.draw(paper.groups(), []))
+    save(tmp_path, figures.draw(paper_groups(), []))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["quality.pdf", "quality.png"]

@@ -6,14 +6,8 @@ from typing import Any
 
 import pytest
 
-from dualpath_cli.compare.runs import (
-    AGGREGATE,
-    MOST_POINTS,
-    TrainedRun,
-    check_same_data,
-    find_folders,
-    read_run,
-)
+from dualpath_cli.compare import runs
+from dualpath_cli.compare.runs import AGGREGATE, TrainedRun, check_same_data, find_folders, read_run
 from dualpath_cli.errors import UserError
 from tests.compare.run_folders import BATCH, STEPS, model_of, write_run
 
@@ -43,15 +37,14 @@ def test_a_run_that_is_not_at_its_end_says_how_far_it_is(tmp_path):
     # Trained to its end, and not yet scored on all sets.
     folder = write_run(tmp_path / "c", WIDE, SCORES)
     lines = (folder / "validation.csv").read_text().splitlines(keepends=True)
-    (folder / "validation.csv").write_text(
-        "".join(x for x in lines if f"{STEPS * BATCH},p" not in x)
-    )
+    kept = [line for line in lines if f"{STEPS * BATCH},p" not in line]
+    (folder / "validation.csv").write_text("".join(kept))
     assert read_run(folder) == "step 40 of 40"
 
 
 def test_a_long_curve_becomes_means_of_as_many_rows(tmp_path):
     folder = write_run(tmp_path / "run", WIDE, SCORES)
-    rows = 10 * MOST_POINTS + 3
+    rows = 10 * runs.MOST_POINTS + 3
     text = "".join(f"{n},{n},{n % 2},1,{3600 * n}\n" for n in range(1, rows + 1))
     (folder / "metrics.csv").write_text(f"step,tokens,loss,tokens_per_second,seconds\n{text}")
     run = read_run(folder)

@@ -1,15 +1,22 @@
-"""The tables of a comparison: what stands in them, and what in their CSV."""
+"""Differences to the baseline, what is said of them, and the tables and CSV of a comparison."""
 
 import csv
 import io
+import math
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from dualpath_cli.compare.differences import differences_of
+from dualpath_cli.compare.groups import Configuration
+from dualpath_cli.compare.runs import AGGREGATE
 from dualpath_cli.compare.tables import (
+    BLOCKS,
+    PAIR,
+    Difference,
     count,
+    differences_of,
     group_tables,
     latex,
     records_of_groups,
@@ -17,7 +24,126 @@ from dualpath_cli.compare.tables import (
 )
 from dualpath_cli.files import format_csv
 from dualpath_cli.output.table import Cell, Column, Table
-from tests.compare.groups import configuration, group, wide
+from dualpath_cli.statistics.significance import holm
+from tests.compare.run_folders import configuration, group, wide
+from tests.lazy import Lazy
+
+stats = Lazy("scipy.stats")
+
+
+def seeds(*values: float) -> dict[int, float]:
+    return dict(enumerate(values))
+
+
+def aggregate_of(rows: list[Difference]) -> dict[str, Difference]:
+    return {row.configuration: row for row in rows if row.measure == "aggregate"}
+
+
+def test_the_variance_of_all_complete_configurations_is_behind_each_test():
+    rng = np.random.default_rng(1)
+    tables = {name: rng.normal(2, 0.01, 3) for name in ("wide", "a", "b", "c")}
+    others = [configuration(name, seeds(*tables[name])) for name in ("a", "b", "c")]
+    rows = aggregate_of(differences_of([group(wide(seeds(*tables["wide"])), *others)]))
+    values = np.array(list(tables.values()))
+    left = values - values.mean(0) - values.mean(1)[:, None] + values.mean()
+    error = math.sqrt(2 / 3 * (left**2).sum() / 6)
+    for name, row in rows.items():
+        mean = (tables[name] - tables["wide"]).mean()
+        assert (row.test, row.configurations, row.seeds, row.df) == (BLOCKS, 4, 3, 6)
+        assert row.difference == pytest.approx(mean)
+        assert row.p == pytest.approx(2 * stats.t.sf(abs(mean) / error, 6))
+        own = stats.ttest_rel(tables[name], tables["wide"])
+        assert row.p_pair == pytest.approx(own.pvalue)
+        assert row.high - row.difference == pytest.approx(stats.t.ppf(0.975, 6) * error)
+        assert row.low + row.high == pytest.approx(2 * mean)
+
+
+def test_what_lacks_seeds_is_tested_on_those_that_it_has():
+    table = group(
+        wide(seeds(2.0, 2.1, 2.3)), configuration("a", seeds(1.9, 2.05, 2.2)),
+        configuration("b", seeds(1.95, 2.0, 2.21)), configuration("late", {1: 2.0, 2: 2.1}),
+        configuration("one", {2: 2.0}), configuration("none", {7: 2.0}),
+    )  # fmt: skip
+    rows = aggregate_of(differences_of([table]))
+    assert [(rows[n].configurations, rows[n].seeds) for n in ("a", "b")] == [(3, 3)] * 2
+    late = rows["late"]
+    assert (late.test, late.configurations, late.seeds, late.df) == (BLOCKS, 4, 2, 3)
+    assert late.difference == pytest.approx(-0.15)
+    assert late.p_pair == pytest.approx(stats.ttest_rel([2.0, 2.1], [2.1, 2.3]).pvalue)
+    assert rows["one"].difference == pytest.approx(-0.3)
+    assert rows["one"].verdict == "one seed, no test"
+    assert rows["none"].verdict == "no seed in common, no test"
+    assert math.isnan(rows["none"].difference)
+    assert all(math.isnan(rows["one"].__dict__[name]) for name in ("low", "high", "p", "p_holm"))
+
+
+def test_two_baselines_are_one_pair_and_all_tests_are_corrected_together():
+    rng = np.random.default_rng(2)
+    loop, dual = (configuration(name, seeds(*rng.normal(2, 0.01, 3))) for name in ("loop", "dual"))
+    control = wide(seeds(*rng.normal(2, 0.01, 3)))
+    both = differences_of([group(control, loop, dual, baselines=(control, loop))])
+    pairs = [(r.configuration, r.baseline) for r in both if r.measure == "aggregate"]
+    assert pairs == [("loop", "wide"), ("dual", "wide"), ("dual", "loop")]
+    assert [r.p_holm for r in both] == pytest.approx(holm([r.p for r in both]))
+    assert differences_of([group(control, loop, dual, baselines=())]) == []
+    alone = differences_of([group(control, loop, dual, baselines=(loop,))])
+    by_pair = {(r.configuration, r.baseline, r.measure): r.p for r in alone}
+    assert {key: by_pair[key] for key in by_pair if key[0] == "dual"} == {
+        (r.configuration, r.baseline, r.measure): r.p for r in both if r.baseline == "loop"
+    }
+
+
+def on_sets(name: str, *sets: dict[int, float]) -> Configuration:
+    """A configuration with these scores on as many sets, and on their mean."""
+    scores = {str(number): of_set for number, of_set in enumerate(sets)}
+    mean = {seed: float(np.mean([of_set[seed] for of_set in sets])) for seed in sets[0]}
+    return replace(configuration(name, mean), scores={AGGREGATE: mean, **scores})
+
+
+@pytest.mark.parametrize("sets", [1, 2, 3])
+def test_the_correction_counts_each_test_of_all_groups_and_sets_once(sets):
+    """The aggregate over one set is that set."""
+    rng = np.random.default_rng(sets)
+    scores = [[seeds(*rng.normal(2, 0.1, 3)) for _ in range(sets)] for _ in range(4)]
+    groups = [
+        group(on_sets("wide", *a), on_sets("a", *b), name=name,
+              measures=(AGGREGATE, *map(str, range(sets))))
+        for name, a, b in (("first", *scores[:2]), ("second", *scores[2:]))
+    ]  # fmt: skip
+    rows = differences_of(groups)
+    assert len(rows) == 2 * (1 if sets == 1 else 1 + sets)
+    assert len({row.p for row in rows}) == len(rows)
+    assert {row.test for row in rows} == {PAIR}
+    assert [row.p_holm for row in rows] == pytest.approx(holm([row.p for row in rows]))
+    first = min(rows, key=lambda row: row.p)
+    assert first.p_holm == pytest.approx(min(1, len(rows) * first.p))
+    alone = differences_of(groups, aggregate_only=True)
+    assert [row.measure for row in alone] == ["aggregate", "aggregate"]
+    assert {row.p for row in alone} <= {row.p for row in rows}
+
+
+def difference(**changes: float) -> Difference:
+    fields = {
+        "group": "", "measure": "text", "configuration": "a", "baseline": "wide", "seeds": 3,
+        "difference": -0.1, "low": -0.2, "high": -0.05, "test": BLOCKS, "configurations": 3,
+        "df": 4, "detectable": 0.1, "p": 0.01, "p_pair": 0.3, "p_holm": 0.04,
+    }  # fmt: skip
+    return Difference(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("row", "verdict"),
+    [
+        (difference(), "better"),
+        (difference(difference=0.1, low=0.05, high=0.2), "worse"),
+        (difference(high=0.001, p=0.06, p_holm=0.2), "undecided"),
+        (difference(p_holm=0.06), "better, alone; undecided among all"),
+        (difference(difference=0.0, low=0.0, high=0.0, p=1.0, p_holm=1.0), "undecided"),
+    ],
+)
+def test_an_interval_with_zero_in_it_is_undecided(row, verdict):
+    assert row.verdict == verdict
+
 
 TABLE = group(
     wide({0: 2.0, 1: 2.2}),
