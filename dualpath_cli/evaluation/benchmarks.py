@@ -19,8 +19,6 @@ ROLLING = "rolling_bpb"
 
 @dataclass(frozen=True)
 class Hub:
-    """Where the Hugging Face hub has a benchmark."""
-
     path: str
     config: str | None
     split: str

@@ -81,9 +81,8 @@ class Evaluate(Where, OwnClasses, Overrides):
         if self.limit != "all":
             check_ranges(self, {"limit": (1, 1 << 40)})
         if bool(self.ckpt_path) + (self.hf is not None) + self.requests != 1:
-            raise UserError(
-                "evaluate needs either --ckpt-path RUN or --hf DIR, or --requests alone"
-            )
+            ways = "either --ckpt-path RUN or --hf DIR, or --requests alone"
+            raise UserError(f"evaluate needs {ways}")
         if self.out is None:
             raise UserError("evaluate needs --out DIR, a folder for the scores")
         if self.tasks and self.suite is not None:
@@ -98,7 +97,6 @@ class Evaluate(Where, OwnClasses, Overrides):
         return [name for words in self.tasks for name in words.split(",")]
 
     def texts(self) -> dict[str, str]:
-        """NAME=PATH of `sources`, by name."""
         sources: dict[str, str] = {}
         for spec in self.sources:
             name, path = split_name(spec)
@@ -106,9 +104,8 @@ class Evaluate(Where, OwnClasses, Overrides):
             if name in sources:
                 raise UserError(f"--sources has two texts named '{name}'; give NAME=PATH")
             if name in BENCHMARKS and BENCHMARKS[name].kind != "text":
-                raise UserError(
-                    f"--sources '{name}' is a benchmark of another kind; give another NAME"
-                )
+                problem = "is a benchmark of another kind; give another NAME"
+                raise UserError(f"--sources '{name}' {problem}")
             sources[name] = spec
         return sources
 
@@ -121,7 +118,6 @@ class Evaluate(Where, OwnClasses, Overrides):
 
     @property
     def documents(self) -> int | None:
-        """The limit, as it is given or the paper's."""
         if self.limit is None:
             default = self.suite is None and not self.tasks and not self.sources
             return PAPER_LIMIT if default or self.suite == "paper" else None

@@ -26,8 +26,6 @@ class NoData(UserError):
 
 @dataclass(frozen=True)
 class Asked:
-    """A benchmark with its questions."""
-
     benchmark: Benchmark
     questions: Sequence[tuple[int, Question | str]]
     """Number of the document in its file or split, and its question; of a text the text itself."""

@@ -46,7 +46,6 @@ def prefix_of(examples: list[Question]) -> str:
 
 
 def arc(row: Row) -> Question:
-    """ARC, both sets."""
     if "query" in row:
         return _ready(row)
     choices = _field(row, "choices")
@@ -75,7 +74,6 @@ def _without_brackets(text: str) -> str:
 
 
 def piqa(row: Row) -> Question:
-    """PIQA."""
     if "query" in row:
         return _ready(row)
     choices = [_text(row, "sol1"), _text(row, "sol2")]
@@ -83,7 +81,6 @@ def piqa(row: Row) -> Question:
 
 
 def siqa(row: Row) -> Question:
-    """Social IQa."""
     if "query" in row:
         return _ready(row)
     question = f"{_text(row, 'context')} {_text(row, 'question')}"

@@ -42,7 +42,6 @@ class InParts(TemplateLM):
         """Scores each part, which fits into the window."""
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Answer]:
-        """Scores each continuation after its context."""
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def loglikelihood_rolling(
@@ -120,7 +119,6 @@ class HarnessModel(InParts):
 
     @property
     def eot_token_id(self) -> int:
-        """End-of-text, which stands before a text."""
         return self._tokenizer.eot_id
 
     @property
@@ -130,11 +128,9 @@ class HarnessModel(InParts):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **options: Any
     ) -> list[int]:
-        """The ids of a text, without end-of-text."""
         return self._tokenizer.encode(string)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """The text that the model writes after each context, greedily, up to a stop."""
         self.progress.begin(len(requests))
         texts = [""] * len(requests)
         prompts = [self.tok_encode(request.args[0]) for request in requests]

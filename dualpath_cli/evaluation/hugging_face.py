@@ -49,7 +49,6 @@ class HuggingFaceModel(InParts, HFLM):
         return answers
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
-        """The text that the model writes after each context, greedily, up to a stop."""
         self.progress.begin(len(requests))
         return super().generate_until(requests, disable_tqdm=True)
 

@@ -62,7 +62,6 @@ def score_choices(
 
 
 def score_gold(question: Question, loglikelihoods: Sequence[float]) -> Sample:
-    """The bits per byte of the right continuation."""
     sizes = [len(text.encode()) for text in question.continuations]
     bits = _bits_per_byte(loglikelihoods[question.gold], sizes[question.gold])
     return {"loglikelihoods": [*loglikelihoods], "bytes": sizes, "gold": question.gold, "bpb": bits}
@@ -117,8 +116,6 @@ def _corpus(samples: Sequence[Sample]) -> Metric:
 
 @dataclass(frozen=True)
 class Result:
-    """A benchmark's scores for one model."""
-
     benchmark: Benchmark
     facts: Mapping[str, Any]  # the request
     whole: bool  # whether they are the benchmark's own documents
@@ -187,7 +184,6 @@ def write(
     means: Mapping[str, float],
     skipped: Mapping[str, str],
 ) -> None:
-    """Writes results.json and results.csv of one model."""
     content = {
         "model": dict(model),
         "tasks": {result.benchmark.name: _record(result) for result in results},

@@ -54,7 +54,6 @@ class Setting:
 
     @property
     def window(self) -> int:
-        """Tokens that the model sees at most."""
         if self.subject.trained is not None:
             lengths = [self.subject.trained.settings.model.max_seq_len]
         else:
@@ -92,7 +91,6 @@ class Setting:
         }
 
     def load(self) -> Any:
-        """The model as lm-evaluation-harness sees one."""
         options, trained = self.options, self.subject.trained
         if trained is None:
             from dualpath_cli.evaluation.hugging_face import HuggingFaceModel
@@ -110,7 +108,6 @@ class Setting:
 
 
 def _config(subject: Subject) -> dict[str, Any]:
-    """The configuration of a Hugging Face directory."""
     return read_json(Path(subject.path) / "config.json")
 
 
@@ -193,11 +190,9 @@ class HarnessTask(Task):
         return True
 
     def test_docs(self) -> Iterable[dict[str, int]]:
-        """The numbers of the documents."""
         return [{"doc": number} for number in self._questions]
 
     def fewshot_context(self, doc: dict[str, int], *arguments: Any, **options: Any) -> str:
-        """The few-shot prefix; the contexts follow in `construct_requests`."""
         return self._asked.prefix
 
     def doc_to_text(self, doc: dict[str, int]) -> str:
@@ -222,8 +217,7 @@ class HarnessTask(Task):
         return [Instance(kind, doc, texts + rest, n, metadata) for n, texts in requests]
 
     def process_results(self, doc: dict[str, int], results: list[Any]) -> dict[str, Sample]:
-        sample = self._score(self._questions[doc["doc"]], results)
-        return {SAMPLE: {**doc, **sample}}
+        return {SAMPLE: {**doc, **self._score(self._questions[doc["doc"]], results)}}
 
     def _score(self, question: Question | str, results: list[Any]) -> Sample:
         if isinstance(question, str):
@@ -244,5 +238,4 @@ class HarnessTask(Task):
         return {SAMPLE: len}
 
     def higher_is_better(self) -> dict[str, bool]:
-        """Means nothing of a count."""
         return {SAMPLE: True}

@@ -188,7 +188,6 @@ def _accuracy_and_bits(result: Result) -> tuple[Metric | None, Metric | None]:
 
 
 def comparison_table(rows: Sequence[Difference]) -> Table:
-    """A row a model and score, beside the first model."""
     columns: Columns[Difference] = [
         (Column("model"), lambda row: row.model),
         (Column("benchmark"), lambda row: row.task),

@@ -22,12 +22,11 @@ from dualpath_cli.recipe.schedule import check_loops, loop_counts
 from dualpath_cli.recipe.settings import RunSettings, Settings, settings_from
 from dualpath_cli.sizes import LARGEST, Size, format_size
 
-_FIELDS = {
+_FIELDS = {  # of a model, by the option that sets it
     "vocab": "vocab_size", "layers": "n_layers", "dim": "d_model", "heads": "n_heads",
     "kv_heads": "n_kv_heads", "seq_len": "max_seq_len", "width_multiple": "ffn_multiple_of",
     "experts": "n_experts", "top_k": "top_k",
 }  # fmt: skip
-"""Which field of a model an option sets."""
 _SOLVER = {"alpha", "loops", "block", "match", *_FIELDS} - {"seq_len"}
 _SPEEDS = ("tflops", "node_bandwidth", "network_bandwidth")
 _PLAN = ("gpus_per_node", "shard_size", "micro_batch", "batch_tokens", *_SPEEDS[1:])
@@ -115,18 +114,15 @@ class Flops:
         check_ranges(self, ranges | dict.fromkeys(_SPEEDS, (1e-6, 1e9)))
         _ = self.percent, self.by_layer  # which raise
         if self.plan:
-            self._refuse(
-                ("table", "tokens", "decode"), "--plan is of one training step of one model"
-            )
+            idle = ("table", "tokens", "decode")
+            self._refuse(idle, "--plan is of one training step of one model")
         else:
             self._refuse(_PLAN, "only --plan asks what connects GPUs and how they share")
         if self.config:
             self._refuse((*_SOLVER, "table"), "--config describes the recipe's own model")
         elif self.budget is None:
-            raise UserError(
-                "nothing to describe; give --budget (such as --budget 80M --alpha 50 --k 4), "
-                "or --config RECIPE"
-            )
+            example = "such as --budget 80M --alpha 50 --k 4"
+            raise UserError(f"nothing to describe; give --budget ({example}), or --config RECIPE")
         if self.table:
             swept = ("block", "alpha") if self.match == "total" else ("block", "alpha", "loops")
             self._refuse(swept, "--table goes through every block, alpha and K")
@@ -137,20 +133,17 @@ class Flops:
 
     @property
     def percent(self) -> float:
-        """alpha, as a number."""
         try:
             return float(self.alpha.removesuffix("%"))
         except ValueError:
-            raise ValueError(
-                f"alpha must be a percentage such as 50 or 50%, not '{self.alpha:.60}'"
-            ) from None
+            wanted = "a percentage such as 50 or 50%"
+            raise ValueError(f"alpha must be {wanted}, not '{self.alpha:.60}'") from None
 
     @cached_property
     def by_layer(self) -> list[tuple[BlockKind, int]]:
         """Kind and K of each layer, or one of each for all layers."""
-        kinds, counts = (
-            [item.strip() for item in text.split(",")] for text in (self.block, self.loops)
-        )
+        lists = (self.block, self.loops)
+        kinds, counts = ([item.strip() for item in text.split(",")] for text in lists)
         for kind in kinds:
             if kind not in (known := get_args(BlockKind)):
                 near = did_you_mean(kind, known)
@@ -232,11 +225,7 @@ def _answer(
 
 
 def _table(options: Flops) -> str:
-    """The paper's 13 configurations at the given budget.
-
-    Under match total all 13 meet the same sum of linear FLOPs and attention scores, that of a dual
-    block with the given K.
-    """
+    """The paper's 13 configurations; under match total all meet the sum of a dual block with K."""
     (base,) = _targets(options)
     found, without_room = [], []
     for row in paper.configurations("F80M"):  # the same 13 kinds at either budget
@@ -260,15 +249,14 @@ def _table(options: Flops) -> str:
 
 
 def _targets(options: Flops) -> list[Target]:
-    """What widths are solved for: one target for all layers, or one for each."""
     assert options.budget is not None
     dim = options.dim
     heads = options.heads or max(1, dim // 64)
     if dim % heads or dim // heads % 2:
-        raise UserError(
-            f"--dim {dim} does not split into {heads} heads of an even size; "
-            f"{_fitting_heads(dim, heads)}"
-        )
+        way_out = f"an odd width has no such heads, --dim {dim + 1} would"
+        if dim % 2 == 0:
+            way_out = f"--heads {_nearest_divisor(dim // 2, heads)} would"
+        raise UserError(f"--dim {dim} does not split into {heads} heads of an even size; {way_out}")
     kv_heads = options.kv_heads or heads
     if heads % kv_heads:
         raise UserError(
@@ -277,19 +265,12 @@ def _targets(options: Flops) -> list[Target]:
         )
     return [
         Target(
-            budget=options.budget,
-            block=block,
-            alpha=options.percent,
-            loops=loops,
-            match=options.match,
-            d_model=dim,
-            n_heads=heads,
-            n_kv_heads=kv_heads,
-            seq_len=options.seq_len or 4096,
-            multiple_of=options.width_multiple or paper.SOLVER_MULTIPLE,
+            options.budget, block, options.percent, loops, options.match,
+            d_model=dim, n_heads=heads, n_kv_heads=kv_heads, seq_len=options.seq_len or 4096,
+            multiple_of=options.width_multiple or 64,  # under both readings (Eq. heff)
         )
         for block, loops in options.by_layer
-    ]
+    ]  # fmt: skip
 
 
 def _nearest_divisor(whole: int, wanted: int) -> int:
@@ -297,14 +278,7 @@ def _nearest_divisor(whole: int, wanted: int) -> int:
     return min(divisors, key=lambda n: abs(n - wanted))
 
 
-def _fitting_heads(dim: int, wanted: int) -> str:
-    if dim % 2:
-        return f"an odd width has no such heads, --dim {dim + 1} would"
-    return f"--heads {_nearest_divisor(dim // 2, wanted)} would"
-
-
 def _solved(options: Flops, targets: list[Target]) -> Description:
-    """The model of the widths that meet the targets."""
     reading: paper.Reading = options.reading or "as_trained"
     chosen, multiple = paper.reading_fields(reading), options.width_multiple
     target = targets[0]
@@ -316,18 +290,15 @@ def _solved(options: Flops, targets: list[Target]) -> Description:
     if target.match == "total" or multiple is not None:
         chosen["ffn_multiple_of"] = target.multiple_of
     fields: dict[str, Any] = dict(
-        vocab_size=options.vocab,
+        vocab_size=options.vocab, d_model=target.d_model, n_heads=target.n_heads,
+        n_kv_heads=target.n_kv_heads, max_seq_len=target.seq_len,
         n_layers=options.layers or (16 if len(targets) == 1 else len(targets)),
-        d_model=target.d_model,
-        n_heads=target.n_heads,
-        n_kv_heads=target.n_kv_heads,
-        max_seq_len=target.seq_len,
         block=one_or_list([t.block for t, _ in by_layer]),
         loops=one_or_list([None if t.block == "wide" else t.loops for t, _ in by_layer], 1),
         d_ffn=one_or_list([widths.d_ffn for _, widths in by_layer]),
         d_ffn_wide=one_or_list([widths.d_ffn_wide for _, widths in by_layer]),
         **chosen,
-    )
+    )  # fmt: skip
     try:
         config = ModelConfig(**fields)
     except ValueError as error:  # a budget may buy widths beyond all measure
@@ -346,13 +317,13 @@ def _solved(options: Flops, targets: list[Target]) -> Description:
 
 def _settings(names: Sequence[str]) -> Settings:
     """Those of recipes, later ones over earlier ones."""
-    recipe = load_recipes(names)
+    recipe, named = load_recipes(names), f"recipe '{' + '.join(names)}'"
     if not recipe.get("model"):
-        raise UserError(f"recipe '{' + '.join(names)}' has no model section to describe")
+        raise UserError(f"{named} has no model section to describe")
     try:
         return settings_from(recipe)
     except UserError as error:
-        raise UserError(f"recipe '{' + '.join(names)}': {error}") from None
+        raise UserError(f"{named}: {error}") from None
 
 
 def _of_recipe(options: Flops, settings: Settings) -> Description:
@@ -367,15 +338,11 @@ def _of_recipe(options: Flops, settings: Settings) -> Description:
         run = replace(run, max_tokens=options.tokens)
     check_loops(run, config)
     own = vars(config).items()
+    reading = next((r for r in paper.READINGS if paper.reading_fields(r).items() <= own), None)
     return Description(
-        config,
-        reading=next((r for r in paper.READINGS if paper.reading_fields(r).items() <= own), None),
-        hardware=_hardware(options, run.max_tokens),
-        seq_len=options.seq_len or config.max_seq_len,
-        decoding=Decoding.read(options.decode),
-        budget=options.budget,
-        step_loops=loop_counts(run),
-    )
+        config, reading, _hardware(options, run.max_tokens), options.seq_len or config.max_seq_len,
+        Decoding.read(options.decode), options.budget, step_loops=loop_counts(run),
+    )  # fmt: skip
 
 
 def _hardware(options: Flops, tokens: int = paper.TRAINING_TOKENS) -> Hardware:
@@ -404,17 +371,10 @@ def _cluster(
     sequences = _sequences(batch_tokens, description.seq_len, gpus)
     micro_batch = gcd(sequences // gpus, options.micro_batch or run.micro_batch)
     return Cluster(
-        gpus=gpus,
-        gpus_per_node=gpus_per_node,
-        shard_size=shard_size,
-        micro_batch=micro_batch,
-        accumulate=sequences // gpus // micro_batch,
-        tflops=description.hardware.tflops,
-        node_bandwidth=options.node_bandwidth,
-        network_bandwidth=options.network_bandwidth,
-        reduce_bytes=2 if run.reduce_dtype == "bfloat16" else 4,
-        optimizer=optim.name,
-    )
+        gpus, gpus_per_node, shard_size, micro_batch, sequences // gpus // micro_batch,
+        description.hardware.tflops, options.node_bandwidth, options.network_bandwidth,
+        reduce_bytes=2 if run.reduce_dtype == "bfloat16" else 4, optimizer=optim.name,
+    )  # fmt: skip
 
 
 def _sequences(tokens: int, seq_len: int, gpus: int) -> int:

@@ -14,8 +14,6 @@ from dualpath_cli.flops.widths import Target, Widths
 
 @dataclass(frozen=True)
 class Hardware:
-    """The hardware that training hours are computed for."""
-
     tokens: int
     gpus: int
     tflops: float  # sustained TFLOP/s of each GPU
@@ -50,8 +48,6 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Description:
-    """A model with what it was solved for."""
-
     config: ModelConfig
     reading: str | None  # as_written, as_trained, or None where a recipe's model is neither
     hardware: Hardware
@@ -76,7 +72,6 @@ class Description:
 
     @property
     def clamped(self) -> tuple[str, ...]:
-        """Names of widths that were raised to the smallest multiple."""
         return tuple(dict.fromkeys(name for _, widths in self.solved for name in widths.clamped))
 
     @property
@@ -133,8 +128,7 @@ class Description:
             "block": block if isinstance(block, str) else list(block),
             "alpha": int(alpha) if alpha is not None and alpha == int(alpha) else alpha,
             "loops": self.loops,
-            "d_ffn": self.width("d_ffn"),
-            "d_ffn_wide": self.width("d_ffn_wide"),
+            "d_ffn": self.width("d_ffn"), "d_ffn_wide": self.width("d_ffn_wide"),
             "d_ffn_effective": self.effective("d_ffn"),
             "d_ffn_wide_effective": self.effective("d_ffn_wide"),
             "ffn_multiple_of": self.config.ffn_multiple_of,
@@ -142,10 +136,8 @@ class Description:
             "params_non_embedding": count.parameters_non_embedding(self.config),
             "flops_per_token_per_layer": self.layer,
             "kv_bytes_per_token": count.kv_bytes(self.config),
-            "budget": self.budget,
-            "budget_ratio": self.budget_ratio,
-            "reading": self.reading,
-        }
+            "budget": self.budget, "budget_ratio": self.budget_ratio, "reading": self.reading,
+        }  # fmt: skip
         if any(layer.n_experts for layer in self.config.layers):
             record |= {"n_experts": self.config.n_experts, "top_k": self.config.top_k}
             record["expert_width"] = one_or_list([own.expert_width for own in self.config.layers])

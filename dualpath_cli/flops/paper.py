@@ -18,30 +18,19 @@ from dualpath_cli.flops.widths import Target
 Reading = Literal["as_written", "as_trained"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
 
+# ModelConfig fields that the text settles. It gives no RoPE base, so that stays the default.
 AS_WRITTEN: Mapping[str, Any] = {
-    "ffn_multiple_of": 64,
-    "tie_embeddings": True,
-    "qk_norm": "before_rope",
+    "ffn_multiple_of": 64, "tie_embeddings": True, "qk_norm": "before_rope",
     "step_index": "one_based",
-}
-"""ModelConfig fields that the text settles. It gives no RoPE base, so that stays the default."""
-
+}  # fmt: skip
+# The same fields as the authors trained them, which the Params columns confirm.
 AS_TRAINED: Mapping[str, Any] = {
-    "ffn_multiple_of": 256,
-    "tie_embeddings": False,
-    "qk_norm": "after_rope",
+    "ffn_multiple_of": 256, "tie_embeddings": False, "qk_norm": "after_rope",
     "step_index": "zero_based",
-}
-"""The same fields as the authors trained them, which the Params columns confirm."""
+}  # fmt: skip
 
-BUDGETS = {"F80M": 80_000_000, "F160M": 160_000_000}
-"""F_M in FLOPs per token and layer (Section 4.1)."""
-
-SOLVER_MULTIPLE = 64
-"""Widths are solved as multiples of this under both readings (Eq. heff)."""
-
+BUDGETS = {"F80M": 80_000_000, "F160M": 160_000_000}  # F_M, FLOPs per token and layer (Section 4.1)
 TRAINING_TOKENS = 38_503_710_720  # 18,360 steps of 2,097,152 tokens; the text says 38B
-
 GPUS = 64  # GPUs (A100) of every run (Section 4.1)
 
 COMMONSENSE = ("ARC-c", "ARC-e", "HellaSwag", "PIQA", "SIQA", "WinoGrande")
@@ -103,12 +92,9 @@ class Configuration:
     def model_config(self, reading: Reading) -> ModelConfig:
         """The model under a reading, with the widths that the table prints."""
         return ModelConfig(
-            block=self.block,
-            loops=self.loops,
-            d_ffn=self.d_ffn,
-            d_ffn_wide=self.d_ffn_wide,
+            block=self.block, loops=self.loops, d_ffn=self.d_ffn, d_ffn_wide=self.d_ffn_wide,
             **reading_fields(reading),
-        )
+        )  # fmt: skip
 
 
 @cache
@@ -142,16 +128,15 @@ def results(budget_name: str) -> dict[str, dict[str, float]]:
 
 def aggregate_bpb(budget_name: str) -> dict[str, float]:
     """The mean of four that the text compares, by configuration label."""
-    return mean_of(AGGREGATE, results(budget_name))
+    return _mean_of(AGGREGATE, results(budget_name))
 
 
 def mean_bpb(budget_name: str) -> dict[str, float]:
     """The mean of all 17 benchmarks, as in the parameter-quality figure, by label."""
-    return mean_of(ALL_BENCHMARKS, results(budget_name))
+    return _mean_of(ALL_BENCHMARKS, results(budget_name))
 
 
-def mean_of(metrics: Sequence[str], table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The mean of some metrics of a table of results, by configuration label."""
+def _mean_of(metrics: Sequence[str], table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {label: mean(table[metric][label] for metric in metrics) for label in table["C4"]}
 
 

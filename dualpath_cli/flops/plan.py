@@ -30,7 +30,6 @@ from dualpath_cli.output.table import Column, Table
 Strategy = Literal["ddp", "fsdp", "hsdp"]
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp", "hsdp")
 Optimizer = Literal["adamw", "muon"]
-
 FLOAT32, BFLOAT16, INT64 = 4, 2, 8
 MAX_LOGITS = 2**28  # logits that the loss holds at once; `model.loss.MAX_LOGITS`
 
@@ -92,8 +91,6 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """Memory, traffic and time of each GPU under a strategy."""
-
     strategy: Strategy
     memory: Memory
     collectives: list[Collective]
@@ -120,15 +117,14 @@ def plan(config: ModelConfig, strategy: Strategy, cluster: Cluster) -> Plan:
     collectives = list(_collectives(config, strategy, cluster, shards[strategy]))
     tokens = cluster.micro_batch * cluster.accumulate * config.max_seq_len
     muon = count.newton_schulz_flops(config) if cluster.optimizer == "muon" else 0
+    rate, near, far = cluster.tflops * 1e12, cluster.node_bandwidth, cluster.network_bandwidth
+    memory = _memory(config, cluster, shards[strategy], sharded=strategy != "ddp")
     return Plan(
-        strategy,
-        _memory(config, cluster, shards[strategy], sharded=strategy != "ddp"),
-        collectives,
-        (tokens * count.training_flops_per_token(config) + muon) / (cluster.tflops * 1e12),
-        muon / (cluster.tflops * 1e12),
-        float(sum(call.sent - call.across for call in collectives)) / (cluster.node_bandwidth * 1e9)
-        + float(sum(call.across for call in collectives)) / (cluster.network_bandwidth * 1e9),
-    )
+        strategy, memory, collectives,
+        (tokens * count.training_flops_per_token(config) + muon) / rate, muon / rate,
+        float(sum(call.sent - call.across for call in collectives)) / (near * 1e9)
+        + float(sum(call.across for call in collectives)) / (far * 1e9),
+    )  # fmt: skip
 
 
 def _collectives(

@@ -16,26 +16,19 @@ from dualpath_cli.flops.widths import TOLERANCE
 from dualpath_cli.output.table import LOG_WIDTH, Column, Table, show
 from dualpath_cli.sizes import format_size
 
-ASSUMED = (
-    "This hardware is assumed; name yours with --tokens, --gpus and --tflops. The paper's runs "
-    "took 12.8 to 21.4 hours, which implies 42 to 122 TFLOP/s for each of its A100s."
-)
-"""Follows training hours that no option asked for."""
-FLOOR = (
-    "Decoding: a step reads every weight that a token uses, in bf16, once for all texts and loops, "
-    "and all keys and values. Nothing else is counted, so no step is faster."
-)
-
 
 def show_model(console: Console, description: Description) -> None:
-    """A line a number, then what is assumed."""
-    rows = _numbers(description)
     heading = (description.reading or "recipe").replace("_", " ")
     _say(console, _title(description))
     console.print()
-    show(console, Table([Column(""), Column(heading, _number)], rows), box=False)
+    columns = [Column(""), Column(heading, _number)]
+    show(console, Table(columns, _numbers(description)), box=False)
     paragraphs = [_training(description.hardware)] if _shows_hours(description) else []
-    paragraphs += [FLOOR] if description.decoding else []
+    if description.decoding:
+        paragraphs.append(
+            "Decoding: a step reads every weight that a token uses, in bf16, once for all texts "
+            "and loops, and all keys and values. Nothing else is counted, so no step is faster."
+        )
     for text in (*paragraphs, *dict.fromkeys(_notes(description))):
         console.print()
         _say(console, [text])
@@ -63,11 +56,8 @@ def show_configurations(console: Console, descriptions: Sequence[Description]) -
         (Column("KV bytes", ","), lambda d: count.kv_bytes(d.config)),
         (Column("tokens/s", ",.0f"), lambda d: decoding and decoding.texts / d.step_seconds),
     ]  # fmt: skip
-    columns = [
-        column for column in columns
-        if (column[0].heading != "multiple" or first.in_total)
-        and (column[0].heading != "tokens/s" or decoding)
-    ]  # fmt: skip
+    idle = {"tokens/s": not decoding, "multiple": not first.in_total}
+    columns = [column for column in columns if not idle.get(column[0].heading)]
     _say(console, lines)
     console.print()
     show(console, Table.of(descriptions, columns), box=False)
@@ -89,7 +79,6 @@ def show_configurations(console: Console, descriptions: Sequence[Description]) -
 def show_plan(
     console: Console, description: Description, cluster: Cluster, plans: Sequence[Plan]
 ) -> None:
-    """A column a strategy, then what is assumed."""
     gpus, near, times = cluster.gpus, cluster.gpus_per_node, cluster.accumulate
     nodes, tokens = -(-gpus // near), gpus * cluster.micro_batch * times * description.seq_len
     _say(console, [
@@ -124,7 +113,6 @@ def _counted(n: int, what: str) -> str:
 
 
 def _title(description: Description) -> list[str]:
-    """Two lines or three that name the model."""
     config, target = description.config, description.target
     kinds = " + ".join(f"{len(list(run))} {kind}" for kind, run in groupby(config.block_kinds))
     deep = "" if set(config.block_kinds) == {"wide"} else f", K = {by_layer(config.loops)}"
@@ -229,14 +217,18 @@ def _shows_hours(description: Description) -> bool:
 
 
 def _training(hardware: Hardware) -> str:
-    gpus = (
-        "1 GPU that sustains" if hardware.gpus == 1 else f"{hardware.gpus} GPUs that each sustain"
-    )
+    one = hardware.gpus == 1
+    gpus = "1 GPU that sustains" if one else f"{hardware.gpus} GPUs that each sustain"
     line = (
         f"Training: {hardware.tokens:,} tokens on {gpus} {hardware.tflops:g} TFLOP/s, at three "
         "forward passes a token, head included."
     )
-    return line if hardware.asked else f"{line} {ASSUMED}"
+    if not hardware.asked:
+        line += (
+            " This hardware is assumed; name yours with --tokens, --gpus and --tflops. The paper's "
+            "runs took 12.8 to 21.4 hours, which implies 42 to 122 TFLOP/s for each of its A100s."
+        )
+    return line
 
 
 def _notes(description: Description) -> list[str]:

@@ -7,12 +7,9 @@ import numpy as np
 
 from dualpath_cli.statistics.bootstrap import LEAST_CLUSTERS, LEAST_KNOWN, Floats
 
-LEVEL = 0.05
-"""A corrected p-value below this rejects."""
-POWER = 0.8
-"""The probability of finding the smallest detectable difference."""
-PERMUTATIONS = 9999
-"""Permutations of a test; all of them where there are fewer."""
+LEVEL = 0.05  # a corrected p-value below this rejects
+POWER = 0.8  # the probability of finding the smallest detectable difference
+PERMUTATIONS = 9999  # permutations of a test; all of them where there are fewer
 
 
 def p_value(values_R: Floats, bound: float, clusters: int) -> float:

@@ -155,7 +155,6 @@ def _settled(
 def _runs(
     wanted: Request, shared: Settings, found: Sequence[Configuration], rates: Rates
 ) -> list[Run]:
-    """All runs, at the rates that were chosen, or at the recipe's."""
     recipes: dict[str, Recipe] = {}
     for one in found:
         chosen = rates.get(family_of(one), shared.optim.lr)
@@ -256,10 +255,7 @@ def _comparison(wanted: Request, runs: Sequence[Run]) -> str:
 
 
 def check_begun(runs: Iterable[Run]) -> None:
-    """Checks that the runs that were begun before are those of this sweep.
-
-    Else seeds would be added to a configuration that trained something else.
-    """
+    """Checks that no seeds are added to a configuration that trained something else before."""
     for run in runs:
         if (run.folder / RECIPE).is_file():
             way_out, settings = "give this sweep another --out", run.settings
@@ -282,7 +278,6 @@ def check_different(runs: Sequence[Run]) -> None:
 
 
 def _first_runs(runs: Sequence[Run]) -> dict[str, Run]:
-    """The first run of each configuration."""
     return {run.configuration.name: run for run in reversed(runs)}
 
 

@@ -18,8 +18,6 @@ from dualpath_cli.sweep.runs import Run
 
 @dataclass(frozen=True)
 class Cost:
-    """A row of the plan: a configuration, one run of it."""
-
     configuration: str
     family: str
     budget: int
@@ -27,18 +25,13 @@ class Cost:
     loops: int
     parameters: int
     non_embedding: int
-    relative: float | None
-    """Parameters over those of PureWide of the same budget, matched in the same FLOPs, as far as it
-    is in the sweep."""
-    linear_flops: float
-    """Per token and layer of the backbone; of model.loops, whatever steps are trained with."""
+    relative: float | None  # to PureWide of the same budget and matching, if it is in the sweep
+    linear_flops: float  # per token and layer of the backbone, with model.loops
     total_flops: float
     spent: float  # matched FLOPs over what was to be matched
-    gate_excess: float
-    """FLOPs of its gate beyond those that widths were solved for, over the budget."""
+    gate_excess: float  # FLOPs of the gate beyond those that were solved for, over the budget
     tokens: int
-    training_flops: float
-    """FLOPs of one run; of a branch those after the checkpoint that it starts from."""
+    training_flops: float  # of one run; of a branch those after its first checkpoint
     seeds: int
     left: int  # runs of it that are not finished
     hours: float | None  # hours of one run
@@ -82,24 +75,17 @@ def _cost(
     wide = next((wides[cell.budget, m] for m in cell.matches if (cell.budget, m) in wides), None)
     gated = model.block_kinds.count("dual") / model.n_layers
     return Cost(
-        configuration=run.configuration.name,
-        family=cell.family,
-        budget=cell.budget,
-        alpha=cell.alpha,
+        run.configuration.name, cell.family, cell.budget, cell.alpha,
         loops=1 if cell.model["block"] == "wide" else model.most_loops,
-        parameters=parameters,
-        non_embedding=count.parameters_non_embedding(model),
+        parameters=parameters, non_embedding=count.parameters_non_embedding(model),
         relative=None if wide is None else parameters / wide,
         linear_flops=layer["linear_total"] * cell.layers_times,
-        total_flops=layer["total"] * cell.layers_times,
-        spent=cell.spent,
+        total_flops=layer["total"] * cell.layers_times, spent=cell.spent,
         gate_excess=gated * (count.gate_flops(model) - cell.gate_flops) / cell.budget,
-        tokens=run.steps * settings.run.batch_tokens,
-        training_flops=flops,
-        seeds=len(seeds),
-        left=sum(not run.is_finished for run in seeds),
+        tokens=run.steps * settings.run.batch_tokens, training_flops=flops,
+        seeds=len(seeds), left=sum(not run.is_finished for run in seeds),
         hours=None if speed is None else flops / speed / 3600,
-    )
+    )  # fmt: skip
 
 
 def plan_table(rows: Sequence[Cost], jobs: int) -> Table:

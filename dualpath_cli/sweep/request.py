@@ -98,17 +98,13 @@ class Sweep(Average):
 
 @dataclass(frozen=True)
 class Request:
-    """What the words of a sweep ask for."""
-
     recipe: Recipe  # the settings that all runs share
     options: Sweep
     wanted: Wanted
     varied: Varied
     seeds: range
-    tune: list[float] | None
-    """Learning rates to try; none of them: the recipe's is taken; None: the default."""
-    known_rates: Mapping[str, float]
-    """The rate of each family, where they are known from elsewhere; then nothing is tried."""
+    tune: list[float] | None  # rates to try; empty: the recipe's is taken; None: the default
+    known_rates: Mapping[str, float]  # by family, if known from elsewhere: nothing is tried
     out: Path
 
 
@@ -143,24 +139,20 @@ def read(options: Sweep, recipe: Recipe) -> Request:
     known = _known_rates(options.tune) if options.tune and "=" in options.tune else {}
     varied, rates = _varied(options.set, recipe), [] if known else _rates(options.tune)
     if (rates or known) and "optim.lr" in varied:
-        raise UserError(
-            "--tune chooses optim.lr, which --set varies as well; leave one of them out"
-        )
+        both = "--tune chooses optim.lr, which --set varies as well"
+        raise UserError(f"{both}; leave one of them out")
     return Request(recipe, options, wanted, varied, _seeds(options.seeds), rates, known, out)
 
 
 def _check_own(out: Path) -> None:
-    """Checks that a folder is a sweep's, empty or new, and no part of a run.
-
-    A sweep writes sweep.yaml before all else but its lock.
-    """
+    """Checks that a folder is a sweep's, empty or new, and no part of a run."""
     here, another = out.resolve(), "give a new or an empty folder"
     for folder in (here, *here.parents):
         begun = (folder / RECIPE).is_file() and (folder / VERSIONS).is_file()
         if begun or complete_checkpoints(folder):
             raise UserError(f"--out {out}: '{folder}' is the folder of a run; {another}")
     held = {path.name for path in here.iterdir()} if here.is_dir() else set()
-    others = held - {LOCK, f"{SWEEP}{PARTIAL}"}
+    others = held - {LOCK, f"{SWEEP}{PARTIAL}"}  # which a sweep writes before all else
     if others and not _is_sweep(here):
         raise UserError(f"--out {out} holds '{min(others)}', but no {SWEEP} of a sweep; {another}")
 
@@ -180,10 +172,8 @@ def _list(option: str, text: str, read_one: Callable[[str], T], wanted: str) -> 
     try:
         return list(dict.fromkeys(read_one(word.strip()) for word in text.split(",")))
     except (ValueError, UserError):
-        alone = ", or none" if none else ""
-        raise UserError(
-            f"--{option} must be {wanted}, separated by commas{alone}, not '{text:.60}'"
-        ) from None
+        wanted += ", separated by commas" + (", or none" if none else "")
+        raise UserError(f"--{option} must be {wanted}, not '{text:.60}'") from None
 
 
 def _number(kind: type[N], least: float, most: float) -> Callable[[str], N]:
@@ -240,9 +230,8 @@ def _rates(text: str | None) -> list[float] | None:
     rates = sorted(_list("tune", text, _RATE, wanted))
     for low, high in pairwise(rates):
         if f"{low:g}" == f"{high:g}":  # trials are named so
-            raise UserError(
-                f"--tune gives {low!r} and {high!r}, which agree in six digits; leave one out"
-            )
+            pair = f"{low!r} and {high!r}"
+            raise UserError(f"--tune gives {pair}, which agree in six digits; leave one out")
     return rates
 
 
@@ -288,9 +277,8 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
             hint = hint or "; dualpath fit --help-recipe lists what there is"
             raise UserError(f"--set: no key '{key}' in a recipe{hint}")
         if whole in ("data.path", "data.val", "data.val_tokens", "data.val_seed"):
-            raise UserError(
-                f"--set {key}: runs that read other data cannot be compared; give a sweep for each"
-            )
+            why = "runs that read other data cannot be compared"
+            raise UserError(f"--set {key}: {why}; give a sweep for each")
         if key in without_numbers():
             if len(values) > 1:
                 raise UserError(f"--set {key}: it decides no numbers of a run; give one value")
@@ -300,8 +288,9 @@ def _varied(words: Sequence[str], recipe: Recipe) -> Varied:
             values = [_list("set optim.lr", str(v), _RATE, "rates above 0")[0] for v in values]
         if _is_list(known[whole]) and not all(isinstance(v, list | None) for v in values):
             plain = text.replace("[", "").replace("]", "")
+            example = f"{key}=[{plain:.60}]"
             raise UserError(
-                f"--set {key}: its values are lists, each in brackets, such as {key}=[{plain:.60}]"
+                f"--set {key}: its values are lists, each in brackets, such as {example}"
             )
         together = [*varied.get(key, []), *values]
         varied[key] = list({repr(value): value for value in together}.values())

@@ -146,10 +146,7 @@ def _work(
 
 
 def _next(waiting: Sequence[Run], board: Board, held: set[Run]) -> Run | None:
-    """The next run that can start.
-
-    One that another sweep, or one that was killed, still writes is left for later, and named once.
-    """
+    """The next run that can start; one that another process writes is left for later."""
     for run in waiting:
         if not run.is_ready:
             continue
@@ -214,7 +211,6 @@ def side_by_side(run: Run, jobs: int) -> int:
 
 
 def check_sharing(run: Run, jobs: int) -> None:
-    """Checks that runs can be side by side on the GPUs of this machine."""
     devices = run.settings.trainer.devices
     if jobs > 1 and _gpus(run) and str(devices) not in ("auto", "1"):
         raise UserError(
@@ -304,10 +300,7 @@ exit "$code"
 
 
 def write_array(runs: Sequence[Run], jobs: int, out: Path, trials: bool) -> Path:
-    """Writes the script for runs that are not finished, `jobs` of them at a time.
-
-    `trials`: they are those of learning rates.
-    """
+    """Writes the script for runs, or `trials` of learning rates, `jobs` of them at a time."""
     script = out / ("tune.sbatch" if trials else "jobs.sbatch")
     logs = out / "logs"
     logs.mkdir(parents=True, exist_ok=True)

@@ -31,8 +31,6 @@ Rates = Mapping[Family, float]
 
 @dataclass(frozen=True)
 class Trial:
-    """A row of chosen.csv."""
-
     budget: int
     family: str
     configuration: str  # the configuration that was trained
@@ -43,20 +41,15 @@ class Trial:
 
     @property
     def group(self) -> Family:
-        """The family being tuned."""
         return self.budget, self.family
 
 
 def family_of(configuration: Configuration) -> Family:
-    """The family that a configuration takes its learning rate from."""
     return configuration.cell.budget, configuration.cell.family
 
 
 def representatives(found: Sequence[Configuration]) -> dict[Family, Configuration]:
-    """The model of the trials of each family: the most loops, then alpha nearest to 50 %.
-
-    Of configurations that differ in settings alone, the first one.
-    """
+    """The model of each family's trials: the most loops, alpha nearest to 50 %, first settings."""
 
     def order(configuration: Configuration) -> tuple[float, float]:
         cell = configuration.cell
@@ -121,7 +114,6 @@ def known(request: Request, settings: Settings, found: Sequence[Configuration]) 
 
 
 def recorded(out: Path) -> list[Trial]:
-    """The trials of OUT/tune/chosen.csv, none where it is missing."""
     return [
         Trial(
             int(row["budget"]), row["family"], row["configuration"], int(row["tokens"]),
@@ -201,10 +193,7 @@ def went_wrong(run: Run) -> bool:
 
 
 def judge(runs: Sequence[Run]) -> list[Trial]:
-    """A row for each trial, one of them chosen for each family.
-
-    Raises RunFailed if all trials of a family went wrong.
-    """
+    """A row a trial, one chosen for each family. Raises RunFailed if all of one went wrong."""
     scores = {run: _score(run) for run in runs}
     best: dict[Family, Run] = {}
     for run, score in scores.items():
