@@ -15,8 +15,6 @@ import yaml
 
 from dualpath_cli.cli.main import main
 from dualpath_cli.evaluation import runner
-from dualpath_cli.evaluation.tables import AGGREGATE, ALL, means_of, paper_scores
-from dualpath_cli.flops import paper
 from dualpath_cli.kernels.device import device_name
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.recipe.recipes import merge
@@ -277,30 +275,6 @@ def test_a_text_has_two_numbers_by_two_names_which_are_one_within_a_window(
     separate = {name: float(re.search(rf"{name} .*│ *([\d.]+) *│", validated)[1]) for name in texts}
     assert rolling["short"] == pytest.approx(separate["short"], abs=1e-4)
     assert rolling["long"] != pytest.approx(separate["long"], abs=1e-3)
-
-
-@pytest.mark.parametrize("budget", paper.BUDGETS)
-def test_means_are_those_of_the_paper(budget):
-    """From its table's own rows: the means that it prints, to their rounding."""
-    for configuration in paper.configurations(budget):
-        theirs = paper_scores(configuration.recipe)
-        parts = {name: value for name, value in theirs.items()
-                 if not name.startswith(("Commonsense", "Easy", "aggregate", "mean"))}  # fmt: skip
-        ours = means_of(parts)
-        means = {"Commonsense Acc.", "Commonsense BPB", "Easy math avg BPB", AGGREGATE, ALL}
-        assert set(ours) == means
-        for name, value in ours.items():
-            assert value == pytest.approx(theirs[name], abs=1.01e-4)
-
-
-def test_a_mean_needs_all_of_its_benchmarks():
-    scores = {f"{task} BPB": 1.0 for task in paper.MATH}
-    assert means_of(scores) == {"Easy math avg BPB": 1.0}
-    scores |= {f"{task} BPB": 2.0 for task in paper.COMMONSENSE} | {"C4": 3.0, "WikiText-103": 4.0}
-    assert means_of(scores)[AGGREGATE] == pytest.approx((1 + 2 + 3 + 4) / 4)
-    assert ALL not in means_of(scores)
-    scores |= {"LAMBADA BPB": 5.0, "QASPER BPB": 6.0}
-    assert means_of(scores)[ALL] == pytest.approx((7 * 1 + 6 * 2 + 3 + 4 + 5 + 6) / 17)
 
 
 def test_a_model_that_gives_no_numbers_fails_and_is_not_kept(

@@ -22,8 +22,7 @@ TOKENIZER = tokenizer_with(["h e", "l l", "he ll", "Ġ t"])
 IDS = TOKENIZER.vocab_size
 CONFIG = small(vocab_size=272, max_seq_len=64, loops=2, n_layers=1)
 WEIGHTS = reference.random_weights(CONFIG, seed=0)
-FLOAT32 = 2e-5
-"""Nats: what float32 differs from float64 in a continuation of a few tokens."""
+FLOAT32 = 2e-5  # nats: what float32 differs from float64 in a continuation of a few tokens
 
 
 def harness(batch_size: int = 3, window: int = 64, **options: object) -> HarnessModel:
@@ -57,15 +56,10 @@ def written(model: HarnessModel, prompts: list[str], most: int = 8, until: tuple
 
 PROMPTS = ["the cell", "a", "hello hell, tell the tale"]
 PAIRS = [
-    ("the cell", " tells"),
-    ("hell", " a shell"),
-    ("Answer:", " hello there"),
-    ("one two three four", " x"),
-    ("trailing spaces  ", "move"),
-    ("a" * 30, " hell" * 3),
-    ("", "nothing before"),
-    ("  ", "nothing but spaces before"),
-]
+    ("the cell", " tells"), ("hell", " a shell"), ("Answer:", " hello there"),
+    ("one two three four", " x"), ("trailing spaces  ", "move"), ("a" * 30, " hell" * 3),
+    ("", "nothing before"), ("  ", "nothing but spaces before"),
+]  # fmt: skip
 
 
 def test_likelihoods_are_those_of_the_equations_in_float64():

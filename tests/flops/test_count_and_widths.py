@@ -45,12 +45,6 @@ def small(**changes: Any) -> ModelConfig:
     return ModelConfig(**(fields | changes))
 
 
-def spent(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> dict[str, int]:
-    """FLOPs of the paths with these widths, counted in the multiple that they are solved in."""
-    config = model(target, d_ffn, d_ffn_wide)
-    return flops.layer_flops(config.layers[0]).as_dict()
-
-
 def model(target: Target, d_ffn: int | None, d_ffn_wide: int | None) -> ModelConfig:
     """A model with a target's backbone and gate, and these widths, in its multiple."""
     outputs = target.off_the_top / (2 * target.d_model)
@@ -96,9 +90,8 @@ def test_the_mean_is_of_all_layers_and_training_three_forward_passes():
 def solved(target: Target) -> tuple[int | None, int | None]:
     """Solved widths, or a rejected example where the budget buys none."""
     assume(target.has_room)
-    widths = solve_widths(target)
-    assume(not widths.clamped)
-    return widths.d_ffn, widths.d_ffn_wide
+    assume(not solve_widths(target).clamped)
+    return in_multiple(target)
 
 
 @given(targets)
@@ -122,12 +115,11 @@ def test_solved_widths_are_the_largest_legal_ones(target):
 @given(targets)
 def test_solved_flops_stay_within_the_budget_and_one_multiple_of_it(target):
     """Under match total the budget grows by what a dual block's attention takes more."""
-    d_ffn, d_ffn_wide = solved(target)
-    parts = spent(target, d_ffn, d_ffn_wide)
-    budget, linear = target.budget, parts["linear_total"]
+    layer = flops.layer_flops(model(target, *solved(target)).layers[0])
+    budget, linear = target.budget, layer.linear_total
     if target.match == "total":
         dual = flops.passes("dual", target.loops) * 2 * target.seq_len * target.d_model
-        budget += dual - parts["attention_scores"]
+        budget += dual - layer.attention_scores
     step = 6 * target.d_model * target.multiple_of  # one multiple of one pass
     if target.block == "wide":
         assert budget <= linear < budget + 2 * step
@@ -138,9 +130,9 @@ def test_solved_flops_stay_within_the_budget_and_one_multiple_of_it(target):
 @given(targets)
 def test_what_a_target_says_is_spent_is_what_the_model_costs(target):
     widths = solved(target)
-    parts = spent(target, *widths)
-    scores = parts["attention_scores"] if target.match == "total" else 0
-    assert target.spent(*widths) == parts["linear_total"] + scores
+    layer = flops.layer_flops(model(target, *widths).layers[0])
+    scores = layer.attention_scores if target.match == "total" else 0
+    assert target.spent(*widths) == layer.linear_total + scores
 
 
 def distance(target: Target) -> float:

@@ -18,6 +18,7 @@ from dualpath_cli.model.positions import Positions, rope_tables
 from dualpath_cli.recipe.optimizer import OptimSettings
 from dualpath_cli.training.optim import build_optimizer
 from dualpath_cli.training.parallel import build_model, checkpoint_block
+from tests.flops.test_count_and_widths import small
 from tests.training.test_activation_checkpointing import graphs
 
 FAST_BFLOAT16 = torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -25,11 +26,8 @@ FAST_BFLOAT16 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def shape(**changes: Any) -> ModelConfig:
-    fields = {
-        "vocab_size": 300, "n_layers": 2, "d_model": 96, "n_heads": 4, "n_kv_heads": 4,
-        "max_seq_len": 72, "loops": 3, "d_ffn": 240, "d_ffn_wide": 480, "ffn_multiple_of": 8,
-    }  # fmt: skip
-    return ModelConfig(**fields | changes)
+    fields = {"vocab_size": 300, "d_model": 96, "max_seq_len": 72, "d_ffn": 240, "d_ffn_wide": 480}
+    return small(**fields | changes)
 
 
 SHAPES = {
@@ -133,11 +131,8 @@ def test_states_are_weights_gradients_and_moments(name):
     assert states == sum(t.nbytes for t in tensors if t is not None)
 
 
-def test_the_loss_holds_as_many_logits_as_is_planned():
+def test_a_block_of_f80m_a50_k4_saves_100_kilobytes_a_token_and_the_loss_as_many_logits():
     assert MAX_LOGITS == loss.MAX_LOGITS
-
-
-def test_a_block_of_f80m_a50_k4_saves_100_kilobytes_a_token():
     (row,) = [row for row in configurations() if row.recipe == "f80m_a50_k4"]
     assert saved_by_block(row.model_config("as_trained").layers[0]) == 100_612
 

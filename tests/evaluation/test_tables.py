@@ -1,4 +1,4 @@
-"""Two models on the same documents: pairs, intervals, what can be detected."""
+"""Two models on the same documents: pairs, intervals, what can be detected; the paper's means."""
 
 import dataclasses
 import math
@@ -9,7 +9,8 @@ import pytest
 from dualpath_cli.errors import UserError
 from dualpath_cli.evaluation.benchmarks import BENCHMARKS
 from dualpath_cli.evaluation.results import Result, Sample, metrics_of
-from dualpath_cli.evaluation.tables import compare
+from dualpath_cli.evaluation.tables import AGGREGATE, ALL, compare, means_of, paper_scores
+from dualpath_cli.flops import paper
 from dualpath_cli.statistics.significance import holm
 
 
@@ -68,12 +69,10 @@ def test_what_is_detectable_is_detected_four_times_in_five():
     found, draw = 0, np.random.default_rng(1)
     for _ in range(100):
         noise = draw.normal(0, 1, 60)
-        at_zero = compare(
-            ["a", "b"], [[choices([1] * 60, [0.0] * 60)], [choices([1] * 60, list(noise))]]
-        )
-        shifted = list(noise + at_zero[1].detectable)
-        rows = compare(["a", "b"], [[choices([1] * 60, [0.0] * 60)], [choices([1] * 60, shifted)]])
-        found += rows[1].p < 0.05
+        still = choices([1] * 60, [0.0] * 60)
+        at_zero = compare(["a", "b"], [[still], [choices([1] * 60, list(noise))]])
+        shifted = choices([1] * 60, list(noise + at_zero[1].detectable))
+        found += compare(["a", "b"], [[still], [shifted]])[1].p < 0.05
     assert 0.8 - 0.12 < found / 100 < 0.8 + 0.12  # three standard errors
 
 
@@ -100,3 +99,27 @@ def test_models_that_were_asked_other_documents_are_not_compared():
     other = dataclasses.replace(one, facts={"sha256": "1"})
     with pytest.raises(UserError, match="a and b were asked different piqa"):
         compare(["a", "b"], [[one], [other]])
+
+
+@pytest.mark.parametrize("budget", paper.BUDGETS)
+def test_means_are_those_of_the_paper(budget):
+    """From its table's own rows: the means that it prints, to their rounding."""
+    for configuration in paper.configurations(budget):
+        theirs = paper_scores(configuration.recipe)
+        parts = {name: value for name, value in theirs.items()
+                 if not name.startswith(("Commonsense", "Easy", "aggregate", "mean"))}  # fmt: skip
+        ours = means_of(parts)
+        means = {"Commonsense Acc.", "Commonsense BPB", "Easy math avg BPB", AGGREGATE, ALL}
+        assert set(ours) == means
+        for name, value in ours.items():
+            assert value == pytest.approx(theirs[name], abs=1.01e-4)
+
+
+def test_a_mean_needs_all_of_its_benchmarks():
+    scores = {f"{task} BPB": 1.0 for task in paper.MATH}
+    assert means_of(scores) == {"Easy math avg BPB": 1.0}
+    scores |= {f"{task} BPB": 2.0 for task in paper.COMMONSENSE} | {"C4": 3.0, "WikiText-103": 4.0}
+    assert means_of(scores)[AGGREGATE] == pytest.approx((1 + 2 + 3 + 4) / 4)
+    assert ALL not in means_of(scores)
+    scores |= {"LAMBADA BPB": 5.0, "QASPER BPB": 6.0}
+    assert means_of(scores)[ALL] == pytest.approx((7 * 1 + 6 * 2 + 3 + 4 + 5 + 6) / 17)
