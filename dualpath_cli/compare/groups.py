@@ -35,25 +35,21 @@ class Configuration:
 
     name: str
     family: Family
-    alpha: float | None
-    """Percent of the FLOPs of both paths that the deep one has; None for one path."""
+    alpha: float | None  # percent of both paths' FLOPs that the deep one has; None for one path
     loops: int | None  # K; None without a deep path
     layers: int
     tokens: int  # training tokens
     parameters: int
     flops_linear: float  # per token, and layer of the models with the fewest layers
     flops_total: float  # the same with router and attention scores
-    flops_trained: float
-    """`flops_total`, mean over the steps of training, if these run fewer loops or others."""
+    flops_trained: float  # `flops_total`, mean over steps, if these run fewer loops or others
     kv_bytes: int  # keys and values of a token in all layers, in bf16
-    line: str
-    """Dual configurations of one line differ in loops and widths, not in alpha (whole percents)."""
+    line: str  # dual ones of a line differ in loops and widths, not in alpha (whole percents)
     scores: Mapping[str, Mapping[int, float]]  # bits per byte by measure and seed
     seconds_per_token: float  # of training, the median of the runs' medians
     place: int | None = None  # the only layer with a deep path, where all others are wide
     active: int | None = None  # parameters that a token uses; None where it is all, without experts
-    expected_loops: float | None = None
-    """Mean over the runs that logged it: near 1, the loops that are paid for are not used."""
+    expected_loops: float | None = None  # mean of runs; near 1, the loops paid for go unused
     runs: tuple[TrainedRun, ...] = ()  # in the order of their seeds; empty for the paper's models
 
     @property
@@ -82,8 +78,7 @@ class Group:
     quality: str  # the measure of the parameter-quality figure
     configurations: tuple[Configuration, ...]
     wide: Configuration | None  # the configuration that parameters and time are relative to
-    baselines: tuple[Configuration, ...] = ()
-    """The configurations that the others are tested against; figures take the first."""
+    baselines: tuple[Configuration, ...] = ()  # for the tests; figures take the first
     note: str = ""  # why there is no baseline, or what the numbers are
 
 
@@ -154,8 +149,7 @@ def _place_of(c: Configuration) -> tuple[int, float, int, int, str]:
     return FAMILIES.index(c.family), round(c.alpha or 0), c.loops or 0, place, c.name
 
 
-Part = tuple[str, list[Configuration]]
-"""The words that its title adds to the budget's, and the configurations."""
+Part = tuple[str, list[Configuration]]  # words that a title adds to the budget's, configurations
 
 
 def groups_of(

@@ -37,18 +37,14 @@ class TrainedRun:
 
     folder: Path
     settings: Settings
-    identity: str
-    """JSON of what decides its numbers, the source of custom classes too, but for the seed."""
-    scores: dict[str, float]
-    """Bits per byte after the last step, by validation set, and their mean as `aggregate`."""
+    identity: str  # JSON of what decides its numbers, custom classes' source too, but the seed
+    scores: dict[str, float]  # bits per byte at the end by set, with `aggregate`, their mean
     tokens_per_second: float
     """Median over the rows of metrics.csv; of a schedule of loops by phase, then their mean."""
     curve: tuple[Point, ...]
-    expected_loops: float | None
-    """Loops that the router expects, mean over looped layers, as last logged; None without one."""
+    expected_loops: float | None  # by the router, mean over looped layers, as last logged
     data: dict[str, str]  # the data that it read, by name; comparable runs have the same
-    bytes_per_token: dict[str, float]
-    """Of each validation set: tells its text from another one of the same name."""
+    bytes_per_token: dict[str, float]  # by set: tells its text from another of the same name
 
     @property
     def tokens(self) -> int:

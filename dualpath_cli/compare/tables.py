@@ -34,11 +34,9 @@ class Difference:
     test: str  # which one: `randomised blocks`, `paired t`, or why there is none
     configurations: int  # whose runs the standard error comes from
     df: int  # degrees of freedom of that
-    detectable: float
-    """The smallest true difference that this test finds at 5 % with a probability of 80 %."""
+    detectable: float  # smallest true difference found at 5 % with a probability of 80 %
     p: float
-    p_pair: float
-    """By the pair's own differences alone, which assumes nothing of other configurations."""
+    p_pair: float  # by the pair's own differences alone, which assumes nothing of others
     p_holm: float  # `p` corrected for all tests of all groups
 
     @property

@@ -37,10 +37,8 @@ class Benchmark:
     shots: int = 0  # worked examples before a question
     hub: Hub | None = None
     files: tuple[str, ...] = ()  # another name of its local file, without the suffix
-    subject: str | None = None
-    """The value of its rows' field `subject`, where a file holds several benchmarks."""
-    paper: str | None = None
-    """Its name in the paper's table; accuracies end in ` Acc.`, bits per byte in ` BPB`."""
+    subject: str | None = None  # its rows' field `subject`, where a file holds several
+    paper: str | None = None  # in the paper's table, where ` Acc.` or ` BPB` follows
 
 
 _ARC, _PARQUET = "allenai/ai2_arc", "refs/convert/parquet"

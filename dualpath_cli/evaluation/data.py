@@ -27,14 +27,12 @@ class NoData(UserError):
 @dataclass(frozen=True)
 class Asked:
     benchmark: Benchmark
-    questions: Sequence[tuple[int, Question | str]]
-    """Number of the document in its file or split, and its question; of a text the text itself."""
+    questions: Sequence[tuple[int, Question | str]]  # by number in file or split; or texts
     prefix: str  # the few-shot prefix that stands before each context
     origin: str  # where the documents come from
     examples: str | None  # where the few-shot prefix comes from
     documents: int  # how many there are without a limit
-    whole: bool = True
-    """Whether the file holds the whole benchmark, not a published selection of it."""
+    whole: bool = True  # whether the file holds the whole benchmark, not a selection of it
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -25,10 +25,8 @@ from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.progress import Progress, counted
 from dualpath_cli.text.tokenizer import Tokenizer
 
-Part = tuple[list[int], int]
-"""Ids of which the last is no input, and how many of them at the end are scored."""
-Answer = tuple[float, bool]
-"""A log-likelihood in nats, and whether the model would write this itself."""
+Part = tuple[list[int], int]  # ids, the last being no input, and how many at the end are scored
+Answer = tuple[float, bool]  # nats, and whether the model would write this itself
 
 
 class InParts(TemplateLM):

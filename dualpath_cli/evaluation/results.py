@@ -33,8 +33,7 @@ ACCURACIES = ("acc_uncond", "acc_per_char", "acc_raw", "acc")  # 0 or 1 for a do
 @dataclass(frozen=True)
 class Metric:
     value: float
-    stderr: float
-    """With the documents as a sample of many more; nan for a single document."""
+    stderr: float  # with the documents as a sample of many more; nan for a single one
 
 
 def score_choices(

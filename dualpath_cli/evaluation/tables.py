@@ -32,10 +32,8 @@ class Difference:
     better: int  # documents on which the model scores better than the first
     worse: int
     ties: int  # documents on which both score the same
-    detectable: float
-    """The smallest true difference that a test at 5 % finds with a probability of 80 %."""
-    test: str
-    """McNemar's exact test for accuracies, otherwise Student's t of the resampled difference."""
+    detectable: float  # smallest true difference found at 5 % with a probability of 80 %
+    test: str  # McNemar's exact one for accuracies, else Student's t, resampled
     p: float
     p_holm: float  # corrected for the tests of all rows
 

@@ -17,8 +17,7 @@ class Hardware:
     tokens: int
     gpus: int
     tflops: float  # sustained TFLOP/s of each GPU
-    asked: bool
-    """Whether the user gave any of the three; otherwise only the table of a budget has hours."""
+    asked: bool  # whether the user gave any of these; else only a budget's table has hours
 
 
 @dataclass(frozen=True)
