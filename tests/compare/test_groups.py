@@ -108,9 +108,8 @@ def test_runs_of_any_length_are_one_group_with_tokens_and_hours(tmp_path):
     assert len(groups_of(runs)) == 2
     (group,) = groups_of(runs, ["wide-long"], any_length=True)
     assert group.baselines == (by_name(group)["wide-long"],)
-    assert {c.name: c.tokens // BATCH for c in group.configurations} == {
-        "wide": STEPS, "wide-long": 60, "a50_k2": STEPS,
-    }  # fmt: skip
+    lengths = {c.name: c.tokens // BATCH for c in group.configurations}
+    assert lengths == {"wide": STEPS, "wide-long": 60, "a50_k2": STEPS}
     for c in group.configurations:
         assert c.hours == pytest.approx(c.tokens / c.runs[0].tokens_per_second / 3600)
     assert "hours" in headings_of(group)
@@ -146,9 +145,8 @@ def test_loops_that_the_router_makes_are_those_last_logged_of_looped_layers(tmp_
                   expected_loops=("", *loops) if loops else ())  # fmt: skip
     runs = all_of(tmp_path)
     (group,) = groups_of(runs)
-    assert {c.name: c.expected_loops for c in group.configurations} == {
-        "wide": None, "loop_k4": 2.0,
-    }  # fmt: skip
+    loops = {c.name: c.expected_loops for c in group.configurations}
+    assert loops == {"wide": None, "loop_k4": 2.0}
     place = headings_of(group).index("loops")
     assert [row[place].text for row in group_tables(group)[0].cells()] == ["", "2.00"]
     (alone,) = groups_of([run for run in runs if run.settings.run.recipe == "wide"])
@@ -280,12 +278,10 @@ def test_models_with_experts_stand_beside_the_dense_pure_wide_of_their_settings(
             model = model_of("wide") | {"gain_init": gain, "n_experts": experts}
             write_seeds(tmp_path, model, name)
     groups = groups_of(all_of(tmp_path))
-    assert [[c.name for c in group.configurations] for group in groups] == [
-        [f"wide-gain_init_{gain}", f"wide_e8-gain_init_{gain}"] for gain in (-2, -7)
-    ]
-    assert [[c.name for c in group.baselines] for group in groups] == [
-        [f"wide-gain_init_{gain}"] for gain in (-2, -7)
-    ]
+    for group, gain in zip(groups, (-2, -7), strict=True):
+        names = [f"{cell}-gain_init_{gain}" for cell in ("wide", "wide_e8")]
+        assert [c.name for c in group.configurations] == names
+        assert [c.name for c in group.baselines] == names[:1]
 
 
 def test_a_setting_of_dual_blocks_alone_leaves_them_beside_the_one_pure_wide(tmp_path):

@@ -24,14 +24,11 @@ CHANGES: dict[str, Any] = {
 def questions(count: int, seed: int = 0) -> list[dict[str, Any]]:
     """Rows of multiple choice that are rendered already."""
     return [
-        {
-            "id": f"q{n}",
-            "query": f"Question: {QUESTIONS[n % 4]} {n}?\nAnswer:",
-            "choices": [WORDS[(n + seed + k * (n % 3 + 1)) % 8] for k in range(3)],
-            "gold": (n + seed) % 3,
-        }
+        {"id": f"q{n}", "query": f"Question: {QUESTIONS[n % 4]} {n}?\nAnswer:",
+         "choices": [WORDS[(n + seed + k * (n % 3 + 1)) % 8] for k in range(3)],
+         "gold": (n + seed) % 3}
         for n in range(count)
-    ]
+    ]  # fmt: skip
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -47,15 +44,12 @@ def write_tasks(folder: Path) -> Path:
     (folder / "arc_challenge.fewshot.txt").write_text(prefix)
     write_rows(folder / "piqa.jsonl", questions(11, seed=1))
     (folder / "piqa.fewshot.txt").write_text(prefix)
-    write_rows(
-        folder / "lambada_test.jsonl", [{"text": f"{q} {w}"} for q in QUESTIONS for w in WORDS]
-    )
+    pairs = [(q, w) for q in QUESTIONS for w in WORDS]
+    write_rows(folder / "lambada_test.jsonl", [{"text": f"{q} {w}"} for q, w in pairs])
     sums = [{"question": f"{n} + 1?", "answer": f"Add.\n#### {n + 1}"} for n in range(4)]
     write_rows(folder / "gsm8k.jsonl", sums)
     (folder / "gsm8k.fewshot.txt").write_text("Question: 1?\nAnswer: 1\n\n")
-    write_rows(
-        folder / "c4.jsonl", [{"text": f"{q} or {w} " * 3} for q in QUESTIONS for w in WORDS]
-    )
+    write_rows(folder / "c4.jsonl", [{"text": f"{q} or {w} " * 3} for q, w in pairs])
     subjects = ("Algebra", "Geometry", "Algebra")
     problems = [{"problem": q, "solution": w, "subject": s}
                 for q, w, s in zip(QUESTIONS, WORDS, subjects, strict=False)]  # fmt: skip

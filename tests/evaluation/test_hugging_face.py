@@ -120,9 +120,8 @@ def test_an_exported_directory_scores_as_its_checkpoint(
     output_of("evaluate", "--trust_remote_code", "--hf", folder, *words)
     for task, key in (("arc_challenge", "loglikelihoods"), ("arc_challenge", "unconditional"),
                       ("c4", "loglikelihood"), ("gsm8k", "written")):  # fmt: skip
-        files = [
-            out / "samples" / f"{task}.jsonl" for out in (scored / NAME, tmp_path / "o/exported")
-        ]
+        places = (scored / NAME, tmp_path / "o/exported")
+        files = [place / "samples" / f"{task}.jsonl" for place in places]
         ours, theirs = ([json.loads(line)[key] for line in file.open()] for file in files)
         for one, other in zip(ours, theirs, strict=True):
             assert other == (one if key == "written" else pytest.approx(one, abs=1e-4))

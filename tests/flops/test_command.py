@@ -148,11 +148,9 @@ def test_experts_are_solved_for_the_flops_of_a_dense_path(described):
 @pytest.mark.parametrize(
     ("line", "notes"),
     [
-        (
-            "--budget 80M --block wide --alpha 3 --k 2 --top-k 1",
-            ["--alpha has no effect on block 'wide'", "--loops has no effect on block 'wide'",
-             "--top-k has no effect on block 'wide' without --experts"],
-        ),
+        ("--budget 80M --block wide --alpha 3 --k 2 --top-k 1",
+         ["--alpha has no effect on block 'wide'", "--loops has no effect on block 'wide'",
+          "--top-k has no effect on block 'wide' without --experts"]),
         ("--budget 60M --table", ["this budget leaves no room for an FFN in a25_k4"]),
     ],
 )  # fmt: skip
@@ -247,9 +245,8 @@ def test_hours_of_a_recipe_are_for_its_own_tokens_and_only_when_asked(recipe_fil
 def test_training_flops_of_a_recipe_follow_its_schedule_of_loops(recipe_files, answer, described):
     """Three of ten steps have one loop, of six rounded two; of none it is the model's own."""
     words = "--config small.yaml --config growing.yaml --gpus 1"
-    one, all_loops = (
-        flops.training_flops_per_token(replace(MIXED, loops=k)) for k in (1, MIXED.loops)
-    )
+    models = (replace(MIXED, loops=k) for k in (1, MIXED.loops))
+    one, all_loops = map(flops.training_flops_per_token, models)
     assert described(words)["training_flops_per_token"] == (3 * one + 7 * all_loops) / 10
     shorter = described(f"{words} --tokens 600")
     assert shorter["training_flops_per_token"] == (2 * one + 4 * all_loops) / 6

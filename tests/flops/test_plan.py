@@ -33,11 +33,8 @@ def around_rings(call: Collective) -> tuple[float, float]:
     sent, across = [0.0] * ranks, [0.0] * ranks
     chunk = call.whole_bytes / ranks / near  # of a rank, on one of the rings
     for shift in range(near):
-        ring = [
-            node * near + (shift + place) % near
-            for node in range(ranks // near)
-            for place in range(near)
-        ]
+        places = [(node, place) for node in range(ranks // near) for place in range(near)]
+        ring = [node * near + (shift + place) % near for node, place in places]
         for _ in range(2 if call.kind == "all-reduce" else 1):
             for _ in range(ranks):  # each chunk
                 for here, after in itertools.pairwise(ring):
@@ -57,9 +54,8 @@ def test_a_ring_sends_what_handing_on_sends(kind, ranks, near):
     assert float(call.across) == pytest.approx(across if ranks > near else 0)
 
 
-F160M = next(row for row in configurations() if row.recipe == "f160m_a25_k4").model_config(
-    "as_trained"
-)
+(ROW,) = [row for row in configurations() if row.recipe == "f160m_a25_k4"]
+F160M = ROW.model_config("as_trained")
 OF_RECIPE = "--config f160m_a25_k4"
 Planned = Callable[..., dict[str, Any]]
 
@@ -142,6 +138,5 @@ def test_the_command_says_it_in_json_and_in_a_table(output_of):
 def test_time_is_bytes_over_bandwidth():
     planned = plan(F160M, "ddp", CLUSTER)
     (call,) = planned.collectives
-    assert planned.sending_seconds == pytest.approx(
-        float(call.sent) * (7 / 8 / 100e9 + 1 / 8 / 10e9)
-    )
+    seconds = float(call.sent) * (7 / 8 / 100e9 + 1 / 8 / 10e9)
+    assert planned.sending_seconds == pytest.approx(seconds)

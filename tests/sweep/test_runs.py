@@ -99,12 +99,9 @@ def test_values_that_would_have_one_name_are_refused(tmp_path):
 
 
 def test_spellings_of_one_value_are_refused(tmp_path):
-    for key, values in (
-        ("run.max_tokens", "640,0.64K"),
-        ("run.max_tokens", "640,650"),  # as many whole steps
-        ("optim.weight_decay", "1,1.0"),
-    ):
-        words = ["--set", f"{key}={values}", "--controls", "none"]
+    as_many_steps = "run.max_tokens=640,650"
+    for varied in ("run.max_tokens=640,0.64K", as_many_steps, "optim.weight_decay=1,1.0"):
+        words = ["--set", varied, "--controls", "none"]
         with pytest.raises(UserError, match="would be the same run twice; leave one"):
             check_different(runs_for(asked(tmp_path, *words)))
     words = ["--set", "run.max_tokens=640,704", "--set", "trainer.precision=32-true,bf16-mixed"]
@@ -145,8 +142,6 @@ def test_optimizers_are_varied_and_muons_rate_keeps_its_ratio(tmp_path):
     runs = runs_for(asked(tmp_path, *words, optim={"muon_lr": 2e-2}))
     found = {(o.name, o.lr, o.muon_lr) for o in (run.settings.optim for run in runs)}
     assert found == {(name, lr, 5 * lr) for name in ("adamw", "muon") for lr in (4e-3, 8e-3)}
-    wide = [run for run in runs if run.configuration.cell.family == "wide" and run.seed == 0]
-    assert len({run.configuration.name for run in wide}) == len(wide) == 4
 
 
 def test_a_run_begun_with_other_numbers_is_not_taken_for_this_one(tmp_path):
@@ -195,12 +190,11 @@ def test_parameters_relate_to_the_dense_pure_wide_of_the_same_matching(tmp_path)
 
 
 def test_sampled_loops_cost_their_mean(tmp_path):
-    flops = {
-        k: costs_of(tmp_path, "--controls", "none", run={"train_loops": [k]})["a50_k2"]
-        for k in (1, 3)
-    }
-    both = costs_of(tmp_path, "--controls", "none", run={"train_loops": [1, 3]})["a50_k2"]
-    assert both.training_flops == (flops[1].training_flops + flops[3].training_flops) / 2
+    def flops(*loops: int) -> float:
+        costs = costs_of(tmp_path, "--controls", "none", run={"train_loops": [*loops]})
+        return costs["a50_k2"].training_flops
+
+    assert flops(1, 3) == (flops(1) + flops(3)) / 2
 
 
 def test_a_schedule_of_loops_costs_its_steps_and_a_branch_those_after_its_checkpoint(tmp_path):
@@ -232,11 +226,9 @@ def test_representatives_have_the_most_loops_and_the_middle_alpha(tmp_path):
     words = ["--loops", "2,4", "--alphas", "25,50,75", "--budget", "200K",
              "--controls", "wide,loop,min-deep", "--set", "model.gain_init=-7,-2"]  # fmt: skip
     chosen = tuning.representatives(found_for(asked(tmp_path, *words)))
-    assert {family: found.name for (_, family), found in chosen.items()} == {
-        "wide": "wide-gain_init_-7",
-        "loop": "loop_k4-gain_init_-7",
-        "dual": "a50_k4-gain_init_-7",
-    }
+    names = {family: found.name.partition("-")[0] for (_, family), found in chosen.items()}
+    assert names == {"wide": "wide", "loop": "loop_k4", "dual": "a50_k4"}
+    assert all(found.name.endswith("-gain_init_-7") for found in chosen.values())
 
 
 WSD = {"schedule": "wsd", "cooldown": 0.2}
@@ -250,10 +242,8 @@ def test_under_wsd_shorter_runs_branch_from_the_longest(tmp_path):
     long, *short = _runs(request, _shared(request), found, {})
     assert long.configuration.name == "a50_k2-max_tokens_640"
     assert (long.settings.run.keep, long.settings.run.branch_from) == (0, None)
-    assert {run.steps: run.settings.run.branch_from for run in short} == {
-        5: str(long.folder),
-        2: str(long.folder),
-    }
+    trunks = {run.steps: run.settings.run.branch_from for run in short}
+    assert trunks == dict.fromkeys((5, 2), str(long.folder))
     assert long.is_ready
     assert not any(run.is_ready for run in short)
     (long.folder / "checkpoints").mkdir(parents=True)
