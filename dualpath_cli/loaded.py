@@ -19,9 +19,8 @@ import torch.nn.functional as F
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.decoding.sampler import Sampler
 from dualpath_cli.decoding.sampling import Sampling
-from dualpath_cli.decoding.writing import Limits, write_on
+from dualpath_cli.decoding.writing import Limits, Sampler, write_on
 from dualpath_cli.errors import UserError
 from dualpath_cli.export.hf.reading import read_folder
 from dualpath_cli.export.weights import Weights

@@ -1,6 +1,18 @@
-"""Writing a batch of texts, one id of each at a time, until all have ended.
+"""Sampler: from logits to the next id of each sequence of a batch.
+
+Shapes: B sequences, V rows of the vocabulary, I ids that the tokenizer has.
+
+Writing a batch of texts, one id of each at a time, until all have ended.
 
 Shapes: B prompts, T new positions, V rows of the vocabulary.
+
+Self-speculation: the model drafts with one loop, and verifies what it drafted with all of them.
+
+Texts are distributed as without drafts: a drafted id is kept with probability min(1, p / q), where
+p is its probability with all loops and q with one; the first that is not kept is drawn again from
+max(0, p - q) (Leviathan et al. 2023, arXiv 2211.17192).
+
+Shapes: N ids of a draft, V rows of the vocabulary.
 """
 
 import codecs
@@ -9,8 +21,91 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
-from dualpath_cli.decoding.sampler import Sampler
+from dualpath_cli.decoding.decoder import Decoder
+from dualpath_cli.decoding.sampling import Sampling
+from dualpath_cli.errors import RunFailed
+from dualpath_cli.intervention import Intervention
+
+
+class Sampler:
+    """Draws as `sampling` says, from the ids of the tokenizer."""
+
+    def __init__(self, sampling: Sampling, ids: int) -> None:
+        """`ids` are those that the tokenizer has; rows of the vocabulary beyond get nothing."""
+        self._sampling = sampling
+        self._ids = ids
+
+    def probabilities(
+        self, logits_BV: torch.Tensor, ids_of_each: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        """Maps logits to probabilities (B, V), in float32 or, of such logits, in float64.
+
+        `ids_of_each` are the ids of each text so far, with its prompt, without padding.
+        """
+        sampling, vocabulary = self._sampling, logits_BV.shape[-1]
+        exact = torch.promote_types(logits_BV.dtype, torch.float32)
+        logits_BI = logits_BV[:, : self._ids].to(exact)
+        if sampling.repetition_penalty != 1:
+            logits_BI = self._penalized(logits_BI, ids_of_each)
+        if sampling.greedy:
+            probs_BI = F.one_hot(logits_BI.argmax(-1), logits_BI.shape[-1]).to(exact)
+            probs_BI = probs_BI.masked_fill(logits_BI.isnan().any(-1, keepdim=True), torch.nan)
+        else:
+            probs_BI = self._filtered(logits_BI / sampling.temperature).softmax(-1)
+        return F.pad(probs_BI, (0, vocabulary - probs_BI.shape[-1]))
+
+    def draw(self, probs_BV: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
+        """Draws an id of each sequence, (B,), on the CPU.
+
+        Each takes one number of its own generator, on the CPU, so that it depends neither on the
+        batch nor, except for rounding, on the device.
+
+        Raises:
+            RunFailed: if probabilities are nan or infinite.
+        """
+        numbers_B = torch.stack(
+            [torch.rand((), dtype=torch.float64, generator=each) for each in generators]
+        )
+        cumulative_BV = probs_BV.double().cumsum(-1)
+        all_B1 = cumulative_BV[:, -1:].contiguous()
+        wanted_B1 = numbers_B[:, None].to(probs_BV.device) * all_B1
+        ids_B1 = torch.searchsorted(cumulative_BV, wanted_B1, right=True)
+        # Where rounding makes the number the whole sum, the last id that has any probability.
+        ids_B1 = ids_B1.minimum(torch.searchsorted(cumulative_BV, all_B1))
+        ids_B = torch.where(all_B1.isfinite(), ids_B1, -1)[:, 0].cpu()
+        if (ids_B < 0).any():
+            raise RunFailed("the model gives no numbers: its logits are nan or infinite")
+        return ids_B
+
+    def _penalized(
+        self, logits_BI: torch.Tensor, ids_of_each: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        there_BI = torch.zeros(logits_BI.shape, dtype=torch.bool)
+        for there_I, ids in zip(there_BI, ids_of_each, strict=True):
+            there_I[torch.tensor(ids)] = True
+        penalty = self._sampling.repetition_penalty
+        penalized_BI = torch.where(logits_BI < 0, logits_BI * penalty, logits_BI / penalty)
+        return torch.where(there_BI.to(logits_BI.device), penalized_BI, logits_BI)
+
+    def _filtered(self, logits_BI: torch.Tensor) -> torch.Tensor:
+        """Applies top_k, top_p and min_p: the logits of ids that they exclude become -inf."""
+        sampling = self._sampling
+        if sampling.top_k:
+            least_B1 = logits_BI.topk(min(sampling.top_k, logits_BI.shape[-1])).values[:, -1:]
+            logits_BI = logits_BI.masked_fill(logits_BI < least_B1, -torch.inf)
+        if sampling.top_p < 1:
+            sorted_BI, order_BI = logits_BI.sort()
+            out_BI = sorted_BI.softmax(-1).cumsum(-1) <= 1 - sampling.top_p
+            out_BI[:, -1] = False
+            logits_BI = logits_BI.masked_fill(out_BI.scatter(1, order_BI, out_BI), -torch.inf)
+        if sampling.min_p is not None:
+            probs_BI = logits_BI.softmax(-1)
+            least_B1 = sampling.min_p * probs_BI.amax(-1, keepdim=True)
+            logits_BI = logits_BI.masked_fill(probs_BI < least_B1, -torch.inf)
+        return logits_BI
+
 
 NextLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Maps new ids (B, T), and which of them are not padding (B, T), to the logits of the id after the
@@ -163,3 +258,108 @@ def filled_up_on_the_left(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tenso
     rows = [[*[0] * (longest - len(ids)), *ids] for ids in prompts]  # any id: none looks there
     lengths_B1 = torch.tensor([[len(ids)] for ids in prompts])
     return torch.tensor(rows), torch.arange(longest) >= longest - lengths_B1
+
+
+DRAFT = Intervention(loops=1)
+"""The intervention under which drafts are written: of K + 1 sublayers a layer it takes two."""
+
+
+@dataclass
+class Drafts:
+    """Counts of drafted ids."""
+
+    ids: int = 0
+    accepted: int = 0
+
+
+def write_on_drafts(
+    decoder: Decoder,
+    prompt: Sequence[int],
+    sampler: Sampler,
+    generator: torch.Generator,
+    token_values: Sequence[bytes],
+    limits: Limits,
+    length: int,
+    drafts: Drafts,
+) -> Iterator[Piece]:
+    """Yields a piece for each new id of one text, by drafts of `length` ids at most.
+
+    `drafts` counts them. The decoder has begun, and has `DRAFT` for its drafts.
+    """
+    text, stream = list(prompt), TextStream(token_values, limits.stops)
+    end = None
+    while end is None:
+        # A draft and the id after it must not go beyond the last id that may be written.
+        left = min(limits.max_new_tokens - (len(text) - len(prompt)), limits.window + 1 - len(text))
+        for id in draw_some(decoder, text, sampler, generator, min(length, left - 1), drafts):
+            text.append(id)
+            piece, end = step(stream, id, len(text) - len(prompt), len(text) - 1, limits)
+            yield Piece(0, id, piece, end)
+            if end is not None:
+                break
+
+
+def draw_some(
+    decoder: Decoder,
+    text: Sequence[int],
+    sampler: Sampler,
+    generator: torch.Generator,
+    length: int,
+    drafts: Drafts,
+) -> list[int]:
+    """Draws from one to `length` + 1 ids that follow a text, of which some are drafted.
+
+    Of the text the decoder has read all but the last id, or nothing.
+    """
+    if decoder.length == 0 and len(text) > 1:
+        decoder.logits(torch.tensor([text[:-1]]), last=1)
+    read = len(text) - 1
+    length = length if read else 0  # with nothing read, there is nothing to come back to
+    drafted, q_NV = _draft(decoder, text, sampler, generator, length)
+    decoder.rewind(read)
+    logits_NV = decoder.logits(torch.tensor([[text[-1], *drafted]]))[0]
+    texts = [[*text, *drafted[:count]] for count in range(len(drafted) + 1)]
+    p_NV = sampler.probabilities(logits_NV, texts)
+    kept, drawn = verified(drafted, q_NV, p_NV, sampler, generator)
+    drafts.ids += len(drafted)
+    drafts.accepted += kept
+    decoder.rewind(read + 1 + kept)
+    return [*drafted[:kept], drawn]
+
+
+def _draft(
+    decoder: Decoder,
+    text: Sequence[int],
+    sampler: Sampler,
+    generator: torch.Generator,
+    length: int,
+) -> tuple[list[int], list[torch.Tensor]]:
+    """Ids that follow a text by one loop, and the probabilities (V,) that each was drawn from."""
+    drafted: list[int] = []
+    q_NV: list[torch.Tensor] = []
+    for _ in range(length):
+        ids = torch.tensor([[[*text, *drafted][-1]]])
+        q_1V = sampler.probabilities(decoder.logits(ids, drafting=True)[:, -1], [[*text, *drafted]])
+        drafted.append(int(sampler.draw(q_1V, [generator])))
+        q_NV.append(q_1V[0])
+    return drafted, q_NV
+
+
+def verified(
+    drafted: Sequence[int],
+    q_NV: Sequence[torch.Tensor],
+    p_NV: torch.Tensor,
+    sampler: Sampler,
+    generator: torch.Generator,
+) -> tuple[int, int]:
+    """How many of N drafted ids are kept, and the id that follows them.
+
+    `q_NV` are the probabilities that they were drawn from, `p_NV` (N + 1, V) the model's own.
+    """
+    for place, (id, q_V, p_V) in enumerate(zip(drafted, q_NV, p_NV[:-1], strict=True)):
+        chance = torch.rand((), dtype=torch.float64, generator=generator)
+        if not chance * float(q_V[id]) < float(p_V[id]):  # also where p is no number
+            rest_V = (p_V - q_V).clamp(min=0)
+            rest_V = p_V if float(rest_V.sum()) == 0 else rest_V  # where rounding left nothing
+            return place, int(sampler.draw(rest_V[None], [generator]))
+    return len(drafted), int(sampler.draw(p_NV[-1:], [generator]))

@@ -16,9 +16,8 @@ from torch import nn
 from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.decoding.sampler import Sampler
 from dualpath_cli.decoding.sampling import Sampling
-from dualpath_cli.decoding.writing import Limits, batches, write_on
+from dualpath_cli.decoding.writing import Limits, Sampler, batches, write_on
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 from dualpath_cli.output.console import plain_console

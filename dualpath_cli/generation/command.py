@@ -24,7 +24,7 @@ def run(options: Generate) -> str:
     """Writes texts; returns the file they are in as text, or nothing where they were printed."""
     trained, tokenizer, change, prompts = options.read()
     from dualpath_cli.decoding.decoder import Decoder
-    from dualpath_cli.decoding.speculation import DRAFT
+    from dualpath_cli.decoding.writing import DRAFT
     from dualpath_cli.generation.loading import autocast_of, device_of, load_model, round_weights
     from dualpath_cli.generation.texts import Text, Took, write
 

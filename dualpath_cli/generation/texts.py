@@ -7,9 +7,15 @@ from dataclasses import dataclass, field
 import torch
 
 from dualpath_cli.decoding.decoder import Decoder
-from dualpath_cli.decoding.sampler import Sampler
-from dualpath_cli.decoding.speculation import Drafts, write_on_drafts
-from dualpath_cli.decoding.writing import End, Limits, batches, write_on
+from dualpath_cli.decoding.writing import (
+    Drafts,
+    End,
+    Limits,
+    Sampler,
+    batches,
+    write_on,
+    write_on_drafts,
+)
 from dualpath_cli.generation.prompts import Prompt
 from dualpath_cli.generation.request import Generate
 from dualpath_cli.seeds import seed_from

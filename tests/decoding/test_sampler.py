@@ -7,8 +7,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.decoding.sampler import Sampler
 from dualpath_cli.decoding.sampling import Sampling
+from dualpath_cli.decoding.writing import Sampler
 from dualpath_cli.errors import RunFailed
 
 IDS = 23

@@ -9,12 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualpath_cli.decoding import speculation
+from dualpath_cli.decoding import writing
 from dualpath_cli.decoding.decoder import Decoder
-from dualpath_cli.decoding.sampler import Sampler
 from dualpath_cli.decoding.sampling import Sampling
-from dualpath_cli.decoding.speculation import DRAFT, Drafts, verified, write_on_drafts
-from dualpath_cli.decoding.writing import Limits, Piece, write_on
+from dualpath_cli.decoding.writing import (
+    DRAFT,
+    Drafts,
+    Limits,
+    Piece,
+    Sampler,
+    verified,
+    write_on,
+    write_on_drafts,
+)
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 from tests.lazy import Lazy
@@ -151,7 +158,7 @@ def test_sampled_texts_are_distributed_as_without_drafts(length, texts, monkeypa
         return p_value(counts, distribution(prompt, sampling))
 
     assert p_of_pairs() > 0.001
-    monkeypatch.setattr(speculation, "verified", redrawn_from_the_whole)
+    monkeypatch.setattr(writing, "verified", redrawn_from_the_whole)
     assert p_of_pairs() < 1e-6  # it would show
 
 

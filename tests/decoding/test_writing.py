@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.decoding.decoder import Decoder
-from dualpath_cli.decoding.sampler import Sampler
 from dualpath_cli.decoding.sampling import Sampling
-from dualpath_cli.decoding.writing import Limits, Piece, write_on
+from dualpath_cli.decoding.writing import Limits, Piece, Sampler, write_on
 from dualpath_cli.generation.loading import round_weights
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
