@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 from dualpath_cli.cli.session import Session
 from dualpath_cli.output.progress import Progress, counted
 from dualpath_cli.recipe.optimizer import std_factors
-from dualpath_cli.study.facts import decisive_facts, source_facts, study_facts
-from dualpath_cli.study.passes import FILLER, Pass
+from dualpath_cli.study.passes import FILLER, Pass, decisive_facts, source_facts, study_facts
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.data_module import Batch
 from dualpath_cli.training.data.windows import Tokens, Windows, collate

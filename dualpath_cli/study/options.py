@@ -13,9 +13,6 @@ from dualpath_cli.text.documents import parse_source, split_name
 from dualpath_cli.text.manifest import is_data_folder
 from dualpath_cli.text.storage import is_remote
 
-TAGGER = "en_core_web_sm"
-"""The spaCy pipeline by default."""
-
 
 @dataclass(frozen=True)
 class Texts(OwnClasses):
@@ -31,7 +28,7 @@ class Texts(OwnClasses):
 
     @property
     def folder(self) -> Path:
-        """What the study writes to, once `take_sources` knows the run."""
+        """The folder to write to, once `take_sources` knows the run."""
         assert self.out is not None
         return Path(self.out)
 

@@ -1,4 +1,6 @@
-"""The part of speech of each model token: a universal (UPOS) tag, by spaCy and a rule for sums.
+"""The part of speech of each model token, a universal (UPOS) tag, and classes of tokens by it.
+
+The tag is by spaCy and a rule for sums; nothing slow is imported before it is asked for.
 
 1. a window's tokens are joined to text, which may begin and end in the middle of a character;
 2. spaCy splits the text into words and tags them;
@@ -18,13 +20,66 @@ So `well-known`, `30-minute`, `and/or`, `$12/hour`, `x = 5` and `C++` keep spaCy
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from dualpath_cli.errors import UserError
+
+TAGGER = "en_core_web_sm"
+"""The spaCy pipeline by default."""
+UPOS = (
+    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN",
+    "PUNCT", "SCONJ", "SPACE", "SYM", "VERB", "X",
+)  # fmt: skip
+"""Universal part-of-speech tags, and spaCy's SPACE."""
+PATHS: Mapping[str, tuple[float, float]] = {"wide": (0.0, 1.0), "deep": (1.0, 0.0)}
+"""The gates (g_d, g_w) of tokens that are forced to a path."""
+RANDOM = "random-as-"
+"""The beginning of the name of the random tokens beside a class."""
+
+
+@dataclass(frozen=True)
+class TokenClass:
+    """Tokens by part of speech."""
+
+    name: str
+    upos: tuple[str, ...]
+    forced: bool = False  # whether ablate forces them to each path unless told otherwise
+
+    def to(self, path: str) -> "ForcedClass":
+        return ForcedClass(self.name, self.upos, path)
+
+
+@dataclass(frozen=True)
+class ForcedClass:
+    """A class of tokens and the path that they are forced to."""
+
+    name: str
+    upos: tuple[str, ...]
+    path: str  # a key of `PATHS`
+
+
+ARITHMETIC = TokenClass("arithmetic", ("NUM", "SYM"), forced=True)
+STRUCTURE = TokenClass("structure", ("SPACE", "PUNCT", "SYM"))
+FUNCTION = TokenClass("function", ("ADJ", "ADV", "PART", "PRON", "VERB"), forced=True)
+CLOSED = TokenClass("closed-class", ("ADP", "AUX", "CCONJ", "DET", "PART", "PRON", "SCONJ"))
+PAPER = (ARITHMETIC, STRUCTURE, FUNCTION, CLOSED)
+"""The paper's claims are about these. Its authors' revision forces `ARITHMETIC` and `FUNCTION`; the
+paper names `STRUCTURE` as leaning deep; `CLOSED` are function words as grammars have them."""
+
+OTHERS: tuple[TokenClass, ...] = ()
+"""Further classes. `routing` measures them and shows them in a table, a figure and on the page;
+`ablate --suite token-classes` forces those that are `forced`. Their tests are corrected apart from
+the paper's."""
+
+
+def measured() -> tuple[TokenClass, ...]:
+    return (*PAPER, *OTHERS)
+
 
 Span = tuple[int, int, str]
 """The first character, the one after the last, and their tag."""
@@ -52,12 +107,9 @@ _ARITHMETIC = re.compile(
 
 
 class Tagger:
-    """Tags model tokens by a spaCy pipeline: the name of a package, or a folder.
+    """Tags model tokens by a spaCy pipeline: the name of a package, or a folder."""
 
-    Raises UserError where spaCy or the pipeline is missing, or sets no universal tags.
-    """
-
-    def __init__(self, pipeline: str | Path = "en_core_web_sm") -> None:
+    def __init__(self, pipeline: str | Path = TAGGER) -> None:
         self.nlp = _load(str(pipeline))
 
     @property
@@ -66,11 +118,8 @@ class Tagger:
         import spacy
 
         meta = self.nlp.meta
-        return {
-            "pipeline": f"{meta['lang']}_{meta['name']}",
-            "version": meta["version"],
-            "spacy": spacy.__version__,
-        }
+        name = f"{meta['lang']}_{meta['name']}"
+        return {"pipeline": name, "version": meta["version"], "spacy": spacy.__version__}
 
     def tags(self, windows: Iterable[Sequence[bytes]]) -> Iterator[list[str]]:
         """Yields a tag per token of each window, in order.
@@ -96,13 +145,13 @@ class Tagger:
 
 
 def text_of(window: Sequence[bytes]) -> str:
-    """Returns the text of a window's tokens; each byte of a broken character is one U+FFFD."""
+    """The text of a window's tokens; each byte of a broken character is one U+FFFD."""
     text = b"".join(window).decode(errors="surrogateescape")
     return re.sub("[\udc80-\udcff]", "\ufffd", text)
 
 
 def arithmetic(text: str) -> list[Span]:
-    """Returns the numbers (NUM) and the operators (SYM) of a text, by the rule above."""
+    """The numbers (NUM) and the operators (SYM) of a text, by the rule above."""
     return [(m.start(), m.end(), str(m.lastgroup)) for m in _ARITHMETIC.finditer(text)]
 
 
@@ -136,8 +185,7 @@ def align(window: Sequence[bytes], spans: Iterable[Span]) -> list[str]:
 def check_pipeline(pipeline: str) -> str:
     """Looks whether spaCy and a pipeline are there, without importing either.
 
-    Returns what to do if the pipeline should turn out to be damaged. Raises UserError, with the
-    command that installs what is missing.
+    Returns what to do if the pipeline should turn out to be damaged.
     """
     if find_spec("spacy") is None:
         raise UserError("parts of speech need the package spacy: pip install 'dualpath[pos]'")
@@ -153,7 +201,7 @@ def check_pipeline(pipeline: str) -> str:
 
 
 def _load(pipeline: str) -> Any:
-    """Returns spaCy's pipeline without the components that do nothing for universal tags."""
+    """spaCy's pipeline without the components that do nothing for universal tags."""
     way_out = check_pipeline(pipeline)
     import spacy
 
@@ -168,6 +216,6 @@ def _load(pipeline: str) -> Any:
     if not tagged:
         raise UserError(
             f"spaCy pipeline '{pipeline}' sets no universal part-of-speech tags; "
-            "give one that does: python -m spacy download en_core_web_sm"
+            f"give one that does: python -m spacy download {TAGGER}"
         )
     return nlp

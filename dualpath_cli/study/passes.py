@@ -1,7 +1,8 @@
-"""Passes, of which every study consists, and how those that are finished are kept.
+"""Passes, of which every study consists, and the facts that decide their numbers.
 
 A *pass* is one source with one thing done to the model. A finished pass is a file of arrays, found
-again by what decides its numbers, so that a study is continued where it stopped.
+again by what decides its numbers: checkpoint, texts, ways of computing. So a study is continued
+where it stopped.
 
 Shapes: B windows of a batch, T positions.
 """
@@ -11,21 +12,105 @@ import json
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from lightning.pytorch import Trainer
 
+from dualpath_cli.cli.launch import Launch
 from dualpath_cli.files import replacing
+from dualpath_cli.kernels.device import device_name
 from dualpath_cli.statistics.bootstrap import clusters_of
-from dualpath_cli.study.facts import array_digest
+from dualpath_cli.text.documents import Source, source_files
+from dualpath_cli.text.manifest import MANIFEST, Manifest
+from dualpath_cli.text.storage import exists, local_copy
 from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.module import DualPathModule
+
+LAST_LAYER = (
+    "The final RMSNorm takes the scale out of the last layer's output: only g_d : g_w counts "
+    "there, so that what depends on the size of its gates cannot be set beside other layers."
+)
+"""The caption of tables with the gates of the last layer."""
+
+
+def study_facts(launch: Launch, trainer: Trainer) -> dict[str, Any]:
+    settings = launch.settings
+    return {
+        "checkpoint": checkpoint_facts(launch),
+        "model": asdict(settings.model),
+        "seed": settings.seed_everything,
+        "precision": str(trainer.precision),
+        "device": device_name(trainer.strategy.root_device),
+        "torch": torch.__version__,
+        "devices": trainer.world_size,
+        "micro_batch": settings.run.micro_batch,
+        "max_tokens": settings.data.val_tokens,
+        "val_seed": settings.data.val_seed,
+    }
+
+
+def checkpoint_facts(launch: Launch) -> dict[str, Any]:
+    """Its path, step, and the hash of its file, or of all files of a folder of shards."""
+    path = launch.checkpoint
+    assert path is not None
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    digest = _file_digest(file for file in files if file.is_file())
+    return {"path": str(path), "step": launch.step, "sha256": digest}
+
+
+def decisive_facts(facts: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
+    """The facts that decide numbers to the last bit; not where files are."""
+    names = ("model", "seed", "precision", "device", "torch", "devices", "micro_batch")
+    return {name: facts[name] for name in names} | {
+        "checkpoint": facts["checkpoint"]["sha256"],
+        "strategy": type(trainer.strategy).__name__,
+        "matmul": torch.get_float32_matmul_precision(),
+    }
+
+
+def source_facts(name: str, location: str, windows: Windows, tokenizer: str) -> dict[str, Any]:
+    """What a source is; `tokenizer` is the fingerprint of the one that cut it.
+
+    `sha256` is that of its file, of its files one after the other; or a data folder's fingerprint.
+    """
+    if exists(f"{location}/{MANIFEST}"):
+        digest = Manifest.read(location).fingerprint
+    else:
+        digest = _file_digest(source_files(Source(name, local_copy(location))))
+    return {
+        "name": name,
+        "path": location,
+        "sha256": digest,
+        "tokenizer": tokenizer,
+        "sequences": windows.n_filled,
+        "tokens": windows.n_tokens,
+        "clusters": clusters_of(windows).facts,
+    }
+
+
+def array_digest(arrays: Iterable[npt.NDArray[Any]]) -> str:
+    """Hash of arrays of whole numbers, and of where one ends."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{len(array)}/".encode())
+        digest.update(np.ascontiguousarray(array, np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def _file_digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as content:
+            hashlib.file_digest(content, lambda: digest)
+    return digest.hexdigest()
+
 
 Arrays = dict[str, npt.NDArray[Any]]
 """The results of a pass, by name."""

@@ -1,34 +1,51 @@
-"""Several runs together: what a row or a class of tokens costs in all of them, and their claims."""
+"""Several runs together: the costs of a row or a class of tokens in all of them; their claims.
 
+Of their routing there is a page with figures and claims, and of two a page side by side, token by
+token.
+"""
+
+import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import format_csv, without_nan, write_texts
+from dualpath_cli.output import page as output_page
 from dualpath_cli.output.figures import save
 from dualpath_cli.output.table import Column, Table, show
+from dualpath_cli.run import run_file
+from dualpath_cli.run.run_folder import TOKENIZER
 from dualpath_cli.statistics.significance import holm, signed_rank_p
-from dualpath_cli.study.ablation.table import REPORT
-from dualpath_cli.study.classes import PAPER
+from dualpath_cli.study.ablation.tables import REPORT
+from dualpath_cli.study.parts_of_speech import PAPER
 from dualpath_cli.study.passes import read_arrays
-from dualpath_cli.study.routing.claim_table import as_row, claim_table, runs_table, verdicts
-from dualpath_cli.study.routing.claims import Claim, decided, same_profile
-from dualpath_cli.study.routing.figures import layers as layer_figures
-from dualpath_cli.study.routing.page import beside
+from dualpath_cli.study.routing import figures
+from dualpath_cli.study.routing.claims import (
+    Claim,
+    as_row,
+    claim_table,
+    decided,
+    runs_table,
+    same_profile,
+    verdicts,
+)
+from dualpath_cli.study.routing.page import page
+from dualpath_cli.study.routing.page.passes import models
 from dualpath_cli.study.routing.readouts import most_steps
-from dualpath_cli.study.routing.report import CLAIMS, PAGE, SUMMARY
+from dualpath_cli.study.routing.report import CLAIMS, PAGE, SUMMARY, page_facts
 from dualpath_cli.study.routing.study import PASSES
 from dualpath_cli.study.routing.summary import Summary
-
-SOURCE_FACTS = ("sha256", "tokens", "sequences", "clusters", "anchored", "loss", "bits_per_byte")
-"""The numbers of each source in the routing summary of several runs."""
+from dualpath_cli.study.routing.tokens import Example
+from dualpath_cli.text.tokenizer import Tokenizer
 
 Record = dict[str, Any]
 
@@ -41,12 +58,12 @@ def _reports(folders: Sequence[Path], name: str) -> list[Record]:
 
 
 def ablations(folders: Sequence[Path], out: Path, console: Console) -> list[Path]:
-    """Reads the tables of each run's folder, writes what they say together; returns the paths.
+    """Reads the tables of each run's folder, writes those of all together; returns the paths.
 
     runs.csv has the mean difference and its standard deviation over the runs for each row that all
     have; runs_token_classes.csv the mean excess of each class over random tokens, in how many runs
     it is above zero, and the p-value of Wilcoxon's signed-rank test on the runs' excesses, as it is
-    and corrected for their number (Holm). Raises UserError where a run's loss is no number.
+    and corrected for their number (Holm).
     """
     reports = _reports(folders, REPORT)
     for folder, report in zip(folders, reports, strict=True):
@@ -60,11 +77,8 @@ def ablations(folders: Sequence[Path], out: Path, console: Console) -> list[Path
     classes = excess_over_runs([report["excess"] for report in reports])
     if classes:
         _show(classes, len(folders), console)
-    content = {
-        "runs": [report["checkpoint"] for report in reports],
-        "rows": rows,
-        "token_classes": classes,
-    }
+    checkpoints = [report["checkpoint"] for report in reports]
+    content = {"runs": checkpoints, "rows": rows, "token_classes": classes}
     texts = {"runs.json": json.dumps(content, indent=2) + "\n", "runs.csv": format_csv(rows)}
     if classes:
         texts["runs_token_classes.csv"] = format_csv(classes)
@@ -72,7 +86,7 @@ def ablations(folders: Sequence[Path], out: Path, console: Console) -> list[Path
 
 
 def differences_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
-    """Returns a row for each row that all runs have: mean and standard deviation over them."""
+    """A row for each row that all runs have: mean and standard deviation over them."""
     keys = ("suite", "intervention", "source")
     return [
         {
@@ -87,7 +101,7 @@ def differences_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
 
 
 def excess_over_runs(runs: Sequence[Sequence[Record]]) -> list[Record]:
-    """Returns a row for each class and source that all runs have, from their `excess` rows.
+    """A row for each class and source that all runs have, from their `excess` rows.
 
     The tests of the paper's classes are corrected together, those of all other classes apart.
     """
@@ -149,8 +163,7 @@ def routings(folders: Sequence[Path], out: Path, console: Console) -> list[Path]
     """Reads what was written of each run and sets the runs side by side; returns the paths.
 
     A run's line in the figures is the mean over its sources. The claims of all runs go to
-    claims.csv, and to a page that leads to each run's page. Raises UserError where the runs were
-    read on different sources.
+    claims.csv, and to a page that leads to each run's page.
     """
     reports = _reports(folders, SUMMARY)
     sources = [
@@ -176,18 +189,22 @@ def routings(folders: Sequence[Path], out: Path, console: Console) -> list[Path]
         show(console, claim_table(profiles))
     by_claim = verdicts(rows)
     show(console, runs_table(by_claim, names))
-    nulls = [line for line in untrained.values() if line.layers == lines[names[0]].layers]
-    figures = {
-        "depth": layer_figures.depth(lines, Summary.average(nulls)),
-        "steps": layer_figures.steps(lines, Summary.average(nulls)),
-        "polarisation": layer_figures.polarisation(lines),
+    alike = [line for line in untrained.values() if line.layers == lines[names[0]].layers]
+    null = Summary.average(alike)
+    drawings = {
+        "depth": figures.depth(lines, null),
+        "steps": figures.steps(lines, null),
+        "polarisation": figures.polarisation(lines),
     }
+    source_facts = (
+        "sha256", "tokens", "sequences", "clusters", "anchored", "loss", "bits_per_byte",
+    )  # fmt: skip
     content = {
         "runs": {
             name: {
                 "checkpoint": report["checkpoint"],
                 "sources": {
-                    source: {key: facts[key] for key in SOURCE_FACTS}
+                    source: {key: facts[key] for key in source_facts}
                     for source, facts in report["sources"].items()
                 },
                 **lines[name].report(),
@@ -195,30 +212,24 @@ def routings(folders: Sequence[Path], out: Path, console: Console) -> list[Path]
             for name, report in runs.items()
         }
     }
-    both = beside.write(folders, reports, names, out, console)
+    both = _write_beside(folders, reports, names, out, console)
     pages = {name: f"{folder.name}/{PAGE}" for name, folder in zip(names, folders, strict=True)}
     texts = {
         SUMMARY: json.dumps(content, indent=2, allow_nan=False) + "\n",
         CLAIMS: format_csv(rows) if rows else "",
-        PAGE: beside.several(pages, runs_table(by_claim, names, sortable=True), both, figures),
+        PAGE: _several(pages, runs_table(by_claim, names, sortable=True), both, drawings),
     }
-    return [*save(out, figures), *both, *write_texts(out, texts)]
+    return [*save(out, drawings), *both, *write_texts(out, texts)]
 
 
 def _profiles(lines: dict[str, Summary], untrained: dict[str, Summary]) -> list[Claim]:
     """Whether runs of the same layers share a profile, for each pair of them."""
-    return decided(
-        [
-            claim
-            for one, other in combinations(lines, 2)
-            if lines[one].layers == lines[other].layers
-            for claim in same_profile(
-                f"{one}, {other}",
-                (lines[one], lines[other]),
-                (untrained[one], untrained[other]),
-            )
-        ]
-    )
+    statements = []
+    for pair in combinations(lines, 2):
+        both, nulls = ([of[name] for name in pair] for of in (lines, untrained))
+        if both[0].layers == both[1].layers:
+            statements += same_profile(", ".join(pair), both, nulls)
+    return decided(statements)
 
 
 def _average(folder: Path, report: Record, key: str) -> Summary:
@@ -229,3 +240,104 @@ def _average(folder: Path, report: Record, key: str) -> Summary:
     return Summary.average(
         [Summary.from_sums(sums, layers, most_steps(model), model.n_layers) for sums in passes]
     )
+
+
+def _write_beside(
+    folders: Sequence[Path],
+    reports: Sequence[dict[str, Any]],
+    names: Sequence[str],
+    out: Path,
+    console: Console,
+) -> list[Path]:
+    """Writes the page of two runs and returns its path; of more or fewer there is none.
+
+    `reports` are the runs' summaries. Where the runs cannot be set side by side, says why.
+    """
+    if len(folders) != 2:
+        return []
+    title = f"{names[0]} beside {names[1]}"
+    run, other_run = (folder.name.rpartition("-step-")[0] for folder in folders)
+    if run == other_run:  # two checkpoints
+        names = [f"step {report['checkpoint']['step']:,}" for report in reports]
+        title = f"{run}, {names[0]} beside {names[1]}"
+    sources = list(reports[0]["sources"])
+    reason = _unlike(reports)
+    if reason is None:
+        read = [
+            models(folder, sources, name)[0] for folder, name in zip(folders, names, strict=True)
+        ]
+        counts = {len(model.examples) for model in read}
+        pairs = list(zip(read[0].examples, read[1].examples, strict=False))
+        if len(counts) > 1 or not all(_same(*pair) for pair in pairs):
+            reason = "their sequences differ; give --max-tokens and --data.val_seed for both"
+    if reason is not None:
+        text = f"no page of both runs side by side: {reason}"
+        console.print(text, highlight=False, soft_wrap=True)
+        return []
+    lengths = [min(len(one.tokens), len(other.tokens)) for one, other in pairs]
+    cut = [
+        [example.first(n) for example, n in zip(model.examples, lengths, strict=True)]
+        for model in read
+    ]
+    read = [replace(model, examples=own) for model, own in zip(read, cut, strict=True)]
+    facts = [
+        (f"{name}: {term}", text)
+        for name, report in zip(names, reports, strict=True)
+        for term, text in page_facts(report)
+    ]
+    folder = run_file.find(reports[0]["checkpoint"]["path"]).folder
+    values = Tokenizer.load(folder / TOKENIZER).token_values()
+    path = out / "beside.html"
+    return [page.write(path, title, facts, reports[0]["layers"], read, values)]
+
+
+def _several(
+    pages: Mapping[str, str], claims: Table, both: Sequence[Path], drawings: Mapping[str, Figure]
+) -> str:
+    """The page of several runs, with a link to the page of each.
+
+    `pages` are the runs' pages by the runs' names, `both` are pages of two of them.
+    """
+    links = [
+        *pages.items(),
+        *(("both, side by side", path.name) for path in both),
+        ("the claims with their intervals", CLAIMS),
+    ]
+    items = "".join(
+        f'<li><a href="{html.escape(target)}">{html.escape(name)}</a></li>\n'
+        for name, target in links
+    )
+    captions = {
+        "depth": "Deep share and cosine per layer, a line a run.",
+        "steps": "What each step does per layer, a row of panels a run; dashed before training.",
+        "polarisation": "Difference of the gates per layer, a line a run.",
+    }
+    sections = [
+        "<p>Each run has a page of its own, to read token by token:</p>",
+        f"<ul>\n{items}</ul>",
+        output_page.pictures(drawings, captions),
+        output_page.tables([claims]),
+    ]
+    return output_page.page(f"Routing of {len(pages)} runs", sections)
+
+
+def _unlike(reports: Sequence[dict[str, Any]]) -> str | None:
+    """Why two runs cannot be set side by side; None if they can."""
+    tokenizers = [[source["tokenizer"] for source in r["sources"].values()] for r in reports]
+    layers = [report["layers"] for report in reports]
+    lengths = [report["model"]["max_seq_len"] for report in reports]
+    if tokenizers[0] != tokenizers[1]:
+        return "their tokenizers differ"
+    if layers[0] != layers[1]:
+        return "layers {} of the one have gates, layers {} of the other".format(
+            *(", ".join(map(str, its)) for its in layers)
+        )
+    if lengths[0] != lengths[1]:
+        return "their sequences have up to {:,} and {:,} tokens".format(*lengths)
+    return None
+
+
+def _same(one: Example, other: Example) -> bool:
+    """Whether two examples are of the same text, as far as both were read."""
+    place = (one.source, one.number, one.length) == (other.source, other.number, other.length)
+    return place and all(a == b for a, b in zip(one.tokens, other.tokens, strict=False))

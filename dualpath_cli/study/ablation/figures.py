@@ -16,22 +16,18 @@ from matplotlib.figure import Figure
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.output.colors import MUTED, SOURCES
 from dualpath_cli.output.figures import panels, plain, save
-from dualpath_cli.study.ablation.comparison import Result
-from dualpath_cli.study.ablation.suites import BASELINE, SHORTER
-from dualpath_cli.study.ablation.table import by_layer, meaning_of
+from dualpath_cli.study.ablation.options import BASELINE, SHORTER
+from dualpath_cli.study.ablation.tables import Result, by_layer, meaning_of
 
 TITLE = "loss less that of the learned router (nats per token)"
 
 
 def draw(folder: Path, results: Sequence[Result], loops: int | None) -> list[Path]:
     """Writes the figures that the results have rows for, as PNG and PDF; returns their paths."""
-    figures = {
-        "forced_loops": _forced_loops(results, loops),
-        "halting": _halting(results),
-        "layers": _layers(results),
-        "passes": _passes(results),
-    }
-    return save(folder, figures)
+    return save(folder, {
+        "forced_loops": _forced_loops(results, loops), "halting": _halting(results),
+        "layers": _layers(results), "passes": _passes(results),
+    })  # fmt: skip
 
 
 def _forced_loops(results: Sequence[Result], trained: int | None) -> Figure | None:
@@ -88,25 +84,24 @@ def _passes(results: Sequence[Result]) -> Figure | None:
         return None
     sources = list(dict.fromkeys(r.source for r in rows))
     figure, axes = panels(1.2 + 3.4 * len(sources), 3.4, 1, len(sources), sharey=True)
-    rules = list(dict.fromkeys(map(_rule, rows)))
+
+    def rule(row: Result) -> str:
+        """The savings that end a token's loop or leave a path out."""
+        return "gates" if row.intervention.halting is None else "remaining mass"
+
     for ax, source in zip(axes[0], sources, strict=True):
         learned = [r for r in results if r.source == source and r.suite == BASELINE]
-        for rule, color in zip(rules, cycle(SOURCES), strict=False):
-            line = [r for r in rows if r.source == source and _rule(r) == rule]
+        for name, color in zip(dict.fromkeys(map(rule, rows)), cycle(SOURCES), strict=False):
+            line = [r for r in rows if r.source == source and rule(r) == name]
             line = sorted([*line, *learned], key=lambda r: r.passes)
             ax.plot([r.passes for r in line], [r.difference for r in line], color=color,
-                    marker="o", markersize=4, label=rule)  # fmt: skip
+                    marker="o", markersize=4, label=name)  # fmt: skip
         ax.set(title=source, xlabel="sublayers that a token passes in a layer")
         ax.set_yscale("symlog", linthresh=1e-3)
         _finish(ax)
     axes[0, 0].set_ylabel(TITLE, fontsize=8)
     axes[0, 0].legend(frameon=False)
     return figure
-
-
-def _rule(row: Result) -> str:
-    """The savings that end a token's loop or leave a path out."""
-    return "gates" if row.intervention.halting is None else "remaining mass"
 
 
 def _layers(results: Sequence[Result]) -> Figure | None:

@@ -1,22 +1,148 @@
-"""The options of `dualpath ablate`; imports nothing slow."""
+"""The options of `dualpath ablate`, and its suites of interventions; imports nothing slow."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
+from dualpath_cli import intervention
+from dualpath_cli.config import ModelConfig
 from dualpath_cli.errors import UserError, did_you_mean
+from dualpath_cli.intervention import SHUFFLED, Intervention
 from dualpath_cli.ranges import check_ranges
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run import run_folder
-from dualpath_cli.study.ablation.suites import SUITES, Selection, applicable
-from dualpath_cli.study.classes import PATHS, RANDOM, UPOS, ForcedClass, measured
-from dualpath_cli.study.options import TAGGER, Texts, take_sources
-from dualpath_cli.study.parts_of_speech import check_pipeline
+from dualpath_cli.study.options import Texts, take_sources
+from dualpath_cli.study.parts_of_speech import (
+    PATHS,
+    RANDOM,
+    TAGGER,
+    UPOS,
+    ForcedClass,
+    check_pipeline,
+    measured,
+)
 
 MOST_LOOPS = 100
-CONTROLS = 5
-"""Random draws beside a class of tokens by default."""
+GATES = {(1.0, 0.0): "deep only", (0.0, 1.0): "wide only", (0.5, 0.5): "uniform",
+         (1.0, 1.0): "fully open"}  # fmt: skip
+"""Constant (g_d, g_w), and what the paper calls them (table `ablations`)."""
+
+SHORTER = ("halting", "skip")
+"""Suites whose rows leave steps or paths out."""
+BASELINE = "baseline"
+"""The suite of the learned router, with which every row is compared."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An intervention, and what decides which tokens it is about."""
+
+    suite: str
+    intervention: Intervention
+    token_class: ForcedClass | None = None  # overridden, or what random tokens stand against
+    random_seed: int | None = None  # of the random tokens; None where it is the class itself
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The interventions that are scored beside the learned router."""
+
+    suites: tuple[str, ...]  # keys of `SUITES`
+    loops: tuple[int, ...]  # forced loop counts of the suites `paper` and `layers`
+    shuffles: int  # seeds of shuffled gates, and of random experts, from 0 on, a row each
+    controls: int  # seeds of the random tokens that a class stands against; their mean counts
+    classes: tuple[ForcedClass, ...]
+
+    def rows(self, config: ModelConfig) -> list[Row]:
+        """The rows of all suites asked for, the learned router first."""
+        chosen = [rows(self, config) for name, rows in SUITES.items() if name in self.suites]
+        return [Row(BASELINE, Intervention()), *chain.from_iterable(chosen)]
+
+    def overrides(self) -> list[Intervention]:
+        """Those of the paper's table `ablations`: loops, constant and shuffled gates."""
+        return [
+            *(Intervention(loops=count) for count in self.loops),
+            *(Intervention(gates=gates) for gates in GATES),
+            *(Intervention(gates=SHUFFLED, seed=seed) for seed in range(self.shuffles)),
+        ]
+
+
+def _token_class_rows(selection: Selection, config: ModelConfig) -> list[Row]:
+    """Each class under its override, and random tokens in its place, a row a seed."""
+
+    def name_of(forced: ForcedClass, seed: int | None) -> str:
+        random = "" if seed is None else RANDOM
+        return f"{random}{forced.name}" + (f":{seed}" if seed else "")
+
+    return [
+        Row(
+            "token-classes",
+            Intervention(gates=PATHS[forced.path], tokens=name_of(forced, seed)), forced, seed,
+        )
+        for forced in selection.classes
+        for seed in (None, *range(selection.controls))
+    ]  # fmt: skip
+
+
+def _layer_rows(selection: Selection, config: ModelConfig) -> list[Row]:
+    """Each override in one layer at a time, but for the trained loops: they change nothing.
+
+    What a layer has no path or gate for is left out, unless that is so of the whole model.
+    """
+    return [
+        Row("layers", in_layer)
+        for whole in selection.overrides()
+        for n, layer in enumerate(config.layers)
+        if whole.loops != layer.loops
+        for in_layer in [replace(whole, layers=(n,))]
+        if in_layer.problem(config) is None or whole.problem(config) is not None
+    ]
+
+
+def _expert_rows(selection: Selection, config: ModelConfig) -> list[Row]:
+    """Fewer and up to twice as many of the best experts, and random ones, a row a seed."""
+    most = min((layer.n_experts for layer in config.layers if layer.n_experts), default=0)
+    counts = (k for k in range(1, min(2 * config.top_k, most) + 1) if k != config.top_k)
+    seeds = range(selection.shuffles)
+    changes = [
+        *(Intervention(experts=count) for count in counts),
+        *(Intervention(experts=intervention.RANDOM, seed=seed) for seed in seeds),
+    ]
+    return [Row("experts", change) for change in changes]
+
+
+SUITES: Mapping[str, Callable[[Selection, ModelConfig], list[Row]]] = {
+    "paper": lambda selection, config: [Row("paper", row) for row in selection.overrides()],
+    "token-classes": _token_class_rows,
+    "layers": _layer_rows,
+    "experts": _expert_rows,
+    "halting": lambda selection, config: [
+        Row("halting", Intervention(halting=mass))
+        for mass in (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
+    ],
+    "skip": lambda selection, config: [
+        Row("skip", Intervention(skip=gate)) for gate in (0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
+    ],
+    "kv-slots": lambda selection, config: [
+        Row("kv-slots", Intervention(kv_slots=count)) for count in range(1, config.most_loops)
+    ],
+}
+"""The rows of each suite, by its name; `Ablate` says what they are."""
+
+
+def applicable(rows: Iterable[Row], config: ModelConfig) -> tuple[list[Row], dict[str, str]]:
+    """Splits into rows that make sense for a model, and the names and reasons of the others."""
+    chosen, skipped = [], {}
+    for row in rows:
+        problem = row.intervention.problem(config)
+        if problem is None:
+            chosen.append(row)
+        else:
+            skipped[row.intervention.name] = problem
+    return chosen, skipped
 
 
 @dataclass(frozen=True)
@@ -54,23 +180,18 @@ class Ablate(Texts):
 
     @cached_property
     def selection(self) -> Selection:
-        """The interventions that the words ask for. Raises UserError for words of no meaning."""
+        """The interventions that the words ask for."""
         return Selection(
-            suites=_suites(self.suite),
-            loops=_loops(self.loops),
-            shuffles=self.seeds or 1,
-            controls=self.seeds or CONTROLS,
-            classes=_classes(self.classes),
-        )
+            _suites(self.suite), _loops(self.loops), shuffles=self.seeds or 1,
+            controls=self.seeds or 5, classes=_classes(self.classes),
+        )  # fmt: skip
 
 
 def read_options(options: Ablate, recipe: Recipe, run: run_folder.Run) -> Ablate:
-    """Puts the texts into the recipe's data section; returns the options with their folder."""
     return take_sources(options, recipe, run, "ablations")
 
 
 def check_options(options: Ablate, settings: Settings) -> None:
-    """Raises UserError where no override fits the model, and for a tagger that is not there."""
     rows, skipped = applicable(options.selection.rows(settings.model), settings.model)
     if len(rows) == 1:  # the learned router
         reason = next(iter(skipped.values()), "its loops have one step")
@@ -105,7 +226,7 @@ def _loops(text: str) -> tuple[int, ...]:
 
 
 def default_classes() -> tuple[ForcedClass, ...]:
-    """Returns the classes that are forced unless others are given, each to both paths.
+    """The classes that are forced unless others are given, each to both paths.
 
     A class that suffers from one path alone leans to the other; one that suffers from both is
     merely sensitive.

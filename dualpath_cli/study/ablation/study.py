@@ -2,31 +2,124 @@
 
 1. every source is cut into the windows that `validate` scores;
 2. each source is scored under the learned router, then under each intervention of the suites
-   (`suites.py`, `scoring.py`); what an earlier call finished is not scored again (`bench.py`);
+   (`options.py`); what an earlier call finished is not scored again (`bench.py`);
 3. each intervention is compared with the learned router window by window, with a bootstrap
-   interval over documents (`comparison.py`); tables and figures are written.
+   interval over documents; tables and figures are written (`tables.py`, `figures.py`).
+
+Shapes: W windows of a source, B of a batch, T positions.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
 from dualpath_cli.cli.session import Session
+from dualpath_cli.decoding.decoding_pass import forward
+from dualpath_cli.model import RoutingTrace
+from dualpath_cli.model.loss import IGNORE
 from dualpath_cli.output.table import show
 from dualpath_cli.statistics import bootstrap
 from dualpath_cli.statistics.bootstrap import clusters_of
 from dualpath_cli.study import bench
 from dualpath_cli.study.ablation import figures as ablation_figures
-from dualpath_cli.study.ablation.comparison import Excess, Result, compare, excess
-from dualpath_cli.study.ablation.options import Ablate
-from dualpath_cli.study.ablation.scoring import Scores, Scoring
-from dualpath_cli.study.ablation.suites import BASELINE, SHORTER, Row, applicable
-from dualpath_cli.study.ablation.table import excess_table, layer_table, source_table, write
+from dualpath_cli.study.ablation.options import BASELINE, SHORTER, Ablate, Row, applicable
+from dualpath_cli.study.ablation.tables import (
+    Excess,
+    Result,
+    Scores,
+    compare,
+    excess,
+    excess_table,
+    layer_table,
+    source_table,
+    write,
+)
 from dualpath_cli.study.controls import Masks, Match, members_of, random_others, tag
 from dualpath_cli.study.parts_of_speech import Tagger
+from dualpath_cli.study.passes import FILLER, Arrays, Pass, array_digest
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows
+from dualpath_cli.training.module import DualPathModule
+
+
+@dataclass
+class Scoring(Pass):
+    """One source under one intervention."""
+
+    row: Row
+    masks: Masks | None = None  # which input tokens of each window are overridden; None: all
+    match: Match | None = None  # how closely tokens drawn at random match their class
+
+    @property
+    def title(self) -> str:
+        return f"{self.source}: {self.row.intervention.name}"
+
+    @property
+    def decisive(self) -> Mapping[str, Any]:
+        return {
+            "intervention": dataclasses.asdict(self.row.intervention),
+            "masks": None if self.masks is None else array_digest(self.masks),
+        }
+
+    def begin(self, module: DualPathModule, files: ExitStack) -> None:
+        self._module = module
+        self._columns: list[torch.Tensor] = []
+        self._loops_run: list[float] = []
+
+    def step(self, tokens: torch.Tensor, targets: torch.Tensor, places: list[int]) -> None:
+        assert self._module.model is not None
+        scored = targets != IGNORE
+        trace = RoutingTrace()
+        nll = forward(
+            self._module.model, tokens, targets, trace=trace, intervention=self.row.intervention,
+            token_mask=scored if self.masks is None else self._mask(self.masks, tokens, places),
+        )  # fmt: skip
+        self._columns.append(
+            torch.stack([nll.double().sum(1), _loops(trace, scored), _passes(trace, scored)], dim=1)
+        )
+        runs = [layer.loops_run for layer in trace.layers if layer.loops_run is not None]
+        # A batch of padding alone, which fills up a rank's share, halts at once.
+        counts = bool(runs) and bool(scored.any())
+        self._loops_run.append(float(np.mean(runs)) if counts else float("nan"))
+
+    def end(self) -> Arrays:
+        """Returns `Scores` of all ranks, in the order of the windows."""
+        scores_WC = torch.cat(self._columns)
+        runs = torch.tensor(self._loops_run, device=scores_WC.device)
+        gathered, all_runs = self._module.all_gather((scores_WC, runs))
+        # Ranks take turns with the windows; the last ones may only fill up a batch.
+        in_order = gathered.reshape(-1, *scores_WC.shape).transpose(0, 1).reshape(-1, 3)
+        columns = in_order[: self.windows.n_filled].cpu().numpy()
+        nats, loops, passes = columns.T
+        return dataclasses.asdict(Scores(nats, loops, passes, np.array(float(all_runs.nanmean()))))
+
+    def _mask(self, masks: Masks, tokens: torch.Tensor, places: list[int]) -> torch.Tensor:
+        """The masks of a batch's windows, (B, T), False at padding."""
+        mask_BT = torch.zeros(tokens.shape, dtype=torch.bool)
+        for row, place in enumerate(places):
+            if place != FILLER:
+                mask_BT[row, : len(masks[place])] = torch.from_numpy(masks[place])
+        return mask_BT.to(tokens.device)
+
+
+def _loops(trace: RoutingTrace, scored: torch.Tensor) -> torch.Tensor:
+    """Expected loops of each window's tokens, summed, (B,): of each the mean over layers."""
+    layers = [layer.expected_loops for layer in trace.layers]
+    loops = [layer.double() for layer in layers if layer is not None]
+    if not loops:
+        return torch.full((len(scored),), float("nan"), device=scored.device, dtype=torch.float64)
+    return (torch.stack(loops).mean(0) * scored).sum(1)
+
+
+def _passes(trace: RoutingTrace, scored: torch.Tensor) -> torch.Tensor:
+    """Sublayers that each window's tokens passed, summed, (B,): of each the mean over layers."""
+    passes = torch.stack([layer.passes for layer in trace.layers]).double()
+    return (passes.mean(0) * scored).sum(1)
 
 
 def run(session: Session) -> None:
@@ -71,7 +164,7 @@ class Ablation(bench.Study[Scoring]):
     def __init__(
         self, session: Session, options: Ablate, rows: Sequence[Row], tagger: Tagger | None
     ) -> None:
-        """`rows` are scored, the learned router first; `tagger` is for their classes of tokens."""
+        """`rows` are scored, the learned router first."""
         self.folder = options.folder / "scores"
         self.results: dict[str, list[Result]] = {}
         self.excesses: dict[str, list[Excess]] = {}
@@ -81,7 +174,6 @@ class Ablation(bench.Study[Scoring]):
         self._options, self._rows, self._tagger = options, rows, tagger
 
     def passes(self, source: str, windows: Windows, tokenizer: Tokenizer) -> list[Scoring]:
-        """Returns a pass a row; tags the source where a row needs it."""
         passes = [Scoring(source, windows, row) for row in self._rows]
         if self._tagger is not None:
             self._console.print(f"tagging {source}", highlight=False)

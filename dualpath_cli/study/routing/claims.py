@@ -6,27 +6,28 @@ has as well was not learned. Both are tests, and all of a run's tests are one fa
 Shapes: R 1 + resamples, L layers with gates.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy.stats import rankdata
 
+from dualpath_cli.files import without_nan
+from dualpath_cli.output.table import Column, Columns, Table, with_interval
 from dualpath_cli.statistics.bootstrap import Floats, correlation_interval, interval
 from dualpath_cli.statistics.significance import LEVEL, holm, p_value, permutation_p
-from dualpath_cli.study.classes import ARITHMETIC, CLOSED, FUNCTION, STRUCTURE, TokenClass
+from dualpath_cli.study.parts_of_speech import ARITHMETIC, CLOSED, FUNCTION, STRUCTURE, TokenClass
+from dualpath_cli.study.routing.readouts import CORNER
 from dualpath_cli.study.routing.summary import Summary
-from dualpath_cli.study.routing.sums import CORNER
 
 REASONING = "gsm8k"
 """The source that the paper calls a reasoning task; what it is compared with asks for knowledge."""
 LEAST_LAYERS = 8
 """Profiles over fewer layers are not correlated: two orders of four layers are the same, or each
 other's reverse, by chance in one case of twelve."""
-
-
 LEANINGS: Mapping[TokenClass, tuple[bool, str]] = {
     ARITHMETIC: (True, "arithmetic (NUM, SYM) leans deep"),
     STRUCTURE: (True, "SPACE, PUNCT, SYM lean deep"),
@@ -35,23 +36,17 @@ LEANINGS: Mapping[TokenClass, tuple[bool, str]] = {
 }
 """Classes of tokens with the claim about each, and whether it says deep or else wide."""
 
-Verdict = Literal["holds", "fails", "as untrained", "open", "mixed"]
-
 
 @dataclass(frozen=True)
 class Statistic:
     """One number that a claim is about."""
 
     claim: str
-    number: str
-    """The quantity, in words."""
-    values: Floats
-    """As it is and resampled, (R,)."""
+    number: str  # the quantity, in words
+    values: Floats  # as it is and resampled, (R,)
     bound: float = 0.0
-    above: bool = True
-    """Whether the claim wants the number above or below the bound."""
-    pairs: Sequence[Floats] = ()
-    """Of a correlation, the two sequences that are correlated."""
+    above: bool = True  # whether the claim wants the number above or below the bound
+    pairs: Sequence[Floats] = ()  # of a correlation, the two sequences that are correlated
 
 
 @dataclass(frozen=True)
@@ -62,23 +57,18 @@ class Claim:
     source: str
     number: str
     value: float
-    low: float
+    low: float  # of the 95 % interval over the text, for this number alone
     high: float
-    """Ends of the 95 % interval over the text, for this number alone."""
     bound: float
     above: bool
-    untrained: float
-    """The same number of the model before training."""
-    p: float
-    """Of the number against the bound, two-sided; of a correlation, by permutation."""
-    p_untrained: float
-    """Of the number against that of the untrained model, two-sided."""
-    p_holm: float = field(default=float("nan"))
-    p_untrained_holm: float = field(default=float("nan"))
-    """The same, corrected for the number of tests in the family; `decided` sets both."""
+    untrained: float  # the same number of the model before training
+    p: float  # of the number against the bound, two-sided; of a correlation, by permutation
+    p_untrained: float  # of the number against that of the untrained model, two-sided
+    p_holm: float = math.nan  # the same, corrected for the number of tests in the family;
+    p_untrained_holm: float = math.nan  # `decided` sets both
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Literal["holds", "fails", "as untrained", "open"]:
         """`holds`: beyond the bound and beyond the untrained model, on the side that is claimed.
 
         `as untrained`: beyond the bound, but not beyond the untrained model; `fails`: on the other
@@ -95,7 +85,7 @@ class Claim:
 
 
 def claims(sources: Mapping[str, Summary], untrained: Mapping[str, Summary]) -> list[Claim]:
-    """Returns every claim for each source, or pair of sources, that can speak of it.
+    """Every claim for each source, or pair of sources, that can speak of it.
 
     `untrained` are the summaries of the same sources under the model as it was before training.
     """
@@ -146,11 +136,6 @@ def decided(statements: Sequence[Claim]) -> list[Claim]:
 
 def number_of_tests(statements: Sequence[Claim]) -> int:
     return sum(p == p for claim in statements for p in (claim.p, claim.p_untrained))
-
-
-def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict over all sources: that of each, or `mixed`."""
-    return verdicts[0] if len(set(verdicts)) == 1 else "mixed"
 
 
 def _beside(
@@ -254,3 +239,88 @@ def _correlation(one: Floats, other: Floats) -> Floats:
     one, other = (values - values.mean(1, keepdims=True) for values in (one, other))
     with np.errstate(invalid="ignore"):  # ranks may all be equal
         return np.asarray((one * other).sum(1) / np.sqrt((one**2).sum(1) * (other**2).sum(1)))
+
+
+VERDICTS = (
+    "holds: beyond the bound, and beyond the same number of the untrained model; as untrained: "
+    "beyond the bound alone; fails: on its other side; open: uncertain; mixed: not the same on all "
+    "sources; numbers and bounds are our reading of the paper"
+)
+
+
+def as_row(claim: Claim) -> dict[str, Any]:
+    """A claim as JSON and CSV have it; None where there is no interval."""
+    return without_nan(asdict(claim) | {"verdict": claim.verdict})
+
+
+def claim_table(statements: Sequence[Claim], bands: str = "") -> Table:
+    """The claims as a table: a row each, of all sources together.
+
+    `bands` says which layers are meant, for the caption.
+    """
+    by_claim: dict[tuple[str, str], list[Claim]] = {}
+    for claim in statements:
+        by_claim.setdefault((claim.claim, claim.number), []).append(claim)
+    columns: Columns[list[Claim]] = [
+        (Column("claim"), lambda rows: f"{rows[0].claim}: {rows[0].number}"),
+        (Column("value, 95 % interval", _value), list),
+        (Column("untrained", ""), lambda rows: _span([row.untrained for row in rows])),
+        (Column("test", ""), lambda rows: f"{'>' if rows[0].above else '<'} {rows[0].bound:g}"),
+        (Column("verdict"), _verdict),
+        (Column("source"), lambda rows: ", ".join(row.source for row in rows)),
+    ]
+    tests = f"{number_of_tests(statements)} tests, corrected for their number (Holm)"
+    caption = f"{bands}value: of several sources the lowest and highest; {tests}; {VERDICTS}"
+    return Table.of(list(by_claim.values()), columns, "the paper's claims", caption)
+
+
+def _value(rows: Sequence[Claim]) -> str:
+    if len(rows) > 1 or rows[0].value != rows[0].value:
+        return _span([row.value for row in rows])
+    return with_interval("+.3f")((rows[0].value, rows[0].low, rows[0].high))
+
+
+def _verdict(rows: Sequence[Claim]) -> str:
+    """That of all sources; where it is mixed, also which source has which."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(row.verdict, []).append(row.source)
+    by_verdict = "; ".join(f"{verdict}: {', '.join(of)}" for verdict, of in names.items())
+    return rows[0].verdict if len(names) == 1 else f"mixed ({by_verdict})"
+
+
+Verdicts = dict[tuple[str, str, str], dict[str, str]]
+"""By claim, source and test: a cell for each run, value and verdict."""
+
+
+def verdicts(rows: Sequence[dict[str, Any]]) -> Verdicts:
+    """Sets the runs' claims side by side, those of all sources one after the other."""
+    found: Verdicts = {}
+    for row in rows:
+        test = f"{'>' if row['above'] else '<'} {row['bound']:g}"
+        value = "" if row["value"] is None else f"{row['value']:+.3f} "
+        key = (f"{row['claim']}: {row['number']}", row["source"], test)
+        found.setdefault(key, {})[row["run"]] = f"{value}{row['verdict']}"
+    claims = list(dict.fromkeys(claim for claim, _, _ in found))
+    return {key: found[key] for key in sorted(found, key=lambda key: claims.index(key[0]))}
+
+
+def runs_table(found: Verdicts, runs: Sequence[str], *, sortable: bool = False) -> Table:
+    """The claims run by run: a row a claim and source, a column a run.
+
+    Rows name their claim where those before do not, or all where they are `sortable`.
+    """
+    columns = [Column("claim"), *(Column(name) for name in ("source", "test", *runs))]
+    rows = []
+    before = ""
+    for (claim, source, test), cells in found.items():
+        name = "" if claim == before and not sortable else claim
+        rows.append((name, source, test, *(cells.get(run) for run in runs)))
+        before = claim
+    return Table(columns, rows, "the paper's claims, run by run", VERDICTS, names=2)
+
+
+def _span(values: Sequence[float]) -> str:
+    known = [value for value in values if value == value]
+    ends = dict.fromkeys(f"{value:+.3f}" for value in (min(known), max(known))) if known else ()
+    return " to ".join(ends)

@@ -10,8 +10,8 @@ from dualpath_cli.ranges import check_ranges
 from dualpath_cli.recipe.recipes import Recipe
 from dualpath_cli.recipe.settings import Settings
 from dualpath_cli.run import run_folder
-from dualpath_cli.study.options import TAGGER, Texts, take_sources
-from dualpath_cli.study.parts_of_speech import check_pipeline
+from dualpath_cli.study.options import Texts, take_sources
+from dualpath_cli.study.parts_of_speech import TAGGER, check_pipeline
 
 SUMMARY = "summary.json"
 """The file of a folder that holds the routing of whole sources."""

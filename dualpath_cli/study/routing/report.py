@@ -14,23 +14,21 @@ from dualpath_cli.output.figures import save
 from dualpath_cli.output.table import Column, Table, show, with_interval
 from dualpath_cli.statistics import bootstrap
 from dualpath_cli.statistics.bootstrap import LEAST_CLUSTERS, clusters_text
-from dualpath_cli.study import classes
-from dualpath_cli.study.facts import LAST_LAYER
-from dualpath_cli.study.routing import experts
-from dualpath_cli.study.routing.claim_table import as_row, claim_table
-from dualpath_cli.study.routing.claims import Claim, claims, number_of_tests
-from dualpath_cli.study.routing.figures import layers as layer_figures
-from dualpath_cli.study.routing.figures import tokens as token_figures
+from dualpath_cli.study import parts_of_speech
+from dualpath_cli.study.passes import LAST_LAYER
+from dualpath_cli.study.routing import figures
+from dualpath_cli.study.routing.claims import Claim, as_row, claim_table, claims, number_of_tests
 from dualpath_cli.study.routing.options import SUMMARY
-from dualpath_cli.study.routing.page import details, page
+from dualpath_cli.study.routing.page import page
+from dualpath_cli.study.routing.page.passes import models
 from dualpath_cli.study.routing.readouts import (
     DEFINITION,
     STEP_DEFINITION,
+    Sums,
     most_steps,
     two_digits,
 )
-from dualpath_cli.study.routing.summary import Summary, plain
-from dualpath_cli.study.routing.sums import Sums
+from dualpath_cli.study.routing.summary import BY_SHARE, Summary, expert_loads, experts_table, plain
 from dualpath_cli.study.routing.tokens import TOKENS, read_examples
 from dualpath_cli.text.tokenizer import TOKENIZER, Tokenizer
 
@@ -65,7 +63,7 @@ def write(
         source_facts |= {"tokens": int(sums[name]["tokens"][0])}
         source_facts |= {key: float(sums[name][key]) for key in ("loss", "bits_per_byte")}
         if sums[name]["experts"].any():
-            source_facts["expert_loads"] = plain(experts.expert_loads(sums[name]))
+            source_facts["expert_loads"] = plain(expert_loads(sums[name]))
     content = {
         **facts,
         "layers": layers,
@@ -85,36 +83,32 @@ def write(
         for name in sources
         for example in read_examples(out / TOKENS, name, options.drawn(name))
     ]
-    figures = save(
-        out,
-        {
-            "depth": layer_figures.depth(summaries, null),
-            "steps": layer_figures.steps(summaries, null),
-            "polarisation": layer_figures.polarisation(summaries),
-            "classes": layer_figures.classes(summaries, classes.OTHERS),
-            "gate_density": layer_figures.bands(sums, average),
-            "gate_density_layers": layer_figures.grid(sums, layers),
-            "tokens": token_figures.coloured_text(drawn),
-            "layers_by_token": token_figures.layer_grid(drawn, layers),
-            "aligned": token_figures.aligned(summaries, options.anchor),
-            "experts": layer_figures.loads(sums, layers),
-            "parts_of_speech": token_figures.heat_maps(summaries, average),
-            "parts_of_speech_box": token_figures.boxes(sums, average),
-        },
-    )
+    drawings = save(out, {
+        "depth": figures.depth(summaries, null),
+        "steps": figures.steps(summaries, null),
+        "polarisation": figures.polarisation(summaries),
+        "classes": figures.classes(summaries, parts_of_speech.OTHERS),
+        "gate_density": figures.bands(sums, average),
+        "gate_density_layers": figures.grid(sums, layers),
+        "tokens": figures.coloured_text(drawn),
+        "layers_by_token": figures.layer_grid(drawn, layers),
+        "aligned": figures.aligned(summaries, options.anchor),
+        "experts": figures.loads(sums, layers),
+        "parts_of_speech": figures.heat_maps(summaries, average),
+        "parts_of_speech_box": figures.boxes(sums, average),
+    })  # fmt: skip
     path = write_page(launch, list(sources), page_facts(content))
-    texts = {
+    write_texts(out, {
         CLAIMS: format_csv(content["claims"]) if statements else "",
         SUMMARY: json.dumps(content, indent=2, allow_nan=False) + "\n",
-    }
-    write_texts(out, texts)
-    drawn_names = dict.fromkeys(path.stem for path in figures)
-    for name, place in {
-        "tokens": out / TOKENS,
-        "numbers": f"{out / SUMMARY}, {CLAIMS}",
-        "figures": f"{out}: {', '.join(drawn_names)} (PNG, PDF)",
-        "page": path.resolve().as_uri(),
-    }.items():
+    })  # fmt: skip
+    drawn_names = dict.fromkeys(path.stem for path in drawings)
+    for name, place in (
+        ("tokens", out / TOKENS),
+        ("numbers", f"{out / SUMMARY}, {CLAIMS}"),
+        ("figures", f"{out}: {', '.join(drawn_names)} (PNG, PDF)"),
+        ("page", path.resolve().as_uri()),
+    ):
         console.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
 
 
@@ -123,11 +117,11 @@ def gated_layers(model: ModelConfig) -> tuple[int, ...]:
 
 
 def write_page(launch: Launch, sources: Sequence[str], terms: Sequence[tuple[str, str]]) -> Path:
-    """Writes the page of what lies in the folder of sources; returns its path."""
+    """Writes the page of the sources in the folder; returns its path."""
     options, model = launch.options, launch.settings.model
     title = f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {launch.step:,}"
     names = (f"K = {by_layer(model.loops)}, as trained", f"K = {options.beside_loops}, forced")
-    read = details.models(options.folder, sources, *names)
+    read = models(options.folder, sources, *names)
     values = Tokenizer.load(launch.run_folder / TOKENIZER).token_values()
     return page.write(options.folder / PAGE, title, terms, gated_layers(model), read, values)
 
@@ -163,11 +157,14 @@ def _show(
     note = f"{amounts}; {DEFINITION}" + (f". {LAST_LAYER}" if average.is_last(-1) else "")
     show(console, Table(columns, rows, "routing by layer", note, names=2))
     show(console, _steps({**summaries, "untrained": untrained}))
-    if experts.BY_SHARE in average.means:
-        show(console, experts.table({**summaries, "untrained": untrained}))
-    bands = ", ".join(f"{name} {_range(band)}" for name, band in average.layers_of_bands.items())
+    if BY_SHARE in average.means:
+        show(console, experts_table({**summaries, "untrained": untrained}))
+    bands = ", ".join(
+        f"{name} {band[0]}" + (f" to {band[-1]}" if len(band) > 1 else "")
+        for name, band in average.layers_of_bands.items()
+    )
     show(console, claim_table(statements, f"bands of layers: {bands}; "))
-    if classes.OTHERS:
+    if parts_of_speech.OTHERS:
         show(console, _classes(summaries))
     for source, facts in sources.items():
         if facts["clusters"]["count"] < LEAST_CLUSTERS:
@@ -202,7 +199,7 @@ def _classes(summaries: Mapping[str, Summary]) -> Table:
         Column("difference, 95 % interval", with_interval("+.3f")),
     ]  # fmt: skip
     rows: list[Sequence[Any]] = []
-    for chosen in classes.OTHERS:
+    for chosen in parts_of_speech.OTHERS:
         for source, summary in summaries.items():
             values = summary.class_differences[chosen].mean(1)
             low, high = map(float, summary.interval(values))
@@ -211,42 +208,25 @@ def _classes(summaries: Mapping[str, Summary]) -> Table:
     return Table(columns, rows, "further classes of tokens", note, names=2)
 
 
-def _range(layers: Sequence[int]) -> str:
-    return f"{layers[0]}" if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
-
-
 def page_facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns what a page says of its numbers, term by term; `report` is that of summary.json."""
+    """The facts of a page's numbers, term by term; `report` is that of summary.json."""
     model, tagger, checkpoint = (report[name] for name in ("model", "tagger", "checkpoint"))
-    return [
+    tagged = ", ".join(f"{k} {v}" for k, v in tagger.items()) if tagger else "not tagged"
+    facts = [
         ("checkpoint", f"{checkpoint['path']}, sha256 {checkpoint['sha256']}"),
         ("model", f"{model['n_layers']} layers, width {model['d_model']}, K = {model['loops']}"),
         ("computed with", f"torch {report['torch']}, {report['device']}, {report['precision']}"),
-        (
-            "parts of speech",
-            "not tagged" if tagger is None else ", ".join(f"{k} {v}" for k, v in tagger.items()),
-        ),
-        *(
-            (
-                name,
-                f"{source['path']}, sha256 {source['sha256']}, {source['tokens']:,} tokens in "
-                f"{source['sequences']:,} sequences",
-            )
-            for name, source in report["sources"].items()
-        ),
-        *(
-            (f"class {chosen.name}", f"{', '.join(chosen.upos)}: {_differences(chosen, report)}")
-            for chosen in classes.OTHERS
-        ),
+        ("parts of speech", tagged),
     ]
-
-
-def _differences(chosen: classes.TokenClass, report: Mapping[str, Any]) -> str:
-    """How much deeper a class is than other tokens, source by source."""
-    means = {
-        name: source["classes"][chosen.name]["difference"]["mean"]
-        for name, source in report["sources"].items()
-        if chosen.name in source["classes"]
-    }
-    texts = ", ".join(f"{mean:+.3f} in {name}" for name, mean in means.items())
-    return f"deep share minus that of other tokens: {texts or 'too few tokens'}"
+    for name, source in report["sources"].items():
+        amount = f"{source['tokens']:,} tokens in {source['sequences']:,} sequences"
+        facts.append((name, f"{source['path']}, sha256 {source['sha256']}, {amount}"))
+    for chosen in parts_of_speech.OTHERS:
+        texts = ", ".join(
+            f"{source['classes'][chosen.name]['difference']['mean']:+.3f} in {name}"
+            for name, source in report["sources"].items()
+            if chosen.name in source["classes"]
+        )
+        less = f"deep share minus that of other tokens: {texts or 'too few tokens'}"
+        facts.append((f"class {chosen.name}", f"{', '.join(chosen.upos)}: {less}"))
+    return facts

@@ -1,6 +1,6 @@
-"""Means and differences from a source's sums, and their intervals.
+"""Means and differences from a source's sums, and their intervals; of experts, where there are any.
 
-Shapes: R 1 + resamples, L layers with gates, C columns, P parts of speech, O offsets.
+Shapes: R 1 + resamples, L layers with gates, C columns, P parts of speech, O offsets, E experts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,38 +10,99 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import entr
 
+from dualpath_cli.output.table import Column, Table, with_interval
 from dualpath_cli.statistics.bootstrap import Floats, interval
-from dualpath_cli.study.classes import UPOS, TokenClass, measured
-from dualpath_cli.study.routing.experts import expert_means
-from dualpath_cli.study.routing.sums import AFTER, BEFORE, SHARE_BINS, Sums, columns
+from dualpath_cli.study.parts_of_speech import UPOS, TokenClass, measured
+from dualpath_cli.study.routing.readouts import AFTER, BEFORE, SHARE_BINS, Sums, columns
+
+LOAD = ("load_max", "load_entropy", "idle_experts")
+"""As metrics.csv has them of training."""
+BY_SHARE, BY_TAG = "experts_deep_share", "experts_upos"
+
+
+def expert_means(sums: Sums) -> dict[str, Floats]:
+    """Means by name, (R, L) each, nan in layers without experts; none where no layer has any.
+
+    `LOAD`; `BY_SHARE`, the correlation ratio η² of deep share; `BY_TAG`, the uncertainty
+    coefficient I(expert; part of speech) / H(expert) of the choices, an expert of a tagged token
+    each. Both are above 0 for a router that has learned nothing, since it goes by the token as
+    well, and a little by chance: they are to be read beside the untrained model's.
+    """
+    tokens, experts = sums["expert_tokens"], sums["experts"]
+    if not experts.any():
+        return {}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        load = tokens / tokens.sum(-1, keepdims=True)
+        idle = ((tokens == 0) & (np.arange(tokens.shape[-1]) < experts[:, None])).sum(-1)
+        entropy = np.where(experts > 1, entr(load).sum(-1) / np.log(experts), 1.0)
+        found = zip(LOAD, (load.max(-1) * experts, entropy, idle.astype(float)), strict=True)
+        total = sums["expert_shares"]
+        among = total.sum(-1) ** 2 / tokens.sum(-1)
+        between = np.where(tokens > 0, total**2 / tokens, 0).sum(-1) - among
+        by_share = between / (sums["share_squares"] - among)
+        counts = sums["expert_tags"]  # (R, L, E, P)
+        shares = counts / counts.sum((-2, -1), keepdims=True)
+        of_expert, of_tag = (entr(shares.sum(axis)).sum(-1) for axis in (-1, -2))
+        by_tag = (of_expert + of_tag - entr(shares).sum((-2, -1))) / of_expert
+    means = {**dict(found), BY_SHARE: by_share, BY_TAG: by_tag}
+    return {name: np.where(experts > 0, values, np.nan) for name, values in means.items()}
+
+
+def expert_loads(sums: Sums) -> Floats:
+    """The part of a layer's choices that each expert has, (L, E); nan where it has none."""
+    tokens = sums["expert_tokens"][0]
+    exists = np.arange(tokens.shape[-1]) < sums["experts"][:, None]
+    return np.where(exists, tokens / tokens.sum(-1, keepdims=True).clip(1), np.nan)
+
+
+def experts_table(lines: "Mapping[str, Summary]") -> Table:
+    """A row a layer with experts of each line."""
+    columns = [
+        Column("source"), Column("layer", "d"), Column("load,\nmaximum", ".2f"),
+        Column("load,\nentropy", ".3f"), Column("idle", ".0f"),
+        Column("deep share explained,\n95 % interval", with_interval(".3f")),
+        Column("expert explained,\n95 % interval", with_interval(".3f")),
+    ]  # fmt: skip
+    rows: list[Sequence[Any]] = []
+    for source, line in lines.items():
+        agreements = [(line.means[name], *line.interval(line.means[name]))
+                      for name in (BY_SHARE, BY_TAG)]  # fmt: skip
+        first = len(rows)
+        for place, layer in enumerate(line.layers):
+            load = [line.means[name][0, place] for name in LOAD]
+            if not np.isnan(load[0]):
+                agreed = [(values[0, place], low[place], high[place])
+                          for values, low, high in agreements]  # fmt: skip
+                rows.append(["" if len(rows) > first else source, layer, *load, *agreed])
+        rows.append(())
+    tagged = any(np.isfinite(line.means[BY_TAG]).any() for line in lines.values())
+    note = (
+        "load: the largest over the mean, and its entropy over ln n (1: all alike); deep share "
+        "explained: the part of its variance that lies between experts (η²); expert explained: the "
+        "part of its entropy that the part of speech (UPOS) takes away; untrained: before "
+        "training, mean of all sources"
+    )
+    shown = columns if tagged else columns[:-1]
+    return Table(shown, rows, "experts of the wide path", note, names=2)
+
 
 LEAST_TOKENS = 10
 """A part of speech with fewer tokens in a source is left out, as in the paper."""
-LEAST_ALIGNED = 10
-"""An offset that fewer sequences reach is left out as well."""
-MIDDLE = (2, 10)
-"""The layers of sixteen, from and to, that the paper calls the middle of the network."""
 
 
 @dataclass(frozen=True)
 class Summary:
     """The sums of one source, or of several with equal weight, as means; nan where nothing is."""
 
-    layers: tuple[int, ...]
-    """Numbers of the layers with gates."""
-    means: Mapping[str, Floats]
-    """Of each column, and of experts where there are any: (R, L)."""
-    tag_means: Floats
-    """Deep share by part of speech, (R, P, L); nan where a source has too few tokens."""
-    class_differences: Mapping[TokenClass, Floats]
-    """Deep share of a class of tokens less that of all other tokens, (R, L)."""
-    aligned: Floats
-    """Deep share by offset from the anchor, (R, O, L); nan where too few sequences reach."""
-    clusters: int
-    """Documents, or else windows, of the source; the least of several."""
-    n_layers: int
-    """Layers of the model, those without gates included."""
+    layers: tuple[int, ...]  # numbers of the layers with gates
+    means: Mapping[str, Floats]  # of each column, and of experts where there are any: (R, L)
+    tag_means: Floats  # deep share by part of speech, (R, P, L); nan where tokens are too few
+    class_differences: Mapping[TokenClass, Floats]  # deep share less that of other tokens, (R, L)
+    aligned: Floats  # deep share by offset from the anchor, (R, O, L); nan where too few reach
+    clusters: int  # documents, or else windows, of the source; the least of several
+    n_layers: int  # of the model, those without gates included
 
     @classmethod
     def from_sums(cls, sums: Sums, layers: Sequence[int], loops: int, n_layers: int) -> "Summary":
@@ -51,34 +112,28 @@ class Summary:
             aligned = sums["aligned_sums"] / sums["aligned_tokens"][..., None]
             classes = {chosen: _difference(sums, chosen.upos) for chosen in measured()}
         tag_means[:, sums["tag_tokens"][0] < LEAST_TOKENS] = np.nan
-        aligned[:, sums["aligned_tokens"][0] < LEAST_ALIGNED] = np.nan
+        aligned[:, sums["aligned_tokens"][0] < 10] = np.nan  # too few sequences reach the offset
         means = {name: means_RLC[..., number] for number, name in enumerate(columns(loops))}
         return cls(
-            tuple(layers),
-            means | expert_means(sums),
-            tag_means, classes, aligned, int(sums["clusters"]), n_layers,
+            tuple(layers), means | expert_means(sums), tag_means, classes, aligned,
+            int(sums["clusters"]), n_layers,
         )  # fmt: skip
 
     @classmethod
     def average(cls, several: Sequence["Summary"]) -> "Summary":
         """Averages sources, or runs of as many layers, each with the same weight."""
         first = several[0]
+        names = [name for name in first.means if all(name in one.means for one in several)]
+        means = {name: np.mean([one.means[name] for one in several], 0) for name in names}
+        classes = {
+            chosen: _mean_where_any([one.class_differences[chosen] for one in several])
+            for chosen in first.class_differences
+        }
         return cls(
-            first.layers,
-            {
-                name: np.mean([one.means[name] for one in several], 0)
-                for name in first.means
-                if all(name in one.means for one in several)
-            },
-            _mean_where_any([one.tag_means for one in several]),
-            {
-                chosen: _mean_where_any([one.class_differences[chosen] for one in several])
-                for chosen in first.class_differences
-            },
+            first.layers, means, _mean_where_any([one.tag_means for one in several]), classes,
             _mean_where_any([one.aligned for one in several]),
-            min(one.clusters for one in several),
-            first.n_layers,
-        )
+            min(one.clusters for one in several), first.n_layers,
+        )  # fmt: skip
 
     @property
     def loops(self) -> int:
@@ -104,8 +159,11 @@ class Summary:
 
     @property
     def middle(self) -> list[int]:
-        """Places in `layers` of those that lie in the paper's middle by more than half."""
-        first, end = (self.n_layers * sixteenth / 16 for sixteenth in MIDDLE)
+        """Places in `layers` of those that lie in the paper's middle by more than half.
+
+        That is layers 2 to 9 of sixteen.
+        """
+        first, end = (self.n_layers * sixteenth / 16 for sixteenth in (2, 10))
         return [
             place
             for place, layer in enumerate(self.layers)
@@ -128,7 +186,7 @@ class Summary:
         return f"layer {first}" if first == last else f"layers {first} to {last}"
 
     def interval(self, values: Floats) -> tuple[Floats, Floats]:
-        """Returns the ends of the 95 % interval of values (R, ...), nan for what is not known."""
+        """The ends of the 95 % interval of values (R, ...), nan for what is not known."""
         return interval(values, self.clusters)
 
     def estimate(self, values: Floats) -> dict[str, Any]:

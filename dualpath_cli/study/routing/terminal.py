@@ -19,10 +19,9 @@ from dualpath_cli.output.colors import INK, share_colormap
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import Column, Table
 from dualpath_cli.run.run_folder import TOKENIZER
-from dualpath_cli.study.facts import checkpoint_facts
+from dualpath_cli.study.passes import checkpoint_facts
 from dualpath_cli.study.routing import report
-from dualpath_cli.study.routing.page import details
-from dualpath_cli.study.routing.page.passes import page_passes
+from dualpath_cli.study.routing.page.passes import page_passes, write_details
 from dualpath_cli.study.routing.readouts import (
     DEFINITION,
     READOUTS,
@@ -130,7 +129,7 @@ def write_page(launch: Launch, text: str, model: DualPathLM, tokenizer: Tokenize
     chosen, token_values = values[-1].shape[-1], tokenizer.token_values()
     with token_table(out / TOKENS, token_values, len(layers), most_steps(config), chosen) as table:
         table.add(SOURCE, 0, ids, None, nats[: len(ids)], *values)
-    details.write(out, SOURCE, [0], passes)
+    write_details(out, SOURCE, [0], passes)
     facts = {
         "checkpoint": checkpoint_facts(launch), "model": asdict(config), "tagger": None,
         "torch": torch.__version__, "device": "cpu", "precision": "32-true", "sources": {},

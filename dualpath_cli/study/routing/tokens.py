@@ -1,11 +1,14 @@
-"""routing.parquet: a row for every token that was read.
+"""routing.parquet, a row for every token that was read; and sequences of it, for figures and pages.
 
-Shapes: N tokens, L layers with gates, K loops, C experts that a token takes.
+Shapes: N tokens, L layers with gates, K loops, S = K + 3 states of a layer: its input, those of the
+loops, of the wide path, its output, C experts that a token takes.
 """
 
 import codecs
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +20,74 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from dualpath_cli.files import replacing
-from dualpath_cli.study.routing.page.examples import Example
 from dualpath_cli.study.routing.readouts import (
     EXPERT_READOUTS,
     READOUTS,
     STEP_READOUTS,
     by_name,
 )
+
+Floats = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sequence's tokens and what each dual layer did with them."""
+
+    source: str
+    number: int  # its place among the source's sequences, from 0 on
+    tokens: tuple[str, ...]  # the text of each token, (N,), as `token_texts` has it
+    upos: tuple[str, ...] | None  # part of speech of each token; None where nothing was tagged
+    nats: Floats  # loss of each token, given those before it, (N,)
+    gate_deep: Floats  # g_d, (N, L); so are those that follow
+    gate_wide: Floats
+    update_deep: Floats  # ‖Δ_d‖
+    update_wide: Floats
+    cosine: Floats
+    deep_share: Floats
+    step_weights: Floats  # weight of each step in h_deep, (N, L, K); so are those that follow
+    step_sizes: Floats  # ‖h_k - h_{k-1}‖ / ‖h_{k-1}‖
+    step_cosines: Floats  # of each step's update and the one before it; nan at k = 1
+    length: int  # tokens of the whole sequence, of which these are the first
+    experts: Floats | None = None  # (N, L, C), -1 in a layer without any; None where all are
+    expert_weights: Floats | None = None  # (N, L, C)
+    # For the page:
+    said: npt.NDArray[np.int32] | None = None  # likeliest next ids of each state, (N, L, S, 3)
+    shares: Floats | None = None  # their probabilities, (N, L, S, 3)
+    next_ids: npt.NDArray[np.int32] | None = None  # what comes next, (N,); -1 where text was cut
+    next_nats: Floats | None = None  # its loss, (N,)
+    costs: Floats | None = None  # nats that forcing adds to it, all layers, each, (N, 1 + L, F)
+
+    def first(self, count: int) -> "Example":
+        per_token: dict[str, Any] = {
+            name: values[:count]
+            for name, values in vars(self).items()
+            if isinstance(values, tuple | np.ndarray)
+        }
+        return replace(self, **per_token)
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model's read-outs of the sequences of a page."""
+
+    name: str
+    steps: Sequence[int]  # of each layer with gates, (L,); K, the most of them, have columns
+    examples: Sequence[Example]  # the same sequences in the same order for every model of a page
+    forced: Sequence[str] = ()  # names of the interventions in `Example.costs`, (F,)
+    experts: Sequence[int] = ()  # of each layer with gates, (L,)
+
+
+def share_reach(shares: Sequence[Floats]) -> float:
+    """How far from one half colours should reach: 98 % of the shares are inside.
+
+    From 0.05 to 0.5 in steps of 0.05; 0.5 where there is no share.
+    """
+    far = np.abs(np.concatenate([np.ravel(values) for values in shares]) - 0.5)
+    if not np.isfinite(far).any():
+        return 0.5
+    return min(0.5, max(1, math.ceil(float(np.nanpercentile(far, 98)) * 20)) / 20)
+
 
 TOKENS = "routing.parquet"
 ROWS = 1 << 16
@@ -38,22 +102,15 @@ def token_table(
 
     `chosen` is C, 0 where no layer has experts.
     """
-    per_layer = pa.list_(pa.float32(), layers)
-    of_experts = {"experts": pa.int32(), "expert_weights": pa.float32()} if chosen else {}
-    schema = pa.schema(
-        [
-            ("source", pa.string()),
-            ("sequence", pa.int32()),
-            ("position", pa.int32()),
-            ("token_id", pa.int32()),
-            ("token", pa.string()),
-            ("upos", pa.string()),
-            ("nats", pa.float32()),
-            *((name, per_layer) for name in READOUTS),
-            *((name, pa.list_(pa.list_(pa.float32(), loops), layers)) for name in STEP_READOUTS),
-            *((name, pa.list_(pa.list_(of, chosen), layers)) for name, of in of_experts.items()),
-        ]
-    )
+    text, whole, number = pa.string(), pa.int32(), pa.float32()
+    of_experts = {"experts": whole, "expert_weights": number} if chosen else {}
+    schema = pa.schema([
+        ("source", text), ("sequence", whole), ("position", whole), ("token_id", whole),
+        ("token", text), ("upos", text), ("nats", number),
+        *((name, pa.list_(number, layers)) for name in READOUTS),
+        *((name, pa.list_(pa.list_(number, loops), layers)) for name in STEP_READOUTS),
+        *((name, pa.list_(pa.list_(of, chosen), layers)) for name, of in of_experts.items()),
+    ])  # fmt: skip
     with replacing(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as file:
         table = TokenTable(file, token_values)
         yield table
@@ -71,8 +128,7 @@ class TokenTable:
     """
 
     def __init__(self, file: pq.ParquetWriter, token_values: Sequence[bytes]) -> None:
-        self._file = file
-        self._values = token_values
+        self._file, self._values = file, token_values
         self._held: list[pa.RecordBatch] = []
 
     def add(
@@ -86,10 +142,7 @@ class TokenTable:
         experts: npt.NDArray[np.integer],
         expert_weights: npt.NDArray[np.floating],
     ) -> None:
-        """Adds tokens of a sequence.
-
-        `values` is of `dual_layers`, (N, L, columns), the last two of `experts_of`, (N, L, C).
-        """
+        """`values` (N, L, columns) is of `dual_layers`, the last two (N, L, C) of `experts_of`."""
         columns = {
             "source": [source] * len(ids),
             "sequence": np.full(len(ids), sequence),
@@ -101,8 +154,8 @@ class TokenTable:
             **{name: _lists(array) for name, array in by_name(values).items()},
         }
         if experts.shape[-1]:
-            columns |= {"experts": _lists(experts, np.int32)}
-            columns |= {"expert_weights": _lists(expert_weights)}
+            columns["experts"] = _lists(experts, np.int32)
+            columns["expert_weights"] = _lists(expert_weights)
         self._held.append(pa.RecordBatch.from_pydict(columns, schema=self._file.schema))
         if sum(map(len, self._held)) >= ROWS:
             self.flush()
@@ -124,7 +177,7 @@ def merge(tables: Sequence[Path], path: Path, facts: Mapping[str, str]) -> None:
 
 
 def token_texts(values: Iterable[bytes]) -> list[str]:
-    """Returns the text of each token; together they are the text of all.
+    """The text of each token; together they are the text of all.
 
     A character in several tokens is the last one's, and bytes that are no character are U+FFFD.
     """
@@ -147,17 +200,13 @@ def _example(source: str, number: int, rows: pa.Table) -> Example:
     rows = rows.sort_by("position")
     upos = rows["upos"].to_pylist()
     known = {*READOUTS, *STEP_READOUTS, *EXPERT_READOUTS} & {*rows.schema.names}
-    names = [name for name in Example.__dataclass_fields__ if name in known]
+    names = known & {*Example.__dataclass_fields__}
     read_outs: dict[str, Any] = {n: np.array(rows[n].to_pylist(), np.float32) for n in names}
     return Example(
-        source,
-        number,
-        tokens=tuple(rows["token"].to_pylist()),
+        source, number, tokens=tuple(rows["token"].to_pylist()),
         upos=tuple(tag or "" for tag in upos) if any(upos) else None,
-        nats=rows["nats"].to_numpy(),
-        length=len(rows),
-        **read_outs,
-    )
+        nats=rows["nats"].to_numpy(), length=len(rows), **read_outs,
+    )  # fmt: skip
 
 
 def _lists(values: npt.NDArray[Any], of: type[np.generic] = np.float32) -> pa.Array:

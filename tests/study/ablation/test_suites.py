@@ -5,10 +5,9 @@ import dataclasses
 import pytest
 
 from dualpath_cli.config import ModelConfig
-from dualpath_cli.study.ablation.comparison import AUTHORS
-from dualpath_cli.study.ablation.options import default_classes
-from dualpath_cli.study.ablation.suites import SUITES, Selection, applicable
-from dualpath_cli.study.classes import OTHERS, ForcedClass, TokenClass
+from dualpath_cli.study.ablation.options import SUITES, Selection, applicable, default_classes
+from dualpath_cli.study.ablation.tables import AUTHORS
+from dualpath_cli.study.parts_of_speech import OTHERS, ForcedClass, TokenClass
 
 TINY = ModelConfig(n_layers=3, loops=2, d_ffn=1600, d_ffn_wide=11392)
 NAMES = [
@@ -56,7 +55,7 @@ def test_layers_without_what_is_overridden_are_left_out_quietly():
 def test_a_further_class_is_forced_where_its_entry_says_so_and_is_not_the_authors(monkeypatch):
     known = default_classes()
     plain, forced = (TokenClass(name, ("NOUN",), name == "forced") for name in ("plain", "forced"))
-    monkeypatch.setattr("dualpath_cli.study.classes.OTHERS", (*OTHERS, plain, forced))
+    monkeypatch.setattr("dualpath_cli.study.parts_of_speech.OTHERS", (*OTHERS, plain, forced))
     assert default_classes() == (*known, forced.to("wide"), forced.to("deep"))
     assert set(AUTHORS) < set(known)
     assert {chosen.name for chosen in AUTHORS} == {"arithmetic", "function"}

@@ -12,11 +12,17 @@ from dualpath_cli.flops.paper import inference_ablation, token_class_excess
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.output.console import plain_console
 from dualpath_cli.output.table import Table, show
-from dualpath_cli.study.ablation.comparison import Excess, Result
 from dualpath_cli.study.ablation.figures import draw
-from dualpath_cli.study.ablation.table import excess_table, layer_table, source_table, write
-from dualpath_cli.study.classes import ForcedClass
+from dualpath_cli.study.ablation.tables import (
+    Excess,
+    Result,
+    excess_table,
+    layer_table,
+    source_table,
+    write,
+)
 from dualpath_cli.study.controls import Match
+from dualpath_cli.study.parts_of_speech import ForcedClass
 from dualpath_cli.study.runs import ablations, excess_over_runs
 from tests.study.ablation.test_suites import NAMES
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dualpath_cli.study.routing.page.examples import Example, Model
+from dualpath_cli.study.routing.tokens import Example, Model
 
 NASTY = (
     "He", " said", ",", " \"it's\"", "\n", "</script><!--", "<img src=x onerror=hit()>", "&lt;",

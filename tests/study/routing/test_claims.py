@@ -6,18 +6,18 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from dualpath_cli.study.classes import measured
+from dualpath_cli.study.parts_of_speech import measured
 from dualpath_cli.study.routing.claims import (
     LEAST_LAYERS,
     Claim,
+    claim_table,
     claims,
     decided,
     number_of_tests,
     same_profile,
-    together,
 )
+from dualpath_cli.study.routing.readouts import BEFORE
 from dualpath_cli.study.routing.summary import Summary
-from dualpath_cli.study.routing.sums import BEFORE
 from tests.study.routing.test_summary import RESAMPLED, TAGS, summary_of
 
 NAN = float("nan")
@@ -78,8 +78,10 @@ def test_the_tests_of_a_run_are_one_family():
 
 
 def test_sources_that_differ_are_mixed():
-    assert together(["holds", "holds"]) == "holds"
-    assert together(["holds", "fails"]) == together(["holds", "open"]) == "mixed"
+    one = Claim("", "a", "", 1.0, NAN, NAN, 0.0, True, 0.0, NAN, NAN, 0.01, 0.01)
+    like, unlike = (dataclasses.replace(one, source="b", p_holm=p) for p in (0.01, 0.5))
+    assert "holds" in claim_table([one, like]).rows[0]
+    assert "mixed (holds: a; open: b)" in claim_table([one, unlike]).rows[0]
 
 
 # One source

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.study.routing.page import encoding
+from dualpath_cli.study.routing.page import page
 from dualpath_cli.study.routing.page.page import write
 from tests.study.routing.pages import LAYERS, NASTY, VALUES, data_of, detailed, example, model
 
 
 def test_fifty_long_examples_stay_below_the_limit_and_are_cut_alike(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding, "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(page, "MOST_BYTES", 1_000_000)
     tokens = ["</ugly>\n\u2028" if i % 7 == 0 else " token" for i in range(512)]
     many = [detailed(example(tokens, source=f"s{i % 4}", number=i, layers=4)) for i in range(9)]
     models = [model([*many, detailed(example("ab", layers=4))], forced="abcde")]
@@ -30,7 +30,7 @@ def test_fifty_long_examples_stay_below_the_limit_and_are_cut_alike(tmp_path, mo
 
 
 def test_what_cannot_fit_is_refused_with_a_way_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding, "MOST_BYTES", 1000)
+    monkeypatch.setattr(page, "MOST_BYTES", 1000)
     with pytest.raises(UserError, match=r"1 sequences do not fit .* choose fewer"):
         write(tmp_path / "p.html", "t", [], LAYERS, [model([example("a")])])
     assert not list(tmp_path.iterdir())
@@ -43,15 +43,15 @@ def test_a_token_takes_about_what_is_reckoned_with(layers, loops, tmp_path):
     models = [model([one], forced="abcde")]
     sizes = [len(write(tmp_path / "p.html", "t", [], range(layers), each, VALUES).read_bytes())
              for each in ([model([one.first(1)], forced="abcde")], models)]  # fmt: skip
-    reckoned = encoding.MOST_BYTES / encoding.likely_tokens(1, layers, [loops], 5 * (layers + 1))
+    reckoned = page.MOST_BYTES / page.likely_tokens(1, layers, [loops], 5 * (layers + 1))
     assert 1 < (sizes[1] - sizes[0]) / 255 / reckoned < 2.5
 
 
 @given(arrays(np.float32, (2, 3), elements=st.floats(0, 4, width=32) | st.just(np.nan)))
 def test_gates_are_written_to_the_digits_shown(values):
-    written = encoding.thousandths(values).ravel()
+    written = page.thousandths(values).ravel()
     expected = ["–" if np.isnan(each) else f"{each:.3f}" for each in values.ravel()]
-    shown = ["–" if each == encoding.NAN else f"{each / 1000:.3f}" for each in written]
+    shown = ["–" if each == page.NAN else f"{each / 1000:.3f}" for each in written]
     assert shown == expected
 
 
@@ -60,8 +60,8 @@ def test_gates_are_written_to_the_digits_shown(values):
     | st.sampled_from([0.0, np.nan, np.inf])
 )
 def test_norms_are_written_to_the_digits_shown(value):
-    code = int(encoding.digits(np.array([value], np.float32))[0])
-    special = {0: "0.00e+00", encoding.NAN: "nan", encoding.INFINITE: "inf"}
+    code = int(page.digits(np.array([value], np.float32))[0])
+    special = {0: "0.00e+00", page.NAN: "nan", page.INFINITE: "inf"}
     exponent, mantissa = divmod(code - 1, 900)
     written = f"{(mantissa + 100) / 100:.2f}e{exponent - 145:+03d}"
     assert special.get(code, written) == f"{value:.2e}"
@@ -69,14 +69,14 @@ def test_norms_are_written_to_the_digits_shown(value):
 
 @given(st.floats(-300, 300, width=32) | st.just(np.nan))
 def test_costs_are_written_in_hundredths(value):
-    code = int(encoding.hundredths(np.array([value], np.float32))[0])
-    shown = "nan" if code == encoding.NAN else f"{(code - encoding.ZERO_COST) / 100:.2f}"
+    code = int(page.hundredths(np.array([value], np.float32))[0])
+    shown = "nan" if code == page.NAN else f"{(code - page.ZERO_COST) / 100:.2f}"
     assert shown == "nan" if np.isnan(value) else float(shown) == float(f"{value:.2f}")
 
 
 @given(arrays(np.int64, (2, 5, 3), elements=st.integers(0, 4)))
 def test_what_states_say_is_told_by_the_state_before(ranked):
-    codes, told = encoding.said(ranked), np.zeros_like(ranked)
+    codes, told = page.predictions(ranked), np.zeros_like(ranked)
     for state in range(5):
         for rank in range(3):
             for token, code in enumerate(codes[:, state, rank]):
@@ -87,7 +87,7 @@ def test_what_states_say_is_told_by_the_state_before(ranked):
 
 @given(arrays(np.float32, (2, 5, 3), elements=st.floats(0, 1, width=32)))
 def test_probabilities_are_told_in_whole_percent(shares):
-    told = encoding.percents(shares).cumsum(1) % 128
+    told = page.percents(shares).cumsum(1) % 128
     assert (told == np.rint(shares.astype(float) * 100)).all()
 
 

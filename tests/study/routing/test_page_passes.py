@@ -17,8 +17,8 @@ from dualpath_cli.errors import UserError
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.recipe.recipes import merge
+from dualpath_cli.study import runs
 from dualpath_cli.study.passes import read_arrays
-from dualpath_cli.study.routing.page import beside
 from dualpath_cli.study.routing.readouts import dual_layers
 from dualpath_cli.study.runs import routings
 from dualpath_cli.text.documents import Source, read_documents
@@ -287,7 +287,7 @@ def test_two_checkpoints_of_a_run_are_named_by_their_steps(both, tmp_path):
         reports.append(json.loads((folder / "summary.json").read_text()))
         reports[-1]["checkpoint"]["step"] = step
     names = [folder.name for folder in folders]
-    (page,) = beside.write(folders, reports, names, tmp_path, Console(file=io.StringIO()))
+    (page,) = runs._write_beside(folders, reports, names, tmp_path, Console(file=io.StringIO()))
     assert [model["name"] for model in data_of(page)["models"]] == ["step 2", "step 6"]
     assert "<h1>tiny-k2, step 2 beside step 6</h1>" in page.read_text()
 
@@ -305,7 +305,7 @@ def test_runs_that_cannot_be_side_by_side_say_why(both, tmp_path, change, reason
     reports = [json.loads((folder / "summary.json").read_text()) for folder in folders]
     reports[1] = merge(reports[1], change)
     console = Console(width=200, file=io.StringIO())
-    assert beside.write(folders, reports, ["k2", "k3"], tmp_path, console) == []
+    assert runs._write_beside(folders, reports, ["k2", "k3"], tmp_path, console) == []
     assert f"no page of both runs side by side: {reason}" in console.file.getvalue()
 
 

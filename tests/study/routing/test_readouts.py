@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dualpath_cli.model.routing import LayerTrace, RoutingTrace
 from dualpath_cli.output.console import plain_console
-from dualpath_cli.study.routing.reader import MOST_ALIGNED, anchor_positions
 from dualpath_cli.study.routing.readouts import READOUTS
+from dualpath_cli.study.routing.study import MOST_ALIGNED, anchor_positions
 from dualpath_cli.study.routing.terminal import show
 
 VALUES = [b"<eot>", b"a", b"ab", b"b", b" A", "é".encode()[:1], "é".encode()[1:]]

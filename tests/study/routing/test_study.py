@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from dualpath_cli.cli.main import main
 from dualpath_cli.config import ModelConfig
 from dualpath_cli.model import RoutingTrace
-from dualpath_cli.study import classes
-from dualpath_cli.study.classes import TokenClass, measured
+from dualpath_cli.study import parts_of_speech
+from dualpath_cli.study.parts_of_speech import TokenClass, measured
 from dualpath_cli.study.routing.tokens import token_texts
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.training.data.windows import document_windows
@@ -252,7 +252,7 @@ def test_the_untrained_model_is_the_one_that_the_run_began_with(whole, texts):
 def test_the_command_writes_and_names_everything(whole):
     folder, shown = whole.folder, whole.shown
     assert folder == whole.run / "routing" / "step-00000006"
-    figures = FIGURES | ({"classes"} if classes.OTHERS else set())
+    figures = FIGURES | ({"classes"} if parts_of_speech.OTHERS else set())
     wanted = FILES | {f"{name}.{kind}" for name in figures for kind in ("png", "pdf")}
     assert {path.name for path in folder.iterdir()} == wanted
     for name in ("routing.parquet", "summary.json"):
@@ -290,8 +290,9 @@ def test_without_a_tagger_nothing_is_told_of_parts_of_speech(whole, texts, tmp_p
 def test_a_further_class_is_measured_and_shown_apart_from_the_claims(
     whole, texts, tmp_path, by_letter, figures, forwards, monkeypatch, capsys
 ):
-    """One entry in `classes.py`, after which no pass is made again."""
-    monkeypatch.setattr(classes, "OTHERS", (*classes.OTHERS, TokenClass("mine", ("NOUN", "X"))))
+    """One entry in `OTHERS`, after which no pass is made again."""
+    others = (*parts_of_speech.OTHERS, TokenClass("mine", ("NOUN", "X")))
+    monkeypatch.setattr(parts_of_speech, "OTHERS", others)
     run = whole.copied(tmp_path)
     folder = routing(run, "--sequences", "2", "--sources", *sources_of(texts))
     shown, page = capsys.readouterr().out, (folder / "index.html").read_text()

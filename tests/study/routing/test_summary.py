@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpath_cli.statistics.bootstrap import RESAMPLES
-from dualpath_cli.study.classes import UPOS, measured
-from dualpath_cli.study.routing import experts
-from dualpath_cli.study.routing.readouts import READOUTS
-from dualpath_cli.study.routing.summary import Summary, tag_box
-from dualpath_cli.study.routing.sums import AFTER, BEFORE, SHARE_BINS
+from dualpath_cli.study.parts_of_speech import UPOS, measured
+from dualpath_cli.study.routing.readouts import AFTER, BEFORE, READOUTS, SHARE_BINS
+from dualpath_cli.study.routing.summary import Summary, experts_table, tag_box
 from tests.study.routing.test_sums import EXPERTS, LAYERS, LOOPS, batch, sums_of
 
 RESAMPLED = 11
@@ -129,7 +127,7 @@ def test_agreements_of_experts_are_those_of_their_choices_one_by_one():
 def test_without_tags_the_table_of_experts_has_no_column_for_them():
     data = batch(3, sequences=4, length=50)
     tagged, untagged = (
-        [c.heading for c in experts.table({"source": from_batch(data | tags)}).columns]
+        [c.heading for c in experts_table({"source": from_batch(data | tags)}).columns]
         for tags in ({}, {"tags": torch.full_like(data["tags"], -1)})
     )
     assert untagged == tagged[:-1]

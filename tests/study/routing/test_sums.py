@@ -9,17 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.statistics.bootstrap import resample_weights
-from dualpath_cli.study.classes import UPOS
-from dualpath_cli.study.routing import sums
-from dualpath_cli.study.routing.readouts import READOUTS, STEP_READOUTS
-from dualpath_cli.study.routing.sums import (
+from dualpath_cli.study.parts_of_speech import UPOS
+from dualpath_cli.study.routing.readouts import (
     AFTER,
     BEFORE,
     CONTRIBUTION_BINS,
     CONTRIBUTION_END,
     GATE_BINS,
+    READOUTS,
     SHARE_BINS,
+    STEP_READOUTS,
     RoutingSums,
+    Sums,
+    _bin,
     columns,
 )
 
@@ -48,7 +50,7 @@ def batch(seed: int, sequences: int, length: int) -> dict[str, torch.Tensor]:
     }
 
 
-def sums_of(*batches: dict[str, torch.Tensor]) -> sums.Sums:
+def sums_of(*batches: dict[str, torch.Tensor]) -> Sums:
     metric = RoutingSums(LAYERS, LOOPS, EXPERTS)
     for one in batches:
         metric.update(**one)
@@ -129,4 +131,4 @@ def test_batches_and_their_order_do_not_matter(seed, cuts, random):
 
 def test_what_is_no_number_is_in_the_bins_of_its_side():
     values = torch.tensor([math.nan, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf])
-    assert sums._bin(values, 10, 1.0).tolist() == [0, 0, 0, 5, 9, 9, 9]
+    assert _bin(values, 10, 1.0).tolist() == [0, 0, 0, 5, 9, 9, 9]

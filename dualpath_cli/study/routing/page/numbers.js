@@ -1,4 +1,4 @@
-// Numbers, as page.py and encoding.py wrote them.
+// Numbers, as page.py wrote them.
 
 const $ = (id) => document.getElementById(id), root = document.documentElement;
 const make = (tag, set = {}, ...inside) => {

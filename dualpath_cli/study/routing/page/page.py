@@ -1,29 +1,120 @@
 """The page on which the routing of a model is read token by token: one HTML file, no network.
 
-It is `page.html` with its style, its scripts, a head of JSON and the columns of numbers
-(`encoding.py`): the part of speech of every token, then what each model made of it. The script
-`numbers.js` reads the columns in the order in which `_columns` writes them.
+It is `page.html` with its style, its scripts, a head of JSON and the columns of numbers: the part
+of speech of every token, then what each model made of it. The script `numbers.js` reads the columns
+in the order in which `_columns` writes them.
+
+A column has a code from 0 to 2^24 - 1 for every token of the page. It is written as three planes of
+bytes, the high ones first: planes of like bytes are what gzip takes out. Numbers are coded to the
+digits that the page shows, so that every digit on it is the exact value's, rounded.
 
 Shapes: N tokens, M of all examples, L layers with gates, K loops, R rows, one more than L.
 """
 
+import base64
+import gzip
 import html
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dualpath_cli.errors import UserError
 from dualpath_cli.files import write_text
-from dualpath_cli.study.routing.page import encoding
-from dualpath_cli.study.routing.page.encoding import Codes
-from dualpath_cli.study.routing.page.examples import Example, Floats, Model, share_reach
 from dualpath_cli.study.routing.readouts import EXPERT_READOUTS
+from dualpath_cli.study.routing.tokens import Example, Floats, Model, share_reach
 
+MOST_BYTES = 5_000_000
+"""Of a page: what mail and browsers take without complaint."""
+
+NAN, INFINITE = 2**24 - 1, 2**24 - 2
+LEAST_EXPONENT = -145
+"""Of a number with three digits."""
+ZERO_COST = 2**15
+"""Code of a cost of nothing; costs reach 320 nats up and down, far beyond any."""
 SCRIPTS = ("numbers", "texts", "panel", "early", "density", "link", "keys")
 """Files of the script, in their order; one module together."""
+
+Codes = npt.NDArray[np.int64]
+
+
+def thousandths(values: Floats) -> Codes:
+    """Codes of numbers from 0 to 4, rounded to thousandths."""
+    rounded = np.rint(np.clip(values, 0, 4).astype(np.float64) * 1000)
+    return np.where(np.isnan(values), NAN, rounded).astype(np.int64)
+
+
+def digits(values: Floats) -> Codes:
+    """Codes of numbers that are not negative, rounded to three digits; 0 is zero's."""
+    values = np.maximum(values, 0).astype(np.float64)  # a loss may lie a rounding below
+    ordinary = np.isfinite(values) & (values > 0)
+    plain = np.where(ordinary, values, 1.0)
+    exponent = np.floor(np.log10(plain))
+    # A power of ten is exact only if it is not negative: multiply by one or divide by one.
+    up, down = 10.0 ** np.maximum(2 - exponent, 0), 10.0 ** np.maximum(exponent - 2, 0)
+    mantissa = np.rint(plain * up / down)
+    # A mantissa rounded up to 1000 has the code of the next exponent's 100, as it should.
+    codes = (exponent - LEAST_EXPONENT) * 900 + (mantissa - 100) + 1
+    codes = np.where(ordinary, codes.clip(1), 0)
+    codes = np.where(np.isinf(values), INFINITE, codes)
+    return np.where(np.isnan(values), NAN, codes).astype(np.int64)
+
+
+def hundredths(values: Floats) -> Codes:
+    """Codes of costs in nats, rounded to hundredths; nan has its own."""
+    limit = ZERO_COST - 1
+    rounded = np.rint(np.clip(values.astype(np.float64) * 100, -limit, limit))
+    return np.where(np.isnan(values), NAN, rounded + ZERO_COST).astype(np.int64)
+
+
+def predictions(ranked: Codes) -> Codes:
+    """Codes of what successive states say, (M, states, ranks), places in a table.
+
+    0 stands for what the state before has at the same rank, 1 for its next rank and so on, round
+    to the first; what it does not have is its place in the table, above these.
+    """
+    ranks = ranked.shape[-1]
+    codes = ranked + ranks
+    for rank in range(ranks):
+        for turn in reversed(range(ranks)):
+            before = ranked[:, :-1, (rank + turn) % ranks]
+            codes[:, 1:, rank] = np.where(ranked[:, 1:, rank] == before, turn, codes[:, 1:, rank])
+    return codes
+
+
+def percents(shares: Floats) -> Codes:
+    """Codes of probabilities of successive states, (M, states, ranks), in whole percent.
+
+    Of each what it has more than the state before, modulo 128.
+    """
+    whole = np.rint(shares.astype(np.float64) * 100).astype(np.int64)
+    return np.diff(whole, axis=1, prepend=0) % 128
+
+
+def packed(columns: Sequence[Codes], text: str) -> str:
+    """Columns of codes, (M,) each, and a text after them, compressed, in base64."""
+    codes = np.stack(columns).astype(np.uint32)
+    planes = np.stack([codes >> 16, codes >> 8, codes], axis=1).astype(np.uint8)
+    data = gzip.compress(planes.tobytes() + text.encode("utf-8", "surrogatepass"), mtime=0)
+    return base64.b64encode(data).decode("ascii")
+
+
+def likely_tokens(sequences: int, layers: int, loops: Sequence[int], forced: int) -> int:
+    """How many first tokens of each sequence the page is likely to have room for.
+
+    The passes of the page read no more of them. `loops` are those of each model on it, `forced` is
+    the number of interventions. The bytes of a token were measured, and are a fifth more than is
+    reckoned with: sequences that are shorter leave room for others.
+    """
+    # 4.5 for weight, size and cosine of a step's update, compressed.
+    read_outs = sum((layers + 1) * (7 + 4.5 * steps) for steps in loops)
+    states = sum(layers * (steps + 2) * 3.5 for steps in loops)
+    return max(1, int(MOST_BYTES / (sequences * (6 + read_outs + states + forced))))
 
 
 def write(
@@ -38,21 +129,18 @@ def write(
 
     Examples have a column for each source and model. `token_values` are the bytes of each id that
     an example names. Where all tokens would make the page too large, each example is cut to its
-    first ones, all to the same number. Raises UserError where not even one token of each fits.
+    first ones, all to the same number.
     """
-
-    def page(kept: int) -> str:
-        return _page(title, facts, layers, models, token_values, kept)
-
+    page = partial(_page, title, facts, layers, models, token_values)
     least = len(page(1).encode())
-    if least >= encoding.MOST_BYTES:
+    if least >= MOST_BYTES:
         raise UserError(
             f"{len(models[0].examples):,} sequences do not fit on a page of "
-            f"{encoding.MOST_BYTES:,} bytes; choose fewer"
+            f"{MOST_BYTES:,} bytes; choose fewer"
         )
     kept = max(len(example.tokens) for example in models[0].examples)
-    while (size := len((text := page(kept)).encode())) >= encoding.MOST_BYTES:
-        room = (encoding.MOST_BYTES - least) / (size - least)
+    while (size := len((text := page(kept)).encode())) >= MOST_BYTES:
+        room = (MOST_BYTES - least) / (size - least)
         kept = min(kept - 1, max(1, int(kept * room)))
     write_text(path, text)
     return path
@@ -103,8 +191,12 @@ def _page(
         "title": html.escape(title),
         "facts": "\n".join(terms),
         "style": (here / "style.css").read_text(encoding="utf-8"),
-        "head": _json(head),
-        "packed": encoding.packed(columns, json.dumps(texts)),
+        # ASCII that JSON reads, and that no HTML parser takes for the end of a script.
+        "head": json.dumps(head, allow_nan=False)
+        .replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("&", "\\u0026"),
+        "packed": packed(columns, json.dumps(texts)),
         "script": "\n".join((here / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS),
     }
     template = (here / "page.html").read_text(encoding="utf-8")
@@ -112,7 +204,7 @@ def _page(
 
 
 def _columns(read: Sequence[Sequence[Example]], tags: Sequence[str], ids: Codes) -> list[Codes]:
-    """Returns the codes of all tokens, (M,) each; `ids` are those of the table of texts."""
+    """The codes of all tokens, (M,) each; `ids` are those of the table of texts."""
     upos = [
         [1 + tags.index(tag) for tag in example.upos or ()] or [0] * len(example.tokens)
         for example in read[0]
@@ -123,60 +215,56 @@ def _columns(read: Sequence[Sequence[Example]], tags: Sequence[str], ids: Codes)
         if examples[0].said is not None:
             columns += _said(examples, ids)
         if examples[0].costs is not None:
-            costs = np.concatenate([example.costs for example in examples])
-            columns += list(encoding.hundredths(costs).reshape(len(costs), -1).T)
+            costs = _all_of(examples, "costs")
+            columns += list(hundredths(costs).reshape(len(costs), -1).T)
     return columns
 
 
 def _read_outs(examples: Sequence[Example]) -> list[Codes]:
     """The loss, then each read-out for the mean of all layers and for each layer; last experts."""
-    steps = np.concatenate([example.step_weights for example in examples])
+    steps = _all_of(examples, "step_weights")
     loops = (steps * np.arange(1, steps.shape[-1] + 1)).sum(-1)
-
-    def all_of(name: str) -> Floats:
-        return np.concatenate([getattr(example, name) for example in examples])
+    of = partial(_all_of, examples)
 
     def by_step(name: str) -> Floats:
-        return np.moveaxis(all_of(name), -1, 0)
+        return np.moveaxis(of(name), -1, 0)
 
     short = [
-        all_of("gate_deep"),
-        all_of("gate_wide"),
-        all_of("cosine") + 1.0,  # codes have no signs
-        all_of("deep_share"),
-        *by_step("step_weights"),
-        *(by_step("step_cosines") + 1.0),
-    ]
-    long = [all_of("update_deep"), all_of("update_wide"), loops, *by_step("step_sizes")]
-    columns = [encoding.digits(all_of("nats"))]
+        of("gate_deep"), of("gate_wide"), of("cosine") + 1.0,  # codes have no signs
+        of("deep_share"), *by_step("step_weights"), *(by_step("step_cosines") + 1.0),
+    ]  # fmt: skip
+    long = [of("update_deep"), of("update_wide"), loops, *by_step("step_sizes")]
+    columns = [digits(of("nats"))]
     for values in short:
-        columns += list(encoding.thousandths(_with_mean(values)).T)
+        columns += list(thousandths(_with_mean(values)).T)
     for values in long:
-        columns += list(encoding.digits(_with_mean(values)).T)
+        columns += list(digits(_with_mean(values)).T)
     if examples[0].experts is not None:
-        experts, weights = (np.concatenate([getattr(example, name) for example in examples])
-                            for name in EXPERT_READOUTS)  # fmt: skip
-        none = np.where(experts < 0, encoding.NAN, experts).astype(np.int64)
-        for codes in (none, encoding.thousandths(weights)):
+        experts, weights = map(of, EXPERT_READOUTS)
+        none = np.where(experts < 0, NAN, experts).astype(np.int64)
+        for codes in (none, thousandths(weights)):
             columns += list(codes.reshape(len(codes), -1).T)
     return columns
 
 
+def _all_of(examples: Sequence[Example], name: str) -> Any:
+    """A field of all examples, (M, ...)."""
+    return np.concatenate([getattr(example, name) for example in examples])
+
+
 def _said(examples: Sequence[Example], ids: Codes) -> list[Codes]:
     """The next token and its loss, then the predictions of each state and their probabilities."""
-    said, shares = (
-        np.concatenate([getattr(example, name) for example in examples])
-        for name in ("said", "shares")
+    said, shares, next_ids, next_nats = (
+        _all_of(examples, name) for name in ("said", "shares", "next_ids", "next_nats")
     )
-    next_ids = np.concatenate([example.next_ids for example in examples])
     place = np.zeros(1 + max(0, ids.max(initial=0)), np.int64)
     place[ids] = np.arange(len(ids))
     states = (len(said), -1, said.shape[-1])
     return [
         np.where(next_ids >= 0, 1 + place[next_ids], 0),
-        encoding.digits(np.concatenate([example.next_nats for example in examples])),
-        *encoding.said(place[said].reshape(states)).reshape(len(said), -1).T,
-        *encoding.percents(shares.reshape(states)).reshape(len(said), -1).T,
+        digits(next_nats),
+        *predictions(place[said].reshape(states)).reshape(len(said), -1).T,
+        *percents(shares.reshape(states)).reshape(len(said), -1).T,
     ]
 
 
@@ -206,13 +294,7 @@ def _with_mean(values: Floats) -> Floats:
 
 
 def _mean(values: Floats, axis: int) -> Floats:
-    """Returns the mean of those that are numbers; nan where there are none."""
+    """The mean of those that are numbers; nan where there are none."""
     count = (~np.isnan(values)).sum(axis)
     with np.errstate(invalid="ignore"):
         return np.nansum(values, axis, dtype=np.float64) / count
-
-
-def _json(value: object) -> str:
-    """Returns ASCII that JSON reads, and that no HTML parser takes for the end of a script."""
-    text = json.dumps(value, allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,16 +1,18 @@
 """Passes over the sequences of the page alone: the logit lens, and what forcing would cost.
 
 Attention is causal, so that the first tokens of a sequence give what they give in the whole of it.
-These passes read no more of a sequence than the page has room for.
+These passes read no more of a sequence than the page has room for. What they give is kept in
+page/SOURCE.npz, which examples are joined to.
 
-Shapes: N text tokens of a batch or of a source, D model width, L layers with gates, K loops, S
-states of a layer, V vocabulary.
+Shapes: N text tokens of a batch or of a source, M those of a source on the page, D model width, L
+layers with gates, K loops, S = K + 3 states of a layer, F things that are forced, V vocabulary.
 """
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,34 +22,37 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dualpath_cli.config import ModelConfig
+from dualpath_cli.files import replacing
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import RoutingTrace
 from dualpath_cli.model.loss import IGNORE
-from dualpath_cli.study.passes import FILLER, Arrays, Pass
+from dualpath_cli.study.passes import FILLER, Arrays, Pass, read_arrays
 from dualpath_cli.study.routing.options import Routing
-from dualpath_cli.study.routing.page.encoding import likely_tokens
+from dualpath_cli.study.routing.page.page import likely_tokens
 from dualpath_cli.study.routing.readouts import (
     EXPERT_READOUTS,
+    by_name,
     dual_layers,
     experts_by_layer,
     experts_of,
     is_text,
     most_steps,
 )
+from dualpath_cli.study.routing.tokens import TOKENS, Example, Model, read_examples
 from dualpath_cli.training.data.windows import Windows
 from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.state.integrity import from_all_ranks
 
 TOP = 3
 """Tokens of a state's prediction that are kept, the likeliest ones."""
-LOGITS = 2**25
-"""Logits held at once, 128 MiB in float32."""
+BESIDE = "beside_"
+"""The beginning of the names of arrays of the model with other loops."""
 GATES = {(1.0, 0.0): "deep only", (0.0, 1.0): "wide only", (1.0, 1.0): "both open"}
 """(g_d, g_w) that are forced, and what the page calls them."""
 
 
 def first_tokens(windows: Windows, numbers: Sequence[int], tokens: int, ranks: int) -> Windows:
-    """Returns the windows of some sequences of a source, in their order, cut to first tokens.
+    """The windows of some sequences of a source, in their order, cut to first tokens.
 
     One more token is kept: what really came after the last one. `numbers` count from 0.
     """
@@ -56,7 +61,7 @@ def first_tokens(windows: Windows, numbers: Sequence[int], tokens: int, ranks: i
 
 
 def forced(config: ModelConfig) -> list[list[Intervention]]:
-    """Returns what is forced: in all layers, then in each layer with gates alone, a list each.
+    """What is forced: in all layers, then in each layer with gates alone, a list each.
 
     Every list has fewer loops than any layer was trained with, then constant gates.
     """
@@ -81,18 +86,14 @@ def page_passes(
     vocabulary: int,
     ranks: int = 1,
 ) -> "list[PagePass]":
-    """Returns the passes over the sequences of a source that are on the page.
+    """The passes over the sequences of a source that are on the page.
 
     `shown` are their numbers, `of_all` is how many sequences all sources have on it.
     """
     changes = [row for rows in forced(config) for row in rows] if not options.no_costs else []
     beside = [] if options.beside_loops is None else [Intervention(loops=options.beside_loops)]
-    room = likely_tokens(
-        of_all,
-        config.block_kinds.count("dual"),
-        [most_steps(config), *(change.loops or 0 for change in beside)],
-        len(changes),
-    )
+    loops = [most_steps(config), *(change.loops or 0 for change in beside)]
+    room = likely_tokens(of_all, config.block_kinds.count("dual"), loops, len(changes))
     first = first_tokens(windows, shown, room, ranks)
     return [
         Lens(source, first, room, vocabulary=vocabulary),
@@ -105,8 +106,7 @@ def page_passes(
 class PagePass(Pass):
     """First tokens of some sequences of a source, under an intervention."""
 
-    tokens: int
-    """The most tokens that are read of a sequence; `first_tokens` has one more."""
+    tokens: int  # the most that are read of a sequence; `first_tokens` has one more
     intervention: Intervention | None = None
 
     last_is_input = True
@@ -181,8 +181,7 @@ class Lens(PagePass):
     `expert_weights`, (N, L, C), and `own_nats`, the loss of the token itself, (N,).
     """
 
-    vocabulary: int = 0
-    """Ids that the tokenizer has; further rows of the head stand for nothing."""
+    vocabulary: int = 0  # ids that the tokenizer has; further rows of the head stand for nothing
 
     def begin(self, module: DualPathModule, files: ExitStack) -> None:
         super().begin(module, files)
@@ -190,7 +189,10 @@ class Lens(PagePass):
         assert model is not None
         if isinstance(model, FSDPModule):
             model.reshard()  # what is gathered from an earlier forward would be freed under us
-        self._norm, self._head = _whole(model.norm.weight), _whole(model.head.weight)
+        self._norm, self._head = (
+            weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
+            for weight in (model.norm.weight, model.head.weight)
+        )
 
     def read(
         self, tokens: torch.Tensor, targets: torch.Tensor, text_BT: torch.Tensor
@@ -230,21 +232,17 @@ class Lens(PagePass):
 
     def _most_likely(self, state_ND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and probabilities of the likeliest tokens, (N, TOP) each."""
-        rows = max(1, LOGITS // len(self._head))
-        found = [_top(self._logits(part_ND)) for part_ND in state_ND.split(rows)]
+        norm, eps, found = self._norm, self._module.config.norm_eps, []
+        rows = max(1, 2**25 // len(self._head))  # 128 MiB of logits in float32
+        for part_ND in state_ND.split(rows):
+            normed_ND = F.rms_norm(part_ND.to(norm.dtype), norm.shape, norm, eps)
+            logits_NV = F.linear(normed_ND, self._head)[:, : self.vocabulary]
+            logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+            top = logits_NV.topk(TOP)
+            shares_N3 = (top.values - logits_NV.logsumexp(-1, keepdim=True)).exp()
+            found.append((top.indices, shares_N3))
         ids, shares = zip(*found, strict=True)
         return torch.cat(ids), torch.cat(shares)
-
-    def _logits(self, state_ND: torch.Tensor) -> torch.Tensor:
-        eps = self._module.config.norm_eps
-        normed_ND = F.rms_norm(state_ND.to(self._norm.dtype), self._norm.shape, self._norm, eps)
-        logits_NV = F.linear(normed_ND, self._head)[:, : self.vocabulary]
-        return logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-
-
-def _top(logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    top = logits_NV.topk(TOP)
-    return top.indices, (top.values - logits_NV.logsumexp(-1, keepdim=True)).exp()
 
 
 def _states(trace: RoutingTrace) -> Iterator[list[torch.Tensor]]:
@@ -263,6 +261,95 @@ def _states(trace: RoutingTrace) -> Iterator[list[torch.Tensor]]:
             yield [layer.x, *layer.deep_states, *repeated, layer.wide_state, output]
 
 
-def _whole(parameter: torch.Tensor) -> torch.Tensor:
-    """A parameter, gathered from all ranks where it is sharded."""
-    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
+def write_details(
+    folder: Path, source: str, numbers: Sequence[int], passes: Sequence[PagePass]
+) -> None:
+    """Writes the arrays of a source's passes over the page's sequences, which `numbers` are.
+
+    ==============================  ==========================================================
+    numbers, counts                 the sequences, and how many tokens of each were read
+    said, shares                    (M, L, S, 3), next, nats (M,), steps (L,): as `Lens` gives
+                                    them, as n_experts (L,)
+    costs                           (M, 1 + L, F): nats that forcing adds to the loss of the
+                                    next token, in all layers and in each; nan where there is none
+    forced                          (F,): what is forced
+    beside_said and so on           the same of the model with other loops, and its read-outs
+    ==============================  ==========================================================
+    """
+    arrays: Arrays = {"numbers": np.array(numbers)}
+    for pass_ in passes:
+        if isinstance(pass_, Lens):
+            lead = BESIDE if pass_.intervention else ""
+            arrays |= {lead + name: values for name, values in pass_.arrays.items()}
+    by_layer: dict[tuple[int, ...] | None, list[Forced]] = {}
+    for pass_ in passes:
+        if isinstance(pass_, Forced) and pass_.intervention is not None:
+            by_layer.setdefault(pass_.intervention.layers, []).append(pass_)
+    if by_layer:
+        learned = np.where(arrays["next"] >= 0, arrays["nats"], np.nan)[:, None, None]
+        nats = [[pass_.arrays["nats"] for pass_ in row] for row in by_layer.values()]
+        arrays["costs"] = np.moveaxis(np.array(nats), -1, 0) - learned
+        arrays["forced"] = np.array([_name(pass_.intervention) for pass_ in by_layer[None]])
+    with replacing(folder / "page" / f"{source}.npz") as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def models(folder: Path, sources: Sequence[str], name: str, beside: str = "") -> tuple[Model, ...]:
+    """What is on the page of a run, read from its folder: its model under its `name`.
+
+    Where it was read with other loops as well, these are a second model, whose name is `beside`.
+    """
+    found: dict[str, list[Example]] = {}
+    steps: dict[str, list[int]] = {}
+    experts: list[int] = []
+    forced: list[str] = []
+    for source in sources:
+        details = read_arrays(folder / "page" / f"{source}.npz")
+        examples = read_examples(folder / TOKENS, source, details["numbers"].tolist())
+        for lead in ("", BESIDE):
+            if f"{lead}said" in details:
+                found.setdefault(lead, []).extend(_joined(examples, details, lead))
+        steps |= {lead: details[f"{lead}steps"].tolist() for lead in found}
+        experts = details["n_experts"].tolist()
+        forced = details["forced"].tolist() if "forced" in details else []
+    names = {"": (name, forced), BESIDE: (beside, [])}
+    return tuple(
+        Model(names[lead][0], steps[lead], examples, names[lead][1], experts)
+        for lead, examples in found.items()
+    )
+
+
+def _joined(examples: Sequence[Example], details: Arrays, lead: str) -> list[Example]:
+    """Examples with what was said and what forcing costs, cut to the tokens that have it.
+
+    With `BESIDE` they are what the model with other loops made of the same tokens.
+    """
+    counts = details["counts"]
+    place = {number: n for n, number in enumerate(details["numbers"].tolist())}
+    starts = np.cumsum(counts) - counts
+    found = []
+    for example in examples:
+        start, count = (array[place[example.number]] for array in (starts, counts))
+        kept = example.first(count)
+        rows = slice(start, start + count)
+        names = {"said": "said", "shares": "shares", "next_ids": "next", "next_nats": "nats"}
+        values: dict[str, Any] = {n: details[lead + name][rows] for n, name in names.items()}
+        if lead:
+            read_outs = details[f"{lead}read_outs"][rows]
+            fields = Example.__dataclass_fields__
+            values |= {n: array for n, array in by_name(read_outs).items() if n in fields}
+            if example.experts is not None:
+                values |= {n: details[f"{lead}{n}"][rows] for n in EXPERT_READOUTS}
+            values |= {"nats": details[f"{lead}own_nats"][rows]}
+        elif "costs" in details:
+            values["costs"] = details["costs"][rows]
+        found.append(replace(kept, **values))
+    return found
+
+
+def _name(intervention: Intervention | None) -> str:
+    assert intervention is not None
+    if intervention.gates is None:
+        return f"K = {intervention.loops}"
+    assert isinstance(intervention.gates, tuple)
+    return GATES[intervention.gates]

@@ -1,18 +1,159 @@
-"""The tables of an ablation: screen, CSV, JSON, Markdown."""
+"""The numbers of an ablation, and its tables: screen, CSV, JSON, Markdown.
 
-import dataclasses
+Passes are set against that of the learned router, window by window.
+
+Shapes: W windows, C columns, P passes, R 1 + resamples.
+"""
+
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from dualpath_cli.files import format_csv, without_nan, write_texts
 from dualpath_cli.flops.paper import inference_ablation, token_class_excess
 from dualpath_cli.intervention import LEARNED, Intervention
 from dualpath_cli.output.table import Column, Columns, Table, interval, markdown
-from dualpath_cli.study.ablation.comparison import Excess, Result
-from dualpath_cli.study.ablation.suites import BASELINE, GATES, SHORTER
-from dualpath_cli.study.facts import LAST_LAYER
+from dualpath_cli.statistics import bootstrap
+from dualpath_cli.statistics.bootstrap import Floats, clusters_of, resampled_sums
+from dualpath_cli.study.ablation.options import BASELINE, GATES, SHORTER, Row
+from dualpath_cli.study.controls import Match
+from dualpath_cli.study.parts_of_speech import ARITHMETIC, FUNCTION, ForcedClass
+from dualpath_cli.study.passes import LAST_LAYER
+from dualpath_cli.training.data.windows import Windows
+
+Numbers = npt.NDArray[np.integer]
+AUTHORS = (ARITHMETIC.to("wide"), FUNCTION.to("deep"))
+"""The classes of the authors' revision, each forced to the path that it is said not to lean to."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The results of one pass; W windows, the longest first. Without loops theirs are nan."""
+
+    nats: Floats  # sum of the losses of each window's tokens, (W,)
+    loops: Floats  # sum of the expected loops of its tokens, of each the mean over layers, (W,)
+    passes: Floats  # sum of the sublayers that they passed, of each the mean over layers, (W,)
+    loops_run: npt.NDArray[np.float64]  # mean steps that a batch really ran in a layer, ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """One intervention on one source; losses are nats per token. Without loops theirs are nan."""
+
+    suite: str
+    intervention: Intervention
+    source: str
+    loss: float
+    difference: float  # loss less that of the learned router on the same windows
+    low: float  # of the difference's 95 % interval; nan where the clusters of text are too few
+    high: float
+    expected_loops: float  # mean over tokens and layers of the step number under the step weights
+    passes: float  # mean over tokens and layers of the sublayers passed; of a dual layer K + 1
+    loops_run: float  # mean steps that a batch really ran in a layer
+
+
+@dataclass(frozen=True)
+class Excess:
+    """The cost of overriding a class of tokens beyond that of as many random others.
+
+    Spread over all tokens of the source it is what the source's loss shows, and is small where the
+    class is rare; over the tokens that are forced it can be compared between sources.
+    """
+
+    token_class: ForcedClass
+    source: str
+    tokens: int  # of the class
+    share: float  # of all tokens of the source
+    difference: float  # loss with the class overridden less that of the learned router
+    random_difference: float  # the same for random others, the mean over seeds
+    excess: float  # the difference of the two
+    low: float  # of the excess's 95 % interval, given the random draws
+    high: float
+    per_forced: float  # the excess over the tokens of the class alone
+    per_forced_low: float
+    per_forced_high: float
+    match: Match  # how closely the random tokens match the class
+
+    @property
+    def name(self) -> str:
+        return f"{self.token_class.name} {self.token_class.path}"
+
+    @property
+    def as_paper(self) -> bool:
+        """Whether the authors forced this class to this path."""
+        return self.token_class in AUTHORS
+
+
+def compare(
+    source: str, rows: Sequence[Row], scores: Sequence[Scores], windows: Windows
+) -> list[Result]:
+    """A result per row: its loss, and the difference to the first one's."""
+    nats_WP = np.stack([scored.nats for scored in scores], axis=1)
+    mean_P, low_P, high_P = _ratios(
+        source, nats_WP - nats_WP[:, :1], windows.tokens[:, None], windows
+    )
+    count = windows.n_tokens
+    return [
+        Result(
+            row.suite, row.intervention, source, float(nats_WP[:, p].sum() / count),
+            float(mean_P[p]), float(low_P[p]), float(high_P[p]),
+            float(scored.loops.sum() / count), float(scored.passes.sum() / count),
+            float(scored.loops_run),
+        )
+        for p, (row, scored) in enumerate(zip(rows, scores, strict=True))
+    ]  # fmt: skip
+
+
+def excess(
+    source: str,
+    token_class: ForcedClass,
+    chosen_W: Numbers,
+    learned_W: Floats,
+    class_W: Floats,
+    random_W: Sequence[Floats],
+    windows: Windows,
+    match: Match,
+) -> Excess:
+    """The cost of overriding a class beyond the mean over seeds of random others.
+
+    `chosen_W` is the number of the class's tokens in each window; the others are nats of each
+    window, of the random ones for each seed. The intervals are over the text: what another random
+    draw would change is not in them. A class without tokens has no excess: nan.
+    """
+    chosen = int(chosen_W.sum())
+    mean_random_W = np.mean(random_W, axis=0) if chosen else np.full(windows.n_filled, np.nan)
+    tokens_W2 = np.column_stack([windows.tokens, chosen_W])
+    excess_W2 = np.repeat((class_W - mean_random_W)[:, None], 2, axis=1)
+    mean, low, high = _ratios(source, excess_W2, tokens_W2, windows)
+    count = windows.n_tokens
+    return Excess(
+        token_class, source, chosen, chosen / count,
+        float((class_W - learned_W).sum() / count),
+        float((mean_random_W - learned_W).sum() / count),
+        float(mean[0]), float(low[0]), float(high[0]),
+        float(mean[1]), float(low[1]), float(high[1]), match,
+    )  # fmt: skip
+
+
+def _ratios(
+    source: str, nats_WC: Floats, tokens_WC: Numbers, windows: Windows
+) -> tuple[Floats, Floats, Floats]:
+    """The nats of all windows over the tokens of all, and the ends of 95 % intervals, (C,) each.
+
+    `tokens_WC` may be one column for all.
+    """
+    clusters = clusters_of(windows)
+    nats_RC = resampled_sums(source, clusters.of_window, nats_WC)
+    tokens_RC = resampled_sums(source, clusters.of_window, tokens_WC.astype(float))
+    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may have no such token
+        means_RC = nats_RC / tokens_RC
+    return means_RC[0], *bootstrap.interval(means_RC, clusters.count)
+
 
 REPORT = "ablations.json"
 
@@ -80,10 +221,10 @@ def layer_table(title: str, results: Sequence[Result], last_is_dual: bool) -> Ta
 def by_layer(
     results: Iterable[Result],
 ) -> tuple[list[Intervention], list[int], Mapping[tuple[Intervention, int], float]]:
-    """Returns the overrides and the layers of the suite `layers`, and the differences by both."""
+    """The overrides and the layers of the suite `layers`, and the differences by both."""
     differences = {}
     for row in results:
-        override = dataclasses.replace(row.intervention, layers=None)
+        override = replace(row.intervention, layers=None)
         for layer in row.intervention.layers or ():
             differences[override, layer] = row.difference
     overrides = list(dict.fromkeys(override for override, _ in differences))
@@ -91,7 +232,7 @@ def by_layer(
 
 
 def label(intervention: Intervention, loops: int | None) -> str:
-    """Returns an intervention's name with what it means behind it; `loops` is the trained K."""
+    """An intervention's name with its meaning behind it; `loops` is the trained K."""
     meaning = meaning_of(intervention)
     if loops is not None and intervention == Intervention(loops=loops):
         meaning = "as trained"
@@ -99,7 +240,7 @@ def label(intervention: Intervention, loops: int | None) -> str:
 
 
 def meaning_of(intervention: Intervention) -> str | None:
-    """Returns what the paper calls constant gates in all layers; None for all else."""
+    """The paper's name of constant gates in all layers; None for all else."""
     gates = intervention.gates
     if not isinstance(gates, tuple) or intervention != Intervention(gates=gates):
         return None
@@ -135,12 +276,12 @@ def write(
 
     A missing number is null in JSON and empty in CSV; `loops` is as in `source_table`.
     """
-    rows, excess_rows = [_record(row) for row in results], [_excess_record(e) for e in excesses]
-    tables = _tables(results, excesses, loops)
+    rows = [without_nan({**asdict(row), "intervention": row.intervention.name}) for row in results]
+    excess_rows = [_excess_record(row) for row in excesses]
     texts = {
         REPORT: json.dumps({**report, "rows": rows, "excess": excess_rows}, indent=2) + "\n",
         "ablations.csv": format_csv(rows),
-        "ablations.md": "\n".join(map(markdown, tables)),
+        "ablations.md": "\n".join(map(markdown, _tables(results, excesses, loops))),
     }
     if excesses:
         texts["token_classes.csv"] = format_csv(excess_rows)
@@ -149,12 +290,8 @@ def write(
     return write_texts(folder, texts)
 
 
-def _record(row: Result) -> dict[str, Any]:
-    return without_nan({**dataclasses.asdict(row), "intervention": row.intervention.name})
-
-
 def _excess_record(row: Excess) -> dict[str, Any]:
-    numbers = dataclasses.asdict(row)
+    numbers = asdict(row)
     chosen, match = numbers.pop("token_class"), numbers.pop("match")
     names = {"token_class": chosen["name"], "upos": ",".join(chosen["upos"])}
     matched = {f"match_{key}": value for key, value in match.items()}
