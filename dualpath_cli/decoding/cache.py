@@ -1,15 +1,10 @@
-"""Keys and values of earlier tokens, which later passes attend to.
+"""Keys and values of earlier tokens, and positions and masks of those that follow, or are padded.
 
 Exact: the steps of a deep path share weights, not states, so each has other keys and values, and a
 dual layer keeps K + 1 of both. `Intervention.kv_slots` keeps fewer.
 
 Shapes: B batch, T positions of a pass, S positions with those of earlier passes, C positions of
 capacity, R some rows of the batch, H heads, N head size, K loops.
-
-Positions and masks of tokens that follow those in a cache, or are padded.
-
-Shapes: B batch, T positions of a pass, S positions with those in a cache before, C positions that a
-cache has room for, R some rows of the batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,8 +37,7 @@ class Span:
     """The T positions of a pass, from `start` on."""
 
     start: int = 0
-    places: torch.Tensor | None = None
-    """Their numbers if shapes are static; None if the cache grows."""
+    places: torch.Tensor | None = None  # their numbers if shapes are static; else the cache grows
 
 
 @dataclass
@@ -73,22 +67,17 @@ class KeyValueCache:
         start = self.span.start if places is None else 0
         stop = start + k_BTHN.shape[1]
         if self.keys is None or self.values is None or len(self.keys) != len(k_BHTN):
-            self._make_room(k_BHTN, v_BHTN, max(stop, self.capacity))
-        assert self.keys is not None
-        assert self.values is not None
+            (B, H, _, N), room = k_BHTN.shape, max(stop, self.capacity)
+            self.keys, self.values = (x.new_zeros(B, H, room, N) for x in (k_BHTN, v_BHTN))
+            if places is not None:  # CUDA graphs want addresses that do not change
+                torch._dynamo.mark_static_address(self.keys)
+                torch._dynamo.mark_static_address(self.values)
         if places is not None:
             self.keys.index_copy_(2, places, k_BHTN)
             self.values.index_copy_(2, places, v_BHTN)
             return self.keys.transpose(1, 2), self.values.transpose(1, 2)
         self.keys[:, :, start:stop], self.values[:, :, start:stop] = k_BHTN, v_BHTN
         return self.keys[:, :, :stop].transpose(1, 2), self.values[:, :, :stop].transpose(1, 2)
-
-    def _make_room(self, k_BHTN: torch.Tensor, v_BHTN: torch.Tensor, room: int) -> None:
-        B, H, _, N = k_BHTN.shape
-        self.keys, self.values = (x.new_zeros(B, H, room, N) for x in (k_BHTN, v_BHTN))
-        if self.span.places is not None:  # CUDA graphs want addresses that do not change
-            torch._dynamo.mark_static_address(self.keys)
-            torch._dynamo.mark_static_address(self.values)
 
     def reserve(self, count: int) -> None:
         """Makes room for twice `count` positions if there is none for `count`."""
@@ -126,7 +115,6 @@ class RowsOfCache:
         return k_RSHN, v_RSHN
 
     def write(self, k_R1HN: torch.Tensor, v_R1HN: torch.Tensor) -> None:
-        """Writes one token's keys and values a row."""
         keys, values, span = self.cache.keys, self.cache.values, self.cache.span
         assert keys is not None
         assert values is not None
@@ -187,13 +175,11 @@ class Cache:
         self.capacity, self.static = capacity, static
         self.span = Span()
         self.layers: list[LayerCache] = []
-        self.length = 0
-        """S, the positions seen so far, padding included."""
-        self.intervention: Intervention | None = None
-        """The intervention of all passes but drafts."""
+        self.length = 0  # S, the positions seen so far, padding included
+        self.intervention: Intervention | None = None  # of all passes but drafts
         self.documents_BS: torch.Tensor | None = None
-        """Document of each position, numbered by `positions.documents_of`, (B, S), or (B, C) with
-        static shapes; None while there is one document and no padding."""
+        """Document of each position, numbered by `_documents_of`, (B, S), or (B, C) with static
+        shapes; None while there is one document and no padding."""
 
     @property
     def bytes(self) -> int:
@@ -218,7 +204,6 @@ class Cache:
             raise ValueError(f"{now}: the cache was begun with {before}; begin another one")
 
     def open(self) -> None:
-        """Makes empty slots for every layer."""
         self.layers = []
         for number, layer in enumerate(self.config.layers):
             change = self.intervention and self.intervention.within(number)
@@ -241,14 +226,13 @@ class Cache:
     def rewind(self, length: int) -> None:
         """Forgets all positions but the first `length`."""
         assert length <= self.length
-        if length == 0:
-            self.documents_BS = None
-        if self.documents_BS is not None:
-            if self.static is not None:
-                self.documents_BS[:, length:] = UNWRITTEN
-            else:
-                self.documents_BS = self.documents_BS[:, :length]
         self.length = length
+        if length == 0 or self.documents_BS is None:
+            self.documents_BS = None
+        elif self.static is not None:
+            self.documents_BS[:, length:] = UNWRITTEN
+        else:
+            self.documents_BS = self.documents_BS[:, :length]
 
     def extend(self, count: int, documents_BT: torch.Tensor | None) -> torch.Tensor | None:
         """Adds `count` positions and returns the document numbers of all S, or C.
@@ -296,13 +280,18 @@ def positions_in_cache(
     count = tokens.shape[1]
     places_T = torch.arange(cache.length, cache.length + count, device=tokens.device)
     starts_BT = None if config.document_start is None else tokens == config.document_start
-    documents_BT = documents_of(tokens, starts_BT, attention_mask, cache.documents_BS)
+    documents_BT = _documents_of(tokens, starts_BT, attention_mask, cache.documents_BS)
     documents_BS = cache.extend(count, documents_BT)
     if documents_BS is not None:
-        places_BT = places_in_documents(documents_BS)[:, places_T]
-        mask = mask_in_cache(documents_BS, places_T, documents_BS.shape[1])
+        # How many of its document's tokens come before each position, (B, S).
+        before_BS = documents_BS.cummax(1).values.roll(1, dims=1)
+        before_BS[:, 0] = -1
+        seen_BS = (documents_BS >= 0).cumsum(1)
+        first_BS = torch.where(documents_BS > before_BS, seen_BS, 0).cummax(1).values
+        places_BT = (seen_BS - first_BS)[:, places_T]
+        mask = _mask(documents_BS, places_T, documents_BS.shape[1])
         return Positions(rope_at(config, places_BT, like), mask)
-    seen = None if cache.static is None else mask_in_cache(None, places_T, cache.capacity)
+    seen = None if cache.static is None else _mask(None, places_T, cache.capacity)
     return Positions(rope_at(config, places_T, like), seen)
 
 
@@ -316,7 +305,7 @@ def rows_of(positions: Positions, rows_R: torch.Tensor) -> Positions:
     return Positions(rope, mask)
 
 
-def documents_of(
+def _documents_of(
     tokens: torch.Tensor,
     starts_BT: torch.Tensor | None,
     attention_mask: torch.Tensor | None,
@@ -341,19 +330,7 @@ def documents_of(
     return documents_BT
 
 
-def places_in_documents(documents_BS: torch.Tensor) -> torch.Tensor:
-    """How many of its document's tokens come before each position, (B, S).
-
-    Documents are numbered as `documents_of` does.
-    """
-    before_BS = documents_BS.cummax(1).values.roll(1, dims=1)
-    before_BS[:, 0] = -1
-    seen_BS = (documents_BS >= 0).cumsum(1)
-    first_BS = torch.where(documents_BS > before_BS, seen_BS, 0).cummax(1).values
-    return seen_BS - first_BS
-
-
-def mask_in_cache(documents_BS: torch.Tensor | None, places_T: torch.Tensor, S: int) -> Mask:
+def _mask(documents_BS: torch.Tensor | None, places_T: torch.Tensor, S: int) -> Mask:
     """Mask of tokens at `places_T` over S positions: each sees itself and its document's earlier
     ones; padding sees padding."""
     seen_TS = torch.arange(S, device=places_T.device) <= places_T[:, None]

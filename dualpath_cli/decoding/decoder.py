@@ -4,7 +4,7 @@ Shapes: B sequences, T new positions, V rows of the vocabulary.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 
@@ -36,16 +36,12 @@ class Decoder:
 
         Unless `cached`, and under an intervention that needs it, every pass reads the whole text
         again. If `compiled`, the model is compiled in place, and passes after the prompt have
-        static shapes.
-        `draft` is a second intervention, with fewer loops, for drafting.
+        static shapes. `draft` is a second intervention, with fewer loops, for drafting.
         """
         self.model = model.eval()
-        self._intervention = intervention
-        self._autocast = autocast
-        whole = intervention is not None and intervention.needs_whole_text
-        self._cached = cached and not whole
+        self._intervention, self._draft, self._autocast = intervention, draft, autocast
+        self._cached = cached and not (intervention and intervention.needs_whole_text)
         self._compiled = compiled and self._cached
-        self._draft = draft
         self._cache: Cache | None = None
         if self._compiled:
             compile_for_decoding(model, intervention)
@@ -120,25 +116,16 @@ class Decoder:
             # On a GPU each part is a CUDA graph of its own, and the next part reads its output: all
             # of a pass are one step, or a graph frees what the next one reads (pytorch#152887).
             torch.compiler.cudagraph_mark_step_begin()
-        with self._eagerly(), self._precision():
-            return forward(
-                self.model,
-                ids_BT.to(self.device),
-                cache=self._cache,
-                attention_mask=mask_BT.to(self.device) if padded and mask_BT is not None else None,
-                last_logits=last,
-                intervention=self._draft if drafting else self._intervention,
-            )
-
-    def _eagerly(self) -> AbstractContextManager[object]:
-        """Prompts are read eagerly: each length would be compiled anew."""
-        if self._compiled and self.length == 0:
-            return torch.compiler.set_stance("force_eager")
-        return nullcontext()
-
-    def _precision(self) -> AbstractContextManager[object]:
+        # Prompts are read eagerly: each length would be compiled anew.
+        eagerly = self._compiled and self.length == 0
+        stance = torch.compiler.set_stance("force_eager") if eagerly else nullcontext()
         enabled = self._autocast is not None
-        return torch.autocast(self.device.type, self._autocast, enabled=enabled)
+        with stance, torch.autocast(self.device.type, self._autocast, enabled=enabled):
+            return forward(
+                self.model, ids_BT.to(self.device), cache=self._cache,
+                attention_mask=mask_BT.to(self.device) if padded and mask_BT is not None else None,
+                last_logits=last, intervention=self._draft if drafting else self._intervention,
+            )  # fmt: skip
 
 
 def compile_for_decoding(model: DualPathLM, intervention: Intervention | None) -> None:

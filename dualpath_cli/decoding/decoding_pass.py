@@ -1,10 +1,9 @@
-"""Tokens that leave a path, by their gate, or its loop, by the mass that the router leaves.
+"""The pass of decoding: it may follow others, be padded, and leave out steps, paths, keys, values.
 
-Shapes: B batch, T positions, R some rows of the batch, D model width, K loops.
+Tokens leave a path by their gate, or its loop by the mass that the router leaves.
 
-The pass of decoding: it may follow others, be padded, and leave out steps, paths, keys, values.
-
-Shapes: B batch, T positions, D model width, V vocabulary, H heads, N head size.
+Shapes: B batch, T positions, R some rows of the batch, D model width, V vocabulary, H heads, N head
+size, K loops.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,8 +46,8 @@ class EarlyExit:
         self.path, self.layer, self.cache = path, layer, cache
         self.step_indices = path.config.step_indices(layer.loops)
         self.loops = len(self.step_indices)
+        # A token stops once at most this mass remains; None: never.
         self.threshold = None if layer.intervention is None else layer.intervention.halting
-        """A token stops once at most this mass remains; None: never."""
 
     def run(self, x_BTD: torch.Tensor, awake_BT1: torch.Tensor | None) -> torch.Tensor:
         """h_deep, (B, T, D); where `awake_BT1` is False, no step is taken and x comes out."""
@@ -66,7 +65,9 @@ class EarlyExit:
             if k == self.loops:
                 break
             if self.threshold is not None:
-                q_BT1 = self.step_probability(h_BTD, step_index)
+                router: Any = self.path.router
+                with torch.autocast(h_BTD.device.type, enabled=False):
+                    q_BT1 = router.step_probability(h_BTD.to(self.path.gains.dtype), step_index)
                 left_BT1 = remaining_BT1 * (1 - q_BT1)
                 goes_on_BT1 = active_BT1 & (left_BT1 > self.threshold)
                 self.leave(h_BTD, active_BT1 & ~goes_on_BT1, k + 1)
@@ -98,15 +99,6 @@ class EarlyExit:
         """The active tokens that keep the loop running, (B, T, 1)."""
         mask_BT = self.layer.token_mask
         return active_BT1 if mask_BT is None else active_BT1 & mask_BT[..., None]
-
-    def step_probability(self, h_BTD: torch.Tensor, step_index: float) -> torch.Tensor:
-        """The part q_k of the remaining mass that a step's state gets, (B, T, 1)."""
-        router: Any = self.path.router
-        with torch.autocast(h_BTD.device.type, enabled=False):
-            q_BT1: torch.Tensor = router.step_probability(
-                h_BTD.to(self.path.gains.dtype), step_index
-            )
-        return q_BT1
 
     def weights_of_awake(
         self, states: Sequence[torch.Tensor], awake_BT1: torch.Tensor
@@ -145,9 +137,8 @@ class EarlyExitOfRows(EarlyExit):
         alike = self.path.config.step_conditioning == "none"  # one pair serves all steps
         for steps in [later] if alike else [[j] for j in later]:
             scales, caches = self.path.scales(steps[0]), (self.cache.step(j - 1) for j in steps)
-            keep(
-                self.path.sublayer, h_BTD, who_BT1[:, 0, 0], scales, self.layer.positions, caches
-            )  # fmt: skip
+            here = self.layer.positions
+            keep(self.path.sublayer, h_BTD, who_BT1[:, 0, 0], scales, here, caches)
 
     def counted(self, active_BT1: torch.Tensor) -> torch.Tensor:
         """All active tokens: a row that is not computed costs nothing."""
@@ -249,15 +240,10 @@ def _token_by_token(
     cache, outputs = Cache(model.config, capacity=tokens.shape[1]), []
     for t in range(tokens.shape[1]):
         part = None if trace is None else RoutingTrace(keeps_states=trace.keeps_states)
-        of_t: dict[str, Any] = {
-            name: x if x is None else x[:, t : t + 1] for name, x in by_position.items()
-        }
-        outputs.append(
-            forward(
-                model, tokens[:, t : t + 1], cache=cache, trace=part, intervention=intervention,
-                **of_t,
-            )
-        )  # fmt: skip
+        at = slice(t, t + 1)
+        of_t: dict[str, Any] = {n: x if x is None else x[:, at] for n, x in by_position.items()}
+        outputs.append(forward(model, tokens[:, at], cache=cache, trace=part,
+                               intervention=intervention, **of_t))  # fmt: skip
         if trace is not None and part is not None:
             trace.append(part)
     return torch.cat(outputs, dim=1)
@@ -317,9 +303,8 @@ class DecodingLayerPass(LayerPass):
         self, path: nn.Module, x_BTD: torch.Tensor, g_d: torch.Tensor | None = None
     ) -> torch.Tensor:
         """h_deep, (B, T, D); a token that takes no step gets x."""
-        awake_BT1 = self._awake(g_d)
-        halts = self.intervention is not None and self.intervention.halting is not None
-        if awake_BT1 is None and not halts:
+        awake_BT1, change = self._awake(g_d), self.intervention
+        if awake_BT1 is None and (change is None or change.halting is None):
             return super().run_deep(path, x_BTD)
         assert isinstance(path, DeepPath)
         loop = EarlyExitOfRows if self._rows_separable(x_BTD) else EarlyExit

@@ -1,18 +1,12 @@
-"""Sampler: from logits to the next id of each sequence of a batch.
+"""Writing texts: sampling, a batch of texts an id of each at a time, and one text by drafts.
 
-Shapes: B sequences, V rows of the vocabulary, I ids that the tokenizer has.
-
-Writing a batch of texts, one id of each at a time, until all have ended.
-
-Shapes: B prompts, T new positions, V rows of the vocabulary.
-
-Self-speculation: the model drafts with one loop, and verifies what it drafted with all of them.
-
+In self-speculation the model drafts with one loop, and verifies what it drafted with all of them.
 Texts are distributed as without drafts: a drafted id is kept with probability min(1, p / q), where
 p is its probability with all loops and q with one; the first that is not kept is drawn again from
 max(0, p - q) (Leviathan et al. 2023, arXiv 2211.17192).
 
-Shapes: N ids of a draft, V rows of the vocabulary.
+Shapes: B prompts, T new positions, V rows of the vocabulary, I ids that the tokenizer has, N ids of
+a draft.
 """
 
 import codecs
@@ -34,8 +28,7 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, ids: int) -> None:
         """`ids` are those that the tokenizer has; rows of the vocabulary beyond get nothing."""
-        self._sampling = sampling
-        self._ids = ids
+        self._sampling, self._ids = sampling, ids
 
     def probabilities(
         self, logits_BV: torch.Tensor, ids_of_each: Sequence[Sequence[int]]
@@ -47,8 +40,12 @@ class Sampler:
         sampling, vocabulary = self._sampling, logits_BV.shape[-1]
         exact = torch.promote_types(logits_BV.dtype, torch.float32)
         logits_BI = logits_BV[:, : self._ids].to(exact)
-        if sampling.repetition_penalty != 1:
-            logits_BI = self._penalized(logits_BI, ids_of_each)
+        if (penalty := sampling.repetition_penalty) != 1:
+            there_BI = torch.zeros(logits_BI.shape, dtype=torch.bool)
+            for there_I, ids in zip(there_BI, ids_of_each, strict=True):
+                there_I[torch.tensor(ids)] = True
+            penalized_BI = torch.where(logits_BI < 0, logits_BI * penalty, logits_BI / penalty)
+            logits_BI = torch.where(there_BI.to(logits_BI.device), penalized_BI, logits_BI)
         if sampling.greedy:
             probs_BI = F.one_hot(logits_BI.argmax(-1), logits_BI.shape[-1]).to(exact)
             probs_BI = probs_BI.masked_fill(logits_BI.isnan().any(-1, keepdim=True), torch.nan)
@@ -78,16 +75,6 @@ class Sampler:
         if (ids_B < 0).any():
             raise RunFailed("the model gives no numbers: its logits are nan or infinite")
         return ids_B
-
-    def _penalized(
-        self, logits_BI: torch.Tensor, ids_of_each: Sequence[Sequence[int]]
-    ) -> torch.Tensor:
-        there_BI = torch.zeros(logits_BI.shape, dtype=torch.bool)
-        for there_I, ids in zip(there_BI, ids_of_each, strict=True):
-            there_I[torch.tensor(ids)] = True
-        penalty = self._sampling.repetition_penalty
-        penalized_BI = torch.where(logits_BI < 0, logits_BI * penalty, logits_BI / penalty)
-        return torch.where(there_BI.to(logits_BI.device), penalized_BI, logits_BI)
 
     def _filtered(self, logits_BI: torch.Tensor) -> torch.Tensor:
         """Applies top_k, top_p and min_p: the logits of ids that they exclude become -inf."""
@@ -147,12 +134,10 @@ class TextStream:
 
     def __init__(self, token_values: Sequence[bytes], stops: Sequence[str] = ()) -> None:
         """`token_values` are the bytes of each id. A text ends before the first of `stops`."""
-        self._token_values = token_values
-        self._stops = stops
+        self._token_values, self._stops = token_values, stops
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
-        self.stopped = False
-        """Whether a stop has come: then all of the text was given out."""
+        self.stopped = False  # whether a stop has come: then all of the text was given out
 
     def push(self, id: int) -> str:
         """Takes the next id and returns what is certain by now.
@@ -206,7 +191,10 @@ def write_on(
     streams = [TextStream(token_values, limits.stops) for _ in prompts]
     read = list(range(len(prompts)))
     going = set(range(len(generators)))
-    ids_BT, mask_BT = filled_up_on_the_left(prompts)
+    # Filled up on the left with any id: none looks there.
+    longest, lengths_B1 = max(map(len, prompts)), torch.tensor([[len(ids)] for ids in prompts])
+    ids_BT = torch.tensor([[*[0] * (longest - len(ids)), *ids] for ids in prompts])
+    mask_BT = torch.arange(longest) >= longest - lengths_B1
     while going:
         places = [place for place, row in enumerate(read) if row in going]
         rows = [read[place] for place in places]
@@ -252,14 +240,6 @@ def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
         yield order[start : start + batch_size]
 
 
-def filled_up_on_the_left(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts as a tensor (B, T), padded on the left, and a mask that is False at padding."""
-    longest = max(map(len, prompts))
-    rows = [[*[0] * (longest - len(ids)), *ids] for ids in prompts]  # any id: none looks there
-    lengths_B1 = torch.tensor([[len(ids)] for ids in prompts])
-    return torch.tensor(rows), torch.arange(longest) >= longest - lengths_B1
-
-
 DRAFT = Intervention(loops=1)
 """The intervention under which drafts are written: of K + 1 sublayers a layer it takes two."""
 
@@ -291,7 +271,7 @@ def write_on_drafts(
     while end is None:
         # A draft and the id after it must not go beyond the last id that may be written.
         left = min(limits.max_new_tokens - (len(text) - len(prompt)), limits.window + 1 - len(text))
-        for id in draw_some(decoder, text, sampler, generator, min(length, left - 1), drafts):
+        for id in _draw_some(decoder, text, sampler, generator, min(length, left - 1), drafts):
             text.append(id)
             piece, end = step(stream, id, len(text) - len(prompt), len(text) - 1, limits)
             yield Piece(0, id, piece, end)
@@ -299,7 +279,7 @@ def write_on_drafts(
                 break
 
 
-def draw_some(
+def _draw_some(
     decoder: Decoder,
     text: Sequence[int],
     sampler: Sampler,
@@ -314,8 +294,13 @@ def draw_some(
     if decoder.length == 0 and len(text) > 1:
         decoder.logits(torch.tensor([text[:-1]]), last=1)
     read = len(text) - 1
-    length = length if read else 0  # with nothing read, there is nothing to come back to
-    drafted, q_NV = _draft(decoder, text, sampler, generator, length)
+    drafted: list[int] = []
+    q_NV: list[torch.Tensor] = []  # probabilities (V,) that each was drawn from
+    for _ in range(length if read else 0):  # with nothing read, there is nothing to come back to
+        ids = torch.tensor([[[*text, *drafted][-1]]])
+        q_1V = sampler.probabilities(decoder.logits(ids, drafting=True)[:, -1], [[*text, *drafted]])
+        drafted.append(int(sampler.draw(q_1V, [generator])))
+        q_NV.append(q_1V[0])
     decoder.rewind(read)
     logits_NV = decoder.logits(torch.tensor([[text[-1], *drafted]]))[0]
     texts = [[*text, *drafted[:count]] for count in range(len(drafted) + 1)]
@@ -325,24 +310,6 @@ def draw_some(
     drafts.accepted += kept
     decoder.rewind(read + 1 + kept)
     return [*drafted[:kept], drawn]
-
-
-def _draft(
-    decoder: Decoder,
-    text: Sequence[int],
-    sampler: Sampler,
-    generator: torch.Generator,
-    length: int,
-) -> tuple[list[int], list[torch.Tensor]]:
-    """Ids that follow a text by one loop, and the probabilities (V,) that each was drawn from."""
-    drafted: list[int] = []
-    q_NV: list[torch.Tensor] = []
-    for _ in range(length):
-        ids = torch.tensor([[[*text, *drafted][-1]]])
-        q_1V = sampler.probabilities(decoder.logits(ids, drafting=True)[:, -1], [[*text, *drafted]])
-        drafted.append(int(sampler.draw(q_1V, [generator])))
-        q_NV.append(q_1V[0])
-    return drafted, q_NV
 
 
 def verified(

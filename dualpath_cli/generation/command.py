@@ -4,7 +4,7 @@ import json
 import sys
 import unicodedata
 from collections.abc import Iterator
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -60,7 +60,11 @@ def _to_terminal(pieces: Pieces, texts: "list[Text]", took: "Took") -> None:
             if alone:
                 _show(console, piece)
             elif text.end is not None:
-                _show_whole(console, text)
+                title = f"prompt {text.number}, sample {text.sample}: "
+                title += f"{text.new_tokens:,} tokens, {text.end}"
+                console.print(title, style="bold", highlight=False, soft_wrap=True)
+                _show(console, text.prompt.text, dim=True)
+                _show(console, f"{text.text}\n")
     except KeyboardInterrupt as interrupt:
         ended = sum(text.end is not None for text in texts)
         done = "" if alone else f"{ended:,} of {len(texts):,} texts are done, "
@@ -83,17 +87,14 @@ def _to_file(pieces: Pieces, texts: "list[Text]", took: "Took", out: Path) -> No
         ended = [text for text in texts if text.end is not None]
         said = f"none of {len(texts):,} texts was done"
         if ended:
-            kept = _free(out.with_name(f"{out.name}.interrupted"))
+            kept = out.with_name(f"{out.name}.interrupted")
+            if kept.exists():  # the first of PATH-2, PATH-3 ... that is not there yet
+                numbered = (kept.with_name(f"{kept.name}-{n}") for n in count(2))
+                kept = next(free for free in numbered if not free.exists())
             write_text(kept, _lines(ended))
             said = f"{len(ended):,} of {len(texts):,} texts are in '{kept}'"
         raise type(end)(f"{end}; {said}" if str(end) else said) from None
     write_text(out, _lines(texts))
-
-
-def _free(path: Path) -> Path:
-    """The path, or the first of PATH-2, PATH-3 ... that is not there yet."""
-    numbered = (path.with_name(f"{path.name}-{n}") for n in count(2))
-    return next(free for free in chain([path], numbered) if not free.exists())
 
 
 def _lines(texts: "list[Text]") -> str:
@@ -113,14 +114,6 @@ def _show(console: "Console", text: str, dim: bool = False) -> None:
     """
     shown = "".join(map(_visible, text)) if console.is_terminal else text
     console.out(shown, end="", style="dim" if dim else None, highlight=False)
-
-
-def _show_whole(console: "Console", text: "Text") -> None:
-    """Prints a text that has ended, after a line that says which one it is."""
-    title = f"prompt {text.number}, sample {text.sample}: {text.new_tokens:,} tokens, {text.end}"
-    console.print(title, style="bold", highlight=False, soft_wrap=True)
-    _show(console, text.prompt.text, dim=True)
-    _show(console, f"{text.text}\n")
 
 
 def _summary(took: "Took") -> str:

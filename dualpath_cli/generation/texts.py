@@ -16,8 +16,7 @@ from dualpath_cli.decoding.writing import (
     write_on,
     write_on_drafts,
 )
-from dualpath_cli.generation.prompts import Prompt
-from dualpath_cli.generation.request import Generate
+from dualpath_cli.generation.request import Generate, Prompt
 from dualpath_cli.seeds import seed_from
 from dualpath_cli.text.tokenizer import Tokenizer
 

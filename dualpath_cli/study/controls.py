@@ -20,10 +20,6 @@ from dualpath_cli.study.parts_of_speech import Tagger
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Tokens
 
-NEAR = 16
-"""Positions that a run is moved by, where the same position is taken, before it is set beside
-another run; further only after that."""
-
 Flags = npt.NDArray[np.bool_]
 Tags = list[npt.NDArray[np.str_]]
 Masks = list[npt.NDArray[np.bool_]]
@@ -31,7 +27,7 @@ Masks = list[npt.NDArray[np.bool_]]
 
 
 def tag(ids: Sequence[Tokens], tokenizer: Tokenizer, tagger: Tagger) -> Tags:
-    """Returns the part of speech of each token; end-of-text has none, the empty string."""
+    """The part of speech of each token; end-of-text has none, the empty string."""
     values = tokenizer.token_values()
     values[tokenizer.eot_id] = b"\n\n"  # keeps the words of two documents apart
     tags = tagger.tags([values[id] for id in window.tolist()] for window in ids)
@@ -53,14 +49,10 @@ def count(masks: Iterable[npt.NDArray[np.bool_]]) -> int:
 class Match:
     """How closely random tokens match their class; nan for a class without tokens."""
 
-    same_position: float
-    """Share of them that stand as far into their window as their counterpart in the class."""
-    moved: float
-    """Positions between the two, on average."""
-    run: float
-    """Mean length of the class's runs of neighbours."""
-    random_run: float
-    """That of the random ones."""
+    same_position: float  # share of those as far into their window as their counterpart
+    moved: float  # positions between the two, on average
+    run: float  # mean length of the class's runs of neighbours
+    random_run: float  # that of the random ones
 
     @classmethod
     def mean(cls, several: "list[Match]") -> "Match":
@@ -70,11 +62,11 @@ class Match:
 
 
 def random_others(tags: Tags, members: Masks, seed: int, name: str) -> tuple[Masks, Match]:
-    """Returns as many tokens as there are members, drawn at random from all others of the source.
+    """As many tokens as there are members, drawn at random from all others of the source.
 
     Each run of members gets one of as many neighbours at the same position of a window; where no
     such place is left, at one near it, or in two parts. The draw depends on the seed, the class's
-    name and the source's tags. Raises UserError where the others are fewer than the members.
+    name and the source's tags.
     """
     wanted = count(members)
     others = [(window != "") & ~mask for window, mask in zip(tags, members, strict=True)]
@@ -130,7 +122,7 @@ def _place(
 ) -> tuple[int, int] | None:
     """Finds a free place for a run, (position, window), as near to its own position as can be."""
     last = len(free_TW) - length
-    for reach, apart in ((NEAR, True), (last, False)):
+    for reach, apart in ((16, True), (last, False)):  # further away only where none is near
         for distance in range(reach + 1):
             for position in {start - distance, start + distance}:
                 if not 0 <= position <= last:

@@ -125,15 +125,11 @@ class Pass(ABC):
 
     source: str
     windows: Windows
-    path: Path = field(init=False)
-    """Of the file of its arrays; `locate` sets it."""
-    arrays: Arrays = field(default_factory=dict, init=False)
-    """Its results, on the first rank; empty until it is finished."""
-    untrained: bool = field(default=False, kw_only=True)
-    """Whether the model has the weights that the run began with, not those of the checkpoint."""
+    path: Path = field(init=False)  # of the file of its arrays; `locate` sets it
+    arrays: Arrays = field(default_factory=dict, init=False)  # on rank 0; empty until finished
+    untrained: bool = field(default=False, kw_only=True)  # with the weights that the run began with
 
-    last_is_input: ClassVar[bool] = False
-    """Whether the last token of each window is an input, too."""
+    last_is_input: ClassVar[bool] = False  # whether the last token of each window is an input, too
 
     @property
     def table(self) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from dualpath_cli.errors import UserError
-from dualpath_cli.generation.prompts import Prompt, ids_of, read_prompts
+from dualpath_cli.generation.request import Prompt, ids_of, read_prompts
 from tests.small_tokenizer import tokenizer_with
 
 ROWS: list[dict[str, Any]] = [

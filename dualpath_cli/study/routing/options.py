@@ -82,7 +82,6 @@ class Routing(Texts):
 
 
 def read_options(options: Routing, recipe: Recipe, run: run_folder.Run) -> Routing:
-    """Puts the texts into the recipe's data section; returns the options with their folder."""
     if options.text is None:
         return take_sources(options, recipe, run, "routing")
     recipe["data"]["val"] = {}
@@ -90,7 +89,6 @@ def read_options(options: Routing, recipe: Recipe, run: run_folder.Run) -> Routi
 
 
 def check_options(options: Routing, settings: Settings) -> None:
-    """Raises UserError for what a model does not have, or a tagger that is not there."""
     gated = [n for n, kind in enumerate(settings.model.block_kinds) if kind == "dual"]
     if not gated:
         raise UserError("the model has no dual block, so there is no routing to read")

@@ -39,17 +39,14 @@ from dualpath_cli.training.module import DualPathModule
 from dualpath_cli.training.parallel import build_model
 from dualpath_cli.training.state.weights import load_weights
 
-SOURCE = "text"
-"""The name of the text on its page and in the files."""
+SOURCE = "text"  # the name of the text on its page and in the files
 
 
 def run(launch: Launch) -> int:
     """Prints a text coloured by deep share, then a table of its tokens, and one of the layers.
 
-    Without a text, starts the study of whole sources.
-
-    Colours are the mean over layers, or those of `--layer`. On the CPU, in float32. With `--out`
-    the text also has a page. Returns 0. Raises UserError where the text is longer than the model.
+    Without a text, starts the study of whole sources. Colours are the mean over layers, or those of
+    `--layer`. On the CPU, in float32. With `--out` the text also has a page. Returns 0.
     """
     config, options = launch.settings.model, launch.options
     if options.text is None:
@@ -88,7 +85,10 @@ def show(console: Console, tokens: Sequence[bytes], trace: RoutingTrace, layer: 
     what = "mean over layers" if layer is None else f"layer {layer}"
     legend = Text(f"deep share, {what}")
     if console.color_system is not None:
-        legend.append(": ").append_text(_legend())
+        legend.append(": wide ")
+        for share in np.linspace(0, 1, 21):
+            legend.append(" ", _style(share))
+        legend.append(" deep")
     console.print(legend)
     texts = token_texts(tokens)
     coloured = Text()
@@ -140,12 +140,9 @@ def write_page(launch: Launch, text: str, model: DualPathLM, tokenizer: Tokenize
 
 def _tokens(names: list[str], shares: np.ndarray, layers: list[int]) -> Table:
     """A row a token: deep share of each layer and their mean."""
-    headings = ("token", "mean", *map(str, layers))
-    shown = [Column(heading, " {:.2f} ".format, style=_style) for heading in headings[1:]]
-    rows = [
-        [name, by_layer.mean(), *by_layer] for name, by_layer in zip(names, shares, strict=True)
-    ]
-    return Table([Column(headings[0]), *shown], rows, "deep share by token and layer")
+    shown = [Column(name, " {:.2f} ".format, style=_style) for name in ("mean", *map(str, layers))]
+    rows = [[name, own.mean(), *own] for name, own in zip(names, shares, strict=True)]
+    return Table([Column("token"), *shown], rows, "deep share by token and layer")
 
 
 def _layers(values: np.ndarray, layers: list[int]) -> Table:
@@ -174,13 +171,6 @@ def _layers(values: np.ndarray, layers: list[int]) -> Table:
 
 def _visible(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text.replace("\n", "↵"))
-
-
-def _legend() -> Text:
-    legend = Text("wide ")
-    for share in np.linspace(0, 1, 21):
-        legend.append(" ", _style(share))
-    return legend.append(" deep")
 
 
 def _style(share: float) -> str:
