@@ -6,16 +6,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.config import COMBINATIONS, GATE_OUTPUTS
-from dualpath_cli.decoding.cache import Cache, CachedSublayerPass, KeyValueCache, Span
+from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoding_pass import forward
-from dualpath_cli.model import DualPathLM, Intervention, RoutingTrace
-from dualpath_cli.model.attention import Attention
-from dualpath_cli.model.layer_pass import SublayerPass
-from dualpath_cli.model.positions import Positions, rope_at
+from dualpath_cli.model import DualPathLM, Intervention
 from tests.model.reference import difference, random_tokens
 from tests.model.small_models import (
     ALL_KINDS,
-    EXACT,
     OUTPUTS,
     SHOWS,
     TOKENS,
@@ -102,9 +98,7 @@ def test_padding_changes_no_other_token(config, masks, chunks, static, seed):
 
 
 @pytest.mark.parametrize(
-    "intervention",
-    [Intervention(gates="shuffled"), Intervention(halting=0.2)],
-    ids=lambda i: i.name,
+    "intervention", [Intervention(gates="shuffled"), Intervention(halting=0.2)], ids=lambda i: i.name
 )
 def test_interventions_leave_padding_out(intervention):
     model = with_weights(small())
@@ -134,14 +128,10 @@ def test_a_cache_goes_with_one_intervention_and_its_draft(first, draft, later, m
 
 @pytest.mark.parametrize(
     "intervention",
-    [
-        Intervention(loops=1),
-        Intervention(loops=5),
-        Intervention(gates=(0.2, 0.9)),
-        Intervention(gates=(0.0, 1.0), layers=(1,)),
-    ],
+    [Intervention(loops=1), Intervention(loops=5), Intervention(gates=(0.2, 0.9)),
+     Intervention(gates=(0.0, 1.0), layers=(1,))],
     ids=lambda intervention: intervention.name,
-)
+)  # fmt: skip
 def test_interventions_are_the_same_with_a_cache(intervention):
     model = with_weights(small())
     whole = forward(model, TOKENS, intervention=intervention)
@@ -149,32 +139,6 @@ def test_interventions_are_the_same_with_a_cache(intervention):
     for lengths in ([3, 1, 2], [1] * TOKENS.shape[1]):
         cached = in_chunks(model, TOKENS, lengths, intervention=intervention)
         assert difference(cached, whole) <= OUTPUTS
-
-
-def test_a_trace_keeps_the_states_when_asked():
-    """The mix of the loop's states is what the layer puts out."""
-    model = with_weights(small(**ALL_KINDS))
-    trace = RoutingTrace(keeps_states=True)
-    logits = forward(model, TOKENS, trace=trace)
-    assert trace.output is not None
-    torch.testing.assert_close(model.head(model.norm(trace.output)), logits)
-    inputs = [layer.x for layer in trace.layers[1:]] + [trace.output]
-    for layer, y in zip(trace.layers, inputs, strict=True):
-        h_deep = h_wide = 0
-        if layer.deep_states:
-            assert layer.step_weights is not None
-            h_deep = (torch.stack(layer.deep_states, -1) * layer.step_weights[..., None, :]).sum(-1)
-        if layer.wide_state is not None:
-            h_wide = layer.wide_state
-        if layer.gate_deep is not None and layer.gate_wide is not None:
-            h_deep = layer.gate_deep[..., None] * h_deep
-            h_wide = layer.gate_wide[..., None] * h_wide
-        torch.testing.assert_close(h_deep + h_wide, y)
-    without = RoutingTrace()
-    forward(model, TOKENS, trace=without)
-    assert without.output is None
-    assert without.layers[0].x is None
-    assert without.layers[0].deep_states == []
 
 
 @several
@@ -205,30 +169,3 @@ def test_some_of_a_batch_go_on(config, rows, padded):
     cache.rewind(5)
     found = torch.cat((found[:, :1], forward(model, tokens[rows, 5:], cache=cache)[:, 1:]), dim=1)
     assert difference(found, whole[rows, 5:]) <= OUTPUTS
-
-
-@several
-@given(lengths=CHUNKS, n_kv_heads=st.sampled_from([1, 2, 4]), seed=st.integers(0, 99))
-def test_attention_alone_too(lengths, n_kv_heads, seed):
-    config = small(n_kv_heads=n_kv_heads)
-    rng = torch.Generator().manual_seed(seed)
-    attention = Attention(config).double()
-    for parameter in attention.parameters():
-        parameter.data.normal_(generator=rng)
-    x_BTD = torch.randn(2, sum(lengths), config.d_model, generator=rng, dtype=torch.float64)
-
-    def positions(start: int, stop: int) -> Positions:
-        return Positions(rope_at(config, torch.arange(start, stop), like=x_BTD))
-
-    whole = attention(x_BTD, SublayerPass(positions(0, x_BTD.shape[1])))
-    span, outputs = Span(), []
-    cache = KeyValueCache(span)
-    for length in lengths:
-        part = slice(span.start, span.start + length)
-        cache.reserve(part.stop)
-        here = CachedSublayerPass(positions(part.start, part.stop), cache=cache)
-        outputs.append(attention(x_BTD[:, part], here))
-        span.start = part.stop
-    assert difference(torch.cat(outputs, dim=1), whole) <= EXACT
-    assert cache.keys is not None
-    assert cache.keys.shape[:2] == (2, n_kv_heads)

@@ -1,19 +1,170 @@
-"""Writing by a small float64 model: what the equations say, whatever the batch, to its end."""
+"""Writing: samples, text as it comes, and batches by a small float64 model."""
+
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.decoding.decoder import Decoder
 from dualpath_cli.decoding.sampling import Sampling
-from dualpath_cli.decoding.writing import Limits, Piece, Sampler, write_on
+from dualpath_cli.decoding.writing import Limits, Piece, Sampler, TextStream, write_on
+from dualpath_cli.errors import RunFailed
 from dualpath_cli.generation.loading import round_weights
 from dualpath_cli.intervention import Intervention
 from dualpath_cli.model import DualPathLM
 from tests.model import reference
 from tests.model.reference import random_tokens
 from tests.model.small_models import ALL_KINDS, small, with_weights
+
+GPT2_IDS = 23
+
+
+def generators(count: int, first: int = 0) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(first + n) for n in range(count)]
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=GPT2_IDS, n_positions=16, n_embd=8, n_layer=1, n_head=1, initializer_range=2.0,
+        bos_token_id=0, eos_token_id=0, pad_token_id=0, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.floats(0.2, 3),
+        "top_k": st.integers(0, 30),
+        "top_p": st.floats(0.05, 1),
+        "min_p": st.floats(0, 1),
+        "repetition_penalty": st.floats(0.5, 2),
+    },
+)
+
+
+@settings(max_examples=60)
+@given(options=OPTIONS, seed=st.integers(0, 99))
+@example(options={"top_p": 1e-9}, seed=0)  # less than rounding: the likeliest stays
+def test_probabilities_are_those_that_transformers_draws_from(gpt2, options, seed):
+    """What its `generate` makes of its own logits: all options, in the order that it takes."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(GPT2_IDS, (3, 5), generator=draw)
+    theirs = gpt2.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=1,
+        return_dict_in_generate=True, output_logits=True, output_scores=True,
+        **{"top_k": 0, "top_p": 1.0, **options},
+    )  # fmt: skip
+    probs = Sampler(Sampling(**options), GPT2_IDS).probabilities(theirs.logits[0], ids.tolist())
+    torch.testing.assert_close(probs, theirs.scores[0].softmax(-1), atol=1e-6, rtol=1e-5)
+
+
+def test_greedy_takes_the_likeliest_after_the_penalty():
+    logits = torch.tensor([[1.0, 3.0, 2.0], [-1.0, -3.0, -1.5]])
+    plain = Sampler(Sampling(greedy=True), 3).probabilities(logits, [[1], [0]])
+    assert plain.tolist() == [[0, 1, 0], [1, 0, 0]]
+    sampling = Sampling(greedy=True, repetition_penalty=2.0)
+    penalized = Sampler(sampling, 3).probabilities(logits, [[1, 1], [0]])
+    assert penalized.tolist() == [[0, 0, 1], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_ids_that_the_tokenizer_lacks_are_never_drawn(greedy):
+    logits = torch.zeros(50, 8)
+    logits[:, 5:] = 100.0
+    sampler = Sampler(Sampling(greedy=greedy, top_k=6, top_p=0.9), 5)
+    probs = sampler.probabilities(logits, [[7]] * 50)
+    assert probs.shape == logits.shape
+    assert (probs[:, 5:] == 0).all()
+    assert sampler.draw(probs, generators(50)).max() < 5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_probabilities_are_never_below_float32(dtype):
+    probs = Sampler(Sampling(), 4).probabilities(torch.zeros(1, 4, dtype=dtype), [[0]])
+    assert probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+def test_draws_have_the_frequencies_of_their_probabilities():
+    probs = torch.tensor([0.0, 0.5, 0.2, 0.0, 0.29, 0.01, 0.0])
+    count = 20_000
+    ids = Sampler(Sampling(), 7).draw(probs.expand(count, -1), generators(1) * count)
+    found = ids.bincount(minlength=7) / count
+    assert (found[probs == 0] == 0).all()
+    deviation = (probs * (1 - probs) / count).sqrt()
+    assert ((found - probs).abs() <= 4 * deviation).all()
+
+
+def test_a_draw_depends_on_its_own_generator_alone():
+    probs = torch.rand(5, GPT2_IDS, generator=torch.Generator().manual_seed(1))
+    sampler = Sampler(Sampling(), GPT2_IDS)
+    together = sampler.draw(probs, generators(5))
+    alone = [sampler.draw(probs[n : n + 1], generators(1, first=n)) for n in range(5)]
+    assert together.tolist() == torch.cat(alone).tolist()
+    assert len(set(together.tolist())) > 1
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_model_that_gives_no_numbers_fails(greedy):
+    sampler = Sampler(Sampling(greedy=greedy), 3)
+    probs = sampler.probabilities(torch.tensor([[0.0, torch.nan, 1.0]]), [[0]])
+    with pytest.raises(RunFailed, match="gives no numbers"):
+        sampler.draw(probs, generators(1))
+
+
+PARTS = [b"a", b"b", b".", b"ab.", b"a.b", "é".encode()[:1], "é".encode()[1:], "日".encode()[:2],
+          "日".encode()[2:], b"\xff", "日é".encode()]  # fmt: skip
+"""Of ids: texts, parts of characters, and a byte that is of none."""
+STOPS = st.lists(st.text("ab.é日", min_size=1, max_size=4), max_size=3)
+PARTS_OF_TEXT = st.lists(st.integers(0, len(PARTS) - 1), max_size=12)
+
+
+def decoded(ids: list[int]) -> str:
+    return b"".join(PARTS[id] for id in ids).decode("utf-8", errors="replace")
+
+
+def until_stop(ids: list[int], stops: list[str]) -> tuple[str, bool]:
+    """The text before the first stop, looked for anew after each id in all that there is."""
+    for count in range(1, len(ids) + 1):
+        text = decoded(ids[:count])
+        places = [text.find(stop) for stop in stops if stop in text]
+        if places:
+            return text[: min(places)], True
+    return decoded(ids), False
+
+
+@given(PARTS_OF_TEXT, STOPS)
+@example([0, 1, 0, 1, 2], ["abab.", "b."])
+@example([5, 5, 6, 7], ["é"])
+def test_the_pieces_add_up_to_the_text_before_the_first_stop(ids, stops):
+    stream, pieces = TextStream(PARTS, stops), []
+    for id in ids:
+        pieces.append(stream.push(id))
+        if stream.stopped:
+            break
+    pieces.append(stream.finish())
+    assert ("".join(pieces), stream.stopped) == until_stop(ids, stops)
+
+
+@given(PARTS_OF_TEXT, PARTS_OF_TEXT, STOPS)
+def test_what_was_given_out_holds_whatever_follows(ids, later, stops):
+    """The prefix is certain: neither half a character nor the beginning of a stop is in it."""
+    stream = TextStream(PARTS, stops)
+    given_out = "".join(stream.push(id) for id in ids)
+    assert until_stop([*ids, *later], stops)[0].startswith(given_out)
+
+
+def test_nothing_is_held_back_that_is_certain():
+    stream = TextStream(PARTS, ["ab.ab"])
+    assert [stream.push(id) for id in (0, 1, 1, 2, 5, 6, 3, 2)] == [
+        "", "", "abb", ".", "", "é", "", "ab..",
+    ]  # fmt: skip
+
 
 CONFIG = small(**ALL_KINDS)
 WEIGHTS = reference.random_weights(CONFIG, seed=0)
@@ -145,6 +296,8 @@ def test_end_of_text_ends_it_and_is_not_written():
     ended = script("ab\0cd", "abcdef", most=5)
     assert ended == ([("ab", "eot"), ("abcde", "length")], 5)
     assert script("ab\0cd", most=5, ignore=True)[0] == [("ab\0cd", "length")]
+    stopped = script("a.bcdef", "abc.def", stops=(".",))
+    assert stopped == ([("a", "stop"), ("abc", "stop")], 4), "the batch ends with its last text"
 
 
 def test_half_of_a_batch_is_dropped_when_it_has_ended():
@@ -179,11 +332,6 @@ def test_what_comes_after_a_text_has_ended_does_not_matter():
         Limits(4, 16, IDS - 1),
     )  # fmt: skip
     assert [piece.end for piece in pieces if piece.row == 0] == ["eot"]
-
-
-def test_the_batch_ends_with_its_last_text():
-    texts, passes = script("a.bcdef", "abc.def", stops=(".",))
-    assert (texts, passes) == ([("a", "stop"), ("abc", "stop")], 4)
 
 
 @pytest.mark.parametrize("tied", [False, True])

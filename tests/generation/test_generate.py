@@ -1,5 +1,7 @@
-"""`dualpath generate` from words to texts and files: what is printed and kept."""
+"""`dualpath generate` from words, rows, texts and stdin to texts and files."""
 
+import gzip
+import io
 import itertools
 import json
 import re
@@ -10,11 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+import zstandard
 
 from dualpath_cli.cli.main import main
+from dualpath_cli.errors import UserError
 from dualpath_cli.generation import texts
+from dualpath_cli.generation.request import Prompt, ids_of, read_prompts
 from dualpath_cli.recipe.recipes import merge
 from tests.conftest import OutputOf
+from tests.small_tokenizer import tokenizer_with
 from tests.study.conftest import OPEN, model_of
 from tests.tiny_run import Fit
 
@@ -42,19 +48,6 @@ def rows(run: Path, tmp_path: Path, output_of: OutputOf) -> Rows:
         return [json.loads(line) for line in out.open()]
 
     return written
-
-
-def test_a_greedy_text_is_the_argmax_of_the_whole_text_again_and_again(run, rows):
-    (row,) = rows("--prompt", "the shell", "--greedy", "--max_new_tokens", 12, "--ignore_eot")
-    model, tokenizer = model_of(run)
-    ids = [tokenizer.eot_id, *tokenizer.encode("the shell")]
-    before = len(ids)
-    with torch.no_grad():
-        for _ in range(12):
-            logits = model.double()(torch.tensor([ids]))[0, -1, : tokenizer.vocab_size]
-            ids.append(int(logits.argmax()))
-    expected = {"prompt": "the shell", "number": 1, "sample": 1, "new_tokens": 12, "end": "length"}
-    assert row == {**expected, "text": tokenizer.decode(ids[before:])}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +105,9 @@ def test_rows_of_a_file_are_answered_in_their_order_with_what_else_they_hold(row
 
 def test_without_a_prompt_a_text_begins_by_itself_and_fills_the_window(rows):
     (row,) = rows("--max_new_tokens", 99, "--ignore_eot")
-    assert (row["prompt"], row["end"], row["new_tokens"]) == ("", "window", 64)
+    assert row.pop("text")
+    begun = {"prompt": "", "number": 1, "sample": 1, "new_tokens": 64, "end": "window"}
+    assert row == begun
 
 
 def test_a_text_ends_before_a_stop(rows):
@@ -205,3 +200,61 @@ def test_a_signal_keeps_the_texts_that_are_done_beside_the_file(
         assert f"generate: interrupted; {then}" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.glob("o.jsonl*")) == [kept.name, f"{kept.name}-2"]
     assert [json.loads(line) for line in kept.open()] == whole[1:]
+
+
+ROWS: list[dict[str, Any]] = [
+    {"prompt": "one", "question": "not this", "id": 7},
+    {"question": "two", "answer": "2", "text": "nor this"},
+    {"text": "drei ü"},
+]
+OPENERS = {"": Path.write_bytes, ".gz": lambda path, content: path.write_bytes(
+    gzip.compress(content)), ".zst": lambda path, content: path.write_bytes(
+    zstandard.compress(content))}  # fmt: skip
+
+
+def texts_of(prompts: list[Prompt]) -> list[str]:
+    return [prompt.text for prompt in prompts]
+
+
+@pytest.mark.parametrize("suffix", OPENERS)
+def test_a_row_gives_its_prompt_and_carries_the_rest(suffix, tmp_path):
+    path = tmp_path / f"rows.jsonl{suffix}"
+    OPENERS[suffix](path, "\n".join(map(json.dumps, ROWS)).encode())
+    prompts = read_prompts([], str(path), ())
+    assert texts_of(prompts) == ["one", "two", "drei ü"]
+    assert [prompt.extra for prompt in prompts] == [
+        {"question": "not this", "id": 7}, {"answer": "2", "text": "nor this"}, {},
+    ]  # fmt: skip
+
+
+def test_any_other_file_and_stdin_are_one_prompt(tmp_path, monkeypatch):
+    story = 'Once\n\n{"prompt": "no row"}\n'
+    (tmp_path / "story.md").write_text(story)
+    assert texts_of(read_prompts([], str(tmp_path / "story.md"), ())) == [story]
+    monkeypatch.setattr("sys.stdin", io.StringIO(story))
+    assert texts_of(read_prompts([], "-", ())) == [story]
+    assert texts_of(read_prompts(["a", "-b\n"], None, ())) == ["a", "-b\n"]
+    assert texts_of(read_prompts([], None, ())) == [""]
+
+
+TOKENIZER = tokenizer_with([])
+EOT = TOKENIZER.eot_id
+
+
+def ids(text: str, truncate: bool, window: int = 8, most_new: int = 5) -> list[int]:
+    return ids_of([Prompt(text, "it")], TOKENIZER, window, most_new, truncate)[0]
+
+
+def test_end_of_text_stands_before_every_prompt():
+    assert ids("", truncate=False) == [EOT]
+    assert ids("ab", truncate=False) == [EOT, *TOKENIZER.encode("ab")]
+
+
+def test_a_prompt_fills_the_window_or_leaves_room_for_all_new_tokens():
+    assert ids("abcdefg", truncate=False) == [EOT, *TOKENIZER.encode("abcdefg")]
+    with pytest.raises(UserError, match="it has 8 tokens, the model's window has room for 7"):
+        ids("abcdefgh", truncate=False)
+    assert ids("abcdefgh", truncate=True) == [EOT, *TOKENIZER.encode("fgh")]
+    assert ids("fgh", truncate=True) == [EOT, *TOKENIZER.encode("fgh")]
+    with pytest.raises(UserError, match="leave nothing"):
+        ids("abc", truncate=True, most_new=8)

@@ -23,7 +23,7 @@ from dualpath_cli.study.parts_of_speech import ForcedClass
 from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import Windows, document_windows
-from tests.study.ablation.test_suites import NAMES, names
+from tests.study.ablation.test_tables import NAMES, names
 from tests.study.conftest import Studied, Study, model_of
 from tests.tiny_run import SEQ_LEN
 

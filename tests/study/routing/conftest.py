@@ -1,11 +1,263 @@
-"""Pages that are opened in a browser."""
+"""Pages for tests: examples with random read-outs, what a page shows of them, hands on a tab."""
 
+import base64
+import dataclasses
+import gzip
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from dualpath_cli.study.routing.page.page import write
-from tests.study.routing.pages import FIRST, LAYERS, OTHER, SECOND, VALUES, model
+from dualpath_cli.study.routing.tokens import Example, Model
+
+NASTY = (
+    "He", " said", ",", " \"it's\"", "\n", "</script><!--", "<img src=x onerror=hit()>", "&lt;",
+    "\u2028", "\ufffd", "\t", "  two", "\u202eleft", "\x00", "\r\n", "", "{{data}}", "é", "日本",
+    "x" * 90, "`${hit()}`", "\\u003c",
+)  # fmt: skip
+LAYERS = (1, 4, 9)
+
+
+def example(
+    tokens: Sequence[str], source="gsm8k", number=0, layers=3, loops=4, length=None, upos=True
+):
+    """Random read-outs, in float32 as models have them, of many sizes."""
+    draw = np.random.default_rng([len(tokens), number, layers, loops])
+    shape = (len(tokens), layers)
+    deep, wide = draw.random((2, *shape), np.float32)
+    updates = (10 ** draw.uniform(-5.5, 5.5, (2, *shape))).astype(np.float32)
+    gated = np.array([deep, wide]) * updates
+    weights = draw.dirichlet(np.ones(loops), shape).astype(np.float32)
+    return Example(
+        source,
+        number,
+        tuple(tokens),
+        tuple(draw.choice(["NOUN", "NUM", "", "X"], len(tokens))) if upos else None,
+        draw.exponential(3, len(tokens)).astype(np.float32),
+        deep,
+        wide,
+        *updates,
+        draw.uniform(-1, 1, shape).astype(np.float32),
+        gated[0] / gated.sum(0),
+        weights,
+        *step_updates(shape, loops),
+        length or len(tokens),
+    )
+
+
+def step_updates(shape: tuple[int, ...], loops: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random sizes and cosines of the steps' updates: the first step has no cosine."""
+    draw = np.random.default_rng([*shape, loops])
+    sizes = (10 ** draw.uniform(-4, 1, (*shape, loops))).astype(np.float32)
+    cosines = draw.uniform(-1, 1, (*shape, loops)).astype(np.float32)
+    cosines[..., 0] = np.nan
+    return sizes, cosines
+
+
+VALUES = [b"never", *(f" w{n}".encode() for n in range(1, 40)), b"\xff", b"</script>", b" \n"]
+"""The bytes of token ids that are named as next ones."""
+
+
+def detailed(bare: Example, forced=5) -> Example:
+    """An example with what each state says, which often is what the one before said, and costs."""
+    draw = np.random.default_rng([len(bare.tokens), bare.number])
+    tokens, layers, loops = bare.step_weights.shape
+    states = layers * (loops + 3)
+    said = draw.random((tokens, states, len(VALUES) - 1)).argsort(-1)[..., :3] + 1
+    for state in range(1, states):
+        order = draw.permutation(3)
+        as_before = draw.random(tokens) < 0.7
+        said[as_before, state] = said[as_before, state - 1][:, order]
+    shares = np.sort(draw.dirichlet([0.3] * 4, (tokens, states))[..., :3])[..., ::-1]
+    shape = (tokens, layers, loops + 3, 3)
+    next_ids = draw.choice(np.arange(1, len(VALUES)), tokens).astype(np.int32)
+    next_nats = draw.exponential(3, tokens).astype(np.float32)
+    costs = draw.normal(0, 2, (tokens, 1 + layers, forced)).astype(np.float32)
+    next_ids[-1], next_nats[-1], costs[-1] = -1, 0, np.nan
+    return dataclasses.replace(
+        bare,
+        said=said.reshape(shape).astype(np.int32),
+        shares=shares.reshape(shape).astype(np.float32),
+        next_ids=next_ids,
+        next_nats=next_nats,
+        costs=costs if forced else None,
+    )
+
+
+def model(examples: Sequence[Example], name="m", forced=()) -> Model:
+    """A page's model of some examples."""
+    layers, loops = examples[0].step_weights.shape[1:]
+    return Model(name, [loops] * layers, examples, forced)
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    """The head of a page, and under `texts` and `codes` what is packed; codes are (columns, M)."""
+    page = path.read_text()
+    head, packed = (
+        re.search(rf'id="{name}">(.*?)</script>', page, re.DOTALL)[1] for name in ("head", "packed")
+    )
+    data, packed = json.loads(head), gzip.decompress(base64.b64decode(packed))
+    total = sum(example["count"] for example in data["examples"])
+    size = 3 * data["columns"] * total
+    planes = np.frombuffer(packed[:size], np.uint8).reshape(-1, 3, total).astype(int)
+    data["codes"] = planes[:, 0] << 16 | planes[:, 1] << 8 | planes[:, 2]
+    return data | {"texts": json.loads(packed[size:])}
+
+
+def fixed(value: float) -> str:
+    if np.isnan(value):
+        return "–"
+    return f"{value:.3f}".replace("-0.000", "0.000").replace("-", "−")
+
+
+def three(value: float) -> str:
+    if not np.isfinite(value):
+        return "–" if np.isnan(value) else "∞"
+    digits, exponent = f"{value:.2e}".split("e")
+    number = float(f"{digits}e{exponent}")
+    if number == 0 or number >= 1000:
+        return f"{number:,.0f}"
+    return f"{number:.{2 - int(exponent)}f}"
+
+
+def shown(example: Example, token: int, layer: int | None) -> dict[str, str]:
+    """What the panel is to show, from the exact numbers; None is the mean over layers."""
+
+    def value(array: np.ndarray) -> float:
+        array = array[token].astype(np.float64)
+        if layer is not None:
+            return array[layer]
+        numbers = array[~np.isnan(array)] if array.ndim == 1 else array
+        return numbers.mean(axis=0) if len(numbers) else np.nan
+
+    steps = np.arange(1, example.step_weights.shape[-1] + 1)
+    weights, sizes, cosines = (
+        value(array) for array in (example.step_weights, example.step_sizes, example.step_cosines)
+    )
+    return {
+        "nats": three(example.nats[token]),
+        "deep": fixed(value(example.gate_deep)),
+        "wide": fixed(value(example.gate_wide)),
+        "sizeDeep": three(value(example.update_deep)),
+        "sizeWide": three(value(example.update_wide)),
+        "cosine": fixed(value(example.cosine)),
+        "share": fixed(value(example.deep_share)),
+        "loops": three(value((example.step_weights * steps).sum(-1))),
+        "weights": " ".join(f"{k}: {fixed(w)}" for k, w in zip(steps, weights, strict=True)),
+        "updates": [
+            f"{k} {three(size)} {fixed(cosine)}"
+            for k, size, cosine in zip(steps, sizes, cosines, strict=True)
+        ],
+    }
+
+
+WORDS = ("The", " quick", " brown", " fox", "\n", "jumps", " over", " 12", " dogs", ".") * 12
+FIRST = example(NASTY)
+SECOND = dataclasses.replace(example(WORDS, number=3, upos=False), length=4096)
+OTHER = example(WORDS[:40], source="text", number=7)
+FIRST.deep_share[0] = FIRST.nats[0] = FIRST.cosine[0, 1] = np.nan
+FIRST.update_deep[2, 0] = np.inf
+SECOND.deep_share[3] = 0.0  # the ends and the middle of the colours
+SECOND.deep_share[5] = 1.0
+SECOND.deep_share[7] = 0.5
+
+
+FORCED = ("K = 1", "K = 2", "deep only", "wide only", "both open")
+TOLD = detailed(FIRST)
+MORE = detailed(example(WORDS, number=3))
+FURTHER = detailed(OTHER)
+TEXTS = [TOLD, MORE, FURTHER]
+
+
+def other_model(examples, loops=2):
+    """What a model of fewer loops makes of the same texts."""
+    made = []
+    for one in examples:
+        new = detailed(example(one.tokens, one.source, one.number + 50, loops=loops))
+        made.append(dataclasses.replace(new, number=one.number, length=one.length, upos=one.upos))
+    return made
+
+
+ALONE = [model(TEXTS, forced=FORCED)]
+TWO = [model(TEXTS, "k4", FORCED), model(other_model(TEXTS), "k2", FORCED)]
+
+
+def panel(tab) -> dict[str, str]:
+    fields = "list => Object.fromEntries(list.map(e => [e.dataset.field, e.textContent]))"
+    weights = "list => list.map(e => e.textContent).join(' ')"
+    rows = "list => list.map(e => [...e.children].map(cell => cell.textContent).join(' '))"
+    return {
+        **tab.eval_on_selector_all("#panel [data-field]", fields),
+        "weights": tab.eval_on_selector_all(".weights span", weights),
+        "updates": tab.eval_on_selector_all(".updates tbody tr", rows),
+    }
+
+
+def tokens_of(tab, source="gsm8k") -> list[str]:
+    selector = f"[data-source={source}] .token"
+    return tab.eval_on_selector_all(selector, "list => list.map(e => e.textContent)")
+
+
+def token(tab, number: int, source="gsm8k"):
+    return tab.locator(f"[data-source={source}] .token").nth(number)
+
+
+def press(tab, *keys: str) -> None:
+    for key in keys:
+        tab.keyboard.press(key)
+
+
+def place(tab) -> str:
+    return tab.inner_text("#place")
+
+
+def word(id: int) -> str:
+    text = VALUES[id].decode("utf-8", "replace")
+    return text.replace(" ", "␣").replace("\n", "↵") or "∅"
+
+
+def said_rows(one, token: int, row: int) -> list[list[str]]:
+    """What the table is to hold: label, then token and percent of each rank; a mark at flips."""
+    said, shares = one.said[token], one.shares[token]
+    loops = said.shape[1] - 3
+    if row:
+        labels = ["input", *(f"loop {k}" for k in range(1, loops + 1)), "wide", "output"]
+        before = [None, *range(loops), 0, 0]
+        states = [(row - 1, place) for place in range(loops + 3)]
+        previous = [None if b is None else (row - 1, b) for b in before]
+    else:
+        labels = ["input", *(f"layer {n}" for n in LAYERS)]
+        states = [(0, 0), *((layer, loops + 2) for layer in range(len(LAYERS)))]
+        previous = [None, *((layer, 0) for layer in range(len(LAYERS)))]
+    rows = []
+    for label, state, earlier in zip(labels, states, previous, strict=True):
+        flips = earlier is not None and said[state][0] != said[earlier][0]
+        cells = []
+        for rank in range(3):
+            percent = round(float(shares[state][rank]) * 100)
+            mark = "⇄" if flips and rank == 0 else ""
+            cells.append(f"{mark}{word(said[state][rank])}{percent or '<1'} %")
+        rows.append([label, *cells])
+    return rows
+
+
+def table(tab, selector: str, nth=0) -> list[list[str]]:
+    rows = (
+        "e => [...e.querySelectorAll('tbody tr')].map(r => [...r.children].map(c => c.textContent))"
+    )
+    return tab.locator(f"{selector} table").nth(nth).evaluate(rows)
+
+
+def signed(value: float) -> str:
+    if np.isnan(value):
+        return "–"
+    text = f"{value:+.2f}".replace("-", "−")
+    return "0.00" if text in ("+0.00", "−0.00") else text
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.study.routing.pages import (
+from tests.study.routing.conftest import (
     ALONE,
     FIRST,
     FORCED,
@@ -32,7 +32,7 @@ from tests.study.routing.pages import (
     word,
 )  # fmt: skip
 
-pytestmark = pytest.mark.slow  # the smoke tests are in test_browser.py
+pytestmark = pytest.mark.slow  # the smoke tests are in test_page_in_short.py
 
 COLOURS = """list => {
   const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });

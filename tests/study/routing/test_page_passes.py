@@ -26,7 +26,7 @@ from dualpath_cli.text.tokenizer import Tokenizer
 from dualpath_cli.training.data.windows import document_windows
 from tests.model import reference
 from tests.study.conftest import Studied, Study, model_of
-from tests.study.routing.pages import data_of
+from tests.study.routing.conftest import data_of
 from tests.study.routing.test_study import routing, rows_of
 from tests.tiny_run import SEQ_LEN, weights
 

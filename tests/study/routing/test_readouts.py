@@ -1,17 +1,143 @@
-"""What is read of a token: where its sequence is aligned, and what the terminal shows of it."""
+"""Read-outs of tokens: their sums against loops, where sequences are aligned, the terminal."""
 
 import io
+import math
+from itertools import pairwise
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualpath_cli.model.routing import LayerTrace, RoutingTrace
 from dualpath_cli.output.console import plain_console
-from dualpath_cli.study.routing.readouts import READOUTS
+from dualpath_cli.statistics.bootstrap import resample_weights
+from dualpath_cli.study.parts_of_speech import UPOS
+from dualpath_cli.study.routing.readouts import (
+    AFTER,
+    BEFORE,
+    CONTRIBUTION_BINS,
+    CONTRIBUTION_END,
+    GATE_BINS,
+    READOUTS,
+    SHARE_BINS,
+    STEP_READOUTS,
+    RoutingSums,
+    Sums,
+    _bin,
+    columns,
+)
 from dualpath_cli.study.routing.study import MOST_ALIGNED, anchor_positions
 from dualpath_cli.study.routing.terminal import show
+
+LAYERS, LOOPS, EXPERTS, TAKEN = 2, 3, 5, 2
+COLUMN = {name: number for number, name in enumerate(columns(LOOPS))}
+
+
+def batch(seed: int, sequences: int, length: int) -> dict[str, torch.Tensor]:
+    """Random read-outs of sequences, some of whose positions are not text."""
+    draw = np.random.default_rng(seed)
+    values = draw.random((sequences, length, LAYERS, len(READOUTS) + len(STEP_READOUTS) * LOOPS))
+    values[..., :2] = draw.choice(
+        [0.02, 0.4, 0.97], values[..., :2].shape
+    )  # gates, many in corners
+    values[..., 2:4] *= 20
+    text = draw.random((sequences, length)) < 0.8
+    values[~text] = math.nan  # what is no text must not count, whatever it holds
+    chosen = draw.random((sequences, length, LAYERS, EXPERTS)).argsort(-1)[..., :TAKEN]
+    return {
+        "values": torch.from_numpy(values),
+        "chosen": torch.from_numpy(chosen.copy()),
+        "text": torch.from_numpy(text),
+        "weights": torch.from_numpy(np.stack([resample_weights("a", n) for n in range(sequences)])),
+        "tags": torch.from_numpy(draw.integers(-1, len(UPOS), (sequences, length))),
+        "anchors": torch.from_numpy(draw.integers(-1, length, sequences)),
+    }
+
+
+def sums_of(*batches: dict[str, torch.Tensor]) -> Sums:
+    metric = RoutingSums(LAYERS, LOOPS, EXPERTS)
+    for one in batches:
+        metric.update(**one)
+    return metric.compute()
+
+
+def rows_of(whole: dict[str, torch.Tensor], rows: slice) -> dict[str, torch.Tensor]:
+    return {name: tensor[rows] for name, tensor in whole.items()}
+
+
+def test_every_sum_is_that_of_a_loop_over_tokens_and_layers():
+    data = batch(0, sequences=5, length=70)
+    actual = sums_of(data)
+    expected = {name: np.zeros_like(array) for name, array in actual.items()}
+    for s in range(5):
+        weight = data["weights"][s].numpy()
+        for t in range(70):
+            if not data["text"][s, t]:
+                continue
+            expected["tokens"] += weight
+            tag = int(data["tags"][s, t])
+            offset = t - int(data["anchors"][s])
+            near = data["anchors"][s] >= 0 and -BEFORE <= offset <= AFTER
+            if tag >= 0:
+                expected["tag_tokens"][:, tag] += weight
+            if near:
+                expected["aligned_tokens"][:, offset + BEFORE] += weight
+            for layer in range(LAYERS):
+                read = data["values"][s, t, layer].tolist()
+                g_d, g_w, norm_d, norm_w, _, share = read[:6]
+                for name, value in {
+                    **dict(zip(READOUTS, read, strict=False)),
+                    **{
+                        f"{name}_{k + 1}": read[len(READOUTS) + place * LOOPS + k]
+                        for place, name in enumerate(("step", "step_size", "step_cosine"))
+                        for k in range(LOOPS)
+                    },
+                    "gate_difference": abs(g_d - g_w),
+                    "only_deep": g_d > 0.9 and g_w < 0.1,
+                    "only_wide": g_w > 0.9 and g_d < 0.1,
+                    "both_open": g_d > 0.9 and g_w > 0.9,
+                    "both_closed": g_d < 0.1 and g_w < 0.1,
+                }.items():
+                    expected["sums"][:, layer, COLUMN[name]] += weight * value
+                expected["gate_density"][layer, int(g_d * GATE_BINS), int(g_w * GATE_BINS)] += 1
+                deep, wide = (
+                    int(math.log1p(g * norm) * CONTRIBUTION_BINS / CONTRIBUTION_END)
+                    for g, norm in ((g_d, norm_d), (g_w, norm_w))
+                )
+                expected["contribution_density"][layer, deep, wide] += 1
+                if tag >= 0:
+                    expected["tag_sums"][:, tag, layer] += weight * share
+                    expected["tag_shares"][tag, int(share * SHARE_BINS)] += 1
+                for expert in data["chosen"][s, t, layer].tolist():
+                    expected["expert_tokens"][:, layer, expert] += weight
+                    expected["expert_shares"][:, layer, expert] += weight * share
+                    expected["share_squares"][:, layer] += weight * share**2
+                    if tag >= 0:
+                        expected["expert_tags"][:, layer, expert, tag] += weight
+                if near:
+                    expected["aligned_sums"][:, offset + BEFORE, layer] += weight * share
+    for name, array in expected.items():
+        assert array.any(), name
+        np.testing.assert_allclose(actual[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1000), st.lists(st.integers(0, 6), max_size=3), st.randoms())
+def test_batches_and_their_order_do_not_matter(seed, cuts, random):
+    data = batch(seed, sequences=6, length=9)
+    ends = sorted({0, 6, *cuts})
+    batches = [rows_of(data, slice(a, b)) for a, b in pairwise(ends)]
+    random.shuffle(batches)
+    whole, split = sums_of(data), sums_of(*batches)
+    for name, array in whole.items():
+        np.testing.assert_allclose(split[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+def test_what_is_no_number_is_in_the_bins_of_its_side():
+    values = torch.tensor([math.nan, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf])
+    assert _bin(values, 10, 1.0).tolist() == [0, 0, 0, 5, 9, 9, 9]
+
 
 VALUES = [b"<eot>", b"a", b"ab", b"b", b" A", "é".encode()[:1], "é".encode()[1:]]
 windows = st.lists(st.lists(st.integers(1, 6), max_size=8), min_size=1, max_size=4)

@@ -23,7 +23,7 @@ from dualpath_cli.text.documents import Source, read_documents
 from dualpath_cli.training.data.windows import document_windows
 from dualpath_cli.training.parallel import build_model
 from tests.study.conftest import OPEN, Studied, Study, model_of
-from tests.study.routing.pages import data_of
+from tests.study.routing.conftest import data_of
 from tests.tiny_run import SEQ_LEN
 
 FIGURES = {
@@ -195,13 +195,6 @@ def test_another_anchor_is_read_anew_and_one_that_is_nowhere_is_said(
     words = ["--sources", sources_of(texts)[0], "--anchor", "he", "--no_costs"]
     folder = routing(whole.copied(tmp_path), *words)
     assert summary_of(folder)["sources"]["a"]["anchored"] > 0
-
-
-def test_a_model_of_one_layer_has_little_to_tell(trained, by_letter, capsys):
-    run = trained(model={**OPEN["model"], "n_layers": 1, "loops": 1}, run={"gates_every": 0})
-    folder = routing(run, "--tagger", "none", "--max_tokens", "20")
-    assert summary_of(folder)["claims"] == []
-    assert (folder / "index.html").exists()
 
 
 def test_a_few_sequences_have_no_intervals_and_that_is_said(run, tmp_path, by_letter, capsys):

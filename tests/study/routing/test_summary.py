@@ -13,7 +13,7 @@ from dualpath_cli.statistics.bootstrap import RESAMPLES
 from dualpath_cli.study.parts_of_speech import UPOS, measured
 from dualpath_cli.study.routing.readouts import AFTER, BEFORE, READOUTS, SHARE_BINS
 from dualpath_cli.study.routing.summary import Summary, experts_table, tag_box
-from tests.study.routing.test_sums import EXPERTS, LAYERS, LOOPS, batch, sums_of
+from tests.study.routing.test_readouts import EXPERTS, LAYERS, LOOPS, batch, sums_of
 
 RESAMPLED = 11
 TAGS = np.full((RESAMPLED, len(UPOS), 6), np.nan)

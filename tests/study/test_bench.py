@@ -1,0 +1,214 @@
+"""The bench of all studies: one source, two processes, a disk that is full."""
+
+import errno
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dualpath_cli import files
+from dualpath_cli.cli.main import main
+from dualpath_cli.text.tokenizer import Tokenizer
+from dualpath_cli.training.module import DualPathModule
+from tests.processes import run_on_two_ranks
+from tests.study.conftest import OPEN
+from tests.study.routing.test_study import PER_LAYER, rows_of
+from tests.tiny_run import SEQ_LEN
+
+
+def test_three_commands_give_one_loss_and_routing_a_row_for_every_text_token(
+    run, texts, tmp_path, monkeypatch
+):
+    paths = {"text": str(texts / "val.jsonl"), "packed": str(texts / "train")}
+    validated: dict[str, dict[str, float]] = {}
+    publish = DualPathModule.on_validation_epoch_end
+
+    def published(module: DualPathModule) -> None:
+        publish(module)
+        validated.update(module.val_results)
+
+    monkeypatch.setattr(DualPathModule, "on_validation_epoch_end", published)
+    words = ["--ckpt_path", str(run), "--data.val_tokens", "100"]
+    assert main(["validate", *words, "--data.val", json.dumps(paths)]) == 0
+    words += ["--sources", *(f"{name}={path}" for name, path in paths.items())]
+    words += ["--out", str(tmp_path)]
+    assert main(["ablate", *words, "--loops", "3"]) == 0
+    assert main(["routing", *words, "--tagger", "none", "--no_costs", "--sequences", "1"]) == 0
+    ablated = json.loads((tmp_path / "ablations.json").read_text())
+    routed = json.loads((tmp_path / "summary.json").read_text())["sources"]
+    tokenizer = Tokenizer.load(run / "tokenizer.json")
+    n_bytes, rows = tokenizer.token_bytes(), rows_of(tmp_path)
+    assert tokenizer.eot_id not in rows["token_id"]
+    for name, expected in validated.items():
+        (learned,) = [
+            row for row in ablated["rows"]
+            if (row["source"], row["intervention"]) == (name, "learned")
+        ]  # fmt: skip
+        assert learned["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+        assert routed[name]["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+        bits_per_byte = expected["bits_per_byte"]
+        assert routed[name]["bits_per_byte"] == pytest.approx(bits_per_byte, rel=1e-6)
+        ids, nats, sequences = (
+            rows[column][rows["source"] == name] for column in ("token_id", "nats", "sequence")
+        )
+        text_bytes = sum(n_bytes[id] for id in ids.tolist())
+        assert nats.sum() / (math.log(2) * text_bytes) == pytest.approx(bits_per_byte, rel=1e-5)
+        scored = ablated["sources"][name]["tokens"]
+        assert routed[name]["tokens"] == len(ids)
+        lengths = np.bincount(sequences)
+        if name == "text":
+            assert len(ids) == scored == 100
+            assert nats.sum() / scored == pytest.approx(expected["loss"], rel=1e-5)
+        else:  # end-of-text within a block is scored, but is context alone; so is the first token
+            assert scored / 2 < len(ids) < scored == 96
+            assert lengths.min() < lengths.max() == SEQ_LEN
+
+
+def by_one_and_two(
+    command: str, run: Path, words: list[str], strategy: str, out: Path
+) -> list[Path]:
+    """The folders of a study by one process and by two; each window is a batch of its own."""
+    folders = [out / "one", out / "two"]
+    words = [command, "--ckpt_path", str(run), "--run.micro_batch", "1", *words, "--out"]
+    assert main([*words, str(folders[0])]) == 0
+    run_on_two_ranks([*words, str(folders[1]), "--trainer.strategy", strategy], out)
+    return folders
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_score_what_one_scores(strategy, run, tmp_path):
+    # An odd number of windows: one process scores a batch of padding.
+    suites = ["--suite", "paper", "halting", "skip", "kv-slots"]
+    words = [*suites, "--loops", "1,2,3", "--max_tokens", "130"]
+    folders = by_one_and_two("ablate", run, words, strategy, tmp_path)
+    one, two = (json.loads((folder / "ablations.json").read_text()) for folder in folders)
+    assert (one["devices"], two["devices"]) == (1, 2)
+    assert one["sources"] == two["sources"]
+    assert one["sources"]["held_out"]["sequences"] % 2 == 1
+    assert len(one["rows"]) == len(two["rows"]) == 9 + 8 + 6 + 2
+    for expected, row in zip(one["rows"], two["rows"], strict=True):
+        assert row["intervention"] == expected["intervention"]
+        for key in ("loss", "difference", "low", "high", "expected_loops", "loops_run", "passes"):
+            assert row[key] == pytest.approx(expected[key], abs=1e-6), (row["intervention"], key)
+    assert len({round(row["loss"], 5) for row in one["rows"]}) > 8
+    # Each pass is kept once, and found again by the same command.
+    kept = list((folders[1] / "scores").iterdir())
+    assert len(kept) == len(two["rows"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_read_what_one_reads(strategy, trained, tmp_path):
+    model = {**OPEN["model"], "max_seq_len": 128}
+    run = trained(model=model, optim=OPEN["optim"], run={"batch_tokens": 256, "max_tokens": 768})
+    # One process reads a batch of padding, and one a longer window than the other.
+    text = tmp_path / "text.jsonl"
+    # As many documents as an interval takes, one window each.
+    words = ("hell the " * n for n in (20, 4, 2, *[1] * 8))
+    text.write_text("".join(json.dumps({"text": line}) + "\n" for line in words))
+    words = ["--sources", str(text), "--tagger", "none", "--beside_loops", "2"]
+    one, two = by_one_and_two("routing", run, words, strategy, tmp_path)
+    expected, read = rows_of(one), rows_of(two)
+    assert np.bincount(expected["sequence"]).tolist() == [100, 20, 10, *[5] * 8]
+    for name in ("source", "sequence", "position", "token"):
+        assert (expected[name] == read[name]).all(), name
+    for name in ("nats", *PER_LAYER, "step_weights"):
+        np.testing.assert_allclose(read[name], expected[name], atol=2e-6, rtol=1e-5, err_msg=name)
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, two)]
+    assert [summary["devices"] for summary in summaries] == [1, 2]
+    sources = [summary["sources"]["text"] for summary in summaries]
+    assert sources[0]["sequences"] == sources[1]["sequences"]
+    assert sources[0]["sequences"] % 2 == 1
+    assert sources[1]["loss"] == pytest.approx(sources[0]["loss"], abs=1e-6)
+    nulls = [summary["untrained"]["text"] for summary in summaries]
+    for one_read, two_read in (sources, nulls):
+        for name, estimate in one_read["layers"].items():
+            # A loop's first update has none before it, to which it would have a cosine.
+            assert (None in estimate["low"]) == (name == "step_cosine_1"), name
+            for end in ("mean", "low", "high"):
+                assert two_read["layers"][name][end] == pytest.approx(estimate[end], abs=1e-5), name
+    # What the page has, sequence by sequence, whichever rank read it.
+    pages = [np.load(folder / "page" / "text.npz") for folder in (one, two)]
+    assert pages[0]["counts"].tolist() == [100, 20, 10, *[5] * 8]
+    assert set(pages[0]) == set(pages[1]) > {"said", "costs", "beside_said"}
+    for name in set(pages[0]) - {"forced", "said", "beside_said"}:
+        np.testing.assert_allclose(pages[1][name], pages[0][name], atol=1e-5, rtol=1e-4)
+    # The untrained model is not the trained one, whose sharded weights it took the place of.
+    shares = [read["layers"]["gate_deep"]["mean"] for read in (sources[1], nulls[1])]
+    assert np.abs(np.subtract(*shares)).max() > 0.01
+
+
+class Disk:
+    """Has room for so many more whole files."""
+
+    def __init__(self, room: float, number: int) -> None:
+        self.room, self.number = room, number
+
+    def sync(self, path: Path) -> None:
+        self.room -= 1
+        if self.room < 0:
+            raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """Where a file's bytes go when it is synced, which is when a full disk says so."""
+    disk = Disk(float("inf"), errno.ENOSPC)
+    monkeypatch.setattr(files, "sync", disk.sync)
+    return disk
+
+
+PASSES = {"ablate": "scores", "routing": "passes"}
+WORDS = {
+    "ablate": ["--loops", "1-2"],
+    "routing": ["--tagger", "none", "--no_costs", "--sequences", "1"],
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "way_out"),
+    [
+        ("ablate", errno.ENOSPC, "free some space"),
+        ("routing", errno.EROFS, "choose a folder that can be written"),
+    ],
+)
+def test_a_study_on_a_full_disk_ends_in_one_line_and_goes_on_with_what_it_kept(
+    command, number, way_out, studied, tmp_path, disk, capsys
+):
+    run = studied(command, *WORDS[command]).copied(tmp_path)
+    words = [command, "--ckpt_path", str(run), *WORDS[command]]
+    passes = list(run.glob(f"*/step-*/{PASSES[command]}/*.npz"))
+    for path in passes:
+        path.unlink()
+    disk.room, disk.number = 2, number
+    capsys.readouterr()
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"dualpath {command}: error: '{run}")
+    assert os.strerror(number) in said
+    assert way_out in said
+    assert said.count("\n") == 1
+    assert not list(run.rglob(f"*{files.PARTIAL}"))
+    kept = {path: path.stat().st_mtime_ns for path in passes if path.exists()}
+    assert 0 < len(kept) < len(passes)
+    disk.room = float("inf")
+    assert main(words) == 0
+    assert all(path.exists() for path in passes)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+@pytest.mark.parametrize("command", ["ablate", "routing"])
+@pytest.mark.parametrize(
+    "room", [0, pytest.param(3, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)]
+)
+def test_a_report_that_finds_no_room_is_one_line(command, room, run, disk, capsys):
+    disk.room = room
+    capsys.readouterr()
+    code = main([command, "--ckpt_path", str(run), *WORDS[command]])
+    said = capsys.readouterr().err
+    assert (code, said.count("\n")) == (1, 1)
+    assert "No space left on device; free some space" in said
