@@ -10,15 +10,7 @@ from dualpath_cli.decoding.cache import Cache
 from dualpath_cli.decoding.decoding_pass import forward
 from dualpath_cli.model import DualPathLM, Intervention
 from tests.model.reference import difference, random_tokens
-from tests.model.small_models import (
-    ALL_KINDS,
-    OUTPUTS,
-    SHOWS,
-    TOKENS,
-    UNEVEN,
-    small,
-    with_weights,
-)
+from tests.model.small_models import ALL_KINDS, OUTPUTS, SHOWS, TOKENS, UNEVEN, small, with_weights
 
 LENGTHS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 """Numbers of tokens that come together; all ones is token by token."""
@@ -98,7 +90,9 @@ def test_padding_changes_no_other_token(config, masks, chunks, static, seed):
 
 
 @pytest.mark.parametrize(
-    "intervention", [Intervention(gates="shuffled"), Intervention(halting=0.2)], ids=lambda i: i.name
+    "intervention",
+    [Intervention(gates="shuffled"), Intervention(halting=0.2)],
+    ids=lambda i: i.name,
 )
 def test_interventions_leave_padding_out(intervention):
     model = with_weights(small())
