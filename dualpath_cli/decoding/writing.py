@@ -105,8 +105,6 @@ or it fills the model's window."""
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits at which a text ends."""
-
     max_new_tokens: int
     window: int  # positions that a model reads at most, the prompt's included
     eot_id: int | None  # end-of-text; None where it is an id like any other
@@ -246,8 +244,6 @@ DRAFT = Intervention(loops=1)
 
 @dataclass
 class Drafts:
-    """Counts of drafted ids."""
-
     ids: int = 0
     accepted: int = 0
 
@@ -266,50 +262,36 @@ def write_on_drafts(
 
     `drafts` counts them. The decoder has begun, and has `DRAFT` for its drafts.
     """
-    text, stream = list(prompt), TextStream(token_values, limits.stops)
-    end = None
-    while end is None:
+    text, stream, end = list(prompt), TextStream(token_values, limits.stops), None
+    if len(text) > 1:
+        decoder.logits(torch.tensor([text[:-1]]), last=1)
+    while end is None:  # of the text all but the last id is read
+        read = len(text) - 1
         # A draft and the id after it must not go beyond the last id that may be written.
         left = min(limits.max_new_tokens - (len(text) - len(prompt)), limits.window + 1 - len(text))
-        for id in _draw_some(decoder, text, sampler, generator, min(length, left - 1), drafts):
+        drafted: list[int] = []
+        q_NV: list[torch.Tensor] = []  # probabilities (V,) that each was drawn from
+        # With nothing read, there is nothing to come back to.
+        for _ in range(min(length, left - 1) if read else 0):
+            so_far = [*text, *drafted]
+            logits_1V = decoder.logits(torch.tensor([so_far[-1:]]), drafting=True)[:, -1]
+            q_1V = sampler.probabilities(logits_1V, [so_far])
+            drafted.append(int(sampler.draw(q_1V, [generator])))
+            q_NV.append(q_1V[0])
+        decoder.rewind(read)
+        logits_NV = decoder.logits(torch.tensor([[text[-1], *drafted]]))[0]
+        texts = [[*text, *drafted[:count]] for count in range(len(drafted) + 1)]
+        p_NV = sampler.probabilities(logits_NV, texts)
+        kept, drawn = verified(drafted, q_NV, p_NV, sampler, generator)
+        drafts.ids += len(drafted)
+        drafts.accepted += kept
+        decoder.rewind(read + 1 + kept)
+        for id in [*drafted[:kept], drawn]:
             text.append(id)
             piece, end = step(stream, id, len(text) - len(prompt), len(text) - 1, limits)
             yield Piece(0, id, piece, end)
             if end is not None:
                 break
-
-
-def _draw_some(
-    decoder: Decoder,
-    text: Sequence[int],
-    sampler: Sampler,
-    generator: torch.Generator,
-    length: int,
-    drafts: Drafts,
-) -> list[int]:
-    """Draws from one to `length` + 1 ids that follow a text, of which some are drafted.
-
-    Of the text the decoder has read all but the last id, or nothing.
-    """
-    if decoder.length == 0 and len(text) > 1:
-        decoder.logits(torch.tensor([text[:-1]]), last=1)
-    read = len(text) - 1
-    drafted: list[int] = []
-    q_NV: list[torch.Tensor] = []  # probabilities (V,) that each was drawn from
-    for _ in range(length if read else 0):  # with nothing read, there is nothing to come back to
-        ids = torch.tensor([[[*text, *drafted][-1]]])
-        q_1V = sampler.probabilities(decoder.logits(ids, drafting=True)[:, -1], [[*text, *drafted]])
-        drafted.append(int(sampler.draw(q_1V, [generator])))
-        q_NV.append(q_1V[0])
-    decoder.rewind(read)
-    logits_NV = decoder.logits(torch.tensor([[text[-1], *drafted]]))[0]
-    texts = [[*text, *drafted[:count]] for count in range(len(drafted) + 1)]
-    p_NV = sampler.probabilities(logits_NV, texts)
-    kept, drawn = verified(drafted, q_NV, p_NV, sampler, generator)
-    drafts.ids += len(drafted)
-    drafts.accepted += kept
-    decoder.rewind(read + 1 + kept)
-    return [*drafted[:kept], drawn]
 
 
 def verified(

@@ -11,7 +11,6 @@ from dualpath_cli.training.state.weights import load_weights
 
 
 def device_of(name: str) -> torch.device:
-    """The device that a name means. Raises UserError for one that is not there."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     device = torch.device("cuda:0" if name == "cuda" else name)
@@ -27,7 +26,6 @@ def autocast_of(precision: str) -> torch.dtype | None:
 
 
 def load_model(trained: Trained, device: torch.device) -> DualPathLM:
-    """The model of a run's checkpoint, for inference."""
     model = empty_model(trained.settings.model)
     load_weights(model, trained.run.checkpoint)
     return model.to(device).eval().requires_grad_(False)

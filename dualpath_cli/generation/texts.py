@@ -23,8 +23,6 @@ from dualpath_cli.text.tokenizer import Tokenizer
 
 @dataclass
 class Text:
-    """A text after a prompt."""
-
     prompt: Prompt
     ids: list[int]  # those of the prompt, end-of-text before them
     number: int  # of its prompt, from 1

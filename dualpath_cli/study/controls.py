@@ -56,7 +56,6 @@ class Match:
 
     @classmethod
     def mean(cls, several: "list[Match]") -> "Match":
-        """The mean over several draws."""
         names = [field.name for field in fields(cls)]
         return cls(*(float(np.mean([getattr(one, name) for one in several])) for name in names))
 

@@ -44,8 +44,6 @@ RANDOM = "random-as-"
 
 @dataclass(frozen=True)
 class TokenClass:
-    """Tokens by part of speech."""
-
     name: str
     upos: tuple[str, ...]
     forced: bool = False  # whether ablate forces them to each path unless told otherwise

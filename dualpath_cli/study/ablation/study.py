@@ -49,8 +49,6 @@ from dualpath_cli.training.module import DualPathModule
 
 @dataclass
 class Scoring(Pass):
-    """One source under one intervention."""
-
     row: Row
     masks: Masks | None = None  # which input tokens of each window are overridden; None: all
     match: Match | None = None  # how closely tokens drawn at random match their class
@@ -123,7 +121,6 @@ def _passes(trace: RoutingTrace, scored: torch.Tensor) -> torch.Tensor:
 
 
 def run(session: Session) -> None:
-    """Scores a checkpoint under the suites asked for; prints and writes tables and figures."""
     options, model = session.launch.options, session.launch.settings.model
     rows, skipped = applicable(options.selection.rows(model), model)
     for reason in dict.fromkeys(skipped.values()):

@@ -42,6 +42,10 @@ STEP_DEFINITION = (
 """The caption of tables of steps."""
 
 
+def gated_layers(config: ModelConfig) -> tuple[int, ...]:
+    return tuple(n for n, kind in enumerate(config.block_kinds) if kind == "dual")
+
+
 def most_steps(config: ModelConfig) -> int:
     """The largest K of the layers with gates."""
     return max(layer.loops for layer in config.layers if layer.block == "dual")

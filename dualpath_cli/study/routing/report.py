@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from dualpath_cli.cli.launch import Launch
-from dualpath_cli.config import ModelConfig, by_layer
+from dualpath_cli.config import by_layer
 from dualpath_cli.files import format_csv, write_texts
 from dualpath_cli.output.figures import save
 from dualpath_cli.output.table import Column, Table, show, with_interval
@@ -25,6 +25,7 @@ from dualpath_cli.study.routing.readouts import (
     DEFINITION,
     STEP_DEFINITION,
     Sums,
+    gated_layers,
     most_steps,
     two_digits,
 )
@@ -112,12 +113,7 @@ def write(
         console.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
 
 
-def gated_layers(model: ModelConfig) -> tuple[int, ...]:
-    return tuple(n for n, kind in enumerate(model.block_kinds) if kind == "dual")
-
-
 def write_page(launch: Launch, sources: Sequence[str], terms: Sequence[tuple[str, str]]) -> Path:
-    """Writes the page of the sources in the folder; returns its path."""
     options, model = launch.options, launch.settings.model
     title = f"{'/'.join(launch.run_folder.resolve().parts[-2:])}, step {launch.step:,}"
     names = (f"K = {by_layer(model.loops)}, as trained", f"K = {options.beside_loops}, forced")

@@ -42,6 +42,7 @@ from dualpath_cli.study.routing.readouts import (
     dual_layers,
     experts_by_layer,
     experts_of,
+    gated_layers,
     is_text,
     most_steps,
 )
@@ -186,8 +187,7 @@ PASSES = "passes"
 
 
 def run(session: Session) -> None:
-    """Reads a run's checkpoint on every source; prints the tables and writes everything."""
-    options, kinds = session.launch.options, session.launch.settings.model.block_kinds
+    options = session.launch.options
     tagger = None if options.pipeline is None else Tagger(options.pipeline)
     study = RoutingStudy(session, tagger)
     module = bench.run(study, session)
@@ -197,10 +197,8 @@ def run(session: Session) -> None:
         anchored = int((reading.anchors >= 0).sum())
         keys = {"key": reading.path.stem, "untrained_key": untrained.path.stem}
         module.sources[source] |= {"anchored": anchored, **keys}
-    table_facts = {
-        "checkpoint": module.facts["checkpoint"]["sha256"],
-        "layers": json.dumps([n for n, kind in enumerate(kinds) if kind == "dual"]),
-    }
+    layers = json.dumps(gated_layers(session.launch.settings.model))
+    table_facts = {"checkpoint": module.facts["checkpoint"]["sha256"], "layers": layers}
     for source, passes in study.page_passes.items():
         write_details(options.folder, source, study.shown[source], passes)
     readings = {source: study.readings[source] for source in module.sources}

@@ -29,6 +29,7 @@ from dualpath_cli.study.routing.readouts import (
     by_name,
     dual_layers,
     experts_of,
+    gated_layers,
     most_steps,
     two_digits,
 )
@@ -122,7 +123,7 @@ def write_page(launch: Launch, text: str, model: DualPathLM, tokenizer: Tokenize
             pass_.begin(module, files)
             pass_.step(tokens, targets, [0])
             pass_.arrays = pass_.end()
-    ids, layers = windows[0][1:], report.gated_layers(config)
+    ids, layers = windows[0][1:], gated_layers(config)
     read = (dual_layers(trace), *experts_of(trace))
     values = [array[0, 1 : 1 + len(ids)].numpy() for array in read]
     out.mkdir(parents=True, exist_ok=True)

@@ -35,6 +35,7 @@ from dualpath_cli.study.routing.readouts import (
     dual_layers,
     experts_by_layer,
     experts_of,
+    gated_layers,
     is_text,
     most_steps,
 )
@@ -51,31 +52,6 @@ GATES = {(1.0, 0.0): "deep only", (0.0, 1.0): "wide only", (1.0, 1.0): "both ope
 """(g_d, g_w) that are forced, and what the page calls them."""
 
 
-def first_tokens(windows: Windows, numbers: Sequence[int], tokens: int, ranks: int) -> Windows:
-    """The windows of some sequences of a source, in their order, cut to first tokens.
-
-    One more token is kept: what really came after the last one. `numbers` count from 0.
-    """
-    by_number = dict(zip(windows.numbers, windows.windows, strict=False))  # fillers have none
-    return Windows((by_number[number][: tokens + 2] for number in numbers), multiple_of=ranks)
-
-
-def forced(config: ModelConfig) -> list[list[Intervention]]:
-    """What is forced: in all layers, then in each layer with gates alone, a list each.
-
-    Every list has fewer loops than any layer was trained with, then constant gates.
-    """
-    places = [None, *((n,) for n, kind in enumerate(config.block_kinds) if kind == "dual")]
-    least = min(layer.loops for layer in config.layers if layer.block != "wide")
-    return [
-        [
-            *(Intervention(loops=count, layers=layers) for count in range(1, least)),
-            *(Intervention(gates=gates, layers=layers) for gates in GATES),
-        ]
-        for layers in places
-    ]
-
-
 def page_passes(
     source: str,
     windows: Windows,
@@ -90,11 +66,22 @@ def page_passes(
 
     `shown` are their numbers, `of_all` is how many sequences all sources have on it.
     """
-    changes = [row for rows in forced(config) for row in rows] if not options.no_costs else []
+    # In all layers, then in each with gates: fewer loops than any was trained with, then gates.
+    least = min(layer.loops for layer in config.layers if layer.block != "wide")
+    changes = [] if options.no_costs else [
+        change
+        for layers in (None, *((n,) for n in gated_layers(config)))
+        for change in (
+            *(Intervention(loops=count, layers=layers) for count in range(1, least)),
+            *(Intervention(gates=gates, layers=layers) for gates in GATES),
+        )
+    ]  # fmt: skip
     beside = [] if options.beside_loops is None else [Intervention(loops=options.beside_loops)]
     loops = [most_steps(config), *(change.loops or 0 for change in beside)]
     room = likely_tokens(of_all, config.block_kinds.count("dual"), loops, len(changes))
-    first = first_tokens(windows, shown, room, ranks)
+    # One more token is kept: what really came after the last one. Fillers have no number.
+    by_number = dict(zip(windows.numbers, windows.windows, strict=False))
+    first = Windows((by_number[number][: room + 2] for number in shown), multiple_of=ranks)
     return [
         Lens(source, first, room, vocabulary=vocabulary),
         *(Lens(source, first, room, change, vocabulary=vocabulary) for change in beside),
@@ -106,7 +93,7 @@ def page_passes(
 class PagePass(Pass):
     """First tokens of some sequences of a source, under an intervention."""
 
-    tokens: int  # the most that are read of a sequence; `first_tokens` has one more
+    tokens: int  # the most that are read of a sequence; `windows` have one more
     intervention: Intervention | None = None
 
     last_is_input = True
@@ -146,7 +133,7 @@ class PagePass(Pass):
     def end(self) -> Arrays:
         """Returns the rows of all tokens, sequence by sequence, and `counts`, those of each.
 
-        Sequences are in the order in which they were given to `first_tokens`.
+        Sequences are in the order in which `page_passes` was given them.
         """
         found = {place: a for part in from_all_ranks(self._found) for place, a in part.items()}
         order = np.argsort(self.windows.numbers)  # from longest first to the order that was given
