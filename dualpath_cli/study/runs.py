@@ -30,7 +30,6 @@ from dualpath_cli.study.parts_of_speech import PAPER
 from dualpath_cli.study.passes import read_arrays
 from dualpath_cli.study.routing import figures
 from dualpath_cli.study.routing.claims import (
-    Claim,
     as_row,
     claim_table,
     decided,
@@ -183,7 +182,12 @@ def routings(folders: Sequence[Path], out: Path, console: Console) -> list[Path]
         for key in ("key", "untrained_key")
     )
     rows = [{"run": name, **row} for name, report in runs.items() for row in report["claims"]]
-    profiles = _profiles(lines, untrained)
+    profiles = []  # whether runs of the same layers share one, for each pair of them
+    for pair in combinations(lines, 2):
+        trained, nulls = ([of[name] for name in pair] for of in (lines, untrained))
+        if trained[0].layers == trained[1].layers:
+            profiles += same_profile(", ".join(pair), trained, nulls)
+    profiles = decided(profiles)
     rows += [{"run": claim.source, **as_row(claim)} for claim in profiles]
     if profiles:
         show(console, claim_table(profiles))
@@ -220,16 +224,6 @@ def routings(folders: Sequence[Path], out: Path, console: Console) -> list[Path]
         PAGE: _several(pages, runs_table(by_claim, names, sortable=True), both, drawings),
     }
     return [*save(out, drawings), *both, *write_texts(out, texts)]
-
-
-def _profiles(lines: dict[str, Summary], untrained: dict[str, Summary]) -> list[Claim]:
-    """Whether runs of the same layers share a profile, for each pair of them."""
-    statements = []
-    for pair in combinations(lines, 2):
-        both, nulls = ([of[name] for name in pair] for of in (lines, untrained))
-        if both[0].layers == both[1].layers:
-            statements += same_profile(", ".join(pair), both, nulls)
-    return decided(statements)
 
 
 def _average(folder: Path, report: Record, key: str) -> Summary:

@@ -21,7 +21,7 @@ from dualpath_cli.generation.request import Prompt, ids_of, read_prompts
 from dualpath_cli.recipe.recipes import merge
 from tests.conftest import OutputOf
 from tests.small_tokenizer import tokenizer_with
-from tests.study.conftest import OPEN, model_of
+from tests.study.conftest import OPEN
 from tests.tiny_run import Fit
 
 LONG: dict[str, Any] = {
@@ -116,15 +116,6 @@ def test_a_text_ends_before_a_stop(rows):
     stop = whole["text"][5:7]
     (row,) = rows(*words, "--stop", stop, "\0never")
     assert (row["text"], row["end"]) == (whole["text"][: whole["text"].find(stop)], "stop")
-
-
-def test_a_long_prompt_loses_its_beginning_where_that_is_asked_for(run, rows):
-    words = ["--prompt", "well " * 50 + "tell", "--max_new_tokens", "9", "--greedy"]
-    assert main(["generate", "--ckpt_path", str(run), *words]) == 2
-    (row,) = rows(*words, "--truncate")
-    _, tokenizer = model_of(run)
-    cut = tokenizer.decode(tokenizer.encode(words[1])[-(64 - 9) :])
-    assert row["text"] == rows("--prompt", cut, *words[2:])[0]["text"]
 
 
 def test_overrides_and_precision_are_those_of_the_model(rows):
@@ -245,12 +236,8 @@ def ids(text: str, truncate: bool, window: int = 8, most_new: int = 5) -> list[i
     return ids_of([Prompt(text, "it")], TOKENIZER, window, most_new, truncate)[0]
 
 
-def test_end_of_text_stands_before_every_prompt():
-    assert ids("", truncate=False) == [EOT]
-    assert ids("ab", truncate=False) == [EOT, *TOKENIZER.encode("ab")]
-
-
 def test_a_prompt_fills_the_window_or_leaves_room_for_all_new_tokens():
+    assert ids("", truncate=False) == [EOT]
     assert ids("abcdefg", truncate=False) == [EOT, *TOKENIZER.encode("abcdefg")]
     with pytest.raises(UserError, match="it has 8 tokens, the model's window has room for 7"):
         ids("abcdefgh", truncate=False)
