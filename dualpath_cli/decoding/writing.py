@@ -94,10 +94,6 @@ class Sampler:
         return logits_BI
 
 
-NextLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Maps new ids (B, T), and which of them are not padding (B, T), to the logits of the id after the
-last, (B, V). It remembers earlier ids."""
-
 End = Literal["eot", "stop", "length", "window"]
 """Why a text ended: the model wrote end-of-text, or a stop; it has as many ids as were asked for;
 or it fills the model's window."""
@@ -171,7 +167,7 @@ def _begun(text: str, stop: str) -> int:
 
 
 def write_on(
-    next_logits: NextLogits,
+    next_logits: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     prompts: Sequence[Sequence[int]],
     sampler: Sampler,
     generators: Sequence[torch.Generator],
@@ -181,9 +177,10 @@ def write_on(
 ) -> Iterator[Piece]:
     """Yields a piece for each new id of each text; each prompt has an id, and fits the window.
 
-    There is one generator a text; prompts beyond them only fill the batch up. Once half of a batch
-    has ended, `select` is called with the places of those that go on; without it, texts that have
-    ended stay in the batch.
+    `next_logits` maps new ids (B, T), and which of them are not padding (B, T), to the logits of
+    the id after the last, (B, V); it remembers earlier ids. There is one generator a text; prompts
+    beyond them only fill the batch up. Once half of a batch has ended, `select` is called with the
+    places of those that go on; without it, texts that have ended stay in the batch.
     """
     texts = [list(ids) for ids in prompts]
     streams = [TextStream(token_values, limits.stops) for _ in prompts]

@@ -219,8 +219,7 @@ def _line(
 
 def _layer_axis(ax: Axes, layers: tuple[int, ...], title: str) -> None:
     plain(ax)
-    step = 1 if len(layers) <= 8 else 2
-    ax.set(xlabel="layer", xticks=layers[::step])
+    ax.set(xlabel="layer", xticks=layers[:: 1 if len(layers) <= 8 else 2])
     ax.set_title(title, fontsize=9)
 
 
@@ -385,11 +384,10 @@ def boxes(sums: Mapping[str, Sums], average: Summary) -> Figure | None:
         shares[enough] += (source["tag_shares"] / tokens.clip(1)[:, None])[enough]
     quantiles = [(tag_box(shares[tag]), UPOS[tag]) for tag in tags]
     quantiles.sort(key=lambda pair: pair[0]["med"])
-    labelled = [{**box, "label": tag} for box, tag in quantiles]
     figure, axes = panels(4.2, 0.2 * len(tags) + 0.8)
     ax = axes[0, 0]
-    drawn = ax.bxp(labelled, orientation="horizontal", showfliers=False, patch_artist=True,
-                   widths=0.6)  # fmt: skip
+    drawn = ax.bxp([{**box, "label": tag} for box, tag in quantiles], orientation="horizontal",
+                   showfliers=False, patch_artist=True, widths=0.6)  # fmt: skip
     for patch, (box, _) in zip(drawn["boxes"], quantiles, strict=True):
         patch.set(facecolor=DEEP if box["med"] > 0.5 else WIDE, alpha=0.55, linewidth=0.6)
     for kind in ("medians", "whiskers", "caps"):
